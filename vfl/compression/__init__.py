@@ -1,0 +1,36 @@
+"""Codecs: how a cut and its gradient become bytes.
+
+>>> make("topk:k=3,values=8").formula_ratio(width=128) < 0.03
+True
+
+To add a codec: one file with a subclass of `Codec`, one line below (or, from another package, an
+entry point in the group ``vfl.codecs``), and the contract tests of `vfl.testing`.
+"""
+
+from __future__ import annotations
+
+from vfl.compression.base import INFERENCE, Codec, Decoded, Encoded, Moment
+from vfl.registry import Registry
+
+CODECS: Registry[Codec] = Registry(
+    kind="codec",
+    contract=Codec,  # type: ignore[type-abstract]
+    members={
+        "none": "vfl.compression.none:Uncompressed",
+        "topk": "vfl.compression.topk:TopK",
+        "randtopk": "vfl.compression.randtopk:RandTopK",
+    },
+    group="vfl.codecs",
+)
+
+
+def make(spec: str) -> Codec:
+    """The codec a spec names, such as ``randtopk:k=4,alpha=0.1,values=8``.
+
+    Raises:
+        SpecError: an unknown name or option, with the nearest known one.
+    """
+    return CODECS.make(spec)
+
+
+__all__ = ["CODECS", "INFERENCE", "Codec", "Decoded", "Encoded", "Moment", "make"]

@@ -1,0 +1,167 @@
+"""The codec contract: a cut becomes a payload and comes back, and so does its gradient.
+
+One codec object serves one party at one end of a link. Both ends build it from the same spec.
+The width of the cut is agreed in the handshake and the rows of a payload follow from the step,
+so no size that is allocated is ever read from a payload.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vfl.frame import Payload
+from vfl.seeds import Secret
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a cut travels, and whose private draws it may use.
+
+    Attributes:
+        step: number of the exchange.
+        training: False for evaluation and prediction, where nothing is random.
+        secret: the encoding party's secret; None at the decoding end and at inference.
+    """
+
+    step: int = 0
+    training: bool = False
+    secret: Secret | None = field(default=None, repr=False)
+
+
+INFERENCE = Moment()
+
+
+class Encoded(NamedTuple):
+    """A payload and what its maker must keep until the gradient comes (None: nothing)."""
+
+    payload: Payload
+    saved: Any
+
+
+class Decoded(NamedTuple):
+    """A cut and what its reader must keep to encode the gradient (None: nothing)."""
+
+    cut: Tensor
+    saved: Any
+
+
+class Codec(ABC):
+    """How one party's cut and gradient travel.
+
+    A member implements `encode`, `decode`, `encode_grad`, `decode_grad` and `formula_ratio`.
+    The remaining methods have defaults that mean "this codec has none of it".
+    Hyper-parameters are the arguments of the constructor and are never changed afterwards.
+    """
+
+    def check(self, width: int) -> None:
+        """Refuse a width this codec cannot carry.
+
+        Raises:
+            WidthError: with the widths or options that would fit.
+        """
+
+    @abstractmethod
+    def encode(self, cut: Tensor, moment: Moment = INFERENCE) -> Encoded:
+        """Payload of a cut.
+
+        Args:
+            cut: float32, axes (rows, width), finite, detached; never modified.
+            moment: step, phase and private draws. The same cut and moment give the same bytes.
+        """
+
+    @abstractmethod
+    def decode(
+        self, payload: Payload, rows: int, width: int, moment: Moment = INFERENCE
+    ) -> Decoded:
+        """The cut a payload stands for: float32, axes (rows, width), writable memory.
+
+        Raises:
+            FrameError: any payload that `encode` could not have made for this shape.
+        """
+
+    @abstractmethod
+    def encode_grad(self, grad: Tensor, saved: Any, moment: Moment = INFERENCE) -> Payload:
+        """Payload of the gradient of a decoded cut; `saved` is what `decode` returned."""
+
+    @abstractmethod
+    def decode_grad(
+        self, payload: Payload, saved: Any, rows: int, width: int, moment: Moment = INFERENCE
+    ) -> Tensor:
+        """The gradient for the cut that was encoded; `saved` is what `encode` returned.
+
+        Raises:
+            FrameError: any payload that `encode_grad` could not have made.
+        """
+
+    @abstractmethod
+    def formula_ratio(self, width: int) -> float:
+        """Size of a cut divided by dense fp32, as the literature counts it (no header)."""
+
+    def payload_limit(self, rows: int, width: int) -> int:
+        """Largest payload in bytes either direction can need for this shape."""
+        return 4 * rows * width + 64
+
+    def simulate(
+        self, cut: Tensor, moment: Moment = INFERENCE, grad_moment: Moment | None = None
+    ) -> Tensor:
+        """The wire path as one differentiable function, bit-equal to it in value and gradient.
+
+        Args:
+            cut: axes (rows, width); may require a gradient.
+            moment: what `encode` is given.
+            grad_moment: what `encode_grad` is given; the other end's secret lives in it.
+        """
+        simulated: Tensor = _WirePath.apply(cut, self, moment, grad_moment or moment)  # type: ignore[no-untyped-call]
+        return simulated
+
+    # What a codec may own beyond bytes. A module's parameters train with its side's optimiser.
+
+    def wire_width(self, width: int) -> int:
+        """Width of what `encode` gets after `client_module`, for a bottom of the given width."""
+        return width
+
+    def client_module(self, width: int) -> nn.Module | None:
+        """A trainable module between the bottom and `encode`, at the feature party."""
+        return None
+
+    def server_module(self, width: int) -> nn.Module | None:
+        """A trainable module between `decode` and the merge, at the label party."""
+        return None
+
+    def local_loss(self, cut: Tensor, moment: Moment) -> Tensor | None:
+        """A scalar the feature party adds to its own backward pass; `cut` carries a graph."""
+        return None
+
+    def commit(self, step: int) -> None:
+        """A step is final at this end: the only place where adaptive state may move."""
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """Adaptive state, checkpointed with the party."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` gave."""
+
+
+class _WirePath(torch.autograd.Function):
+    """encode -> decode forward, encode_grad -> decode_grad backward: what really travels."""
+
+    @staticmethod
+    def forward(ctx: Any, cut: Tensor, codec: Codec, moment: Moment, grad_moment: Moment) -> Tensor:
+        rows, width = cut.shape
+        payload, kept = codec.encode(cut.detach(), moment)
+        decoded, saved = codec.decode(payload, rows, width, moment)
+        ctx.path = (codec, kept, saved, rows, width, moment, grad_moment)
+        return decoded
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        codec, kept, saved, rows, width, moment, grad_moment = ctx.path
+        payload = codec.encode_grad(grads[0].contiguous(), saved, grad_moment)
+        return codec.decode_grad(payload, kept, rows, width, moment), None, None, None

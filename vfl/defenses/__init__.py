@@ -1,0 +1,35 @@
+"""Defenses: what is done to labels, models, cuts and gradients so that they tell less.
+
+Several are joined with ``+``: ``make("layer_norm+none")``.
+
+To add a defense: one file with a subclass of `Defense`, one line below (or, from another package,
+an entry point in the group ``vfl.defenses``), and the contract tests of `vfl.testing`.
+"""
+
+from __future__ import annotations
+
+from vfl.defenses.base import Chain, Defense, PrivacyStatement, Side
+from vfl.registry import Registry
+
+DEFENSES: Registry[Defense] = Registry(
+    kind="defense",
+    contract=Defense,
+    members={
+        "none": "vfl.defenses.none:Undefended",
+        "layer_norm": "vfl.defenses.layer_norm:LayerNorm",
+    },
+    group="vfl.defenses",
+)
+
+
+def make(spec: str) -> Defense:
+    """The defense a spec names; ``a+b`` applies a, then b.
+
+    Raises:
+        SpecError: an unknown name or option, with the nearest known one.
+    """
+    members = [DEFENSES.make(part) for part in spec.split("+")]
+    return members[0] if len(members) == 1 else Chain(members)
+
+
+__all__ = ["DEFENSES", "Chain", "Defense", "PrivacyStatement", "Side", "make"]

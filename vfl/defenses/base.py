@@ -1,0 +1,175 @@
+"""The defense contract: hooks along the way of a round, each at a named side.
+
+Order of the hooks in one training round, as the data meets them:
+
+    label party, once    labels
+    either, once         wrap_bottom (feature party), wrap_top (label party)
+    each party           batch
+    feature party        embedding -> codec ... ; local_loss joins its own backward pass
+    label party          ... -> merge -> top -> logits -> task loss + loss ; gradient -> codec
+
+A defense overrides the hooks it needs. What protects draws from `moment.secret`, which belongs to
+the party the hook runs at, never from the run's seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from vfl.compression import Moment
+from vfl.seeds import Secret
+
+Side = Literal["feature", "label", "both"]
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyStatement:
+    """What a defense promises, in terms that can be checked.
+
+    Attributes:
+        protects: "labels", "inputs" or "model".
+        against: the attacker the promise is about, in one sentence.
+        epsilon, delta: differential privacy of one `unit`; None where there is no such guarantee.
+        unit: what the guarantee is about ("one label"); empty without a guarantee.
+    """
+
+    protects: str
+    against: str
+    epsilon: float | None = None
+    delta: float | None = None
+    unit: str = ""
+
+
+class Defense:
+    """One defense. Hyper-parameters are the constructor's arguments; every hook defaults to nothing.
+
+    Attributes:
+        side: who must run it. "both" means both sides build it from the same spec.
+    """
+
+    side: ClassVar[Side] = "both"
+
+    def labels(self, labels: Tensor, secret: Secret) -> Tensor:
+        """The training labels the label party really uses; axes (rows,), called once."""
+        return labels
+
+    def wrap_bottom(self, bottom: nn.Module, width: int) -> nn.Module:
+        """The bottom the feature party really trains; its output keeps axes (rows, width)."""
+        return bottom
+
+    def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
+        """The top the label party really trains; `width` is that of the merged cut."""
+        return top
+
+    def batch(
+        self, inputs: Tensor | None, labels: Tensor | None, moment: Moment
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """What a party really feeds: its inputs and, at the label party, its labels."""
+        return inputs, labels
+
+    def embedding(self, cut: Tensor, moment: Moment) -> Tensor:
+        """The cut that is really encoded, at the feature party; differentiable."""
+        return cut
+
+    def local_loss(self, cut: Tensor, inputs: Tensor, moment: Moment) -> Tensor | None:
+        """A scalar the feature party adds to its own backward pass."""
+        return None
+
+    def logits(self, logits: Tensor, moment: Moment) -> Tensor:
+        """The output that is really used, at the label party; differentiable."""
+        return logits
+
+    def loss(
+        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, moment: Moment
+    ) -> Tensor | None:
+        """A scalar the label party adds to the task loss; `cuts` by party, as decoded."""
+        return None
+
+    def gradient(self, grad: Tensor, labels: Tensor, moment: Moment) -> Tensor:
+        """The gradient of one party's cut that is really encoded, at the label party."""
+        return grad
+
+    def privacy(self) -> PrivacyStatement | None:
+        """What is promised; None when it promises nothing that can be stated."""
+        return None
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """State that moves during training, checkpointed with the party."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` gave."""
+
+
+class Chain(Defense):
+    """Several defenses, each hook applied in the order given."""
+
+    def __init__(self, members: Sequence[Defense]) -> None:
+        self.members = tuple(members)
+
+    def labels(self, labels: Tensor, secret: Secret) -> Tensor:
+        for member in self.members:
+            labels = member.labels(labels, secret)
+        return labels
+
+    def wrap_bottom(self, bottom: nn.Module, width: int) -> nn.Module:
+        for member in self.members:
+            bottom = member.wrap_bottom(bottom, width)
+        return bottom
+
+    def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
+        for member in self.members:
+            top = member.wrap_top(top, width)
+        return top
+
+    def batch(
+        self, inputs: Tensor | None, labels: Tensor | None, moment: Moment
+    ) -> tuple[Tensor | None, Tensor | None]:
+        for member in self.members:
+            inputs, labels = member.batch(inputs, labels, moment)
+        return inputs, labels
+
+    def embedding(self, cut: Tensor, moment: Moment) -> Tensor:
+        for member in self.members:
+            cut = member.embedding(cut, moment)
+        return cut
+
+    def local_loss(self, cut: Tensor, inputs: Tensor, moment: Moment) -> Tensor | None:
+        return _total([member.local_loss(cut, inputs, moment) for member in self.members])
+
+    def logits(self, logits: Tensor, moment: Moment) -> Tensor:
+        for member in self.members:
+            logits = member.logits(logits, moment)
+        return logits
+
+    def loss(
+        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, moment: Moment
+    ) -> Tensor | None:
+        return _total([member.loss(cuts, labels, logits, moment) for member in self.members])
+
+    def gradient(self, grad: Tensor, labels: Tensor, moment: Moment) -> Tensor:
+        for member in self.members:
+            grad = member.gradient(grad, labels, moment)
+        return grad
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        return {
+            f"{position}.{key}": value
+            for position, member in enumerate(self.members)
+            for key, value in member.state_dict().items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        for position, member in enumerate(self.members):
+            prefix = f"{position}."
+            own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            member.load_state_dict(own)
+
+
+def _total(terms: Sequence[Tensor | None]) -> Tensor | None:
+    present = [term for term in terms if term is not None]
+    return sum(present[1:], start=present[0]) if present else None

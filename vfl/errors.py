@@ -1,0 +1,219 @@
+"""Every error vfl raises on purpose, as one tree.
+
+    VFLError                   V000  exit 1
+      UserError                V001  exit 2   the user's own files or arguments
+        ConfigError            V003  mistakes in an experiment or party file, all at once
+        NonFiniteError         V005  NaN or Inf in a cut or gradient
+        MissingPackageError    V006  an optional package is not installed
+        RunFolderError         V007  a run folder is missing, foreign or of another version
+        SpecError              V100  a plug-in spec cannot be used
+          UnknownNameError     V101  no plug-in of that name
+          UnknownOptionError   V102  no option of that name
+          BadOptionError       V103  an option's value is out of range or of another type
+          WidthError           V104  a codec does not fit the width of the cut
+        DataError              V200  a table cannot be used
+          MissingDataError     V201  a file or folder is not there
+          MissingColumnError   V203  a column is not in the table
+          SharedColumnError    V204  a column belongs to two parties
+          LabelLeakError       V205  the label column is also a feature
+          MisalignedError      V206  the parties' rows differ
+          TooFewRowsError      V207  fewer rows than a batch or a split needs
+      PeerError                V400  exit 3   another party, or the way to it
+        MissingPartyError      V401  a party did not come in time
+        DisagreementError      V402  the parties run different experiments or code
+        ConsentError           V403  a session asks for more than a party allows
+        AuthenticationError    V404  wrong token, node, session or certificate
+        LostPeerError          V405  a party went away and did not come back
+        PeerFailedError        V406  a party reported an error of its own
+        ProtocolError          V407  a message out of turn
+        FrameError             V450  bytes that are not a frame we accept
+          TruncatedFrameError  V451
+          OversizedFrameError  V452
+          CorruptFrameError    V453
+          FrameVersionError    V454
+
+A message says what happened, where, what was got, what was wanted and how to mend it.
+It never holds a cell's value, a row's id or a secret.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import ClassVar
+
+
+class VFLError(Exception):
+    """A failure vfl can explain.
+
+    Args:
+        what: one sentence.
+        where: file and line, party and step, or the name of the argument.
+        got: what was found (names, counts and types only).
+        want: what would be accepted.
+        fix: what to do about it.
+    """
+
+    code: ClassVar[str] = "V000"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        got: str | None = None,
+        want: str | None = None,
+        fix: str | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.got = got
+        self.want = want
+        self.fix = fix
+
+    def __str__(self) -> str:
+        lines = [f"error[{self.code}]: {self.what}"]
+        parts = {"where": self.where, "got": self.got, "want": self.want, "try": self.fix}
+        lines += [f"  {label:<5} {text}" for label, text in parts.items() if text]
+        return "\n".join(lines)
+
+    def record(self) -> dict[str, str | None]:
+        """The same facts for a machine, or for the other end of a stream."""
+        return {
+            "code": self.code,
+            "what": self.what,
+            "where": self.where,
+            "got": self.got,
+            "want": self.want,
+            "fix": self.fix,
+        }
+
+
+class UserError(VFLError):
+    code = "V001"
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    code = "V003"
+
+
+class NonFiniteError(UserError):
+    code = "V005"
+
+
+class MissingPackageError(UserError):
+    code = "V006"
+
+
+class RunFolderError(UserError):
+    code = "V007"
+
+
+class SpecError(UserError):
+    code = "V100"
+
+
+class UnknownNameError(SpecError):
+    code = "V101"
+
+
+class UnknownOptionError(SpecError):
+    code = "V102"
+
+
+class BadOptionError(SpecError):
+    code = "V103"
+
+
+class WidthError(SpecError):
+    code = "V104"
+
+
+class DataError(UserError):
+    code = "V200"
+
+
+class MissingDataError(DataError):
+    code = "V201"
+
+
+class MissingColumnError(DataError):
+    code = "V203"
+
+
+class SharedColumnError(DataError):
+    code = "V204"
+
+
+class LabelLeakError(DataError):
+    code = "V205"
+
+
+class MisalignedError(DataError):
+    code = "V206"
+
+
+class TooFewRowsError(DataError):
+    code = "V207"
+
+
+class PeerError(VFLError):
+    code = "V400"
+    exit_code = 3
+
+
+class MissingPartyError(PeerError):
+    code = "V401"
+
+
+class DisagreementError(PeerError):
+    code = "V402"
+
+
+class ConsentError(PeerError):
+    code = "V403"
+
+
+class AuthenticationError(PeerError):
+    code = "V404"
+
+
+class LostPeerError(PeerError):
+    code = "V405"
+
+
+class PeerFailedError(PeerError):
+    code = "V406"
+
+
+class ProtocolError(PeerError):
+    code = "V407"
+
+
+class FrameError(PeerError):
+    code = "V450"
+
+
+class TruncatedFrameError(FrameError):
+    code = "V451"
+
+
+class OversizedFrameError(FrameError):
+    code = "V452"
+
+
+class CorruptFrameError(FrameError):
+    code = "V453"
+
+
+class FrameVersionError(FrameError):
+    code = "V454"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name a typing slip most likely meant, as a hint; None when nothing is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"did you mean '{close[0]}'?" if close else None

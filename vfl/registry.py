@@ -1,0 +1,158 @@
+"""Plug-ins by name, spelt ``name:key=value,key=value`` in Python, TOML and on the command line.
+
+A family (codecs, defenses, models) is a `Registry`. Members are named ``module:Class`` and are
+imported when first used, so listing names costs no torch. Outside packages use an entry point.
+The options of a member are the arguments of its constructor, with their annotated types.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import typing
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
+
+from vfl.errors import BadOptionError, SpecError, UnknownNameError, UnknownOptionError, nearest
+
+Member = TypeVar("Member")
+_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def parse(spec: str) -> tuple[str, dict[str, str]]:
+    """Split a spec into its name and its options, all still text.
+
+    >>> parse("randtopk:k=4,alpha=0.1")
+    ('randtopk', {'k': '4', 'alpha': '0.1'})
+
+    Raises:
+        SpecError: the text is not of that form, or an option stands twice.
+    """
+    name, _, tail = spec.strip().partition(":")
+    options: dict[str, str] = {}
+    for part in filter(None, (piece.strip() for piece in tail.split(","))):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (key and equals and value) or key in options:
+            raise SpecError(
+                "a spec is name:key=value,key=value, each key once", got=spec, where=f"at '{part}'"
+            )
+        options[key] = value
+    if not name:
+        raise SpecError("a spec needs a name", got=repr(spec), want="name:key=value")
+    return name, options
+
+
+class Registry(Generic[Member]):
+    """The members of one family.
+
+    Args:
+        kind: the family's word, as messages say it ("codec").
+        contract: the class every member derives from.
+        members: name -> "module:Class".
+        group: entry-point group of outside packages ("vfl.codecs").
+    """
+
+    def __init__(
+        self, kind: str, contract: type[Member], members: Mapping[str, str], group: str
+    ) -> None:
+        self.kind = kind
+        self.contract = contract
+        self.group = group
+        self._members: dict[str, str | type[Member]] = dict(members)
+        self._outside_read = False
+
+    def register(self, name: str, member: type[Member]) -> None:
+        """Add a member in this process (tests, notebooks); packages use the entry point."""
+        self._members[name] = member
+
+    def names(self) -> list[str]:
+        """All known names, sorted."""
+        self._read_outside()
+        return sorted(self._members)
+
+    def member(self, name: str) -> type[Member]:
+        """The class behind a name.
+
+        Raises:
+            UnknownNameError: with the nearest known name.
+        """
+        self._read_outside()
+        try:
+            found = self._members[name]
+        except KeyError:
+            raise UnknownNameError(
+                f"no {self.kind} is called '{name}'",
+                want=", ".join(self.names()),
+                fix=nearest(name, self.names()),
+            ) from None
+        if isinstance(found, str):
+            module, _, attribute = found.partition(":")
+            found = getattr(importlib.import_module(module), attribute)
+            self._members[name] = found
+        if not issubclass(found, self.contract):
+            raise SpecError(
+                f"{self.kind} '{name}' does not derive from {self.contract.__name__}",
+                got=f"{found.__module__}.{found.__qualname__}",
+            )
+        return found
+
+    def options(self, name: str) -> dict[str, inspect.Parameter]:
+        """The options a member's constructor takes."""
+        parameters = inspect.signature(self.member(name), eval_str=True).parameters
+        return {k: p for k, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+
+    def make(self, spec: str) -> Member:
+        """Build the member a spec names.
+
+        Raises:
+            UnknownNameError, UnknownOptionError, BadOptionError, SpecError: with the cure.
+        """
+        name, given = parse(spec)
+        known = self.options(name)
+        for key in given:
+            if key not in known:
+                raise UnknownOptionError(
+                    f"{self.kind} '{name}' has no option '{key}'",
+                    want=", ".join(known) or "no option at all",
+                    fix=nearest(key, known),
+                )
+        missing = [k for k, p in known.items() if p.default is p.empty and k not in given]
+        if missing:
+            raise BadOptionError(
+                f"{self.kind} '{name}' needs {', '.join(missing)}", fix=f"{name}:{missing[0]}=..."
+            )
+        values = {
+            key: self._convert(name, key, text, known[key].annotation)
+            for key, text in given.items()
+        }
+        return self.member(name)(**values)
+
+    def _convert(self, name: str, key: str, text: str, wanted: Any) -> Any:
+        where = f"{self.kind} '{name}', option '{key}'"
+        if typing.get_origin(wanted) is typing.Literal:
+            choices = typing.get_args(wanted)
+            if text not in choices:
+                want = ", ".join(choices)
+                raise BadOptionError(
+                    "no such choice", where=where, got=text, want=want, fix=nearest(text, choices)
+                )
+            return text
+        if wanted is bool:
+            if text.lower() not in _WORDS:
+                raise BadOptionError("not a yes or no", where=where, got=text, want="true or false")
+            return _WORDS[text.lower()]
+        if wanted in (int, float):
+            try:
+                return wanted(text)
+            except ValueError:
+                noun = "a whole number" if wanted is int else "a number"
+                raise BadOptionError(f"not {noun}", where=where, got=text, want=noun) from None
+        return text
+
+    def _read_outside(self) -> None:
+        if self._outside_read:
+            return
+        self._outside_read = True
+        for entry in entry_points(group=self.group):
+            self._members.setdefault(entry.name, entry.value)

@@ -1,0 +1,124 @@
+"""Where randomness comes from, and how little of it is shared.
+
+Public choices (batch order, splits) derive from the run's seed, which every party has.
+Whatever protects somebody derives from a `Secret` that one party owns and no message carries.
+Nothing here touches a global generator for longer than a `scoped` block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+if TYPE_CHECKING:
+    import torch
+
+SECRET_BYTES = 32
+
+
+def derive(seed: int, *purpose: str | int) -> int:
+    """A 63-bit number for one purpose of a public seed.
+
+    >>> derive(0, "order", 1) == derive(0, "order", 1)
+    True
+    >>> derive(0, "order", 1) == derive(0, "order", 2)
+    False
+    """
+    text = "\x1f".join([str(seed), *map(str, purpose)]).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+def generator(seed: int, *purpose: str | int) -> torch.Generator:
+    """A torch generator for one purpose of a public seed."""
+    import torch
+
+    return torch.Generator().manual_seed(derive(seed, *purpose))
+
+
+def permutation(seed: int, rows: int, *purpose: str | int) -> np.ndarray:
+    """A permutation of ``range(rows)`` every party computes alike; shape (rows,), int64."""
+    import torch
+
+    order: np.ndarray = torch.randperm(rows, generator=generator(seed, *purpose)).numpy()
+    return order
+
+
+@contextmanager
+def scoped(key: int) -> Iterator[None]:
+    """Run a block with torch's global generator seeded by `key`; its old state returns after."""
+    import torch
+
+    before = torch.random.get_rng_state()
+    torch.default_generator.manual_seed(key)
+    try:
+        yield
+    finally:
+        torch.random.set_rng_state(before)
+
+
+class Secret:
+    """32 bytes that one party owns, and the streams that follow from them.
+
+    Every stream is bound to its purpose; two purposes never share a key.
+    The bytes are kept out of `repr`, comparisons leak no timing, and the object refuses pickling.
+    """
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self, raw: bytes) -> None:
+        if len(raw) != SECRET_BYTES:
+            raise ValueError(f"a party secret has {SECRET_BYTES} bytes")
+        self._bytes = bytes(raw)
+
+    @classmethod
+    def fresh(cls) -> Secret:
+        """A new secret from the operating system."""
+        return cls(secrets.token_bytes(SECRET_BYTES))
+
+    @classmethod
+    def of_simulation(cls, seed: int, party: str) -> Secret:
+        """A repeatable stand-in for one process that plays every party.
+
+        It protects nobody: whoever knows the seed knows it. Deployments never use it.
+        """
+        return cls(hashlib.blake2b(f"{seed}\x1f{party}".encode(), digest_size=32).digest())
+
+    def key(self, *purpose: str | int) -> bytes:
+        """A 32-byte key for one purpose."""
+        text = "\x1f".join(map(str, purpose)).encode()
+        return hmac.new(self._bytes, text, hashlib.sha256).digest()
+
+    def number(self, *purpose: str | int) -> int:
+        """A 63-bit number for one purpose, to start a generator that must stay private."""
+        return int.from_bytes(self.key(*purpose)[:8], "little") >> 1
+
+    def stream(self, count: int, *purpose: str | int) -> bytes:
+        """`count` bytes of the AES-256-CTR key stream of one purpose."""
+        cipher = Cipher(algorithms.AES(self.key(*purpose)), modes.CTR(bytes(16)))
+        return cipher.encryptor().update(bytes(count))
+
+    def uniform(self, shape: tuple[int, ...], *purpose: str | int) -> np.ndarray:
+        """Uniform draws on [0, 1) with 53 random bits each; float64 of `shape`.
+
+        Row r of a two-dimensional draw does not depend on how many rows follow it.
+        """
+        words = np.frombuffer(self.stream(8 * int(np.prod(shape)), *purpose), dtype="<u8")
+        return ((words >> np.uint64(11)) * 2.0**-53).reshape(shape)
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and hmac.compare_digest(self._bytes, other._bytes)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> str:
+        raise TypeError("a party secret is never serialised")
