@@ -11,7 +11,7 @@ from vfl.frame import Payload
 
 def dense_bytes(values: Tensor) -> bytearray:
     """Little-endian float32 bytes of a tensor in row order, as a copy."""
-    return bytearray(values.contiguous().numpy().data.cast("B"))
+    return bytearray(values.contiguous().numpy())
 
 
 def dense_tensor(payload: Payload, rows: int, width: int) -> Tensor:

@@ -45,7 +45,7 @@ class PrivacyStatement:
 
 
 class Defense:
-    """One defense. Hyper-parameters are the constructor's arguments; every hook defaults to nothing.
+    """One defense; its hyper-parameters are the constructor's arguments, every hook a no-op.
 
     Attributes:
         side: who must run it. "both" means both sides build it from the same spec.

@@ -1,0 +1,120 @@
+"""What every bottom and top by name must do, whatever it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from vfl import seeds
+from vfl.errors import BadOptionError, UnknownNameError, UnknownOptionError
+from vfl.models import BOTTOMS, TOPS, Bottom, Top, make_bottom, make_top
+
+BOTTOM_CASES = [
+    ("mlp", (10,), 7),
+    ("mlp:hidden=none", (10,), 7),
+    ("mlp:hidden=8-8-8,batch_norm=true,dropout=0.5,last=relu", (1, 8, 4), 7),
+    ("mlp:activation=gelu", (1,), 1),
+    ("cnn", (1, 14, 28), 16),
+    ("cnn:channels=4-8", (3, 28, 28), 16),
+    ("cnn:channels=4-8", (1, 8, 4), 16),
+    ("cnn:channels=4-8", (1, 3, 1), 16),
+    ("resnet20", (3, 16, 16), 10),
+    ("resnet20", (1, 8, 4), 64),
+    ("identity", (2, 3), 6),
+]
+TOP_CASES = [
+    ("mlp", 12, 10),
+    ("mlp:hidden=none", 12, 1),
+    ("mlp:hidden=16-8,activation=tanh,batch_norm=yes,dropout=0.1", 12, 3),
+    ("linear", 12, 2),
+]
+
+
+def built_bottom(spec: str, shape: tuple[int, ...], width: int, key: int = 0) -> nn.Module:
+    with seeds.scoped(key):
+        return make_bottom(spec).build(shape, width)
+
+
+def built_top(spec: str, width: int, outputs: int, key: int = 0) -> nn.Module:
+    with seeds.scoped(key):
+        return make_top(spec).build(width, outputs)
+
+
+def inputs_of(rows: int, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.randn(rows, *shape, generator=seeds.generator(0, "inputs"))
+
+
+def test_every_registered_name_is_under_test():
+    assert {spec.partition(":")[0] for spec, _, _ in BOTTOM_CASES} == set(BOTTOMS.names())
+    assert {spec.partition(":")[0] for spec, _, _ in TOP_CASES} == set(TOPS.names())
+
+
+@pytest.mark.parametrize(("spec", "shape", "width"), BOTTOM_CASES)
+@pytest.mark.parametrize("rows", [2, 5])
+def test_bottom_gives_rows_by_width(spec, shape, width, rows):
+    cut = built_bottom(spec, shape, width)(inputs_of(rows, shape))
+    assert cut.shape == (rows, width)
+    assert cut.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("spec", "width", "outputs"), TOP_CASES)
+def test_top_gives_rows_by_outputs(spec, width, outputs):
+    assert built_top(spec, width, outputs)(inputs_of(5, (width,))).shape == (5, outputs)
+
+
+@pytest.mark.parametrize(("spec", "shape", "width"), BOTTOM_CASES)
+def test_gradient_reaches_inputs_and_every_parameter_of_a_bottom(spec, shape, width):
+    module = built_bottom(spec, shape, width)
+    rows = inputs_of(16, shape).requires_grad_()
+    with seeds.scoped(1):  # dropout draws
+        module(rows).square().sum().backward()
+    assert rows.grad.abs().sum() > 0
+    assert all(p.grad.abs().sum() > 0 for p in weights_before_a_norm(module))
+
+
+@pytest.mark.parametrize(("spec", "width", "outputs"), TOP_CASES)
+def test_gradient_reaches_the_cut_and_every_parameter_of_a_top(spec, width, outputs):
+    module = built_top(spec, width, outputs)
+    cut = inputs_of(16, (width,)).requires_grad_()
+    with seeds.scoped(1):
+        module(cut).square().sum().backward()
+    assert cut.grad.abs().sum() > 0
+    assert all(p.grad.abs().sum() > 0 for p in weights_before_a_norm(module))
+
+
+def weights_before_a_norm(module: nn.Module) -> list[nn.Parameter]:
+    """Weights only: a bias that a batch norm follows has, rightly, no gradient."""
+    return [p for name, p in module.named_parameters() if name.endswith("weight")]
+
+
+@pytest.mark.parametrize(("spec", "shape", "width"), BOTTOM_CASES)
+def test_same_key_same_weights_and_the_global_generator_is_left_alone(spec, shape, width):
+    before = torch.random.get_rng_state()
+    one, two = built_bottom(spec, shape, width, key=3), built_bottom(spec, shape, width, key=3)
+    assert torch.equal(before, torch.random.get_rng_state())
+    for mine, other in zip(one.parameters(), two.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize(("spec", "shape", "width"), BOTTOM_CASES)
+def test_a_prediction_does_not_depend_on_who_shares_its_batch(spec, shape, width):
+    module = built_bottom(spec, shape, width).eval()
+    rows = inputs_of(4, shape)
+    with torch.no_grad():
+        torch.testing.assert_close(module(rows)[:1], module(rows[:1]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [make_bottom, make_top])
+def test_slips_are_refused_with_the_nearest_known_word(make):
+    with pytest.raises(UnknownNameError, match="did you mean 'mlp'"):
+        make("mpl")
+    with pytest.raises(UnknownOptionError, match="did you mean 'hidden'"):
+        make("mlp:hiden=3")
+    with pytest.raises(BadOptionError, match="did you mean 'relu'"):
+        make("mlp:activation=rellu")
+
+
+def test_a_member_must_derive_from_its_contract():
+    assert all(issubclass(BOTTOMS.member(name), Bottom) for name in BOTTOMS.names())
+    assert all(issubclass(TOPS.member(name), Top) for name in TOPS.names())

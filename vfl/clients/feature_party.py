@@ -1,0 +1,122 @@
+"""A feature party: its columns, its half of the exchange, and the loop through a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from vfl import compression, defenses, models
+from vfl.datasets import PartyData
+from vfl.errors import DataError
+from vfl.exchange import Adversary, FeatureHalf, optimizer_factory
+from vfl.exchange.adversary import HONEST
+from vfl.link import Link
+from vfl.seeds import Secret, scoped
+from vfl.session import Exchange, Terms
+from vfl.storage import weights_digest
+
+
+class FeatureParty:
+    """Plays one feature party through the exchanges of a session.
+
+    Args:
+        inputs: all its aligned rows; float32, axes (rows, ...).
+        half: its half of the exchange.
+    """
+
+    def __init__(self, inputs: Tensor, half: FeatureHalf) -> None:
+        self.inputs = inputs
+        self.half = half
+
+    @property
+    def name(self) -> str:
+        """The party's name."""
+        return self.half.party
+
+    def begin(self, exchange: Exchange) -> None:
+        """Send what this exchange asks for."""
+        inputs = self.inputs[torch.from_numpy(exchange.rows)]
+        if exchange.trains:
+            self.half.send_cut(inputs, exchange.step)
+        else:
+            self.half.send_query(inputs, exchange.step)
+
+    def finish(self, exchange: Exchange) -> None:
+        """Take what comes back."""
+        if exchange.trains:
+            self.half.take_gradient()
+        else:
+            self.half.take_receipt(exchange.step)
+
+    def run(self, schedule: Iterable[Exchange]) -> None:
+        """Go through a whole session."""
+        for exchange in schedule:
+            self.begin(exchange)
+            self.finish(exchange)
+
+    def weights(self) -> dict[str, Tensor]:
+        """This party's own weights; they never leave it."""
+        return dict(self.half.model.state_dict())
+
+    def weights_digest(self) -> str:
+        """SHA-256 of the weights, the only thing about them that is ever told."""
+        return weights_digest(self.weights())
+
+
+def build_feature_party(
+    data: PartyData,
+    terms: Terms,
+    link: Link,
+    secret: Secret,
+    *,
+    bottom: str | nn.Module | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+    adversary: Adversary = HONEST,
+) -> FeatureParty:
+    """A feature party ready for a session.
+
+    Args:
+        data: its aligned rows.
+        terms: the session's terms.
+        link: the stream to the label party.
+        secret: the party's own; the bottom's first weights follow from it too.
+        bottom: a model or spec of its own instead of the one the terms name.
+        weights: trained weights, for evaluation, prediction or going on.
+        adversary: tampering on this side.
+
+    Raises:
+        DataError: the party has no columns.
+        SpecError: codec, defense or bottom cannot be built or do not fit.
+    """
+    asked = terms.parties[data.name]
+    if data.inputs is None:
+        raise DataError(f"party '{data.name}' has no columns, so it has nothing to send")
+    with scoped(secret.number("init")):
+        if not isinstance(bottom, nn.Module):
+            recipe = models.make_bottom(asked.bottom) if bottom is None else own_bottom(bottom)
+            bottom = recipe.build(tuple(data.inputs.shape[1:]), asked.width)
+        half = FeatureHalf(
+            data.name,
+            bottom,
+            asked.width,
+            compression.make(terms.codec),
+            defenses.make(terms.defense),
+            link,
+            secret,
+            optimizer_factory(terms.train) if terms.mode == "train" else None,
+            adversary,
+        )
+    if weights is not None:
+        half.model.load_state_dict(weights)
+    return FeatureParty(data.inputs, half)
+
+
+def own_bottom(text: str) -> models.Bottom:
+    """A bottom from the party's own file: a spec, or ``package.module:Class`` of its own code.
+
+    Only the party's own file may name code to import; the terms of a session never do.
+    """
+    is_path = ":" in text and "=" not in text
+    return models.bring(text) if is_path else models.make_bottom(text)

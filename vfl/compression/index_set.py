@@ -1,0 +1,142 @@
+"""Which k of the d places of a row are kept, as bits.
+
+`Enumerative` numbers all C(d, k) sets (the combinatorial number system): within one bit of the
+least any fixed-length format can take. `PlainIndex` writes each place by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl.compression.bits import WORD_BITS, Bits, from_bits, to_bits
+from vfl.errors import CorruptFrameError, WidthError
+
+Places = npt.NDArray[np.int64]
+Packer = Literal["enumerative", "index"]
+
+TABLE_LIMIT = 2**19  # binomials an enumerative packer may hold; 4 MB of them below 2^63
+
+
+def place_bits(width: int) -> int:
+    """ceil(log2 width): bits that name one place."""
+    return (width - 1).bit_length()
+
+
+class IndexSet(ABC):
+    """Sets of `k` places of a row `width` wide, all spelt with the same number of bits.
+
+    Attributes:
+        bits: bits a row.
+    """
+
+    bits: int
+
+    def __init__(self, width: int, k: int) -> None:
+        self.width = width
+        self.k = k
+
+    @abstractmethod
+    def to_bits(self, places: Places) -> Bits:
+        """Axes (rows, bits) from strictly increasing places of axes (rows, k)."""
+
+    @abstractmethod
+    def from_bits(self, bits: Bits) -> Places:
+        """The places `to_bits` spelt.
+
+        Raises:
+            CorruptFrameError: bits that no set of places has.
+        """
+
+
+class PlainIndex(IndexSet):
+    """k places of ceil(log2 width) bits each, in increasing order."""
+
+    def __init__(self, width: int, k: int) -> None:
+        super().__init__(width, k)
+        self.bits = k * place_bits(width)
+
+    def to_bits(self, places: Places) -> Bits:
+        return to_bits(places, place_bits(self.width))
+
+    def from_bits(self, bits: Bits) -> Places:
+        places: Places = from_bits(bits, place_bits(self.width), self.k)
+        if (places >= self.width).any() or (places[:, 1:] <= places[:, :-1]).any():
+            raise CorruptFrameError("a payload's places are not increasing places of its row")
+        return places
+
+
+class Enumerative(IndexSet):
+    """One number a row: the sum over j = 1..k of C(c_j, j), where c_1 < ... < c_k are the places.
+
+    Lehmer's combinatorial number system: every rank in [0, C(width, k)) is exactly one set.
+
+    >>> Enumerative(width=128, k=3).bits, PlainIndex(width=128, k=3).bits
+    (19, 21)
+    """
+
+    def __init__(self, width: int, k: int) -> None:
+        super().__init__(width, k)
+        self.count = math.comb(width, k)
+        self.bits = (self.count - 1).bit_length()
+        self._columns = _columns(width, k)
+
+    def to_bits(self, places: Places) -> Bits:
+        rank = np.zeros(len(places), np.int64)
+        for j, column in enumerate(self._columns):
+            rank = rank + column[places[:, j] - j]
+        return to_bits(rank[:, None], self.bits)
+
+    def from_bits(self, bits: Bits) -> Places:
+        rank = from_bits(bits, self.bits, 1)[:, 0]
+        if (rank >= self.count).any():
+            raise CorruptFrameError("a payload names a set of places that does not exist")
+        places = np.empty((len(rank), self.k), np.int64)
+        for j in reversed(range(self.k)):
+            column = self._columns[j]
+            rank = rank.astype(column.dtype, copy=False)
+            above = np.searchsorted(column, rank, side="right") - 1
+            places[:, j] = above + j
+            rank = rank - column[above]
+        return places
+
+
+def _columns(width: int, k: int) -> list[np.ndarray]:
+    """For j = 0..k-1 the numbers C(j + i, j + 1), i = 0..width-k: what place j + i adds to a rank.
+
+    Each column is the running sum of the one before. It is int64 as long as every partial rank of
+    the columns so far fits, and holds Python integers from there on.
+    """
+    columns = []
+    column: np.ndarray = np.ones(width - k + 1, np.int64)
+    column[0] = 0
+    for j in range(k):
+        if math.comb(width - k + j + 1, j + 1) >= 2**WORD_BITS:
+            column = column.astype(object)
+        column = np.cumsum(column, dtype=column.dtype)
+        columns.append(column)
+    return columns
+
+
+@lru_cache(maxsize=32)
+def index_set(packer: Packer, width: int, k: int) -> IndexSet:
+    """The packer of that name for `k` of `width` places.
+
+    Raises:
+        WidthError: the enumerative packer's table would be too large.
+    """
+    if packer == "index":
+        return PlainIndex(width, k)
+    if k * (width - k + 1) > TABLE_LIMIT:
+        raise WidthError(
+            f"enumerating {k} of {width} places needs too large a table",
+            got=f"{k * (width - k + 1)} numbers",
+            want=f"at most {TABLE_LIMIT}",
+            fix="packer=index",
+        )
+    return Enumerative(width, k)

@@ -1,0 +1,160 @@
+"""Kept values as codes of a fixed number of bits.
+
+`Float32Values` keeps them exact. `AffineValues` writes b bits each between two ends that travel
+as two bfloat16, the lower rounded down and the upper rounded up, so that no value lies outside.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl.compression.bits import require_bytes
+from vfl.errors import BadOptionError, CorruptFrameError
+from vfl.frame import Payload
+
+Values = npt.NDArray[np.float32]
+Codes = npt.NDArray[np.int64]
+
+_SIGN = np.uint16(0x8000)
+_LARGEST = np.uint16(0x7F7F)  # the largest finite bfloat16
+
+
+class Coded(NamedTuple):
+    """Values as `scale` bytes and one code each, axes (rows, k)."""
+
+    scale: bytes
+    codes: np.ndarray
+
+
+class ValueCode(ABC):
+    """How kept values become codes.
+
+    Attributes:
+        bits: bits a value.
+    """
+
+    bits: int
+
+    @abstractmethod
+    def scale_bytes(self, groups: int) -> int:
+        """Bytes that travel ahead of the codes when the rows form `groups` groups."""
+
+    @abstractmethod
+    def encode(self, values: Values, groups: int) -> Coded:
+        """Codes of values of axes (rows, k); `groups` is the number of rows, or 1 for the batch."""
+
+    @abstractmethod
+    def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
+        """The values of codes of axes (rows, k); float32.
+
+        Raises:
+            FrameError: what `encode` could not have made.
+        """
+
+
+class Float32Values(ValueCode):
+    """The 32 bits of each value."""
+
+    bits = 32
+
+    def scale_bytes(self, groups: int) -> int:
+        return 0
+
+    def encode(self, values: Values, groups: int) -> Coded:
+        return Coded(b"", np.ascontiguousarray(values).view(np.uint32))
+
+    def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
+        values = codes.astype(np.uint32).view(np.float32)
+        if not np.isfinite(values).all():
+            raise CorruptFrameError("a payload holds values that are not finite")
+        return values
+
+
+class AffineValues(ValueCode):
+    """b bits a value, uniform between the ends of its group (thesis, equations 3-1 and 3-2)."""
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+
+    def scale_bytes(self, groups: int) -> int:
+        return 4 * groups
+
+    def encode(self, values: Values, groups: int) -> Coded:
+        grouped = values.reshape(groups, -1)
+        lower = _bfloat16_below(grouped.min(axis=1)) if groups else np.empty(0, np.uint16)
+        upper = _bfloat16_below(-grouped.max(axis=1)) ^ _SIGN if groups else lower
+        ends = np.stack([lower, upper], axis=1)
+        low, high = _ends(ends)
+        return Coded(ends.astype("<u2").tobytes(), quantise(values, low, high, self.bits))
+
+    def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
+        require_bytes(scale, self.scale_bytes(groups), len(codes))
+        low, high = _ends(np.frombuffer(scale, "<u2").reshape(groups, 2))
+        if not (np.isfinite(low).all() and np.isfinite(high).all() and (low <= high).all()):
+            raise CorruptFrameError("a payload's range of values is not finite and increasing")
+        return dequantise(codes, low, high, self.bits)
+
+
+def quantise(
+    values: np.ndarray, low: np.ndarray | float, high: np.ndarray | float, bits: int
+) -> Codes:
+    """min(floor((v - low) 2^bits / (high - low)), 2^bits - 1); 0 where high equals low.
+
+    Equation (3-1) with the code of `high` clamped, which the equation leaves one bit too large.
+    """
+    span = np.subtract(high, low, dtype=np.float64)
+    steps = (values - np.float64(low)) * 2.0**bits / np.where(span > 0, span, 1.0)
+    return np.clip(np.floor(steps), 0, 2**bits - 1).astype(np.int64)
+
+
+def dequantise(
+    codes: Codes, low: np.ndarray | float, high: np.ndarray | float, bits: int
+) -> Values:
+    """The middle of each step: low + (code + 1/2)(high - low) / 2^bits, equation (3-2).
+
+    >>> dequantise(quantise(np.array([0.0, 0.3, 1.0]), 0, 1, bits=1), 0, 1, bits=1).tolist()
+    [0.25, 0.25, 0.75]
+    """
+    span = np.subtract(high, low, dtype=np.float64)
+    middles = np.float64(low) + (codes + 0.5) * (span / 2.0**bits)
+    return middles.astype(np.float32)
+
+
+def value_code(values: str) -> ValueCode:
+    """The code an option names: ``fp32`` or a number of bits from 1 to 8.
+
+    Raises:
+        BadOptionError: anything else.
+    """
+    if values == "fp32":
+        return Float32Values()
+    if values in set("12345678"):
+        return AffineValues(int(values))
+    raise BadOptionError(
+        "no such format for kept values",
+        where="option 'values'",
+        got=values,
+        want="fp32, or a number of bits from 1 to 8",
+    )
+
+
+def _bfloat16_below(values: Values) -> npt.NDArray[np.uint16]:
+    """The bits of the largest finite bfloat16 that is not above a value.
+
+    Below the range of bfloat16 its lowest number is taken; `quantise` then clips.
+    """
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    away = (bits >> 31) & ((bits & 0xFFFF) != 0)
+    rounded: npt.NDArray[np.uint16] = ((bits >> 16) + away).astype(np.uint16)
+    rounded = (rounded & _SIGN) | np.minimum(rounded & ~_SIGN, _LARGEST)
+    return rounded
+
+
+def _ends(ends: npt.NDArray[np.uint16]) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper end of each group, float64 of axes (groups, 1)."""
+    exact = (ends.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return exact[:, :1], exact[:, 1:]

@@ -1,0 +1,30 @@
+"""Configuration: TOML files checked as a whole, every mistake told with its line."""
+
+from __future__ import annotations
+
+from vfl.config.experiment import (
+    DataSettings,
+    Experiment,
+    FederationSettings,
+    LabelSettings,
+    PartySettings,
+    TrainSettings,
+    read_experiment,
+)
+from vfl.config.party_file import Consent, OwnData, PartyFile, read_party_file
+from vfl.config.toml import to_toml
+
+__all__ = [
+    "Consent",
+    "DataSettings",
+    "Experiment",
+    "FederationSettings",
+    "LabelSettings",
+    "OwnData",
+    "PartyFile",
+    "PartySettings",
+    "TrainSettings",
+    "read_experiment",
+    "read_party_file",
+    "to_toml",
+]

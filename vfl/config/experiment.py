@@ -1,0 +1,137 @@
+"""The experiment: what is trained, by whom, how. It holds nothing a party keeps to itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from vfl.config.toml import Settings, read_toml
+
+PartyName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class DataSettings(Settings):
+    """Where rows come from when one process plays every party.
+
+    Attributes:
+        source: digits, breast_cancer, mnist, fashion_mnist, or a CSV or Parquet file.
+        id: column that names a row, needed when parties have files of their own.
+        validation, test: shares of the rows.
+        rows: use only the first rows of the source.
+    """
+
+    source: str = "digits"
+    id: str | None = None
+    separator: str = ","
+    validation: Share = 0.1
+    test: Share = 0.2
+    rows: int | None = Field(default=None, ge=1)
+
+
+class PartySettings(Settings):
+    """One party with columns.
+
+    Attributes:
+        width: width of its cut.
+        bottom: its model, as a spec.
+        columns: names or globs of its columns; None takes an even share in file order.
+        source: its own file (in process only).
+        shape: one row as a picture (channels, height, width); None keeps a row of columns.
+    """
+
+    width: int = Field(default=32, ge=1, le=65536)
+    bottom: str = "mlp:hidden=64"
+    columns: tuple[str, ...] | None = None
+    source: str | None = None
+    shape: tuple[int, ...] | None = None
+
+
+class LabelSettings(Settings):
+    """The party that holds the labels and the top model.
+
+    Attributes:
+        party: its name; if it is one of `parties` too, it has columns of its own.
+        column: the label column of its table.
+        top: the top model, as a spec.
+    """
+
+    party: PartyName = "label"
+    column: str | None = None
+    task: Literal["classification", "regression"] = "classification"
+    top: str = "mlp:hidden=64"
+
+
+class TrainSettings(Settings):
+    """How long and how fast; the same at every party."""
+
+    epochs: int = Field(default=10, ge=1, le=100_000)
+    batch_rows: int = Field(default=64, ge=1, le=1_000_000)
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = Field(default=1e-3, gt=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+
+
+class FederationSettings(Settings):
+    """Addresses and patience of a deployment, all at the label party.
+
+    Attributes:
+        superlink: host:port of the SuperLink, as the feature parties reach it.
+        stream_host: name or address feature parties reach the stream at (in the certificate).
+        stream_port: fixed port for firewalls; 0 takes a free one.
+        bind_host: address the stream listens on; empty means `stream_host`.
+    """
+
+    superlink: str = "127.0.0.1:8000"
+    stream_host: str = "127.0.0.1"
+    stream_port: int = Field(default=0, ge=0, le=65535)
+    bind_host: str = ""
+    join_timeout_s: float = Field(default=60.0, gt=0)
+    step_timeout_s: float = Field(default=30.0, gt=0)
+    rejoin_window_s: float = Field(default=8.0, gt=0)
+
+
+class Experiment(Settings):
+    """A whole experiment; every default is written out in the run folder's config.toml."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "run"
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    codec: str = "none"
+    defense: str = "none"
+    merge: Literal["concat", "sum"] = "concat"
+    data: DataSettings = DataSettings()
+    parties: Annotated[dict[PartyName, PartySettings], Field(min_length=1, max_length=64)]
+    label: LabelSettings = LabelSettings()
+    train: TrainSettings = TrainSettings()
+    federation: FederationSettings = FederationSettings()
+
+    @property
+    def feature_parties(self) -> list[str]:
+        """The parties that send cuts, in merge order."""
+        return [name for name in self.parties if name != self.label.party]
+
+    @property
+    def is_table(self) -> bool:
+        """Whether rows come from files rather than from a bundled data set."""
+        has_files = any(party.source for party in self.parties.values())
+        return has_files or Path(self.data.source).suffix != ""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Experiment:
+        if not self.feature_parties:
+            raise ValueError("no feature party: every party in 'parties' is the label party")
+        widths = {party.width for party in self.parties.values()}
+        if self.merge == "sum" and len(widths) > 1:
+            raise ValueError(f"merge = 'sum' needs equal widths, got {sorted(widths)}")
+        if self.data.validation + self.data.test >= 1:
+            raise ValueError("data.validation + data.test leave no rows to train on")
+        return self
+
+
+def read_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Read an experiment file; see `vfl.config.toml.read_toml` for what is refused."""
+    return read_toml(path, Experiment, overrides)

@@ -1,0 +1,88 @@
+"""A party's own file: its data, its secret, and what it consents to. It never leaves the party."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, PrivateAttr
+
+from vfl.config.experiment import PartyName
+from vfl.config.toml import Settings, read_toml
+
+
+class OwnData(Settings):
+    """The party's own table.
+
+    Attributes:
+        source: CSV or Parquet file, relative to the party file.
+        id: column both sides name a row by.
+        columns: names or globs of feature columns; None takes all but id and label.
+        label: label column, at the label party.
+        shape: one row as a picture (channels, height, width).
+    """
+
+    source: str
+    id: str
+    columns: tuple[str, ...] | None = None
+    label: str | None = None
+    shape: tuple[int, ...] | None = None
+    separator: str = ","
+
+
+class Consent(Settings):
+    """The most a session may ask of this party; more is refused with the difference.
+
+    Attributes:
+        codecs, defenses: accepted specs, as globs ("randtopk:*").
+        modes: train, evaluate, predict.
+        max_width: values a row of the cut may have.
+        max_epochs: epochs of one training.
+        max_bytes: bytes one session may send and receive, estimated before it starts.
+        versions: vfl versions the party agrees to run; empty means the installed one.
+    """
+
+    codecs: tuple[str, ...] = ("*",)
+    defenses: tuple[str, ...] = ("*",)
+    modes: tuple[str, ...] = ("train", "evaluate", "predict")
+    max_width: Annotated[int, Field(ge=1)] = 256
+    max_epochs: Annotated[int, Field(ge=1)] = 100
+    max_bytes: Annotated[int, Field(ge=1)] = 10_000_000_000
+    versions: tuple[str, ...] = ()
+
+
+class PartyFile(Settings):
+    """Everything one party says about itself.
+
+    Attributes:
+        store: folder for this party's weights, secret and run records.
+        bottom: a model of its own instead of the experiment's; "package.module:Class" is allowed.
+    """
+
+    party: PartyName
+    data: OwnData
+    store: str = "store"
+    bottom: str | None = None
+    consent: Consent = Consent()
+    _folder: Path = PrivateAttr(default=Path())
+
+    @property
+    def source_path(self) -> Path:
+        """The table's path."""
+        return self._folder / self.data.source
+
+    @property
+    def store_path(self) -> Path:
+        """The store's path."""
+        return self._folder / self.store
+
+
+def read_party_file(path: Path) -> PartyFile:
+    """Read a party file; relative paths in it start at its own folder.
+
+    Raises:
+        ConfigError: the file is missing, or holds mistakes (all are listed).
+    """
+    party = read_toml(path, PartyFile)
+    party._folder = path.resolve().parent
+    return party

@@ -1,0 +1,42 @@
+"""Data: tables and pictures become one `PartyData` a party, rows aligned, encoders fitted.
+
+>>> data = load_bundled("digits", ["bank", "shop"], seed=0, label_party="lender")
+>>> data["bank"]
+PartyData(name='bank', rows=1797, inputs=(1797, 1, 8, 4), labels=False, classes=None, \
+split=Split(train=1258, validation=180, test=359))
+"""
+
+from __future__ import annotations
+
+from vfl.datasets.align import align, sort_by_id
+from vfl.datasets.bundled import SOURCES
+from vfl.datasets.encode import Encoder, TableEncoder
+from vfl.datasets.labels import TASKS, encode_labels
+from vfl.datasets.load import load_bundled, load_table, load_tables
+from vfl.datasets.own import load_for_prediction, load_own, read_encoder
+from vfl.datasets.party import PartyData, Split
+from vfl.datasets.split import split_fixed, split_rows
+from vfl.datasets.table import TableFormat, pick_columns, read_table
+
+__all__ = [
+    "SOURCES",
+    "TASKS",
+    "Encoder",
+    "PartyData",
+    "Split",
+    "TableEncoder",
+    "TableFormat",
+    "align",
+    "encode_labels",
+    "load_bundled",
+    "load_for_prediction",
+    "load_own",
+    "load_table",
+    "load_tables",
+    "pick_columns",
+    "read_encoder",
+    "read_table",
+    "sort_by_id",
+    "split_fixed",
+    "split_rows",
+]

@@ -1,0 +1,175 @@
+"""Rows of several parties brought into one order by their ids.
+
+In one process `align` joins all tables. In a federation each party sorts its own table with
+`sort_by_id` and the parties compare digests (`PartyData.row_digest`); no id leaves its owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+
+from vfl.datasets.table import IdType, check_column
+from vfl.datasets.values import kind_of, spaced, texts
+from vfl.errors import MisalignedError
+
+LEAST_OVERLAP = 0.05  # of the smaller table; below it the ids hardly speak of the same things
+
+
+@dataclass(frozen=True, eq=False)
+class Aligned:
+    """Tables whose rows stand in one order.
+
+    Attributes:
+        frames: by party, each with the same number of rows.
+        ids: text (dtype object) or int64 in ascending order, axes (rows,).
+    """
+
+    frames: dict[str, pd.DataFrame]
+    ids: np.ndarray
+
+    def __repr__(self) -> str:
+        return f"Aligned(parties={list(self.frames)}, rows={len(self.ids)})"
+
+
+def align(frames: Mapping[str, pd.DataFrame], id_column: str, id_type: IdType = "text") -> Aligned:
+    """Keep the rows whose id every party has, sorted by id.
+
+    Args:
+        frames: tables by party.
+        id_column: the column of ids, of the same name in every table.
+        id_type: how ids are compared; see `TableFormat`.
+
+    Raises:
+        MissingColumnError: a table without that column.
+        MisalignedError: missing or repeated ids, or hardly any in common.
+    """
+    ids = {
+        party: row_ids(frame, id_column, f"party '{party}'", id_type)
+        for party, frame in frames.items()
+    }
+    common = reduce(lambda left, right: np.intersect1d(left, right, True), ids.values())
+    common = np.sort(common)
+    if not _enough(len(common), list(ids.values())):
+        raise _mismatch(ids, {party: frame[id_column] for party, frame in frames.items()}, id_type)
+    return Aligned(
+        {party: frames[party].iloc[_positions(own, common)] for party, own in ids.items()}, common
+    )
+
+
+def sort_by_id(
+    frame: pd.DataFrame, id_column: str, where: str, id_type: IdType = "text"
+) -> tuple[pd.DataFrame, np.ndarray]:
+    """One party's table in ascending order of its ids, and those ids.
+
+    Args:
+        frame: the party's table.
+        id_column: its column of ids.
+        where: who asks, for the message ("party 'bank'").
+        id_type: how ids are compared; the same at every party.
+
+    Raises:
+        MissingColumnError: the table lacks the id column.
+        MisalignedError: missing or repeated ids.
+    """
+    ids = row_ids(frame, id_column, where, id_type)
+    order = np.argsort(ids, kind="stable")
+    return frame.iloc[order], ids[order]
+
+
+def row_ids(frame: pd.DataFrame, id_column: str, where: str, id_type: IdType) -> np.ndarray:
+    """The ids of a table's rows as text or int64, axes (rows,).
+
+    Raises:
+        MissingColumnError: the table lacks the id column.
+        MisalignedError: missing ids, repeated ids, or no whole numbers where those are wanted.
+    """
+    check_column(frame.columns, id_column, f"the id column of {where}")
+    column = frame[id_column]
+    missing = int(column.isna().sum())
+    if missing:
+        raise _bad_ids(where, id_column, f"{spaced(missing)} rows without an id")
+    ids = texts(column)
+    if id_type == "number":
+        ids = _as_numbers(ids, where, id_column)
+    repeated = len(ids) - len(np.unique(ids))
+    if repeated:
+        raise _bad_ids(where, id_column, f"{spaced(repeated)} rows repeat the id of another")
+    return ids
+
+
+def _as_numbers(ids: np.ndarray, where: str, id_column: str) -> np.ndarray:
+    try:
+        return np.array([int(text) for text in ids], dtype=np.int64)
+    except (ValueError, OverflowError):  # int() would quote the id
+        raise MisalignedError(
+            f"the ids of {where} are not all whole numbers of 64 bits",
+            where=f"column '{id_column}'",
+            fix='set id_type = "text" at every party',
+        ) from None
+
+
+def _bad_ids(where: str, id_column: str, got: str) -> MisalignedError:
+    return MisalignedError(
+        f"the rows of {where} cannot be told apart by their ids",
+        where=f"column '{id_column}'",
+        got=f"{got}",
+        want="one id a row, none of them twice",
+    )
+
+
+def _positions(own: np.ndarray, common: np.ndarray) -> np.ndarray:
+    """Where each common id stands in a party's table."""
+    order = np.argsort(own, kind="stable")
+    positions: np.ndarray = order[np.searchsorted(own[order], common)]
+    return positions
+
+
+def _enough(matched: int, ids: list[np.ndarray]) -> bool:
+    return matched > 0 and matched >= LEAST_OVERLAP * min(len(own) for own in ids)
+
+
+def _mismatch(
+    ids: Mapping[str, np.ndarray], columns: Mapping[str, pd.Series], id_type: IdType
+) -> MisalignedError:
+    """Names the two parties that match least; counts and formats, never an id."""
+    matches = {
+        (left, right): len(np.intersect1d(ids[left], ids[right], True))
+        for left, right in combinations(ids, 2)
+    } or {(party, party): len(own) for party, own in ids.items()}
+    left, right = min(
+        matches, key=lambda pair: matches[pair] / max(1, min(len(ids[party]) for party in pair))
+    )
+    other = "number" if id_type == "text" else "text"
+    return MisalignedError(
+        f"only {spaced(matches[left, right])} of {spaced(len(ids[left]))} ids of '{left}' "
+        f"match '{right}'",
+        where=f"{spaced(len(ids))} parties",
+        got=", ".join(f"'{party}': {id_format(columns[party])}" for party in (left, right)),
+        want="the same ids, written the same way, at every party",
+        fix=f'id_type = "{other}" where the two formats differ',
+    )
+
+
+def id_format(column: pd.Series) -> str:
+    """How ids are written, without showing one.
+
+    >>> id_format(pd.Series(["A0000017", "B0000018"]))
+    'text of 8 characters'
+    """
+    if kind_of(column) == "number":
+        return "whole numbers"
+    ids = texts(column)
+    sizes = sorted({len(text) for text in ids})
+    if not sizes:
+        return "no rows"
+    size = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
+    if not all(text.isdigit() for text in ids):
+        return f"text of {size} characters"
+    padded = any(len(text) > 1 and text[0] == "0" for text in ids)
+    return f"text of {size} digits, zeros in front" if padded else "whole numbers"

@@ -1,0 +1,189 @@
+"""A party's table as float32 columns, by what its training rows alone say.
+
+Numbers are standardised, booleans become 0 and 1, texts one column a category of the training rows.
+A column that lacked cells in the training rows gets one more column, 1 where the cell is missing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+
+from vfl.datasets.table import check_column
+from vfl.datasets.values import kind_of, numbers, spaced, texts
+from vfl.errors import DataError
+
+MAX_CATEGORIES = 100
+
+
+class Encoder(Protocol):
+    """What turns a party's table into inputs, fitted once and stored beside its bottom model."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns it reads, in order."""
+
+    def transform(self, frame: pd.DataFrame) -> np.ndarray:
+        """Inputs of a table's rows, float32, axes (rows, ...)."""
+
+    def to_json(self) -> str:
+        """Everything it learnt, for a file of the party's own."""
+
+
+@dataclass(frozen=True)
+class NumberColumn:
+    """``(value - mean) / scale``; a missing cell is 0, a column without spread (scale 0) too."""
+
+    name: str
+    indicator: bool
+    mean: float = field(repr=False)
+    scale: float = field(repr=False)
+
+    @property
+    def width(self) -> int:
+        return 1 + self.indicator
+
+    def write(self, column: pd.Series, out: np.ndarray) -> None:
+        """Fill `out`, axes (rows, width), which holds zeros."""
+        values = numbers(column)
+        missing = np.isnan(values)
+        if self.scale:
+            values -= self.mean
+            values /= self.scale
+            values[missing] = 0.0
+            out[:, 0] = values
+        if self.indicator:
+            out[:, 1] = missing
+
+
+@dataclass(frozen=True)
+class TextColumn:
+    """One column a category, in sorted order; an unknown category is all zeros."""
+
+    name: str
+    indicator: bool
+    categories: tuple[str, ...] = field(repr=False)
+
+    @property
+    def width(self) -> int:
+        return len(self.categories) + self.indicator
+
+    def write(self, column: pd.Series, out: np.ndarray) -> None:
+        """Fill `out`, axes (rows, width), which holds zeros."""
+        place = {category: position for position, category in enumerate(self.categories)}
+        cells = texts(column)
+        positions = np.array([place.get(cell, -1) for cell in cells], dtype=np.int64)
+        known = np.flatnonzero(positions >= 0)
+        out[known, positions[known]] = 1.0
+        if self.indicator:
+            out[:, -1] = column.isna().to_numpy()
+
+
+Column = NumberColumn | TextColumn
+
+
+@dataclass(frozen=True)
+class TableEncoder:
+    """The encoders of a party's columns, in their order."""
+
+    columns: tuple[Column, ...]
+
+    @classmethod
+    def fit(cls, frame: pd.DataFrame, max_categories: int = MAX_CATEGORIES) -> TableEncoder:
+        """Learn means, spreads and categories.
+
+        Args:
+            frame: the training rows only, and only the party's columns.
+            max_categories: most categories one text column may have.
+
+        Raises:
+            DataError: a column of dates or mixed things, infinite numbers, too many categories.
+        """
+        return cls(tuple(_fit_column(frame[name], max_categories) for name in frame.columns))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns it reads, in order."""
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def width(self) -> int:
+        """How many columns `transform` gives."""
+        return sum(column.width for column in self.columns)
+
+    def transform(self, frame: pd.DataFrame) -> np.ndarray:
+        """Inputs of any rows of the same columns, float32, axes (rows, columns).
+
+        Raises:
+            MissingColumnError: the table lacks a column.
+            DataError: text where the training rows had numbers.
+        """
+        out = np.zeros((len(frame), self.width), dtype=np.float32)
+        for column, part in self._parts(out):
+            check_column(frame.columns, column.name, f"the encoder's '{column.name}'")
+            column.write(frame[column.name], part)
+        return out
+
+    def _parts(self, out: np.ndarray) -> Iterator[tuple[Column, np.ndarray]]:
+        start = 0
+        for column in self.columns:
+            yield column, out[:, start : start + column.width]
+            start += column.width
+
+    def to_json(self) -> str:
+        """Everything learnt; it holds categories and means, so it stays with its party."""
+        return json.dumps({"encoder": "table", "columns": [asdict(c) for c in self.columns]})
+
+    @classmethod
+    def from_json(cls, text: str) -> TableEncoder:
+        """The encoder `to_json` wrote.
+
+        Raises:
+            DataError: the text is something else.
+        """
+        try:
+            record = json.loads(text)
+            columns = tuple(_column(entry) for entry in record["columns"])
+        except (ValueError, KeyError, TypeError):
+            raise DataError(
+                "this is not a stored table encoder", want="what TableEncoder.to_json wrote"
+            ) from None
+        return cls(columns)
+
+
+def _column(entry: dict[str, Any]) -> Column:
+    if "categories" in entry:
+        return TextColumn(**{**entry, "categories": tuple(entry["categories"])})
+    return NumberColumn(**entry)
+
+
+def _fit_column(column: pd.Series, max_categories: int) -> Column:
+    name, indicator = str(column.name), bool(column.isna().any())
+    kind = kind_of(column)
+    if kind == "text":
+        return TextColumn(name, indicator, _categories(column, max_categories))
+    values = numbers(column)
+    values = values[~np.isnan(values)]
+    if kind == "boolean":
+        return NumberColumn(name, indicator, mean=0.0, scale=1.0)
+    if not len(values) or values.min() == values.max():
+        return NumberColumn(name, indicator, mean=0.0, scale=0.0)
+    return NumberColumn(name, indicator, mean=float(values.mean()), scale=float(values.std()))
+
+
+def _categories(column: pd.Series, limit: int) -> tuple[str, ...]:
+    found: Sequence[str] = sorted(set(texts(column)) - {None})
+    if len(found) > limit:
+        raise DataError(
+            f"column '{column.name}' has too many categories",
+            got=f"{spaced(len(found))} different texts in {spaced(len(column))} training rows",
+            want=f"at most {spaced(limit)}",
+            fix="leave the column out or group its texts; if it holds numbers, name the table's "
+            "own sign of a missing cell in the option 'missing'",
+        )
+    return tuple(found)

@@ -1,0 +1,102 @@
+"""One party of a federation: it reads its own file and nobody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vfl.datasets.encode import Encoder, TableEncoder
+from vfl.datasets.labels import encode_labels
+from vfl.datasets.party import Classes, PartyData, Split
+from vfl.datasets.pictures import PictureEncoder
+from vfl.datasets.rows import NO_INPUTS, AlignedRows, Inputs, fit_inputs, own_columns, read_sorted
+from vfl.datasets.split import split_rows
+from vfl.datasets.table import Source, TableFormat, check_column
+from vfl.errors import DataError
+
+
+def load_own(
+    name: str,
+    source: Source,
+    id_column: str | None,
+    columns: Sequence[str] | None,
+    label: str | None,
+    task: str,
+    seed: int,
+    validation: float = 0.1,
+    test: float = 0.2,
+    shape: Sequence[int] | None = None,
+    form: TableFormat | None = None,
+) -> PartyData:
+    """A party's data for training, rows sorted by id.
+
+    The other parties' rows must be the same and are never seen here: compare `rows` and
+    `row_digest` before training.
+
+    Args:
+        name: the party.
+        source: its CSV or Parquet file, or a frame.
+        id_column: rows are sorted by it; None keeps the order of the table.
+        columns: names and globs of its features; none for a label party without columns.
+        label: its label column; None at a feature party.
+        task: "binary", "multiclass" or "regression"; unused without a label.
+        seed: the run's public seed.
+        validation, test: shares of the rows, the same at every party.
+        shape: (channels, height, width) when the columns are pixels in reading order.
+        form: how the file is written.
+
+    Raises:
+        MissingDataError, MissingColumnError, LabelLeakError, MisalignedError, TooFewRowsError,
+        DataError: see `vfl.errors`; messages hold names and counts only.
+    """
+    frame, ids = read_sorted(source, id_column, f"party '{name}'", form)
+    own = own_columns(frame, columns or (), name, label, id_column)
+    split = split_rows(len(frame), seed, validation, test)
+    labels: np.ndarray | None = None
+    classes: Classes | None = None
+    if label is not None:
+        check_column(frame.columns, label, f"the label of '{name}'")
+        labels, classes = encode_labels(frame[label], task)
+    elif not own:
+        raise DataError(f"party '{name}' has neither columns nor a label")
+    rows = AlignedRows.of(len(frame), split, ids)
+    return rows.party(name, fit_inputs(frame, own, split, shape), labels, classes)
+
+
+def load_for_prediction(
+    name: str,
+    source: Source,
+    id_column: str | None,
+    encoder: Encoder | None,
+    form: TableFormat | None = None,
+) -> PartyData:
+    """A party's data for prediction on new rows: all of them test rows, none with a label.
+
+    Args:
+        name: the party.
+        source: its CSV or Parquet file, or a frame.
+        id_column: rows are sorted by it; None keeps the order of the table.
+        encoder: the one its training left behind (`PartyData.encoder`, `read_encoder`); None for a
+            party without inputs.
+        form: how the file is written.
+
+    Raises:
+        MissingDataError, MissingColumnError, MisalignedError, DataError: see `vfl.errors`.
+    """
+    frame, ids = read_sorted(source, id_column, f"party '{name}'", form)
+    nothing = np.empty(0, dtype=np.int64)
+    split = Split(train=nothing, validation=nothing, test=np.arange(len(frame), dtype=np.int64))
+    inputs = Inputs(encoder.transform(frame), encoder) if encoder else NO_INPUTS
+    return AlignedRows.of(len(frame), split, ids).party(name, inputs)
+
+
+def read_encoder(text: str) -> Encoder:
+    """The encoder whose `to_json` wrote this text.
+
+    Raises:
+        DataError: the text is something else.
+    """
+    if '"encoder": "pictures"' in text[:40]:
+        return PictureEncoder.from_json(text)
+    return TableEncoder.from_json(text)

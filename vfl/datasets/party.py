@@ -1,0 +1,90 @@
+"""What one party holds once rows are aligned: its own columns, its own labels, nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vfl.datasets.encode import Encoder
+
+Classes = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Which aligned rows serve what; disjoint int64 positions in ascending order.
+
+    Attributes:
+        train, validation, test: axes (rows of the part,); a part may be empty.
+    """
+
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+
+    def __repr__(self) -> str:
+        return (
+            f"Split(train={len(self.train)}, validation={len(self.validation)}, "
+            f"test={len(self.test)})"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PartyData:
+    """One party's aligned rows, ready for its model.
+
+    Attributes:
+        name: the party.
+        inputs: float32, axes (rows, columns) or (rows, channels, height, width); None for a label
+            party without columns.
+        labels: axes (rows,): int64 codes 0..C-1, or float32 for a regression; None at a feature
+            party.
+        classes: what the codes stand for; None at a feature party and for a regression.
+        split: the same at every party of a run.
+        ids_digest: 32 bytes that stand for the order of the rows; see `digest_of`.
+        ids: the rows' ids, axes (rows,), for the party's own files; None where rows have no id.
+        encoder: what turned the party's table into `inputs`; kept beside its bottom model.
+    """
+
+    name: str
+    inputs: Tensor | None
+    labels: Tensor | None
+    classes: Classes | None
+    split: Split
+    ids_digest: bytes
+    ids: np.ndarray | None = None
+    encoder: Encoder | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows are aligned."""
+        return len(self.split.train) + len(self.split.validation) + len(self.split.test)
+
+    def row_digest(self, session: str) -> str:
+        """What two parties compare to know that their rows stand in the same order.
+
+        HMAC-SHA256 keyed by the session's id, so that a digest means nothing in another session.
+        It hides ids from a passer-by, not from a party that can guess the whole list.
+        """
+        return hmac.new(session.encode(), self.ids_digest, hashlib.sha256).hexdigest()
+
+    def __repr__(self) -> str:
+        inputs = None if self.inputs is None else tuple(self.inputs.shape)
+        classes = None if self.classes is None else len(self.classes)
+        return (
+            f"PartyData(name={self.name!r}, rows={self.rows}, inputs={inputs}, "
+            f"labels={self.labels is not None}, classes={classes}, split={self.split})"
+        )
+
+
+def digest_of(ids: np.ndarray) -> bytes:
+    """SHA-256 of the ids in their order, 32 bytes; JSON keeps apart what mere joining would not."""
+    return hashlib.sha256(json.dumps(ids.tolist()).encode()).digest()

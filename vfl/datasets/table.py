@@ -1,0 +1,202 @@
+"""Tables: reading them, finding columns in them, and checking who owns which column."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+
+from vfl.errors import (
+    DataError,
+    LabelLeakError,
+    MissingColumnError,
+    MissingDataError,
+    SharedColumnError,
+    nearest,
+)
+
+IdType = Literal["text", "number"]
+Source = Path | str | pd.DataFrame
+
+
+@dataclass(frozen=True)
+class TableFormat:
+    """How a party's file is written.
+
+    Attributes:
+        separator: between the cells of a CSV line.
+        missing: further texts that mean a missing cell in a CSV, such as "?".
+        id_type: "text" compares ids letter by letter; "number" reads 007 and 7 as the same id.
+    """
+
+    separator: str = ","
+    missing: tuple[str, ...] = ()
+    id_type: IdType = "text"
+
+
+def read_table(
+    source: Source,
+    form: TableFormat | None = None,
+    text_columns: Sequence[str] = (),
+) -> pd.DataFrame:
+    """A table from ``.csv``, ``.csv.gz`` or ``.parquet``; a frame passes with its names as text.
+
+    Args:
+        source: the file; its first line names the columns.
+        form: how it is written; commas and plain ids unless told.
+        text_columns: columns of a CSV that stay text, so that an id keeps its leading zeros.
+
+    Raises:
+        MissingDataError: no such file.
+        DataError: not a readable table, or a column without a name of its own.
+    """
+    if isinstance(source, pd.DataFrame):
+        return _uniquely_named(source, "the frame")
+    path = Path(source)
+    if not path.is_file():
+        raise MissingDataError(
+            "there is no such table", got=str(path), want="a .csv, .csv.gz or .parquet file"
+        )
+    try:
+        if path.suffix == ".parquet":
+            return _uniquely_named(pd.read_parquet(path), str(path))
+        return _read_csv(path, form or TableFormat(), text_columns)
+    except (ValueError, OSError, EOFError) as error:  # their text may quote cells
+        raise DataError(
+            "this file cannot be read as a table",
+            where=str(path),
+            got=type(error).__name__,
+            want="CSV (.csv, .csv.gz) with a line of column names, or Parquet (.parquet)",
+            fix="check the ending of the name, the separator and the encoding (UTF-8)",
+        ) from None
+
+
+def _uniquely_named(frame: pd.DataFrame, where: str) -> pd.DataFrame:
+    if not all(isinstance(name, str) for name in frame.columns):
+        frame = frame.rename(columns=str)
+    _check_names(frame.columns.to_series(), where)
+    return frame
+
+
+def _read_csv(path: Path, form: TableFormat, text_columns: Sequence[str]) -> pd.DataFrame:
+    header = pd.read_csv(path, sep=form.separator, header=None, nrows=1, dtype=str)
+    _check_names(header.iloc[0], str(path))
+    return pd.read_csv(
+        path,
+        sep=form.separator,
+        na_values=list(form.missing),
+        dtype=dict.fromkeys(text_columns, str),
+        skipinitialspace=True,
+    )
+
+
+def _check_names(names: pd.Series, where: str) -> None:
+    if names.isna().any() or names.duplicated().any():
+        raise DataError(  # the first line of a file may be a row of data: quote nothing
+            "this table has columns without a name, or of the same name",
+            where=where,
+            got=f"{len(names)} columns, {names.nunique()} different names",
+            want="one name a column, in the first line of a CSV",
+        )
+
+
+def pick_columns(
+    columns: Iterable[str], patterns: Sequence[str], where: str, leave_out: Sequence[str] = ()
+) -> list[str]:
+    """The columns that names and globs such as ``loan_*`` stand for, each once.
+
+    Args:
+        columns: the table's column names.
+        patterns: names or globs; their order is kept, and within a glob the table's.
+        where: who asks, for the message ("party 'bank'").
+        leave_out: the id and the label: a glob passes over them, only their full name takes them.
+
+    >>> pick_columns(["age", "loan_a", "loan_b"], ["loan_*", "age"], "party 'bank'")
+    ['loan_a', 'loan_b', 'age']
+
+    Raises:
+        MissingColumnError: a pattern that fits no column, with the nearest name.
+    """
+    known = list(columns)
+    picked: dict[str, None] = {}
+    for pattern in patterns:
+        if pattern in known:
+            picked[pattern] = None
+            continue
+        found = [name for name in known if fnmatchcase(name, pattern) and name not in leave_out]
+        if not found:
+            raise MissingColumnError(
+                f"{where} names a column that the table lacks",
+                got=pattern,
+                fix=nearest(pattern, known),
+            )
+        picked.update(dict.fromkeys(found))
+    return list(picked)
+
+
+def check_column(columns: Iterable[str], name: str, where: str) -> None:
+    """Refuse a single column name, such as the id's, that the table lacks.
+
+    Raises:
+        MissingColumnError: with the nearest name.
+    """
+    known = list(columns)
+    if name not in known:
+        raise MissingColumnError(
+            f"{where} is not a column of the table", got=name, fix=nearest(name, known)
+        )
+
+
+def check_features(party: str, columns: Sequence[str], label: str | None, ids: str | None) -> None:
+    """Refuse a party whose features hold the label or the row id.
+
+    Args:
+        party: the party's name.
+        columns: its resolved columns.
+        label: the label column, where it is known.
+        ids: the id column, where there is one.
+
+    Raises:
+        LabelLeakError: the label is a feature.
+        DataError: the id is a feature.
+    """
+    if label is not None and label in columns:
+        raise LabelLeakError(
+            f"the label column '{label}' is also a feature of '{party}'",
+            fix=f"remove it from parties.{party}.columns; it would make every result perfect and "
+            "worthless",
+        )
+    if ids is not None and ids in columns:
+        raise DataError(
+            f"the id column '{ids}' is also a feature of '{party}'",
+            fix=f"remove it from parties.{party}.columns; an id says nothing about a new row",
+        )
+
+
+def check_owners(party_columns: Mapping[str, Sequence[str]]) -> None:
+    """Refuse one table's column in the hands of two parties.
+
+    Args:
+        party_columns: resolved columns by party.
+
+    Raises:
+        SharedColumnError: names the first such column and its owners, and counts the others.
+    """
+    owners: dict[str, list[str]] = defaultdict(list)
+    for party, columns in party_columns.items():
+        for column in columns:
+            owners[column].append(party)
+    shared = [column for column, parties in owners.items() if len(parties) > 1]
+    if shared:
+        more = f", and {len(shared) - 1} more such columns" if len(shared) > 1 else ""
+        count = {2: "two"}.get(len(owners[shared[0]]), str(len(owners[shared[0]])))
+        raise SharedColumnError(
+            f"column '{shared[0]}' belongs to {count} parties",
+            got=" and ".join(owners[shared[0]]) + more,
+            want="one owner per column",
+        )

@@ -1,0 +1,10 @@
+"""One half of a round at one party: defense, codec and frames over a link, in both directions."""
+
+from __future__ import annotations
+
+from vfl.exchange.adversary import Adversary
+from vfl.exchange.feature_half import FeatureHalf
+from vfl.exchange.label_half import LabelHalf
+from vfl.exchange.optimizers import OptimizerFactory, optimizer_factory
+
+__all__ = ["Adversary", "FeatureHalf", "LabelHalf", "OptimizerFactory", "optimizer_factory"]

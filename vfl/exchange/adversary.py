@@ -1,0 +1,37 @@
+"""The adversary contract: a party that tampers on its own side while it takes part.
+
+An adversary sees what its own party sees and changes what its own party does; nothing else is in
+reach. The victim trains against it, so an active attack costs one training run per adversary.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, optim
+
+from vfl.compression import Moment
+
+
+class Adversary:
+    """A dishonest party. Every hook defaults to honest behaviour."""
+
+    def batch(self, inputs: Tensor, moment: Moment) -> Tensor:
+        """The inputs its bottom is really fed; axes (rows, ...)."""
+        return inputs
+
+    def optimizer(self, optimizer: optim.Optimizer) -> optim.Optimizer:
+        """The optimiser it really uses for its own half."""
+        return optimizer
+
+    def cut(self, cut: Tensor, moment: Moment) -> Tensor:
+        """The cut it really sends (feature party); detached, axes (rows, width)."""
+        return cut
+
+    def gradient(self, party: str, grad: Tensor, moment: Moment) -> Tensor:
+        """The gradient it really sends to `party` (label party); axes (rows, width)."""
+        return grad
+
+    def received(self, party: str, values: Tensor, moment: Moment) -> None:
+        """What just arrived: a gradient (feature party) or a party's cut (label party)."""
+
+
+HONEST = Adversary()

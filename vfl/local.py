@@ -1,0 +1,121 @@
+"""All parties in one process: the same two sides, the same frames, a function call as the link."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vfl.clients import FeatureParty, build_feature_party
+from vfl.config import Experiment
+from vfl.datasets import PartyData
+from vfl.exchange import Adversary
+from vfl.exchange.adversary import HONEST
+from vfl.ledger import Ledger
+from vfl.link import Link, Observer
+from vfl.seeds import Secret
+from vfl.server import EpochRecord, LabelParty, build_label_party
+from vfl.session import Exchange, Mode, Terms
+from vfl.storage import joint_digest
+from vfl.transport.local import local_pair
+from vfl.transport.observed import Observed
+
+Weights = Mapping[str, Mapping[str, Tensor]]
+
+
+class LocalSession:
+    """One session of an experiment with every party in this process.
+
+    Args:
+        experiment: what to do.
+        data: each party's aligned rows, by party, the label party's included.
+        mode: train, evaluate or predict.
+        outputs: number of classes, or 1 for a regression.
+        secrets: each party's secret; parties left out get a repeatable stand-in from the seed.
+        bottoms: modules to use instead of the experiment's specs, by party.
+        top: a module to use instead of the experiment's spec.
+        weights: trained weights by party.
+        adversaries: dishonest parties, by name.
+        observers: told about every frame (a `Trace`, for example), besides the ledger.
+        on_epoch: told one record an epoch.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        data: Mapping[str, PartyData],
+        *,
+        mode: Mode = "train",
+        outputs: int,
+        secrets: Mapping[str, Secret] | None = None,
+        bottoms: Mapping[str, nn.Module] | None = None,
+        top: nn.Module | None = None,
+        weights: Weights | None = None,
+        adversaries: Mapping[str, Adversary] | None = None,
+        observers: Sequence[Observer] = (),
+        on_epoch: Callable[[EpochRecord], None] = lambda record: None,
+    ) -> None:
+        self.terms = Terms.of(experiment, mode, experiment.name)
+        self.ledger = Ledger()
+        label = experiment.label.party
+        secrets, bottoms, weights = secrets or {}, bottoms or {}, weights or {}
+        adversaries = adversaries or {}
+        links: dict[str, Link] = {}
+        self.clients: list[FeatureParty] = []
+        for name in self.terms.feature_parties:
+            here, there = local_pair()
+            links[name] = Observed(here, name, "label", [self.ledger, *observers])
+            self.clients.append(
+                build_feature_party(
+                    data[name],
+                    self.terms,
+                    there,
+                    secrets.get(name) or Secret.of_simulation(experiment.seed, name),
+                    bottom=bottoms.get(name),
+                    weights=weights.get(name),
+                    adversary=adversaries.get(name, HONEST),
+                )
+            )
+        self.label: LabelParty = build_label_party(
+            data[label],
+            self.terms,
+            links,
+            secrets.get(label) or Secret.of_simulation(experiment.seed, label),
+            top=top or experiment.label.top,
+            task=experiment.label.task,
+            outputs=outputs,
+            own_bottom=bottoms.get(label),
+            ledger=self.ledger,
+            weights=weights.get(label),
+            adversary=adversaries.get(label, HONEST),
+            on_epoch=on_epoch,
+        )
+
+    def run(self) -> LocalSession:
+        """Go through the whole session."""
+        schedule = self.terms.schedule(self.label.data.split)
+        self.label.run(schedule, before=self._begin, after=self._finish)
+        return self
+
+    def weights(self) -> dict[str, dict[str, Tensor]]:
+        """Everybody's weights, by party."""
+        everybody = {client.name: client.weights() for client in self.clients}
+        return everybody | {self.label.data.name: self.label.weights()}
+
+    def weights_digest(self) -> str:
+        """One digest of the parties' own digests in name order."""
+        digests = [(client.name, client.weights_digest()) for client in self.clients]
+        return joint_digest([*digests, (self.label.data.name, self.label.weights_digest())])
+
+    def outputs(self) -> Tensor:
+        """What a prediction session gave, in row order; axes (rows, outputs)."""
+        return torch.cat(self.label.outputs)
+
+    def _begin(self, exchange: Exchange) -> None:
+        for client in self.clients:
+            client.begin(exchange)
+
+    def _finish(self, exchange: Exchange) -> None:
+        for client in self.clients:
+            client.finish(exchange)

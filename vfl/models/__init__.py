@@ -1,0 +1,71 @@
+"""Bottoms and tops: the two halves of a network, by name.
+
+A feature party builds a bottom from its row shape and the width of its cut; the label party builds
+a top from the width of the merged cut. Neither ever receives the other's.
+
+>>> make_top("linear").build(width=8, outputs=3)
+Linear(in_features=8, out_features=3, bias=True)
+
+To add a model: one file with a subclass of `Bottom` or `Top`, one line below (or, from another
+package, an entry point in the group ``vfl.models.bottoms`` or ``vfl.models.tops``).
+A model of the user's own needs no name: `bring` imports it from a path.
+"""
+
+from __future__ import annotations
+
+from vfl.models.base import Bottom, Shape, Top
+from vfl.models.bring import bring, bring_top
+from vfl.registry import Registry
+
+BOTTOMS: Registry[Bottom] = Registry(
+    kind="bottom",
+    contract=Bottom,  # type: ignore[type-abstract]
+    members={
+        "mlp": "vfl.models.mlp:MLPBottom",
+        "cnn": "vfl.models.cnn:CNNBottom",
+        "resnet20": "vfl.models.resnet20:ResNet20Bottom",
+        "identity": "vfl.models.identity:IdentityBottom",
+    },
+    group="vfl.models.bottoms",
+)
+
+TOPS: Registry[Top] = Registry(
+    kind="top",
+    contract=Top,  # type: ignore[type-abstract]
+    members={
+        "mlp": "vfl.models.top_mlp:MLPTop",
+        "linear": "vfl.models.top_linear:LinearTop",
+    },
+    group="vfl.models.tops",
+)
+
+
+def make_bottom(spec: str) -> Bottom:
+    """The bottom a spec names, such as ``mlp:hidden=64-32,last=relu``.
+
+    Raises:
+        SpecError: an unknown name or option, with the nearest known one.
+    """
+    return BOTTOMS.make(spec)
+
+
+def make_top(spec: str) -> Top:
+    """The top a spec names, such as ``mlp:hidden=64``.
+
+    Raises:
+        SpecError: an unknown name or option, with the nearest known one.
+    """
+    return TOPS.make(spec)
+
+
+__all__ = [
+    "BOTTOMS",
+    "TOPS",
+    "Bottom",
+    "Shape",
+    "Top",
+    "bring",
+    "bring_top",
+    "make_bottom",
+    "make_top",
+]

@@ -1,0 +1,99 @@
+"""A user's own model, imported from ``package.module:ClassOrFunction``.
+
+Importing runs code. A path therefore comes only from the user's own local files or command line,
+never from a message, a session or another party's experiment.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from vfl.errors import SpecError, UnknownNameError, nearest
+from vfl.models.base import Bottom, Shape, Top
+
+
+class BroughtBottom(Bottom):
+    """A bottom made by a user's callable of (shape, width)."""
+
+    def __init__(self, maker: Callable[[Shape, int], object], path: str) -> None:
+        self.maker = maker
+        self.path = path
+
+    def build(self, shape: Shape, width: int) -> nn.Module:
+        return _module(self.maker(shape, width), self.path)
+
+
+class BroughtTop(Top):
+    """A top made by a user's callable of (width, outputs)."""
+
+    def __init__(self, maker: Callable[[int, int], object], path: str) -> None:
+        self.maker = maker
+        self.path = path
+
+    def build(self, width: int, outputs: int) -> nn.Module:
+        return _module(self.maker(width, outputs), self.path)
+
+
+def bring(path: str) -> Bottom:
+    """The user's own bottom; only for paths from the user's own local files, since it runs code.
+
+    Args:
+        path: ``package.module:name`` of a class or function that takes (shape, width) and gives a
+            torch module, as `Bottom.build` does.
+
+    Raises:
+        SpecError: the path is malformed, its module is not found, or it names nothing callable.
+        UnknownNameError: the module has no such name.
+    """
+    return BroughtBottom(_imported(path), path)
+
+
+def bring_top(path: str) -> Top:
+    """The user's own top; as `bring`, with a callable of (width, outputs)."""
+    return BroughtTop(_imported(path), path)
+
+
+def _imported(path: str) -> Callable[..., Any]:
+    module_name, _, name = path.partition(":")
+    names = [*module_name.split("."), name]
+    if not all(part.isidentifier() for part in names):
+        raise SpecError("this is not the path of a model", got=path, want="package.module:name")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the user's module was found; what it imports is missing, and Python says what
+        raise SpecError(
+            f"there is no module '{module_name}'",
+            where=path,
+            fix="install its package, or put its folder on PYTHONPATH",
+        ) from None
+    found = getattr(module, name, None)
+    if found is None:
+        public = [known for known in vars(module) if not known.startswith("_")]
+        raise UnknownNameError(
+            f"module '{module_name}' has no '{name}'", where=path, fix=nearest(name, public)
+        )
+    if not callable(found) or isinstance(found, nn.Module):
+        raise SpecError(
+            "a model's path must name a class or a function that builds a module",
+            where=path,
+            got=f"an object of type {type(found).__name__}",
+        )
+    maker: Callable[..., Any] = found
+    return maker
+
+
+def _module(made: object, path: str) -> nn.Module:
+    if not isinstance(made, nn.Module):
+        raise SpecError(
+            "this path does not build a torch module",
+            where=path,
+            got=f"an object of type {type(made).__name__}",
+            want="torch.nn.Module",
+        )
+    return made

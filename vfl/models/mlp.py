@@ -1,0 +1,63 @@
+"""A multi-layer perceptron as bottom."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from torch import nn
+
+from vfl.errors import BadOptionError
+from vfl.models.base import Bottom, Shape
+from vfl.models.parts import (
+    Activation,
+    check_dropout,
+    hidden_layers,
+    make_activation,
+    parse_sizes,
+)
+
+
+class MLPBottom(Bottom):
+    """Linear layers with an activation after each hidden one; pictures are flattened.
+
+    Args:
+        hidden: sizes joined by dashes; "none" leaves one linear layer.
+        activation: relu, leaky_relu, gelu, silu, tanh or sigmoid.
+        batch_norm: normalise each hidden layer over the batch before its activation (Ioffe and
+            Szegedy 2015, Algorithm 1); training batches then need two rows.
+        dropout: probability after each hidden activation, 0 to below 1.
+        last: "relu" makes the cut non-negative.
+
+    >>> module = MLPBottom(hidden="16").build(shape=(4,), width=8)
+    >>> sum(p.numel() for p in module.parameters())  # 5 * 16 + 17 * 8
+    216
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    def __init__(
+        self,
+        hidden: str = "64-32",
+        activation: Activation = "relu",
+        batch_norm: bool = False,
+        dropout: float = 0.0,
+        last: Literal["relu", "none"] = "none",
+    ) -> None:
+        self.hidden = parse_sizes(hidden, "hidden")
+        make_activation(activation)
+        if last not in ("relu", "none"):
+            raise BadOptionError("no such last activation", got=last, want="relu or none")
+        self.activation = activation
+        self.batch_norm = batch_norm
+        self.dropout = check_dropout(dropout)
+        self.last = last
+
+    def build(self, shape: Shape, width: int) -> nn.Module:
+        inputs = math.prod(shape)
+        layers = hidden_layers(inputs, self.hidden, self.activation, self.batch_norm, self.dropout)
+        layers.append(nn.Linear(self.hidden[-1] if self.hidden else inputs, width))
+        if self.last == "relu":
+            layers.append(nn.ReLU())
+        return nn.Sequential(nn.Flatten(), *layers)

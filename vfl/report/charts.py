@@ -1,0 +1,148 @@
+"""Charts as inline SVG: no script, no fonts of their own, colours from the page's style sheet.
+
+Every chart has a title and a description for readers who do not see it. Lines differ in dash as
+well as in colour, so that they can be told apart on paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from vfl.report.axes import (
+    Point,
+    enclosing,
+    thinned,
+    tick_step,
+    tick_text,
+    ticks_inside,
+    widened,
+)
+
+WIDTH, HEIGHT = 440, 250
+LEFT, RIGHT, TOP, BOTTOM = 44, 428, 34, 212
+_DOTS_UP_TO = 30
+_LEGEND_STEP = 104
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line.
+
+    Attributes:
+        name: its word in the legend.
+        points: (x, y), finite, x ascending; a single one is drawn as a dot.
+        style: 1 to 3, colour and dash in the style sheet, so one thing looks alike in all charts.
+    """
+
+    name: str
+    points: Sequence[Point]
+    style: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A range of values laid on a range of pixels."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+
+    def __call__(self, value: float) -> float:
+        """The pixel of a value."""
+        share = (value - self.low) / (self.high - self.low)
+        return self.start + share * (self.stop - self.start)
+
+
+def line_chart(
+    key: str,
+    title: str,
+    description: str,
+    series: Sequence[Series],
+    x_label: str,
+    whole_x: bool = False,
+) -> Markup:
+    """Lines over two axes.
+
+    Args:
+        key: makes the ids of this chart unique in its page.
+        title, description: for screen readers.
+        series: at least one point in all.
+        x_label: written under the axis.
+        whole_x: the x axis counts things, so no tick lies between two of them.
+
+    Returns:
+        An <svg> element.
+    """
+    points = [point for each in series for point in each.points]
+    x_low, x_high = widened(min(x for x, _ in points), max(x for x, _ in points))
+    y_low, y_high = widened(min(y for _, y in points), max(y for _, y in points))
+    x_step, y_step = tick_step(x_low, x_high, 5, whole_x), tick_step(y_low, y_high)
+    x_scale = Scale(x_low, x_high, LEFT, RIGHT)
+    y_scale = Scale(*enclosing(y_low, y_high, y_step), BOTTOM, TOP)
+    parts = [
+        *_y_axis(y_scale, y_step),
+        *_x_axis(x_scale, x_step, x_label),
+        *(_line(each, x_scale, y_scale) for each in series if each.points),
+        *_legend([each for each in series if each.points]),
+    ]
+    return svg(key, title, description, HEIGHT, parts)
+
+
+def _y_axis(scale: Scale, step: float) -> list[Markup]:
+    rows = [
+        (scale(tick), tick_text(tick, step)) for tick in ticks_inside(scale.low, scale.high, step)
+    ]
+    rules = "".join(f"M{LEFT} {y:.1f}H{RIGHT}" for y, _ in rows)
+    words = [
+        Markup('<text x="{}" y="{:.1f}" class="end">{}</text>').format(LEFT - 7, y + 4, text)
+        for y, text in rows
+    ]
+    return [Markup('<path class="grid" d="{}"/>').format(rules), *words]
+
+
+def _x_axis(scale: Scale, step: float, label: str) -> list[Markup]:
+    ticks = ticks_inside(scale.low, scale.high, step)
+    words = [
+        Markup('<text x="{:.1f}" y="{}" class="mid">{}</text>').format(
+            scale(tick), BOTTOM + 17, tick_text(tick, step)
+        )
+        for tick in ticks
+    ]
+    middle = (LEFT + RIGHT) // 2
+    name = Markup('<text x="{}" y="{}" class="mid label">{}</text>')
+    return [*words, name.format(middle, HEIGHT - 4, label)]
+
+
+def _line(series: Series, x_scale: Scale, y_scale: Scale) -> Markup:
+    places = [(x_scale(x), y_scale(y)) for x, y in thinned(series.points)]
+    drawn = Markup("")
+    if len(places) > 1:
+        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+        drawn = Markup('<path class="line s{}" d="{}"/>').format(series.style, path)
+    dot = Markup('<circle class="dot s{}" cx="{:.1f}" cy="{:.1f}" r="{}"/>')
+    radius = 4 if len(places) == 1 else 2.2
+    dots = places if len(places) <= _DOTS_UP_TO else places[-1:]
+    return drawn + Markup("").join(dot.format(series.style, x, y, radius) for x, y in dots)
+
+
+def _legend(series: Sequence[Series]) -> list[Markup]:
+    entry = Markup(
+        '<path class="line s{}" d="M{} 14h22"/><text x="{}" y="18" class="label">{}</text>'
+    )
+    starts = range(LEFT, LEFT + _LEGEND_STEP * len(series), _LEGEND_STEP)
+    return [
+        entry.format(each.style, start, start + 28, each.name)
+        for start, each in zip(starts, series, strict=True)
+    ]
+
+
+def svg(key: str, title: str, description: str, height: int, parts: Sequence[Markup]) -> Markup:
+    head = Markup(
+        '<svg role="img" viewBox="0 0 {} {}" aria-labelledby="{key}-title {key}-desc">'
+        '<title id="{key}-title">{}</title><desc id="{key}-desc">{}</desc>'
+    ).format(WIDTH, height, title, description, key=key)
+    return head + Markup("").join(parts) + Markup("</svg>")

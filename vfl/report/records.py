@@ -1,0 +1,80 @@
+"""What a report needs to know of a run, typed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What one epoch left behind; None where it was not measured. Bytes add up over epochs."""
+
+    epoch: float
+    train_loss: float | None = None
+    validation_loss: float | None = None
+    test_loss: float | None = None
+    train_accuracy: float | None = None
+    validation_accuracy: float | None = None
+    test_accuracy: float | None = None
+    train_rmse: float | None = None
+    validation_rmse: float | None = None
+    test_rmse: float | None = None
+    bytes_up: float | None = None
+    bytes_down: float | None = None
+
+    @property
+    def total_bytes(self) -> float | None:
+        """Both directions since the start."""
+        if self.bytes_up is None or self.bytes_down is None:
+            return None
+        return self.bytes_up + self.bytes_down
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What crossed one party's link in one direction ("up" leads to the label party)."""
+
+    party: str
+    direction: str
+    phase: str
+    frames: int
+    payload_bytes: int
+    wire_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The figures of the whole run; None where they were not measured."""
+
+    test_accuracy: float | None = None
+    test_rmse: float | None = None
+    test_r2: float | None = None
+    steps_per_second: float | None = None
+    formula_ratio: float | None = None
+    wire_ratio: float | None = None
+    seconds: float | None = None
+    weights_sha256: str | None = None
+    codec: str | None = None
+    defense: str | None = None
+    bytes_up: Mapping[str, float] = field(default_factory=dict)
+    bytes_down: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run folder."""
+
+    name: str
+    created: str
+    version: str
+    mode: str
+    command: str
+    config_text: str
+    label_party: str | None
+    parties: tuple[str, ...]
+    epochs: tuple[Epoch, ...]
+    traffic: tuple[Traffic, ...]
+    environment: Mapping[str, str]
+    summary: Summary

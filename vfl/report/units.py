@@ -1,0 +1,104 @@
+"""Numbers as people read them. A space inside a figure does not break a line."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+NOT_MEASURED = "not measured"
+
+_SPACE = "\u00a0"
+_BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def byte_unit(largest: float) -> tuple[float, str]:
+    """The divisor and the name of the decimal unit that suits a number of bytes.
+
+    >>> byte_unit(1_500_000)
+    (1000000, 'MB')
+    """
+    power = 0
+    while largest >= 999.5 * 1000**power and power < len(_BYTE_UNITS) - 1:
+        power += 1
+    return 1000**power, _BYTE_UNITS[power]
+
+
+def bytes_text(count: float | None) -> str:
+    """Bytes with three significant digits.
+
+    >>> bytes_text(1_442_816).replace(chr(160), " ")
+    '1.44 MB'
+    """
+    if count is None:
+        return NOT_MEASURED
+    divisor, unit = byte_unit(count)
+    number = f"{count:.0f}" if divisor == 1 else three_digits(count / divisor)
+    return f"{number}{_SPACE}{unit}"
+
+
+def three_digits(value: float) -> str:
+    """At least three significant digits, without an exponent where a person would use none.
+
+    >>> [three_digits(value) for value in (0.012345, 1.5, 25.04, 1234.5, 2.5e7)]
+    ['0.0123', '1.5', '25', '1,234', '2.5e+07']
+    """
+    if 1000 <= abs(value) < 1e6:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def number_text(value: float | None) -> str:
+    """A figure without a unit, or that it was not measured."""
+    return NOT_MEASURED if value is None else three_digits(value)
+
+
+def percent_text(fraction: float | None) -> str:
+    """A fraction as percent.
+
+    >>> percent_text(0.9722).replace(chr(160), " ")
+    '97.2 %'
+    """
+    return NOT_MEASURED if fraction is None else f"{100 * fraction:.1f}{_SPACE}%"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """A duration.
+
+    >>> [seconds_text(s).replace(chr(160), " ") for s in (0.034, 8.128, 125, 3720)]
+    ['34 ms', '8.13 s', '2 min 5 s', '1 h 2 min']
+    """
+    if seconds is None:
+        return NOT_MEASURED
+    if seconds < 0.9995:
+        return f"{1000 * seconds:.3g}{_SPACE}ms"
+    if seconds < 59.95:
+        return f"{seconds:.3g}{_SPACE}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}{_SPACE}min{_SPACE}{rest}{_SPACE}s"
+    return f"{minutes // 60}{_SPACE}h{_SPACE}{minutes % 60}{_SPACE}min"
+
+
+def date_text(iso: str) -> str:
+    """An ISO 8601 time in words; anything else as it is.
+
+    >>> date_text("2026-11-21T04:19:07+00:00")
+    '21 November 2026, 04:19 UTC'
+    """
+    try:
+        moment = datetime.fromisoformat(iso)
+    except ValueError:
+        return iso
+    offset = moment.utcoffset()
+    zone = "" if offset is None else " UTC" if offset == timedelta(0) else f"{moment: UTC%z}"
+    return f"{moment.day} {moment:%B %Y, %H:%M}{zone}"
+
+
+def list_text(names: tuple[str, ...], shown: int = 4) -> str:
+    """Names in a sentence.
+
+    >>> list_text(("left", "right")), list_text(("a", "b", "c", "d", "e", "f"))
+    ('left and right', 'a, b, c, d and 2 more')
+    """
+    if len(names) > shown + 1:
+        return f"{', '.join(names[:shown])} and {len(names) - shown} more"
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

@@ -1,0 +1,7 @@
+"""The label party: the side that holds labels and the top model."""
+
+from __future__ import annotations
+
+from vfl.server.label_party import EpochRecord, LabelParty, build_label_party
+
+__all__ = ["EpochRecord", "LabelParty", "build_label_party"]

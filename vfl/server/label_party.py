@@ -1,0 +1,292 @@
+"""The label party: it merges the cuts, runs the top, and sends each party its gradient."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vfl import compression, defenses, models
+from vfl.compression import Moment
+from vfl.datasets import PartyData
+from vfl.defenses import Defense
+from vfl.errors import DataError
+from vfl.exchange import Adversary, LabelHalf, OptimizerFactory, optimizer_factory
+from vfl.exchange.adversary import HONEST
+from vfl.exchange.guards import check_finite
+from vfl.ledger import Ledger
+from vfl.link import Link
+from vfl.seeds import Secret, scoped
+from vfl.server.meter import Meter, task_loss
+from vfl.session import Exchange, Terms
+from vfl.storage import weights_digest
+
+EpochRecord = dict[str, Any]
+
+
+def _nothing(_: Any) -> None:
+    return None
+
+
+class LabelParty:
+    """Plays the label party through the exchanges of a session.
+
+    Args:
+        data: labels, and the party's own columns if it has any.
+        terms: what was agreed.
+        top: the top model, already wrapped by the defense.
+        own_bottom: the bottom of its own columns; None without any.
+        halves: its half of the exchange with every feature party, by name.
+        defense: the label party's instance.
+        task: "classification" or "regression".
+        secret: the label party's own.
+        optimizer: builds the optimiser of everything the label party owns.
+        ledger: where traffic is counted, for the epoch records.
+        on_epoch: told one record an epoch.
+    """
+
+    def __init__(
+        self,
+        data: PartyData,
+        terms: Terms,
+        top: nn.Module,
+        own_bottom: nn.Module | None,
+        halves: Mapping[str, LabelHalf],
+        defense: Defense,
+        task: str,
+        secret: Secret,
+        optimizer: OptimizerFactory | None,
+        ledger: Ledger,
+        on_epoch: Callable[[EpochRecord], None] = _nothing,
+    ) -> None:
+        self.data = data
+        self.terms = terms
+        self.halves = halves
+        self.ledger = ledger
+        self.train_steps = 0
+        self.train_seconds = 0.0
+        self.outputs: list[Tensor] = []
+        self.history: list[EpochRecord] = []
+        self.model = nn.ModuleDict({"top": top})
+        if own_bottom is not None:
+            self.model["bottom"] = own_bottom
+        for name, half in halves.items():
+            if half.adapter is not None:
+                self.model[f"codec-{name}"] = half.adapter
+        self._defense = defense
+        self._task = task
+        self._criterion = task_loss(task)
+        self._secret = secret
+        self._optimizer = optimizer(self.model.parameters()) if optimizer else None
+        self._on_epoch = on_epoch
+        self._meters: dict[str, Meter] = {}
+        self._labels = data.labels
+        if data.labels is not None and terms.mode == "train":
+            train = torch.from_numpy(data.split.train)
+            self._labels = data.labels.clone()
+            self._labels[train] = defense.labels(data.labels[train], secret)
+
+    def run(
+        self,
+        schedule: Iterable[Exchange],
+        before: Callable[[Exchange], None] = _nothing,
+        after: Callable[[Exchange], None] = _nothing,
+    ) -> None:
+        """Go through a whole session; `before` and `after` frame each exchange in one process."""
+        for epoch, exchanges in groupby(schedule, key=lambda exchange: exchange.epoch):
+            started = time.perf_counter()
+            for exchange in exchanges:
+                before(exchange)
+                self.step(exchange)
+                after(exchange)
+                if exchange.last and exchange.trains:
+                    self.train_seconds += time.perf_counter() - started
+            self._end_epoch(epoch, time.perf_counter() - started)
+
+    def step(self, exchange: Exchange) -> None:
+        """One exchange with every party."""
+        if exchange.trains:
+            self._train(exchange)
+        else:
+            self._evaluate(exchange)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The label party's own weights; they never leave it."""
+        return dict(self.model.state_dict())
+
+    def weights_digest(self) -> str:
+        """SHA-256 of the label party's own weights."""
+        return weights_digest(self.weights())
+
+    def _train(self, exchange: Exchange) -> None:
+        assert self._optimizer is not None, "this session does not train"
+        moment = Moment(exchange.step, training=True, secret=self._secret)
+        inputs, labels = self._defense.batch(*self._rows(exchange), moment)
+        assert labels is not None, "training needs labels"
+        self._set_training(True)
+        cuts = self._cuts(exchange, inputs)
+        with scoped(self._secret.number("rng", exchange.step)):
+            logits = self._defense.logits(self.model["top"](self._merge(cuts)), moment)
+            loss = self._criterion(logits, labels)
+            extra = self._defense.loss(cuts, labels, logits, moment)
+        total = loss if extra is None else loss + extra
+        check_finite(total, "loss", self.data.name, exchange.step)
+        self._optimizer.zero_grad(set_to_none=True)
+        total.backward()
+        # Gradients leave before our own step, so that the parties work while we do.
+        for half in self.halves.values():
+            half.send_gradient(labels)
+        self._optimizer.step()
+        self.train_steps += 1
+        self._meter("train").add(logits.detach(), labels, float(loss.detach()))
+
+    @torch.no_grad()
+    def _evaluate(self, exchange: Exchange) -> None:
+        inputs, labels = self._rows(exchange)
+        self._set_training(False)
+        merged = self._merge(self._cuts(exchange, inputs))
+        outputs = self._defense.logits(self.model["top"](merged), Moment(exchange.step))
+        if exchange.phase == "predict" or labels is None:
+            self.outputs.append(outputs)
+        else:
+            loss = float(self._criterion(outputs, labels))
+            self._meter(exchange.phase).add(outputs, labels, loss)
+
+    def _rows(self, exchange: Exchange) -> tuple[Tensor | None, Tensor | None]:
+        rows = torch.from_numpy(exchange.rows)
+        inputs = None if self.data.inputs is None else self.data.inputs[rows]
+        source = self._labels if exchange.trains else self.data.labels
+        return inputs, None if source is None else source[rows]
+
+    def _cuts(self, exchange: Exchange, inputs: Tensor | None) -> dict[str, Tensor]:
+        """Every party's cut in merge order; ours is computed while the others travel."""
+        own: dict[str, Tensor] = {}
+        if "bottom" in self.model and inputs is not None:
+            with scoped(self._secret.number("own", exchange.step)):
+                own[self.data.name] = self.model["bottom"](inputs)
+        return {
+            name: own[name] if name in own else self._receive(name, exchange)
+            for name in self.terms.parties
+        }
+
+    def _receive(self, name: str, exchange: Exchange) -> Tensor:
+        half, rows = self.halves[name], len(exchange.rows)
+        started = time.perf_counter()
+        if exchange.trains:
+            cut = half.receive_cut(exchange.step, rows)
+        else:
+            cut = half.receive_query(exchange.step, rows)
+        phase = "train" if exchange.trains else "evaluate"
+        self.ledger.waited(name, phase, time.perf_counter() - started)
+        return cut
+
+    def _merge(self, cuts: Mapping[str, Tensor]) -> Tensor:
+        parts = list(cuts.values())
+        if self.terms.merge == "concat":
+            return torch.cat(parts, dim=1)
+        return sum(parts[1:], start=parts[0])
+
+    def _meter(self, phase: str) -> Meter:
+        return self._meters.setdefault(phase, Meter(self._task))
+
+    def _end_epoch(self, epoch: int, seconds: float) -> None:
+        record: EpochRecord = {"epoch": epoch, "steps": self.train_steps}
+        for phase, meter in self._meters.items():
+            record |= meter.figures(phase)
+        record["seconds"] = round(seconds, 4)
+        record["bytes_up"] = self.ledger.total_bytes("up")
+        record["bytes_down"] = self.ledger.total_bytes("down")
+        self._meters = {}
+        self.history.append(record)
+        self._on_epoch(record)
+
+    def _set_training(self, training: bool) -> None:
+        if self.model.training is not training:
+            self.model.train(training)
+
+
+def build_label_party(
+    data: PartyData,
+    terms: Terms,
+    links: Mapping[str, Link],
+    secret: Secret,
+    *,
+    top: str | nn.Module,
+    task: str,
+    outputs: int,
+    own_bottom: nn.Module | None = None,
+    ledger: Ledger | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+    adversary: Adversary = HONEST,
+    on_epoch: Callable[[EpochRecord], None] = _nothing,
+) -> LabelParty:
+    """A label party ready for a session.
+
+    Args:
+        data: labels (none needed to predict) and own columns, aligned with everybody's rows.
+        terms: the session's terms.
+        links: the stream to each feature party.
+        secret: the party's own; the first weights of the top follow from it.
+        top: a spec, or a module from the merged width to `outputs`.
+        task: "classification" or "regression".
+        outputs: number of classes, or 1.
+        own_bottom: a module for the own columns instead of the one the terms name.
+        ledger: where the links count.
+        weights: trained weights, for evaluation, prediction or going on.
+        adversary: tampering on this side.
+        on_epoch: told one record an epoch.
+    """
+    defense = defenses.make(terms.defense)
+    with scoped(secret.number("init")):
+        if not isinstance(top, nn.Module):
+            top = models.make_top(top).build(terms.merged_width, outputs)
+        top = defense.wrap_top(top, terms.merged_width)
+        own = _own_bottom(data, terms, defense, own_bottom)
+        halves = {
+            name: LabelHalf(
+                name,
+                terms.parties[name].width,
+                compression.make(terms.codec),
+                defense,
+                links[name],
+                secret,
+                adversary,
+            )
+            for name in terms.feature_parties
+        }
+    party = LabelParty(
+        data,
+        terms,
+        top,
+        own,
+        halves,
+        defense,
+        task,
+        secret,
+        optimizer_factory(terms.train) if terms.mode == "train" else None,
+        ledger or Ledger(),
+        on_epoch,
+    )
+    if weights is not None:
+        party.model.load_state_dict(weights)
+    return party
+
+
+def _own_bottom(
+    data: PartyData, terms: Terms, defense: Defense, given: nn.Module | None
+) -> nn.Module | None:
+    if data.name not in terms.parties:
+        return None
+    if data.inputs is None:
+        raise DataError(
+            f"the label party '{data.name}' is listed with columns but has none",
+            fix="remove it from [parties], or give it columns",
+        )
+    asked = terms.parties[data.name]
+    shape = tuple(data.inputs.shape[1:])
+    bottom = given or models.make_bottom(asked.bottom).build(shape, asked.width)
+    return defense.wrap_bottom(bottom, asked.width)

@@ -1,0 +1,70 @@
+"""Consent: what a session asks of a party, held against what the party's own file allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+from vfl import compression
+from vfl.config import Consent
+from vfl.datasets import Split
+from vfl.errors import ConsentError
+from vfl.frame import HEADER_BYTES
+from vfl.session.terms import Terms
+from vfl.version import VERSION
+
+
+def expected_bytes(terms: Terms, party: str, split: Split) -> int:
+    """The most bytes one party can send and receive in a session on these terms."""
+    codec = compression.make(terms.codec)
+    width = codec.wire_width(terms.parties[party].width)
+    return sum(
+        (codec.payload_limit(len(exchange.rows), width) if way == 0 or exchange.trains else 0)
+        + HEADER_BYTES
+        for exchange in terms.schedule(split)
+        for way in range(2)
+    )
+
+
+def check_consent(terms: Terms, party: str, consent: Consent, split: Split) -> None:
+    """Refuse a session that asks for more than the party allows.
+
+    Raises:
+        ConsentError: every difference, asked and allowed.
+    """
+    differences = list(_differences(terms, party, consent, split))
+    if differences:
+        raise ConsentError(
+            f"party '{party}' does not consent to this session",
+            got="; ".join(asked for asked, _ in differences),
+            want="; ".join(allowed for _, allowed in differences),
+            fix="change the experiment, or the [consent] table of the party's own file",
+        )
+
+
+def _differences(
+    terms: Terms, party: str, consent: Consent, split: Split
+) -> Iterator[tuple[str, str]]:
+    if terms.mode not in consent.modes:
+        yield f"mode {terms.mode}", f"mode in {', '.join(consent.modes)}"
+    if not _matches(terms.codec, consent.codecs):
+        yield f"codec {terms.codec}", f"codec in {', '.join(consent.codecs)}"
+    for defense in terms.defense.split("+"):
+        if not _matches(defense, consent.defenses):
+            yield f"defense {defense}", f"defense in {', '.join(consent.defenses)}"
+    width = terms.parties[party].width
+    if width > consent.max_width:
+        yield f"width {width}", f"width <= {consent.max_width}"
+    if terms.train.epochs > consent.max_epochs:
+        yield f"epochs {terms.train.epochs}", f"epochs <= {consent.max_epochs}"
+    else:
+        needed = expected_bytes(terms, party, split)
+        if needed > consent.max_bytes:
+            yield f"up to {needed} bytes", f"bytes <= {consent.max_bytes}"
+    versions = consent.versions or (VERSION,)
+    if terms.version not in versions:
+        yield f"vfl {terms.version}", f"vfl in {', '.join(versions)}"
+
+
+def _matches(spec: str, allowed: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(spec, pattern) for pattern in allowed)

@@ -1,0 +1,49 @@
+"""The session message: the one thing Flower carries to a feature party for a whole session."""
+
+from __future__ import annotations
+
+from pydantic import Field, ValidationError
+
+from vfl.config.toml import Settings
+from vfl.errors import ProtocolError
+from vfl.session.terms import Terms
+
+
+class SessionMessage(Settings):
+    """Where the stream is, how to get in, and what will be done there.
+
+    Attributes:
+        session: 16 random bytes as hex; names this attempt.
+        token: proves at the stream that Flower authenticated this node; 32 random bytes.
+        node: the node the token was made for.
+        host, port: the stream, as the feature party reaches it.
+        ca_pem: authority that signed the stream's certificate; empty means no TLS.
+        terms: what the session is about.
+    """
+
+    session: str = Field(pattern=r"^[0-9a-f]{32}$")
+    token: str = Field(min_length=32, max_length=128, repr=False)
+    node: str = Field(max_length=64)
+    host: str = Field(max_length=255)
+    port: int = Field(ge=1, le=65535)
+    ca_pem: str = Field(max_length=16384, repr=False)
+    idle_timeout_s: float = Field(gt=0)
+    rejoin_window_s: float = Field(gt=0)
+    terms: Terms
+
+    @classmethod
+    def parse(cls, text: str) -> SessionMessage:
+        """Read a message.
+
+        Raises:
+            ProtocolError: it has another form; the label party runs another version.
+        """
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as problem:
+            fields = ", ".join(sorted({str(error["loc"][0]) for error in problem.errors()}))
+            raise ProtocolError(
+                "the session message has another form than this version reads",
+                where=f"fields {fields}",
+                fix="install the same vfl version at every party",
+            ) from None

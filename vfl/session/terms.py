@@ -1,0 +1,97 @@
+"""The terms of a session: everything about it that all parties know. No data, no addresses."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from vfl.config import Experiment, TrainSettings
+from vfl.config.experiment import PartyName
+from vfl.config.toml import Settings
+from vfl.datasets import Split
+from vfl.session.schedule import Exchange, asking, training
+from vfl.version import VERSION
+
+Mode = Literal["train", "evaluate", "predict"]
+
+
+class PartyTerms(Settings):
+    """What a feature party is asked for."""
+
+    width: int = Field(ge=1, le=65536)
+    bottom: str = Field(max_length=512)
+
+
+class Terms(Settings):
+    """What label party and feature parties agree on before the first step.
+
+    Attributes:
+        mode: train, evaluate or predict.
+        run: name of the run; weights are stored under it at each party.
+        parties: everybody with columns, in merge order (the label party too, if it has any).
+        version: vfl version of the label party.
+    """
+
+    mode: Mode
+    run: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")
+    seed: int
+    codec: str = Field(max_length=512)
+    defense: str = Field(max_length=512)
+    merge: Literal["concat", "sum"]
+    parties: dict[PartyName, PartyTerms]
+    label_party: PartyName
+    validation: float
+    test: float
+    train: TrainSettings
+    version: str = VERSION
+
+    @classmethod
+    def of(cls, experiment: Experiment, mode: Mode, run: str) -> Terms:
+        """The public part of an experiment."""
+        return cls(
+            mode=mode,
+            run=run,
+            seed=experiment.seed,
+            codec=experiment.codec,
+            defense=experiment.defense,
+            merge=experiment.merge,
+            parties={
+                name: PartyTerms(width=party.width, bottom=party.bottom)
+                for name, party in experiment.parties.items()
+            },
+            label_party=experiment.label.party,
+            validation=experiment.data.validation,
+            test=experiment.data.test,
+            train=experiment.train,
+        )
+
+    @property
+    def feature_parties(self) -> list[str]:
+        """The parties that send cuts, in merge order."""
+        return [name for name in self.parties if name != self.label_party]
+
+    @property
+    def merged_width(self) -> int:
+        """Width of what the top gets."""
+        widths = [party.width for party in self.parties.values()]
+        return sum(widths) if self.merge == "concat" else widths[0]
+
+    def digest(self) -> str:
+        """SHA-256 of the terms, equal at two parties exactly when their terms are."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+    def schedule(self, split: Split) -> Iterator[Exchange]:
+        """The session's exchanges over rows split this way."""
+        if self.mode == "train":
+            return training(
+                self.seed,
+                self.train.epochs,
+                self.train.batch_rows,
+                split.train,
+                split.validation,
+                split.test,
+            )
+        return asking("test" if self.mode == "evaluate" else "predict", split.test)

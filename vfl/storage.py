@@ -1,0 +1,132 @@
+"""Files that are either whole or not there: write aside, fsync, rename."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vfl.errors import RunFolderError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = 1
+
+
+def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Replace a file atomically; a crash leaves the old one or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(aside, mode)
+        os.replace(aside, path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, content: str) -> None:
+    """Replace a text file atomically."""
+    write_bytes(path, content.encode())
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replace a JSON file atomically."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of a run folder.
+
+    Raises:
+        RunFolderError: it is missing or is no JSON.
+    """
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunFolderError("a file of the run folder is missing", where=str(path)) from None
+    except json.JSONDecodeError as problem:
+        raise RunFolderError(
+            "a file of the run folder is not JSON", where=f"{path}:{problem.lineno}"
+        ) from None
+
+
+def append_line(path: Path, record: Any) -> None:
+    """Append one JSON line and make it durable."""
+    with path.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path) -> Iterator[Any]:
+    """The records of a ``.jsonl`` file; a torn last line (a crash while appending) is left out."""
+    for line in path.read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield json.loads(line)
+
+
+def check_format(found: Any, path: Path) -> None:
+    """Refuse a folder that another version of vfl wrote.
+
+    Raises:
+        RunFolderError: with both format numbers.
+    """
+    if found != FORMAT:
+        raise RunFolderError(
+            "this folder was written in another format",
+            where=str(path),
+            got=f"format {found}",
+            want=f"format {FORMAT}",
+            fix="use the vfl version named in its run.json",
+        )
+
+
+def save_weights(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Write a state dict as safetensors, atomically."""
+    from safetensors.torch import save
+
+    write_bytes(path, save({name: value.contiguous() for name, value in state.items()}))
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """Read a state dict from safetensors.
+
+    Raises:
+        RunFolderError: the file is missing or damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        state: dict[str, Tensor] = load(path.read_bytes())
+    except FileNotFoundError:
+        raise RunFolderError("the weights are not there", where=str(path)) from None
+    except SafetensorError:
+        raise RunFolderError("the weights are damaged", where=str(path)) from None
+    return state
+
+
+def weights_digest(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and bytes of a state dict, in name order."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        value = state[name].detach().cpu().contiguous()
+        digest.update(f"{name}|{value.dtype}|{tuple(value.shape)}|".encode())
+        digest.update(value.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def joint_digest(digests: Iterable[tuple[str, str]]) -> str:
+    """One digest for a whole model from each party's own, in name order."""
+    text = "".join(f"{party}:{digest}\n" for party, digest in sorted(digests))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,195 @@
+"""The feature party's end of a stream; it reconnects by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from vfl.errors import FrameError, LostPeerError, ProtocolError, VFLError
+from vfl.frame import LIMIT_BYTES, Frame, Kind
+from vfl.transport.base import WINDOW_FRAMES, Timeouts
+from vfl.transport.messages import (
+    ANSWER_LIMIT_BYTES,
+    Hello,
+    Welcome,
+    error_frame,
+    read_failure,
+    read_refusal,
+)
+from vfl.transport.reliable import Sequence
+from vfl.transport.sockets import client_context, dial
+from vfl.transport.stream import Stream
+
+LINGER_S = 0.5
+_PEER = "the label party"
+
+
+class TcpLink:
+    """An attached link; made by `connect`, used by one thread.
+
+    Args:
+        reach: opens a new stream to the hub.
+        hello: who this party is.
+        timeouts: how long to wait.
+        window: sent frames kept for a resend; the hub's is best the same.
+
+    Attributes:
+        terms: what the label party told at the first attach.
+    """
+
+    def __init__(
+        self, reach: Callable[[], Stream], hello: Hello, timeouts: Timeouts, window: int
+    ) -> None:
+        self._reach = reach
+        self._hello = hello
+        self._timeouts = timeouts
+        self._sequence = Sequence(window)
+        self._broken = False
+        self._ended: VFLError | None = None
+        self._stream, self.terms = self._attach()
+
+    @classmethod
+    def connect(
+        cls,
+        host: str,
+        port: int,
+        hello: Hello,
+        ca_pem: bytes | None = None,
+        timeouts: Timeouts | None = None,
+        window: int = WINDOW_FRAMES,
+    ) -> TcpLink:
+        """Attach to a hub; returns once it has said WELCOME.
+
+        Args:
+            host: the hub's name or address, as its certificate has it.
+            port: the hub's port.
+            hello: who this party is.
+            ca_pem: certificate of the CA that must have signed the hub's; None for no TLS.
+            timeouts: how long to wait.
+            window: sent frames kept for a resend.
+
+        Raises:
+            AuthenticationError: wrong session, node, token or certificate.
+            DisagreementError, ConsentError, PeerFailedError: the label party's refusal.
+            LostPeerError: no hub answered within the rejoin window.
+        """
+        waits = timeouts or Timeouts()
+        context = None if ca_pem is None else client_context(ca_pem)
+        return cls(lambda: dial(host, port, context, waits), hello, waits, window)
+
+    def send(self, frame: Frame) -> None:
+        """Store and write a frame; if the link breaks here, the next call mends it."""
+        self._check_open()
+        if self._broken:
+            self._rejoin()
+        self._sequence.store(frame)
+        try:
+            self._stream.write(frame, time.monotonic() + self._timeouts.idle_s)
+        except ConnectionError:
+            # What the hub sent before the cut, its last words perhaps, can still be read.
+            self._broken = True
+        except TimeoutError as error:
+            raise self._end(self._silent("took nothing")) from error
+        except FrameError as error:
+            raise self._end(error) from None
+
+    def receive(self) -> Frame:
+        """Wait for the next frame.
+
+        Raises:
+            LostPeerError: nothing came within `idle_s`, or the hub is gone for good.
+            PeerFailedError: the label party reported an error.
+            FrameError: the bytes are no frame; the link has ended.
+        """
+        self._check_open()
+        deadline = time.monotonic() + self._timeouts.idle_s
+        while True:
+            try:
+                frame = self._stream.read(deadline)
+                break
+            except ConnectionError:
+                self._rejoin()
+            except TimeoutError as error:
+                raise self._end(self._silent("sent nothing")) from error
+            except FrameError as error:
+                raise self._end(error) from None
+        self._sequence.received += 1
+        if frame.kind is Kind.ERROR:
+            raise self._end(read_failure(frame, _PEER))
+        if frame.kind in (Kind.HELLO, Kind.WELCOME):
+            raise self._end(ProtocolError("a greeting out of turn", where=_PEER))
+        return frame
+
+    def fail(self, error: VFLError) -> None:
+        """Tell the label party what went wrong here, then close."""
+        if self._ended is None:
+            try:
+                self._stream.write(error_frame(error), time.monotonic() + LINGER_S)
+                self._stream.end(LINGER_S)
+            except (OSError, FrameError):
+                self._broken = True
+        self.close()
+
+    def close(self) -> None:
+        """Release the link; closing twice is harmless."""
+        self._end(LostPeerError("this link was closed by its own party"))
+
+    def _rejoin(self) -> None:
+        self._stream.end()
+        time.sleep(self._timeouts.retry_s)
+        try:
+            self._stream, _ = self._attach()
+        except VFLError as error:
+            self._end(error)
+            raise
+        self._broken = False
+
+    def _attach(self) -> tuple[Stream, Mapping[str, Any]]:
+        """Try until the rejoin window has passed; a refusal is final."""
+        deadline = time.monotonic() + self._timeouts.rejoin_window_s
+        while True:
+            try:
+                return self._greet(self._reach())
+            except OSError as error:
+                if time.monotonic() + self._timeouts.retry_s >= deadline:
+                    raise LostPeerError(
+                        f"{_PEER} cannot be reached",
+                        got=type(error).__name__,
+                        want=f"an answer within {self._timeouts.rejoin_window_s:g} s",
+                        fix="check host, port, that the run is alive, and that both use TLS",
+                    ) from error
+            time.sleep(self._timeouts.retry_s)
+
+    def _greet(self, stream: Stream) -> tuple[Stream, Mapping[str, Any]]:
+        try:
+            deadline = time.monotonic() + self._timeouts.handshake_s
+            sequence = self._sequence
+            hello = replace(self._hello, sent=sequence.sent, received=sequence.received)
+            stream.write(hello.frame(), deadline)
+            stream.limit_bytes = ANSWER_LIMIT_BYTES
+            answer = stream.read(deadline)
+            if answer.kind is Kind.ERROR:
+                raise read_refusal(answer, _PEER)
+            welcome = Welcome.of(answer)
+            stream.limit_bytes = LIMIT_BYTES
+            for frame in sequence.missing(welcome.received):
+                stream.write(frame, time.monotonic() + self._timeouts.idle_s)
+        except BaseException:
+            stream.end()
+            raise
+        return stream, welcome.terms
+
+    def _silent(self, did: str) -> LostPeerError:
+        return LostPeerError(f"{_PEER} {did} for {self._timeouts.idle_s:g} s")
+
+    def _end(self, error: VFLError) -> VFLError:
+        if self._ended is None:
+            self._ended = error
+            self._stream.end()
+        return error
+
+    def _check_open(self) -> None:
+        if self._ended is not None:
+            raise self._ended

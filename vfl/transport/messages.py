@@ -1,0 +1,195 @@
+"""The greeting of a stream: HELLO, answered by WELCOME or ERROR, each one frame of JSON.
+
+Every field is checked for type and size before use; keys we do not know are ignored, so that a
+later version may add some. A greeting that breaks a rule is a `ProtocolError`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vfl.errors import (
+    AuthenticationError,
+    ConsentError,
+    DisagreementError,
+    LostPeerError,
+    PeerFailedError,
+    ProtocolError,
+    VFLError,
+)
+from vfl.frame import HANDSHAKE_LIMIT_BYTES, Frame, Kind
+
+#: The answer to a greeting comes from a hub whose certificate was checked, so it may be larger.
+ANSWER_LIMIT_BYTES = 64 * 1024
+_NAME_LIMIT = 256
+_TEXT_LIMIT = 2000
+_COUNT_LIMIT = 2**63
+_REFUSALS: dict[str, type[VFLError]] = {
+    kind.code: kind
+    for kind in (AuthenticationError, ConsentError, DisagreementError, LostPeerError)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who wants to attach, and how far it has come.
+
+    Attributes:
+        session: name of the session, from the session message.
+        node: the control plane's name of this node.
+        token: the secret of this node in this session.
+        about: what the application wants to say of itself; JSON values only.
+        sent, received: frames this end has sent and fully received in this session.
+    """
+
+    session: str
+    node: str
+    token: str = field(repr=False)
+    about: Mapping[str, Any] = field(default_factory=dict)
+    sent: int = 0
+    received: int = 0
+
+    def frame(self) -> Frame:
+        """The greeting as a frame."""
+        fields = {name: getattr(self, name) for name in ("session", "node", "token", "about")}
+        counts = {"sent": self.sent, "received": self.received}
+        return _frame(Kind.HELLO, fields | counts, HANDSHAKE_LIMIT_BYTES)
+
+    @classmethod
+    def of(cls, frame: Frame) -> Hello:
+        """The greeting in a frame.
+
+        Raises:
+            ProtocolError: another kind of frame, or a field of a wrong type or size.
+        """
+        record = _record(frame, Kind.HELLO, HANDSHAKE_LIMIT_BYTES)
+        return cls(
+            session=_name(record, "session"),
+            node=_name(record, "node"),
+            token=_name(record, "token"),
+            about=_mapping(record, "about"),
+            sent=_count(record, "sent"),
+            received=_count(record, "received"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The hub's consent.
+
+    Attributes:
+        received: frames the hub has fully received from this party in this session.
+        terms: what the application wants to tell; JSON values only.
+    """
+
+    received: int
+    terms: Mapping[str, Any] = field(default_factory=dict)
+
+    def frame(self) -> Frame:
+        """The consent as a frame."""
+        fields = {"received": self.received, "terms": self.terms}
+        return _frame(Kind.WELCOME, fields, ANSWER_LIMIT_BYTES)
+
+    @classmethod
+    def of(cls, frame: Frame) -> Welcome:
+        """The consent in a frame.
+
+        Raises:
+            ProtocolError: another kind of frame, or a field of a wrong type or size.
+        """
+        record = _record(frame, Kind.WELCOME, ANSWER_LIMIT_BYTES)
+        return cls(_count(record, "received"), _mapping(record, "terms"))
+
+
+def error_frame(error: VFLError) -> Frame:
+    """What went wrong, for the other end; long texts are cut."""
+    record = {key: _printable(text) for key, text in error.record().items() if text}
+    return _frame(Kind.ERROR, record, ANSWER_LIMIT_BYTES)
+
+
+def read_refusal(frame: Frame, party: str) -> VFLError:
+    """The error behind the ERROR that answered a greeting, of its own class where it has one."""
+    code, texts = _error_texts(frame)
+    if code in _REFUSALS:
+        return _REFUSALS[code](texts.pop("what"), **texts)
+    return read_failure(frame, party)
+
+
+def read_failure(frame: Frame, party: str) -> PeerFailedError:
+    """The error behind an ERROR that came later; `party` is who sent it."""
+    code, texts = _error_texts(frame)
+    return PeerFailedError(f"{party} stopped with {code}: {texts.pop('what')}", **texts)
+
+
+def _error_texts(frame: Frame) -> tuple[str, dict[str, str]]:
+    record = _record(frame, Kind.ERROR, ANSWER_LIMIT_BYTES)
+    found = {
+        key: _printable(record[key])
+        for key in ("what", "where", "got", "want", "fix")
+        if isinstance(record.get(key), str)
+    }
+    return _printable(_name(record, "code"))[:8], {"what": "an unnamed error"} | found
+
+
+def _printable(text: str) -> str:
+    """Text that is safe on a terminal, and short."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:_TEXT_LIMIT])
+
+
+def _frame(kind: Kind, record: Mapping[str, Any], limit_bytes: int) -> Frame:
+    text = json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    payload = text.encode()
+    if len(payload) > limit_bytes:
+        raise ProtocolError(
+            f"a {kind.name} has too much to say",
+            got=f"{len(payload)} bytes",
+            want=f"at most {limit_bytes} bytes",
+        )
+    return Frame(kind, payload=payload)
+
+
+def _record(frame: Frame, kind: Kind, limit_bytes: int) -> dict[str, Any]:
+    if frame.kind is not kind:
+        raise ProtocolError("a message out of turn", got=frame.kind.name, want=kind.name)
+    if len(frame.payload) > limit_bytes:
+        size = f"{len(frame.payload)} bytes"
+        raise ProtocolError(f"a {kind.name} is too large", got=size, want=f"{limit_bytes} bytes")
+    try:
+        record = json.loads(bytes(frame.payload).decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        raise ProtocolError(f"a {kind.name} is not JSON") from None
+    if not isinstance(record, dict):
+        raise ProtocolError(f"a {kind.name} is not a JSON object", got=type(record).__name__)
+    return record
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(name)
+
+
+def _name(record: Mapping[str, Any], key: str) -> str:
+    value = record.get(key)
+    if not isinstance(value, str) or not value.isascii() or not 0 < len(value) <= _NAME_LIMIT:
+        raise _bad(key, f"1 to {_NAME_LIMIT} ASCII characters")
+    return value
+
+
+def _count(record: Mapping[str, Any], key: str) -> int:
+    value = record.get(key)
+    if type(value) is not int or not 0 <= value < _COUNT_LIMIT:
+        raise _bad(key, "a count of frames")
+    return value
+
+
+def _mapping(record: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = record.get(key)
+    if not isinstance(value, dict):
+        raise _bad(key, "a JSON object")
+    return value
+
+
+def _bad(key: str, want: str) -> ProtocolError:
+    return ProtocolError("a greeting breaks a rule", where=f"field '{key}'", want=want)

@@ -1,0 +1,103 @@
+"""Sockets as the links want them: tuned, and TLS 1.3 or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import time
+
+from vfl.errors import AuthenticationError, UserError
+from vfl.transport.base import Timeouts
+from vfl.transport.stream import Stream
+
+_BACKLOG = 128
+_KEEPALIVE_S = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one.
+
+    Raises:
+        UserError: the address cannot be listened on.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            "cannot listen for the feature parties",
+            where=f"{host}:{port}",
+            got=getattr(error, "strerror", None) or str(error),
+            fix="choose another port, or 0 for a free one",
+        ) from error
+
+
+def dial(host: str, port: int, context: ssl.SSLContext | None, timeouts: Timeouts) -> Stream:
+    """A stream to a listening hub, TLS done.
+
+    Raises:
+        AuthenticationError: the hub's certificate is not trusted.
+        ConnectionError, TimeoutError, OSError: nobody there, or nobody who answers.
+    """
+    connection = socket.create_connection((host, port), timeout=timeouts.connect_s)
+    try:
+        stream = open_stream(connection, context, server_hostname=host)
+    except BaseException:
+        connection.close()
+        raise
+    try:
+        stream.handshake(time.monotonic() + timeouts.handshake_s)
+    except ssl.SSLCertVerificationError as error:
+        stream.end()
+        raise AuthenticationError(
+            "the hub's certificate is not trusted",
+            where=f"{host}:{port}",
+            got=error.verify_message,
+            want="a certificate for this host name, signed by the CA of the session message",
+        ) from error
+    except BaseException:
+        stream.end()
+        raise
+    return stream
+
+
+def open_stream(
+    connection: socket.socket,
+    context: ssl.SSLContext | None,
+    *,
+    server_hostname: str | None = None,
+) -> Stream:
+    """A connected socket as a stream; with TLS its handshake is still to be done."""
+    _tune(connection)
+    if context is not None:
+        connection = context.wrap_socket(
+            connection,
+            server_side=server_hostname is None,
+            server_hostname=server_hostname,
+            do_handshake_on_connect=False,
+        )
+    return Stream(connection)
+
+
+def client_context(ca_pem: bytes) -> ssl.SSLContext:
+    """TLS 1.3 towards a hub whose certificate must come from this CA.
+
+    Raises:
+        AuthenticationError: these bytes are no certificate.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # host name and certificate are checked
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_verify_locations(cadata=ca_pem.decode())
+    except (ssl.SSLError, ValueError) as error:
+        raise AuthenticationError("the session's CA certificate cannot be read") from error
+    return context
+
+
+def _tune(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE_S.items():
+        with contextlib.suppress(AttributeError):  # not every system names all three
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,176 @@
+"""Frames on one connected socket, with deadlines, by one thread at a time.
+
+The socket never blocks; waiting happens in `poll`, with a deadline for the whole frame. While a
+write waits for room, frames that arrive are read, so two ends that send at once both get through.
+A lost connection is `ConnectionError` and a passed deadline `TimeoutError`: whether that is the
+loss of the peer is for the link to decide. Bytes that are no frame are a `FrameError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from vfl.frame import HEADER_BYTES, LIMIT_BYTES, Frame, Header, join, pack_header, parse_header
+from vfl.transport.base import WINDOW_FRAMES
+
+#: Up to here header and payload are one write; over TLS also the size of each further write.
+JOINED_BYTES = 64 * 1024
+_LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Stream:
+    """One connection. Deadlines are readings of `time.monotonic`.
+
+    Args:
+        connection: a connected socket; a TLS socket before its handshake is fine.
+        limit_bytes: largest payload accepted; may be changed between frames.
+    """
+
+    def __init__(self, connection: socket.socket, limit_bytes: int = LIMIT_BYTES) -> None:
+        connection.setblocking(False)
+        self.limit_bytes = limit_bytes
+        self._socket = connection
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        self._events = select.POLLIN
+        self._busy = threading.Lock()
+        self._inbox: deque[Frame] = deque()
+        self._header: Header | None = None
+        self._bytes = bytearray(HEADER_BYTES)
+        self._filled = 0
+
+    def handshake(self, deadline: float) -> None:
+        """Finish the TLS handshake; nothing to do without TLS.
+
+        Raises:
+            ssl.SSLCertVerificationError: the other end's certificate is not trusted.
+            ConnectionError, TimeoutError: the handshake broke off or took too long.
+        """
+        if not isinstance(self._socket, ssl.SSLSocket):
+            return
+        with self._busy:
+            while True:
+                try:
+                    return self._socket.do_handshake()
+                except ssl.SSLWantReadError:
+                    self._wait(select.POLLIN, deadline)
+                except ssl.SSLWantWriteError:
+                    self._wait(select.POLLOUT, deadline)
+                except ssl.SSLCertVerificationError:
+                    raise
+                except (OSError, ValueError) as error:
+                    raise ConnectionError("the TLS handshake failed") from error
+
+    def read(self, deadline: float) -> Frame:
+        """The next frame; a deadline that passes inside a frame loses none of its bytes.
+
+        Raises:
+            ConnectionError, TimeoutError, FrameError: see the head of this file.
+        """
+        with self._busy:
+            while not self._inbox:
+                if not self._advance():
+                    self._wait(select.POLLIN, deadline)
+            return self._inbox.popleft()
+
+    def write(self, frame: Frame, deadline: float) -> None:
+        """Write a whole frame; after an error the rest of this stream can only be read.
+
+        Raises:
+            ConnectionError, TimeoutError, FrameError: see the head of this file.
+        """
+        with self._busy:
+            for piece in self._pieces(frame):
+                self._push(piece, deadline)
+
+    def end(self, linger_s: float = 0.0) -> None:
+        """Close, from any thread; a thread inside `read` or `write` gets `ConnectionError`.
+
+        Args:
+            linger_s: let the other end read what was written, for so long at most. Closing with
+                unread bytes of its own would reset the connection and could take those back.
+        """
+        if linger_s:
+            self._linger(time.monotonic() + linger_s)
+        with contextlib.suppress(OSError):  # the peer may have gone first
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+        with self._busy:
+            self._socket.close()
+
+    def _linger(self, deadline: float) -> None:
+        # The methods of the plain socket: what TLS would make of these bytes no longer matters.
+        with contextlib.suppress(OSError), self._busy:
+            socket.socket.shutdown(self._socket, socket.SHUT_WR)
+            while True:
+                self._wait(select.POLLIN, deadline)
+                if not socket.socket.recv(self._socket, JOINED_BYTES):
+                    return
+
+    def _pieces(self, frame: Frame) -> Iterator[memoryview]:
+        payload = memoryview(frame.payload)
+        yield memoryview(pack_header(frame) + payload[:JOINED_BYTES])
+        tls = isinstance(self._socket, ssl.SSLSocket)
+        size = JOINED_BYTES if tls else max(len(payload), 1)
+        for start in range(JOINED_BYTES, len(payload), size):
+            yield payload[start : start + size]
+
+    def _push(self, piece: memoryview, deadline: float) -> None:
+        while piece:
+            try:
+                # TLS wants a write it put off repeated with the same bytes, which this does.
+                piece = piece[self._socket.send(piece) :]
+            except _LATER:
+                room = len(self._inbox) < WINDOW_FRAMES
+                events = select.POLLOUT | select.POLLIN if room else select.POLLOUT
+                if self._wait(events, deadline) & ~select.POLLOUT and room:
+                    self._advance()
+            except OSError as error:
+                raise ConnectionError("the connection broke") from error
+
+    def _advance(self) -> bool:
+        """Read what is there; True once a frame is complete, False when no bytes are left."""
+        while True:
+            try:
+                with memoryview(self._bytes) as whole, whole[self._filled :] as rest:
+                    count = self._socket.recv_into(rest)
+            except _LATER:
+                return False
+            except (OSError, ValueError) as error:
+                raise ConnectionError("the connection broke") from error
+            if count == 0:
+                raise ConnectionError("the other end closed the connection")
+            self._filled += count
+            if self._filled == len(self._bytes) and self._complete():
+                return True
+
+    def _complete(self) -> bool:
+        """A header or a payload is there in full; True when that makes a frame."""
+        if self._header is None:
+            header = parse_header(self._bytes, self.limit_bytes)
+            if header.body_bytes:
+                self._header, self._bytes, self._filled = header, bytearray(header.body_bytes), 0
+                return False
+            frame = join(header, bytearray())
+        else:
+            frame = join(self._header, self._bytes)
+        self._header, self._bytes, self._filled = None, bytearray(HEADER_BYTES), 0
+        self._inbox.append(frame)
+        return True
+
+    def _wait(self, events: int, deadline: float) -> int:
+        """The events that came; poll reports a hang-up unasked."""
+        if events != self._events:
+            self._poll.modify(self._socket, events)
+            self._events = events
+        left_s = deadline - time.monotonic()
+        ready = self._poll.poll(max(0.0, left_s) * 1000)
+        if not ready:
+            raise TimeoutError("the deadline passed")
+        return ready[0][1]
