@@ -12,10 +12,14 @@ import hmac
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from vfl.errors import RunFolderError
+from vfl.storage import write_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -81,6 +85,28 @@ class Secret:
     def fresh(cls) -> Secret:
         """A new secret from the operating system."""
         return cls(secrets.token_bytes(SECRET_BYTES))
+
+    def keep_at(self, path: Path) -> None:
+        """Write the secret to a file only its owner can read."""
+        write_bytes(path, self._bytes, mode=0o600)
+
+    @classmethod
+    def kept_at(cls, path: Path) -> Secret:
+        """The secret in a file, made by the operating system if there is none yet.
+
+        Raises:
+            RunFolderError: the file holds something else.
+        """
+        try:
+            raw = path.read_bytes()
+        except FileNotFoundError:
+            cls.fresh().keep_at(path)
+            raw = path.read_bytes()
+        if len(raw) != SECRET_BYTES:
+            raise RunFolderError(
+                "a party's secret is damaged", where=str(path), want=f"{SECRET_BYTES} bytes"
+            )
+        return cls(raw)
 
     @classmethod
     def of_simulation(cls, seed: int, party: str) -> Secret:

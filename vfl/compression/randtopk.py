@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from torch import Tensor
 
 from vfl.compression.base import Moment
 from vfl.compression.index_set import Packer, Places
+from vfl.compression.options import require_choice
 from vfl.compression.select import Law, random_places, top_places
 from vfl.compression.topk import TopK
 from vfl.errors import BadOptionError, UserError
@@ -29,7 +32,8 @@ class RandTopK(TopK):
         packer: ``enumerative`` (fewest bits) or ``index`` (each place by itself).
 
     Raises:
-        BadOptionError: k below 1, alpha outside [0, 1], or no such format of values.
+        BadOptionError: k below 1, alpha outside [0, 1], or an unknown law, format of
+            values or packer.
 
     >>> f"{RandTopK(k=6, alpha=0.1).formula_ratio(width=128):.2%}"
     '5.71%'
@@ -44,6 +48,7 @@ class RandTopK(TopK):
         packer: Packer = "enumerative",
     ) -> None:
         super().__init__(k, values, packer)
+        require_choice("law", law, get_args(Law))
         if not 0 <= alpha <= 1:
             raise BadOptionError(
                 "alpha is a probability",

@@ -53,7 +53,8 @@ def _lower_of_tied(size: np.ndarray, least: np.ndarray, k: int) -> Places:
     above, level = size > least, size == least
     room = k - above.sum(axis=1, keepdims=True)
     kept = above | (level & (level.cumsum(axis=1) <= room))
-    return kept.nonzero()[1].reshape(-1, k)
+    places: Places = kept.nonzero()[1].reshape(-1, k)
+    return places
 
 
 def random_places(top: Places, width: int, alpha: float, law: Law, draws: Draws) -> Places:

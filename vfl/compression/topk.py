@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from vfl.compression.base import INFERENCE, Codec, Decoded, Encoded, Moment
 from vfl.compression.dense import dense_bytes, dense_tensor
 from vfl.compression.index_set import Packer, Places, index_set, place_bits
+from vfl.compression.options import require_choice
 from vfl.compression.select import top_places
 from vfl.compression.sparse import SparseLayout
 from vfl.compression.values import value_code
@@ -29,12 +30,13 @@ class TopK(Codec):
         packer: ``enumerative`` (fewest bits) or ``index`` (each place by itself).
 
     Raises:
-        BadOptionError: k below 1, or no such format of values.
+        BadOptionError: k below 1, or no such format of values or packer.
 
     >>> f"{TopK(k=3).formula_ratio(width=128):.2%}"
     '2.86%'
-    >>> TopK(k=3, values="8").payload_limit(rows=256, width=128)
-    3072
+    >>> cut = torch.zeros(256, 128)
+    >>> len(TopK(k=3, values="8").encode(cut, Moment(training=True)).payload)  # 256 x 43 bits + 4
+    1380
     """
 
     def __init__(self, k: int, values: str = "fp32", packer: Packer = "enumerative") -> None:
@@ -42,6 +44,7 @@ class TopK(Codec):
             raise BadOptionError(
                 "top-k keeps at least one value", where="option 'k'", got=str(k), want="k >= 1"
             )
+        require_choice("packer", packer, get_args(Packer))
         self.k = k
         self.packer: Packer = packer
         self._code = value_code(values)

@@ -12,12 +12,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vfl.compression.bits import require_bytes
-from vfl.errors import BadOptionError, CorruptFrameError
+from vfl.compression.options import require_choice
+from vfl.errors import CorruptFrameError
 from vfl.frame import Payload
 
 Values = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.int64]
+
+VALUES = ("fp32", "1", "2", "3", "4", "5", "6", "7", "8")
 
 _SIGN = np.uint16(0x8000)
 _LARGEST = np.uint16(0x7F7F)  # the largest finite bfloat16
@@ -84,18 +86,20 @@ class AffineValues(ValueCode):
         return 4 * groups
 
     def encode(self, values: Values, groups: int) -> Coded:
-        grouped = values.reshape(groups, -1)
-        lower = _bfloat16_below(grouped.min(axis=1)) if groups else np.empty(0, np.uint16)
-        upper = _bfloat16_below(-grouped.max(axis=1)) ^ _SIGN if groups else lower
+        grouped = values if groups == len(values) else values.reshape(1, -1)
+        lower = _bfloat16_below(grouped.min(axis=1))
+        upper = _bfloat16_below(-grouped.max(axis=1)) ^ _SIGN
         ends = np.stack([lower, upper], axis=1)
         low, high = _ends(ends)
         return Coded(ends.astype("<u2").tobytes(), quantise(values, low, high, self.bits))
 
     def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
-        require_bytes(scale, self.scale_bytes(groups), len(codes))
-        low, high = _ends(np.frombuffer(scale, "<u2").reshape(groups, 2))
-        if not (np.isfinite(low).all() and np.isfinite(high).all() and (low <= high).all()):
-            raise CorruptFrameError("a payload's range of values is not finite and increasing")
+        ends = np.frombuffer(scale, "<u2").reshape(groups, 2)
+        if ((ends & ~_SIGN) > _LARGEST).any():
+            raise CorruptFrameError("a payload's range of values is not finite")
+        low, high = _ends(ends)
+        if (low > high).any():
+            raise CorruptFrameError("a payload's range of values ends below its start")
         return dequantise(codes, low, high, self.bits)
 
 
@@ -130,16 +134,8 @@ def value_code(values: str) -> ValueCode:
     Raises:
         BadOptionError: anything else.
     """
-    if values == "fp32":
-        return Float32Values()
-    if values in set("12345678"):
-        return AffineValues(int(values))
-    raise BadOptionError(
-        "no such format for kept values",
-        where="option 'values'",
-        got=values,
-        want="fp32, or a number of bits from 1 to 8",
-    )
+    require_choice("values", values, VALUES)
+    return Float32Values() if values == "fp32" else AffineValues(int(values))
 
 
 def _bfloat16_below(values: Values) -> npt.NDArray[np.uint16]:

@@ -10,6 +10,7 @@ from vfl.config.experiment import (
     PartySettings,
     TrainSettings,
     read_experiment,
+    with_overrides,
 )
 from vfl.config.party_file import Consent, OwnData, PartyFile, read_party_file
 from vfl.config.toml import to_toml
@@ -27,4 +28,5 @@ __all__ = [
     "read_experiment",
     "read_party_file",
     "to_toml",
+    "with_overrides",
 ]

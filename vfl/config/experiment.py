@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from vfl.config.toml import Settings, read_toml
+from vfl.config.toml import Settings, check, override, read_toml
 
 PartyName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -135,3 +135,13 @@ class Experiment(Settings):
 def read_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Read an experiment file; see `vfl.config.toml.read_toml` for what is refused."""
     return read_toml(path, Experiment, overrides)
+
+
+def with_overrides(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
+    """The experiment with some settings changed, checked again as a whole.
+
+    Raises:
+        ConfigError: an override that is no setting, or a result that is not consistent.
+    """
+    content = override(experiment.model_dump(mode="json", exclude_none=True), overrides)
+    return check(content, Experiment, where="the overrides")

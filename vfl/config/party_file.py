@@ -16,6 +16,7 @@ class OwnData(Settings):
 
     Attributes:
         source: CSV or Parquet file, relative to the party file.
+        predict: file with the rows to predict; None predicts those of `source`.
         id: column both sides name a row by.
         columns: names or globs of feature columns; None takes all but id and label.
         label: label column, at the label party.
@@ -24,6 +25,7 @@ class OwnData(Settings):
 
     source: str
     id: str
+    predict: str | None = None
     columns: tuple[str, ...] | None = None
     label: str | None = None
     shape: tuple[int, ...] | None = None
@@ -51,6 +53,22 @@ class Consent(Settings):
     versions: tuple[str, ...] = ()
 
 
+class Node(Settings):
+    """How this party's SuperNode reaches the SuperLink.
+
+    Attributes:
+        superlink: host:port of the SuperLink.
+        ca: certificate of the authority that signed the SuperLink's.
+        key: this node's private key, whose public part the label party has registered.
+        api_port: local port the SuperNode gives to its own processes; one a SuperNode.
+    """
+
+    superlink: str = "127.0.0.1:8000"
+    ca: str = "ca.pem"
+    key: str = "node.key"
+    api_port: Annotated[int, Field(ge=1, le=65535)] = 9094
+
+
 class PartyFile(Settings):
     """Everything one party says about itself.
 
@@ -64,17 +82,27 @@ class PartyFile(Settings):
     store: str = "store"
     bottom: str | None = None
     consent: Consent = Consent()
+    node: Node = Node()
     _folder: Path = PrivateAttr(default=Path())
+
+    def beside(self, name: str) -> Path:
+        """A path as the file means it: relative to its own folder."""
+        return self._folder / name
 
     @property
     def source_path(self) -> Path:
         """The table's path."""
-        return self._folder / self.data.source
+        return self.beside(self.data.source)
+
+    @property
+    def predict_path(self) -> Path:
+        """The table of rows to predict."""
+        return self.beside(self.data.predict or self.data.source)
 
     @property
     def store_path(self) -> Path:
         """The store's path."""
-        return self._folder / self.store
+        return self.beside(self.store)
 
 
 def read_party_file(path: Path) -> PartyFile:

@@ -44,8 +44,7 @@ def read_toml(path: Path, model: type[Model], overrides: Sequence[str] = ()) -> 
         raise ConfigError("there is no such file", where=str(path)) from None
     except tomllib.TOMLDecodeError as problem:
         raise ConfigError(f"this is not TOML: {problem}", where=str(path)) from None
-    for override in overrides:
-        _set(content, override)
+    override(content, overrides)
     return check(content, model, where=path.name, lines=_line_numbers(text))
 
 
@@ -64,6 +63,17 @@ def check(
         raise ConfigError(
             f"{len(mistakes)} {noun} in {where}\n" + "\n".join(mistakes), fix="vfl check FILE"
         ) from None
+
+
+def override(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Set ``key.path=value`` texts in a mapping, in place.
+
+    Raises:
+        ConfigError: a text of another form.
+    """
+    for text in overrides:
+        _set(content, text)
+    return content
 
 
 def to_toml(settings: BaseModel) -> str:
@@ -119,10 +129,10 @@ def _parts(dotted: str) -> tuple[str, ...]:
     return tuple(part.strip().strip("\"'") for part in dotted.split("."))
 
 
-def _set(content: dict[str, Any], override: str) -> None:
-    dotted, equals, text = override.partition("=")
+def _set(content: dict[str, Any], assignment: str) -> None:
+    dotted, equals, text = assignment.partition("=")
     if not equals or not dotted.strip():
-        raise ConfigError("an override is key.path=value", got=override)
+        raise ConfigError("an override is key.path=value", got=assignment)
     try:
         value = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
@@ -131,5 +141,5 @@ def _set(content: dict[str, Any], override: str) -> None:
     for part in tables:
         content = content.setdefault(part, {})
         if not isinstance(content, dict):
-            raise ConfigError("an override goes through something that is no table", got=override)
+            raise ConfigError("an override goes through something that is no table", got=assignment)
     content[key] = value

@@ -56,7 +56,8 @@ def align(frames: Mapping[str, pd.DataFrame], id_column: str, id_type: IdType = 
     common = reduce(lambda left, right: np.intersect1d(left, right, True), ids.values())
     common = np.sort(common)
     if not _enough(len(common), list(ids.values())):
-        raise _mismatch(ids, {party: frame[id_column] for party, frame in frames.items()}, id_type)
+        columns = {party: frame[id_column] for party, frame in frames.items()}
+        raise _mismatch(ids, columns, id_type, len(common))
     return Aligned(
         {party: frames[party].iloc[_positions(own, common)] for party, own in ids.items()}, common
     )
@@ -135,7 +136,7 @@ def _enough(matched: int, ids: list[np.ndarray]) -> bool:
 
 
 def _mismatch(
-    ids: Mapping[str, np.ndarray], columns: Mapping[str, pd.Series], id_type: IdType
+    ids: Mapping[str, np.ndarray], columns: Mapping[str, pd.Series], id_type: IdType, common: int
 ) -> MisalignedError:
     """Names the two parties that match least; counts and formats, never an id."""
     matches = {
@@ -149,7 +150,7 @@ def _mismatch(
     return MisalignedError(
         f"only {spaced(matches[left, right])} of {spaced(len(ids[left]))} ids of '{left}' "
         f"match '{right}'",
-        where=f"{spaced(len(ids))} parties",
+        where=f"{len(ids)} parties together have {spaced(common)} ids in common",
         got=", ".join(f"'{party}': {id_format(columns[party])}" for party in (left, right)),
         want="the same ids, written the same way, at every party",
         fix=f'id_type = "{other}" where the two formats differ',

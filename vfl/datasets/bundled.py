@@ -104,7 +104,7 @@ def _breast_cancer(limit: int | None) -> Bundled:
     found = load_breast_cancer(as_frame=True)
     return Bundled(
         cells=found.data[:limit],
-        labels=found.target.to_numpy(dtype=np.int64)[:limit],
+        labels=found.target[:limit].to_numpy(dtype=np.int64, copy=True),
         classes=tuple(map(str, found.target_names)),
     )
 

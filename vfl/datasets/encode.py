@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
 
 from vfl.datasets.table import check_column
-from vfl.datasets.values import kind_of, numbers, spaced, texts
+from vfl.datasets.values import centre, kind_of, numbers, spaced, texts
 from vfl.errors import DataError
 
 MAX_CATEGORIES = 100
 
 
+@runtime_checkable
 class Encoder(Protocol):
     """What turns a party's table into inputs, fitted once and stored beside its bottom model."""
 
@@ -53,10 +54,8 @@ class NumberColumn:
         values = numbers(column)
         missing = np.isnan(values)
         if self.scale:
-            values -= self.mean
-            values /= self.scale
-            values[missing] = 0.0
-            out[:, 0] = values
+            out[:, 0] = (values - self.mean) / self.scale
+            out[missing, 0] = 0.0
         if self.indicator:
             out[:, 1] = missing
 
@@ -76,8 +75,9 @@ class TextColumn:
     def write(self, column: pd.Series, out: np.ndarray) -> None:
         """Fill `out`, axes (rows, width), which holds zeros."""
         place = {category: position for position, category in enumerate(self.categories)}
-        cells = texts(column)
-        positions = np.array([place.get(cell, -1) for cell in cells], dtype=np.int64)
+        codes, found = pd.factorize(column)  # a missing cell has code -1: the last of the places
+        places = [place.get(text, -1) for text in texts(pd.Series(found))]
+        positions = np.array([*places, -1], dtype=np.int64)[codes]
         known = np.flatnonzero(positions >= 0)
         out[known, positions[known]] = 1.0
         if self.indicator:
@@ -167,17 +167,14 @@ def _fit_column(column: pd.Series, max_categories: int) -> Column:
     kind = kind_of(column)
     if kind == "text":
         return TextColumn(name, indicator, _categories(column, max_categories))
-    values = numbers(column)
-    values = values[~np.isnan(values)]
     if kind == "boolean":
         return NumberColumn(name, indicator, mean=0.0, scale=1.0)
-    if not len(values) or values.min() == values.max():
-        return NumberColumn(name, indicator, mean=0.0, scale=0.0)
-    return NumberColumn(name, indicator, mean=float(values.mean()), scale=float(values.std()))
+    mean, scale = centre(numbers(column))
+    return NumberColumn(name, indicator, mean, scale)
 
 
 def _categories(column: pd.Series, limit: int) -> tuple[str, ...]:
-    found: Sequence[str] = sorted(set(texts(column)) - {None})
+    found: Sequence[str] = sorted(set(texts(pd.Series(column.dropna().unique()))))
     if len(found) > limit:
         raise DataError(
             f"column '{column.name}' has too many categories",

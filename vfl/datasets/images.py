@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import os
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +80,7 @@ def read_idx(path: Path) -> np.ndarray:
             shape = np.frombuffer(file.read(4 * axes), dtype=">u4").tolist()
             wanted = math.prod(shape)
             cells = file.read(wanted + 1) if wanted <= LIMIT_BYTES else b""
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(
             "this file cannot be read", where=str(path), got=type(error).__name__
         ) from None

@@ -9,7 +9,7 @@ from vfl.datasets.party import Classes
 from vfl.datasets.values import kind_of, numbers, spaced, texts
 from vfl.errors import BadOptionError, DataError, nearest
 
-TASKS = ("binary", "multiclass", "regression")
+TASKS = ("classification", "regression")
 
 
 def encode_labels(column: pd.Series, task: str) -> tuple[np.ndarray, Classes | None]:
@@ -17,13 +17,13 @@ def encode_labels(column: pd.Series, task: str) -> tuple[np.ndarray, Classes | N
 
     Args:
         column: one label a row.
-        task: "binary", "multiclass" or "regression".
+        task: "classification" or "regression".
 
     Returns:
         int64 codes 0..C-1 of shape (rows,) and the C classes in sorted order; for a regression the
         numbers themselves as float32, and None.
 
-    >>> encode_labels(pd.Series(["no", "yes", "no"], name="paid"), "binary")
+    >>> encode_labels(pd.Series(["no", "yes", "no"], name="paid"), "classification")
     (array([0, 1, 0]), ('no', 'yes'))
 
     Raises:
@@ -39,12 +39,11 @@ def encode_labels(column: pd.Series, task: str) -> tuple[np.ndarray, Classes | N
         return numbers(column).astype(np.float32), None
     found, codes = np.unique(_class_values(column), return_inverse=True)
     classes: Classes = tuple(found.tolist())
-    if len(classes) < 2 or (task == "binary" and len(classes) != 2):
+    if len(classes) < 2:
         raise DataError(
-            f"the label column '{column.name}' does not fit a {task} task",
+            f"the label column '{column.name}' has nothing to tell apart",
             got=f"{spaced(len(classes))} classes",
-            want="2 classes" if task == "binary" else "at least 2 classes",
-            fix='set task = "multiclass"' if len(classes) > 2 else None,
+            want="at least 2 classes",
         )
     return codes.astype(np.int64, copy=False).reshape(-1), classes
 

@@ -115,9 +115,10 @@ def load_table(
         label: the label column.
         party_columns: names and globs by party; none for a label party without columns.
         label_party: who gets the labels.
-        task: "binary", "multiclass" or "regression".
+        task: "classification" or "regression".
         seed: the run's public seed.
-        validation, test: shares of the rows.
+        validation: share of the rows.
+        test: share of the rows.
         form: how the file is written.
 
     Raises:
@@ -159,9 +160,10 @@ def load_tables(
         label: a column of the label party's table.
         party_columns: names and globs by party; none for a label party without columns.
         label_party: who holds the labels.
-        task: "binary", "multiclass" or "regression".
+        task: "classification" or "regression".
         seed: the run's public seed.
-        validation, test: shares of the aligned rows.
+        validation: share of the aligned rows.
+        test: share of the aligned rows.
         form: how the files are written.
 
     Raises:
@@ -176,8 +178,8 @@ def load_tables(
     aligned = align(frames, id_column, form.id_type)
     check_column(aligned.frames[label_party].columns, label, f"the label of '{label_party}'")
     columns = {
-        party: own_columns(aligned.frames[party], patterns, party, label=label, ids=id_column)
-        for party, patterns in party_columns.items()
+        party: own_columns(frame, party_columns.get(party, ()), party, label=label, ids=id_column)
+        for party, frame in aligned.frames.items()
     }
     _check_feature_parties(columns, label_party)
     split = split_rows(len(aligned.ids), seed, validation, test)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -40,9 +41,10 @@ def load_own(
         id_column: rows are sorted by it; None keeps the order of the table.
         columns: names and globs of its features; none for a label party without columns.
         label: its label column; None at a feature party.
-        task: "binary", "multiclass" or "regression"; unused without a label.
+        task: "classification" or "regression"; unused without a label.
         seed: the run's public seed.
-        validation, test: shares of the rows, the same at every party.
+        validation: share of the rows, the same at every party.
+        test: share of the rows, the same at every party.
         shape: (channels, height, width) when the columns are pixels in reading order.
         form: how the file is written.
 
@@ -97,6 +99,12 @@ def read_encoder(text: str) -> Encoder:
     Raises:
         DataError: the text is something else.
     """
-    if '"encoder": "pictures"' in text[:40]:
-        return PictureEncoder.from_json(text)
-    return TableEncoder.from_json(text)
+    readers: dict[str, Callable[[str], Encoder]] = {
+        "table": TableEncoder.from_json,
+        "pictures": PictureEncoder.from_json,
+    }
+    try:
+        read = readers[json.loads(text)["encoder"]]
+    except (ValueError, KeyError, TypeError):
+        raise DataError("this is not a stored encoder", want="what to_json wrote") from None
+    return read(text)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from vfl.datasets.table import check_column
-from vfl.datasets.values import numbers
+from vfl.datasets.values import centre, numbers
 from vfl.errors import DataError
 
 
@@ -48,9 +48,7 @@ class PictureEncoder:
                 want="positive sizes whose product is the number of columns",
             )
         pixels = _pixels(frame, names)
-        if np.nanmin(pixels) == np.nanmax(pixels):
-            return cls(names, shape, 0.0, 0.0)
-        return cls(names, shape, float(np.nanmean(pixels)), float(np.nanstd(pixels)))
+        return cls(names, shape, *centre(pixels))
 
     def transform(self, frame: pd.DataFrame) -> np.ndarray:
         """Pictures of any rows, float32, axes (rows, channels, height, width); 0 where missing.

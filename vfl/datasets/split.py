@@ -16,7 +16,8 @@ def split_rows(rows: int, seed: int, validation: float = 0.1, test: float = 0.2)
     Args:
         rows: how many rows are aligned.
         seed: the run's public seed.
-        validation, test: shares of all rows, 0 for none; together below 1.
+        validation: share of all rows, 0 for none.
+        test: share of all rows, 0 for none; together with the other below 1.
 
     >>> split_rows(10, seed=0)
     Split(train=7, validation=1, test=2)

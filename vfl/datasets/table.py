@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,7 +67,13 @@ def read_table(
         if path.suffix == ".parquet":
             return _uniquely_named(pd.read_parquet(path), str(path))
         return _read_csv(path, form or TableFormat(), text_columns)
-    except (ValueError, OSError, EOFError) as error:  # their text may quote cells
+    except (
+        ValueError,
+        OSError,
+        EOFError,
+        NotImplementedError,
+        zlib.error,
+    ) as error:  # their text may quote cells
         raise DataError(
             "this file cannot be read as a table",
             where=str(path),
@@ -84,14 +91,18 @@ def _uniquely_named(frame: pd.DataFrame, where: str) -> pd.DataFrame:
 
 
 def _read_csv(path: Path, form: TableFormat, text_columns: Sequence[str]) -> pd.DataFrame:
-    header = pd.read_csv(path, sep=form.separator, header=None, nrows=1, dtype=str)
-    _check_names(header.iloc[0], str(path))
+    # Two lines, because pandas reads a longer second one here as an error, below as an index.
+    top = pd.read_csv(
+        path, sep=form.separator, header=None, nrows=2, dtype=str, skipinitialspace=True
+    )
+    _check_names(top.iloc[0], str(path))
     return pd.read_csv(
         path,
         sep=form.separator,
         na_values=list(form.missing),
         dtype=dict.fromkeys(text_columns, str),
         skipinitialspace=True,
+        low_memory=False,  # one type a column, whatever its length
     )
 
 

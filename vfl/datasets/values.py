@@ -12,6 +12,7 @@ import pandas as pd
 
 from vfl.errors import DataError
 
+ROUNDING = 1e-12  # of the largest number; float64 itself rounds at 1e-16
 Kind = Literal["number", "boolean", "text"]
 _OBJECT_KINDS: dict[str, Kind] = {
     "boolean": "boolean",
@@ -53,8 +54,9 @@ def numbers(column: pd.Series) -> np.ndarray:
     """A column as float64 of shape (rows,), missing cells as NaN.
 
     Raises:
-        DataError: a cell that is no number, or an infinite one.
+        DataError: a cell that is no number, or an infinite one; a column of dates and the like.
     """
+    kind_of(column)
     plain = column.astype(object) if isinstance(column.dtype, pd.CategoricalDtype) else column
     read = pd.to_numeric(plain, errors="coerce")
     values = np.asarray(read.to_numpy(dtype=np.float64, na_value=np.nan))
@@ -86,6 +88,24 @@ def _text(cell: object) -> str:
     if isinstance(cell, float | np.floating) and float(cell).is_integer():
         return str(int(cell))
     return str(cell).strip()
+
+
+def centre(values: np.ndarray) -> tuple[float, float]:
+    """Mean and spread of the numbers that are present, both 0 where they do not really differ.
+
+    The spread is the standard deviation over all of them (no correction). It counts as none when
+    it is no larger than rounding makes it for numbers that are alike.
+
+    >>> centre(np.array([1.0, 3.0, np.nan]))
+    (2.0, 1.0)
+    """
+    present = values[~np.isnan(values)]
+    if not present.size:
+        return 0.0, 0.0
+    spread = float(present.std())
+    if spread <= ROUNDING * float(np.abs(present).max()):
+        return 0.0, 0.0
+    return float(present.mean()), spread
 
 
 def spaced(count: int) -> str:

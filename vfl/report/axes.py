@@ -8,14 +8,15 @@ from collections.abc import Sequence
 Point = tuple[float, float]
 
 
-def tick_step(low: float, high: float, intervals: int = 4, whole: bool = False) -> float:
+def tick_step(low: float, high: float, intervals: int = 5, whole: bool = False) -> float:
     """The round step, 1, 2 or 5 times a power of ten, that cuts a range into about `intervals`.
 
     >>> tick_step(0.0, 1.0), tick_step(1, 20, whole=True), tick_step(1, 3, whole=True)
-    (0.5, 5.0, 1.0)
+    (0.2, 5.0, 1.0)
 
     Args:
-        low, high: the range, low below high.
+        low: where the range begins.
+        high: where it ends, above `low`.
         intervals: as many or fewer.
         whole: never below 1.
     """

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from vfl.report.charts import WIDTH, svg
 
-ROW, BAR = 40, 12
+ROW, BAR = 50, 16
 LEFT, RIGHT = 4, WIDTH - 4
 
 

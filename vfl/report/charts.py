@@ -63,24 +63,28 @@ def line_chart(
     description: str,
     series: Sequence[Series],
     x_label: str,
+    x_from: float | None = None,
     whole_x: bool = False,
 ) -> Markup:
     """Lines over two axes.
 
     Args:
         key: makes the ids of this chart unique in its page.
-        title, description: for screen readers.
+        title: for screen readers, a few words.
+        description: for screen readers, what the lines show.
         series: at least one point in all.
         x_label: written under the axis.
+        x_from: where the x axis begins at the latest; None is the first point.
         whole_x: the x axis counts things, so no tick lies between two of them.
 
     Returns:
         An <svg> element.
     """
     points = [point for each in series for point in each.points]
-    x_low, x_high = widened(min(x for x, _ in points), max(x for x, _ in points))
+    starts = [x for x, _ in points] + ([] if x_from is None else [x_from])
+    x_low, x_high = widened(min(starts), max(starts))
     y_low, y_high = widened(min(y for _, y in points), max(y for _, y in points))
-    x_step, y_step = tick_step(x_low, x_high, 5, whole_x), tick_step(y_low, y_high)
+    x_step, y_step = tick_step(x_low, x_high, 6, whole_x), tick_step(y_low, y_high)
     x_scale = Scale(x_low, x_high, LEFT, RIGHT)
     y_scale = Scale(*enclosing(y_low, y_high, y_step), BOTTOM, TOP)
     parts = [
@@ -130,17 +134,24 @@ def _line(series: Series, x_scale: Scale, y_scale: Scale) -> Markup:
 
 
 def _legend(series: Sequence[Series]) -> list[Markup]:
-    entry = Markup(
-        '<path class="line s{}" d="M{} 14h22"/><text x="{}" y="18" class="label">{}</text>'
-    )
+    text = Markup('<text x="{}" y="18" class="label">{}</text>')
     starts = range(LEFT, LEFT + _LEGEND_STEP * len(series), _LEGEND_STEP)
     return [
-        entry.format(each.style, start, start + 28, each.name)
+        _swatch(each, start) + text.format(start + 28, each.name)
         for start, each in zip(starts, series, strict=True)
     ]
 
 
+def _swatch(series: Series, start: int) -> Markup:
+    if len(series.points) == 1:
+        return Markup('<circle class="dot s{}" cx="{}" cy="14" r="4"/>').format(
+            series.style, start + 18
+        )
+    return Markup('<path class="line s{}" d="M{} 14h22"/>').format(series.style, start)
+
+
 def svg(key: str, title: str, description: str, height: int, parts: Sequence[Markup]) -> Markup:
+    """An <svg> element with its title and description; it takes the width of its place."""
     head = Markup(
         '<svg role="img" viewBox="0 0 {} {}" aria-labelledby="{key}-title {key}-desc">'
         '<title id="{key}-title">{}</title><desc id="{key}-desc">{}</desc>'

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from vfl.errors import RunFolderError
-from vfl.report.records import Epoch, Run, Summary, Traffic
+from vfl.ledger import Traffic
+from vfl.report.records import Epoch, Run, Summary
+from vfl.storage import check_format
 
-FORMAT = 1
 _MEASURES = ("test_accuracy", "test_rmse", "test_r2", "steps_per_second")
 _COSTS = ("formula_ratio", "wire_ratio", "seconds")
 _WORDS = ("weights_sha256", "codec", "defense")
@@ -23,13 +24,14 @@ def read_run(folder: Path) -> Run:
     """Read a run folder.
 
     Raises:
-        RunFolderError: there is no run, it is of a newer format, or a file of it is damaged.
+        RunFolderError: there is no run, it is of another format, or a file of it is damaged.
     """
     head = _read_head(folder)
     config_text = _text(folder / "config.toml")
     config = _config(folder / "config.toml", config_text)
     traffic = _traffic(folder / "traffic.csv")
-    summary = _summary(_object(folder / "summary.json"))
+    plan = {name: config.get(name) for name in ("codec", "defense")}
+    summary = _summary({**plan, **_object(folder / "summary.json")})
     return Run(
         name=str(head.get("name", folder.name)),
         created=str(head.get("created", "")),
@@ -56,17 +58,7 @@ def _read_head(folder: Path) -> dict[str, Any]:
             fix="give the path that vfl train printed",
         )
     head = _object(path)
-    version = head.get("format")
-    if not isinstance(version, int) or version < 1:
-        raise RunFolderError("this is not a run of vfl", where=str(path), want="a format number")
-    if version > FORMAT:
-        raise RunFolderError(
-            "this run was written by a newer vfl",
-            where=str(path),
-            got=f"format {version}",
-            want=f"format {FORMAT}",
-            fix="upgrade vfl",
-        )
+    check_format(head.get("format"), path)
     return head
 
 
@@ -163,10 +155,9 @@ def _number(found: Any) -> float | None:
 
 
 def _label_party(config: dict[str, Any]) -> str | None:
-    data = config.get("data")
-    places = (config, data if isinstance(data, dict) else {})
-    names = (place.get("label_party") for place in places)
-    return next((name for name in names if isinstance(name, str)), None)
+    label = config.get("label")
+    name = label.get("party") if isinstance(label, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _parties(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from vfl.ledger import Traffic
+
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
@@ -29,19 +31,6 @@ class Epoch:
         if self.bytes_up is None or self.bytes_down is None:
             return None
         return self.bytes_up + self.bytes_down
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """What crossed one party's link in one direction ("up" leads to the label party)."""
-
-    party: str
-    direction: str
-    phase: str
-    frames: int
-    payload_bytes: int
-    wire_bytes: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

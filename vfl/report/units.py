@@ -38,10 +38,10 @@ def bytes_text(count: float | None) -> str:
 def three_digits(value: float) -> str:
     """At least three significant digits, without an exponent where a person would use none.
 
-    >>> [three_digits(value) for value in (0.012345, 1.5, 25.04, 1234.5, 2.5e7)]
-    ['0.0123', '1.5', '25', '1,234', '2.5e+07']
+    >>> [three_digits(value) for value in (0.012345, 1.5, 25.04, 999.7, 2.5e7)]
+    ['0.0123', '1.5', '25', '1,000', '2.5e+07']
     """
-    if 1000 <= abs(value) < 1e6:
+    if 999.5 <= abs(value) < 1e6:
         return f"{value:,.0f}"
     return f"{value:.3g}"
 

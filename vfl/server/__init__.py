@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from vfl.server.label_party import EpochRecord, LabelParty, build_label_party
+from vfl.server.summary import summarise
 
-__all__ = ["EpochRecord", "LabelParty", "build_label_party"]
+__all__ = ["EpochRecord", "LabelParty", "build_label_party", "summarise"]

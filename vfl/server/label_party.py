@@ -68,6 +68,7 @@ class LabelParty:
         self.halves = halves
         self.ledger = ledger
         self.train_steps = 0
+        self.train_rows = 0
         self.train_seconds = 0.0
         self.outputs: list[Tensor] = []
         self.history: list[EpochRecord] = []
@@ -142,6 +143,7 @@ class LabelParty:
             half.send_gradient(labels)
         self._optimizer.step()
         self.train_steps += 1
+        self.train_rows += len(exchange.rows)
         self._meter("train").add(logits.detach(), labels, float(loss.detach()))
 
     @torch.no_grad()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from vfl.session.consent import check_consent
 from vfl.session.handshake import Introduction, check_introduction
 from vfl.session.message import SessionMessage
+from vfl.session.party_folder import PartyFolder
+from vfl.session.report import PartyReport
 from vfl.session.schedule import Exchange
 from vfl.session.terms import Mode, PartyTerms, Terms
 
@@ -12,6 +14,8 @@ __all__ = [
     "Exchange",
     "Introduction",
     "Mode",
+    "PartyFolder",
+    "PartyReport",
     "PartyTerms",
     "SessionMessage",
     "Terms",

@@ -10,6 +10,8 @@ from vfl.link import Link
 
 #: Sent frames each end keeps for the other, so also how many may be on their way unread.
 WINDOW_FRAMES = 4
+#: How long an end that stops waits for the other to read why.
+LINGER_S = 0.5
 
 
 class TransportLink(Link, Protocol):

@@ -7,22 +7,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from vfl.errors import FrameError, LostPeerError, ProtocolError, VFLError
+from vfl.errors import FrameError, LostPeerError, VFLError
 from vfl.frame import LIMIT_BYTES, Frame, Kind
-from vfl.transport.base import WINDOW_FRAMES, Timeouts
+from vfl.transport.base import LINGER_S, WINDOW_FRAMES, Timeouts
 from vfl.transport.messages import (
     ANSWER_LIMIT_BYTES,
     Hello,
     Welcome,
     error_frame,
-    read_failure,
+    in_session,
     read_refusal,
 )
 from vfl.transport.reliable import Sequence
 from vfl.transport.sockets import client_context, dial
 from vfl.transport.stream import Stream
 
-LINGER_S = 0.5
 _PEER = "the label party"
 
 
@@ -116,11 +115,10 @@ class TcpLink:
             except FrameError as error:
                 raise self._end(error) from None
         self._sequence.received += 1
-        if frame.kind is Kind.ERROR:
-            raise self._end(read_failure(frame, _PEER))
-        if frame.kind in (Kind.HELLO, Kind.WELCOME):
-            raise self._end(ProtocolError("a greeting out of turn", where=_PEER))
-        return frame
+        try:
+            return in_session(frame, _PEER)
+        except VFLError as error:
+            raise self._end(error) from None
 
     def fail(self, error: VFLError) -> None:
         """Tell the label party what went wrong here, then close."""

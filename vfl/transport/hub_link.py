@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from vfl.errors import FrameError, LostPeerError, ProtocolError, VFLError
-from vfl.frame import Frame, Kind
-from vfl.transport.base import WINDOW_FRAMES, Timeouts
-from vfl.transport.client import LINGER_S
-from vfl.transport.messages import Hello, Welcome, error_frame, read_failure
+from vfl.errors import FrameError, LostPeerError, VFLError
+from vfl.frame import Frame
+from vfl.transport.base import LINGER_S, WINDOW_FRAMES, Timeouts
+from vfl.transport.messages import Hello, Welcome, error_frame, in_session
 from vfl.transport.reliable import Sequence
 from vfl.transport.stream import Stream
 
@@ -38,7 +37,7 @@ class HubLink:
         self._changed = threading.Condition()
         self._sequence = Sequence(window)
         self._stream: Stream | None = None
-        self._lost_s = time.monotonic()
+        self._lost_at: float | None = None  # when a read or write of the stream first failed
         self._ended: VFLError | None = None
 
     def attach(self, stream: Stream, hello: Hello, terms: Mapping[str, Any]) -> None:
@@ -50,10 +49,10 @@ class HubLink:
         Raises:
             LostPeerError: the two ends' counts cannot be reconciled.
             VFLError: why the link has ended.
+            ConnectionError, TimeoutError: the new stream broke; another may be attached.
         """
         with self._changed:
-            if self._ended is not None:
-                raise self._ended
+            self._check_open()
             self._sequence.check_sent(hello.sent)
             missing = self._sequence.missing(hello.received)
             self._release()
@@ -61,25 +60,25 @@ class HubLink:
             stream.write(Welcome(self._sequence.received, terms).frame(), deadline)
             for frame in missing:
                 stream.write(frame, deadline)
-            self._stream = stream
+            self._stream, self._lost_at = stream, None
             self.attached = True
             self._changed.notify_all()
 
     def send(self, frame: Frame) -> None:
-        """Store and write a frame; a failed write is mended when the party comes back.
+        """Store and write a frame; one failed write is mended when the party comes back.
 
         Raises:
             LostPeerError: the rejoin window has passed, or the party takes nothing in time.
         """
+        deadline = time.monotonic() + self._timeouts.step_s
         with self._changed:
-            self._check_open()
-            self._check_window()
+            self._await(lambda: self._lost_at is None, deadline, "took nothing")
             self._sequence.store(frame)
             stream = self._stream
-        if stream is None:
+        if stream is None:  # before the first attach
             return
         try:
-            stream.write(frame, time.monotonic() + self._timeouts.step_s)
+            stream.write(frame, deadline)
         except ConnectionError:
             # The stream stays: what the party sent before the cut can still be read.
             self._note_loss(stream)
@@ -98,25 +97,22 @@ class HubLink:
         """
         deadline = time.monotonic() + self._timeouts.step_s
         while True:
-            stream = self._current(deadline)
+            stream = self._readable(deadline)
             try:
                 frame = stream.read(deadline)
             except ConnectionError:
-                self._drop(stream)
+                self._note_loss(stream, unreadable=True)
                 continue
             except TimeoutError as error:
                 raise self._end(self._silent("sent nothing")) from error
             except FrameError as error:
                 raise self._end(error) from None
-            with self._changed:
-                if self._stream is not stream:
-                    continue
-                self._sequence.received += 1
-            if frame.kind is Kind.ERROR:
-                raise self._end(read_failure(frame, f"party '{self.party}'"))
-            if frame.kind in (Kind.HELLO, Kind.WELCOME):
-                raise self._end(ProtocolError("a greeting out of turn", where=self.party))
-            return frame
+            if self._count(stream):
+                break
+        try:
+            return in_session(frame, f"party '{self.party}'")
+        except VFLError as error:
+            raise self._end(error) from None
 
     def fail(self, error: VFLError) -> None:
         """Tell the party what went wrong here, then close; a later attach is told the same."""
@@ -135,28 +131,63 @@ class HubLink:
         """Release the link; closing twice is harmless."""
         self._end(LostPeerError(f"the link to party '{self.party}' was closed"))
 
-    def _current(self, deadline: float) -> Stream:
-        """The attached stream; waits for one within the rejoin window."""
+    def _readable(self, deadline: float) -> Stream:
         with self._changed:
-            while True:
-                self._check_open()
-                if self._stream is not None:
-                    return self._stream
-                self._check_window()
-                until = min(deadline, self._lost_s + self._timeouts.rejoin_window_s)
-                self._changed.wait(max(0.0, until - time.monotonic()))
-                if time.monotonic() >= deadline and self._stream is None:
-                    raise self._end(self._silent("sent nothing"))
+            self._await(lambda: self._stream is not None, deadline, "sent nothing")
+            assert self._stream is not None
+            return self._stream
 
-    def _check_window(self) -> None:
+    def _await(self, ready: Callable[[], bool], deadline: float, did: str) -> None:
+        """Wait under the lock for a handshake thread to mend the link, in its rejoin window."""
         window_s = self._timeouts.rejoin_window_s
-        if self._lost_s is not None and time.monotonic() >= self._lost_s + window_s:
-            raise self._end(
-                LostPeerError(
-                    f"party '{self.party}' went away and did not come back",
-                    want=f"a new connection within {window_s:g} s",
+        while True:
+            self._check_open()
+            if ready():
+                return
+            now = time.monotonic()
+            if now >= deadline:
+                raise self._end(self._silent(did))
+            if self._lost_at is not None and now >= self._lost_at + window_s:
+                raise self._end(
+                    LostPeerError(
+                        f"party '{self.party}' went away and did not come back",
+                        want=f"a new connection within {window_s:g} s",
+                    )
                 )
-            )
+            rejoin_by = deadline if self._lost_at is None else self._lost_at + window_s
+            self._changed.wait(min(deadline, rejoin_by) - now)
+
+    def _count(self, stream: Stream) -> bool:
+        """Count a received frame, unless its stream was replaced while it was read."""
+        with self._changed:
+            current = self._stream is stream
+            self._sequence.received += current
+            return current
+
+    def _note_loss(self, stream: Stream, *, unreadable: bool = False) -> None:
+        with self._changed:
+            if self._stream is not stream:
+                return
+            if unreadable:
+                self._release()
+            self._lost_at = self._lost_at or time.monotonic()
+
+    def _release(self) -> None:
+        """Let go of the current stream; the rejoin window runs from here at the latest."""
+        if self._stream is not None:
+            self._stream.end()
+            self._stream = None
+            self._lost_at = self._lost_at or time.monotonic()
+
+    def _silent(self, did: str) -> LostPeerError:
+        return LostPeerError(f"party '{self.party}' {did} for {self._timeouts.step_s:g} s")
+
+    def _end(self, error: VFLError) -> VFLError:
+        with self._changed:
+            self._ended = self._ended or error
+            self._release()
+            self._changed.notify_all()
+        return error
 
     def _check_open(self) -> None:
         if self._ended is not None:

@@ -64,7 +64,8 @@ class LocalLink:
     def close(self) -> None:
         """End the pair; frames already sent to the other end can still be read there."""
         self._incoming.clear()
-        self._closed.append("closed")
+        if not self._closed:
+            self._closed.append("closed")
 
 
 def local_pair() -> tuple[LocalLink, LocalLink]:

@@ -124,6 +124,20 @@ def read_failure(frame: Frame, party: str) -> PeerFailedError:
     return PeerFailedError(f"{party} stopped with {code}: {texts.pop('what')}", **texts)
 
 
+def in_session(frame: Frame, party: str) -> Frame:
+    """A frame that came after the greeting, if it is one for the application.
+
+    Raises:
+        PeerFailedError: it says why `party` stopped.
+        ProtocolError: it is another greeting.
+    """
+    if frame.kind is Kind.ERROR:
+        raise read_failure(frame, party)
+    if frame.kind is Kind.HELLO or frame.kind is Kind.WELCOME:
+        raise ProtocolError("a greeting out of turn", where=party, got=frame.kind.name)
+    return frame
+
+
 def _error_texts(frame: Frame) -> tuple[str, dict[str, str]]:
     record = _record(frame, Kind.ERROR, ANSWER_LIMIT_BYTES)
     found = {

@@ -1,0 +1,75 @@
+"""A codec of your own in one file: half precision in both directions.
+
+Here it registers itself in this process. A package says the same in its pyproject.toml:
+
+    [project.entry-points."vfl.codecs"]
+    half = "outside_codec:HalfPrecision"
+
+and tests it with `vfl.testing`:
+
+    class TestHalfPrecision(CodecContract):
+        specs = ["half"]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vfl.compression import CODECS, INFERENCE, Codec, Decoded, Encoded, Moment, make
+from vfl.errors import TruncatedFrameError
+from vfl.frame import Payload
+
+LARGEST = torch.finfo(torch.float16).max
+
+
+def half_bytes(values: Tensor) -> bytes:
+    """Float16 bytes of a tensor; what float16 cannot hold becomes its largest number."""
+    return values.clamp(-LARGEST, LARGEST).half().numpy().tobytes()
+
+
+def from_half_bytes(payload: Payload, rows: int, width: int) -> Tensor:
+    """The float32 tensor of axes (rows, width) in a payload of `half_bytes`."""
+    if len(payload) != 2 * rows * width:
+        raise TruncatedFrameError(
+            "a half-precision payload has the wrong length",
+            got=f"{len(payload)} bytes",
+            want=f"{2 * rows * width} bytes",
+        )
+    if rows == 0:
+        return torch.empty(0, width)
+    return torch.frombuffer(bytearray(payload), dtype=torch.float16).float().view(rows, width)
+
+
+class HalfPrecision(Codec):
+    """Two bytes a value, no options, no state."""
+
+    def encode(self, cut: Tensor, moment: Moment = INFERENCE) -> Encoded:
+        return Encoded(half_bytes(cut), None)
+
+    def decode(
+        self, payload: Payload, rows: int, width: int, moment: Moment = INFERENCE
+    ) -> Decoded:
+        return Decoded(from_half_bytes(payload, rows, width), None)
+
+    def encode_grad(self, grad: Tensor, saved: Any, moment: Moment = INFERENCE) -> Payload:
+        return half_bytes(grad)
+
+    def decode_grad(
+        self, payload: Payload, saved: Any, rows: int, width: int, moment: Moment = INFERENCE
+    ) -> Tensor:
+        return from_half_bytes(payload, rows, width)
+
+    def formula_ratio(self, width: int) -> float:
+        return 0.5
+
+
+CODECS.register("half", HalfPrecision)
+
+if __name__ == "__main__":
+    cut = torch.tensor([[0.1, 2.0, -3.5]])
+    payload, _ = make("half").encode(cut)
+    print(f"{cut.numel()} values in {len(payload)} bytes")
+    print(make("half").decode(payload, *cut.shape).cut)

@@ -1,0 +1,104 @@
+"""Every registered codec, and one from outside the package, is under contract."""
+
+import subprocess
+import sys
+from pathlib import Path
+from runpy import run_path
+
+import pytest
+import torch
+
+from vfl.compression import CODECS, make
+from vfl.registry import parse
+from vfl.testing import CodecContract
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "outside_codec.py"
+
+
+class TestRegisteredCodecs(CodecContract):
+    specs = (
+        "none",
+        "topk:k=1",
+        "topk:k=3,values=1",
+        "topk:k=3,values=8,packer=index",
+        "topk:k=12,values=4",
+        "topk:k=11",
+        "randtopk:k=3",
+        "randtopk:k=3,alpha=0.5,law=multinomial,values=8",
+        "randtopk:k=11,alpha=1,values=5,packer=index",
+        "randtopk:k=12,alpha=1,law=multinomial",
+    )
+
+    def test_every_registered_name_is_here(self):
+        assert {parse(spec)[0] for spec in self.specs} == set(CODECS.names())
+
+
+class TestNarrowCut(CodecContract):
+    specs = ("none", "topk:k=1,packer=index", "topk:k=1,values=8", "randtopk:k=1,alpha=1")
+    width = 1
+
+
+class TestManyLimbs(CodecContract):
+    specs = ("topk:k=14,values=4", "randtopk:k=14")
+    width = 600
+
+
+class TestOutsideCodec(CodecContract):
+    specs = ("half",)
+
+    @pytest.fixture(autouse=True)
+    def _registered_for_one_test(self, monkeypatch):
+        monkeypatch.setattr(CODECS, "_members", dict(CODECS._members))
+        run_path(str(EXAMPLE))
+
+    def test_half_precision_rounds_to_eleven_bits(self):
+        cut = torch.tensor([[1 + 2**-10, 1 + 2**-12, 1e6]])
+        decoded = make("half").decode(make("half").encode(cut).payload, 1, 3).cut
+        assert decoded.tolist() == [[1 + 2**-10, 1.0, 65504.0]]
+
+
+def test_the_example_runs_as_a_script():
+    script = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", script, EXAMPLE],
+        cwd=EXAMPLE.parents[1],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.startswith("3 values in 6 bytes\n")
+
+
+def test_naming_the_contracts_loads_no_torch():
+    script = "import sys, vfl.testing; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
+
+
+def test_a_contract_without_specs_is_an_error():
+    class TestNothing(CodecContract):
+        pass
+
+    with pytest.raises(ValueError, match="names no codec"):
+        TestNothing().pytest_generate_tests(None)
+
+
+def test_the_contract_finds_a_codec_that_breaks_it(monkeypatch):
+    """A codec whose scale is the batch's at inference, and one that decodes one row too many."""
+    none = CODECS.member("none")
+
+    class Shared(none):
+        def encode(self, cut, moment=None):
+            return super().encode(cut / (1 + cut.abs().sum()))
+
+    class Long(none):
+        def decode(self, payload, rows, width, moment=None):
+            cut, saved = super().decode(payload, rows, width)
+            return torch.cat([cut, cut[:1]]), saved
+
+    monkeypatch.setattr(CODECS, "_members", {"shared": Shared, "long": Long})
+    contract = CodecContract()
+    with pytest.raises(AssertionError, match="depends on its batch"):
+        contract.test_a_prediction_does_not_depend_on_its_batch("shared")
+    with pytest.raises(AssertionError, match="decoded"):
+        contract.test_what_is_decoded_is_a_finite_writable_cut("long", training=True)

@@ -1,0 +1,113 @@
+import math
+
+import pytest
+import torch
+
+from vfl.compression import INFERENCE, Moment, make
+from vfl.compression.randtopk import RandTopK
+from vfl.errors import BadOptionError, UserError, WidthError
+from vfl.seeds import Secret, generator
+
+SECRET = Secret.of_simulation(0, "feature")
+
+
+def training(step=1, secret=SECRET):
+    return Moment(step, training=True, secret=secret)
+
+
+def normal_cut(rows, width):
+    return torch.randn(rows, width, generator=generator(rows, "test", width))
+
+
+def kept_places(spec, cut, moment):
+    codec = make(spec)
+    payload = codec.encode(cut, moment).payload
+    decoder_moment = Moment(moment.step, moment.training)
+    return codec.decode(payload, *cut.shape, decoder_moment).saved
+
+
+@pytest.mark.parametrize("law", ["sequential", "multinomial"])
+@pytest.mark.parametrize("values", ["fp32", "8"])
+def test_inference_is_plain_top_k(law, values):
+    cut = normal_cut(40, 30)
+    plain = make(f"topk:k=4,values={values}").encode(cut).payload
+    codec = make(f"randtopk:k=4,alpha=0.9,law={law},values={values}")
+    assert codec.encode(cut).payload == plain
+    assert codec.encode(cut, Moment(7, training=False, secret=SECRET)).payload == plain
+
+
+def test_alpha_zero_is_plain_top_k_in_training_too():
+    cut = normal_cut(40, 30)
+    plain = make("topk:k=4").encode(cut, training()).payload
+    assert make("randtopk:k=4,alpha=0").encode(cut, training()).payload == plain
+
+
+def test_replacements_keep_the_values_of_their_places():
+    cut = normal_cut(200, 30)
+    codec = make("randtopk:k=4,alpha=0.5")
+    payload, kept = codec.encode(cut, training())
+    decoded = codec.decode(payload, 200, 30, Moment(1, training=True)).cut
+    mask = torch.zeros(200, 30).scatter(1, kept, 1.0)
+    assert (mask.sum(dim=1) == 4).all()
+    assert torch.equal(decoded, cut * mask)
+    top = torch.zeros(200, 30).scatter(1, cut.abs().topk(4).indices, 1.0)
+    replaced = (mask * (1 - top)).sum() / mask.sum()
+    assert replaced == pytest.approx(0.5, abs=4 * math.sqrt(0.25 / 800))
+
+
+def test_a_rows_draws_do_not_depend_on_the_rows_that_follow():
+    cut = normal_cut(40, 30)
+    spec = "randtopk:k=4,alpha=0.5"
+    together = kept_places(spec, cut, training())
+    for rows in (1, 7, 39):
+        assert torch.equal(kept_places(spec, cut[:rows], training()), together[:rows])
+
+
+def test_steps_and_secrets_have_draws_of_their_own():
+    cut = normal_cut(40, 30)
+    places = [
+        kept_places("randtopk:k=4,alpha=0.5", cut, moment)
+        for moment in (training(1), training(2), training(1, Secret.of_simulation(1, "feature")))
+    ]
+    assert not torch.equal(places[0], places[1])
+    assert not torch.equal(places[0], places[2])
+
+
+def test_training_without_a_secret_is_refused():
+    codec = make("randtopk:k=2")
+    with pytest.raises(UserError, match="no secret"):
+        codec.encode(normal_cut(3, 8), Moment(4, training=True))
+    codec.encode(normal_cut(3, 8), INFERENCE)
+
+
+@pytest.mark.parametrize("alpha", ["-0.1", "1.1", "nan", "inf"])
+def test_alpha_is_a_probability(alpha):
+    with pytest.raises(BadOptionError, match="alpha"):
+        make(f"randtopk:k=2,alpha={alpha}")
+
+
+def test_bad_options_are_refused():
+    for spec in ("randtopk:k=0", "randtopk:k=1,values=16", "randtopk:k=1,law=uniform"):
+        with pytest.raises(BadOptionError):
+            make(spec)
+    with pytest.raises(BadOptionError, match="sequential, multinomial"):
+        RandTopK(k=1, law="uniform")
+    with pytest.raises(WidthError):
+        make("randtopk:k=9").check(8)
+
+
+def test_the_toy_example_of_the_thesis_escapes():
+    """Section 3.3.2: with alpha = 0.1 the unit that top-1 never tries is tried, and wins."""
+    features = torch.tensor([[1.0, 0.0], [0.5, 1.0]])
+    targets = torch.tensor([1.0, -1.0])
+    codec = make("randtopk:k=1,alpha=0.1")
+    weights = torch.tensor([1.0, -0.1], requires_grad=True)
+    optimiser = torch.optim.SGD([weights], lr=0.05)
+    for step in range(2000):
+        output = torch.tanh(codec.simulate(features * weights, training(step)).sum(dim=1))
+        loss = (output - targets).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert weights[0] > 1
+    assert weights[1] < -1.5

@@ -1,0 +1,197 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from vfl.compression import INFERENCE, Moment, make
+from vfl.errors import (
+    BadOptionError,
+    CorruptFrameError,
+    FrameError,
+    NonFiniteError,
+    TruncatedFrameError,
+    WidthError,
+)
+from vfl.frame import HEADER_BYTES
+from vfl.seeds import generator
+
+TRAINING = Moment(step=1, training=True)
+
+# Thesis table 3.2: width, values kept, percent of dense as printed.
+TABLE_3_2 = [
+    *((128, 3, "2.86"), (128, 6, "5.71"), (128, 13, "12.4")),
+    *((300, 2, "0.85"), (300, 4, "1.71"), (300, 9, "3.84")),
+    *((600, 2, "0.44"), (600, 4, "0.88"), (600, 9, "1.97"), (600, 14, "3.06")),
+    *((1280, 2, "0.21"), (1280, 4, "0.42"), (1280, 9, "0.94")),
+]
+
+
+def normal_cut(rows, width):
+    return torch.randn(rows, width, generator=generator(rows, "test", width))
+
+
+def round_trip(spec, cut, moment=INFERENCE):
+    codec = make(spec)
+    return codec.decode(codec.encode(cut, moment).payload, *cut.shape, moment).cut
+
+
+@pytest.mark.parametrize("name", ["topk", "randtopk"])
+@pytest.mark.parametrize(("width", "k", "percent"), TABLE_3_2)
+def test_formula_ratio_prints_the_digits_of_table_3_2(name, width, k, percent):
+    digits = len(percent.partition(".")[2])
+    assert f"{100 * make(f'{name}:k={k}').formula_ratio(width):.{digits}f}" == percent
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("width", "k", "percent"), TABLE_3_2)
+def test_frames_stay_within_five_percent_of_the_bound(width, k, percent, bits):
+    rows = 256
+    payload = make(f"topk:k={k},values={bits}").encode(normal_cut(rows, width), TRAINING).payload
+    bound_bytes = rows * (math.log2(math.comb(width, k)) + k * bits) / 8
+    assert HEADER_BYTES + len(payload) <= 1.05 * bound_bytes
+
+
+@pytest.mark.parametrize("k", [3, 6, 13])
+def test_eight_bit_frames_take_less_than_two_fifths_of_the_published_size(k):
+    codec = make(f"topk:k={k},values=8")
+    payload = codec.encode(normal_cut(256, 128), TRAINING).payload
+    published_bytes = make(f"topk:k={k}").formula_ratio(128) * 4 * 256 * 128
+    assert HEADER_BYTES + len(payload) <= 0.40 * published_bytes
+
+
+@pytest.mark.parametrize("packer", ["enumerative", "index"])
+@pytest.mark.parametrize(("width", "k"), [(7, 1), (16, 5), (128, 13), (600, 14), (1280, 9), (6, 6)])
+def test_float32_keeps_the_largest_values_exactly(width, k, packer):
+    cut = normal_cut(20, width)
+    decoded = round_trip(f"topk:k={k},packer={packer}", cut)
+    for row, kept in zip(cut.tolist(), decoded.tolist(), strict=True):
+        largest = sorted(range(width), key=lambda place: -abs(row[place]))[:k]
+        assert kept == [row[place] if place in largest else 0 for place in range(width)]
+
+
+def test_the_documented_payload_bit_by_bit():
+    """Places {1, 4} of 5 have rank C(1,1) + C(4,2) = 7 of 10; 2-bit codes in a range [-1, 3]."""
+    cut = torch.tensor([[0.5, -1.0, 0.0, 0.0, 3.0]])
+    payload = make("topk:k=2,values=2").encode(cut, TRAINING).payload
+    minus_one, three = b"\x80\xbf", b"\x40\x40"
+    assert payload == minus_one + three + bytes([0b0111_00_11])
+    assert round_trip("topk:k=2,values=2", cut).tolist() == [[0, -0.5, 0, 0, 2.5]]
+
+
+def test_one_scale_a_batch_in_training_and_one_a_row_at_inference():
+    cut = torch.tensor([[1.0, 0, 0, 2.0], [100.0, 0, 0, 200.0]])
+    codec = make("topk:k=2,values=4")
+    body_bytes = 3  # two rows of 3 + 2 x 4 bits
+    assert len(codec.encode(cut, TRAINING).payload) == 4 + body_bytes
+    assert len(codec.encode(cut, INFERENCE).payload) == 2 * 4 + body_bytes
+    assert round_trip("topk:k=2,values=4", cut)[0, 0] == 1 + 1 / 32
+    assert round_trip("topk:k=2,values=4", cut, TRAINING)[0, 0] == 1 + 199 / 32
+
+
+@pytest.mark.parametrize("values", ["fp32", "4"])
+@pytest.mark.parametrize("rows", [0, 1, 3])
+@pytest.mark.parametrize("value", [0.0, -1.5])
+def test_constant_cuts_keep_their_lowest_places(rows, value, values):
+    for moment in (TRAINING, INFERENCE):
+        decoded = round_trip(f"topk:k=2,values={values}", torch.full((rows, 5), value), moment)
+        assert decoded.tolist() == [[value, value, 0, 0, 0]] * rows
+
+
+@pytest.mark.parametrize("rows", [0, 1, 256])
+@pytest.mark.parametrize("spec", ["topk:k=3", "topk:k=3,values=8", "topk:k=40,values=1"])
+def test_payload_limit_is_reached(spec, rows):
+    codec = make(spec)
+    cut = normal_cut(rows, 64)
+    payload, _ = codec.encode(cut)
+    saved = codec.decode(payload, *cut.shape).saved
+    grad_payload = codec.encode_grad(cut, saved)
+    assert codec.payload_limit(rows, 64) == max(len(payload), len(grad_payload))
+
+
+def test_gradients_travel_as_their_kept_values_alone():
+    cut, grad = normal_cut(9, 50), normal_cut(9, 50) + 1
+    codec = make("topk:k=4,values=8")
+    payload, kept = codec.encode(cut, TRAINING)
+    decoded, saved = codec.decode(payload, 9, 50, TRAINING)
+    grad_payload = codec.encode_grad(grad, saved, TRAINING)
+    assert len(grad_payload) == 9 * 4 * 4
+    top = torch.zeros(9, 50).scatter(1, cut.abs().topk(4).indices, 1.0)
+    assert ((decoded != 0) == top.bool()).all()
+    assert torch.equal(codec.decode_grad(grad_payload, kept, 9, 50, TRAINING), grad * top)
+
+
+def test_gradients_that_are_not_finite_are_refused_where_they_travel():
+    codec = make("topk:k=1")
+    kept = codec.encode(torch.tensor([[0.0, 2.0, 1.0]])).saved
+    with pytest.raises(NonFiniteError):
+        codec.encode_grad(torch.tensor([[0.0, math.nan, 0.0]]), kept)
+    assert bytes(codec.encode_grad(torch.tensor([[math.nan, 1.0, 0.0]]), kept)) == b"\0\0\x80?"
+    for payload in (b"\0\0\x80\x7f", b"\0\0\xc0\x7f"):
+        with pytest.raises(CorruptFrameError, match="finite"):
+            codec.decode_grad(payload, kept, 1, 3)
+    with pytest.raises(TruncatedFrameError):
+        codec.decode_grad(b"\0\0\x80", kept, 1, 3)
+
+
+@pytest.mark.parametrize("spec", ["topk:k=3,values=8", "topk:k=3", "topk:k=3,packer=index"])
+def test_a_payload_for_another_shape_is_refused(spec):
+    codec = make(spec)
+    payload = codec.encode(normal_cut(16, 20)).payload
+    for rows in (0, 15, 17):
+        with pytest.raises(FrameError):
+            codec.decode(payload, rows, 20)
+    with pytest.raises(FrameError):
+        codec.decode(payload, 16, 200)
+
+
+def test_a_set_that_does_not_exist_is_refused():
+    payload = bytearray(make("topk:k=2,values=2").encode(torch.zeros(1, 5), TRAINING).payload)
+    payload[4] = 0b1010_0000  # rank 10 of C(5, 2) = 10
+    with pytest.raises(CorruptFrameError, match="does not exist"):
+        make("topk:k=2,values=2").decode(payload, 1, 5, TRAINING)
+
+
+def test_a_width_below_k_is_refused_with_the_cure():
+    for call in (
+        lambda codec: codec.check(16),
+        lambda codec: codec.encode(torch.ones(2, 16)),
+        lambda codec: codec.decode(b"", 2, 16),
+    ):
+        with pytest.raises(WidthError) as caught:
+            call(make("topk:k=40"))
+        error = caught.value
+        assert error.what == "top-k keeps 40 values of a cut that is 16 wide"
+        assert (error.want, error.fix) == ("k <= 16", "k=2 keeps one value in 8")
+    make("topk:k=16").check(16)
+
+
+@pytest.mark.parametrize(
+    "spec", ["topk:k=0", "topk:k=-1", "topk:k=two", "topk:k=2,values=9", "topk:k=2,packer=zip"]
+)
+def test_bad_options_are_refused(spec):
+    with pytest.raises(BadOptionError):
+        make(spec)
+
+
+def test_an_unknown_packer_is_refused_in_python_too():
+    with pytest.raises(BadOptionError, match="enumerative, index"):
+        type(make("topk:k=1"))(k=1, packer="enumerate")
+
+
+def test_the_toy_example_of_the_thesis_sticks_at_a_local_minimum():
+    """Section 3.3.2 with erratum E11: top-1 freezes the unit that would mend sample two."""
+    inputs = np.array([[1.0, 0.0], [0.5, 1.0]])
+    targets = np.array([1.0, -1.0])
+    codec = make("topk:k=1")
+    weights = torch.tensor([1.0, -0.1], requires_grad=True)
+    optimiser = torch.optim.SGD([weights], lr=0.05)
+    features = torch.tensor(inputs, dtype=torch.float32)
+    for step in range(2000):
+        cut = features * weights
+        output = torch.tanh(codec.simulate(cut, Moment(step, training=True)).sum(dim=1))
+        loss = (output - torch.tensor(targets, dtype=torch.float32)).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert weights.detach().tolist() == pytest.approx([0.365, -0.1], abs=0.02)

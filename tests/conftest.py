@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+# The same examples in every run, on machines of any speed, and no folder of examples left behind.
+settings.register_profile("vfl", derandomize=True, deadline=None, database=None)
+settings.load_profile("vfl")
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The folder of real data sets; a test that needs it is skipped where there is none."""
+    beside = Path(__file__).parents[2] / "shared" / "datasets"
+    root = Path(os.environ.get("VFL_DATA") or beside)
+    if not root.is_dir():
+        pytest.skip(f"there is no folder of data sets at {root}; VFL_DATA names it")
+    return root

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import datetime
+import decimal
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+from vfl.datasets.encode import TableEncoder
+from vfl.errors import DataError, MissingColumnError
+
+
+def test_numbers_as_scikit_learn_standardises_the_training_rows():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(5, 3, (60, 4)), columns=list("abcd"))
+    frame.iloc[40:] += 1000  # a fit on all rows would show
+    encoder = TableEncoder.fit(frame.iloc[:40])
+    want = StandardScaler().fit(frame.iloc[:40]).transform(frame)
+    got = encoder.transform(frame)
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_texts_as_scikit_learn_encodes_the_training_rows():
+    frame = pd.DataFrame({"city": ["Ulm", "Bonn", "Ulm", "Jena"], "grade": ["b", "a", "b", "c"]})
+    want = OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(frame.iloc[:3])
+    got = TableEncoder.fit(frame.iloc[:3]).transform(frame)
+    np.testing.assert_array_equal(got, want.transform(frame))
+    assert got[3].sum() == 0
+
+
+@given(
+    arrays.arrays(
+        np.float64,
+        st.tuples(st.integers(2, 30), st.just(1)),
+        elements=st.floats(-1e6, 1e6, width=32, allow_subnormal=False),
+    )
+)
+def test_standardised_numbers_lead_back(cells):
+    column = TableEncoder.fit(pd.DataFrame(cells, columns=["x"])).columns[0]
+    got = TableEncoder((column,)).transform(pd.DataFrame(cells, columns=["x"]))
+    if column.scale == 0:
+        assert np.ptp(cells) <= 1e-10 * np.abs(cells).max()
+        assert not got.any()
+    else:
+        back = got.astype(np.float64) * column.scale + column.mean
+        spread = np.abs(cells - column.mean).max()
+        np.testing.assert_allclose(back, cells, atol=1e-6 * max(spread, 1e-300))
+
+
+@given(st.lists(st.text("abc xyz", min_size=1, max_size=3), min_size=1, max_size=20))
+def test_categories_lead_back(cells):
+    encoder = TableEncoder.fit(pd.DataFrame({"x": pd.Series(cells, dtype=object)}))
+    got = encoder.transform(pd.DataFrame({"x": pd.Series(cells, dtype=object)}))
+    back = [encoder.columns[0].categories[row.argmax()] for row in got]
+    assert back == [cell.strip() for cell in cells]
+    assert (got.sum(axis=1) == 1).all()
+
+
+def test_numbers_that_differ_by_rounding_alone_are_a_constant():
+    frame = pd.DataFrame({"x": [0.1 + 0.2, 0.3, 0.3], "y": [1e9, 1e9 + 1, 1e9]})
+    got = TableEncoder.fit(frame).transform(frame)
+    assert not got[:, 0].any()
+    np.testing.assert_allclose(got[:, 1], [-(0.5**0.5), 2**0.5, -(0.5**0.5)], rtol=1e-6)
+
+
+def test_a_missing_number_is_the_training_mean_and_has_an_indicator():
+    training = pd.DataFrame({"x": [1.0, 3.0, None], "y": [1.0, 2.0, 3.0]})
+    encoder = TableEncoder.fit(training)
+    got = encoder.transform(pd.DataFrame({"x": [2.0, None], "y": [None, 2.0]}))
+    # mean 2, spread 1 of x; y had no missing cell in training, so it gets no indicator
+    np.testing.assert_array_equal(got, [[0, 0, 0], [0, 1, 0]])
+    np.testing.assert_array_equal(encoder.transform(training)[:, :2], [[-1, 0], [1, 0], [0, 1]])
+
+
+def test_a_missing_text_is_no_category():
+    encoder = TableEncoder.fit(pd.DataFrame({"x": ["a", None, "b"]}))
+    got = encoder.transform(pd.DataFrame({"x": ["b", "a", None, "c"]}))
+    np.testing.assert_array_equal(got, [[0, 1, 0], [1, 0, 0], [0, 0, 1], [0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("column", "want"),
+    [
+        (pd.Series([True, False]), [[1], [0]]),
+        (pd.Series([True, None], dtype="boolean"), [[1, 0], [0, 1]]),
+        (pd.Series([True, None], dtype=object), [[1, 0], [0, 1]]),
+        (pd.Series([4, 4]), [[0], [0]]),
+        (pd.Series([None, None], dtype=object), [[0, 1], [0, 1]]),
+        (pd.Series([1, 3], dtype="Int64"), [[-1], [1]]),
+        (pd.Series([decimal.Decimal("1.5"), decimal.Decimal("2.5")]), [[-1], [1]]),
+        (pd.Series(["7", "b"], dtype="category"), [[1, 0], [0, 1]]),
+        (pd.Series([7, "b"], dtype=object), [[1, 0], [0, 1]]),
+    ],
+)
+def test_every_type_of_column(column, want):
+    frame = column.to_frame("x")
+    np.testing.assert_array_equal(TableEncoder.fit(frame).transform(frame), want)
+
+
+def test_a_category_reads_alike_as_number_and_as_text():
+    encoder = TableEncoder.fit(pd.DataFrame({"x": ["7", "b", "c"]}))
+    later = pd.DataFrame({"x": [7.0, None]})  # what a short file of the same column reads as
+    np.testing.assert_array_equal(encoder.transform(later), [[1, 0, 0], [0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pd.Series([datetime.datetime(2020, 1, 1)]),
+        pd.Series([b"x"]),
+        pd.Series([[1]]),
+        pd.Series([1j]),
+    ],
+)
+def test_dates_and_odd_things_are_refused_by_name(column):
+    with pytest.raises(DataError, match="column 'when' holds something"):
+        TableEncoder.fit(column.to_frame("when"))
+    with pytest.raises(DataError, match="'when'"):
+        TableEncoder.fit(pd.DataFrame({"when": [1, 2]})).transform(column.to_frame("when"))
+
+
+def test_infinite_numbers_and_later_text_are_refused_with_counts():
+    with pytest.raises(DataError, match="'x' is not a column of finite numbers") as caught:
+        TableEncoder.fit(pd.DataFrame({"x": [1.0, np.inf, -np.inf]}))
+    assert "0 cells of another kind, 2 infinite ones" in str(caught.value)
+    encoder = TableEncoder.fit(pd.DataFrame({"x": [1.0, 2.0]}))
+    with pytest.raises(DataError, match="finite numbers") as caught:
+        encoder.transform(pd.DataFrame({"x": ["1", None, "one", "two"]}))
+    assert "2 cells of another kind" in str(caught.value)
+
+
+def test_too_many_categories_are_counted():
+    frame = pd.DataFrame({"city": [f"c{n}" for n in range(101)]})
+    with pytest.raises(DataError, match="column 'city' has too many categories") as caught:
+        TableEncoder.fit(frame)
+    assert "101 different texts in 101 training rows" in str(caught.value)
+    assert TableEncoder.fit(frame, max_categories=101).width == 101
+
+
+def test_stored_and_read_again_it_encodes_the_same():
+    frame = pd.DataFrame({"x": [0.1, 1 / 3, None], "y": ["ä", "b", None], "z": [True, False, True]})
+    encoder = TableEncoder.fit(frame)
+    again = TableEncoder.from_json(encoder.to_json())
+    assert again == encoder
+    assert again.names == ("x", "y", "z")
+    np.testing.assert_array_equal(again.transform(frame), encoder.transform(frame))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"columns": [{"name": "x"}]}', '{"columns": 3}'])
+def test_other_text_is_no_encoder(text):
+    with pytest.raises(DataError, match="not a stored table encoder"):
+        TableEncoder.from_json(text)
+
+
+def test_a_column_that_went_missing_is_named():
+    encoder = TableEncoder.fit(pd.DataFrame({"age": [1, 2]}))
+    with pytest.raises(MissingColumnError, match="'age'") as caught:
+        encoder.transform(pd.DataFrame({"agee": [1, 2]}))
+    assert "did you mean 'agee'?" in str(caught.value)

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.preprocessing import StandardScaler
+
+from vfl.datasets import load_bundled, load_table, load_tables
+from vfl.errors import (
+    BadOptionError,
+    DataError,
+    LabelLeakError,
+    MissingColumnError,
+    MissingDataError,
+    SharedColumnError,
+    TooFewRowsError,
+    UnknownNameError,
+)
+
+
+def customers(rows: int = 60) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "customer": rng.permutation(rows),
+            "income": rng.normal(40, 9, rows),
+            "loan_a": rng.normal(size=rows),
+            "loan_b": rng.normal(size=rows),
+            "basket": rng.choice(["food", "toys"], rows),
+            "paid": rng.choice(["no", "yes"], rows),
+        }
+    )
+
+
+TWO = {"bank": ["income", "loan_*"], "shop": ["basket"]}
+
+
+def load_two(frame, **changes):
+    options = {
+        "id_column": "customer",
+        "label": "paid",
+        "party_columns": TWO,
+        "label_party": "shop",
+        "task": "classification",
+        "seed": 0,
+    }
+    return load_table(frame, **(options | changes))
+
+
+def test_digits_halves_at_two_parties_and_labels_at_a_third():
+    data = load_bundled("digits", ["bank", "shop"], seed=3, label_party="lender")
+    assert list(data) == ["bank", "shop", "lender"]
+    whole = torch.cat([data["bank"].inputs, data["shop"].inputs], dim=-1)
+    np.testing.assert_array_equal(whole[:, 0].numpy(), load_digits().images / 16)
+    assert whole.dtype == torch.float32
+    assert data["lender"].inputs is None
+    assert data["bank"].labels is None
+    assert data["lender"].labels.tolist() == load_digits().target.tolist()
+    assert data["lender"].classes == tuple(range(10))
+    assert len({party.row_digest("s") for party in data.values()}) == 1
+
+
+def test_a_label_party_with_columns_of_its_own():
+    data = load_bundled("digits", ["bank", "shop"], seed=0, label_party="bank", flatten=True)
+    assert list(data) == ["bank", "shop"]
+    assert data["bank"].inputs.shape == (1797, 32)
+    assert data["bank"].labels is not None
+    want = load_digits().images[:, :, :4].reshape(1797, -1) / 16
+    np.testing.assert_array_equal(data["bank"].inputs.numpy(), want)
+
+
+def test_64_parties_share_flat_digits_pixel_column_by_pixel_column():
+    parties = [f"p{n}" for n in range(64)]
+    data = load_bundled("digits", parties, seed=0, label_party="p0", flatten=True, limit=50)
+    whole = torch.cat([data[party].inputs for party in parties], dim=1)
+    want = load_digits().images[:50].transpose(0, 2, 1).reshape(50, 64) / 16
+    np.testing.assert_array_equal(whole.numpy(), want)
+    with pytest.raises(DataError, match="cannot share"):
+        load_bundled("digits", parties, seed=0, label_party="p0")
+
+
+def test_breast_cancer_is_standardised_by_its_training_rows():
+    data = load_bundled("breast_cancer", ["a", "b", "c"], seed=1, label_party="a")
+    cells = load_breast_cancer().data
+    train = data["a"].split.train
+    want = StandardScaler().fit(cells[train]).transform(cells)
+    whole = torch.cat([data[party].inputs for party in "abc"], dim=1)
+    np.testing.assert_allclose(whole.numpy(), want, rtol=1e-4, atol=1e-5)
+    assert data["a"].classes == ("malignant", "benign")
+    assert int((data["a"].labels == 1).sum()) == 357
+
+
+def test_mnist_keeps_its_own_test_rows(data_root):
+    data = load_bundled(
+        "mnist", ["left", "right"], seed=0, label_party="top", root=data_root, limit=700
+    )
+    assert data["left"].inputs.shape == (700, 1, 28, 14)
+    assert data["left"].split.test.tolist() == list(range(600, 700))
+    assert len(data["left"].split.validation) == 60
+    assert abs(float(data["left"].inputs.mean())) < 0.2
+    assert data["top"].labels[:5].tolist() == [5, 0, 4, 1, 9]
+
+
+def test_unknown_sets_and_limits():
+    with pytest.raises(UnknownNameError, match="digit") as caught:
+        load_bundled("digit", ["a"], 0, "a")
+    assert "did you mean 'digits'?" in str(caught.value)
+    with pytest.raises(BadOptionError, match="limit"):
+        load_bundled("digits", ["a"], 0, "a", limit=0)
+    with pytest.raises(TooFewRowsError):
+        load_bundled("digits", ["a"], 0, "a", limit=2)
+
+
+def test_one_table_dealt_to_two_parties():
+    frame = customers()
+    data = load_two(frame)
+    ordered = frame.assign(key=frame["customer"].astype(str)).sort_values("key")
+    assert data["bank"].ids.tolist() == ordered["key"].tolist()
+    train = data["bank"].split.train
+    numbers = ordered[["income", "loan_a", "loan_b"]].to_numpy()
+    want = StandardScaler().fit(numbers[train]).transform(numbers)
+    np.testing.assert_allclose(data["bank"].inputs.numpy(), want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(
+        data["shop"].inputs.numpy(), pd.get_dummies(ordered["basket"]).to_numpy(dtype=np.float32)
+    )
+    assert data["shop"].labels.tolist() == (ordered["paid"] == "yes").astype(int).tolist()
+    assert data["bank"].labels is None
+    assert data["bank"].encoder.names == ("income", "loan_a", "loan_b")
+
+
+def test_a_label_party_without_columns_and_rows_without_ids():
+    data = load_two(customers(), id_column=None, label_party="lender")
+    assert list(data) == ["bank", "shop", "lender"]
+    assert data["lender"].inputs is None
+    assert data["lender"].ids is None
+    assert data["lender"].labels.tolist() == (customers()["paid"] == "yes").astype(int).tolist()
+
+
+def test_test_rows_do_not_reach_the_encoder():
+    frame = customers()
+    before = load_two(frame)["bank"]
+    changed = frame.copy()
+    outside = before.ids[before.split.test]
+    changed.loc[changed["customer"].astype(str).isin(outside), "income"] = 1e6
+    after = load_two(changed)["bank"]
+    assert after.encoder == before.encoder
+    assert torch.equal(after.inputs[after.split.train], before.inputs[before.split.train])
+    assert not torch.equal(after.inputs, before.inputs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"label": "payed"}, MissingColumnError),
+        ({"id_column": "costumer"}, MissingColumnError),
+        ({"party_columns": {"bank": ["incom"], "shop": ["basket"]}}, MissingColumnError),
+        ({"party_columns": {"bank": ["*"], "shop": ["basket"]}}, SharedColumnError),
+        ({"party_columns": {"bank": ["paid"], "shop": ["basket"]}}, LabelLeakError),
+        ({"party_columns": {"bank": ["customer"], "shop": ["basket"]}}, DataError),
+        ({"party_columns": {"bank": [], "shop": ["basket"]}}, DataError),
+        ({"party_columns": {"shop": []}}, DataError),
+        ({"task": "regression"}, DataError),
+    ],
+)
+def test_mistakes_of_an_experiment(changes, error):
+    with pytest.raises(error) as caught:
+        load_two(customers(), **changes)
+    assert type(caught.value) is error
+
+
+def test_one_table_a_party_joined_by_ids(tmp_path):
+    frame = customers()
+    frame["customer"] = [f"{n:04d}" for n in frame["customer"]]
+    frame[["customer", "income", "loan_a", "loan_b"]].iloc[::-1].to_csv(
+        tmp_path / "bank.csv", index=False
+    )
+    frame[["customer", "basket", "paid"]].iloc[5:].to_parquet(tmp_path / "shop.parquet")
+    sources = {"bank": tmp_path / "bank.csv", "shop": tmp_path / "shop.parquet"}
+    apart = load_tables(sources, "customer", "paid", TWO, "shop", "classification", seed=0)
+    joint = load_two(frame.iloc[5:])
+    for party in ("bank", "shop"):
+        torch.testing.assert_close(apart[party].inputs, joint[party].inputs)
+        assert apart[party].row_digest("s") == joint[party].row_digest("s")
+    assert torch.equal(apart["shop"].labels, joint["shop"].labels)
+
+
+def test_tables_a_party_lacks_or_leaves_unused():
+    frame = customers()
+    with pytest.raises(MissingDataError, match="party 'shop' has no table"):
+        load_tables({"bank": frame}, "customer", "paid", TWO, "bank", "classification", 0)
+    with pytest.raises(DataError, match="party 'post' has no columns"):
+        load_tables(
+            dict.fromkeys(["bank", "shop", "post"], frame),
+            "customer",
+            "paid",
+            TWO,
+            "shop",
+            "classification",
+            0,
+        )
+
+
+def test_a_digest_belongs_to_one_session_and_follows_its_formula():
+    data = load_two(customers())["bank"]
+    raw = hashlib.sha256(json.dumps(sorted(map(str, range(60)))).encode()).digest()
+    assert data.row_digest("s1") == hmac.new(b"s1", raw, "sha256").hexdigest()
+    assert data.row_digest("s1") != data.row_digest("s2")
+
+
+def test_a_party_shows_counts_only():
+    data = load_two(customers())
+    assert repr(data["shop"]) == (
+        "PartyData(name='shop', rows=60, inputs=(60, 2), labels=True, classes=2, "
+        "split=Split(train=42, validation=6, test=12))"
+    )
+    assert data["shop"].rows == 60

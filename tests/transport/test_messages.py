@@ -1,0 +1,132 @@
+import json
+import random
+
+import pytest
+
+from vfl.errors import (
+    AuthenticationError,
+    ConsentError,
+    DisagreementError,
+    LostPeerError,
+    PeerFailedError,
+    ProtocolError,
+    WidthError,
+)
+from vfl.frame import HANDSHAKE_LIMIT_BYTES, Frame, Kind
+from vfl.transport.messages import Hello, Welcome, error_frame, read_failure, read_refusal
+
+GOOD = {"session": "s", "node": "n", "token": "t", "about": {}, "sent": 0, "received": 0}
+
+
+def hello_of(**changes):
+    return Frame(Kind.HELLO, payload=json.dumps(GOOD | changes).encode())
+
+
+def test_greetings_come_back_as_they_went():
+    hello = Hello("s", "n", "t", {"rows": 3, "names": ["ä"]}, sent=4, received=5)
+    assert Hello.of(hello.frame()) == hello
+    welcome = Welcome(7, {"codec": "topk:k=3", "none": None})
+    assert Welcome.of(welcome.frame()) == welcome
+
+
+def test_a_token_is_not_printed():
+    assert "secret-token" not in repr(Hello("s", "n", "secret-token"))
+
+
+def test_unknown_keys_are_ignored():
+    assert Hello.of(hello_of(later="x")) == Hello("s", "n", "t")
+
+
+@pytest.mark.parametrize("key", ["session", "node", "token"])
+@pytest.mark.parametrize("value", [None, 1, "", "x" * 257, "\u00e9", "\ud800", ["s"]])
+def test_names_are_short_ascii_text(key, value):
+    with pytest.raises(ProtocolError) as caught:
+        Hello.of(hello_of(**{key: value}))
+    assert key in caught.value.where
+
+
+@pytest.mark.parametrize("key", ["sent", "received"])
+@pytest.mark.parametrize("value", [None, -1, 2**63, 1.0, "1", True])
+def test_counts_are_whole_numbers(key, value):
+    with pytest.raises(ProtocolError) as caught:
+        Hello.of(hello_of(**{key: value}))
+    assert key in caught.value.where
+
+
+@pytest.mark.parametrize("value", [None, [], "x", 1])
+def test_what_the_application_says_is_an_object(value):
+    with pytest.raises(ProtocolError):
+        Hello.of(hello_of(about=value))
+    with pytest.raises(ProtocolError):
+        Welcome.of(
+            Frame(Kind.WELCOME, payload=json.dumps({"received": 0, "terms": value}).encode())
+        )
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"3",
+        b"{",
+        b'{"sent": NaN}',
+        b"[" * 8000,
+        b'{"sent": ' + b"9" * 5000,
+    ],
+)
+def test_what_is_not_a_json_object_is_refused(payload):
+    with pytest.raises(ProtocolError):
+        Hello.of(Frame(Kind.HELLO, payload=payload))
+
+
+def test_a_greeting_of_another_kind_or_size_is_refused():
+    with pytest.raises(ProtocolError):
+        Hello.of(Frame(Kind.CUT, payload=hello_of().payload))
+    with pytest.raises(ProtocolError):
+        Hello.of(hello_of(later="x" * HANDSHAKE_LIMIT_BYTES))
+    with pytest.raises(ProtocolError):
+        Hello("s", "n", "t", {"long": "x" * HANDSHAKE_LIMIT_BYTES}).frame()
+
+
+@pytest.mark.parametrize(
+    "kind", [AuthenticationError, ConsentError, DisagreementError, LostPeerError]
+)
+def test_a_refusal_keeps_its_class_and_facts(kind):
+    error = kind("no", where="here", got="a", want="b", fix="c")
+    refusal = read_refusal(error_frame(error), "the label party")
+    assert type(refusal) is kind
+    assert refusal.record() == error.record()
+
+
+def test_any_other_failure_names_the_party_and_the_code():
+    error = WidthError("too narrow", fix="widen it")
+    for read in (read_refusal, read_failure):
+        failure = read(error_frame(error), "party 'bank'")
+        assert type(failure) is PeerFailedError
+        assert failure.what == "party 'bank' stopped with V104: too narrow"
+        assert failure.fix == "widen it"
+
+
+def test_texts_of_an_error_are_cut_and_harmless_on_a_terminal():
+    error = ConsentError("\x1b[2Jwiped", got="😀" * 100_000)
+    refusal = read_refusal(error_frame(error), "the label party")
+    assert refusal.what == "?[2Jwiped"
+    assert refusal.got == "😀" * 2000
+    rough = Frame(Kind.ERROR, payload=json.dumps({"code": "V403", "what": "\x07\x1b"}).encode())
+    assert read_refusal(rough, "x").what == "??"
+
+
+def test_mutated_greetings_raise_nothing_but_protocol_errors():
+    draw = random.Random(0)
+    refused = 0
+    for _ in range(3000):
+        payload = bytearray(hello_of().payload)
+        for _ in range(draw.randint(1, 4)):
+            payload[draw.randrange(len(payload))] = draw.randrange(256)
+        try:
+            Hello.of(Frame(Kind.HELLO, payload=payload))
+        except ProtocolError:
+            refused += 1
+    assert refused > 1000

@@ -1,0 +1,60 @@
+"""The feature party's Flower app: one message is one whole session."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from vfl.clients.session import take_part
+from vfl.config import PartyFile, read_party_file
+from vfl.errors import ConfigError, VFLError
+from vfl.session import SessionMessage
+
+
+def client_app() -> ClientApp:
+    """The ClientApp of every project; what it may do is in the party's own file.
+
+    A SuperNode names that file in its ``--node-config 'party-file="..."'``. A simulation, where
+    nodes have no configuration of their own, names a folder in the run's ``party-files`` instead.
+    """
+    app = ClientApp()
+
+    @app.train("session")
+    def session(message: Message, context: Context) -> Message:
+        torch.set_num_threads(1)
+        failure: dict[str, str | None] = {}
+        report = ""
+        try:
+            asked = SessionMessage.parse(str(message.content["session"]["message"]))
+            party = _own_file(context, asked)
+            print(f"vfl: party {party.party} takes part in {asked.terms.run}", flush=True)
+            report = take_part(asked, party).model_dump_json()
+            print(f"vfl: party {party.party} is done with {asked.terms.run}", flush=True)
+        except VFLError as error:
+            print(error, flush=True)
+            failure = error.record()
+        record = ConfigRecord({"report": report, "failure": json.dumps(failure)})
+        return Message(RecordDict({"session": record}), reply_to=message)
+
+    return app
+
+
+def _own_file(context: Context, asked: SessionMessage) -> PartyFile:
+    if named := context.node_config.get("party-file"):
+        return read_party_file(Path(str(named)))
+    folder, position = (
+        context.run_config.get("party-files"),
+        context.node_config.get("partition-id"),
+    )
+    if not folder or position is None:
+        raise ConfigError(
+            "this SuperNode does not know its party's file",
+            want="--node-config 'party-file=\"/path/to/party.toml\"'",
+            fix="start it with: vfl supernode PARTY.toml",
+        )
+    name = asked.terms.feature_parties[int(position)]
+    return read_party_file(Path(str(folder)) / f"{name}.toml")

@@ -1,0 +1,77 @@
+"""A feature party's way through one session: check, attach, work, keep the weights, say goodbye."""
+
+from __future__ import annotations
+
+import time
+
+from vfl.clients.feature_party import build_feature_party
+from vfl.config import PartyFile
+from vfl.datasets import PartyData
+from vfl.errors import DisagreementError, ProtocolError, VFLError
+from vfl.frame import Kind
+from vfl.session import Introduction, PartyReport, SessionMessage, check_consent
+from vfl.session.own_data import own_data, own_folder, own_secret
+from vfl.transport import Hello, TcpLink, Timeouts
+
+
+def take_part(message: SessionMessage, party: PartyFile) -> PartyReport:
+    """Play one feature party through a whole session.
+
+    Args:
+        message: what Flower brought.
+        party: the party's own file.
+
+    Raises:
+        ConsentError: the session asks for more than the file allows; nothing was sent.
+        VFLError: anything else that ended the session; the label party was told.
+    """
+    started = time.perf_counter()
+    terms = message.terms
+    if party.party not in terms.feature_parties:
+        raise DisagreementError(
+            f"party '{party.party}' is not part of this experiment",
+            want=", ".join(terms.feature_parties),
+        )
+    data = own_data(party, terms)
+    check_consent(terms, party.party, party.consent, data.split)
+    link = _attach(message, data)
+    try:
+        folder = own_folder(party, terms)
+        feature = build_feature_party(
+            data,
+            terms,
+            link,
+            own_secret(party),
+            bottom=party.bottom,
+            weights=None if terms.mode == "train" else folder.weights(),
+        )
+        feature.run(terms.schedule(data.split))
+        if terms.mode == "train":
+            folder.save(data, terms, feature.weights())
+        report = PartyReport(
+            party=party.party,
+            weights_sha256=feature.weights_digest(),
+            seconds=time.perf_counter() - started,
+        )
+        link.send(report.frame())
+        answer = link.receive()
+        if answer.kind is not Kind.DONE:
+            raise ProtocolError("a message out of turn", got=answer.kind.name, want="DONE")
+        return report
+    except VFLError as error:
+        link.fail(error)
+        raise
+    finally:
+        link.close()
+
+
+def _attach(message: SessionMessage, data: PartyData) -> TcpLink:
+    introduction = Introduction.of(data, message.terms, message.session)
+    hello = Hello(message.session, message.node, message.token, introduction.model_dump())
+    return TcpLink.connect(
+        message.host,
+        message.port,
+        hello,
+        message.ca_pem.encode() or None,
+        Timeouts(idle_s=message.idle_timeout_s, rejoin_window_s=message.rejoin_window_s),
+    )

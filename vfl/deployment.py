@@ -1,0 +1,254 @@
+"""Flower's processes: a SuperLink, SuperNodes, and runs, started and ended by us.
+
+Every one of them runs with Flower's telemetry, update check and dependency installation off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from vfl.config import PartyFile
+from vfl.errors import LostPeerError, MissingDataError, PeerFailedError
+from vfl.project import LabelFolder
+from vfl.storage import write_text
+
+CONNECTION = "vfl"
+_QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    # One thread a process: two parties and a label party share a small machine, and weights are
+    # equal bit for bit only where sums are added in the same order.
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def flower_environment(home: Path, **extra: str) -> dict[str, str]:
+    """The environment of every Flower process.
+
+    Args:
+        home: where Flower keeps its own files.
+        extra: more variables.
+    """
+    # Flower starts its helpers by bare name, so our interpreter's scripts come first.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {**os.environ, **_QUIET, "FLWR_HOME": str(home), "PATH": path, **extra}
+
+
+class Service:
+    """A long-running process with a log; ended by its own process id.
+
+    Args:
+        name: what messages call it.
+        command: program and arguments.
+        environment: all its variables.
+        log: file for what it prints.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path
+    ) -> None:
+        self.name = name
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command, env=dict(environment), stdout=output, stderr=subprocess.STDOUT
+            )
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    def wait_for(self, marker: str, timeout_s: float = 60.0) -> None:
+        """Block until the log shows a text.
+
+        Raises:
+            LostPeerError: the process ended, or the text did not come in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while marker not in self.log.read_text(errors="replace"):
+            if not self.alive or time.monotonic() > deadline:
+                state = "still starting" if self.alive else f"exit {self._process.returncode}"
+                raise LostPeerError(
+                    f"{self.name} did not start", got=state, fix=f"look at {self.log}"
+                )
+            time.sleep(0.1)
+
+    def wait(self) -> int:
+        """Block until it ends; its exit code."""
+        return self._process.wait()
+
+    def stop(self, patience_s: float = 10.0) -> None:
+        """Ask it to end; insist after a while. Its children watch it and follow."""
+        if not self.alive:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service:
+    """The SuperLink of a label party, ready for SuperNodes.
+
+    Raises:
+        LostPeerError: it did not start.
+    """
+    settings = folder.experiment().federation
+    host, _, port = settings.superlink.rpartition(":")
+    command = [
+        "flower-superlink",
+        *("--host", settings.bind_host or host, "--port", port),
+        *("--database", str(folder.state / "superlink.db")),
+        "--disable-runtime-dependency-installation",
+    ]
+    if simulation:
+        command += ["--insecure", "--simulation"]
+    else:
+        command += ["--ssl-ca-certfile", str(folder.certificates / "ca.pem")]
+        command += ["--ssl-certfile", str(folder.certificates / "server.pem")]
+        command += ["--ssl-keyfile", str(folder.certificates / "server.key")]
+        command += ["--enable-supernode-auth"]
+    _write_connection(folder, insecure=simulation)
+    environment = flower_environment(folder.state, VFL_PARTY_FILE=str(folder.party_file))
+    service = Service("the SuperLink", command, environment, folder.state / "superlink.log")
+    try:
+        service.wait_for("Uvicorn running")
+    except LostPeerError:
+        service.stop()
+        raise
+    return service
+
+
+def register_nodes(folder: LabelFolder) -> list[str]:
+    """Register every party's public key under its name; the names that were new."""
+    new = []
+    known = _flower(folder, "supernode", "list", CONNECTION, "--format", "json")
+    for key in sorted(folder.keys.glob("*.pub")):
+        if f'"{key.stem}"' not in known:
+            _flower(folder, "supernode", "register", str(key), CONNECTION, "--name", key.stem)
+            new.append(key.stem)
+    return new
+
+
+def supernode_command(party: PartyFile, file: Path) -> list[str]:
+    """The SuperNode's command line for one party.
+
+    Raises:
+        MissingDataError: its certificate or key file is not there.
+    """
+    ca, key = party.beside(party.node.ca), party.beside(party.node.key)
+    for needed in (ca, key):
+        if not needed.exists():
+            raise MissingDataError(
+                f"party '{party.party}' lacks a file of its SuperNode",
+                where=str(needed),
+                fix="copy it from the project folder that vfl init wrote",
+            )
+    return [
+        "flower-supernode",
+        *("--superlink", party.node.superlink),
+        *("--root-certificates", str(ca)),
+        *("--auth-supernode-private-key", str(key)),
+        *("--host", "127.0.0.1", "--port", str(party.node.api_port)),
+        *("--node-config", f"party-file={json.dumps(str(file.resolve()))}"),
+    ]
+
+
+def start_supernode(party: PartyFile, file: Path) -> Service:
+    """A feature party's SuperNode, connected.
+
+    Raises:
+        LostPeerError: it did not start, or the SuperLink does not know its key.
+    """
+    home = party.store_path / "flower"
+    service = Service(
+        f"the SuperNode of {party.party}",
+        supernode_command(party, file),
+        flower_environment(home),
+        home / "supernode.log",
+    )
+    try:
+        service.wait_for("SuperNode ID")
+    except LostPeerError:
+        service.stop()
+        raise
+    return service
+
+
+def submit(
+    folder: LabelFolder,
+    mode: str,
+    run: str,
+    overrides: Sequence[str] = (),
+    extra: Mapping[str, str] | None = None,
+    federation: str = "",
+) -> str:
+    """Hand a run to the SuperLink; Flower's id of it."""
+    config = {"mode": mode, "run": run, "overrides": json.dumps(list(overrides)), **(extra or {})}
+    file = folder.state / "run.toml"
+    write_text(file, tomli_w.dumps(config))
+    options = ["--federation-config", federation] if federation else []
+    answer = _flower(
+        folder,
+        *("run", str(folder.app), CONNECTION, "--run-config", str(file), "--format", "json"),
+        *options,
+    )
+    return str(_json(answer)["run-id"])
+
+
+def run_state(folder: LabelFolder, run_id: str) -> str:
+    """What Flower says of a run, such as ``running`` or ``finished:failed``."""
+    answer = _flower(folder, "list", CONNECTION, "--run-id", run_id, "--format", "json")
+    (entry,) = _json(answer)["runs"]
+    return str(entry["status"])
+
+
+def run_log(folder: LabelFolder, run_id: str) -> str:
+    """What the ServerApp printed."""
+    return _flower(folder, "log", run_id, CONNECTION, "--show")
+
+
+def _flower(folder: LabelFolder, *arguments: str) -> str:
+    done = subprocess.run(
+        ["flwr", *arguments],
+        env=flower_environment(folder.state),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise PeerFailedError(
+            f"flwr {arguments[0]} failed",
+            got=said[-1] if said else f"exit {done.returncode}",
+            fix="is the SuperLink running? start it with: vfl superlink",
+        )
+    return done.stdout
+
+
+def _json(text: str) -> Any:
+    start = text.find("{")
+    return json.loads(text[start:]) if start >= 0 else {}
+
+
+def _write_connection(folder: LabelFolder, *, insecure: bool) -> None:
+    address = {"address": folder.experiment().federation.superlink}
+    secured: dict[str, Any] = {"root-certificates": str(folder.certificates / "ca.pem")}
+    table = address | ({"insecure": True} if insecure else secured)
+    content = {"superlink": {"default": CONNECTION, CONNECTION: table}}
+    write_text(folder.state / "config.toml", tomli_w.dumps(content))

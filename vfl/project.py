@@ -1,0 +1,120 @@
+"""A project on disk: one folder an owner, to be copied to the owner's machine.
+
+PROJECT/README.md             one command line a party
+PROJECT/label/party.toml      the label party's own file
+PROJECT/label/app/            what Flower bundles: experiment.toml and a shim over vfl
+PROJECT/label/certificates/   the SuperLink's certificate and key
+PROJECT/label/keys/           the feature parties' public keys
+PROJECT/NAME/                 a feature party: party.toml, ca.pem, node.key
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from vfl.config import Experiment, PartyFile, read_experiment, to_toml
+from vfl.errors import RunFolderError
+from vfl.storage import write_text
+from vfl.transport import write_trial_certificates
+from vfl.version import VERSION
+
+
+class LabelFolder:
+    """The label party's folder of a project."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self.app = self.path / "app"
+        self.certificates = self.path / "certificates"
+        self.keys = self.path / "keys"
+        self.state = self.path / "flower"
+        self.party_file = self.path / "party.toml"
+
+    @classmethod
+    def find(cls, path: Path) -> LabelFolder:
+        """The label party's folder at or below `path`.
+
+        Raises:
+            RunFolderError: there is none.
+        """
+        for candidate in (path, path / "label"):
+            if (candidate / "app" / "experiment.toml").exists():
+                return cls(candidate)
+        raise RunFolderError(
+            "this is not a project's label folder",
+            where=str(path),
+            want="a folder with app/experiment.toml",
+            fix="vfl init PROJECT writes one",
+        )
+
+    def experiment(self) -> Experiment:
+        """The experiment everybody is told about."""
+        return read_experiment(self.app / "experiment.toml")
+
+
+def write_project(
+    folder: Path, experiment: Experiment, parties: Mapping[str, PartyFile], host: str
+) -> LabelFolder:
+    """Write a whole project with certificates and keys for a trial.
+
+    Args:
+        folder: a new folder.
+        experiment: the public part.
+        parties: every party's own file, the label party's included.
+        host: name or address the SuperLink is reached by.
+
+    Raises:
+        RunFolderError: the folder holds something already.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise RunFolderError("this folder is not empty", where=str(folder), fix="name a new one")
+    label = LabelFolder(folder / "label")
+    write_text(label.app / "experiment.toml", _experiment_text(experiment))
+    _write_app(label.app, experiment)
+    features = experiment.feature_parties
+    hosts = sorted({host, "127.0.0.1", "localhost", experiment.federation.stream_host})
+    trial = write_trial_certificates(label.certificates, hosts, features)
+    label.keys.mkdir()
+    for name, party in parties.items():
+        own = label.path if name == experiment.label.party else folder / name
+        write_text(own / "party.toml", _party_text(party))
+        if name in features:
+            shutil.copy(trial.ca, own / "ca.pem")
+            shutil.move(trial.private_keys[name], own / "node.key")
+            shutil.move(trial.public_keys[name], label.keys / f"{name}.pub")
+    readme = _render("project_readme.md", features=features, experiment=experiment)
+    write_text(folder / "README.md", readme)
+    return label
+
+
+def _write_app(folder: Path, experiment: Experiment) -> None:
+    shim = resources.files("vfl").joinpath("templates/vfl_app.py").read_text()
+    write_text(folder / "vfl_app.py", shim)
+    write_text(folder / "pyproject.toml", _render("app_pyproject.toml", experiment=experiment))
+
+
+def _experiment_text(experiment: Experiment) -> str:
+    head = "# What every party of this experiment is told. No data, no paths: those are in each\n"
+    return f"{head}# party's own party.toml.\n\n{to_toml(experiment)}"
+
+
+def _party_text(party: PartyFile) -> str:
+    head = (
+        f"# What party '{party.party}' keeps to itself: its data, its key, what it consents to.\n"
+    )
+    return f"{head}# Paths start at this file's folder.\n\n{to_toml(party)}"
+
+
+def _render(template: str, **values: object) -> str:
+    environment = Environment(
+        loader=PackageLoader("vfl"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    return environment.get_template(template).render(version=VERSION, **values)

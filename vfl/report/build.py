@@ -1,0 +1,49 @@
+"""From a run folder to its page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from vfl.report.folder import read_run
+from vfl.report.page import page_of
+from vfl.storage import write_text
+
+PAGE = "report.html"
+
+
+def build_report(run_folder: Path) -> Path:
+    """Write `report.html` into a run folder, from what the folder holds and nothing else.
+
+    The page is one static file: no script, nothing fetched, and the same bytes every time.
+
+    Args:
+        run_folder: a folder that training wrote.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        RunFolderError: there is no run in it, or one this version cannot read.
+    """
+    target = Path(run_folder) / PAGE
+    write_text(target, render(Path(run_folder)))
+    return target
+
+
+def render(run_folder: Path) -> str:
+    """The page of a run folder as text.
+
+    Raises:
+        RunFolderError: as `build_report`.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    template = environment.get_template("template.html")
+    return template.render(page=page_of(read_run(run_folder)))

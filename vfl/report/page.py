@@ -1,0 +1,167 @@
+"""A run as the words and numbers of its page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vfl.report.figures import Figure, figures_of
+from vfl.report.records import Epoch, Run, Summary
+from vfl.report.tables import Line, party_lines, phase_lines
+from vfl.report.units import (
+    NOT_MEASURED,
+    bytes_text,
+    date_text,
+    list_text,
+    number_text,
+    percent_text,
+    seconds_text,
+    three_digits,
+)
+
+_NOT_RECORDED = "not recorded"
+_MODES = {
+    "in-process": "All parties ran in one process, over real frames.",
+    "federated": "They trained over a Flower federation, each in a process of its own.",
+    "simulation": "They ran on Flower's simulation engine.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One of the three numbers at the top."""
+
+    label: str
+    value: str
+    note: str
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is a number to show."""
+        return self.value != NOT_MEASURED
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Everything the template prints."""
+
+    name: str
+    meta: str
+    cards: tuple[Card, ...]
+    sentence: str
+    figures: Sequence[Figure]
+    parties: Sequence[Line]
+    phases: Sequence[Line]
+    methods: Sequence[tuple[str, str]]
+    environment: Sequence[tuple[str, str]]
+    command: str
+    weights: str
+    config_text: str
+
+
+def page_of(run: Run) -> Page:
+    """The page of a run."""
+    meta = (date_text(run.created), run.mode, f"vfl {run.version}" if run.version else "")
+    return Page(
+        name=run.name,
+        meta=" · ".join(filter(None, meta)),
+        cards=(_score_card(run), _bytes_card(run), _speed_card(run)),
+        sentence=_who_held_what(run),
+        figures=figures_of(run),
+        parties=party_lines(run.traffic),
+        phases=phase_lines(run.traffic),
+        methods=_methods(run.summary),
+        environment=sorted(run.environment.items()),
+        command=run.command,
+        weights=run.summary.weights_sha256 or "",
+        config_text=run.config_text.strip(),
+    )
+
+
+def _last(epochs: Sequence[Epoch], measure: str) -> float | None:
+    values = [getattr(epoch, measure) for epoch in epochs]
+    return next((value for value in reversed(values) if value is not None), None)
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _score_card(run: Run) -> Card:
+    accuracy = _first(run.summary.test_accuracy, _last(run.epochs, "test_accuracy"))
+    rmse = _first(run.summary.test_rmse, _last(run.epochs, "test_rmse"))
+    if accuracy is None and (rmse is not None or _last(run.epochs, "validation_rmse") is not None):
+        return Card("Test RMSE", number_text(rmse), _regression_note(run))
+    validation = _last(run.epochs, "validation_accuracy")
+    note = "" if validation is None else f"validation {percent_text(validation)}"
+    return Card("Test accuracy", percent_text(accuracy), note)
+
+
+def _regression_note(run: Run) -> str:
+    if run.summary.test_r2 is not None:
+        return f"R² {run.summary.test_r2:.3f}"
+    validation = _last(run.epochs, "validation_rmse")
+    return "" if validation is None else f"validation {number_text(validation)}"
+
+
+def _bytes_card(run: Run) -> Card:
+    total = _total_bytes(run)
+    note = "" if total is None else _size_note(run.summary.wire_ratio)
+    return Card("On the wire", bytes_text(total), note)
+
+
+def _total_bytes(run: Run) -> float | None:
+    """Of the summary, else of the ledger, else of the last epoch."""
+    if run.summary.bytes_up or run.summary.bytes_down:
+        return sum(run.summary.bytes_up.values()) + sum(run.summary.bytes_down.values())
+    if run.traffic:
+        return sum(row.wire_bytes for row in run.traffic)
+    return _last(run.epochs, "total_bytes")
+
+
+def _size_note(wire_ratio: float | None) -> str:
+    """How the bytes compare with dense float32; frame headers may make them more."""
+    if wire_ratio is None or wire_ratio <= 0:
+        return f"against dense float32: {NOT_MEASURED}"
+    if wire_ratio < 0.95:
+        return f"{three_digits(1 / wire_ratio)} times smaller than dense float32"
+    if wire_ratio <= 1.05:
+        return "as large as dense float32"
+    return f"{three_digits(wire_ratio)} times the size of dense float32"
+
+
+def _speed_card(run: Run) -> Card:
+    rate = run.summary.steps_per_second
+    count = len(run.epochs)
+    epochs = f"{count} {'epoch' if count == 1 else 'epochs'}" if count else ""
+    time = "" if run.summary.seconds is None else f"in {seconds_text(run.summary.seconds)}"
+    return Card("Steps per second", number_text(rate), " ".join(filter(None, (epochs, time))))
+
+
+def _who_held_what(run: Run) -> str:
+    features = tuple(party for party in run.parties if party != run.label_party)
+    owner = run.label_party or "the label party"
+    own = " together with columns of its own" if run.label_party in run.parties else ""
+    holders = "The feature parties"
+    if len(features) == 1:
+        holders = f"{features[0]} held its own columns and a bottom model"
+    elif features:
+        holders = f"{list_text(features)} each held their own columns and a bottom model"
+    else:
+        holders = "The feature parties held their columns and their bottom models"
+    labels = f"{owner} held the labels and the top model{own}"
+    return f"{holders}; {labels}. {_MODES.get(run.mode, '')}".strip()
+
+
+def _methods(summary: Summary) -> list[tuple[str, str]]:
+    return [
+        ("Codec", summary.codec or _NOT_RECORDED),
+        ("Size by formula", _ratio_text(summary.formula_ratio)),
+        ("Size on the wire", _ratio_text(summary.wire_ratio)),
+        ("Defense", summary.defense or _NOT_RECORDED),
+        ("Privacy", "not measured in this run: no attack was scored"),
+    ]
+
+
+def _ratio_text(ratio: float | None) -> str:
+    return NOT_MEASURED if ratio is None else f"{percent_text(ratio)} of dense float32"

@@ -1,0 +1,118 @@
+"""Train, evaluate and predict in one process, each with its run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vfl.config import Experiment
+from vfl.datasets import PartyData, TableFormat, load_bundled, load_table, load_tables
+from vfl.errors import ConfigError, VFLError
+from vfl.link import Observer
+from vfl.local import LocalSession
+from vfl.run_folder import RunFolder
+from vfl.server import EpochRecord, summarise
+from vfl.server.predictions import write_predictions
+from vfl.session import Mode, PartyFolder
+
+
+def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, PartyData]:
+    """Every party's aligned rows, from what the experiment names.
+
+    Args:
+        experiment: `data.source`, or a `source` of each party.
+        download: fetch a bundled data set that is not here.
+
+    Raises:
+        DataError: see `vfl.datasets`.
+    """
+    data, label = experiment.data, experiment.label
+    if not experiment.is_table:
+        return load_bundled(
+            data.source,
+            list(experiment.parties),
+            experiment.seed,
+            label.party,
+            data.validation,
+            data.test,
+            download=download,
+            limit=data.rows,
+        )
+    if label.column is None:
+        raise ConfigError("a table needs 'label.column', the column that is learned")
+    columns = {name: party.columns or ("*",) for name, party in experiment.parties.items()}
+    common = (label.party, label.task, experiment.seed, data.validation, data.test)
+    form = TableFormat(separator=data.separator)
+    sources = {name: party.source for name, party in experiment.parties.items() if party.source}
+    if not sources:
+        return load_table(data.source, data.id, label.column, columns, *common, form)
+    if data.id is None:
+        raise ConfigError("parties with files of their own need 'data.id', the column they share")
+    sources.setdefault(label.party, data.source)
+    return load_tables(sources, data.id, label.column, columns, *common, form)
+
+
+def train(
+    experiment: Experiment,
+    root: Path,
+    name: str,
+    *,
+    command: str = "vfl train",
+    download: bool = False,
+    observers: Sequence[Observer] = (),
+    on_epoch: Callable[[EpochRecord], None] = lambda record: None,
+) -> dict[str, Any]:
+    """Train in this process; the summary, whose `run` is the new folder."""
+    data = load_data(experiment, download=download)
+    folder = RunFolder.create(root / name, experiment, "in-process", command)
+
+    def record(epoch: EpochRecord) -> None:
+        folder.epoch(epoch)
+        on_epoch(epoch)
+
+    try:
+        session = _session(experiment, data, "train", observers=observers, on_epoch=record).run()
+    except VFLError as error:
+        folder.fail(error)
+        raise
+    weights = session.weights()
+    for party, own in data.items():
+        PartyFolder(folder.party(party)).save(own, session.terms, weights[party])
+    summary = summarise(session.label, session.weights_digest(), str(folder.path))
+    folder.finish(summary, session.ledger)
+    return summary
+
+
+def evaluate(folder: RunFolder) -> dict[str, Any]:
+    """Evaluate a run's weights on its test rows."""
+    experiment = folder.experiment()
+    session = _trained(folder, load_data(experiment), "evaluate").run()
+    summary = summarise(session.label, session.weights_digest(), str(folder.path))
+    folder.evaluated(summary)
+    return summary
+
+
+def predict(folder: RunFolder) -> Path:
+    """Predict the test rows of a run; the CSV file with the answers."""
+    experiment = folder.experiment()
+    data = load_data(experiment)
+    session = _trained(folder, data, "predict").run()
+    path = folder.path / "predictions.csv"
+    label = data[experiment.label.party]
+    write_predictions(path, label, session.label.outputs, label.classes)
+    return path
+
+
+def _trained(folder: RunFolder, data: dict[str, PartyData], mode: Mode) -> LocalSession:
+    weights = {party: PartyFolder(folder.party(party)).weights() for party in data}
+    return _session(folder.experiment(), data, mode, weights=weights)
+
+
+def _session(
+    experiment: Experiment, data: dict[str, PartyData], mode: Mode, **options: Any
+) -> LocalSession:
+    classes = data[experiment.label.party].classes
+    return LocalSession(
+        experiment, data, mode=mode, outputs=1 if classes is None else len(classes), **options
+    )

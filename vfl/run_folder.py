@@ -1,0 +1,127 @@
+"""The run folder: what one training leaves behind, versioned, readable while it is written.
+
+run.json            format, name, time, version, mode, command
+config.toml         the experiment with every default written out
+environment.json    versions and processor
+metrics.jsonl       one line an epoch
+traffic.csv         the ledger
+summary.json        the figures of the whole run; its presence means the run ended well
+failure.json        why it did not
+evaluation.json     figures of a later `vfl evaluate`
+predictions.csv     what the last `vfl predict` gave
+parties/NAME/       what belongs to one party (only the label party's in a federation)
+report.html         built from the above
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from vfl.config import Experiment, read_experiment, to_toml
+from vfl.errors import RunFolderError, VFLError
+from vfl.ledger import Ledger
+from vfl.storage import FORMAT, append_line, check_format, read_json, write_json, write_text
+from vfl.version import VERSION
+
+_PACKAGES = ("torch", "numpy", "flwr", "pandas", "scikit-learn", "cryptography")
+
+
+class RunFolder:
+    """One run's folder.
+
+    Args:
+        path: an existing run folder; use `create` for a new one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, experiment: Experiment, mode: str, command: str) -> RunFolder:
+        """Start a folder: who, what, with which versions.
+
+        Raises:
+            RunFolderError: there is a run at that path already.
+        """
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            raise RunFolderError("there is a run of that name already", where=str(path)) from None
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        about = {"format": FORMAT, "name": experiment.name, "created": now, "vfl": VERSION}
+        write_json(path / "run.json", about | {"mode": mode, "command": command})
+        write_text(path / "config.toml", to_toml(experiment))
+        write_json(path / "environment.json", environment())
+        (path / "metrics.jsonl").touch()
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """An existing folder, its format checked.
+
+        Raises:
+            RunFolderError: no run there, or one of another format.
+        """
+        if not (path / "run.json").exists():
+            raise RunFolderError(
+                "there is no run here",
+                where=str(path),
+                fix="give the folder that vfl train printed",
+            )
+        check_format(read_json(path / "run.json").get("format"), path)
+        return cls(path)
+
+    def party(self, name: str) -> Path:
+        """Where one party's own files lie."""
+        return self.path / "parties" / name
+
+    def experiment(self) -> Experiment:
+        """The experiment the run was made with."""
+        return read_experiment(self.path / "config.toml")
+
+    def epoch(self, record: Mapping[str, Any]) -> None:
+        """Add the record of one epoch."""
+        append_line(self.path / "metrics.jsonl", dict(record))
+
+    def finish(self, summary: Mapping[str, Any], ledger: Ledger) -> None:
+        """The run ended well."""
+        write_text(self.path / "traffic.csv", ledger.to_csv())
+        write_json(self.path / "summary.json", dict(summary))
+
+    def evaluated(self, summary: Mapping[str, Any]) -> None:
+        """Add the figures of a later evaluation."""
+        write_json(self.path / "evaluation.json", dict(summary))
+
+    def fail(self, error: VFLError) -> None:
+        """The run ended badly; the reason can be read by whoever started it."""
+        write_json(self.path / "failure.json", error.record() | {"exit": error.exit_code})
+
+
+def new_run_name(label: str) -> str:
+    """A name for a run started now: date, time and the experiment's name."""
+    return f"{datetime.now(UTC):%Y-%m-%d_%H%M%S}_{label}"
+
+
+def environment() -> dict[str, Any]:
+    """Versions and processor, what somebody needs to repeat a run."""
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "vfl": VERSION,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "byte_order": sys.byteorder,
+    } | versions

@@ -1,0 +1,42 @@
+"""Predictions as a table at the label party: its own ids, the answer, the probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from vfl.datasets import PartyData
+from vfl.storage import write_text
+
+
+def prediction_table(
+    data: PartyData, outputs: Tensor, classes: Sequence[str | int] | None
+) -> pd.DataFrame:
+    """One row a predicted row, in the party's own order of ids.
+
+    Args:
+        data: the label party's rows, whose ids name the rows.
+        outputs: axes (rows, classes), or (rows, 1) for a regression.
+        classes: what the outputs stand for; None for a regression.
+    """
+    ids = data.ids if data.ids is not None else range(len(outputs))
+    table = pd.DataFrame({"id": ids})
+    if classes is None:
+        table["prediction"] = outputs[:, 0].numpy()
+        return table
+    probabilities = torch.softmax(outputs, dim=1)
+    table["prediction"] = [classes[index] for index in probabilities.argmax(dim=1).tolist()]
+    for index, name in enumerate(classes):
+        table[f"probability_{name}"] = probabilities[:, index].numpy()
+    return table
+
+
+def write_predictions(
+    path: Path, data: PartyData, outputs: Sequence[Tensor], classes: Sequence[str | int] | None
+) -> None:
+    """Write the table as CSV, atomically."""
+    write_text(path, prediction_table(data, torch.cat(list(outputs)), classes).to_csv(index=False))

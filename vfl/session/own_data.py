@@ -1,0 +1,59 @@
+"""A federated party's own rows and secret, from its own file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vfl.config import PartyFile
+from vfl.datasets import PartyData, TableFormat, load_for_prediction, load_own
+from vfl.seeds import Secret
+from vfl.session.party_folder import PartyFolder
+from vfl.session.terms import Terms
+
+
+def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
+    """The rows a session is about, as this party holds them.
+
+    Args:
+        party: the party's own file.
+        terms: the session's terms; a prediction reads new rows with the encoder of the training.
+        task: what the labels are for, at the label party.
+
+    Raises:
+        DataError: see `vfl.datasets.load_own`.
+        RunFolderError: a prediction for a run this party has not trained.
+    """
+    own = party.data
+    form = TableFormat(separator=own.separator)
+    if terms.mode == "predict":
+        encoder = own_folder(party, terms).encoder()
+        return load_for_prediction(party.party, party.predict_path, own.id, encoder, form)
+    all_columns = ("*",) if own.label is None else ()
+    return load_own(
+        party.party,
+        party.source_path,
+        own.id,
+        all_columns if own.columns is None else own.columns,
+        own.label,
+        task,
+        terms.seed,
+        terms.validation,
+        terms.test,
+        own.shape,
+        form,
+    )
+
+
+def run_path(party: PartyFile, terms: Terms) -> Path:
+    """Where this party keeps a run."""
+    return party.store_path / "runs" / terms.run
+
+
+def own_folder(party: PartyFile, terms: Terms) -> PartyFolder:
+    """The part of a run that belongs to this party."""
+    return PartyFolder(run_path(party, terms) / "parties" / party.party)
+
+
+def own_secret(party: PartyFile) -> Secret:
+    """The party's secret; made by the operating system at first use and kept in its store."""
+    return Secret.kept_at(party.store_path / "secret")

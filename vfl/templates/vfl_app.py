@@ -1,0 +1,9 @@
+"""The Flower app of this project; everything it does is in the installed vfl package."""
+
+from pathlib import Path
+
+from vfl.clients.app import client_app
+from vfl.server.app import server_app
+
+server = server_app(Path(__file__).parent)
+client = client_app()

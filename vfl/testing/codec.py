@@ -1,0 +1,244 @@
+"""The tests every codec passes; a plug-in author subclasses `CodecContract`.
+
+    class TestMine(CodecContract):
+        specs = ["mine:k=3"]
+
+pytest then runs each test below for each spec.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl.compression import INFERENCE, Codec, Encoded, Moment, make
+from vfl.errors import FrameError
+from vfl.frame import Payload
+from vfl.seeds import Secret, generator
+
+ROWS = (0, 1, 2, 17)
+
+
+class CodecContract:
+    """What holds for every codec, in both directions.
+
+    Attributes:
+        specs: the codecs under test, at least one; include the extremes of their options.
+        width: width of the bottom's output, which every spec must accept.
+    """
+
+    specs: ClassVar[Sequence[str]] = ()
+    width: ClassVar[int] = 12
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        """One test for each spec (and phase, where a test distinguishes them)."""
+        if not self.specs:
+            raise ValueError(f"{type(self).__name__}.specs names no codec to test")
+        if "spec" in metafunc.fixturenames:
+            metafunc.parametrize("spec", self.specs)
+        if "training" in metafunc.fixturenames:
+            metafunc.parametrize("training", [True, False], ids=["training", "inference"])
+
+    def test_what_is_decoded_is_a_finite_writable_cut(self, spec: str, training: bool) -> None:
+        for rows in ROWS:
+            cut = _cut(spec, rows, self.width)
+            trip = _Trip(spec, cut, training)
+            for tensor in (trip.decoded, trip.grad):
+                _require_tensor(tensor, cut)
+                assert torch.isfinite(tensor).all(), "a decoded value is not finite"
+                tensor += 1
+
+    def test_simulate_is_bit_equal_to_the_wire(self, spec: str, training: bool) -> None:
+        for rows in ROWS:
+            cut = _cut(spec, rows, self.width)
+            trip = _Trip(spec, cut, training)
+            leaf = cut.clone().requires_grad_()
+            simulated = make(spec).simulate(leaf, _sender(training), _receiver(training))
+            simulated.backward(_grad(cut))  # type: ignore[no-untyped-call]
+            assert leaf.grad is not None, "simulate gave no gradient"
+            assert _same_bits(simulated.detach(), trip.decoded), "simulate differs from the wire"
+            assert _same_bits(leaf.grad, trip.grad), "simulate's gradient differs from the wire"
+
+    def test_the_same_cut_and_moment_give_the_same_bytes(self, spec: str, training: bool) -> None:
+        cut = _cut(spec, 17, self.width)
+        first, second = (_Trip(spec, cut, training) for _ in range(2))
+        assert bytes(first.encoded.payload) == bytes(second.encoded.payload)
+        assert bytes(first.grad_payload) == bytes(second.grad_payload)
+
+    def test_any_bytes_like_payload_is_read_alike(self, spec: str) -> None:
+        cut = _cut(spec, 17, self.width)
+        trip = _Trip(spec, cut, training=True)
+        for kind in (bytes, bytearray, memoryview):
+            cut_bytes: Payload = kind(bytes(trip.encoded.payload))
+            grad_bytes: Payload = kind(bytes(trip.grad_payload))
+            assert _same_bits(trip.read(cut_bytes), trip.decoded)
+            assert _same_bits(trip.read_grad(grad_bytes), trip.grad)
+
+    def test_inputs_are_left_alone(self, spec: str, training: bool) -> None:
+        cut = _cut(spec, 17, self.width)
+        grad = _grad(cut)
+        cut_before, grad_before = cut.clone(), grad.clone()
+        codec = make(spec)
+        encoded = codec.encode(cut, _sender(training))
+        saved = codec.decode(encoded.payload, 17, cut.shape[1], _decoder(training)).saved
+        codec.encode_grad(grad, saved, _receiver(training))
+        assert _same_bits(cut, cut_before), "encode changed the cut"
+        assert _same_bits(grad, grad_before), "encode_grad changed the gradient"
+
+    def test_global_random_state_is_left_alone(self, spec: str, training: bool) -> None:
+        before = torch.random.get_rng_state(), random.getstate(), str(np.random.get_state())
+        _Trip(spec, _cut(spec, 17, self.width), training)
+        after = torch.random.get_rng_state(), random.getstate(), str(np.random.get_state())
+        assert torch.equal(before[0], after[0]), "torch's global generator moved"
+        assert before[1:] == after[1:], "a global generator moved"
+
+    def test_a_prediction_does_not_depend_on_its_batch(self, spec: str) -> None:
+        cut = _cut(spec, 17, self.width)
+        together = _Trip(spec, cut, training=False).decoded
+        for row in range(len(cut)):
+            alone = _Trip(spec, cut[row : row + 1], training=False).decoded
+            assert _same_bits(alone, together[row : row + 1]), f"row {row} depends on its batch"
+
+    def test_extreme_cuts_survive(self, spec: str, training: bool) -> None:
+        shape = _cut(spec, 5, self.width).shape
+        largest = torch.finfo(torch.float32).max
+        for value in (0.0, 1.0, -0.1, largest, -largest, 1e-45):
+            _Trip(spec, torch.full(shape, value), training)
+        alternating = torch.full(shape, largest)
+        alternating[:, ::2] = -largest
+        assert torch.isfinite(_Trip(spec, alternating, training).decoded).all()
+
+    def test_payloads_stay_within_their_limit(self, spec: str, training: bool) -> None:
+        for rows in ROWS:
+            cut = _cut(spec, rows, self.width)
+            trip = _Trip(spec, cut, training)
+            limit_bytes = make(spec).payload_limit(*cut.shape)
+            assert len(trip.encoded.payload) <= limit_bytes
+            assert len(trip.grad_payload) <= limit_bytes
+
+    def test_malformed_payloads_are_refused_or_harmless(self, spec: str, training: bool) -> None:
+        cut = _cut(spec, 5, self.width)
+        trip = _Trip(spec, cut, training)
+        both = ((trip.encoded.payload, trip.read), (trip.grad_payload, trip.read_grad))
+        for payload, read in both:
+            for mutated in _mutations(bytes(payload)):
+                try:
+                    accepted = read(mutated)
+                except FrameError:
+                    continue
+                _require_tensor(accepted, cut)
+
+    def test_state_survives_a_checkpoint(self, spec: str) -> None:
+        cut = _cut(spec, 5, self.width)
+        codec, restored = make(spec), make(spec)
+        for step in range(3):
+            codec.encode(cut, _sender(training=True, step=step))
+            codec.commit(step)
+        state = codec.state_dict()
+        assert all(isinstance(tensor, Tensor) for tensor in state.values())
+        restored.load_state_dict({name: tensor.clone() for name, tensor in state.items()})
+        moment = _sender(training=True, step=3)
+        expected, found = codec.encode(cut, moment), restored.encode(cut, moment)
+        assert bytes(expected.payload) == bytes(found.payload), "the state was not restored"
+
+    def test_its_modules_and_loss_fit_the_cut(self, spec: str) -> None:
+        codec = make(spec)
+        codec.check(self.width)
+        module = codec.client_module(self.width)
+        outgoing = torch.randn(5, self.width, generator=generator(0, "contract"))
+        cut = outgoing if module is None else module(outgoing)
+        assert cut.shape == (5, codec.wire_width(self.width))
+        loss = codec.local_loss(cut.requires_grad_(), _sender(training=True))
+        assert loss is None or loss.shape == ()
+
+    def test_formula_ratio_is_a_share_of_dense(self, spec: str) -> None:
+        assert 0 < make(spec).formula_ratio(self.width) <= 1.5
+
+
+class _Trip:
+    """One cut and its gradient over the wire, a codec object of its own at each end."""
+
+    def __init__(self, spec: str, cut: Tensor, training: bool) -> None:
+        self._shape = cut.shape
+        self._training = training
+        self._sender, self._receiver = make(spec), make(spec)
+        self.encoded: Encoded = self._sender.encode(cut, _sender(training))
+        rows, width = cut.shape
+        self.decoded, saved = self._receiver.decode(
+            bytes(self.encoded.payload), rows, width, _decoder(training)
+        )
+        self.grad_payload = self._receiver.encode_grad(_grad(cut), saved, _receiver(training))
+        self.grad = self.read_grad(bytes(self.grad_payload))
+
+    def read(self, payload: Payload) -> Tensor:
+        """What the receiving end makes of a cut's payload."""
+        rows, width = self._shape
+        return self._receiver.decode(payload, rows, width, _decoder(self._training)).cut
+
+    def read_grad(self, payload: Payload) -> Tensor:
+        """What the sending end makes of a gradient's payload."""
+        rows, width = self._shape
+        moment = _decoder(self._training)
+        return self._sender.decode_grad(payload, self.encoded.saved, rows, width, moment)
+
+
+def _cut(spec: str, rows: int, bottom_width: int) -> Tensor:
+    """A rectified normal cut of the width that travels; the first row is all zeros."""
+    codec: Codec = make(spec)
+    codec.check(bottom_width)
+    width = codec.wire_width(bottom_width)
+    cut = torch.randn(rows, width, generator=generator(0, "contract", rows)).relu_()
+    cut[:1] = 0
+    return cut
+
+
+def _grad(cut: Tensor) -> Tensor:
+    return torch.randn(cut.shape, generator=generator(1, "contract", len(cut)))
+
+
+def _sender(training: bool, step: int = 3) -> Moment:
+    """What the feature party encodes under."""
+    if not training:
+        return INFERENCE
+    return Moment(step, training=True, secret=Secret.of_simulation(0, "feature"))
+
+
+def _receiver(training: bool) -> Moment:
+    """What the label party encodes gradients under."""
+    return Moment(3, training, Secret.of_simulation(0, "label")) if training else INFERENCE
+
+
+def _decoder(training: bool) -> Moment:
+    """What either end decodes under: nobody hands it a secret."""
+    return Moment(3, training=True) if training else INFERENCE
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.numpy().tobytes() == other.numpy().tobytes()
+
+
+def _require_tensor(tensor: Tensor, cut: Tensor) -> None:
+    assert tensor.shape == cut.shape, f"decoded {tuple(tensor.shape)}, sent {tuple(cut.shape)}"
+    assert tensor.dtype == torch.float32, f"decoded {tensor.dtype}"
+
+
+def _mutations(payload: bytes) -> Iterator[bytes]:
+    """Truncations, extensions, bit flips and random bytes of one payload, always the same."""
+    draw = random.Random(0)
+    for cut_bytes in {0, 1, len(payload) // 2, len(payload) - 1}:
+        yield payload[: max(cut_bytes, 0)]
+    for extra in (b"\0", b"\xff", bytes(16), payload or b"\1"):
+        yield payload + extra
+    yield from (b"\0" * len(payload), b"\xff" * len(payload))
+    for _ in range(100):
+        flipped = bytearray(payload)
+        for _ in range(draw.randint(1, 4) if payload else 0):
+            place = draw.randrange(8 * len(payload))
+            flipped[place // 8] ^= 1 << place % 8
+        yield bytes(flipped)
+        yield draw.randbytes(len(payload))

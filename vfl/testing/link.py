@@ -1,0 +1,106 @@
+"""The contract of a link, as tests; subclass it to hold another transport to it.
+
+class TestMyLink(LinkContract):
+    @pytest.fixture
+    def pair(self):
+        ...
+        yield label_end, feature_end
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from vfl.errors import PeerError
+from vfl.frame import Frame, Kind
+from vfl.link import Link
+
+Pair = tuple[Link, Link]
+
+#: More than the buffers of a socket take, so that a write has to wait for its reader.
+LARGE_BYTES = 24 * 1024 * 1024
+
+
+class LinkContract:
+    """What every pair of connected links does.
+
+    A subclass provides the fixture `pair`: (end of the label party, end of a feature party),
+    both ready for use. A link that waits for lost peers should do so for two seconds at most.
+    """
+
+    @pytest.fixture
+    def pair(self) -> Pair:
+        """Two connected ends."""
+        raise NotImplementedError("a subclass provides the fixture `pair`")
+
+    def test_frames_keep_every_field(self, pair: Pair) -> None:
+        label, feature = pair
+        for sent in (Frame(Kind.CUT, 2**32 - 1, b"cut", 2**16 - 1), Frame(Kind.DONE)):
+            feature.send(sent)
+            assert _fields(label.receive()) == _fields(sent)
+
+    def test_both_directions_are_separate(self, pair: Pair) -> None:
+        label, feature = pair
+        label.send(Frame(Kind.GRAD, 1, b"down"))
+        feature.send(Frame(Kind.CUT, 1, b"up"))
+        assert bytes(label.receive().payload) == b"up"
+        assert bytes(feature.receive().payload) == b"down"
+
+    def test_order_is_kept(self, pair: Pair) -> None:
+        label, feature = pair
+        steps = list(range(100))
+        _beside(lambda: [feature.send(Frame(Kind.CUT, step, b"x" * step)) for step in steps])
+        received = [label.receive() for _ in steps]
+        assert [frame.step for frame in received] == steps
+        assert [len(frame.payload) for frame in received] == steps
+
+    def test_empty_payload(self, pair: Pair) -> None:
+        label, feature = pair
+        label.send(Frame(Kind.ACK, 3))
+        assert bytes(feature.receive().payload) == b""
+
+    def test_large_payload(self, pair: Pair) -> None:
+        label, feature = pair
+        payload = bytes(range(256)) * (LARGE_BYTES // 256)
+        sender = _beside(lambda: feature.send(Frame(Kind.CUT, 0, payload)))
+        assert bytes(label.receive().payload) == payload
+        sender.join(timeout=30)
+        assert not sender.is_alive()
+
+    def test_memoryview_payload(self, pair: Pair) -> None:
+        label, feature = pair
+        feature.send(Frame(Kind.CUT, 0, memoryview(b"abcdef")[2:5]))
+        assert bytes(label.receive().payload) == b"cde"
+
+    @pytest.mark.parametrize("closer", [0, 1])
+    def test_a_closed_end_refuses_its_own_party(self, pair: Pair, closer: int) -> None:
+        pair[closer].close()
+        pair[closer].close()
+        with pytest.raises(PeerError):
+            pair[closer].send(Frame(Kind.DONE))
+        with pytest.raises(PeerError):
+            pair[closer].receive()
+
+    @pytest.mark.parametrize("closer", [0, 1])
+    def test_the_other_end_learns_of_a_close(self, pair: Pair, closer: int) -> None:
+        pair[closer].close()
+        with pytest.raises(PeerError):
+            pair[1 - closer].receive()
+
+
+def _fields(frame: Frame) -> tuple[Kind, int, bytes, int]:
+    return frame.kind, frame.step, bytes(frame.payload), frame.branch
+
+
+def _beside(work: Callable[[], object]) -> threading.Thread:
+    """Work that may have to wait for this thread, in a thread of its own.
+
+    A transport for one thread finishes here at once, before the caller starts to receive.
+    """
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(timeout=0.3)
+    return thread

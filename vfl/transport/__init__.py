@@ -1,0 +1,39 @@
+"""Links between parties: in one process, or over TLS sockets that survive cuts.
+
+The only room with sockets. A protocol never names one of these classes; it is handed a `Link`.
+"""
+
+from vfl.transport.admission import Credential, OnAttach
+from vfl.transport.base import WINDOW_FRAMES, Timeouts, TransportLink
+from vfl.transport.certificates import (
+    ServerCertificate,
+    TrialFiles,
+    session_certificate,
+    write_trial_certificates,
+)
+from vfl.transport.client import TcpLink
+from vfl.transport.hub import TcpHub
+from vfl.transport.hub_link import HubLink
+from vfl.transport.local import LocalLink, local_pair
+from vfl.transport.messages import Hello, Welcome
+from vfl.transport.observed import Observed
+
+__all__ = [
+    "WINDOW_FRAMES",
+    "Credential",
+    "Hello",
+    "HubLink",
+    "LocalLink",
+    "Observed",
+    "OnAttach",
+    "ServerCertificate",
+    "TcpHub",
+    "TcpLink",
+    "Timeouts",
+    "TransportLink",
+    "TrialFiles",
+    "Welcome",
+    "local_pair",
+    "session_certificate",
+    "write_trial_certificates",
+]
