@@ -23,6 +23,18 @@ def run_path(folder: LabelFolder, run: str) -> Path:
     return read_party_file(folder.party_file).store_path / "runs" / run
 
 
+def label_folder_of(run: Path) -> LabelFolder:
+    """The label folder whose store holds a run.
+
+    Raises:
+        RunFolderError: the run lies in no project.
+    """
+    for parent in run.resolve().parents:
+        if (parent / "app" / "experiment.toml").exists():
+            return LabelFolder(parent)
+    return LabelFolder.find(run)
+
+
 def run_session(
     folder: LabelFolder,
     mode: str,

@@ -78,6 +78,11 @@ class RunFolder:
         check_format(read_json(path / "run.json").get("format"), path)
         return cls(path)
 
+    @property
+    def mode(self) -> str:
+        """How it was trained: "in-process" or "federated"."""
+        return str(read_json(self.path / "run.json")["mode"])
+
     def party(self, name: str) -> Path:
         """Where one party's own files lie."""
         return self.path / "parties" / name

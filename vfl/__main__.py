@@ -1,0 +1,8 @@
+"""``python -m vfl``."""
+
+from __future__ import annotations
+
+from vfl.cli import main
+
+if __name__ == "__main__":
+    main()

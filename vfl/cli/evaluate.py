@@ -1,0 +1,31 @@
+"""``vfl evaluate``: a trained run on its test rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vfl.cli.output import Json, emit, machine, show
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")], json: Json = False
+) -> None:
+    """Evaluate a run's weights on its test rows, each party with its own half."""
+    from vfl.run import evaluate as evaluate_in_process
+    from vfl.run_folder import RunFolder
+
+    folder = RunFolder.open(run)
+    if folder.mode == "federated":
+        from vfl import federated
+
+        path = federated.run_session(federated.label_folder_of(run), "evaluate", run.resolve().name)
+        summary = federated.summary_of(path, "evaluate")
+    else:
+        from vfl.threads import use_one_thread
+
+        use_one_thread()
+        summary = evaluate_in_process(folder)
+    emit(machine(summary)) if json else show(summary)

@@ -1,0 +1,57 @@
+"""``vfl init``: a project folder to start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vfl.cli.output import say
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    party: Annotated[list[str], typer.Option(help="A feature party; give it once for each.")],
+    label_party: Annotated[str, typer.Option(help="The party with the labels.")] = "label",
+    host: Annotated[
+        str, typer.Option(help="Name or address the label party is reached by.")
+    ] = "127.0.0.1",
+) -> None:
+    """Write a project: experiment, Flower app, trial certificates and keys, a file a party."""
+    from vfl.config import Experiment, PartyFile
+    from vfl.config.toml import check
+    from vfl.project import write_project
+
+    port, stream_port, api_port = 8000, 8001, 9094
+    experiment = check(
+        {
+            "name": folder.name,
+            "parties": {name: {} for name in party},
+            "label": {"party": label_party, "column": "label"},
+            "federation": {
+                "superlink": f"{host}:{port}",
+                "stream_host": host,
+                "stream_port": stream_port,
+            },
+        },
+        Experiment,
+        where="the arguments",
+    )
+    own = {
+        name: {
+            "party": name,
+            "data": {"source": "data.csv", "id": "id"},
+            "node": {"superlink": f"{host}:{port}", "api_port": api_port + position},
+        }
+        for position, name in enumerate(party)
+    }
+    own[label_party] = {
+        "party": label_party,
+        "data": {"source": "data.csv", "id": "id", "label": "label"},
+    }
+    files = {
+        name: check(content, PartyFile, where="the arguments") for name, content in own.items()
+    }
+    write_project(folder, experiment, files, host)
+    say(f"wrote {folder}; {folder / 'README.md'} has each party's command")

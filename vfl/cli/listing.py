@@ -1,0 +1,67 @@
+"""``vfl list``: what can be named in a spec."""
+
+from __future__ import annotations
+
+import inspect
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from vfl.cli.output import Json, emit
+from vfl.registry import Registry
+
+
+class Family(StrEnum):
+    """The families of plug-ins."""
+
+    CODECS = "codecs"
+    DEFENSES = "defenses"
+    BOTTOMS = "bottoms"
+    TOPS = "tops"
+
+
+def listing(
+    family: Annotated[Family | None, typer.Argument(help="One family; all by default.")] = None,
+    json: Json = False,
+) -> None:
+    """List codecs, defenses and models with their options."""
+    rows = [
+        row
+        for name, registry in _registries().items()
+        if family is None or family.value == name
+        for row in _rows(name, registry)
+    ]
+    if json:
+        emit(rows)
+        return
+    for row in rows:
+        print(f"{row['family']:<9} {row['spec']}\n{'':<9} {row['summary']}")
+
+
+def _registries() -> dict[str, Registry[Any]]:
+    from vfl.compression import CODECS
+    from vfl.defenses import DEFENSES
+    from vfl.models import BOTTOMS, TOPS
+
+    return {"codecs": CODECS, "defenses": DEFENSES, "bottoms": BOTTOMS, "tops": TOPS}
+
+
+def _rows(family: str, registry: Registry[Any]) -> list[dict[str, str]]:
+    return [
+        {
+            "family": family,
+            "name": name,
+            "spec": _spec(name, registry),
+            "summary": (inspect.getdoc(registry.member(name)) or "").split("\n")[0],
+        }
+        for name in registry.names()
+    ]
+
+
+def _spec(name: str, registry: Registry[Any]) -> str:
+    options = [
+        key if option.default is option.empty else f"{key}={option.default}"
+        for key, option in registry.options(name).items()
+    ]
+    return name + (f":{','.join(options)}" if options else "")

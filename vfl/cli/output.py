@@ -1,0 +1,76 @@
+"""What commands print: results on standard output, progress on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", help="Change a setting, such as train.epochs=5 or codec=topk:k=4."),
+]
+
+_PER_PARTY = ("bytes_up", "bytes_down")
+
+
+def say(line: str) -> None:
+    """One line of progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def say_epoch(record: Mapping[str, Any]) -> None:
+    """One line about an epoch."""
+    figures = [
+        f"{name.replace('_', ' ')} {value:.4f}"
+        for name, value in record.items()
+        if name.endswith(("_loss", "_accuracy", "_rmse"))
+    ]
+    sent = size(record["bytes_up"] + record["bytes_down"])
+    say(f"epoch {record['epoch']:>3}  {'  '.join(figures)}  {sent}  {record['seconds']:.1f} s")
+
+
+def emit(content: Any) -> None:
+    """One JSON value on standard output."""
+    print(json.dumps(content, indent=2))
+
+
+def machine(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary for machines: totals beside the bytes of each party."""
+    totals = {key: sum(summary[key].values()) for key in _PER_PARTY}
+    parties = {
+        name: {"up": summary["bytes_up"][name], "down": summary["bytes_down"][name]}
+        for name in summary["bytes_up"]
+    }
+    return {**summary, **totals, "bytes_by_party": parties}
+
+
+def show(summary: Mapping[str, Any]) -> None:
+    """A summary for people."""
+    for name, value in summary.items():
+        if name.startswith("test_"):
+            print(f"{name.replace('_', ' '):<16} {value:.4f}")
+    for party, sent in summary["bytes_up"].items():
+        print(f"{party:<16} {size(sent)} up, {size(summary['bytes_down'][party])} down")
+    if summary.get("wire_ratio"):
+        print(f"{'of dense fp32':<16} {summary['wire_ratio']:.2%} ({summary['codec']})")
+    if summary.get("steps_per_second"):
+        print(f"{'steps a second':<16} {summary['steps_per_second']}")
+    print(f"{'run':<16} {summary['run']}")
+
+
+def size(count: float) -> str:
+    """Bytes as people read them.
+
+    >>> size(1_234_567)
+    '1.23 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
