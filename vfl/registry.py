@@ -29,7 +29,7 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
     Raises:
         SpecError: the text is not of that form, or an option stands twice.
     """
-    name, _, tail = spec.strip().partition(":")
+    name, _, tail = (piece.strip() for piece in spec.partition(":"))
     options: dict[str, str] = {}
     for part in filter(None, (piece.strip() for piece in tail.split(","))):
         key, equals, value = (piece.strip() for piece in part.partition("="))
@@ -130,6 +130,7 @@ class Registry(Generic[Member]):
 
     def _convert(self, name: str, key: str, text: str, wanted: Any) -> Any:
         where = f"{self.kind} '{name}', option '{key}'"
+        wanted = _required(wanted)
         if typing.get_origin(wanted) is typing.Literal:
             choices = typing.get_args(wanted)
             if text not in choices:
@@ -156,3 +157,10 @@ class Registry(Generic[Member]):
         self._outside_read = True
         for entry in entry_points(group=self.group):
             self._members.setdefault(entry.name, entry.value)
+
+
+def _required(wanted: Any) -> Any:
+    """The type an option has when it is given: ``int`` for ``int | None``."""
+    arguments = typing.get_args(wanted)
+    given = [argument for argument in arguments if argument is not type(None)]
+    return given[0] if len(given) == 1 < len(arguments) else wanted

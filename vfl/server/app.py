@@ -11,6 +11,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from vfl.config import Experiment, PartyFile, read_experiment, read_party_file
+from vfl.datasets import PartyData
 from vfl.errors import ConfigError, VFLError
 from vfl.frame import Frame, Kind
 from vfl.ledger import Ledger
@@ -59,44 +60,47 @@ def run_session(grid: Grid, experiment: Experiment, party: PartyFile, terms: Ter
     """
     path = run_path(party, terms)
     if terms.mode == "train":
-        folder = RunFolder.create(path, experiment, "federated", f"vfl train {experiment.name}")
+        folder = RunFolder.create(path, experiment, "federated", "vfl train PROJECT")
     else:
         folder = RunFolder.open(path)
-    ledger = Ledger()
     try:
         data = own_data(party, terms, experiment.label.task)
-        federation = Federation(grid, terms, experiment.federation, data, say=_say)
-        error = None
-        try:
-            links = federation.join([ledger])
-            own = own_folder(party, terms)
-            label = build_label_party(
-                data,
-                terms,
-                links,
-                own_secret(party),
-                top=experiment.label.top,
-                task=experiment.label.task,
-                outputs=len(own.classes() or [0])
-                if terms.mode != "train"
-                else _outputs(data.classes),
-                ledger=ledger,
-                weights=None if terms.mode == "train" else own.weights(),
-                on_epoch=folder.epoch if terms.mode == "train" else lambda record: None,
-            )
-            label.run(terms.schedule(data.split))
-            reports = _farewell(label)
-            _conclude(folder, own, label, reports)
-        except VFLError as problem:
-            error = problem
-            raise
-        finally:
-            federation.close(error)
+        with Federation(grid, terms, experiment.federation, data, say=_say) as federation:
+            label, reports = _play(federation, experiment, party, data, folder)
         federation.collect(_COLLECT_S)
+        _conclude(folder, own_folder(party, terms), label, reports)
     except VFLError as problem:
         folder.fail(problem)
         _say(str(problem))
         raise
+
+
+def _play(
+    federation: Federation,
+    experiment: Experiment,
+    party: PartyFile,
+    data: PartyData,
+    folder: RunFolder,
+) -> tuple[LabelParty, list[PartyReport]]:
+    terms = federation.terms
+    trains = terms.mode == "train"
+    own = own_folder(party, terms)
+    classes = data.classes if trains else own.classes()
+    ledger = Ledger()
+    label = build_label_party(
+        data,
+        terms,
+        federation.join([ledger]),
+        own_secret(party),
+        top=experiment.label.top,
+        task=experiment.label.task,
+        outputs=1 if classes is None else len(classes),
+        ledger=ledger,
+        weights=None if trains else own.weights(),
+        on_epoch=folder.epoch if trains else lambda record: None,
+    )
+    label.run(terms.schedule(data.split))
+    return label, _farewell(label)
 
 
 def _own_file(named: str) -> Path:
@@ -108,10 +112,6 @@ def _own_file(named: str) -> Path:
             fix="start it with: vfl superlink PROJECT",
         )
     return Path(path)
-
-
-def _outputs(classes: tuple[str | int, ...] | None) -> int:
-    return 1 if classes is None else len(classes)
 
 
 def _farewell(label: LabelParty) -> list[PartyReport]:

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from vfl.config import FederationSettings
 from vfl.datasets import PartyData
-from vfl.errors import DisagreementError, MissingPartyError, PeerFailedError
+from vfl.errors import DisagreementError, MissingPartyError, PeerFailedError, VFLError
 from vfl.link import Link, Observer
 from vfl.session import Introduction, SessionMessage, Terms, check_introduction
 from vfl.transport import (
@@ -97,17 +97,27 @@ class Federation:
         }
 
     def collect(self, timeout_s: float) -> None:
-        """Wait for the replies that end each party's message, so that no node stays busy."""
+        """Wait for the replies that end each party's message, so that no node stays busy.
+
+        By now every party has said on the stream that it is done; a reply adds nothing.
+        """
         deadline = time.monotonic() + timeout_s
         while self._pending and time.monotonic() < deadline:
-            self._last_poll = 0.0
-            self._poll()
+            for reply in self.grid.pull_messages(list(self._pending)):
+                self._pending.pop(reply.metadata.reply_to_message_id, None)
             time.sleep(_POLL_S)
 
-    def close(self, error: Any = None) -> None:
-        """End the streams; with an error, every party is told."""
-        if self._hub is not None:
-            self._hub.fail(error) if error is not None else self._hub.close()
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """End the streams; every party is told of an error of ours."""
+        if self._hub is None:
+            return
+        if isinstance(error, VFLError):
+            self._hub.fail(error)
+        else:
+            self._hub.close()
 
     def _wait_for_nodes(self) -> dict[str, int]:
         """Node ids by registered name, or by a made-up one where nodes have no names."""

@@ -52,7 +52,8 @@ class LinkContract:
     def test_order_is_kept(self, pair: Pair) -> None:
         label, feature = pair
         steps = list(range(100))
-        _beside(lambda: [feature.send(Frame(Kind.CUT, step, b"x" * step)) for step in steps])
+        frames = [Frame(Kind.CUT, step, b"x" * step) for step in steps]
+        _beside(feature.send, *frames)
         received = [label.receive() for _ in steps]
         assert [frame.step for frame in received] == steps
         assert [len(frame.payload) for frame in received] == steps
@@ -65,7 +66,7 @@ class LinkContract:
     def test_large_payload(self, pair: Pair) -> None:
         label, feature = pair
         payload = bytes(range(256)) * (LARGE_BYTES // 256)
-        sender = _beside(lambda: feature.send(Frame(Kind.CUT, 0, payload)))
+        sender = _beside(feature.send, Frame(Kind.CUT, 0, payload))
         assert bytes(label.receive().payload) == payload
         sender.join(timeout=30)
         assert not sender.is_alive()
@@ -95,11 +96,16 @@ def _fields(frame: Frame) -> tuple[Kind, int, bytes, int]:
     return frame.kind, frame.step, bytes(frame.payload), frame.branch
 
 
-def _beside(work: Callable[[], object]) -> threading.Thread:
-    """Work that may have to wait for this thread, in a thread of its own.
+def _beside(send: Callable[[Frame], None], *frames: Frame) -> threading.Thread:
+    """Send frames that may have to wait for this thread's reading, in a thread of its own.
 
-    A transport for one thread finishes here at once, before the caller starts to receive.
+    A transport for one thread is done here at once, before the caller starts to receive.
     """
+
+    def work() -> None:
+        for frame in frames:
+            send(frame)
+
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(timeout=0.3)

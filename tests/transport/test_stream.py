@@ -1,0 +1,96 @@
+"""One stream on a socket pair: pieces, deadlines, and how it ends."""
+
+import socket
+import threading
+import time
+
+import pytest
+
+from vfl.errors import OversizedFrameError
+from vfl.frame import HEADER_BYTES, Frame, Kind, to_bytes
+from vfl.transport.stream import JOINED_BYTES, Stream
+
+
+@pytest.fixture
+def ends():
+    pair = socket.socketpair()
+    yield pair
+    for end in pair:
+        end.close()
+
+
+def soon(seconds=2.0):
+    return time.monotonic() + seconds
+
+
+@pytest.mark.parametrize("size", [0, 1, JOINED_BYTES - 1, JOINED_BYTES, JOINED_BYTES + 1, 150_001])
+def test_bytes_on_the_wire_are_the_frame(ends, size):
+    frame = Frame(Kind.CUT, 3, bytes(range(251)) * (size // 251) + bytes(size % 251), 9)
+    writer = threading.Thread(target=Stream(ends[0]).write, args=(frame, soon()))
+    writer.start()
+    assert ends[1].recv(HEADER_BYTES + size, socket.MSG_WAITALL) == to_bytes(frame)
+    writer.join()
+
+
+def test_a_deadline_inside_a_frame_loses_none_of_its_bytes(ends):
+    raw = to_bytes(Frame(Kind.CUT, 3, b"payload"))
+    stream = Stream(ends[0])
+    for cut in range(1, len(raw)):
+        ends[1].sendall(raw[cut - 1 : cut])
+        with pytest.raises(TimeoutError):
+            stream.read(soon(0.001))
+    ends[1].sendall(raw[-1:])
+    assert bytes(stream.read(soon()).payload) == b"payload"
+
+
+def test_two_frames_that_arrive_together_are_two(ends):
+    ends[1].sendall(to_bytes(Frame(Kind.CUT, 1, b"a")) + to_bytes(Frame(Kind.CUT, 2, b"b")))
+    stream = Stream(ends[0])
+    assert [stream.read(soon()).step for _ in range(2)] == [1, 2]
+
+
+def test_the_limit_may_change_between_frames(ends):
+    stream = Stream(ends[0], limit_bytes=4)
+    ends[1].sendall(to_bytes(Frame(Kind.CUT, 1, b"1234")))
+    assert stream.read(soon()).step == 1
+    stream.limit_bytes = 3
+    ends[1].sendall(to_bytes(Frame(Kind.CUT, 2, b"1234")))
+    with pytest.raises(OversizedFrameError):
+        stream.read(soon())
+
+
+def test_a_write_nobody_reads_ends_at_its_deadline(ends):
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError):
+        Stream(ends[0]).write(Frame(Kind.CUT, 1, bytes(10_000_000)), soon(0.1))
+    assert time.monotonic() - begun < 1
+
+
+def test_ending_wakes_a_reader(ends, pool):
+    stream = Stream(ends[0])
+    reader = pool.submit(stream.read, soon(10))
+    time.sleep(0.05)
+    stream.end()
+    stream.end()
+    with pytest.raises(ConnectionError):
+        reader.result(2)
+    with pytest.raises(ConnectionError):
+        stream.write(Frame(Kind.CUT), soon())
+
+
+def test_last_words_survive_the_close_although_bytes_lie_unread(pool):
+    """Closing at once would reset the connection and drop what is still in its buffers."""
+    with socket.socket() as listener, socket.socket() as reader:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect(listener.getsockname())
+        stream = Stream(listener.accept()[0])
+        reader.sendall(b"unread")
+        frame = Frame(Kind.ERROR, 0, bytes(60_000))
+        stream.write(frame, soon())
+        ending = pool.submit(stream.end, 5.0)
+        time.sleep(0.05)
+        assert reader.recv(HEADER_BYTES + 60_000, socket.MSG_WAITALL) == to_bytes(frame)
+        reader.close()
+        ending.result(2)

@@ -1,0 +1,55 @@
+"""What the benchmark's processes tell each other: one line of JSON each."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vfl.config.toml import Settings
+
+#: The monolith, all parties in one process, the label party of a stream, or a party that joins it.
+Role = Literal["monolith", "inprocess", "host", "join"]
+
+
+class Door(Settings):
+    """Where a stream listens on this machine; without a CA it has no TLS."""
+
+    port: int
+    ca_pem: str = ""
+
+
+class Job(Settings):
+    """One measurement, or one process's part in it.
+
+    Attributes:
+        workload: its name.
+        warmup_steps: steps before the clock starts.
+        steps: timed steps.
+        session: name of the stream's session.
+        tokens: what each party shows at the door; a party that joins gets its own only.
+        tls: whether the host opens its stream with TLS.
+        door: where the party that joins finds it.
+    """
+
+    role: Role
+    workload: str
+    seed: int
+    warmup_steps: int
+    steps: int
+    session: str = ""
+    tokens: dict[str, str] = {}
+    tls: bool = False
+    door: Door | None = None
+
+
+class Measurement(Settings):
+    """What one process measured over the timed steps.
+
+    Attributes:
+        cpu_ms: user and system time of all its threads, a step.
+        wall_ms: median duration of a step.
+        final_loss: mean training loss over the steps of the last epoch; None without labels.
+    """
+
+    cpu_ms: float
+    wall_ms: float
+    final_loss: float | None = None

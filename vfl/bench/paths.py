@@ -1,0 +1,58 @@
+"""The paths that need one process: the network in one piece, and all its parties together."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import torch
+from torch import nn, optim
+
+from vfl.bench.messages import Measurement
+from vfl.bench.network import Monolith
+from vfl.bench.setup import Setup
+from vfl.bench.workloads import LABEL_PARTY
+from vfl.local import LocalSession
+from vfl.session import Exchange
+
+
+def monolith(setup: Setup) -> Measurement:
+    """Train the whole network as one plain torch module in a plain torch loop."""
+    network = Monolith(list(setup.bottoms().values()), setup.top())
+    train = setup.experiment.train
+    optimizer = optim.SGD(network.parameters(), lr=train.learning_rate, momentum=train.momentum)
+    criterion = nn.CrossEntropyLoss()
+    inputs = [own.inputs for own in setup.data.values() if own.inputs is not None]
+    labels = setup.data[LABEL_PARTY].labels
+    assert labels is not None, "the label party holds the labels"
+    losses: dict[int, list[float]] = {}
+    for exchange in setup.schedule():
+        rows = torch.from_numpy(exchange.rows)
+        loss = criterion(network([own[rows] for own in inputs]), labels[rows])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        losses.setdefault(exchange.epoch, []).append(loss.item())
+    return setup.measurement(fmean(losses[max(losses)]))
+
+
+def in_process(setup: Setup) -> Measurement:
+    """Train with every party in this process, over in-process links."""
+    session = LocalSession(
+        setup.experiment,
+        setup.data,
+        outputs=setup.workload.outputs,
+        bottoms=setup.bottoms(),
+        top=setup.top(),
+        mode="train",
+    )
+
+    def begin(exchange: Exchange) -> None:
+        for client in session.clients:
+            client.begin(exchange)
+
+    def finish(exchange: Exchange) -> None:
+        for client in session.clients:
+            client.finish(exchange)
+
+    session.label.run(setup.schedule(), before=begin, after=finish)
+    return setup.measurement(session.label.history[-1]["train_loss"])

@@ -1,0 +1,90 @@
+"""The paths over a stream: the label party in one process, each feature party in its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vfl.bench.messages import Door, Measurement
+from vfl.bench.setup import Setup
+from vfl.bench.workloads import LABEL_PARTY
+from vfl.clients import build_feature_party
+from vfl.frame import Frame, Kind
+from vfl.ledger import Ledger
+
+from vfl.server import LabelParty, build_label_party
+from vfl.transport import (
+    Credential,
+    Hello,
+    HubLink,
+    Observed,
+    TcpHub,
+    TcpLink,
+    session_certificate,
+)
+
+_HOST = "127.0.0.1"
+_JOIN_TIMEOUT_S = 60.0
+
+
+def host(setup: Setup, announce: Callable[[Door], None]) -> Measurement:
+    """Play the label party of a session over a stream on the loopback interface.
+
+    Args:
+        setup: the job's.
+        announce: told where the stream listens, before anybody is waited for.
+
+    Raises:
+        MissingPartyError: a feature party did not join.
+    """
+    job = setup.job
+    certificate = session_certificate([_HOST]) if job.tls else None
+    credentials = {party: Credential(party, token) for party, token in job.tokens.items()}
+    hub = TcpHub(_HOST, 0, job.session, credentials, certificate=certificate)
+    try:
+        ca_pem = certificate.ca_pem.decode() if certificate else ""
+        announce(Door(port=hub.port, ca_pem=ca_pem))
+        hub.wait_all(list(credentials), _JOIN_TIMEOUT_S)
+        label = _label_party(setup, {party: hub.link(party) for party in credentials})
+        label.run(setup.schedule())
+        for half in label.halves.values():
+            half.link.receive()  # its DONE: the last gradient has arrived
+    finally:
+        hub.close()
+    return setup.measurement(label.history[-1]["train_loss"])
+
+
+def join(setup: Setup) -> Measurement:
+    """Play one feature party of that session."""
+    job = setup.job
+    assert job.door is not None, "a party that joins needs a door"
+    ((name, token),) = job.tokens.items()
+    hello = Hello(job.session, name, token)
+    link = TcpLink.connect(_HOST, job.door.port, hello, job.door.ca_pem.encode() or None)
+    try:
+        party = build_feature_party(
+            setup.data[name],
+            setup.terms,
+            link,
+            setup.secret(name),
+            bottom=setup.bottoms()[name],
+        )
+        party.run(setup.schedule())
+        link.send(Frame(Kind.DONE))
+    finally:
+        link.close()
+    return setup.measurement()
+
+
+def _label_party(setup: Setup, links: dict[str, HubLink]) -> LabelParty:
+    ledger = Ledger()
+    observed = {party: Observed(link, party, "label", [ledger]) for party, link in links.items()}
+    return build_label_party(
+        setup.data[LABEL_PARTY],
+        setup.terms,
+        observed,
+        setup.secret(LABEL_PARTY),
+        top=setup.top(),
+        task=setup.experiment.label.task,
+        outputs=setup.workload.outputs,
+        ledger=ledger,
+    )
