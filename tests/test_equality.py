@@ -63,7 +63,7 @@ class Monolith(nn.Module):
 
 @dataclass
 class Trained:
-    """What one training left behind: logits and weights."""
+    """What one training left behind: the loss of every step, and the weights."""
 
     losses: list
     weights: dict
@@ -123,6 +123,7 @@ def largest_difference(one, other):
 
 def assert_equal(split, whole):
     assert len(whole.losses) > 10
+    assert whole.losses[-1] < whole.losses[0]
     torch.testing.assert_close(split.losses, whole.losses, rtol=1e-5, atol=0)
     assert split.weights.keys() == whole.weights.keys()
     for name, weights in whole.weights.items():

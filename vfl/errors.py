@@ -1,7 +1,7 @@
 """Every error vfl raises on purpose, as one tree.
 
     VFLError                   V000  exit 1
-      UserError                V001  exit 2   the user's own files or arguments
+      UserError                V001  exit 2   the user's own files or arguments; a ValueError
         ConfigError            V003  mistakes in an experiment or party file, all at once
         NonFiniteError         V005  NaN or Inf in a cut or gradient
         MissingPackageError    V006  an optional package is not installed
@@ -91,7 +91,7 @@ class VFLError(Exception):
         }
 
 
-class UserError(VFLError):
+class UserError(VFLError, ValueError):
     code = "V001"
     exit_code = 2
 

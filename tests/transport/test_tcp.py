@@ -248,3 +248,34 @@ def test_an_idle_hub_leaves_no_thread_behind(open_hub):
     assert "vfl-hub" in [thread.name for thread in threading.enumerate()]
     hub.close()
     assert "vfl-hub" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_last_words_of_a_closed_hub_are_read_after_a_write_failed(open_hub, attach, secured):
+    hub = open_hub(certificate=secured)
+    feature = attach(hub.port, ca=secured)
+    hub.wait_all(["bank"], 2)
+    hub.fail(DataError("labels are missing"))
+    for step in range(2):
+        feature.send(Frame(Kind.CUT, step))
+        time.sleep(0.05)
+    with pytest.raises(PeerFailedError, match="labels are missing"):
+        feature.receive()
+
+
+def test_an_old_token_admitted_just_before_the_party_was_replaced(
+    open_hub, attach, hello, monkeypatch
+):
+    hub = open_hub()
+    admit = hub._admission.admit
+
+    def admit_slowly(greeting):
+        admitted = admit(greeting)
+        if greeting.token == "token-of-bank":
+            hub.replace("bank", Credential("node-of-bank", "second-token"))
+        return admitted
+
+    monkeypatch.setattr(hub._admission, "admit", admit_slowly)
+    with pytest.raises(LostPeerError, match="was closed"):
+        attach(hub.port)
+    attach(hub.port, greeting=hello(token="second-token"))
+    hub.wait_all(["bank"], 2)

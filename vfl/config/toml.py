@@ -20,7 +20,7 @@ _KEY = re.compile(r"""^\s*([A-Za-z0-9_\-."']+)\s*=""")
 class Settings(BaseModel):
     """A frozen table of settings; unknown keys are mistakes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 Model = TypeVar("Model", bound=Settings)
@@ -38,14 +38,19 @@ def read_toml(path: Path, model: type[Model], overrides: Sequence[str] = ()) -> 
         ConfigError: the file is missing, is no TOML, or holds mistakes (all are listed).
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         content = tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError("there is no such file", where=str(path)) from None
     except tomllib.TOMLDecodeError as problem:
         raise ConfigError(f"this is not TOML: {problem}", where=str(path)) from None
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = getattr(problem, "strerror", None) or "it is no text"
+        raise ConfigError(f"this file cannot be read: {reason}", where=str(path)) from None
     override(content, overrides)
-    return check(content, model, where=path.name, lines=_line_numbers(text))
+    # What an override says stands in no line of the file.
+    lines = _line_numbers(text) | {_parts(text.partition("=")[0]): 0 for text in overrides}
+    return check(content, model, where=path.name, lines=lines)
 
 
 def check(
@@ -84,7 +89,7 @@ def to_toml(settings: BaseModel) -> str:
 def _explain(
     error: Any, model: type[BaseModel], lines: Mapping[tuple[str, ...], int], where: str
 ) -> str:
-    location = tuple(str(part) for part in error["loc"])
+    location = tuple(str(part) for part in error["loc"] if part != "[key]")
     line = next(
         (lines[location[:n]] for n in range(len(location), 0, -1) if location[:n] in lines), 0
     )
@@ -98,6 +103,8 @@ def _explain(
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
         return f"{prefix}{dotted + ': ' if dotted else ''}{message}"
+    if error["loc"][-1] == "[key]":
+        return f"{prefix}the name of {dotted}: {message[:1].lower()}{message[1:]}"
     shown = error["input"] if isinstance(error["input"], str | int | float | bool) else "a table"
     return f"{prefix}{dotted} = {shown}: {message[:1].lower()}{message[1:]}"
 

@@ -67,8 +67,9 @@ class FeatureHalf:
             self.model["codec"] = adapter
         self._secret = secret
         self._optimizer = None
-        if optimizer is not None and (parameters := list(self.model.parameters())):
-            self._optimizer = adversary.optimizer(optimizer(parameters))
+        trainable = [weights for weights in self.model.parameters() if weights.requires_grad]
+        if optimizer is not None and trainable:
+            self._optimizer = adversary.optimizer(optimizer(trainable))
         self._pending: _Pending | None = None
 
     def send_cut(self, inputs: Tensor, step: int) -> None:
@@ -103,7 +104,7 @@ class FeatureHalf:
         )
         frame = expect(self.link, Kind.GRAD, moment.step, "the label party")
         grad = self.codec.decode_grad(frame.payload, kept, len(cut), self.wire_width, moment)
-        check_finite(grad, "gradient for", self.party, moment.step)
+        check_finite(grad, "gradient", self.party, moment.step)
         self.adversary.received(self.party, grad, moment)
         self._pending = None
         self._backward(cut, grad, inputs, moment)

@@ -46,8 +46,8 @@ def check_shape(cut: Tensor, rows: int, width: int, party: str) -> None:
         )
 
 
-def expect(link: Link, kind: Kind, step: int, party: str) -> Frame:
-    """The next frame, which must be of this kind and step.
+def expect(link: Link, kind: Kind, step: int, sender: str) -> Frame:
+    """The next frame, which must be of this kind and step; `sender` is for the message.
 
     Raises:
         ProtocolError: anything else, a repeated frame included; nothing was changed by it.
@@ -55,7 +55,7 @@ def expect(link: Link, kind: Kind, step: int, party: str) -> Frame:
     frame = link.receive()
     if frame.kind is not kind or frame.step != step or frame.branch != 0:
         raise ProtocolError(
-            f"a message out of turn from party '{party}'",
+            f"a message out of turn from {sender}",
             got=f"{frame.kind.name} of step {frame.step}, branch {frame.branch}",
             want=f"{kind.name} of step {step}, branch 0",
         )

@@ -46,7 +46,8 @@ class LabelHalf:
         self.adversary = adversary
         self.adapter: nn.Module | None = codec.server_module(width)
         self._wire_width = codec.wire_width(width)
-        self._secret = secret
+        # Each party's gradients get draws of their own: equal noise on two would cancel out.
+        self._secret = Secret(secret.key("half", party))
         self._pending: tuple[Tensor, Any, Moment] | None = None
 
     def receive_cut(self, step: int, rows: int) -> Tensor:
@@ -68,7 +69,7 @@ class LabelHalf:
         assert cut.grad is not None, "backward has not run"
         grad = self.defense.gradient(cut.grad, labels, moment)
         grad = self.adversary.gradient(self.party, grad, moment)
-        check_finite(grad, "gradient for", self.party, moment.step)
+        check_finite(grad, "gradient", self.party, moment.step)
         payload = self.codec.encode_grad(grad, saved, moment)
         self._pending = None
         self.link.send(Frame(Kind.GRAD, moment.step, payload))
@@ -81,7 +82,7 @@ class LabelHalf:
         return cut if self.adapter is None else self.adapter(cut)
 
     def _receive(self, kind: Kind, moment: Moment, rows: int) -> tuple[Tensor, Any]:
-        frame = expect(self.link, kind, moment.step, self.party)
+        frame = expect(self.link, kind, moment.step, f"party '{self.party}'")
         cut, saved = self.codec.decode(frame.payload, rows, self._wire_width, moment)
         check_finite(cut, "cut", self.party, moment.step)
         self.adversary.received(self.party, cut, moment)
