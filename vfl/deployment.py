@@ -26,6 +26,9 @@ _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    # Ray, the engine of a Flower simulation: no usage reports, nothing beyond the loopback.
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # One thread a process: two parties and a label party share a small machine, and weights are
     # equal bit for bit only where sums are added in the same order.
     "OMP_NUM_THREADS": "1",

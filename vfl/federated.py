@@ -16,6 +16,12 @@ from vfl.storage import read_json, read_lines
 
 _TICK_S = 0.2
 _ASK_FLOWER_EVERY_S = 5.0
+_END_S = 20.0
+_OUTCOMES = {
+    "train": "summary.json",
+    "evaluate": "evaluation.json",
+    "predict": "predictions.csv",
+}
 
 
 def run_path(folder: LabelFolder, run: str) -> Path:
@@ -63,31 +69,30 @@ def run_session(
         VFLError: what ended the session, in the words of the party that failed.
     """
     path = run_path(folder, run)
-    outcome = path / {"train": "summary.json", "evaluate": "evaluation.json"}.get(
-        mode, "predictions.csv"
-    )
+    outcome = path / _OUTCOMES[mode]
     failure = path / "failure.json"
     for stale in (outcome, failure):
         stale.unlink(missing_ok=True)
     run_id = deployment.submit(folder, mode, run, overrides, extra, federation)
     told, asked = 0, time.monotonic()
-    while True:
-        ended = outcome.exists() or failure.exists()
-        told = _tell(path / "metrics.jsonl", told, on_epoch) if mode == "train" else 0
-        if failure.exists():
-            raise _failure(read_json(failure))
-        if ended:
-            return path
+    while not (outcome.exists() or failure.exists()):
+        if mode == "train":
+            told = _tell(path / "metrics.jsonl", told, on_epoch)
         if time.monotonic() - asked > _ASK_FLOWER_EVERY_S:
             _check_alive(folder, run_id, [outcome, failure])
             asked = time.monotonic()
         time.sleep(_TICK_S)
+    if mode == "train":
+        _tell(path / "metrics.jsonl", told, on_epoch)
+    _wait_for_flower(folder, run_id)
+    if failure.exists():
+        raise _failure(read_json(failure))
+    return path
 
 
 def summary_of(path: Path, mode: str) -> dict[str, Any]:
     """The figures a finished session left."""
-    name = "summary.json" if mode == "train" else "evaluation.json"
-    summary: dict[str, Any] = read_json(RunFolder.open(path).path / name)
+    summary: dict[str, Any] = read_json(RunFolder.open(path).path / _OUTCOMES[mode])
     return summary
 
 
@@ -96,6 +101,14 @@ def _tell(metrics: Path, told: int, on_epoch: Callable[[Mapping[str, Any]], None
     for record in records[told:]:
         on_epoch(record)
     return len(records)
+
+
+def _wait_for_flower(folder: LabelFolder, run_id: str) -> None:
+    """Let the run's own process end before anybody stops the SuperLink under it."""
+    deadline = time.monotonic() + _END_S
+    while time.monotonic() < deadline:
+        if deployment.run_state(folder, run_id).startswith("finished"):
+            return
 
 
 def _check_alive(folder: LabelFolder, run_id: str, outcomes: Sequence[Path]) -> None:

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, fields
 
 from vfl.frame import Frame, Kind
 
+#: Phase of greetings and goodbyes, whose size says nothing about the training.
+CONTROL = "control"
 _PHASES = {Kind.CUT: "train", Kind.GRAD: "train", Kind.QUERY: "evaluate", Kind.ACK: "evaluate"}
 
 
@@ -40,7 +42,7 @@ class Ledger:
 
     def __call__(self, party: str, direction: str, frame: Frame) -> None:
         """Count one frame."""
-        row = self._row(party, direction, _PHASES.get(frame.kind, "control"))
+        row = self._row(party, direction, _PHASES.get(frame.kind, CONTROL))
         row.frames += 1
         row.payload_bytes += len(frame.payload)
         row.wire_bytes += frame.wire_bytes
@@ -54,10 +56,10 @@ class Ledger:
         return [self._rows[key] for key in sorted(self._rows)]
 
     def bytes_by_party(self, direction: str) -> dict[str, int]:
-        """Wire bytes of each party one way, all phases."""
+        """Wire bytes of each party one way: cuts, gradients and receipts, without greetings."""
         totals: dict[str, int] = defaultdict(int)
         for row in self.rows():
-            if row.direction == direction:
+            if row.direction == direction and row.phase != CONTROL:
                 totals[row.party] += row.wire_bytes
         return dict(totals)
 
@@ -66,7 +68,7 @@ class Ledger:
         return sum(row.payload_bytes for row in self.rows() if row.phase == phase)
 
     def total_bytes(self, direction: str) -> int:
-        """Wire bytes one way over all parties and phases."""
+        """Wire bytes one way over all parties; see `bytes_by_party`."""
         return sum(self.bytes_by_party(direction).values())
 
     def to_csv(self) -> str:

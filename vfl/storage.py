@@ -95,7 +95,8 @@ def save_weights(path: Path, state: Mapping[str, Tensor]) -> None:
     """Write a state dict as safetensors, atomically."""
     from safetensors.torch import save
 
-    write_bytes(path, save({name: value.contiguous() for name, value in state.items()}))
+    # A copy of each: the format refuses tensors that share memory, as tied weights do.
+    write_bytes(path, save({name: value.contiguous().clone() for name, value in state.items()}))
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:

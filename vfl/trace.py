@@ -6,13 +6,14 @@ The file is a plain ``.npz`` that is read without pickle.
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from vfl.errors import OversizedFrameError
+from vfl.errors import OversizedFrameError, RunFolderError
 from vfl.frame import Frame, Kind
 
 FORMAT = 1
@@ -92,10 +93,13 @@ class Trace:
 
     @classmethod
     def load(cls, path: Path) -> Trace:
-        """Read what `save` wrote."""
+        """Read what `save` wrote.
+
+        Raises:
+            RunFolderError: the file is missing, is no trace or one of another format.
+        """
         trace = cls()
-        with np.load(path, allow_pickle=False) as file:
-            columns = {name: file[name] for name in file.files}
+        columns = _columns(path)
         start = 0
         raw = columns["payload"].tobytes()
         for index, end in enumerate(columns["end"].tolist()):
@@ -111,3 +115,20 @@ class Trace:
             start = end
         trace.payload_bytes = start
         return trace
+
+
+def _columns(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            columns = {name: file[name] for name in file.files}
+    except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile):
+        raise RunFolderError("there is no trace to read", where=str(path)) from None
+    found = columns.get("format")
+    if found is None or found != FORMAT:
+        raise RunFolderError(
+            "this trace was written in another format",
+            where=str(path),
+            got=f"format {found}",
+            want=f"format {FORMAT}",
+        )
+    return columns

@@ -13,7 +13,7 @@ import sys
 from types import TracebackType
 from typing import TypeVar
 
-from vfl.bench.messages import Door, Job, Measurement
+from vfl.bench.messages import Door, Job, Measurement, Role
 from vfl.bench.workloads import FEATURE_PARTIES, Path
 from vfl.config.toml import Settings
 from vfl.errors import PeerFailedError
@@ -49,10 +49,7 @@ class Crew:
         Raises:
             PeerFailedError: a process ended early; its standard error says why.
         """
-        if path == "monolith" or path == "inprocess":
-            role = path
-        else:
-            role = "host"
+        role: Role = path if path in ("monolith", "inprocess") else "host"
         job = Job(role=role, workload=workload, seed=seed, warmup_steps=warmup_steps, steps=steps)
         if role == "host":
             return self._over_stream(job, tls=path == "tls")

@@ -19,7 +19,7 @@ def client_app() -> ClientApp:
     """The ClientApp of every project; what it may do is in the party's own file.
 
     A SuperNode names that file in its ``--node-config 'party-file="..."'``. A simulation, where
-    nodes have no configuration of their own, names a folder in the run's ``party-files`` instead.
+    nodes have no configuration of their own, names the project's folder in ``party-files`` instead.
     """
     app = ClientApp()
 
@@ -57,4 +57,4 @@ def _own_file(context: Context, asked: SessionMessage) -> PartyFile:
             fix="start it with: vfl supernode PARTY.toml",
         )
     name = asked.terms.feature_parties[int(position)]
-    return read_party_file(Path(str(folder)) / f"{name}.toml")
+    return read_party_file(Path(str(folder)) / name / "party.toml")

@@ -49,7 +49,7 @@ def read_toml(path: Path, model: type[Model], overrides: Sequence[str] = ()) -> 
         raise ConfigError(f"this file cannot be read: {reason}", where=str(path)) from None
     override(content, overrides)
     # What an override says stands in no line of the file.
-    lines = _line_numbers(text) | {_parts(text.partition("=")[0]): 0 for text in overrides}
+    lines = _line_numbers(text) | {_parts(item.partition("=")[0]): 0 for item in overrides}
     return check(content, model, where=path.name, lines=lines)
 
 
@@ -103,7 +103,7 @@ def _explain(
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
         return f"{prefix}{dotted + ': ' if dotted else ''}{message}"
-    if error["loc"][-1] == "[key]":
+    if error["loc"][-1:] == ("[key]",):
         return f"{prefix}the name of {dotted}: {message[:1].lower()}{message[1:]}"
     shown = error["input"] if isinstance(error["input"], str | int | float | bool) else "a table"
     return f"{prefix}{dotted} = {shown}: {message[:1].lower()}{message[1:]}"

@@ -55,7 +55,7 @@ def _differences(
     width = terms.parties[party].width
     if width > consent.max_width:
         yield f"width {width}", f"width <= {consent.max_width}"
-    if terms.train.epochs > consent.max_epochs:
+    if terms.mode == "train" and terms.train.epochs > consent.max_epochs:
         yield f"epochs {terms.train.epochs}", f"epochs <= {consent.max_epochs}"
     else:
         needed = expected_bytes(terms, party, split)

@@ -41,9 +41,10 @@ class SessionMessage(Settings):
         try:
             return cls.model_validate_json(text)
         except ValidationError as problem:
-            fields = ", ".join(sorted({str(error["loc"][0]) for error in problem.errors()}))
+            # Names only: a message holds the token. No location is text that is no object at all.
+            fields = sorted({str(error["loc"][0]) for error in problem.errors() if error["loc"]})
             raise ProtocolError(
                 "the session message has another form than this version reads",
-                where=f"fields {fields}",
+                where=f"fields {', '.join(fields)}" if fields else "the whole message",
                 fix="install the same vfl version at every party",
             ) from None

@@ -25,13 +25,16 @@ class PartyReport(Settings):
         """The report in a frame.
 
         Raises:
-            ProtocolError: another kind of frame, or of another form.
+            ProtocolError: another kind of frame, of another form or under another name.
         """
         if frame.kind is not Kind.DONE:
             raise ProtocolError(
                 f"a message out of turn from party '{party}'", got=frame.kind.name, want="DONE"
             )
         try:
-            return cls.model_validate_json(bytes(frame.payload))
+            report = cls.model_validate_json(bytes(frame.payload))
         except ValidationError:
             raise ProtocolError(f"party '{party}' ended in an unknown form") from None
+        if report.party != party:
+            raise ProtocolError(f"party '{party}' reported under another name", got=report.party)
+        return report

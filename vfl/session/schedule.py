@@ -49,7 +49,7 @@ def batches(rows: np.ndarray, batch_rows: int) -> list[np.ndarray]:
     ([4, 4], 3)
     """
     cut = [rows[start : start + batch_rows] for start in range(0, len(rows), batch_rows)]
-    return cut[:-1] if len(cut) > 1 and len(cut[-1]) == 1 else cut
+    return cut[:-1] if len(cut) > 1 and len(cut[-1]) == 1 < batch_rows else cut
 
 
 def queries(rows: np.ndarray) -> list[np.ndarray]:

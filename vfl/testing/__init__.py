@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vfl.testing.codec import CodecContract
+    from vfl.testing.defense import DefenseContract
     from vfl.testing.link import LinkContract
 
-_HOMES = {"CodecContract": "vfl.testing.codec", "LinkContract": "vfl.testing.link"}
+_HOMES = {
+    "CodecContract": "vfl.testing.codec",
+    "DefenseContract": "vfl.testing.defense",
+    "LinkContract": "vfl.testing.link",
+}
 
-__all__ = ["CodecContract", "LinkContract"]
+__all__ = ["CodecContract", "DefenseContract", "LinkContract"]
 
 
 def __getattr__(name: str) -> Any:

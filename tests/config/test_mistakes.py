@@ -1,0 +1,150 @@
+"""Every mistake of a file is told at once, with its line and the nearest thing that exists."""
+
+import pytest
+
+from vfl.config import read_experiment, read_party_file
+from vfl.errors import ConfigError
+
+FOUR_MISTAKES = """\
+name = "trial"
+
+[data]
+source = "digits"
+
+[label]
+party = "lender"
+tp = "linear"
+
+[parties.bank]
+width = 16
+bottom = "mlp:hidden=64"
+
+[parties.shop]
+width = 0
+colums = ["a*"]
+
+[train]
+epoch = 3
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Reads a text as an experiment file; gives the lines of the error."""
+
+    def lines_of(text, overrides=(), reader=read_experiment):
+        path = tmp_path / "bad.toml"
+        path.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            reader(path, overrides) if overrides else reader(path)
+        return str(caught.value).split("\n")
+
+    return lines_of
+
+
+def test_four_mistakes_of_one_file(read):
+    first, *mistakes, cure = read(FOUR_MISTAKES)
+    assert first == "error[V003]: 4 problems in bad.toml"
+    assert sorted(mistakes) == [
+        "  bad.toml:15: parties.shop.width = 0: input should be greater than or equal to 1",
+        "  bad.toml:16: no setting is called 'parties.shop.colums'; did you mean 'columns'?",
+        "  bad.toml:19: no setting is called 'train.epoch'; did you mean 'epochs'?",
+        "  bad.toml:8: no setting is called 'label.tp'; did you mean 'top'?",
+    ]
+    assert cure == "  try   vfl check FILE"
+
+
+def test_what_is_missing(read):
+    assert read("seed = 1")[:2] == [
+        "error[V003]: 1 problem in bad.toml",
+        "  bad.toml: 'parties' is missing",
+    ]
+    party = 'party = "bank"\n[data]\nsource = "rows.csv"\n'
+    assert "  bad.toml:2: 'data.id' is missing" in read(party, reader=read_party_file)
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        (
+            "[parties]\nbank = {width = 0}",
+            "2: parties.bank.width = 0: input should be greater than or equal to 1",
+        ),
+        (
+            "parties.bank.width = 0",
+            "1: parties.bank.width = 0: input should be greater than or equal to 1",
+        ),
+        (
+            '[ "parties" . bank ]\n"width" = 0 # none',
+            "2: parties.bank.width = 0: input should be greater than or equal to 1",
+        ),
+        ('[parties.bank]\n[train]\noptimizer = "rprop"', "3: train.optimizer = rprop: input"),
+        ("[parties.bank]\n[train]\nlearning_rate = inf", "3: train.learning_rate = inf: input"),
+        ("[parties.bank]\n[train]\nlearning_rate = nan", "3: train.learning_rate = nan: input"),
+        ('[parties.bank]\ncolumns = ["a", 3]', "2: parties.bank.columns.1 = 3: input"),
+        ("[parties.bank]\nwidth = [1]", "2: parties.bank.width = a table: input"),
+        ("seed = -1\n[parties.bank]", "1: seed = -1: input"),
+        ('name = "../up"\n[parties.bank]', "1: name = ../up: string"),
+        ("[parties.Bank]", "1: the name of parties.Bank: string"),
+        ("[parties]", "1: parties = a table: dictionary should have at least 1 item"),
+    ],
+)
+def test_a_mistake_stands_where_it_was_made(read, text, mistake):
+    lines = read(text)
+    assert len(lines) == 3
+    assert lines[1].startswith(f"  bad.toml:{mistake}")
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        (
+            "[parties.label]",
+            "no feature party: every party in 'parties' is the label party",
+        ),
+        (
+            'merge = "sum"\n[parties.a]\nwidth = 3\n[parties.b]\nwidth = 4',
+            "merge = 'sum' needs equal widths, got [3, 4]",
+        ),
+        (
+            "[parties.a]\n[data]\nvalidation = 0.5\ntest = 0.5",
+            "data.validation + data.test leave no rows to train on",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together(read, text, mistake):
+    assert read(text)[1] == f"  bad.toml: {mistake}"
+
+
+def test_a_mistake_of_an_override_names_no_line(read):
+    text = "[parties.bank]\n[train]\nepochs = 3\nbatch_rows = 0"
+    assert sorted(read(text, ["train.epochs=0", "sed=1"])[1:-1]) == [
+        "  bad.toml: no setting is called 'sed'; did you mean 'seed'?",
+        "  bad.toml: train.epochs = 0: input should be greater than or equal to 1",
+        "  bad.toml:4: train.batch_rows = 0: input should be greater than or equal to 1",
+    ]
+
+
+def test_a_file_that_is_no_toml(read):
+    first, where = read("[parties.bank]\n[train\n")
+    assert first.startswith("error[V003]: this is not TOML: ")
+    assert "line 2" in first
+    assert where.endswith("bad.toml")
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    (tmp_path / "picture.toml").write_bytes(b"\xff\xd8\xff\xe0")
+    for name, reason in [
+        ("absent.toml", "there is no such file"),
+        ("picture.toml", "this file cannot be read: it is no text"),
+        (".", "this file cannot be read: Is a directory"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            read_experiment(tmp_path / name)
+        assert caught.value.what == reason
+
+
+def test_text_is_utf_8_everywhere(tmp_path):
+    path = tmp_path / "names.toml"
+    path.write_bytes('[parties.bank]\ncolumns = ["größe"]'.encode())
+    assert read_experiment(path).parties["bank"].columns == ("größe",)

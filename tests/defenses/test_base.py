@@ -1,0 +1,129 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from vfl.compression import Moment
+from vfl.defenses import Chain, Defense, make
+from vfl.errors import UnknownNameError
+from vfl.seeds import Secret, generator
+
+MOMENT = Moment(2, training=True, secret=Secret.of_simulation(0, "bank"))
+SECRET = Secret.of_simulation(0, "lender")
+
+
+def test_every_hook_does_nothing_by_default():
+    defense, module, tensor = Defense(), nn.Linear(2, 2), torch.ones(3, 2)
+    assert defense.labels(tensor, SECRET) is tensor
+    assert defense.wrap_bottom(module, 2) is module
+    assert defense.wrap_top(module, 2) is module
+    assert defense.batch(tensor, None, MOMENT) == (tensor, None)
+    assert defense.embedding(tensor, MOMENT) is tensor
+    assert defense.logits(tensor, MOMENT) is tensor
+    assert defense.gradient(tensor, tensor, MOMENT) is tensor
+    assert defense.local_loss(tensor, tensor, MOMENT) is None
+    assert defense.loss({"bank": tensor}, tensor, tensor, MOMENT) is None
+    assert defense.privacy() is None
+    assert defense.state_dict() == {}
+
+
+class Affine(Defense):
+    """Every hook computes scale * x + 1, so that the order of two of them shows."""
+
+    def __init__(self, scale):
+        self.scale = scale
+        self.kept = torch.tensor(float(scale))
+
+    def _of(self, value):
+        return self.scale * value + 1
+
+    def labels(self, labels, secret):
+        return self._of(labels)
+
+    def wrap_bottom(self, bottom, width):
+        return nn.Sequential(bottom, nn.Softshrink(self.scale))
+
+    def wrap_top(self, top, width):
+        return nn.Sequential(top, nn.Softshrink(self.scale))
+
+    def batch(self, inputs, labels, moment):
+        return self._of(inputs), labels
+
+    def embedding(self, cut, moment):
+        return self._of(cut)
+
+    def logits(self, logits, moment):
+        return self._of(logits)
+
+    def gradient(self, grad, labels, moment):
+        return self._of(grad)
+
+    def local_loss(self, cut, inputs, moment):
+        return self.scale * cut.sum()
+
+    def loss(self, cuts, labels, logits, moment):
+        return self.scale * logits.sum()
+
+    def state_dict(self):
+        return {"kept": self.kept}
+
+    def load_state_dict(self, state):
+        self.kept = state["kept"]
+
+
+class TestChain:
+    chain = Chain([Affine(2), Defense(), Affine(3)])
+    ones = torch.ones(2)
+
+    def test_values_go_through_in_the_order_given(self):
+        """First 2 * 1 + 1 = 3, then 3 * 3 + 1 = 10; the other way round gives 9."""
+        chain, ones = self.chain, self.ones
+        results = [
+            chain.labels(ones, SECRET),
+            chain.batch(ones, None, MOMENT)[0],
+            chain.embedding(ones, MOMENT),
+            chain.logits(ones, MOMENT),
+            chain.gradient(ones, ones, MOMENT),
+        ]
+        assert [result.tolist() for result in results] == [[10, 10]] * 5
+        assert Chain([Affine(3), Affine(2)]).embedding(ones, MOMENT).tolist() == [9, 9]
+
+    @pytest.mark.parametrize("wrap", ["wrap_bottom", "wrap_top"])
+    def test_the_first_wraps_innermost(self, wrap):
+        wrapped = getattr(self.chain, wrap)(nn.Identity(), 2)
+        assert [wrapped[0][1].lambd, wrapped[1].lambd] == [2, 3]
+
+    def test_losses_are_added(self):
+        assert self.chain.local_loss(self.ones, self.ones, MOMENT) == 2 * (2 + 3)
+        assert self.chain.loss({}, self.ones, self.ones, MOMENT) == 2 * (2 + 3)
+        assert Chain([Defense(), Defense()]).loss({}, self.ones, self.ones, MOMENT) is None
+
+    def test_each_member_has_its_own_state(self):
+        other = Chain([Affine(5), Defense(), Affine(7)])
+        other.load_state_dict(self.chain.state_dict())
+        assert [float(other.members[at].kept) for at in (0, 2)] == [2, 3]
+
+    def test_more_than_ten_members_keep_their_states_apart(self):
+        chain = Chain([Affine(scale) for scale in range(1, 13)])
+        other = Chain([Affine(0) for _ in range(12)])
+        other.load_state_dict(chain.state_dict())
+        assert [int(member.kept) for member in other.members] == list(range(1, 13))
+
+
+def test_a_spec_of_several_is_a_chain():
+    chain = make("layer_norm+none")
+    assert [type(member).__name__ for member in chain.members] == ["LayerNorm", "Undefended"]
+    assert not isinstance(make("none"), Chain)
+    with pytest.raises(UnknownNameError, match="no defense is called 'layernorm'") as caught:
+        make("none+layernorm")
+    assert caught.value.fix == "did you mean 'layer_norm'?"
+
+
+def test_layer_norm_against_numpy():
+    wrapped = make("layer_norm").wrap_bottom(nn.Identity(), width=16)
+    cut = torch.randn(5, 16, generator=generator(0, "test")) * 3 + 1
+    values = cut.numpy().astype(np.float64)
+    centred = values - values.mean(1, keepdims=True)
+    expected = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(wrapped(cut).numpy(), expected, rtol=1e-5, atol=1e-6)
+    assert list(wrapped.parameters()) == []

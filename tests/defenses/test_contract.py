@@ -1,0 +1,104 @@
+"""Every registered defense, and chains of them, are under contract."""
+
+import pytest
+import torch
+from torch import nn
+
+from vfl.defenses import DEFENSES, Defense
+from vfl.registry import parse
+from vfl.testing import DefenseContract
+
+
+class TestRegisteredDefenses(DefenseContract):
+    specs = ("none", "layer_norm", "layer_norm+none", "none+none+layer_norm")
+
+    def test_every_registered_name_is_here(self):
+        named = {parse(part)[0] for spec in self.specs for part in spec.split("+")}
+        assert named == set(DEFENSES.names())
+
+
+class TestNarrowCut(DefenseContract):
+    specs = ("none", "layer_norm")
+    width = 1
+
+
+def test_a_contract_without_specs_is_an_error():
+    class TestNothing(DefenseContract):
+        pass
+
+    with pytest.raises(ValueError, match="names no defense"):
+        TestNothing().pytest_generate_tests(None)
+
+
+class Narrowing(Defense):
+    def embedding(self, cut, moment):
+        return cut[:, 1:]
+
+
+class InPlace(Defense):
+    def gradient(self, grad, labels, moment):
+        return grad.mul_(2)
+
+
+class GlobalNoise(Defense):
+    def embedding(self, cut, moment):
+        return cut + torch.randn_like(cut)
+
+
+class Detached(Defense):
+    def logits(self, logits, moment):
+        return logits.detach().requires_grad_()
+
+
+class BatchScaled(Defense):
+    def embedding(self, cut, moment):
+        return cut / cut.abs().max()
+
+
+class Forgetful(Defense):
+    """Counts, and forgets the count in its checkpoint."""
+
+    def __init__(self):
+        self.count = 0
+
+    def gradient(self, grad, labels, moment):
+        self.count += 1
+        return grad * self.count
+
+
+class Misplaced(Defense):
+    side = "label"
+
+    def embedding(self, cut, moment):
+        return cut
+
+
+class Widening(Defense):
+    def wrap_bottom(self, bottom, width):
+        return nn.Sequential(bottom, nn.Linear(width, width + 1))
+
+
+class OtherClasses(Defense):
+    def labels(self, labels, secret):
+        return labels + 1
+
+
+@pytest.mark.parametrize(
+    ("broken", "test"),
+    [
+        (Narrowing, "hooks_keep_shapes_and_types"),
+        (OtherClasses, "labels_stay_labels"),
+        (InPlace, "what_a_hook_is_given_is_left_alone"),
+        (GlobalNoise, "global_random_state_is_left_alone"),
+        (GlobalNoise, "the_same_moment_gives_the_same_result"),
+        (Detached, "gradients_flow_through"),
+        (Widening, "wrapped_models_keep_their_shapes_and_train"),
+        (BatchScaled, "a_prediction_needs_no_secret_and_does_not_depend_on_its_batch"),
+        (Forgetful, "state_survives_a_checkpoint"),
+        (Misplaced, "its_side_has_its_hooks"),
+    ],
+)
+def test_the_contract_finds_a_defense_that_breaks_it(monkeypatch, broken, test):
+    monkeypatch.setattr(DEFENSES, "_members", {"broken": broken})
+    with pytest.raises(AssertionError):
+        getattr(DefenseContract(), f"test_{test}")("broken")

@@ -1,0 +1,171 @@
+"""A real Flower deployment on the loopback: what it computes, what it refuses, what it tells."""
+
+import json
+import socket
+import sqlite3
+
+import pandas as pd
+import pytest
+
+from vfl import deployment, federated
+from vfl.demo import run_in_process
+from vfl.errors import LostPeerError, PeerError
+from vfl.storage import read_json, read_lines
+
+
+def train(label, name, *overrides):
+    epochs = []
+    path = federated.run_session(label, "train", name, overrides=overrides, on_epoch=epochs.append)
+    return path, federated.summary_of(path, "train"), epochs
+
+
+@pytest.fixture(scope="module")
+def trained(deployed):
+    """One training all tests of the module look at."""
+    _, label = deployed
+    return train(label, "none")
+
+
+def test_the_federation_computes_what_one_process_computes(deployed, trained):
+    folder, label = deployed
+    _, summary, epochs = trained
+    alone = run_in_process(folder, label, lambda record: None)
+    same = read_json(alone / "summary.json")
+    assert summary["weights_sha256"] == same["weights_sha256"]
+    assert summary["test_accuracy"] == same["test_accuracy"]
+    losses = [record["train_loss"] for record in read_lines(alone / "metrics.jsonl")]
+    assert [record["train_loss"] for record in epochs] == losses
+    assert len(losses) == 3
+    assert summary["bytes_up"] == same["bytes_up"]
+    assert summary["bytes_down"] == same["bytes_down"]
+
+
+def test_random_top_k_draws_the_same_from_the_parties_secrets(deployed):
+    folder, label = deployed
+    codec = "codec=randtopk:k=8,alpha=0.2,values=8"
+    _, summary, _ = train(label, "randtopk", codec)
+    text = (label.app / "experiment.toml").read_text()
+    (label.app / "experiment.toml").write_text(
+        text.replace('codec = "none"', 'codec = "randtopk:k=8,alpha=0.2,values=8"')
+    )
+    try:
+        alone = read_json(run_in_process(folder, label, lambda record: None) / "summary.json")
+    finally:
+        (label.app / "experiment.toml").write_text(text)
+    assert summary["weights_sha256"] == alone["weights_sha256"]
+    assert summary["wire_ratio"] < 0.2
+
+
+def test_each_party_keeps_its_own_weights_and_nobody_elses(deployed, trained):
+    folder, _ = deployed
+    for owner in ("left", "right", "label"):
+        kept = [path.parent.name for path in (folder / owner).rglob("weights.safetensors")]
+        assert set(kept) == {owner}
+
+
+def test_evaluation_and_prediction_use_the_kept_weights(deployed, trained):
+    folder, label = deployed
+    path, summary, _ = trained
+    federated.run_session(label, "evaluate", "none")
+    again = federated.summary_of(path, "evaluate")
+    assert again["test_accuracy"] == summary["test_accuracy"]
+    assert again["weights_sha256"] == summary["weights_sha256"]
+    federated.run_session(label, "predict", "none")
+    table = pd.read_csv(path / "predictions.csv", dtype={"id": str})
+    truth = pd.read_parquet(folder / "label" / "digits.parquet").set_index("id")["digit"]
+    assert len(table) == len(truth)
+    assert (table.set_index("id")["prediction"] == truth).mean() > 0.9
+
+
+def test_a_party_refuses_what_it_did_not_consent_to(deployed):
+    _, label = deployed
+    with pytest.raises(PeerError) as caught:
+        train(label, "too-wide", "parties.left.width=300")
+    told = str(caught.value)
+    assert "V403" in told
+    assert "width 300" in told
+    assert "width <= 256" in told
+    assert caught.value.exit_code == 3
+
+
+def test_tables_with_other_rows_do_not_train(deployed):
+    folder, label = deployed
+    file = folder / "right" / "digits.parquet"
+    whole = pd.read_parquet(file)
+    changed = whole.assign(id=whole["id"].where(whole["id"] != "image-0000", "image-secret"))
+    changed.to_parquet(file, index=False)
+    try:
+        with pytest.raises(PeerError) as caught:
+            train(label, "misaligned")
+    finally:
+        whole.to_parquet(file, index=False)
+    assert "V206" in str(caught.value)
+    assert "1797 rows" in str(caught.value)
+    assert "image-" not in str(caught.value)
+
+
+def test_a_missing_party_is_named_within_the_join_timeout(deployed):
+    _, label = deployed
+    with pytest.raises(PeerError, match="nobody") as caught:
+        train(label, "absent", "federation.join_timeout_s=3.0", "parties.nobody.width=8")
+    assert "V401" in str(caught.value)
+
+
+def test_flower_got_one_message_a_node_and_no_data(deployed, trained):
+    """The SuperLink's database has seen no array, no cut and no token of a stream at rest."""
+    _, label = deployed
+    database = sqlite3.connect(f"file:{label.state / 'superlink.db'}?mode=ro", uri=True)
+    tables = [
+        name for (name,) in database.execute("select name from sqlite_master where type='table'")
+    ]
+    content = b"".join(
+        str(row).encode() for name in tables for row in database.execute(f'select * from "{name}"')
+    )
+    database.close()
+    assert b"image-0000" not in content
+    assert b"weights.safetensors" not in content
+
+
+def test_a_supernode_with_an_unknown_key_is_turned_away(deployed, tmp_path):
+    from vfl.config import PartyFile
+    from vfl.transport import write_trial_certificates
+
+    folder, label = deployed
+    trial = write_trial_certificates(tmp_path / "foreign", ["127.0.0.1"], ["left"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    node = {
+        "superlink": label.experiment().federation.superlink,
+        "ca": str(folder / "left" / "ca.pem"),
+        "key": str(trial.private_keys["left"]),
+        "api_port": port,
+    }
+    intruder = PartyFile.model_validate(
+        {
+            "party": "left",
+            "data": {"source": "x.csv", "id": "id"},
+            "store": str(tmp_path),
+            "node": node,
+        }
+    )
+    with pytest.raises(LostPeerError, match="did not start"):
+        deployment.start_supernode(intruder, tmp_path / "party.toml").stop()
+
+
+def test_what_is_printed_holds_no_secret(deployed, trained):
+    folder, _ = deployed
+    logs = [*folder.rglob("*.log")]
+    assert len(logs) == 3
+    text = "".join(log.read_text(errors="replace") for log in logs)
+    for side in ("left", "right", "label"):
+        assert (folder / side / "store" / "secret").read_bytes().hex() not in text
+    assert "image-0" not in text
+    assert (
+        json.loads(
+            (
+                folder / "left" / "store" / "runs" / "none" / "parties" / "left" / "party.json"
+            ).read_text()
+        )["party"]
+        == "left"
+    )

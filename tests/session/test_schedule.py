@@ -1,0 +1,115 @@
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vfl.datasets import Split
+from vfl.session import Terms
+from vfl.session.schedule import QUERY_ROWS, asking, batches, queries, steps_per_epoch, training
+
+SIZES = st.integers(0, 3000)
+
+
+def parts_of(train, validation, test):
+    """Disjoint positions, mixed as a split mixes them."""
+    order = np.random.default_rng(0).permutation(train + validation + test)
+    ends = np.cumsum([train, validation])
+    return [np.sort(part) for part in np.split(order, ends)]
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 99),
+    epochs=st.integers(1, 3),
+    batch_rows=st.integers(1, 400),
+    train=st.integers(1, 600),
+    validation=SIZES,
+    test=SIZES,
+)
+def test_a_training_goes_over_every_row(seed, epochs, batch_rows, train, validation, test):
+    parts = parts_of(train, validation, test)
+    exchanges = list(training(seed, epochs, batch_rows, *parts))
+    assert [exchange.step for exchange in exchanges] == list(range(len(exchanges)))
+    dropped = 1 if batch_rows > 1 and train > 1 and train % batch_rows == 1 else 0
+    for epoch in range(1, epochs + 1):
+        seen = {phase: [] for phase in ("train", "validation", "test")}
+        for exchange in exchanges:
+            if exchange.epoch == epoch:
+                seen[exchange.phase].extend(exchange.rows.tolist())
+        assert len(seen["train"]) == len(set(seen["train"])) == train - dropped
+        assert set(seen["train"]) <= set(parts[0].tolist())
+        assert seen["validation"] == parts[1].tolist()
+        assert seen["test"] == (parts[2].tolist() if epoch == epochs else [])
+
+
+@settings(max_examples=60)
+@given(rows=st.integers(0, 500), batch_rows=st.integers(1, 120))
+def test_only_a_single_last_row_is_dropped(rows, batch_rows):
+    """A batch of one row stays where batches of one were asked for, or where there is no more."""
+    lengths = [len(batch) for batch in batches(np.arange(rows), batch_rows)]
+    expected = [batch_rows] * (rows // batch_rows)
+    remainder = rows % batch_rows
+    if remainder > 1 or (remainder == 1 and not expected):
+        expected.append(remainder)
+    assert lengths == expected
+    assert steps_per_epoch(rows, batch_rows) == len(expected)
+
+
+def test_phases_end_where_they_say():
+    parts = parts_of(100, QUERY_ROWS + 1, 5)
+    exchanges = list(training(0, 2, 40, *parts))
+    told = [(e.phase, e.epoch, len(e.rows), e.last, e.trains) for e in exchanges]
+    epoch = [
+        ("train", 1, 40, False, True),
+        ("train", 1, 40, False, True),
+        ("train", 1, 20, True, True),
+        ("validation", 1, 1024, False, False),
+        ("validation", 1, 1, True, False),
+    ]
+    second = [(phase, 2, *rest) for phase, _, *rest in epoch]
+    assert told == [*epoch, *second, ("test", 2, 5, True, False)]
+
+
+def test_every_epoch_has_an_order_of_its_own():
+    parts = parts_of(64, 0, 0)
+    first, second = (exchange.rows for exchange in training(0, 2, 64, *parts))
+    other, _ = (exchange.rows for exchange in training(1, 2, 64, *parts))
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(first, other)
+    assert sorted(first) == sorted(second) == list(range(64))
+
+
+def test_asking_goes_over_the_rows_in_order():
+    rows = np.arange(QUERY_ROWS * 2 + 3)
+    exchanges = list(asking("predict", rows))
+    assert [len(e.rows) for e in exchanges] == [1024, 1024, 3] == [len(q) for q in queries(rows)]
+    assert [(e.step, e.last, e.trains) for e in exchanges] == [
+        (0, False, False),
+        (1, False, False),
+        (2, True, False),
+    ]
+    assert np.array_equal(np.concatenate([e.rows for e in exchanges]), rows)
+
+
+def test_both_sides_compute_the_same_schedule(terms, data):
+    """One side has only the terms that crossed as text, and its own party's split."""
+    here = list(terms.schedule(data["lender"].split))
+    received = Terms.model_validate_json(terms.model_dump_json())
+    there = list(received.schedule(data["shop"].split))
+    assert len(here) == len(there) > 6
+    for one, other in zip(here, there, strict=True):
+        assert (one.step, one.phase, one.epoch) == (other.step, other.phase, other.epoch)
+        assert np.array_equal(one.rows, other.rows)
+
+
+def test_what_a_mode_goes_over(terms, data):
+    split = data["lender"].split
+    for mode, phase in [("evaluate", "test"), ("predict", "predict")]:
+        asked = terms.model_copy(update={"mode": mode})
+        (exchange,) = asked.schedule(split)
+        assert (exchange.phase, exchange.epoch) == (phase, 0)
+        assert np.array_equal(exchange.rows, split.test)
+
+
+def test_a_split_without_rows_has_no_exchanges():
+    nothing = np.arange(0)
+    assert list(asking("test", Split(nothing, nothing, nothing).test)) == []

@@ -1,0 +1,96 @@
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from vfl.config import Experiment
+from vfl.session import Terms
+from vfl.version import VERSION
+
+
+def leaves(content, path=()):
+    """The paths of all values in nested tables."""
+    if isinstance(content, dict):
+        return [leaf for key in content for leaf in leaves(content[key], (*path, key))]
+    return [path]
+
+
+#: Another permitted value of each field that is neither number nor free text.
+OTHER = {"mode": "predict", "merge": "sum", "optimizer": "sgd"}
+
+
+def another(name, value):
+    if name in OTHER:
+        return OTHER[name]
+    if isinstance(value, str):
+        return value + "x"
+    return value + 1 if isinstance(value, int) else value / 2 + 0.015625
+
+
+def changed(content, path):
+    content = json.loads(json.dumps(content))
+    table = content
+    for key in path[:-1]:
+        table = table[key]
+    table[path[-1]] = another(path[-1], table[path[-1]])
+    return content
+
+
+def test_any_field_changes_the_digest(terms):
+    content = terms.model_dump(mode="json")
+    variants = [Terms.model_validate(changed(content, path)) for path in leaves(content)]
+    digests = {variant.digest() for variant in variants} | {terms.digest()}
+    assert len(digests) == len(variants) + 1
+
+
+def test_every_field_of_the_terms_is_required_or_the_version():
+    assert [name for name, field in Terms.model_fields.items() if not field.is_required()] == [
+        "version"
+    ]
+
+
+def test_the_order_of_parties_is_part_of_the_terms(terms):
+    """Cuts are concatenated in that order."""
+    turned = terms.model_copy(update={"parties": dict(reversed(terms.parties.items()))})
+    assert turned.feature_parties == ["shop", "bank"]
+    assert turned.digest() != terms.digest()
+
+
+def test_the_digest_survives_json(terms):
+    odd = terms.model_copy(update={"validation": 0.1 + 0.2})
+    for one in (terms, odd):
+        assert Terms.model_validate_json(one.model_dump_json()).digest() == one.digest()
+
+
+def test_terms_are_the_public_part_of_an_experiment():
+    experiment = Experiment.model_validate(
+        {
+            "parties": {
+                "bank": {"columns": ["income"], "source": "secret.csv"},
+                "lender": {"width": 4},
+            },
+            "label": {"party": "lender", "column": "defaulted", "top": "linear"},
+        }
+    )
+    told = Terms.of(experiment, "train", "r").model_dump_json()
+    for private in ("income", "secret.csv", "defaulted", "linear", "127.0.0.1"):
+        assert private not in told
+
+
+def test_who_sends_and_how_wide_the_merged_cut_is(terms):
+    assert terms.feature_parties == ["bank", "shop"]
+    assert terms.merged_width == 14
+    assert terms.model_copy(update={"merge": "sum"}).merged_width == 8
+    own = terms.model_copy(update={"label_party": "shop"})
+    assert own.feature_parties == ["bank"]
+    assert own.merged_width == 14
+    assert terms.version == VERSION
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"run": "../up"}, {"run": ""}, {"codec": "x" * 513}, {"mode": "attack"}, {"more": 1}],
+)
+def test_terms_that_are_refused(terms, settings):
+    with pytest.raises(ValidationError):
+        Terms.model_validate(terms.model_dump() | settings)

@@ -1,0 +1,229 @@
+"""The floors of the house, and what no room may do; docs/design.md draws them."""
+
+import ast
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "vfl"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+FLOORS = {
+    0: "config errors frame ledger link registry run_folder seeds storage threads trace version",
+    1: "compression datasets mpc privacy transport",
+    2: "defenses exchange models session",
+    3: "attacks clients server",
+    4: "demo deployment estimator federated local plan project run split templates",
+    5: "bench report",
+    6: "cli testing __init__ __main__",
+}
+FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms.split()}
+
+#: Imports on one floor, with the reason. Floor 0 is one heap of small files and needs none.
+BESIDE = {
+    ("exchange", "defenses"): "an exchange is a defense and a codec around a link",
+    ("run", "local"): "a run in process is a local session with a folder",
+    ("estimator", "local"): "fit is a local session on arrays",
+    ("plan", "project"): "a plan reads the files of a project",
+    ("plan", "run"): "a plan loads the data as the run would",
+    ("deployment", "project"): "a deployment starts what a project folder describes",
+    ("federated", "deployment"): "a federated run happens on a deployment",
+    ("federated", "project"): "a federated run is the run of a project",
+    ("demo", "deployment"): "the demo starts and ends a deployment of its own",
+    ("demo", "federated"): "the demo is a federated run",
+    ("demo", "project"): "the demo writes a project first",
+    ("demo", "run"): "the demo in one process is an ordinary run",
+    ("__main__", "cli"): "python -m vfl is the command line",
+}
+
+#: Files above 300 lines and functions above 60, with the reason.
+LONG_FILES: dict[str, str] = {}
+LONG_FUNCTIONS: dict[str, str] = {}
+
+SERIALISERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+SOCKETS = {"socket", "ssl", "socketserver", "asyncio", "select", "selectors", "grpc"}
+
+
+def room_of(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def tree_of(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported_modules(tree):
+    """Full names of all imported modules, those inside functions and type checks included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports name the whole module"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room_imports():
+    """(room, room it imports, file) for every import between two rooms."""
+    for path in FILES:
+        for module in imported_modules(tree_of(path)):
+            parts = module.split(".")
+            if parts[0] == "vfl" and len(parts) > 1 and parts[1] not in (room_of(path), "__init__"):
+                yield room_of(path), parts[1], path.name
+
+
+ROOM_IMPORTS = sorted(set(room_imports()))
+
+
+def test_every_room_has_a_floor():
+    assert {room_of(path) for path in FILES} <= set(FLOOR)
+    assert {imported for _, imported, _ in ROOM_IMPORTS} <= set(FLOOR)
+
+
+def test_rooms_import_lower_floors_only():
+    upwards = [
+        f"{room}/{file} imports {imported}"
+        for room, imported, file in ROOM_IMPORTS
+        if FLOOR[imported] >= FLOOR[room]
+        and not FLOOR[imported] == FLOOR[room] == 0
+        and (room, imported) not in BESIDE
+    ]
+    assert upwards == []
+
+
+def test_rooms_form_no_circle():
+    graph = {}
+    for room, imported, _ in ROOM_IMPORTS:
+        graph.setdefault(room, set()).add(imported)
+    assert list(TopologicalSorter(graph).static_order())
+
+
+def test_every_exception_is_needed():
+    pairs = {(room, imported) for room, imported, _ in ROOM_IMPORTS}
+    assert sorted(set(BESIDE) - pairs) == []
+
+
+@pytest.mark.parametrize(
+    ("room", "forbidden"),
+    [
+        ("attacks", {"clients", "server"}),
+        ("clients", {"server"}),
+        ("server", {"clients"}),
+        ("mpc", {"models"}),
+    ],
+)
+def test_rooms_that_never_meet(room, forbidden):
+    """By whatever way: not through rooms in between either."""
+    below = {room}
+    while True:
+        more = below | {imported for one, imported, _ in ROOM_IMPORTS if one in below}
+        if more == below:
+            break
+        below = more
+    assert not below & forbidden
+
+
+def test_nothing_imports_the_command_line():
+    assert {room for room, imported, _ in ROOM_IMPORTS if imported == "cli"} <= {"__main__"}
+
+
+def loaded_by(*modules):
+    script = f"import sys, {', '.join(modules)}; print(*sorted(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [("vfl",), ("vfl.cli",), ("vfl.errors", "vfl.registry", "vfl.config")],
+    ids=lambda modules: "+".join(modules),
+)
+def test_what_loads_no_torch(modules):
+    loaded = loaded_by(*modules)
+    assert set(modules) <= loaded
+    assert not loaded & {"torch", "flwr", "pandas", "sklearn"}
+
+
+def is_call(node, *dotted):
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in dotted
+
+
+def unsafe_things(tree):
+    """Descriptions of whatever could run code that comes from data."""
+    for module in imported_modules(tree):
+        if module.split(".")[0] in SERIALISERS:
+            yield f"imports {module}"
+    for node in ast.walk(tree):
+        if is_call(node, "eval", "exec", "compile", "__import__", "torch.load", "torch.save"):
+            yield f"calls {ast.unparse(node.func)}"
+        if is_call(node, "np.load", "numpy.load"):
+            options = {option.arg: ast.unparse(option.value) for option in node.keywords}
+            if options.get("allow_pickle") != "False":
+                yield "calls np.load without allow_pickle=False"
+        if is_call(node, "subprocess.run", "subprocess.Popen", "Popen", "run"):
+            if any(option.arg == "shell" for option in node.keywords):
+                yield "starts a shell"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_code_comes_from_data(path):
+    assert list(unsafe_things(tree_of(path))) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "from joblib import load",
+        "eval('1')",
+        "torch.load('x', weights_only=True)",
+        "np.load('x')",
+        "np.load('x', allow_pickle=True)",
+        "subprocess.run('x', shell=True)",
+    ],
+)
+def test_unsafe_things_are_found(text):
+    assert list(unsafe_things(ast.parse(text)))
+
+
+def test_sockets_live_in_the_transport():
+    found = {
+        room_of(path)
+        for path in FILES
+        for module in imported_modules(tree_of(path))
+        if module.split(".")[0] in SOCKETS
+    }
+    assert found == {"transport"}
+
+
+def test_files_fit_a_head():
+    long = [
+        str(path.relative_to(PACKAGE))
+        for path in FILES
+        if len(path.read_text(encoding="utf-8").splitlines()) > 300
+    ]
+    assert long == sorted(LONG_FILES)
+
+
+def code_lines(function):
+    """Lines of a function without its docstring."""
+    lines = function.end_lineno - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function) is None:
+        return lines
+    return lines - (first.end_lineno - first.lineno + 1)
+
+
+def test_functions_are_short():
+    long = [
+        f"{path.relative_to(PACKAGE)}:{node.name}"
+        for path in FILES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and code_lines(node) > 60
+    ]
+    assert long == sorted(LONG_FUNCTIONS)

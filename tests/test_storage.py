@@ -1,0 +1,147 @@
+import hashlib
+import os
+import stat
+
+import pytest
+import torch
+from torch import nn
+
+from vfl import storage
+from vfl.errors import RunFolderError
+from vfl.storage import (
+    append_line,
+    check_format,
+    joint_digest,
+    load_weights,
+    read_json,
+    read_lines,
+    save_weights,
+    weights_digest,
+    write_bytes,
+    write_json,
+    write_text,
+)
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path):
+    path = tmp_path / "deep" / "file"
+    write_bytes(path, b"old")
+    write_bytes(path, b"new", mode=0o640)
+    assert path.read_bytes() == b"new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert os.listdir(path.parent) == ["file"]
+
+
+def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_bytes(path, b"old")
+
+    def crash(descriptor):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(storage.os, "fsync", crash)
+    with pytest.raises(KeyboardInterrupt):
+        write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_the_content_is_durable_before_it_gets_its_name(tmp_path, monkeypatch):
+    calls = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(
+            storage.os, name, lambda *args, n=name, r=real: (calls.append(n), r(*args))
+        )
+    write_text(tmp_path / "file", "größe")
+    assert calls == ["fsync", "replace"]
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "größe"
+
+
+def test_json_comes_back(tmp_path):
+    path = tmp_path / "record.json"
+    write_json(path, {"classes": ["größe", 3, None]})
+    assert read_json(path) == {"classes": ["größe", 3, None]}
+
+
+def test_json_that_is_missing_or_damaged(tmp_path):
+    path = tmp_path / "record.json"
+    with pytest.raises(RunFolderError, match="missing"):
+        read_json(path)
+    path.write_text('{"a": 1,\n "b"')
+    with pytest.raises(RunFolderError, match="not JSON") as caught:
+        read_json(path)
+    assert caught.value.where == f"{path}:2"
+
+
+def test_lines_are_appended_and_a_torn_one_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for epoch in (1, 2):
+        append_line(path, {"epoch": epoch, "note": "line\u2028break"})
+    with path.open("a") as file:
+        file.write('{"epoch": 3')
+    assert [record["epoch"] for record in read_lines(path)] == [1, 2]
+
+
+@pytest.mark.parametrize("found", [0, 2, None, "1"])
+def test_another_format_is_refused(tmp_path, found):
+    with pytest.raises(RunFolderError, match="another format") as caught:
+        check_format(found, tmp_path)
+    assert (caught.value.got, caught.value.want) == (f"format {found}", "format 1")
+    check_format(1, tmp_path)
+
+
+def test_weights_come_back_bit_by_bit(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    path = tmp_path / "weights.safetensors"
+    save_weights(path, model.state_dict())
+    loaded = load_weights(path)
+    assert weights_digest(loaded) == weights_digest(model.state_dict())
+    assert loaded["1.num_batches_tracked"].dtype == torch.int64
+
+
+def test_shared_and_strided_weights_are_kept(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    shared = torch.arange(6.0).reshape(2, 3)
+    state = {"in": shared, "out": shared, "turned": shared.T, "part": shared[:, 1]}
+    save_weights(path, state)
+    assert all(torch.equal(state[name], value) for name, value in load_weights(path).items())
+    assert weights_digest(load_weights(path)) == weights_digest(state)
+
+
+def test_weights_that_are_missing_or_damaged(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    with pytest.raises(RunFolderError, match="not there"):
+        load_weights(path)
+    save_weights(path, {"weight": torch.zeros(8)})
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(RunFolderError, match="damaged"):
+        load_weights(path)
+
+
+def test_the_digest_is_over_names_types_shapes_and_bytes():
+    state = {"b": torch.tensor([[1.0, 2.0]]), "a": torch.tensor(3)}
+    digest = hashlib.sha256()
+    digest.update(b"a|torch.int64|()|" + (3).to_bytes(8, "little"))
+    digest.update(b"b|torch.float32|(1, 2)|" + bytes.fromhex("0000803f00000040"))
+    assert weights_digest(state) == digest.hexdigest()
+
+
+def test_the_digest_tells_small_changes_apart():
+    zeros = torch.zeros(2, 3)
+    variants = [
+        {"a": zeros},
+        {"b": zeros},
+        {"a": zeros.T},
+        {"a": zeros.double()},
+        {"a": zeros, "c": torch.zeros(0)},
+        {"a": -zeros},
+    ]
+    assert len({weights_digest(state) for state in variants}) == len(variants)
+
+
+def test_the_joint_digest_does_not_depend_on_who_reports_first():
+    text = "bank:aa\nlender:cc\nshop:bb\n"
+    expected = hashlib.sha256(text.encode()).hexdigest()
+    reports = [("shop", "bb"), ("lender", "cc"), ("bank", "aa")]
+    assert joint_digest(reports) == joint_digest(sorted(reports)) == expected

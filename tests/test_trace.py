@@ -1,0 +1,102 @@
+import numpy as np
+import pytest
+
+from vfl.errors import OversizedFrameError, RunFolderError
+from vfl.frame import Frame, Kind
+from vfl.trace import EVALUATION, TRAINING, Recorded, Trace
+
+TRAFFIC = [
+    ("bank", "up", Frame(Kind.CUT, 0, bytearray(b"first"))),
+    ("shop", "up", Frame(Kind.CUT, 0, b"")),
+    ("bank", "down", Frame(Kind.GRAD, 0, memoryview(b"grad"))),
+    ("bank", "up", Frame(Kind.QUERY, 1, bytes(range(256)))),
+    ("bank", "down", Frame(Kind.ACK, 1)),
+]
+
+
+def traced(**settings):
+    trace = Trace(**settings)
+    for party, direction, frame in TRAFFIC:
+        trace(party, direction, frame)
+    return trace
+
+
+def test_frames_are_kept_in_order_as_they_travelled():
+    assert list(traced()) == [
+        Recorded("bank", "up", Kind.CUT, 0, b"first"),
+        Recorded("shop", "up", Kind.CUT, 0, b""),
+        Recorded("bank", "down", Kind.GRAD, 0, b"grad"),
+        Recorded("bank", "up", Kind.QUERY, 1, bytes(range(256))),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"kinds": TRAINING}, [Kind.CUT, Kind.CUT, Kind.GRAD]),
+        ({"kinds": EVALUATION}, [Kind.QUERY]),
+        ({"parties": ["shop"]}, [Kind.CUT]),
+        ({"parties": []}, []),
+    ],
+)
+def test_only_what_was_asked_for_is_kept(settings, kept):
+    assert [frame.kind for frame in traced(**settings)] == kept
+
+
+def test_a_buffer_that_is_used_again_does_not_change_the_trace():
+    buffer = bytearray(b"first")
+    trace = Trace()
+    trace("bank", "up", Frame(Kind.CUT, 0, buffer))
+    buffer[:] = b"other"
+    assert next(iter(trace)).payload == b"first"
+
+
+def test_a_full_trace_refuses_more():
+    assert len(traced(limit_bytes=265)) == 4
+    with pytest.raises(OversizedFrameError, match="full") as caught:
+        traced(limit_bytes=264)
+    assert caught.value.got == "more than 264 bytes"
+
+
+def test_a_saved_trace_reads_the_same(tmp_path):
+    path = tmp_path / "trace.npz"
+    trace = traced()
+    trace.save(path)
+    loaded = Trace.load(path)
+    assert list(loaded) == list(trace)
+    assert loaded.payload_bytes == trace.payload_bytes == 265
+
+
+def test_an_empty_trace_too(tmp_path):
+    Trace().save(tmp_path / "trace.npz")
+    assert len(Trace.load(tmp_path / "trace.npz")) == 0
+
+
+def test_a_trace_of_another_format(tmp_path):
+    path = tmp_path / "trace.npz"
+    traced().save(path)
+    with np.load(path) as file:
+        columns = dict(file) | {"format": np.int64(9)}
+    np.savez(path, **columns)
+    with pytest.raises(RunFolderError, match="another format") as caught:
+        Trace.load(path)
+    assert (caught.value.got, caught.value.want) == ("format 9", "format 1")
+
+
+@pytest.mark.parametrize("content", [b"", b"no trace", b"PK\x03\x04", None])
+def test_files_that_are_no_trace(tmp_path, content):
+    path = tmp_path / "trace.npz"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(RunFolderError, match="no trace to read"):
+        Trace.load(path)
+
+
+def test_objects_are_never_unpickled(tmp_path):
+    path = tmp_path / "trace.npz"
+    np.savez(path, format=np.array([{}], dtype=object))
+    with pytest.raises(RunFolderError):
+        Trace.load(path)
+    np.save(tmp_path / "array.npy", np.arange(3))
+    with pytest.raises(RunFolderError):
+        Trace.load(tmp_path / "array.npy")

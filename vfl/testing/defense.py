@@ -1,0 +1,193 @@
+"""The tests every defense passes; a plug-in author subclasses `DefenseContract`.
+
+    class TestMine(DefenseContract):
+        specs = ["mine:strength=2"]
+
+pytest then runs each test below for each spec.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, ClassVar, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vfl.compression import INFERENCE, Moment
+from vfl.defenses import Chain, Defense, PrivacyStatement, Side, make
+from vfl.seeds import Secret, generator, scoped
+
+ROWS = 9
+_FEATURE_HOOKS = ("wrap_bottom", "embedding", "local_loss")
+_LABEL_HOOKS = ("labels", "wrap_top", "logits", "loss", "gradient")
+
+
+class DefenseContract:
+    """What holds for every defense and every chain of them.
+
+    Attributes:
+        specs: the defenses under test, at least one; include the extremes of their options.
+        width: width of the cut.
+        classes: columns of the top's output.
+    """
+
+    specs: ClassVar[Sequence[str]] = ()
+    width: ClassVar[int] = 6
+    classes: ClassVar[int] = 3
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        """One test for each spec."""
+        if not self.specs:
+            raise ValueError(f"{type(self).__name__}.specs names no defense to test")
+        if "spec" in metafunc.fixturenames:
+            metafunc.parametrize("spec", self.specs)
+
+    def test_hooks_keep_shapes_and_types(self, spec: str) -> None:
+        given, made = self._values(), self._play(make(spec))
+        for name, value in made.items():
+            if name.endswith("loss"):
+                assert value.shape == (), f"{name} is no scalar"
+                continue
+            assert value.shape == given[name].shape, f"{name} changed its shape"
+            assert value.dtype == given[name].dtype, f"{name} changed its type"
+        assert all(torch.isfinite(value).all() for value in made.values())
+
+    def test_labels_stay_labels(self, spec: str) -> None:
+        labels = self._play(make(spec))["labels"]
+        assert set(labels.tolist()) <= set(range(self.classes)), "a label of no class"
+
+    def test_what_a_hook_is_given_is_left_alone(self, spec: str) -> None:
+        given, before = self._values(), self._values()
+        self._play(make(spec), given=given)
+        changed = [name for name in given if not torch.equal(given[name], before[name])]
+        assert not changed, f"changed in place: {', '.join(changed)}"
+
+    def test_what_a_party_lacks_it_still_lacks(self, spec: str) -> None:
+        values = self._values()
+        assert make(spec).batch(values["inputs"], None, _moment())[1] is None
+        assert make(spec).batch(None, values["labels"], _moment())[0] is None
+
+    def test_the_same_moment_gives_the_same_result(self, spec: str) -> None:
+        first, second = (self._play(make(spec)) for _ in range(2))
+        assert first.keys() == second.keys()
+        differing = [name for name in first if not torch.equal(first[name], second[name])]
+        assert not differing, f"not repeatable: {', '.join(differing)}"
+
+    def test_global_random_state_is_left_alone(self, spec: str) -> None:
+        before = torch.random.get_rng_state(), random.getstate(), str(np.random.get_state())
+        self._play(make(spec))
+        after = torch.random.get_rng_state(), random.getstate(), str(np.random.get_state())
+        assert torch.equal(before[0], after[0]), "torch's global generator moved"
+        assert before[1:] == after[1:], "a global generator moved"
+
+    def test_gradients_flow_through(self, spec: str) -> None:
+        defense = make(spec)
+        for hook, name in ((defense.embedding, "cut"), (defense.logits, "logits")):
+            leaf = self._values()[name].requires_grad_()
+            hook(leaf * 1, _moment()).square().sum().backward()  # type: ignore[no-untyped-call]
+            assert leaf.grad is not None, f"{name} lost its graph"
+            assert torch.isfinite(leaf.grad).all(), f"{name} has a broken gradient"
+
+    def test_wrapped_models_keep_their_shapes_and_train(self, spec: str) -> None:
+        for part, outputs in (("bottom", self.width), ("top", self.classes)):
+            module = self._wrapped(make(spec), part).train()
+            with scoped(0):
+                result = module(self._values()["cut"])
+                result.square().sum().backward()
+            assert result.shape == (ROWS, outputs), f"the wrapped {part} has another shape"
+            assert any(weights.grad is not None for weights in module.parameters())
+
+    def test_a_prediction_needs_no_secret_and_does_not_depend_on_its_batch(self, spec: str) -> None:
+        defense = make(spec)
+        bottom = self._wrapped(defense, "bottom").eval()
+        top = self._wrapped(defense, "top").eval()
+
+        def predict(rows: Tensor) -> Tensor:
+            cut = defense.embedding(bottom(rows), INFERENCE)
+            return defense.logits(top(cut), INFERENCE)
+
+        rows = self._values()["cut"]
+        with torch.no_grad():
+            alone = torch.cat([predict(row[None]) for row in rows])
+            together = predict(rows)
+        assert torch.allclose(alone, together, atol=1e-5), "a row depends on its batch"
+
+    def test_state_survives_a_checkpoint(self, spec: str) -> None:
+        defense, restored = make(spec), make(spec)
+        for step in range(3):
+            self._play(defense, step)
+        state = defense.state_dict()
+        assert all(isinstance(value, Tensor) for value in state.values())
+        restored.load_state_dict({name: value.clone() for name, value in state.items()})
+        expected, found = self._play(defense, 3), self._play(restored, 3)
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+    def test_its_side_has_its_hooks(self, spec: str) -> None:
+        defense = make(spec)
+        assert defense.side in get_args(Side)
+        if isinstance(defense, Chain) or defense.side == "both":
+            return
+        others = _LABEL_HOOKS if defense.side == "feature" else _FEATURE_HOOKS
+        own = [hook for hook in others if hook in _overridden(defense)]
+        assert not own, f"{', '.join(own)} never run at side '{defense.side}'"
+
+    def test_its_promise_can_be_stated(self, spec: str) -> None:
+        promise = make(spec).privacy()
+        if promise is None:
+            return
+        assert isinstance(promise, PrivacyStatement)
+        assert promise.protects in ("labels", "inputs", "model")
+        assert promise.against, "against whom?"
+        assert (promise.epsilon is None) == (not promise.unit), "epsilon and unit go together"
+        assert promise.epsilon is None or promise.epsilon >= 0
+        assert promise.delta is None or 0 <= promise.delta < 1
+
+    def _values(self) -> dict[str, Tensor]:
+        """What the hooks of one round are given, by the name of the value."""
+        draw = generator(0, "contract")
+        return {
+            "inputs": torch.randn(ROWS, 4, generator=draw),
+            "labels": torch.arange(ROWS) % self.classes,
+            "cut": torch.randn(ROWS, self.width, generator=draw),
+            "logits": torch.randn(ROWS, self.classes, generator=draw),
+            "gradient": torch.randn(ROWS, self.width, generator=draw) / ROWS,
+        }
+
+    def _play(
+        self, defense: Defense, step: int = 0, given: dict[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """One training round through every hook; what each gave, without those that gave None."""
+        values, moment = given or self._values(), _moment(step)
+        inputs, labels = values["inputs"], values["labels"]
+        made = dict(zip(("inputs", "labels"), defense.batch(inputs, labels, moment), strict=True))
+        made["labels"] = defense.labels(labels, Secret.of_simulation(0, "contract"))
+        made["cut"] = defense.embedding(values["cut"], moment)
+        made["logits"] = defense.logits(values["logits"], moment)
+        made["gradient"] = defense.gradient(values["gradient"], labels, moment)
+        made["local_loss"] = defense.local_loss(values["cut"], inputs, moment)
+        cuts = {"bank": values["cut"]}
+        made["loss"] = defense.loss(cuts, labels, values["logits"], moment)
+        return {name: value for name, value in made.items() if value is not None}
+
+    def _wrapped(self, defense: Defense, part: str) -> nn.Module:
+        """A linear bottom or top of fixed weights as the defense would have it."""
+        with scoped(1):
+            if part == "bottom":
+                return defense.wrap_bottom(nn.Linear(self.width, self.width), self.width)
+            return defense.wrap_top(nn.Linear(self.width, self.classes), self.width)
+
+
+def _moment(step: int = 0) -> Moment:
+    return Moment(step, training=True, secret=Secret.of_simulation(0, "contract"))
+
+
+def _overridden(defense: Defense) -> set[str]:
+    """The hooks a defense has versions of its own of."""
+    return {
+        hook
+        for hook in (*_FEATURE_HOOKS, *_LABEL_HOOKS)
+        if getattr(type(defense), hook) is not getattr(Defense, hook)
+    }
