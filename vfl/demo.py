@@ -87,9 +87,9 @@ def run_in_process(folder: Path, label: LabelFolder, on_epoch: Any) -> Path:
         update={"source": str(folder / "label" / "digits.parquet"), "id": "id"}
     )
     whole = experiment.model_copy(update={"parties": parties, "data": data})
-    root = label.path / "store" / "runs"
     name = new_run_name("digits")
-    return Path(run.train(whole, root, name, command="vfl demo", on_epoch=on_epoch)["run"])
+    run.train(whole, folder / "runs", name, command="vfl demo --in-process", on_epoch=on_epoch)
+    return folder / "runs" / name
 
 
 def _tables() -> dict[str, pd.DataFrame]:

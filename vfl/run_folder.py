@@ -110,8 +110,9 @@ class RunFolder:
 
 
 def new_run_name(label: str) -> str:
-    """A name for a run started now: date, time and the experiment's name."""
-    return f"{datetime.now(UTC):%Y-%m-%d_%H%M%S}_{label}"
+    """A name for a run started now: date, time to the millisecond, and the experiment's name."""
+    now = datetime.now(UTC)
+    return f"{now:%Y-%m-%d_%H%M%S}-{now.microsecond // 1000:03d}_{label}"
 
 
 def environment() -> dict[str, Any]:
