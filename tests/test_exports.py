@@ -8,7 +8,6 @@ from torch import nn
 
 import vfl
 
-
 PACKAGE = Path(vfl.__file__).parent
 
 
@@ -25,7 +24,7 @@ MODULES = [importlib.import_module(name) for name in listing_modules()]
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_every_listed_name_exists(module):
-    assert sorted(set(module.__all__)) == sorted(module.__all__), "listed twice or out of order"
+    assert sorted(set(module.__all__)) == sorted(module.__all__), "a name is listed twice"
     missing = [name for name in module.__all__ if not hasattr(module, name)]
     assert missing == []
 

@@ -43,7 +43,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
         raise ConfigError("a table needs 'label.column', the column that is learned")
     columns = {name: party.columns or ("*",) for name, party in experiment.parties.items()}
     common = (label.party, label.task, experiment.seed, data.validation, data.test)
-    form = TableFormat(separator=data.separator)
+    form = TableFormat(data.separator, data.missing, data.id_type)
     sources = {name: party.source for name, party in experiment.parties.items() if party.source}
     if not sources:
         return load_table(data.source, data.id, label.column, columns, *common, form)

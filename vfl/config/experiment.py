@@ -20,6 +20,8 @@ class DataSettings(Settings):
     Attributes:
         source: digits, breast_cancer, mnist, fashion_mnist, or a CSV or Parquet file.
         id: column that names a row, needed when parties have files of their own.
+        separator, missing: how a CSV is written; further texts that mean a missing cell.
+        id_type: "text" compares ids letter by letter; "number" reads 007 and 7 as the same.
         validation, test: shares of the rows.
         rows: use only the first rows of the source.
     """
@@ -27,6 +29,8 @@ class DataSettings(Settings):
     source: str = "digits"
     id: str | None = None
     separator: str = ","
+    missing: tuple[str, ...] = ()
+    id_type: Literal["text", "number"] = "text"
     validation: Share = 0.1
     test: Share = 0.2
     rows: int | None = Field(default=None, ge=1)

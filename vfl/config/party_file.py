@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr
 
@@ -18,9 +18,12 @@ class OwnData(Settings):
         source: CSV or Parquet file, relative to the party file.
         predict: file with the rows to predict; None predicts those of `source`.
         id: column both sides name a row by.
-        columns: names or globs of feature columns; None takes all but id and label.
+        columns: names or globs of feature columns; without them, all but id and label for a party
+            that sends a cut.
         label: label column, at the label party.
         shape: one row as a picture (channels, height, width).
+        separator, missing: how a CSV is written; further texts that mean a missing cell.
+        id_type: "text" compares ids letter by letter; "number" reads 007 and 7 as the same.
     """
 
     source: str
@@ -30,6 +33,8 @@ class OwnData(Settings):
     label: str | None = None
     shape: tuple[int, ...] | None = None
     separator: str = ","
+    missing: tuple[str, ...] = ()
+    id_type: Literal["text", "number"] = "text"
 
 
 class Consent(Settings):

@@ -29,6 +29,7 @@ from vfl.transport import (
 
 MESSAGE_TYPE = "train.session"
 IDLE_TIMEOUT_S = 3600.0
+_LONGEST_SESSION_S = 30 * 24 * 3600.0  # Flower drops the reply of a message that lives longer
 _POLL_S = 0.2
 
 
@@ -156,7 +157,10 @@ class Federation:
         )
         record = ConfigRecord({"message": message.model_dump_json()})
         envelope = Message(
-            RecordDict({"session": record}), dst_node_id=node, message_type=MESSAGE_TYPE
+            RecordDict({"session": record}),
+            dst_node_id=node,
+            message_type=MESSAGE_TYPE,
+            ttl=_LONGEST_SESSION_S,
         )
         (identifier,) = self.grid.push_messages([envelope])
         self._pending[identifier] = name

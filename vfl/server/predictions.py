@@ -16,15 +16,15 @@ from vfl.storage import write_text
 def prediction_table(
     data: PartyData, outputs: Tensor, classes: Sequence[str | int] | None
 ) -> pd.DataFrame:
-    """One row a predicted row, in the party's own order of ids.
+    """One row a predicted row, named by the party's own ids, or by its position without ids.
 
     Args:
         data: the label party's rows, whose ids name the rows.
         outputs: axes (rows, classes), or (rows, 1) for a regression.
         classes: what the outputs stand for; None for a regression.
     """
-    ids = data.ids if data.ids is not None else range(len(outputs))
-    table = pd.DataFrame({"id": ids})
+    rows = data.split.test
+    table = pd.DataFrame({"id": rows if data.ids is None else data.ids[rows]})
     if classes is None:
         table["prediction"] = outputs[:, 0].numpy()
         return table

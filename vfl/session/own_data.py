@@ -24,11 +24,11 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
         RunFolderError: a prediction for a run this party has not trained.
     """
     own = party.data
-    form = TableFormat(separator=own.separator)
+    form = TableFormat(own.separator, own.missing, own.id_type)
     if terms.mode == "predict":
         encoder = own_folder(party, terms).encoder()
         return load_for_prediction(party.party, party.predict_path, own.id, encoder, form)
-    all_columns = ("*",) if own.label is None else ()
+    all_columns = ("*",) if party.party in terms.parties else ()
     return load_own(
         party.party,
         party.source_path,
