@@ -32,9 +32,9 @@ def write_demo(folder: Path, overrides: Sequence[str] = ()) -> LabelFolder:
     draft = Experiment.model_validate(
         {
             "name": "digits",
-            "parties": {side: {"width": 32, "bottom": "mlp:hidden=64"} for side in _SIDES},
+            "parties": {side: {"width": 32, "bottom": "mlp:hidden=128,dropout=0.2"} for side in _SIDES},
             "label": {"party": "label", "column": "digit", "top": "mlp:hidden=64"},
-            "train": {"epochs": 25, "learning_rate": 0.002},
+            "train": {"epochs": 25, "learning_rate": 0.002, "weight_decay": 0.001},
             "federation": {"superlink": superlink, "stream_port": stream_port},
         }
     )

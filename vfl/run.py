@@ -29,6 +29,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
     """
     data, label = experiment.data, experiment.label
     if not experiment.is_table:
+        _check_no_columns(experiment)
         return load_bundled(
             data.source,
             list(experiment.parties),
@@ -102,6 +103,16 @@ def predict(folder: RunFolder) -> Path:
     label = data[experiment.label.party]
     write_predictions(path, label, session.label.outputs, label.classes)
     return path
+
+
+def _check_no_columns(experiment: Experiment) -> None:
+    naming = [name for name, party in experiment.parties.items() if party.columns]
+    if naming:
+        raise ConfigError(
+            f"'parties.{naming[0]}.columns' is for tables",
+            got=f"the bundled set '{experiment.data.source}', which parties share evenly in order",
+            fix="leave 'columns' out, or name a CSV or Parquet file as 'data.source'",
+        )
 
 
 def _trained(folder: RunFolder, data: dict[str, PartyData], mode: Mode) -> LocalSession:

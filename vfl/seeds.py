@@ -119,7 +119,7 @@ class Secret:
     def key(self, *purpose: str | int) -> bytes:
         """A 32-byte key for one purpose."""
         text = "\x1f".join(map(str, purpose)).encode()
-        return hmac.new(self._bytes, text, hashlib.sha256).digest()
+        return hmac.digest(self._bytes, text, "sha256")
 
     def number(self, *purpose: str | int) -> int:
         """A 63-bit number for one purpose, to start a generator that must stay private."""

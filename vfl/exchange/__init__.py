@@ -5,6 +5,13 @@ from __future__ import annotations
 from vfl.exchange.adversary import Adversary
 from vfl.exchange.feature_half import FeatureHalf
 from vfl.exchange.label_half import LabelHalf
-from vfl.exchange.optimizers import OptimizerFactory, optimizer_factory
+from vfl.exchange.optimizers import OptimizerFactory, drop_gradients, optimizer_factory
 
-__all__ = ["Adversary", "FeatureHalf", "LabelHalf", "OptimizerFactory", "optimizer_factory"]
+__all__ = [
+    "Adversary",
+    "FeatureHalf",
+    "LabelHalf",
+    "OptimizerFactory",
+    "drop_gradients",
+    "optimizer_factory",
+]

@@ -12,7 +12,7 @@ from vfl.compression import Codec, Moment
 from vfl.defenses import Defense
 from vfl.exchange.adversary import HONEST, Adversary
 from vfl.exchange.guards import check_finite, check_shape, expect
-from vfl.exchange.optimizers import OptimizerFactory
+from vfl.exchange.optimizers import OptimizerFactory, drop_gradients
 from vfl.frame import Frame, Kind
 from vfl.link import Link
 from vfl.seeds import Secret, scoped
@@ -67,9 +67,9 @@ class FeatureHalf:
             self.model["codec"] = adapter
         self._secret = secret
         self._optimizer = None
-        trainable = [weights for weights in self.model.parameters() if weights.requires_grad]
-        if optimizer is not None and trainable:
-            self._optimizer = adversary.optimizer(optimizer(trainable))
+        self._trainable = [w for w in self.model.parameters() if w.requires_grad]
+        if optimizer is not None and self._trainable:
+            self._optimizer = adversary.optimizer(optimizer(self._trainable))
         self._pending: _Pending | None = None
 
     def send_cut(self, inputs: Tensor, step: int) -> None:
@@ -144,7 +144,7 @@ class FeatureHalf:
             if local is not None:
                 roots.append(local)
                 grads.append(torch.ones_like(local))
-        self._optimizer.zero_grad(set_to_none=True)
+        drop_gradients(self._trainable)
         torch.autograd.backward(roots, grads)
         self._optimizer.step()
 

@@ -15,9 +15,15 @@ from vfl.compression import Moment
 from vfl.datasets import PartyData
 from vfl.defenses import Defense
 from vfl.errors import DataError
-from vfl.exchange import Adversary, LabelHalf, OptimizerFactory, optimizer_factory
+from vfl.exchange import (
+    Adversary,
+    LabelHalf,
+    OptimizerFactory,
+    drop_gradients,
+    optimizer_factory,
+)
 from vfl.exchange.adversary import HONEST
-from vfl.exchange.guards import check_finite
+from vfl.exchange.guards import check_finite, check_shape
 from vfl.ledger import Ledger
 from vfl.link import Link
 from vfl.seeds import Secret, scoped
@@ -82,7 +88,8 @@ class LabelParty:
         self._task = task
         self._criterion = task_loss(task)
         self._secret = secret
-        self._optimizer = optimizer(self.model.parameters()) if optimizer else None
+        self._trainable = [w for w in self.model.parameters() if w.requires_grad]
+        self._optimizer = optimizer(self._trainable) if optimizer and self._trainable else None
         self._on_epoch = on_epoch
         self._meters: dict[str, Meter] = {}
         self._labels = data.labels
@@ -124,7 +131,6 @@ class LabelParty:
         return weights_digest(self.weights())
 
     def _train(self, exchange: Exchange) -> None:
-        assert self._optimizer is not None, "this session does not train"
         moment = Moment(exchange.step, training=True, secret=self._secret)
         inputs, labels = self._defense.batch(*self._rows(exchange), moment)
         assert labels is not None, "training needs labels"
@@ -136,12 +142,13 @@ class LabelParty:
             extra = self._defense.loss(cuts, labels, logits, moment)
         total = loss if extra is None else loss + extra
         check_finite(total, "loss", self.data.name, exchange.step)
-        self._optimizer.zero_grad(set_to_none=True)
+        drop_gradients(self._trainable)
         total.backward()
         # Gradients leave before our own step, so that the parties work while we do.
         for half in self.halves.values():
             half.send_gradient(labels)
-        self._optimizer.step()
+        if self._optimizer is not None:
+            self._optimizer.step()
         self.train_steps += 1
         self.train_rows += len(exchange.rows)
         self._meter("train").add(logits.detach(), labels, float(loss.detach()))
@@ -169,7 +176,9 @@ class LabelParty:
         own: dict[str, Tensor] = {}
         if "bottom" in self.model and inputs is not None:
             with scoped(self._secret.number("own", exchange.step)):
-                own[self.data.name] = self.model["bottom"](inputs)
+                cut = own[self.data.name] = self.model["bottom"](inputs)
+            width = self.terms.parties[self.data.name].width
+            check_shape(cut, len(inputs), width, self.data.name)
         return {
             name: own[name] if name in own else self._receive(name, exchange)
             for name in self.terms.parties

@@ -1,0 +1,138 @@
+"""A whole training over loopback streams: the weights of one process, cut streams included."""
+
+import threading
+
+import pytest
+
+from vfl.clients import build_feature_party
+from vfl.config import Experiment
+from vfl.datasets import load_bundled
+from vfl.ledger import Ledger
+from vfl.local import LocalSession
+from vfl.seeds import Secret
+from vfl.server import build_label_party
+from vfl.session import Introduction, Terms
+from vfl.storage import joint_digest
+from vfl.transport import Credential, Hello, Observed, TcpHub, TcpLink, session_certificate
+
+SESSION = "0" * 32
+PARTIES = ("left", "right")
+
+
+def experiment(codec):
+    return Experiment.model_validate(
+        {
+            "codec": codec,
+            "parties": {name: {"width": 8, "bottom": "mlp:hidden=16"} for name in PARTIES},
+            "train": {"epochs": 2, "batch_rows": 50},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def data():
+    return load_bundled("digits", PARTIES, 0, "label", limit=500)
+
+
+class Cutting:
+    """A feature party's link whose stream is cut at chosen moments."""
+
+    def __init__(self, link, moments):
+        self._link, self._moments, self._sent = link, moments, 0
+
+    def send(self, frame):
+        self._sent += 1
+        if ("before", frame.step) in self._moments:
+            self._cut()
+        self._link.send(frame)
+        if ("after", frame.step) in self._moments:
+            self._cut()
+
+    def receive(self):
+        return self._link.receive()
+
+    def _cut(self):
+        self._link._stream.end()
+
+
+def over_streams(data, settings, moments=(), tls=True):
+    """Weights digest, losses and ledger of a training whose parties are threads with sockets."""
+    terms = Terms.of(settings, "train", "run")
+    ledger = Ledger()
+    certificate = session_certificate(["127.0.0.1"]) if tls else None
+    credentials = {name: Credential(f"node-{name}", "t" * 40 + name) for name in PARTIES}
+    hub = TcpHub("127.0.0.1", 0, SESSION, credentials, certificate=certificate)
+    ca = certificate.ca_pem if certificate else None
+    parties, threads, ends = {}, [], []
+    try:
+        for name in PARTIES:
+            about = Introduction.of(data[name], terms, SESSION).model_dump()
+            hello = Hello(SESSION, credentials[name].node, credentials[name].token, about)
+            link = TcpLink.connect("127.0.0.1", hub.port, hello, ca)
+            ends.append(link)
+            own = Cutting(link, moments if name == "right" else ())
+            secret = Secret.of_simulation(0, name)
+            parties[name] = build_feature_party(data[name], terms, own, secret)
+            schedule = terms.schedule(data[name].split)
+            threads.append(threading.Thread(target=parties[name].run, args=(schedule,)))
+        hub.wait_all(PARTIES, 10.0)
+        links = {name: Observed(hub.link(name), name, "label", [ledger]) for name in PARTIES}
+        secret = Secret.of_simulation(0, "label")
+        label = build_label_party(
+            data["label"], terms, links, secret,
+            top=settings.label.top, task="classification", outputs=10, ledger=ledger,
+        )  # fmt: skip
+        for thread in threads:
+            thread.start()
+        label.run(terms.schedule(data["label"].split))
+        for thread in threads:
+            thread.join(timeout=30)
+    finally:
+        hub.close()
+        for link in ends:
+            link.close()
+    digests = [(name, party.weights_digest()) for name, party in parties.items()]
+    losses = [record["train_loss"] for record in label.history]
+    return joint_digest([*digests, ("label", label.weights_digest())]), losses, ledger
+
+
+def alone(data, settings):
+    session = LocalSession(settings, data, outputs=10).run()
+    losses = [record["train_loss"] for record in session.label.history]
+    return session.weights_digest(), losses, session.ledger
+
+
+@pytest.mark.parametrize("codec", ["none", "randtopk:k=3,alpha=0.2,values=8"])
+@pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
+def test_a_stream_gives_the_weights_of_one_process(data, codec, tls):
+    settings = experiment(codec)
+    digest, losses, ledger = over_streams(data, settings, tls=tls)
+    same, same_losses, same_ledger = alone(data, settings)
+    assert digest == same
+    assert losses == same_losses
+    assert ledger.bytes_by_party("up") == same_ledger.bytes_by_party("up")
+    assert ledger.bytes_by_party("down") == same_ledger.bytes_by_party("down")
+
+
+LAST = 16  # 2 epochs of 7 batches, a validation query each, and the test rows
+CUTS = {
+    "after a cut was sent": [("after", 2)],
+    "twice in a row": [("after", 3), ("after", 4)],
+    "before the next is sent": [("before", 5)],
+    "at the last exchange": [("after", LAST)],
+}
+
+
+@pytest.mark.parametrize("place", CUTS)
+def test_a_stream_cut_changes_nothing(data, place):
+    settings = experiment("randtopk:k=3,alpha=0.2,values=8")
+    digest, losses, _ = over_streams(data, settings, CUTS[place])
+    same, same_losses, _ = alone(data, settings)
+    assert digest == same
+    assert losses == same_losses
+
+
+def test_the_last_exchange_is_the_one_that_was_cut(data):
+    settings = experiment("none")
+    schedule = list(Terms.of(settings, "train", "run").schedule(data["label"].split))
+    assert schedule[-1].step == LAST

@@ -1,0 +1,114 @@
+"""VFLClassifier is a scikit-learn estimator over real frames."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.model_selection import GridSearchCV, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from vfl import VFLClassifier
+from vfl.errors import ConfigError, MissingColumnError, SharedColumnError, UnknownNameError
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@parametrize_with_checks([VFLClassifier(1, epochs=20)])
+def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def cancer():
+    X, y = load_breast_cancer(return_X_y=True, as_frame=True)
+    return train_test_split(X, y, random_state=0)
+
+
+def test_frames_with_named_columns(cancer):
+    X_train, X_test, y_train, y_test = cancer
+    parties = {"clinic": ["mean *"], "laboratory": ["worst *", "* error"]}
+    model = VFLClassifier(parties, random_state=0).fit(X_train, y_train)
+    assert model.score(X_test, y_test) > 0.93
+    assert [len(columns) for columns in model.parties_.values()] == [10, 20]
+    assert len(model.history_) == model.epochs
+    assert model.wire_ratio_ == 1.0
+
+
+def test_columns_by_position_and_by_name_are_the_same(cancer):
+    X_train, X_test, y_train, _ = cancer
+    named = {"a": list(X_train.columns[:9]), "b": list(X_train.columns[9:])}
+    placed = {"a": range(9), "b": range(9, 30)}
+    answers = [
+        VFLClassifier(parties, epochs=3, random_state=1).fit(X_train, y_train).predict_proba(X_test)
+        for parties in (named, placed)
+    ]
+    np.testing.assert_array_equal(*answers)
+
+
+def test_a_compressed_cut_costs_what_was_sent():
+    X, y = load_digits(return_X_y=True)
+    model = VFLClassifier(2, codec="topk:k=4,values=8", epochs=2, random_state=0).fit(X, y)
+    rows = (len(X) // 64 * 64 + (len(X) % 64 if len(X) % 64 > 1 else 0)) * 2
+    steps = model.history_[-1]["steps"]
+    # Per party and row: 16 bits for C(32,4) = 35,960 index sets, 4 values of 8 bits, and a
+    # gradient of 4 float32; per frame a scale of 4 bytes, and the last byte filled up.
+    least = 2 * (rows * (16 + 32) / 8 + rows * 16 + steps * 4)
+    sent = model.ledger_.payload_bytes("train")
+    assert least <= sent <= least + 2 * steps
+    assert model.wire_ratio_ == pytest.approx(sent / (2 * 2 * rows * 32 * 4))
+
+
+def test_sum_merge_and_a_label_party_with_columns(cancer):
+    X_train, X_test, y_train, y_test = cancer
+    parties = {"bank": ["mean *"], "shop": ["worst *"]}
+    model = VFLClassifier(parties, label_party="shop", merge="sum", random_state=0)
+    model.fit(X_train, y_train)
+    assert model.score(X_test, y_test) > 0.9
+    assert set(model.ledger_.bytes_by_party("up")) == {"bank"}
+
+
+def test_many_parties_and_one():
+    X, y = load_digits(return_X_y=True)
+    for parties in (1, 64):
+        model = VFLClassifier(parties, epochs=1, width=2, random_state=0).fit(X[:300], y[:300])
+        assert len(model.ledger_.bytes_by_party("up")) == parties
+
+
+def test_text_labels_and_mixed_columns():
+    rows = 80
+    X = pd.DataFrame(
+        {
+            "age": np.arange(rows),
+            "city": ["oslo", "rome"] * (rows // 2),
+            "poor": [True, False] * (rows // 2),
+        }
+    )
+    y = np.where(X["city"] == "oslo", "yes", "no")
+    model = VFLClassifier({"a": ["age"], "b": ["city", "poor"]}, random_state=0).fit(X, y)
+    assert list(model.classes_) == ["no", "yes"]
+    assert model.score(X, y) == 1.0
+
+
+def test_pipeline_and_grid_search(cancer):
+    X_train, _, y_train, _ = cancer
+    pipeline = make_pipeline(StandardScaler(), VFLClassifier(2, epochs=2, random_state=0))
+    search = GridSearchCV(pipeline, {"vflclassifier__codec": ["none", "topk:k=8"]}, cv=2)
+    search.fit(X_train.to_numpy(), y_train.to_numpy())
+    assert search.best_score_ > 0.8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"codec": "randtopp"}, UnknownNameError, "did you mean 'randtopk'"),
+        ({"merge": "mean"}, ConfigError, "merge"),
+        ({"parties": {"a": ["mean radiuss"]}}, MissingColumnError, "mean radius"),
+        ({"parties": {"a": ["mean *"], "b": ["mean area"]}}, SharedColumnError, "a and b"),
+        ({"epochs": 0}, ConfigError, "train.epochs = 0"),
+    ],
+)
+def test_mistakes_are_told_with_their_cure(cancer, arguments, error, message):
+    X_train, _, y_train, _ = cancer
+    with pytest.raises(error, match=message):
+        VFLClassifier(**arguments).fit(X_train, y_train)
