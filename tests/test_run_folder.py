@@ -84,7 +84,7 @@ def test_a_party_has_a_place_of_its_own(folder):
 
 
 def test_names_sort_by_time():
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d{6}_trial", new_run_name("trial"))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d{6}-\d{3}_trial", new_run_name("trial"))
 
 
 def test_the_environment_names_what_a_repetition_needs(monkeypatch):

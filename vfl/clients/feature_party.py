@@ -58,7 +58,7 @@ class FeatureParty:
 
     def weights(self) -> dict[str, Tensor]:
         """This party's own weights; they never leave it."""
-        return dict(self.half.model.state_dict())
+        return self.half.state_dict()
 
     def weights_digest(self) -> str:
         """SHA-256 of the weights, the only thing about them that is ever told."""
@@ -109,7 +109,7 @@ def build_feature_party(
             adversary,
         )
     if weights is not None:
-        half.model.load_state_dict(weights)
+        half.load_state_dict(weights)
     return FeatureParty(data.inputs, half)
 
 

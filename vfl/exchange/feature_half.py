@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from vfl.defenses import Defense
 from vfl.exchange.adversary import HONEST, Adversary
 from vfl.exchange.guards import check_finite, check_shape, expect
 from vfl.exchange.optimizers import OptimizerFactory, drop_gradients
+from vfl.exchange.state import gather, restore
 from vfl.frame import Frame, Kind
 from vfl.link import Link
 from vfl.seeds import Secret, scoped
@@ -122,6 +124,14 @@ class FeatureHalf:
     def take_receipt(self, step: int) -> None:
         """Wait until the label party has the query."""
         expect(self.link, Kind.ACK, step, "the label party")
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Weights, and the state of codec and defense."""
+        return gather(self.model, {"codec": self.codec, "defense": self.defense})
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` gave."""
+        restore(self.model, {"codec": self.codec, "defense": self.defense}, state)
 
     def _forward(self, inputs: Tensor, moment: Moment) -> Tensor:
         cut: Tensor = self.model["bottom"](inputs)

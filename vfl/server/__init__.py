@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vfl.server.label_party import EpochRecord, LabelParty, build_label_party
+from vfl.server.build import build_label_party
+from vfl.server.label_party import EpochRecord, LabelParty
 from vfl.server.summary import summarise
 
 __all__ = ["EpochRecord", "LabelParty", "build_label_party", "summarise"]

@@ -16,8 +16,9 @@ from vfl.errors import ConfigError, VFLError
 from vfl.frame import Frame, Kind
 from vfl.ledger import Ledger
 from vfl.run_folder import RunFolder
+from vfl.server.build import build_label_party
 from vfl.server.federation import Federation
-from vfl.server.label_party import LabelParty, build_label_party
+from vfl.server.label_party import LabelParty
 from vfl.server.predictions import write_predictions
 from vfl.server.summary import summarise
 from vfl.session import PartyFolder, PartyReport, Terms

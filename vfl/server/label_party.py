@@ -10,22 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vfl import compression, defenses, models
 from vfl.compression import Moment
 from vfl.datasets import PartyData
 from vfl.defenses import Defense
-from vfl.errors import DataError
-from vfl.exchange import (
-    Adversary,
-    LabelHalf,
-    OptimizerFactory,
-    drop_gradients,
-    optimizer_factory,
-)
-from vfl.exchange.adversary import HONEST
+from vfl.exchange import LabelHalf
 from vfl.exchange.guards import check_finite, check_shape
+from vfl.exchange.optimizers import OptimizerFactory, drop_gradients
+from vfl.exchange.state import Stateful, gather, restore
 from vfl.ledger import Ledger
-from vfl.link import Link
 from vfl.seeds import Secret, scoped
 from vfl.server.meter import Meter, task_loss
 from vfl.session import Exchange, Terms
@@ -123,12 +115,20 @@ class LabelParty:
             self._evaluate(exchange)
 
     def weights(self) -> dict[str, Tensor]:
-        """The label party's own weights; they never leave it."""
-        return dict(self.model.state_dict())
+        """The label party's own weights and states; they never leave it."""
+        return gather(self.model, self._stateful())
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Restore what `weights` gave."""
+        restore(self.model, self._stateful(), weights)
 
     def weights_digest(self) -> str:
         """SHA-256 of the label party's own weights."""
         return weights_digest(self.weights())
+
+    def _stateful(self) -> dict[str, Stateful]:
+        codecs = {f"codec-{name}": half.codec for name, half in self.halves.items()}
+        return {"defense": self._defense, **codecs}
 
     def _train(self, exchange: Exchange) -> None:
         moment = Moment(exchange.step, training=True, secret=self._secret)
@@ -177,8 +177,7 @@ class LabelParty:
         if "bottom" in self.model and inputs is not None:
             with scoped(self._secret.number("own", exchange.step)):
                 cut = own[self.data.name] = self.model["bottom"](inputs)
-            width = self.terms.parties[self.data.name].width
-            check_shape(cut, len(inputs), width, self.data.name)
+            check_shape(cut, len(inputs), self.terms.parties[self.data.name].width, self.data.name)
         return {
             name: own[name] if name in own else self._receive(name, exchange)
             for name in self.terms.parties
@@ -218,86 +217,3 @@ class LabelParty:
     def _set_training(self, training: bool) -> None:
         if self.model.training is not training:
             self.model.train(training)
-
-
-def build_label_party(
-    data: PartyData,
-    terms: Terms,
-    links: Mapping[str, Link],
-    secret: Secret,
-    *,
-    top: str | nn.Module,
-    task: str,
-    outputs: int,
-    own_bottom: nn.Module | None = None,
-    ledger: Ledger | None = None,
-    weights: Mapping[str, Tensor] | None = None,
-    adversary: Adversary = HONEST,
-    on_epoch: Callable[[EpochRecord], None] = _nothing,
-) -> LabelParty:
-    """A label party ready for a session.
-
-    Args:
-        data: labels (none needed to predict) and own columns, aligned with everybody's rows.
-        terms: the session's terms.
-        links: the stream to each feature party.
-        secret: the party's own; the first weights of the top follow from it.
-        top: a spec, or a module from the merged width to `outputs`.
-        task: "classification" or "regression".
-        outputs: number of classes, or 1.
-        own_bottom: a module for the own columns instead of the one the terms name.
-        ledger: where the links count.
-        weights: trained weights, for evaluation, prediction or going on.
-        adversary: tampering on this side.
-        on_epoch: told one record an epoch.
-    """
-    defense = defenses.make(terms.defense)
-    with scoped(secret.number("init")):
-        if not isinstance(top, nn.Module):
-            top = models.make_top(top).build(terms.merged_width, outputs)
-        top = defense.wrap_top(top, terms.merged_width)
-        own = _own_bottom(data, terms, defense, own_bottom)
-        halves = {
-            name: LabelHalf(
-                name,
-                terms.parties[name].width,
-                compression.make(terms.codec),
-                defense,
-                links[name],
-                secret,
-                adversary,
-            )
-            for name in terms.feature_parties
-        }
-    party = LabelParty(
-        data,
-        terms,
-        top,
-        own,
-        halves,
-        defense,
-        task,
-        secret,
-        optimizer_factory(terms.train) if terms.mode == "train" else None,
-        ledger or Ledger(),
-        on_epoch,
-    )
-    if weights is not None:
-        party.model.load_state_dict(weights)
-    return party
-
-
-def _own_bottom(
-    data: PartyData, terms: Terms, defense: Defense, given: nn.Module | None
-) -> nn.Module | None:
-    if data.name not in terms.parties:
-        return None
-    if data.inputs is None:
-        raise DataError(
-            f"the label party '{data.name}' is listed with columns but has none",
-            fix="remove it from [parties], or give it columns",
-        )
-    asked = terms.parties[data.name]
-    shape = tuple(data.inputs.shape[1:])
-    bottom = given or models.make_bottom(asked.bottom).build(shape, asked.width)
-    return defense.wrap_bottom(bottom, asked.width)

@@ -1,0 +1,102 @@
+"""A label party from the terms of a session: top, own bottom, and a half for every party."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor, nn
+
+from vfl import compression, defenses, models
+from vfl.datasets import PartyData
+from vfl.defenses import Defense
+from vfl.errors import DataError
+from vfl.exchange import Adversary, LabelHalf, optimizer_factory
+from vfl.exchange.adversary import HONEST
+from vfl.ledger import Ledger
+from vfl.link import Link
+from vfl.seeds import Secret, scoped
+from vfl.server.label_party import EpochRecord, LabelParty
+from vfl.session import Terms
+
+
+def build_label_party(
+    data: PartyData,
+    terms: Terms,
+    links: Mapping[str, Link],
+    secret: Secret,
+    *,
+    top: str | nn.Module,
+    task: str,
+    outputs: int,
+    own_bottom: nn.Module | None = None,
+    ledger: Ledger | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+    adversary: Adversary = HONEST,
+    on_epoch: Callable[[EpochRecord], None] = lambda record: None,
+) -> LabelParty:
+    """A label party ready for a session.
+
+    Args:
+        data: labels (none needed to predict) and own columns, aligned with everybody's rows.
+        terms: the session's terms.
+        links: the stream to each feature party.
+        secret: the party's own; the first weights of the top follow from it.
+        top: a spec, or a module from the merged width to `outputs`.
+        task: "classification" or "regression".
+        outputs: number of classes, or 1.
+        own_bottom: a module for the own columns instead of the one the terms name.
+        ledger: where the links count.
+        weights: trained weights, for evaluation, prediction or going on.
+        adversary: tampering on this side.
+        on_epoch: told one record an epoch.
+    """
+    defense = defenses.make(terms.defense)
+    with scoped(secret.number("init")):
+        if not isinstance(top, nn.Module):
+            top = models.make_top(top).build(terms.merged_width, outputs)
+        top = defense.wrap_top(top, terms.merged_width)
+        own = _own_bottom(data, terms, defense, own_bottom)
+        halves = {
+            name: LabelHalf(
+                name,
+                terms.parties[name].width,
+                compression.make(terms.codec),
+                defense,
+                links[name],
+                secret,
+                adversary,
+            )
+            for name in terms.feature_parties
+        }
+    party = LabelParty(
+        data,
+        terms,
+        top,
+        own,
+        halves,
+        defense,
+        task,
+        secret,
+        optimizer_factory(terms.train) if terms.mode == "train" else None,
+        ledger or Ledger(),
+        on_epoch,
+    )
+    if weights is not None:
+        party.load_weights(weights)
+    return party
+
+
+def _own_bottom(
+    data: PartyData, terms: Terms, defense: Defense, given: nn.Module | None
+) -> nn.Module | None:
+    if data.name not in terms.parties:
+        return None
+    if data.inputs is None:
+        raise DataError(
+            f"the label party '{data.name}' is listed with columns but has none",
+            fix="remove it from [parties], or give it columns",
+        )
+    asked = terms.parties[data.name]
+    shape = tuple(data.inputs.shape[1:])
+    bottom = given or models.make_bottom(asked.bottom).build(shape, asked.width)
+    return defense.wrap_bottom(bottom, asked.width)
