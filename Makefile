@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -c constraints.txt
 
 .PHONY: demo test test-net bench clean
 
@@ -30,4 +30,4 @@ $(VENV)/.development: pyproject.toml constraints.txt
 	touch $@ $(VENV)/.runtime
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache

@@ -35,12 +35,10 @@ class ClippedNoise(Defense):
         gauss = torch.erfinv(torch.tensor(2 * uniform - 1).clamp(-1 + 1e-12, 1 - 1e-12)) * 2**0.5
         return clipped + self.sigma * self.norm * gauss.float()
 
-    def privacy(self) -> PrivacyStatement:
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
         step = NormalDist().cdf(1 / self.sigma)
-        return PrivacyStatement(
-            protects="inputs",
-            against=f"whoever sees one noisy cut of one step; tells two rows apart at most {step:.0%}",
-        )
+        against = f"whoever sees one noisy cut of one step; tells two rows apart at most {step:.0%}"
+        return (PrivacyStatement(protects="inputs", against=against),)
 
 
 DEFENSES.register("clipped_noise", ClippedNoise)

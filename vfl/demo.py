@@ -17,6 +17,7 @@ from vfl.config import Experiment, PartyFile, read_party_file, with_overrides
 from vfl.project import LabelFolder, write_project
 from vfl.run_folder import new_run_name
 from vfl.seeds import Secret, permutation
+from vfl.session.own_data import INJECTED_SECRET
 
 _SIDES = ("left", "right")
 Say = Callable[[str], None]
@@ -32,7 +33,9 @@ def write_demo(folder: Path, overrides: Sequence[str] = ()) -> LabelFolder:
     draft = Experiment.model_validate(
         {
             "name": "digits",
-            "parties": {side: {"width": 32, "bottom": "mlp:hidden=128,dropout=0.2"} for side in _SIDES},
+            "parties": {
+                side: {"width": 32, "bottom": "mlp:hidden=128,dropout=0.2"} for side in _SIDES
+            },
             "label": {"party": "label", "column": "digit", "top": "mlp:hidden=64"},
             "train": {"epochs": 25, "learning_rate": 0.002, "weight_decay": 0.001},
             "federation": {"superlink": superlink, "stream_port": stream_port},
@@ -58,7 +61,9 @@ def write_demo(folder: Path, overrides: Sequence[str] = ()) -> LabelFolder:
     for name, table in _tables().items():
         table.to_parquet(folder / name / "digits.parquet", index=False)
         # A secret of the seed makes the demo repeatable; real parties let vfl make theirs.
-        Secret.of_simulation(experiment.seed, name).keep_at(folder / name / "store/secret")
+        Secret.of_simulation(experiment.seed, name).keep_at(
+            folder / name / "store" / INJECTED_SECRET
+        )
     return label
 
 

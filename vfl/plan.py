@@ -70,7 +70,7 @@ def check_specs(experiment: Experiment) -> dict[str, Any]:
     for party in experiment.parties.values():
         models.make_bottom(party.bottom)
     models.make_top(experiment.label.top)
-    statement = defenses.make(experiment.defense).privacy()
+    promises = [promise.against for promise in defenses.make(experiment.defense).privacy()]
     width = experiment.parties[experiment.feature_parties[0]].width
     return {
         "parties": ", ".join(experiment.feature_parties),
@@ -78,7 +78,7 @@ def check_specs(experiment: Experiment) -> dict[str, Any]:
         "codec": experiment.codec,
         "formula_ratio": round(codec.formula_ratio(width), 5),
         "defense": experiment.defense,
-        "privacy": statement.against if statement else "promises nothing",
+        "privacy": "; ".join(promises) or "promises nothing",
     }
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from vfl.compression import Moment
-from vfl.defenses import Chain, Defense, make
+from vfl.defenses import Chain, Defense, PrivacyStatement, make, parts
 from vfl.errors import UnknownNameError
 from vfl.seeds import Secret, generator
 
@@ -23,7 +23,7 @@ def test_every_hook_does_nothing_by_default():
     assert defense.gradient(tensor, tensor, MOMENT) is tensor
     assert defense.local_loss(tensor, tensor, MOMENT) is None
     assert defense.loss({"bank": tensor}, tensor, tensor, MOMENT) is None
-    assert defense.privacy() is None
+    assert defense.privacy() == ()
     assert defense.state_dict() == {}
 
 
@@ -127,3 +127,21 @@ def test_layer_norm_against_numpy():
     expected = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(wrapped(cut).numpy(), expected, rtol=1e-5, atol=1e-6)
     assert list(wrapped.parameters()) == []
+
+
+class Promising(Defense):
+    def __init__(self, what):
+        self.what = what
+
+    def privacy(self):
+        return (PrivacyStatement(protects=self.what, against="anybody"),)
+
+
+def test_a_chain_promises_what_its_members_promise():
+    chain = Chain([Promising("labels"), Defense(), Promising("inputs")])
+    assert [promise.protects for promise in chain.privacy()] == ["labels", "inputs"]
+
+
+def test_the_sign_of_a_number_joins_nothing():
+    assert parts("none+layer_norm") == ["none", "layer_norm"]
+    assert parts("noise:sigma=1e+2+none") == ["noise:sigma=1e+2", "none"]

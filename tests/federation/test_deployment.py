@@ -159,7 +159,7 @@ def test_what_is_printed_holds_no_secret(deployed, trained):
     assert len(logs) == 3
     text = "".join(log.read_text(errors="replace") for log in logs)
     for side in ("left", "right", "label"):
-        assert (folder / side / "store" / "secret").read_bytes().hex() not in text
+        assert (folder / side / "store" / "secret-for-trials").read_bytes().hex() not in text
     assert "image-0" not in text
     assert (
         json.loads(

@@ -10,7 +10,6 @@ from vfl.bench.workloads import LABEL_PARTY
 from vfl.clients import build_feature_party
 from vfl.frame import Frame, Kind
 from vfl.ledger import Ledger
-
 from vfl.server import LabelParty, build_label_party
 from vfl.transport import (
     Credential,

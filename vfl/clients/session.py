@@ -41,7 +41,7 @@ def take_part(message: SessionMessage, party: PartyFile) -> PartyReport:
             data,
             terms,
             link,
-            own_secret(party),
+            own_secret(party, terms),
             bottom=party.bottom,
             weights=None if terms.mode == "train" else folder.weights(),
         )

@@ -93,9 +93,9 @@ class Defense:
         """The gradient of one party's cut that is really encoded, at the label party."""
         return grad
 
-    def privacy(self) -> PrivacyStatement | None:
-        """What is promised; None when it promises nothing that can be stated."""
-        return None
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        """What is promised; empty when it promises nothing that can be stated."""
+        return ()
 
     def state_dict(self) -> Mapping[str, Tensor]:
         """State that moves during training, checkpointed with the party."""
@@ -155,6 +155,9 @@ class Chain(Defense):
         for member in self.members:
             grad = member.gradient(grad, labels, moment)
         return grad
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        return tuple(statement for member in self.members for statement in member.privacy())
 
     def state_dict(self) -> Mapping[str, Tensor]:
         return {

@@ -92,7 +92,7 @@ def _play(
         data,
         terms,
         federation.join([ledger]),
-        own_secret(party),
+        own_secret(party, terms),
         top=experiment.label.top,
         task=experiment.label.task,
         outputs=1 if classes is None else len(classes),

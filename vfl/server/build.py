@@ -80,6 +80,7 @@ def build_label_party(
         optimizer_factory(terms.train) if terms.mode == "train" else None,
         ledger or Ledger(),
         on_epoch,
+        adversary,
     )
     if weights is not None:
         party.load_weights(weights)

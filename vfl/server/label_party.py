@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from vfl.compression import Moment
 from vfl.datasets import PartyData
 from vfl.defenses import Defense
-from vfl.exchange import LabelHalf
+from vfl.exchange import Adversary, LabelHalf
+from vfl.exchange.adversary import HONEST
 from vfl.exchange.guards import check_finite, check_shape
 from vfl.exchange.optimizers import OptimizerFactory, drop_gradients
 from vfl.exchange.state import Stateful, gather, restore
@@ -45,6 +46,7 @@ class LabelParty:
         optimizer: builds the optimiser of everything the label party owns.
         ledger: where traffic is counted, for the epoch records.
         on_epoch: told one record an epoch.
+        adversary: tampering on this side; honest by default.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class LabelParty:
         optimizer: OptimizerFactory | None,
         ledger: Ledger,
         on_epoch: Callable[[EpochRecord], None] = _nothing,
+        adversary: Adversary = HONEST,
     ) -> None:
         self.data = data
         self.terms = terms
@@ -81,7 +84,10 @@ class LabelParty:
         self._criterion = task_loss(task)
         self._secret = secret
         self._trainable = [w for w in self.model.parameters() if w.requires_grad]
-        self._optimizer = optimizer(self._trainable) if optimizer and self._trainable else None
+        self._optimizer = None
+        if optimizer is not None and self._trainable:
+            self._optimizer = adversary.optimizer(optimizer(self._trainable))
+        self._adversary = adversary
         self._on_epoch = on_epoch
         self._meters: dict[str, Meter] = {}
         self._labels = data.labels
@@ -134,6 +140,8 @@ class LabelParty:
         moment = Moment(exchange.step, training=True, secret=self._secret)
         inputs, labels = self._defense.batch(*self._rows(exchange), moment)
         assert labels is not None, "training needs labels"
+        if inputs is not None:
+            inputs = self._adversary.batch(inputs, moment)
         self._set_training(True)
         cuts = self._cuts(exchange, inputs)
         with scoped(self._secret.number("rng", exchange.step)):

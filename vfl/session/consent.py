@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
-from vfl import compression
+from vfl import compression, defenses
 from vfl.config import Consent
 from vfl.datasets import Split
 from vfl.errors import ConsentError
@@ -49,7 +49,7 @@ def _differences(
         yield f"mode {terms.mode}", f"mode in {', '.join(consent.modes)}"
     if not _matches(terms.codec, consent.codecs):
         yield f"codec {terms.codec}", f"codec in {', '.join(consent.codecs)}"
-    for defense in terms.defense.split("+"):
+    for defense in defenses.parts(terms.defense):
         if not _matches(defense, consent.defenses):
             yield f"defense {defense}", f"defense in {', '.join(consent.defenses)}"
     width = terms.parties[party].width

@@ -44,6 +44,10 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
     )
 
 
+#: Named by what it does: whoever knows the file's origin knows every draw.
+INJECTED_SECRET = "secret-for-trials"
+
+
 def run_path(party: PartyFile, terms: Terms) -> Path:
     """Where this party keeps a run."""
     return party.store_path / "runs" / terms.run
@@ -54,6 +58,13 @@ def own_folder(party: PartyFile, terms: Terms) -> PartyFolder:
     return PartyFolder(run_path(party, terms) / "parties" / party.party)
 
 
-def own_secret(party: PartyFile) -> Secret:
-    """The party's secret; made by the operating system at first use and kept in its store."""
-    return Secret.kept_at(party.store_path / "secret")
+def own_secret(party: PartyFile, terms: Terms) -> Secret:
+    """This party's secret for one run, so that no two runs share a draw.
+
+    It derives from the secret the operating system made at first use. A trial can put a secret
+    into the store that is taken as it is, in every run, to make runs repeatable.
+    """
+    injected = party.store_path / INJECTED_SECRET
+    if injected.exists():
+        return Secret.kept_at(injected)
+    return Secret(Secret.kept_at(party.store_path / "secret").key("run", terms.run))

@@ -135,15 +135,13 @@ class DefenseContract:
         assert not own, f"{', '.join(own)} never run at side '{defense.side}'"
 
     def test_its_promise_can_be_stated(self, spec: str) -> None:
-        promise = make(spec).privacy()
-        if promise is None:
-            return
-        assert isinstance(promise, PrivacyStatement)
-        assert promise.protects in ("labels", "inputs", "model")
-        assert promise.against, "against whom?"
-        assert (promise.epsilon is None) == (not promise.unit), "epsilon and unit go together"
-        assert promise.epsilon is None or promise.epsilon >= 0
-        assert promise.delta is None or 0 <= promise.delta < 1
+        for promise in make(spec).privacy():
+            assert isinstance(promise, PrivacyStatement)
+            assert promise.protects in ("labels", "inputs", "model")
+            assert promise.against, "against whom?"
+            assert (promise.epsilon is None) == (not promise.unit), "epsilon and unit go together"
+            assert promise.epsilon is None or promise.epsilon >= 0
+            assert promise.delta is None or 0 <= promise.delta < 1
 
     def _values(self) -> dict[str, Tensor]:
         """What the hooks of one round are given, by the name of the value."""
