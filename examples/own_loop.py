@@ -2,14 +2,15 @@
 
 import torch
 from sklearn.datasets import load_digits
+from sklearn.utils import shuffle
 from torch import nn
 
 from vfl import SplitModule
 
-pictures, labels = load_digits(return_X_y=True)
-rows = torch.tensor(pictures / 16, dtype=torch.float32)
+pictures, labels = shuffle(*load_digits(return_X_y=True), random_state=0)
+rows = torch.tensor(pictures / 16, dtype=torch.float32).view(-1, 8, 8)
 targets = torch.tensor(labels)
-halves = {"left": rows.view(-1, 8, 8)[:, :, :4], "right": rows.view(-1, 8, 8)[:, :, 4:]}
+halves = {"left": rows[:, :, :4], "right": rows[:, :, 4:]}
 
 torch.manual_seed(0)
 bottoms = {
@@ -20,7 +21,7 @@ top = nn.Sequential(nn.ReLU(), nn.Linear(32, 10))
 model = SplitModule(bottoms, top, {"left": 16, "right": 16}, codec="topk:k=4,values=8")
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 
-for _ in range(10):
+for _ in range(20):
     for batch in torch.randperm(1500).split(64):
         parts = {name: half[batch] for name, half in halves.items()}
         loss = nn.functional.cross_entropy(model(parts), targets[batch]) + model.extra_loss()

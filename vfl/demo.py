@@ -81,9 +81,11 @@ def run_federated(folder: Path, label: LabelFolder, say: Say, on_epoch: Any) -> 
         return federated.run_session(label, "train", new_run_name("digits"), on_epoch=on_epoch)
 
 
-def run_in_process(folder: Path, label: LabelFolder, on_epoch: Any) -> Path:
+def run_in_process(
+    folder: Path, label: LabelFolder, on_epoch: Any, overrides: Sequence[str] = ()
+) -> Path:
     """The same experiment on the same files, all parties in this process."""
-    experiment = label.experiment()
+    experiment = label.experiment(overrides)
     parties = {
         side: party.model_copy(update={"source": str(folder / side / "digits.parquet")})
         for side, party in experiment.parties.items()

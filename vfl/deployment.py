@@ -197,7 +197,7 @@ def submit(
     mode: str,
     run: str,
     overrides: Sequence[str] = (),
-    extra: Mapping[str, str] | None = None,
+    extra: Mapping[str, str | bool] | None = None,
     federation: str = "",
 ) -> str:
     """Hand a run to the SuperLink; Flower's id of it."""

@@ -48,7 +48,7 @@ def run_session(
     *,
     overrides: Sequence[str] = (),
     on_epoch: Callable[[Mapping[str, Any]], None] = lambda record: None,
-    extra: Mapping[str, str] | None = None,
+    extra: Mapping[str, str | bool] | None = None,
     federation: str = "",
 ) -> Path:
     """Submit one session and wait for its end.

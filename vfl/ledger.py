@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from vfl.frame import Frame, Kind
 
@@ -70,6 +72,15 @@ class Ledger:
     def total_bytes(self, direction: str) -> int:
         """Wire bytes one way over all parties; see `bytes_by_party`."""
         return sum(self.bytes_by_party(direction).values())
+
+    def state(self) -> list[dict[str, str | int | float]]:
+        """All counts as plain values, for a checkpoint."""
+        return [asdict(row) for row in self.rows()]
+
+    def restore(self, state: Iterable[Mapping[str, Any]]) -> None:
+        """Go on from counts that `state` gave; what was counted since is forgotten."""
+        rows = [Traffic(**row) for row in state]
+        self._rows = {(row.party, row.direction, row.phase): row for row in rows}
 
     def to_csv(self) -> str:
         """The counts as the text of ``traffic.csv``."""

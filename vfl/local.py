@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from vfl.ledger import Ledger
 from vfl.link import Link, Observer
 from vfl.seeds import Secret
 from vfl.server import EpochRecord, LabelParty, build_label_party
-from vfl.session import Exchange, Mode, Terms
+from vfl.session import CHECKPOINTS, Checkpoints, Exchange, Mode, Terms
 from vfl.storage import joint_digest
 from vfl.transport.local import local_pair
 from vfl.transport.observed import Observed
@@ -36,6 +37,8 @@ class LocalSession:
         bottoms: modules to use instead of the experiment's specs, by party.
         top: a module to use instead of the experiment's spec.
         weights: trained weights by party.
+        checkpoints: folder with a folder for each party's checkpoints; training goes on from the
+            last one that was committed there. None saves nothing.
         adversaries: dishonest parties, by name.
         observers: told about every frame (a `Trace`, for example), besides the ledger.
         on_epoch: told one record an epoch.
@@ -52,6 +55,7 @@ class LocalSession:
         bottoms: Mapping[str, nn.Module] | None = None,
         top: nn.Module | None = None,
         weights: Weights | None = None,
+        checkpoints: Path | None = None,
         adversaries: Mapping[str, Adversary] | None = None,
         observers: Sequence[Observer] = (),
         on_epoch: Callable[[EpochRecord], None] = lambda record: None,
@@ -74,6 +78,7 @@ class LocalSession:
                     secrets.get(name) or Secret.of_simulation(experiment.seed, name),
                     bottom=bottoms.get(name),
                     weights=weights.get(name),
+                    checkpoints=self._checkpoints(checkpoints, name),
                     adversary=adversaries.get(name, HONEST),
                 )
             )
@@ -88,13 +93,17 @@ class LocalSession:
             own_bottom=bottoms.get(label),
             ledger=self.ledger,
             weights=weights.get(label),
+            checkpoints=self._checkpoints(checkpoints, label),
             adversary=adversaries.get(label, HONEST),
             on_epoch=on_epoch,
         )
 
     def run(self) -> LocalSession:
-        """Go through the whole session."""
-        schedule = self.terms.schedule(self.label.data.split)
+        """Go through the whole session, or the rest of it."""
+        start = self.label.resume()
+        for client in self.clients:
+            client.resume(start)
+        schedule = self.terms.schedule(self.label.data.split, start)
         self.label.run(schedule, before=self._begin, after=self._finish)
         return self
 
@@ -111,6 +120,12 @@ class LocalSession:
     def outputs(self) -> Tensor:
         """What a prediction session gave, in row order; axes (rows, outputs)."""
         return torch.cat(self.label.outputs)
+
+    def _checkpoints(self, folder: Path | None, party: str) -> Checkpoints | None:
+        if folder is None:
+            return None
+        every = self.terms.train.checkpoint_every
+        return Checkpoints(folder / party / CHECKPOINTS, self.terms.digest(), every)
 
     def _begin(self, exchange: Exchange) -> None:
         for client in self.clients:

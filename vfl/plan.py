@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vfl import compression, defenses, models
-from vfl.config import Experiment, read_experiment, read_party_file
+from vfl.config import Experiment, read_experiment, read_party_file, with_overrides
 from vfl.datasets import Split
+from vfl.errors import ConfigError, SpecError
 from vfl.project import LabelFolder
-from vfl.run import load_data
+from vfl.run import load_data, session_of
 from vfl.session import Terms
 from vfl.session.consent import expected_bytes
 from vfl.session.own_data import own_data
@@ -26,6 +28,7 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     experiment = read_experiment(path, overrides)
     facts = check_specs(experiment)
     data = load_data(experiment)
+    session_of(experiment, data, "train")  # a model may not fit the rows it gets
     split = data[experiment.label.party].split
     columns = {
         name: "x".join(map(str, own.inputs.shape[1:]))
@@ -35,9 +38,14 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return facts | _rows(split) | {"inputs": columns} | _traffic(experiment, split)
 
 
-def of_project(label: LabelFolder) -> dict[str, Any]:
-    """Check a project at the label party: its own data and what each party will be asked for."""
-    experiment = label.experiment()
+def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Check a project at the label party: its own data and what each party will be asked for.
+
+    Raises:
+        UserError: everything of the label party's that would stop a session.
+    """
+    experiment = with_overrides(label.experiment(), overrides)
+    _check_nothing_private(experiment)
     facts = check_specs(experiment)
     party = read_party_file(label.party_file)
     terms = Terms.of(experiment, "train", experiment.name)
@@ -63,13 +71,10 @@ def check_specs(experiment: Experiment) -> dict[str, Any]:
 
     Raises:
         SpecError: with the nearest known name or option, or the widths that would fit.
+        ConfigError: several specs are wrong; all of them are told.
     """
+    _raise_all(list(_wrong_specs(experiment)))
     codec = compression.make(experiment.codec)
-    for name in experiment.feature_parties:
-        codec.check(experiment.parties[name].width)
-    for party in experiment.parties.values():
-        models.make_bottom(party.bottom)
-    models.make_top(experiment.label.top)
     promises = [promise.against for promise in defenses.make(experiment.defense).privacy()]
     width = experiment.parties[experiment.feature_parties[0]].width
     return {
@@ -80,6 +85,57 @@ def check_specs(experiment: Experiment) -> dict[str, Any]:
         "defense": experiment.defense,
         "privacy": "; ".join(promises) or "promises nothing",
     }
+
+
+def _wrong_specs(experiment: Experiment) -> Iterator[SpecError]:
+    checks: list[tuple[str, Callable[[], object]]] = [
+        ("codec", lambda: _check_codec(experiment)),
+        ("defense", lambda: defenses.make(experiment.defense)),
+        ("label.top", lambda: models.make_top(experiment.label.top)),
+    ]
+    checks += [
+        (f"parties.{name}.bottom", partial(models.make_bottom, party.bottom))
+        for name, party in experiment.parties.items()
+    ]
+    for setting, check in checks:
+        try:
+            check()
+        except SpecError as mistake:
+            mistake.where = f"{setting}, {mistake.where}" if mistake.where else setting
+            yield mistake
+
+
+def _check_codec(experiment: Experiment) -> None:
+    codec = compression.make(experiment.codec)
+    for name in experiment.feature_parties:
+        codec.check(experiment.parties[name].width)
+
+
+def _check_nothing_private(experiment: Experiment) -> None:
+    """Refuse what a session on Flower would not look at, or what only its owner should know."""
+    found = [
+        f"parties.{name}.{setting}"
+        for name, party in experiment.parties.items()
+        for setting in ("columns", "source", "shape")
+        if getattr(party, setting) is not None
+    ]
+    if found:
+        raise ConfigError(
+            "a project's experiment.toml names no party's table",
+            got=", ".join(found),
+            fix="put them in [data] of that party's own party.toml",
+        )
+
+
+def _raise_all(mistakes: Sequence[SpecError]) -> None:
+    if len(mistakes) > 1:
+        lines = [
+            f"  {mistake.where}: {mistake.what}; {mistake.fix or f'want {mistake.want}'}"
+            for mistake in mistakes
+        ]
+        raise ConfigError(f"{len(mistakes)} specs cannot be used\n" + "\n".join(lines))
+    for mistake in mistakes:
+        raise mistake
 
 
 def _rows(split: Split) -> dict[str, Any]:

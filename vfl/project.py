@@ -11,14 +11,14 @@ PROJECT/NAME/                 a feature party: party.toml, ca.pem, node.key
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from vfl.config import Experiment, PartyFile, read_experiment, to_toml
-from vfl.errors import RunFolderError
+from vfl.config import DataSettings, Experiment, PartyFile, read_experiment, to_toml
+from vfl.errors import RunFolderError, UserError
 from vfl.storage import write_text
 from vfl.transport import write_trial_certificates
 from vfl.version import VERSION
@@ -52,9 +52,9 @@ class LabelFolder:
             fix="vfl init PROJECT writes one",
         )
 
-    def experiment(self) -> Experiment:
-        """The experiment everybody is told about."""
-        return read_experiment(self.app / "experiment.toml")
+    def experiment(self, overrides: Sequence[str] = ()) -> Experiment:
+        """The experiment everybody is told about, with some settings changed for one run."""
+        return read_experiment(self.app / "experiment.toml", overrides)
 
 
 def write_project(
@@ -70,19 +70,22 @@ def write_project(
 
     Raises:
         RunFolderError: the folder holds something already.
+        UserError: a party has a name that cannot name its files.
     """
     if folder.exists() and any(folder.iterdir()):
         raise RunFolderError("this folder is not empty", where=str(folder), fix="name a new one")
     label = LabelFolder(folder / "label")
-    write_text(label.app / "experiment.toml", _experiment_text(experiment))
-    _write_app(label.app, experiment)
     features = experiment.feature_parties
+    if "label" in features:
+        raise UserError("no feature party can have the name of the label party's folder, 'label'")
     hosts = sorted({host, "127.0.0.1", "localhost", experiment.federation.stream_host})
     trial = write_trial_certificates(label.certificates, hosts, features)
+    write_text(label.app / "experiment.toml", _experiment_text(experiment))
+    _write_app(label.app, experiment)
     label.keys.mkdir()
     for name, party in parties.items():
         own = label.path if name == experiment.label.party else folder / name
-        write_text(own / "party.toml", _party_text(party))
+        write_text(own / "party.toml", _party_text(party, sends_cuts=name in features))
         if name in features:
             shutil.copy(trial.ca, own / "ca.pem")
             shutil.move(trial.private_keys[name], own / "node.key")
@@ -100,14 +103,17 @@ def _write_app(folder: Path, experiment: Experiment) -> None:
 
 def _experiment_text(experiment: Experiment) -> str:
     head = "# What every party of this experiment is told. No data, no paths: those are in each\n"
-    return f"{head}# party's own party.toml.\n\n{to_toml(experiment)}"
+    of_one_process = set(DataSettings.model_fields) - {"validation", "test"}
+    text = to_toml(experiment, {"data": of_one_process})
+    return f"{head}# party's own party.toml.\n\n{text}"
 
 
-def _party_text(party: PartyFile) -> str:
+def _party_text(party: PartyFile, sends_cuts: bool) -> str:
     head = (
         f"# What party '{party.party}' keeps to itself: its data, its key, what it consents to.\n"
     )
-    return f"{head}# Paths start at this file's folder.\n\n{to_toml(party)}"
+    leave_out = {} if sends_cuts else {"consent": True, "node": True}
+    return f"{head}# Paths start at this file's folder.\n\n{to_toml(party, leave_out)}"
 
 
 def _render(template: str, **values: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,10 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
             limit=data.rows,
         )
     if label.column is None:
-        raise ConfigError("a table needs 'label.column', the column that is learned")
+        raise ConfigError(
+            "a table needs 'label.column', the column that is learned",
+            fix='[label] with column = "NAME"',
+        )
     columns = {name: party.columns or ("*",) for name, party in experiment.parties.items()}
     common = (label.party, label.task, experiment.seed, data.validation, data.test)
     form = TableFormat(data.separator, data.missing, data.id_type)
@@ -49,9 +52,26 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
     if not sources:
         return load_table(data.source, data.id, label.column, columns, *common, form)
     if data.id is None:
-        raise ConfigError("parties with files of their own need 'data.id', the column they share")
+        raise ConfigError(
+            "parties with files of their own need 'data.id', the column they share",
+            fix='[data] with id = "NAME"',
+        )
     sources.setdefault(label.party, data.source)
     return load_tables(sources, data.id, label.column, columns, *common, form)
+
+
+def session_of(
+    experiment: Experiment, data: Mapping[str, PartyData], mode: Mode, **options: Any
+) -> LocalSession:
+    """A session with every party in this process, ready to run; see `LocalSession`.
+
+    Raises:
+        SpecError: a plug-in cannot be built, or does not fit the rows or the cut.
+    """
+    classes = data[experiment.label.party].classes
+    return LocalSession(
+        experiment, data, mode=mode, outputs=1 if classes is None else len(classes), **options
+    )
 
 
 def train(
@@ -60,20 +80,45 @@ def train(
     name: str,
     *,
     command: str = "vfl train",
+    resume: bool = False,
     download: bool = False,
     observers: Sequence[Observer] = (),
     on_epoch: Callable[[EpochRecord], None] = lambda record: None,
 ) -> dict[str, Any]:
-    """Train in this process; the summary, whose `run` is the new folder."""
+    """Train in this process; the summary, whose `run` is the run's folder.
+
+    Args:
+        experiment: what to train.
+        root: where run folders lie.
+        name: the run's own folder there.
+        command: how to repeat it, for the record.
+        resume: go on with that run from its last committed checkpoint.
+        download: fetch a bundled data set that is not here.
+        observers: told about every frame besides the ledger.
+        on_epoch: told one record an epoch.
+
+    Raises:
+        VFLError: also left in the run folder as failure.json.
+    """
     data = load_data(experiment, download=download)
-    folder = RunFolder.create(root / name, experiment, "in-process", command)
+    if resume:
+        folder = RunFolder.reopen(root / name)
+    else:
+        folder = RunFolder.create(root / name, experiment, "in-process", command)
 
     def record(epoch: EpochRecord) -> None:
         folder.epoch(epoch)
         on_epoch(epoch)
 
     try:
-        session = _session(experiment, data, "train", observers=observers, on_epoch=record).run()
+        session = session_of(
+            experiment,
+            data,
+            "train",
+            observers=observers,
+            on_epoch=record,
+            checkpoints=folder.path / "parties",
+        ).run()
     except VFLError as error:
         folder.fail(error)
         raise
@@ -117,13 +162,4 @@ def _check_no_columns(experiment: Experiment) -> None:
 
 def _trained(folder: RunFolder, data: dict[str, PartyData], mode: Mode) -> LocalSession:
     weights = {party: PartyFolder(folder.party(party)).weights() for party in data}
-    return _session(folder.experiment(), data, mode, weights=weights)
-
-
-def _session(
-    experiment: Experiment, data: dict[str, PartyData], mode: Mode, **options: Any
-) -> LocalSession:
-    classes = data[experiment.label.party].classes
-    return LocalSession(
-        experiment, data, mode=mode, outputs=1 if classes is None else len(classes), **options
-    )
+    return session_of(folder.experiment(), data, mode, weights=weights)

@@ -16,6 +16,7 @@ report.html         built from the above
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import sys
@@ -27,7 +28,15 @@ from typing import Any
 from vfl.config import Experiment, read_experiment, to_toml
 from vfl.errors import RunFolderError, VFLError
 from vfl.ledger import Ledger
-from vfl.storage import FORMAT, append_line, check_format, read_json, write_json, write_text
+from vfl.storage import (
+    FORMAT,
+    append_line,
+    check_format,
+    read_json,
+    read_lines,
+    write_json,
+    write_text,
+)
 from vfl.version import VERSION
 
 _PACKAGES = ("torch", "numpy", "flwr", "pandas", "scikit-learn", "cryptography")
@@ -78,6 +87,19 @@ class RunFolder:
         check_format(read_json(path / "run.json").get("format"), path)
         return cls(path)
 
+    @classmethod
+    def reopen(cls, path: Path) -> RunFolder:
+        """The folder of a training that did not end well, to go on with it.
+
+        Raises:
+            RunFolderError: no run there, one of another format, or one that has ended.
+        """
+        folder = cls.open(path)
+        if (path / "summary.json").exists():
+            raise RunFolderError("this run has ended; there is nothing to resume", where=str(path))
+        (path / "failure.json").unlink(missing_ok=True)
+        return folder
+
     @property
     def mode(self) -> str:
         """How it was trained: "in-process" or "federated"."""
@@ -92,8 +114,15 @@ class RunFolder:
         return read_experiment(self.path / "config.toml")
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Add the record of one epoch."""
-        append_line(self.path / "metrics.jsonl", dict(record))
+        """Add the record of one epoch; after a resume it replaces that epoch and those after."""
+        path = self.path / "metrics.jsonl"
+        text = path.read_text()
+        earlier = [one for one in read_lines(path) if one["epoch"] < record["epoch"]]
+        if text.count("\n") == len(earlier) and (not text or text.endswith("\n")):
+            append_line(path, dict(record))
+        else:
+            records = [*earlier, dict(record)]
+            write_text(path, "".join(json.dumps(one) + "\n" for one in records))
 
     def finish(self, summary: Mapping[str, Any], ledger: Ledger) -> None:
         """The run ended well."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import fmean
-
 import torch
 from torch import nn, optim
 
@@ -12,11 +10,15 @@ from vfl.bench.network import Monolith
 from vfl.bench.setup import Setup
 from vfl.bench.workloads import LABEL_PARTY
 from vfl.local import LocalSession
+from vfl.server.meter import Meter
 from vfl.session import Exchange
 
 
 def monolith(setup: Setup) -> Measurement:
-    """Train the whole network as one plain torch module in a plain torch loop."""
+    """Train the whole network as one plain torch module in a plain torch loop.
+
+    It keeps the figures of an epoch that a label party keeps, loss and accuracy.
+    """
     network = Monolith(list(setup.bottoms().values()), setup.top())
     train = setup.experiment.train
     optimizer = optim.SGD(network.parameters(), lr=train.learning_rate, momentum=train.momentum)
@@ -24,15 +26,18 @@ def monolith(setup: Setup) -> Measurement:
     inputs = [own.inputs for own in setup.data.values() if own.inputs is not None]
     labels = setup.data[LABEL_PARTY].labels
     assert labels is not None, "the label party holds the labels"
-    losses: dict[int, list[float]] = {}
+    meters: dict[int, Meter] = {}
     for exchange in setup.schedule():
         rows = torch.from_numpy(exchange.rows)
-        loss = criterion(network([own[rows] for own in inputs]), labels[rows])
+        targets = labels[rows]
+        logits = network([own[rows] for own in inputs])
+        loss = criterion(logits, targets)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-        losses.setdefault(exchange.epoch, []).append(loss.item())
-    return setup.measurement(fmean(losses[max(losses)]))
+        meter = meters.setdefault(exchange.epoch, Meter(setup.experiment.label.task))
+        meter.add(logits.detach(), targets, loss.item())
+    return setup.measurement(meters[max(meters)].figures("train")["train_loss"])
 
 
 def in_process(setup: Setup) -> Measurement:

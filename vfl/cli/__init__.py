@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 
 import typer
 
 from vfl.cli import bench, check, demo, evaluate, init, listing, nodes, predict, report, train
-from vfl.errors import VFLError
+from vfl.errors import UserError, VFLError
 
 app = typer.Typer(
     name="vfl",
@@ -36,10 +38,22 @@ def main() -> None:
     network, 130 interrupted.
     """
     try:
-        app()
+        app(prog_name="vfl")
     except VFLError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as problem:
+        print(UserError(str(problem.strerror), where=str(problem.filename)), file=sys.stderr)
+        sys.exit(UserError.exit_code)
+    except Exception as bug:
+        if os.environ.get("VFL_DEBUG"):
+            raise
+        print(_where(bug), file=sys.stderr)
+        sys.exit(1)
+
+
+def _where(bug: Exception) -> str:
+    """Where an unexpected error came from, without its text, which may quote a cell."""
+    lines = "".join(traceback.format_tb(bug.__traceback__))
+    about = f"this is a bug of vfl: {type(bug).__name__}; VFL_DEBUG=1 shows its text"
+    return f"{lines}{about}, which may hold data"

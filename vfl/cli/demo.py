@@ -12,7 +12,10 @@ from vfl.cli.output import Json, Set, emit, machine, say, say_epoch, show
 
 def demo(
     folder: Annotated[
-        Path | None, typer.Argument(help="Where to put it; a new folder under runs/ by default.")
+        Path | None,
+        typer.Argument(
+            metavar="FOLDER", help="Where to put it; a new folder under runs/ by default."
+        ),
     ] = None,
     in_process: Annotated[
         bool, typer.Option("--in-process", help="All parties in this process, without Flower.")
@@ -23,7 +26,7 @@ def demo(
     """Train on handwritten digits: left half here, right half there, labels at a third party.
 
     Starts a SuperLink and two SuperNodes on this machine (TLS, registered keys), trains over them,
-    and ends all of them.
+    and ends all of them. Everything is kept in FOLDER, a new one under runs/ unless it is given.
     """
     from vfl import demo as trial
     from vfl.report import build_report

@@ -11,9 +11,13 @@ from vfl.cli.output import Json, emit, machine, show
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")], json: Json = False
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    json: Json = False,
 ) -> None:
-    """Evaluate a run's weights on its test rows, each party with its own half."""
+    """Evaluate a run's weights on its test rows, each party with its own half.
+
+    RUN is the folder that `vfl train` printed.
+    """
     from vfl.run import evaluate as evaluate_in_process
     from vfl.run_folder import RunFolder
 

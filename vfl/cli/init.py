@@ -11,14 +11,17 @@ from vfl.cli.output import say
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder.")],
     party: Annotated[list[str], typer.Option(help="A feature party; give it once for each.")],
     label_party: Annotated[str, typer.Option(help="The party with the labels.")] = "label",
     host: Annotated[
         str, typer.Option(help="Name or address the label party is reached by.")
     ] = "127.0.0.1",
 ) -> None:
-    """Write a project: experiment, Flower app, trial certificates and keys, a file a party."""
+    """Write a project: experiment, Flower app, trial certificates and keys, a file a party.
+
+    FOLDER is a new one. Its README.md tells each party's command.
+    """
     from vfl.config import Experiment, PartyFile
     from vfl.config.toml import check
     from vfl.project import write_project
@@ -26,9 +29,9 @@ def init(
     port, stream_port, api_port = 8000, 8001, 9094
     experiment = check(
         {
-            "name": folder.name,
+            "name": folder.resolve().name,
             "parties": {name: {} for name in party},
-            "label": {"party": label_party, "column": "label"},
+            "label": {"party": label_party},
             "federation": {
                 "superlink": f"{host}:{port}",
                 "stream_host": host,

@@ -22,10 +22,15 @@ class Family(StrEnum):
 
 
 def listing(
-    family: Annotated[Family | None, typer.Argument(help="One family; all by default.")] = None,
+    family: Annotated[
+        Family | None, typer.Argument(metavar="FAMILY", help="One family; all by default.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """List codecs, defenses and models with their options."""
+    """List codecs, defenses and models with their options.
+
+    A family is codecs, defenses, bottoms or tops; without one, all are listed.
+    """
     rows = [
         row
         for name, registry in _registries().items()

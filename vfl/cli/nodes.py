@@ -11,9 +11,14 @@ from vfl.cli.output import say
 
 
 def superlink(
-    project: Annotated[Path, typer.Argument(help="The project, or its label folder.")] = Path(),
+    project: Annotated[
+        Path, typer.Argument(metavar="PROJECT", help="The project, or its label folder.")
+    ] = Path(),
 ) -> None:
-    """Run the label party's SuperLink until it is interrupted; registers the parties' keys."""
+    """Run the label party's SuperLink until it is interrupted; registers the parties' keys.
+
+    PROJECT is the folder that `vfl init` wrote, or the label folder in it.
+    """
     from vfl import deployment
     from vfl.project import LabelFolder
 
@@ -30,7 +35,7 @@ def superlink(
 
 
 def supernode(
-    party_file: Annotated[Path, typer.Argument(help="The party's own party.toml.")],
+    party_file: Annotated[Path, typer.Argument(metavar="party.toml", help="The party's own file.")],
 ) -> None:
     """Run a feature party's SuperNode until it is interrupted."""
     from vfl import deployment

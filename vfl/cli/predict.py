@@ -11,12 +11,13 @@ from vfl.cli.output import Json, emit
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")], json: Json = False
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    json: Json = False,
 ) -> None:
     """Predict with a run's weights: predictions.csv in the run folder of the label party.
 
     In process: the test rows of the experiment. On a federation: the rows of the file that every
-    party names in its own `data.predict`.
+    party names in its own `data.predict`. RUN is the folder that `vfl train` printed.
     """
     from vfl.run import predict as predict_in_process
     from vfl.run_folder import RunFolder

@@ -9,10 +9,13 @@ import typer
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
-    """Build report.html of a run: one static file."""
+    """Build report.html of a run: one static file.
+
+    RUN is the folder that `vfl train` printed.
+    """
     from vfl.report import build_report
 
     page = build_report(run)

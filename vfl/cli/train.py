@@ -12,17 +12,23 @@ from vfl.cli.output import Json, Set, emit, machine, say, say_epoch, show
 
 def train(
     path: Annotated[
-        Path, typer.Argument(help="An experiment file, or a project for a training on Flower.")
+        Path,
+        typer.Argument(
+            metavar="EXPERIMENT.toml|PROJECT",
+            help="An experiment file, or a project for a training on Flower.",
+        ),
     ],
     settings: Set = None,
     runs: Annotated[Path, typer.Option(help="Where run folders go (in process).")] = Path("runs"),
-    download: Annotated[bool, typer.Option(help="Fetch a data set that is not here.")] = False,
+    download: Annotated[
+        bool, typer.Option("--download", help="Fetch a data set that is not here.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Train an experiment.
 
-    An experiment FILE trains with every party in this process. A project FOLDER, as `vfl init`
-    writes it, trains on its SuperLink with the SuperNodes that are connected.
+    An experiment file trains with every party in this process. A project, the folder that
+    `vfl init` writes, trains on its SuperLink with the SuperNodes that are connected.
     """
     from vfl.report import build_report
     from vfl.run_folder import new_run_name
@@ -40,11 +46,13 @@ def train(
         )
     else:
         from vfl.config import read_experiment
+        from vfl.plan import check_specs
         from vfl.run import train as train_in_process
         from vfl.threads import use_one_thread
 
         use_one_thread()
         experiment = read_experiment(path, settings or [])
+        check_specs(experiment)
         name = new_run_name(experiment.name)
         command = f"vfl train {path}" + "".join(f" -s {text}" for text in settings or [])
         train_in_process(

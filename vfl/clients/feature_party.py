@@ -14,7 +14,7 @@ from vfl.exchange import Adversary, FeatureHalf, optimizer_factory
 from vfl.exchange.adversary import HONEST
 from vfl.link import Link
 from vfl.seeds import Secret, scoped
-from vfl.session import Exchange, Terms
+from vfl.session import Checkpoints, Exchange, Terms
 from vfl.storage import weights_digest
 
 
@@ -24,11 +24,15 @@ class FeatureParty:
     Args:
         inputs: all its aligned rows; float32, axes (rows, ...).
         half: its half of the exchange.
+        checkpoints: where it saves while it trains; None saves nothing.
     """
 
-    def __init__(self, inputs: Tensor, half: FeatureHalf) -> None:
+    def __init__(
+        self, inputs: Tensor, half: FeatureHalf, checkpoints: Checkpoints | None = None
+    ) -> None:
         self.inputs = inputs
         self.half = half
+        self.checkpoints = checkpoints
 
     @property
     def name(self) -> str:
@@ -37,7 +41,7 @@ class FeatureParty:
 
     def begin(self, exchange: Exchange) -> None:
         """Send what this exchange asks for."""
-        inputs = self.inputs[torch.from_numpy(exchange.rows)]
+        inputs = self.inputs.index_select(0, torch.from_numpy(exchange.rows))
         if exchange.trains:
             self.half.send_cut(inputs, exchange.step)
         else:
@@ -49,6 +53,17 @@ class FeatureParty:
             self.half.take_gradient()
         else:
             self.half.take_receipt(exchange.step)
+        if self.checkpoints is not None and self.checkpoints.due(exchange.step + 1):
+            self.checkpoints.save(exchange.step + 1, self.half.training_state())
+
+    def resume(self, step: int) -> None:
+        """Go back to the state before exchange `step`; 0 is where a new party starts.
+
+        Raises:
+            RunFolderError: there is no such checkpoint.
+        """
+        if step > 0 and self.checkpoints is not None:
+            self.half.load_training_state(self.checkpoints.load(step))
 
     def run(self, schedule: Iterable[Exchange]) -> None:
         """Go through a whole session."""
@@ -73,6 +88,7 @@ def build_feature_party(
     *,
     bottom: str | nn.Module | None = None,
     weights: Mapping[str, Tensor] | None = None,
+    checkpoints: Checkpoints | None = None,
     adversary: Adversary = HONEST,
 ) -> FeatureParty:
     """A feature party ready for a session.
@@ -83,7 +99,8 @@ def build_feature_party(
         link: the stream to the label party.
         secret: the party's own; the bottom's first weights follow from it too.
         bottom: a model or spec of its own instead of the one the terms name.
-        weights: trained weights, for evaluation, prediction or going on.
+        weights: trained weights, for evaluation and prediction.
+        checkpoints: where it saves while it trains.
         adversary: tampering on this side.
 
     Raises:
@@ -110,7 +127,7 @@ def build_feature_party(
         )
     if weights is not None:
         half.load_state_dict(weights)
-    return FeatureParty(data.inputs, half)
+    return FeatureParty(data.inputs, half, checkpoints)
 
 
 def own_bottom(text: str) -> models.Bottom:

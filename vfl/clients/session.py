@@ -10,7 +10,7 @@ from vfl.datasets import PartyData
 from vfl.errors import DisagreementError, ProtocolError, VFLError
 from vfl.frame import Kind
 from vfl.session import Introduction, PartyReport, SessionMessage, check_consent
-from vfl.session.own_data import own_data, own_folder, own_secret
+from vfl.session.own_data import own_checkpoints, own_data, own_folder, own_secret
 from vfl.transport import Hello, TcpLink, Timeouts
 
 
@@ -44,8 +44,10 @@ def take_part(message: SessionMessage, party: PartyFile) -> PartyReport:
             own_secret(party, terms),
             bottom=party.bottom,
             weights=None if terms.mode == "train" else folder.weights(),
+            checkpoints=own_checkpoints(party, terms),
         )
-        feature.run(terms.schedule(data.split))
+        feature.resume(message.start)
+        feature.run(terms.schedule(data.split, message.start))
         if terms.mode == "train":
             folder.save(data, terms, feature.weights())
         report = PartyReport(

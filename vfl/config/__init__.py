@@ -12,7 +12,7 @@ from vfl.config.experiment import (
     read_experiment,
     with_overrides,
 )
-from vfl.config.party_file import Consent, OwnData, PartyFile, read_party_file
+from vfl.config.party_file import Consent, OwnData, PartyFile, is_party_file, read_party_file
 from vfl.config.toml import to_toml
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "PartyFile",
     "PartySettings",
     "TrainSettings",
+    "is_party_file",
     "read_experiment",
     "read_party_file",
     "to_toml",

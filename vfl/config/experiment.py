@@ -18,7 +18,8 @@ class DataSettings(Settings):
     """Where rows come from when one process plays every party.
 
     Attributes:
-        source: digits, breast_cancer, mnist, fashion_mnist, or a CSV or Parquet file.
+        source: digits, breast_cancer, mnist, fashion_mnist, or a CSV or Parquet file, relative to
+            the experiment's file.
         id: column that names a row, needed when parties have files of their own.
         separator, missing: how a CSV is written; further texts that mean a missing cell.
         id_type: "text" compares ids letter by letter; "number" reads 007 and 7 as the same.
@@ -70,7 +71,13 @@ class LabelSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """How long and how fast; the same at every party."""
+    """How long and how fast; the same at every party.
+
+    Attributes:
+        epochs, batch_rows: passes over the training rows, and rows of one exchange.
+        optimizer, learning_rate, momentum, weight_decay: of every party's own optimiser.
+        checkpoint_every: exchanges between two checkpoints.
+    """
 
     epochs: int = Field(default=10, ge=1, le=100_000)
     batch_rows: int = Field(default=64, ge=1, le=1_000_000)
@@ -78,6 +85,7 @@ class TrainSettings(Settings):
     learning_rate: float = Field(default=1e-3, gt=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
+    checkpoint_every: int = Field(default=500, ge=1)
 
 
 class FederationSettings(Settings):
@@ -88,6 +96,12 @@ class FederationSettings(Settings):
         stream_host: name or address feature parties reach the stream at (in the certificate).
         stream_port: fixed port for firewalls; 0 takes a free one.
         bind_host: address the stream listens on; empty means `stream_host`.
+        join_timeout_s: how long parties may take to come at the start.
+        step_timeout_s: how long a party may take for one frame.
+        rejoin_window_s: how long a cut stream may take to come back.
+        max_restarts: how often a training goes on from its last checkpoint after a party was lost.
+        restart_timeout_s: how long the lost party may take to come back then; Flower itself needs
+            a minute to notice that a process is gone.
     """
 
     superlink: str = "127.0.0.1:8000"
@@ -97,6 +111,8 @@ class FederationSettings(Settings):
     join_timeout_s: float = Field(default=60.0, gt=0)
     step_timeout_s: float = Field(default=30.0, gt=0)
     rejoin_window_s: float = Field(default=8.0, gt=0)
+    max_restarts: int = Field(default=3, ge=0)
+    restart_timeout_s: float = Field(default=180.0, gt=0)
 
 
 class Experiment(Settings):
@@ -137,8 +153,12 @@ class Experiment(Settings):
 
 
 def read_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
-    """Read an experiment file; see `vfl.config.toml.read_toml` for what is refused."""
-    return read_toml(path, Experiment, overrides)
+    """Read an experiment file; relative paths of tables start at its own folder.
+
+    Raises:
+        ConfigError: see `vfl.config.toml.read_toml`.
+    """
+    return _located(read_toml(path, Experiment, overrides), path.resolve().parent)
 
 
 def with_overrides(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
@@ -149,3 +169,17 @@ def with_overrides(experiment: Experiment, overrides: Sequence[str]) -> Experime
     """
     content = override(experiment.model_dump(mode="json", exclude_none=True), overrides)
     return check(content, Experiment, where="the overrides")
+
+
+def _located(experiment: Experiment, folder: Path) -> Experiment:
+    """The experiment with paths that mean the same from every working directory."""
+    data = experiment.data
+    if Path(data.source).suffix:
+        data = data.model_copy(update={"source": str(folder / data.source)})
+    parties = {
+        name: party.model_copy(update={"source": str(folder / party.source)})
+        if party.source
+        else party
+        for name, party in experiment.parties.items()
+    }
+    return experiment.model_copy(update={"data": data, "parties": parties})

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PrivateAttr
 
 from vfl.config.experiment import PartyName
-from vfl.config.toml import Settings, read_toml
+from vfl.config.toml import Settings, first_keys, read_toml
 
 
 class OwnData(Settings):
@@ -119,3 +119,8 @@ def read_party_file(path: Path) -> PartyFile:
     party = read_toml(path, PartyFile)
     party._folder = path.resolve().parent
     return party
+
+
+def is_party_file(path: Path) -> bool:
+    """Whether a file says whose it is, as a party's own file does and an experiment does not."""
+    return path.name == "party.toml" or "party" in first_keys(path)

@@ -37,20 +37,20 @@ def read_toml(path: Path, model: type[Model], overrides: Sequence[str] = ()) -> 
     Raises:
         ConfigError: the file is missing, is no TOML, or holds mistakes (all are listed).
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = tomllib.loads(text)
-    except FileNotFoundError:
-        raise ConfigError("there is no such file", where=str(path)) from None
-    except tomllib.TOMLDecodeError as problem:
-        raise ConfigError(f"this is not TOML: {problem}", where=str(path)) from None
-    except (OSError, UnicodeDecodeError) as problem:
-        reason = getattr(problem, "strerror", None) or "it is no text"
-        raise ConfigError(f"this file cannot be read: {reason}", where=str(path)) from None
+    text, content = _parse(path)
     override(content, overrides)
     # What an override says stands in no line of the file.
     lines = _line_numbers(text) | {_parts(item.partition("=")[0]): 0 for item in overrides}
     return check(content, model, where=path.name, lines=lines)
+
+
+def first_keys(path: Path) -> set[str]:
+    """Keys and tables at the top of a TOML file.
+
+    Raises:
+        ConfigError: the file is missing or is no TOML.
+    """
+    return set(_parse(path)[1])
 
 
 def check(
@@ -66,7 +66,8 @@ def check(
         mistakes = [_explain(error, model, lines or {}, where) for error in problem.errors()]
         noun = "problem" if len(mistakes) == 1 else "problems"
         raise ConfigError(
-            f"{len(mistakes)} {noun} in {where}\n" + "\n".join(mistakes), fix="vfl check FILE"
+            f"{len(mistakes)} {noun} in {where}\n" + "\n".join(mistakes),
+            fix="vfl check FILE" if lines else None,  # without lines there is no file
         ) from None
 
 
@@ -81,9 +82,28 @@ def override(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any
     return content
 
 
-def to_toml(settings: BaseModel) -> str:
-    """A model as the text of a TOML file; settings that are not set are left out."""
-    return tomli_w.dumps(settings.model_dump(mode="json", exclude_none=True))
+def to_toml(settings: BaseModel, leave_out: Mapping[str, Any] | None = None) -> str:
+    """A model as the text of a TOML file; settings that are not set are left out.
+
+    Args:
+        settings: the model.
+        leave_out: names of more to leave out, as pydantic's `exclude` takes them.
+    """
+    content = settings.model_dump(mode="json", exclude_none=True, exclude=dict(leave_out or {}))
+    return tomli_w.dumps(content)
+
+
+def _parse(path: Path) -> tuple[str, dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        return text, tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError("there is no such file", where=str(path)) from None
+    except tomllib.TOMLDecodeError as problem:
+        raise ConfigError(f"this is not TOML: {problem}", where=str(path)) from None
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = getattr(problem, "strerror", None) or "it is no text"
+        raise ConfigError(f"this file cannot be read: {reason}", where=str(path)) from None
 
 
 def _explain(

@@ -17,7 +17,7 @@ from vfl.exchange.optimizers import OptimizerFactory, drop_gradients
 from vfl.exchange.state import gather, restore
 from vfl.frame import Frame, Kind
 from vfl.link import Link
-from vfl.seeds import Secret, scoped
+from vfl.seeds import Secret, StepNumbers, scoped
 
 
 @dataclass(slots=True)
@@ -68,6 +68,7 @@ class FeatureHalf:
         if (adapter := codec.client_module(width)) is not None:
             self.model["codec"] = adapter
         self._secret = secret
+        self._draws = StepNumbers(secret, "rng")
         self._optimizer = None
         self._trainable = [w for w in self.model.parameters() if w.requires_grad]
         if optimizer is not None and self._trainable:
@@ -85,7 +86,7 @@ class FeatureHalf:
         fed, _ = self.defense.batch(inputs, None, moment)
         inputs = self.adversary.batch(inputs if fed is None else fed, moment)
         self._set_training(True)
-        with scoped(self._secret.number("rng", step)):
+        with scoped(self._draws[step]):
             cut = self._forward(inputs, moment)
         payload, kept = self._encode(self.adversary.cut(cut.detach(), moment), moment)
         self._pending = _Pending(cut, inputs, kept, moment)
@@ -132,6 +133,17 @@ class FeatureHalf:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state_dict` gave."""
         restore(self.model, {"codec": self.codec, "defense": self.defense}, state)
+
+    def training_state(self) -> dict[str, Any]:
+        """What training needs to go on exactly: state and optimiser."""
+        optimizer = self._optimizer.state_dict() if self._optimizer else {}
+        return {"state": self.state_dict(), "optimizer": optimizer}
+
+    def load_training_state(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `training_state` gave."""
+        self.load_state_dict(saved["state"])
+        if self._optimizer is not None:
+            self._optimizer.load_state_dict(saved["optimizer"])
 
     def _forward(self, inputs: Tensor, moment: Moment) -> Tensor:
         cut: Tensor = self.model["bottom"](inputs)

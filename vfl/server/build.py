@@ -16,7 +16,7 @@ from vfl.ledger import Ledger
 from vfl.link import Link
 from vfl.seeds import Secret, scoped
 from vfl.server.label_party import EpochRecord, LabelParty
-from vfl.session import Terms
+from vfl.session import Checkpoints, Terms
 
 
 def build_label_party(
@@ -31,6 +31,7 @@ def build_label_party(
     own_bottom: nn.Module | None = None,
     ledger: Ledger | None = None,
     weights: Mapping[str, Tensor] | None = None,
+    checkpoints: Checkpoints | None = None,
     adversary: Adversary = HONEST,
     on_epoch: Callable[[EpochRecord], None] = lambda record: None,
 ) -> LabelParty:
@@ -46,7 +47,8 @@ def build_label_party(
         outputs: number of classes, or 1.
         own_bottom: a module for the own columns instead of the one the terms name.
         ledger: where the links count.
-        weights: trained weights, for evaluation, prediction or going on.
+        weights: trained weights, for evaluation and prediction.
+        checkpoints: where it saves while it trains.
         adversary: tampering on this side.
         on_epoch: told one record an epoch.
     """
@@ -80,6 +82,7 @@ def build_label_party(
         optimizer_factory(terms.train) if terms.mode == "train" else None,
         ledger or Ledger(),
         on_epoch,
+        checkpoints,
         adversary,
     )
     if weights is not None:

@@ -39,8 +39,9 @@ class Federation:
     Args:
         grid: Flower's way to the nodes.
         terms: what the session is about.
-        settings: addresses and patience.
+        settings: addresses, and patience with parties that are here.
         own: the label party's aligned rows, to compare with everybody's.
+        join_timeout_s: how long parties may take to come.
         say: told one line about each stage.
     """
 
@@ -50,12 +51,14 @@ class Federation:
         terms: Terms,
         settings: FederationSettings,
         own: PartyData,
+        join_timeout_s: float,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.grid = grid
         self.terms = terms
         self.settings = settings
         self.own = own
+        self.join_timeout_s = join_timeout_s
         self.say = say
         self.session = secrets.token_hex(16)
         self._node_of: dict[str, str] = {}
@@ -63,8 +66,12 @@ class Federation:
         self._hub: TcpHub | None = None
         self._last_poll = 0.0
 
-    def join(self, observers: list[Observer]) -> dict[str, Link]:
+    def join(self, observers: list[Observer], start: int = 0) -> dict[str, Link]:
         """Bring every feature party onto the stream; its link by party name.
+
+        Args:
+            observers: told about every frame of these links.
+            start: the exchange everybody goes on with.
 
         Raises:
             MissingPartyError: too few nodes, or a party that did not open its stream.
@@ -90,8 +97,8 @@ class Federation:
         )
         ca_pem = certificate.ca_pem.decode()
         for name, credential in credentials.items():
-            self._push(name, nodes[name], credential, ca_pem)
-        self._hub.wait_all(list(nodes), self.settings.join_timeout_s, poll=self._poll)
+            self._push(name, nodes[name], credential, ca_pem, start)
+        self._hub.wait_all(list(nodes), self.join_timeout_s, poll=self._poll)
         return {
             party: Observed(self._hub.link(self._node_of[party]), party, "label", observers)
             for party in self.terms.feature_parties
@@ -123,7 +130,7 @@ class Federation:
     def _wait_for_nodes(self) -> dict[str, int]:
         """Node ids by registered name, or by a made-up one where nodes have no names."""
         wanted = self.terms.feature_parties
-        deadline = time.monotonic() + self.settings.join_timeout_s
+        deadline = time.monotonic() + self.join_timeout_s
         while True:
             nodes = sorted(self.grid.get_nodes(), key=lambda node: node.node_id)
             named = {node.name: node.node_id for node in nodes if node.name in wanted}
@@ -142,7 +149,7 @@ class Federation:
                 )
             time.sleep(_POLL_S)
 
-    def _push(self, name: str, node: int, credential: Credential, ca_pem: str) -> None:
+    def _push(self, name: str, node: int, credential: Credential, ca_pem: str, start: int) -> None:
         assert self._hub is not None
         message = SessionMessage(
             session=self.session,
@@ -153,6 +160,7 @@ class Federation:
             ca_pem=ca_pem,
             idle_timeout_s=IDLE_TIMEOUT_S,
             rejoin_window_s=self.settings.rejoin_window_s,
+            start=start,
             terms=self.terms,
         )
         record = ConfigRecord({"message": message.model_dump_json()})

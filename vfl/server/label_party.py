@@ -19,9 +19,9 @@ from vfl.exchange.guards import check_finite, check_shape
 from vfl.exchange.optimizers import OptimizerFactory, drop_gradients
 from vfl.exchange.state import Stateful, gather, restore
 from vfl.ledger import Ledger
-from vfl.seeds import Secret, scoped
+from vfl.seeds import Secret, StepNumbers, scoped
 from vfl.server.meter import Meter, task_loss
-from vfl.session import Exchange, Terms
+from vfl.session import Checkpoints, Exchange, Terms
 from vfl.storage import weights_digest
 
 EpochRecord = dict[str, Any]
@@ -46,6 +46,7 @@ class LabelParty:
         optimizer: builds the optimiser of everything the label party owns.
         ledger: where traffic is counted, for the epoch records.
         on_epoch: told one record an epoch.
+        checkpoints: where it saves while it trains; None saves nothing.
         adversary: tampering on this side; honest by default.
     """
 
@@ -62,6 +63,7 @@ class LabelParty:
         optimizer: OptimizerFactory | None,
         ledger: Ledger,
         on_epoch: Callable[[EpochRecord], None] = _nothing,
+        checkpoints: Checkpoints | None = None,
         adversary: Adversary = HONEST,
     ) -> None:
         self.data = data
@@ -83,11 +85,13 @@ class LabelParty:
         self._task = task
         self._criterion = task_loss(task)
         self._secret = secret
+        self._draws = StepNumbers(secret, "rng")
         self._trainable = [w for w in self.model.parameters() if w.requires_grad]
         self._optimizer = None
         if optimizer is not None and self._trainable:
             self._optimizer = adversary.optimizer(optimizer(self._trainable))
         self._adversary = adversary
+        self._checkpoints = checkpoints
         self._on_epoch = on_epoch
         self._meters: dict[str, Meter] = {}
         self._labels = data.labels
@@ -106,6 +110,8 @@ class LabelParty:
         for epoch, exchanges in groupby(schedule, key=lambda exchange: exchange.epoch):
             started = time.perf_counter()
             for exchange in exchanges:
+                if self._checkpoints is not None and self._checkpoints.due(exchange.step):
+                    self._checkpoints.save(exchange.step, self.training_state())
                 before(exchange)
                 self.step(exchange)
                 after(exchange)
@@ -132,6 +138,37 @@ class LabelParty:
         """SHA-256 of the label party's own weights."""
         return weights_digest(self.weights())
 
+    def training_state(self) -> dict[str, Any]:
+        """What training needs to go on exactly: weights, optimiser, and what was counted."""
+        return {
+            "state": self.weights(),
+            "optimizer": self._optimizer.state_dict() if self._optimizer else {},
+            "meters": {phase: meter.state() for phase, meter in self._meters.items()},
+            "history": list(self.history),
+            "trained": [self.train_steps, self.train_rows, self.train_seconds],
+            "traffic": self.ledger.state(),
+        }
+
+    def resume(self) -> int:
+        """Go back to the last committed checkpoint; the exchange to go on with.
+
+        Raises:
+            RunFolderError: the checkpoint is missing, damaged or of another experiment.
+        """
+        step = self._checkpoints.committed() if self._checkpoints else 0
+        if self._checkpoints is None or step == 0:
+            return 0
+        saved = self._checkpoints.load(step)
+        self.load_weights(saved["state"])
+        if self._optimizer is not None:
+            self._optimizer.load_state_dict(saved["optimizer"])
+        meters = saved["meters"]
+        self._meters = {name: Meter.restored(self._task, kept) for name, kept in meters.items()}
+        self.history = list(saved["history"])
+        self.train_steps, self.train_rows, self.train_seconds = saved["trained"]
+        self.ledger.restore(saved["traffic"])
+        return step
+
     def _stateful(self) -> dict[str, Stateful]:
         codecs = {f"codec-{name}": half.codec for name, half in self.halves.items()}
         return {"defense": self._defense, **codecs}
@@ -144,7 +181,7 @@ class LabelParty:
             inputs = self._adversary.batch(inputs, moment)
         self._set_training(True)
         cuts = self._cuts(exchange, inputs)
-        with scoped(self._secret.number("rng", exchange.step)):
+        with scoped(self._draws[exchange.step]):
             logits = self._defense.logits(self.model["top"](self._merge(cuts)), moment)
             loss = self._criterion(logits, labels)
             extra = self._defense.loss(cuts, labels, logits, moment)
@@ -175,9 +212,9 @@ class LabelParty:
 
     def _rows(self, exchange: Exchange) -> tuple[Tensor | None, Tensor | None]:
         rows = torch.from_numpy(exchange.rows)
-        inputs = None if self.data.inputs is None else self.data.inputs[rows]
+        inputs = None if self.data.inputs is None else self.data.inputs.index_select(0, rows)
         source = self._labels if exchange.trains else self.data.labels
-        return inputs, None if source is None else source[rows]
+        return inputs, None if source is None else source.index_select(0, rows)
 
     def _cuts(self, exchange: Exchange, inputs: Tensor | None) -> dict[str, Tensor]:
         """Every party's cut in merge order; ours is computed while the others travel."""
@@ -186,10 +223,13 @@ class LabelParty:
             with scoped(self._secret.number("own", exchange.step)):
                 cut = own[self.data.name] = self.model["bottom"](inputs)
             check_shape(cut, len(inputs), self.terms.parties[self.data.name].width, self.data.name)
-        return {
+        cuts = {
             name: own[name] if name in own else self._receive(name, exchange)
             for name in self.terms.parties
         }
+        if self._checkpoints is not None and self._checkpoints.due(exchange.step):
+            self._checkpoints.commit(exchange.step)
+        return cuts
 
     def _receive(self, name: str, exchange: Exchange) -> Tensor:
         half, rows = self.halves[name], len(exchange.rows)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +42,20 @@ class Meter:
             self._correct += int((outputs.argmax(dim=1) == targets).sum())
         else:
             self._targets.append(targets)
+
+    def state(self) -> dict[str, Any]:
+        """What was added up so far, for a checkpoint."""
+        return {
+            "rows": self.rows,
+            "loss": self._loss,
+            "correct": self._correct,
+            "targets": list(self._targets),
+        }
+
+    @classmethod
+    def restored(cls, task: str, state: Mapping[str, Any]) -> Meter:
+        """A meter that goes on from `state`."""
+        return cls(task, state["rows"], state["loss"], state["correct"], list(state["targets"]))
 
     def figures(self, phase: str) -> dict[str, float]:
         """What was measured, by name; empty when no row was seen."""

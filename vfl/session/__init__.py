@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vfl.session.checkpoint import CHECKPOINTS, Checkpoints
 from vfl.session.consent import check_consent
 from vfl.session.handshake import Introduction, check_introduction
 from vfl.session.message import SessionMessage
@@ -11,6 +12,8 @@ from vfl.session.schedule import Exchange
 from vfl.session.terms import Mode, PartyTerms, Terms
 
 __all__ = [
+    "CHECKPOINTS",
+    "Checkpoints",
     "Exchange",
     "Introduction",
     "Mode",

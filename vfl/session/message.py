@@ -18,6 +18,7 @@ class SessionMessage(Settings):
         node: the node the token was made for.
         host, port: the stream, as the feature party reaches it.
         ca_pem: authority that signed the stream's certificate; empty means no TLS.
+        start: the exchange a resumed training goes on with.
         terms: what the session is about.
     """
 
@@ -29,6 +30,7 @@ class SessionMessage(Settings):
     ca_pem: str = Field(max_length=16384, repr=False)
     idle_timeout_s: float = Field(gt=0)
     rejoin_window_s: float = Field(gt=0)
+    start: int = Field(default=0, ge=0)
     terms: Terms
 
     @classmethod

@@ -7,6 +7,7 @@ from pathlib import Path
 from vfl.config import PartyFile
 from vfl.datasets import PartyData, TableFormat, load_for_prediction, load_own
 from vfl.seeds import Secret
+from vfl.session.checkpoint import CHECKPOINTS, Checkpoints
 from vfl.session.party_folder import PartyFolder
 from vfl.session.terms import Terms
 
@@ -56,6 +57,14 @@ def run_path(party: PartyFile, terms: Terms) -> Path:
 def own_folder(party: PartyFile, terms: Terms) -> PartyFolder:
     """The part of a run that belongs to this party."""
     return PartyFolder(run_path(party, terms) / "parties" / party.party)
+
+
+def own_checkpoints(party: PartyFile, terms: Terms) -> Checkpoints | None:
+    """Where this party saves while it trains; None for other sessions."""
+    if terms.mode != "train":
+        return None
+    folder = own_folder(party, terms).path / CHECKPOINTS
+    return Checkpoints(folder, terms.digest(), terms.train.checkpoint_every)
 
 
 def own_secret(party: PartyFile, terms: Terms) -> Secret:

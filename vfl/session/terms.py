@@ -83,8 +83,11 @@ class Terms(Settings):
         """SHA-256 of the terms, equal at two parties exactly when their terms are."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
-    def schedule(self, split: Split) -> Iterator[Exchange]:
-        """The session's exchanges over rows split this way."""
+    def schedule(self, split: Split, start: int = 0) -> Iterator[Exchange]:
+        """The session's exchanges over rows split this way, from exchange `start` on."""
+        return (exchange for exchange in self._exchanges(split) if exchange.step >= start)
+
+    def _exchanges(self, split: Split) -> Iterator[Exchange]:
         if self.mode == "train":
             return training(
                 self.seed,

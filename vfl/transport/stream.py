@@ -76,8 +76,10 @@ class Stream:
         """
         with self._busy:
             while not self._inbox:
-                if not self._advance():
+                # Asking first is cheaper than the error of a read that comes too early.
+                if self._poll_sees_all():
                     self._wait(select.POLLIN, deadline)
+                self._advance()
             return self._inbox.popleft()
 
     def write(self, frame: Frame, deadline: float) -> None:
@@ -133,6 +135,12 @@ class Stream:
                     self._advance()
             except OSError as error:
                 raise ConnectionError("the connection broke") from error
+
+    def _poll_sees_all(self) -> bool:
+        """Not when TLS holds bytes it has read already, nor once the socket is closed."""
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            return False
+        return self._socket.fileno() >= 0
 
     def _advance(self) -> bool:
         """Read what is there; True once a frame is complete, False when no bytes are left."""

@@ -1,0 +1,42 @@
+"""`vfl bench step` as a command; what it measures is tested with the benchmark itself."""
+
+import inspect
+import json
+
+import pytest
+
+from vfl.bench import step
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the command asked the benchmark for; nothing is measured."""
+    calls = []
+    signature = inspect.signature(step.bench_step)
+
+    def measured(*arguments, **options):
+        given = signature.bind(*arguments, **options).arguments
+        calls.append(given)
+        given["say"]("measuring")
+        return [step.StepRow("mlp", 64, 128, path, 2.0, 1.0, 1.5, 1.25, 0.5) for path in step.PATHS]
+
+    monkeypatch.setattr(step, "bench_step", measured)
+    return calls
+
+
+def test_rows_for_machines(vfl, asked):
+    done = vfl("bench", "step", "--json")
+    rows = json.loads(done.out)
+    assert [row["path"] for row in rows] == ["monolith", "inprocess", "tcp", "tls"]
+    assert {"model", "path", "cpu_ratio", "wall_ratio"} <= set(rows[0])
+    assert done.err == "measuring\n"
+    assert asked[0].get("steps") is None
+
+
+def test_a_table_for_people(vfl, asked):
+    done = vfl("bench", "step", "--quick")
+    assert done.code == 0
+    assert len(done.out.splitlines()) == 5
+    assert "tls" in done.out
+    assert asked[0]["steps"] == step.QUICK_STEPS
+    assert asked[0]["repeats"] == 1

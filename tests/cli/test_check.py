@@ -1,0 +1,134 @@
+"""`vfl check`: the plan of an experiment, a party's own file and a project, and their mistakes."""
+
+import json
+
+import pytest
+
+from vfl.config import read_experiment
+from vfl.run import train
+
+PARTY = """\
+party = "bank"
+[data]
+source = "loans.csv"
+id = "customer"
+columns = ["income", "debt", "town"]
+"""
+
+
+def facts_of(done):
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def test_the_plan_of_an_experiment(vfl, breast_cancer, tmp_path):
+    facts = facts_of(vfl("check", breast_cancer, "--json"))
+    assert (facts["train_rows"], facts["validation_rows"], facts["test_rows"]) == (398, 57, 114)
+    assert facts["steps_per_epoch"] == 13  # 398 rows, 32 at a time
+    assert facts["inputs"] == {"radiology": "15", "pathology": "15"}
+    assert (facts["parties"], facts["label_party"]) == ("radiology", "pathology")
+    summary = train(read_experiment(breast_cancer, ["train.epochs=2"]), tmp_path, "short")
+    asked = facts_of(vfl("check", breast_cancer, "--json", "-s", "train.epochs=2"))
+    sent = sum(summary["bytes_up"].values()) + sum(summary["bytes_down"].values())
+    assert sent <= asked["at_most_bytes"] < 2 * sent
+    assert asked["at_most_bytes"] < facts["at_most_bytes"]
+
+
+def test_the_plan_for_people(vfl, breast_cancer):
+    done = vfl("check", breast_cancer)
+    lines = done.out.splitlines()
+    assert lines[-1] == "no mistake found"
+    assert "inputs                   radiology 15, pathology 15" in lines
+    assert "steps per epoch          13" in lines
+    assert any(line.startswith("at most bytes") and line.endswith("kB") for line in lines)
+
+
+def test_a_partys_own_file(vfl, tmp_path, table):
+    path = tmp_path / "bank.toml"  # whatever it is called
+    path.write_text(PARTY)
+    facts = facts_of(vfl("check", path, "--json"))
+    assert (facts["party"], facts["rows"]) == ("bank", 200)
+    assert facts["inputs"] == "5"  # income, debt, and three towns
+    assert facts["consent"]["max_width"] == 256
+    assert "c000" not in json.dumps(facts)
+
+
+def test_settings_change_experiments_only(vfl, tmp_path, table):
+    path = tmp_path / "party.toml"
+    path.write_text(PARTY)
+    done = vfl("check", path, "-s", "train.epochs=3")
+    assert done.code == 2
+    assert "not a party's own file" in done.err
+
+
+@pytest.fixture
+def project(vfl, table, tmp_path):
+    """A project whose label party has its table."""
+    done = vfl("init", "project", "--party", "bank", "--party", "shop")
+    assert (done.code, done.out) == (0, "")
+    folder = tmp_path / "project"
+    labels = table[["customer", "paid"]].rename(columns={"customer": "id", "paid": "label"})
+    labels.to_csv(folder / "label" / "data.csv", index=False)
+    return folder
+
+
+def test_a_project_and_its_label_folder(vfl, project):
+    facts = facts_of(vfl("check", project, "--json"))
+    assert facts == facts_of(vfl("check", project / "label", "--json"))
+    assert facts["keys_of"] == ["bank", "shop"]
+    assert (facts["train_rows"], facts["validation_rows"], facts["test_rows"]) == (140, 20, 40)
+    assert facts_of(vfl("check", project, "--json", "-s", "train.epochs=3"))["epochs"] == 3
+
+
+@pytest.mark.parametrize("setting", ["columns=['income']", "source=mine.csv", "shape=[1, 2, 2]"])
+def test_a_project_names_nobodys_table(vfl, project, setting):
+    done = vfl("check", project, "-s", f"parties.bank.{setting}")
+    assert done.code == 2
+    assert f"parties.bank.{setting.partition('=')[0]}" in done.err
+    assert "party.toml" in done.err
+
+
+def test_every_mistake_of_a_file(vfl, tmp_path):
+    path = tmp_path / "wrong.toml"
+    path.write_text("sed = 1\n[parties.bank]\nwidth = 0\n[train]\nepochs = 'many'\n")
+    done = vfl("check", path)
+    assert done.code == 2
+    told = ["wrong.toml:1: no setting is called 'sed'; did you mean 'seed'?"]
+    told += ["wrong.toml:3: parties.bank.width = 0", "wrong.toml:5: train.epochs = many"]
+    assert all(mistake in done.err for mistake in told)
+
+
+def test_every_spec_that_cannot_be_used(vfl, breast_cancer):
+    specs = ["codec=topkk:k=3", "defense=layer_nrm", "label.top=mpl"]
+    specs += ["parties.radiology.bottom=mlp:hiden=4", "parties.pathology.bottom=cnnn"]
+    done = vfl("check", breast_cancer, *(word for spec in specs for word in ("-s", spec)))
+    assert done.code == 2
+    assert "5 specs cannot be used" in done.err
+    for setting, hint in [
+        ("codec", "did you mean 'topk'?"),
+        ("defense", "did you mean 'layer_norm'?"),
+        ("label.top", "did you mean 'mlp'?"),
+        ("parties.radiology.bottom", "did you mean 'hidden'?"),
+        ("parties.pathology.bottom", "did you mean 'cnn'?"),
+    ]:
+        (line,) = (text for text in done.err.splitlines() if text.startswith(f"  {setting}"))
+        assert line.endswith(hint)
+
+
+def test_a_model_that_does_not_fit_the_rows(vfl, breast_cancer):
+    done = vfl("check", breast_cancer, "-s", "parties.radiology.bottom=cnn")
+    assert done.code == 2
+    assert "bottom 'cnn' takes pictures" in done.err
+
+
+def test_the_same_table_at_two_parties_in_another_order(vfl, tmp_path, table):
+    shuffled = table.sample(frac=1, random_state=1)
+    shuffled.drop(columns=["income", "paid"]).to_parquet(tmp_path / "shop.parquet")
+    table[["customer", "income"]].to_parquet(tmp_path / "bank.parquet")
+    (tmp_path / "joined.toml").write_text(
+        "[data]\nsource = 'loans.csv'\nid = 'customer'\n[label]\ncolumn = 'paid'\n"
+        "[parties.bank]\nsource = 'bank.parquet'\n[parties.shop]\nsource = 'shop.parquet'\n"
+    )
+    facts = facts_of(vfl("check", "joined.toml", "--json"))
+    assert facts["inputs"] == {"bank": "1", "shop": "4"}
+    assert sum(facts[f"{part}_rows"] for part in ("train", "validation", "test")) == 200

@@ -1,0 +1,99 @@
+"""`vfl --help` and the help of every command: what it says and what it costs."""
+
+import resource
+import subprocess
+import sys
+import time
+
+import pytest
+import typer
+
+from vfl.cli import app
+
+COMMANDS = {
+    *("demo", "init", "check", "train", "evaluate", "predict", "report", "list"),
+    *("superlink", "supernode", "bench"),
+}
+WORDS = [*([name] for name in sorted(COMMANDS)), ["bench", "step"]]
+MOST_SECONDS = 0.6
+PAIRS = 6
+
+
+def test_every_command_is_there():
+    group = typer.main.get_command(app)
+    assert set(group.commands) == COMMANDS
+
+
+@pytest.mark.parametrize("command", WORDS, ids=" ".join)
+def test_every_command_explains_itself(vfl, command):
+    done = vfl(*command, "--help")
+    assert done.code == 0
+    assert f"vfl {' '.join(command)}" in done.out
+    summary = typer.main.get_command(app)
+    for name in command:
+        summary = summary.commands[name]
+    assert summary.help
+    first_line = summary.help.strip().splitlines()[0]
+    assert first_line.split(":")[0] in " ".join(done.out.split())
+
+
+def test_every_option_is_explained_and_every_argument_named():
+    group = typer.main.get_command(app)
+    everything = [*group.commands.values(), *group.commands["bench"].commands.values()]
+    parameters = [
+        (f"{command.name} {parameter.name}", getattr(parameter, "help", None) or parameter.metavar)
+        for command in everything
+        for parameter in command.params
+    ]
+    assert len(parameters) > 20
+    assert [name for name, explained in parameters if not explained] == []
+
+
+def test_without_a_command_the_help_is_shown(vfl):
+    done = vfl()
+    assert done.code == 2
+    assert "Usage: vfl" in done.out + done.err
+
+
+def test_an_unknown_command_is_the_users_mistake(vfl):
+    done = vfl("trian")
+    assert done.code == 2
+    assert "trian" in done.err
+
+
+def test_help_loads_nothing_heavy():
+    script = (
+        "import sys\nsys.argv = ['vfl', '--help']\nfrom vfl.cli import main\n"
+        "try: main()\n"
+        "finally: print(*sorted(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = set(done.stderr.split())
+    assert "vfl.cli" in loaded
+    assert not loaded & {"torch", "flwr", "pandas", "sklearn", "numpy", "pydantic"}
+
+
+def cost(*arguments):
+    """Wall and CPU seconds of one Python process."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], check=True, capture_output=True, timeout=60)
+    wall = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_help_comes_at_once():
+    """Neighbours in time are compared, and the best pair counts: others use this machine too."""
+    cost("-m", "vfl", "--help")  # compiles what was never imported before
+    more = []
+    for _ in range(PAIRS):
+        nothing, shown = cost("-c", "pass"), cost("-m", "vfl", "--help")
+        more.append(tuple(b - a for a, b in zip(nothing, shown, strict=True)))
+        if all(seconds <= MOST_SECONDS for seconds in more[-1]):
+            break
+    wall, processor = (min(values) for values in zip(*more, strict=True))
+    assert processor <= MOST_SECONDS
+    assert wall <= MOST_SECONDS

@@ -1,0 +1,39 @@
+import stat
+from pathlib import Path
+
+from vfl.config import read_experiment, read_party_file
+
+
+def test_a_project_with_the_addresses_that_were_given(vfl):
+    names = ["--party", "bank", "--party", "shop", "--label-party", "lender"]
+    done = vfl("init", "project", *names, "--host", "lender.example")
+    assert (done.code, done.out) == (0, "")
+    assert "project/README.md" in done.err
+    experiment = read_experiment(Path("project/label/app/experiment.toml"))
+    assert (experiment.name, experiment.feature_parties) == ("project", ["bank", "shop"])
+    assert experiment.label.party == "lender"
+    assert experiment.federation.superlink == "lender.example:8000"
+    assert experiment.federation.stream_host == "lender.example"
+    assert experiment.federation.stream_port == 8001
+    bank, shop = (
+        read_party_file(Path("project") / name / "party.toml") for name in ("bank", "shop")
+    )
+    assert bank.node.superlink == shop.node.superlink == "lender.example:8000"
+    assert bank.node.api_port != shop.node.api_port
+    lender = read_party_file(Path("project/label/party.toml"))
+    assert (lender.party, lender.data.label) == ("lender", "label")
+
+
+def test_everything_on_this_machine_without_more_words(vfl):
+    assert vfl("init", "trial", "--party", "bank").code == 0
+    experiment = read_experiment(Path("trial/label/app/experiment.toml"))
+    assert experiment.federation.superlink == "127.0.0.1:8000"
+    assert experiment.label.party == "label"
+    assert stat.S_IMODE(Path("trial/bank/node.key").stat().st_mode) == 0o600
+
+
+def test_the_current_folder_if_it_is_empty(vfl, tmp_path, monkeypatch):
+    (tmp_path / "loans").mkdir()
+    monkeypatch.chdir(tmp_path / "loans")
+    assert vfl("init", ".", "--party", "bank").code == 0
+    assert read_experiment(Path("label/app/experiment.toml")).name == "loans"

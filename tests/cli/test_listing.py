@@ -1,0 +1,37 @@
+import json
+
+import pytest
+
+from vfl.compression import CODECS
+from vfl.defenses import DEFENSES
+from vfl.models import BOTTOMS, TOPS
+
+FAMILIES = {"codecs": CODECS, "defenses": DEFENSES, "bottoms": BOTTOMS, "tops": TOPS}
+
+
+def test_every_registered_name_is_listed_with_its_options(vfl):
+    done = vfl("list", "--json")
+    rows = json.loads(done.out)
+    assert done.code == 0
+    assert done.err == ""
+    found = {(row["family"], row["name"]) for row in rows}
+    assert found == {(family, name) for family, known in FAMILIES.items() for name in known.names()}
+    specs = {row["name"]: row["spec"] for row in rows if row["family"] == "codecs"}
+    assert specs["none"] == "none"
+    assert specs["randtopk"].startswith("randtopk:k,")
+    assert {"alpha=0.1", "law=sequential"} <= set(specs["randtopk"].split(","))
+    assert all(row["summary"].endswith(".") for row in rows)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_family(vfl, family):
+    rows = json.loads(vfl("list", family, "--json").out)
+    assert [row["name"] for row in rows] == FAMILIES[family].names()
+    shown = vfl("list", family).out
+    assert all(row["spec"] in shown and row["summary"] in shown for row in rows)
+
+
+def test_a_family_that_does_not_exist(vfl):
+    done = vfl("list", "codec")
+    assert done.code == 2
+    assert "codecs" in done.err

@@ -1,0 +1,188 @@
+"""What goes wrong, its exit code, and that no message holds a cell, an id or a Python traceback."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from vfl import federated, plan, run
+from vfl.errors import LostPeerError, MissingPartyError, PeerError
+
+SECRET = "Zq8sentinel"
+NUMBER = "918273645"
+
+
+def mistake(done):
+    """What a user's mistake printed."""
+    assert done.code == 2
+    assert done.out == ""
+    assert done.err.startswith("error[V")
+    assert "Traceback" not in done.err
+    return done.err
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("codec=topkk:k=3", "did you mean 'topk'?"),
+        ("codec=topk:kk=3", "did you mean 'k'?"),
+        ("codec=topk:k=17", "k <= 16"),
+        ("codec=topk:k=two", "two"),
+        ("defense=layernorm", "did you mean 'layer_norm'?"),
+        ("parties.radiology.bottom=mlpp", "did you mean 'mlp'?"),
+        ("train.epoch=3", "did you mean 'epochs'?"),
+        ("train.epochs=0", "train.epochs = 0"),
+        ("epochs", "an override is key.path=value"),
+        ("data.source=breastcancer", "did you mean 'breast_cancer'?"),
+        ("data.source=absent.csv", "a table needs 'label.column'"),
+        ("data.test=0.0001", "no row is left for test"),
+        ("parties.radiology.columns=['a']", "is for tables"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_an_experiment_that_cannot_run(vfl, tmp_path, breast_cancer, command, setting, told):
+    assert told in mistake(vfl(command, breast_cancer, "-s", setting))
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("parties.bank.columns=['incomes']", "did you mean 'income'?"),
+        ("parties.bank.columns=['paid']", "the label column 'paid' is also a feature of 'bank'"),
+        ("parties.bank.columns=['debt']", "column 'debt' belongs to two parties"),
+        ("parties.bank.columns=['customer']", "the id column 'customer' is also a feature"),
+        ("data.source=absent.csv", "there is no such table"),
+        ("label.column=payed", "did you mean 'paid'?"),
+        ("data.id=customers", "did you mean 'customer'?"),
+        ("label.task=regression", "paid"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_tables_that_do_not_fit(vfl, tmp_path, loans, command, setting, told):
+    assert told in mistake(vfl(command, loans, "-s", setting))
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_files_that_are_not_there(vfl, tmp_path, command):
+    assert "there is no such file" in mistake(vfl(command, "absent.toml"))
+    (tmp_path / "empty").mkdir()
+    assert "this is not a project" in mistake(vfl(command, "empty"))
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict", "report"])
+def test_runs_that_are_not_there(vfl, command):
+    assert "there is no run" in mistake(vfl(command, "absent"))
+
+
+def test_a_folder_that_cannot_be_written(vfl, tmp_path, breast_cancer):
+    (tmp_path / "taken").write_text("a file")
+    told = mistake(vfl("train", breast_cancer, "--runs", "taken", "-s", "train.epochs=1"))
+    assert "taken" in told
+    assert "Not a directory" in told
+    assert "not empty" in mistake(vfl("init", ".", "--party", "bank"))
+
+
+def test_party_names_that_cannot_be(vfl, tmp_path):
+    assert "parties.Bank" in mistake(vfl("init", "new", "--party", "Bank"))
+    assert "no feature party" in mistake(vfl("init", "new", "--party", "a", "--label-party", "a"))
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MissingPartyError("no SuperNode of bank is online", fix="start it"),
+        LostPeerError("party 'bank' went away"),
+        PeerError("party 'bank' refused", got="width 300", want="width <= 256"),
+    ],
+)
+def test_another_party_is_exit_code_3(vfl, tmp_path, monkeypatch, error):
+    assert vfl("init", "project", "--party", "bank").code == 0
+
+    def fail(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(federated, "run_session", fail)
+    done = vfl("train", "project", "--json")
+    assert done.code == 3
+    assert done.out == ""
+    assert done.err.endswith(f"{error}\n")
+
+
+def test_an_interruption_is_exit_code_130(vfl, breast_cancer, monkeypatch):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "train", interrupt)
+    done = vfl("train", breast_cancer)
+    assert (done.code, done.out) == (130, "")
+    assert "Traceback" not in done.err
+
+
+def test_a_bug_of_ours_is_exit_code_1_and_quotes_no_cell(vfl, breast_cancer, monkeypatch):
+    def misbehave(*arguments, **options):
+        cell = SECRET
+        raise ValueError(f"could not convert {cell!r}")
+
+    monkeypatch.setattr(plan, "of_experiment", misbehave)
+    done = vfl("check", breast_cancer)
+    assert done.code == 1
+    assert "a bug of vfl" in done.err
+    assert "ValueError" in done.err
+    assert "misbehave" in done.err
+    assert SECRET not in done.err + done.out
+
+
+def leaks(text):
+    return SECRET in text or NUMBER in text
+
+
+def rows(count=60):
+    draw = np.random.default_rng(1)
+    return pd.DataFrame(
+        {
+            "customer": [f"{SECRET}{number:02d}" for number in range(count)],
+            "income": draw.normal(size=count),
+            "debt": [f"{NUMBER}.{number}" for number in range(count)],
+            "town": draw.choice([f"{SECRET}a", f"{SECRET}b"], count),
+            "paid": draw.choice([f"{SECRET}yes", f"{SECRET}no"], count),
+        }
+    )
+
+
+FAILURES = {
+    "an id twice": lambda table: table.assign(customer=f"{SECRET}00"),
+    "no id": lambda table: table.assign(customer=[None, *table["customer"][1:]]),
+    "one class": lambda table: table.assign(paid=f"{SECRET}yes"),
+    "no label": lambda table: table.assign(paid=[None, *table["paid"][1:]]),
+    "infinite": lambda table: table.assign(income=[float("inf"), *table["income"][1:]]),
+    "too many words": lambda table: table.assign(town=[f"{SECRET}{n}" for n in range(len(table))]),
+    "few rows": lambda table: table.head(2),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_no_cell_and_no_id_of_a_failing_run_is_shown(vfl, tmp_path, loans, command, failure):
+    table = FAILURES[failure](rows(400 if failure == "too many words" else 60))
+    table.to_csv(tmp_path / "loans.csv", index=False)
+    done = vfl(command, loans, "-s", "train.epochs=1")
+    assert done.code == 2
+    assert not leaks(done.out + done.err)
+
+
+def test_no_cell_and_no_id_is_shown_when_all_goes_well(vfl, tmp_path, loans):
+    rows().to_csv(tmp_path / "loans.csv", index=False)
+    said = []
+    for command in ("check", "train"):
+        said.append(vfl(command, loans, "-s", "train.epochs=1"))
+    (folder,) = (tmp_path / "runs").iterdir()
+    for command in ("evaluate", "predict", "report"):
+        said.append(vfl(command, folder))
+    assert [done.code for done in said] == [0] * 5
+    assert not any(leaks(done.out + done.err) for done in said)
+    assert not leaks((folder / "report.html").read_text())
+    owned = ("predictions.csv", "encoder.json", "party.json")  # ids, categories, classes
+    told = [path for path in folder.rglob("*") if path.is_file() and path.name not in owned]
+    assert [path.name for path in told if leaks(path.read_text(errors="replace"))] == []

@@ -1,0 +1,196 @@
+"""Commands and environments of Flower's processes; tests/federation starts the real ones."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from vfl import deployment
+from vfl.config import Experiment, PartyFile, read_party_file
+from vfl.deployment import Service, flower_environment, supernode_command
+from vfl.errors import LostPeerError, MissingDataError, PeerFailedError
+from vfl.project import write_project
+
+QUICK_PATIENCE_S = 5.0
+
+
+@pytest.fixture
+def project(tmp_path):
+    experiment = Experiment.model_validate(
+        {
+            "parties": {"bank": {}},
+            "federation": {"superlink": "lender.example:8123", "bind_host": "0.0.0.0"},
+        }
+    )
+    node = {"superlink": "lender.example:8123", "api_port": 9111}
+    parties = {
+        name: PartyFile.model_validate(
+            {"party": name, "data": {"source": "rows.csv", "id": "id"}, "node": node}
+        )
+        for name in ("bank", "label")
+    }
+    return tmp_path / "project", write_project(
+        tmp_path / "project", experiment, parties, "x.example"
+    )
+
+
+def test_nothing_of_flower_calls_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "1")
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setenv("KEPT", "yes")
+    environment = flower_environment(tmp_path, VFL_PARTY_FILE="party.toml")
+    assert environment["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert environment["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+    assert environment["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert environment["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert environment["FLWR_HOME"] == str(tmp_path)
+    assert environment["VFL_PARTY_FILE"] == "party.toml"
+    assert environment["PATH"] == f"{Path(sys.executable).parent}{os.pathsep}/usr/bin"
+    assert environment["KEPT"] == "yes"
+    assert os.environ["FLWR_TELEMETRY_ENABLED"] == "1"
+
+
+def test_a_supernode_is_told_its_key_its_authority_and_its_own_file(project):
+    folder, _ = project
+    file = folder / "bank" / "party.toml"
+    program, *arguments = supernode_command(read_party_file(file), file)
+    options = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    assert program == "flower-supernode"
+    assert options == {
+        "--superlink": "lender.example:8123",
+        "--root-certificates": str(folder / "bank" / "ca.pem"),
+        "--auth-supernode-private-key": str(folder / "bank" / "node.key"),
+        "--host": "127.0.0.1",
+        "--port": "9111",
+        "--node-config": f'party-file="{file}"',
+    }
+
+
+def test_a_path_with_a_quote_stays_one_value(project, tmp_path):
+    folder, _ = project
+    odd = tmp_path / 'the "old" bank'
+    (folder / "bank").rename(odd)
+    command = supernode_command(read_party_file(odd / "party.toml"), odd / "party.toml")
+    name, _, value = command[-1].partition("=")
+    assert name == "party-file"
+    assert json.loads(value) == str(odd / "party.toml")
+
+
+@pytest.mark.parametrize("missing", ["ca.pem", "node.key"])
+def test_a_supernode_lacks_a_file(project, missing):
+    folder, _ = project
+    file = folder / "bank" / "party.toml"
+    (folder / "bank" / missing).unlink()
+    with pytest.raises(MissingDataError, match="party 'bank' lacks a file") as caught:
+        supernode_command(read_party_file(file), file)
+    assert caught.value.where == str(folder / "bank" / missing)
+
+
+class Recorded(Service):
+    """Keeps the command instead of running it."""
+
+    commands: ClassVar[list] = []
+
+    def __init__(self, name, command, environment, log):
+        self.commands.append((list(command), dict(environment)))
+
+    def wait_for(self, marker, timeout_s=60.0):
+        pass
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    monkeypatch.setattr(deployment, "Service", Recorded)
+    monkeypatch.setattr(Recorded, "commands", [])
+    return Recorded.commands
+
+
+def test_a_superlink_has_tls_authentication_and_a_database(project, commands):
+    _, label = project
+    deployment.start_superlink(label)
+    ((command, environment),) = commands
+    assert command[:5] == ["flower-superlink", "--host", "0.0.0.0", "--port", "8123"]
+    assert "--enable-supernode-auth" in command
+    assert "--disable-runtime-dependency-installation" in command
+    assert "--insecure" not in command
+    for option, path in [
+        ("--ssl-ca-certfile", label.certificates / "ca.pem"),
+        ("--ssl-certfile", label.certificates / "server.pem"),
+        ("--ssl-keyfile", label.certificates / "server.key"),
+        ("--database", label.state / "superlink.db"),
+    ]:
+        assert command[command.index(option) + 1] == str(path)
+    assert environment["VFL_PARTY_FILE"] == str(label.party_file)
+    assert environment["FLWR_HOME"] == str(label.state)
+    assert "lender.example:8123" in (label.state / "config.toml").read_text()
+
+
+def test_a_simulation_is_the_only_insecure_one(project, commands):
+    _, label = project
+    deployment.start_superlink(label, simulation=True)
+    ((command, _),) = commands
+    assert {"--insecure", "--simulation"} <= set(command)
+
+
+def python(name, script, log):
+    return Service(name, [sys.executable, "-u", "-c", script], os.environ, log)
+
+
+def test_a_service_is_ready_when_its_log_says_so_and_ends_when_told(tmp_path):
+    service = python("it", "print('ready'); import time; time.sleep(60)", tmp_path / "deep" / "log")
+    try:
+        service.wait_for("ready")
+        assert service.alive
+    finally:
+        service.stop()
+    assert not service.alive
+    service.stop()
+    assert (tmp_path / "deep" / "log").read_text() == "ready\n"
+
+
+def test_a_service_that_does_not_listen_is_ended_all_the_same(tmp_path):
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready')\n"
+    service = python("it", deaf + "time.sleep(60)", tmp_path / "log")
+    service.wait_for("ready")
+    started = time.monotonic()
+    service.stop(patience_s=0.2)
+    assert not service.alive
+    assert time.monotonic() - started < QUICK_PATIENCE_S
+
+
+def test_a_service_that_ends_before_it_is_ready(tmp_path):
+    service = python("the SuperLink", "raise SystemExit(3)", tmp_path / "log")
+    with pytest.raises(LostPeerError, match="the SuperLink did not start") as caught:
+        service.wait_for("ready")
+    assert caught.value.got == "exit 3"
+    assert str(tmp_path / "log") in caught.value.fix
+    assert service.wait() == 3
+
+
+def test_a_service_that_takes_too_long(tmp_path):
+    service = python("it", "import time; time.sleep(60)", tmp_path / "log")
+    try:
+        with pytest.raises(LostPeerError) as caught:
+            service.wait_for("ready", timeout_s=0.2)
+        assert caught.value.got == "still starting"
+    finally:
+        service.stop()
+
+
+def test_a_command_of_flower_that_fails(project, monkeypatch, tmp_path):
+    _, label = project
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "flwr").write_text("#!/bin/sh\necho one >&2\necho 'cannot connect' >&2\nexit 7\n")
+    (programs / "flwr").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(PeerFailedError, match="flwr run failed") as caught:
+        deployment.submit(label, "train", "one")
+    assert caught.value.got == "cannot connect"
+    assert caught.value.exit_code == 3
+    assert "vfl superlink" in caught.value.fix

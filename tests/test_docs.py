@@ -1,0 +1,151 @@
+"""The documentation says what is true: its code runs, its files exist, its commands are there."""
+
+import re
+import runpy
+import shlex
+import tomllib
+import warnings
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from vfl.config import Experiment, PartyFile
+from vfl.config.toml import check
+
+with warnings.catch_warnings():  # importing typer uses what newer clicks deprecate
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import typer
+
+    from vfl.cli import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = ("vfl/", "tests/", "docs/", "examples/", "scripts/")
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(([^)#]+?)(?:#[^)]*)?\)")
+MOST_LINES = 15
+
+
+def text_of(page):
+    return page.read_text(encoding="utf-8")
+
+
+def blocks(page, language):
+    return [body for kind, body in BLOCK.findall(text_of(page)) if kind == language]
+
+
+def snippets(page):
+    """Everything a page shows as code: within lines, and lines of blocks without a language."""
+    outside = BLOCK.sub("", text_of(page))
+    lines = chain.from_iterable(body.splitlines() for body in blocks(page, ""))
+    return [*CODE.findall(outside), *lines]
+
+
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+def test_the_sample_of_the_readme(tmp_path, capsys):
+    (sample,) = blocks(ROOT / "README.md", "python")
+    assert sum(bool(line.strip()) for line in sample.splitlines()) <= MOST_LINES
+    (tmp_path / "sample.py").write_text(sample)
+    runpy.run_path(str(tmp_path / "sample.py"))
+    accuracy, ratio = capsys.readouterr().out.splitlines()
+    assert float(accuracy.removeprefix("accuracy ")) > 0.9
+    assert float(ratio.split()[0]) > 2
+    assert ratio.endswith("times fewer bytes than float32")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_are_named_exist(page):
+    targets = [page.parent / link for link in LINK.findall(text_of(page)) if "://" not in link]
+    words = chain.from_iterable(code.split() for code in snippets(page))
+    named = [word.strip(",.:;") for word in words]
+    targets += [ROOT / name for name in named if name.startswith(FOLDERS)]
+    missing = [str(path) for path in targets if not path.exists()]
+    assert missing == []
+
+
+def test_pages_are_linked():
+    linked = {link for page in PAGES for link in LINK.findall(text_of(page))}
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert pages - {Path(link).name for link in linked} == set()
+
+
+def commands_of(page):
+    """The `vfl ...` commands of a page, as lists of words."""
+    found = [code for code in snippets(page) if code.strip().startswith("vfl ")]
+    return [shlex.split(code, comments=True)[1:] for code in found]
+
+
+def command_named(words):
+    """The command that some words call, and the words that are left."""
+    command = typer.main.get_command(app)
+    while words and hasattr(command, "commands"):
+        assert words[0] in command.commands, f"there is no command {words[0]}"
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_that_are_named_exist_with_their_options(page):
+    for words in commands_of(page):
+        if words == ["--help"]:
+            continue
+        command, rest = command_named(words)
+        known = {option for parameter in command.params for option in parameter.opts}
+        asked = {word.partition("=")[0] for word in rest if word.startswith("-")}
+        assert asked <= known | {"--help"}, f"vfl {' '.join(words)}"
+
+
+def test_the_readme_names_every_step_of_a_federation():
+    named = {words[0] for words in commands_of(ROOT / "README.md")}
+    steps = {"demo", "init", "check", "superlink", "supernode", "train", "evaluate", "predict"}
+    assert steps <= named
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_settings_that_are_shown_are_settings(page):
+    for body in blocks(page, "toml"):
+        content = tomllib.loads(body)
+        check(content, PartyFile if "party" in content else Experiment, where=page.name)
+
+
+def test_a_partys_file_is_shown():
+    parties = [tomllib.loads(body) for page in PAGES for body in blocks(page, "toml")]
+    assert any({"party", "data", "consent", "node"} <= set(content) for content in parties)
+
+
+def rows_of_features():
+    lines = text_of(ROOT / "docs" / "features.md").splitlines()
+    rows = [line.strip("|").split("|") for line in lines if line.startswith("|")]
+    header, rule, *body = [[cell.strip() for cell in row] for row in rows]
+    assert set("".join(rule)) <= set("- ")
+    assert header == ["method", "source", "file", "test", "command"]
+    return body
+
+
+@pytest.mark.parametrize("row", rows_of_features(), ids=lambda row: row[0])
+def test_a_feature_names_its_file_and_its_test(row):
+    method, source, file, test, command = row
+    assert all([method, source, file, test, command])
+    assert CODE.findall(file) or file == "same"
+    assert CODE.findall(test) or test == "same"
+    assert all(path.startswith("tests/") for path in CODE.findall(test))
+    assert CODE.findall(command)
+
+
+def test_sizes_in_the_readme_add_up():
+    """The demo's figures: 25 epochs of two cuts, 32 wide, over digits' 1797 rows."""
+    shown = re.search(r"left +([\d.]+) MB up, ([\d.]+) MB down", text_of(ROOT / "README.md"))
+    frame, epochs, width = 16, 25, 32
+    train, validation, test = 1258, 180, 359
+    batches = -(-train // 64)
+    down = epochs * (4 * width * train + batches * frame + frame) + frame
+    up = down + epochs * 4 * width * validation + 4 * width * test
+    assert [float(figure) for figure in shown.groups()] == [
+        round(up / 1e6, 2),
+        round(down / 1e6, 2),
+    ]

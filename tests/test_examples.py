@@ -1,0 +1,76 @@
+"""The examples do what their first lines say; a warning in one of them is an error here."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vfl.config import read_experiment
+from vfl.plan import check_specs, of_experiment
+from vfl.run import train
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PROGRAMS = {
+    "own_loop.py": 0.93,
+    "outside_defense.py": 0.93,
+    "outside_codec.py": None,
+}
+EXPERIMENTS = ["breast_cancer.toml", "mnist_halves.toml"]
+SHORT = 80  # lines
+
+
+def test_every_example_is_tested():
+    found = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".toml")}
+    assert found == {*PROGRAMS, *EXPERIMENTS}
+    lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.*")}
+    assert max(lines.values()) <= SHORT
+
+
+def output_of(name, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / name)],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", [name for name, least in PROGRAMS.items() if least])
+def test_an_example_learns(name, tmp_path):
+    found = re.findall(r"accuracy (\d\.\d+)", output_of(name, tmp_path))
+    assert found
+    assert all(PROGRAMS[name] < float(accuracy) <= 1 for accuracy in found)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_codec_from_outside_halves_the_bytes(tmp_path):
+    first, *values = output_of("outside_codec.py", tmp_path).splitlines()
+    assert first == "3 values in 6 bytes"
+    assert "2.0000" in values[0]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_specs_of_an_experiment_can_be_built(name):
+    facts = check_specs(read_experiment(EXAMPLES / name))
+    assert facts["parties"]
+
+
+def test_the_experiment_on_a_bundled_table_trains(tmp_path):
+    path = EXAMPLES / "breast_cancer.toml"
+    assert of_experiment(path)["label_party"] == "pathology"
+    assert train(read_experiment(path), tmp_path, "one")["test_accuracy"] > 0.95
+
+
+def test_the_experiment_on_mnist_finds_its_pictures(data_root, monkeypatch):
+    monkeypatch.setenv("VFL_DATA", str(data_root))
+    facts = of_experiment(EXAMPLES / "mnist_halves.toml", ["data.rows=700"])
+    assert facts["inputs"] == {"left": "1x28x14", "right": "1x28x14"}

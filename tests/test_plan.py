@@ -1,0 +1,124 @@
+"""The facts of `vfl check`, against what a training then does."""
+
+import math
+
+import pytest
+
+from vfl import plan
+from vfl.config import read_experiment
+from vfl.errors import ConfigError, DataError, SpecError, WidthError
+from vfl.frame import HEADER_BYTES
+from vfl.run import train
+
+TEXT = """\
+name = "plan"
+codec = "topk:k=3,values=8"
+[data]
+source = "digits"
+rows = 300
+[parties.left]
+width = 16
+[parties.right]
+width = 8
+[train]
+epochs = 2
+batch_rows = 50
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "plan.toml"
+    file.write_text(TEXT)
+    return file
+
+
+def test_counts_of_rows_and_steps(path):
+    facts = plan.of_experiment(path)
+    assert [facts[f"{part}_rows"] for part in ("train", "validation", "test")] == [210, 30, 60]
+    assert (facts["steps_per_epoch"], facts["epochs"]) == (5, 2)
+    assert facts["inputs"] == {"left": "1x8x4", "right": "1x8x4"}
+    assert facts["privacy"] == "promises nothing"
+    # k of d values of b bits, each with ceil(log2 d) bits of its place, of 32 bits a value
+    assert facts["formula_ratio"] == pytest.approx(3 / 16 * (8 + 4) / 32, abs=1e-5)
+
+
+def test_bytes_of_a_dense_codec_are_known_beforehand(path, tmp_path):
+    """A payload may have 64 bytes more than its values, which this codec does not use."""
+    facts = plan.of_experiment(path, ["codec=none"])
+    rows, exchanges = 2 * (210 + 30) + 60, 2 * (5 + 1) + 1
+    up = 4 * rows * (16 + 8) + 2 * exchanges * HEADER_BYTES
+    down = 4 * 2 * 210 * (16 + 8) + 2 * exchanges * HEADER_BYTES
+    summary = train(read_experiment(path, ["codec=none"]), tmp_path, "dense")
+    sent = [*summary["bytes_up"].values(), *summary["bytes_down"].values()]
+    assert sum(sent) == up + down
+    assert facts["at_most_bytes"] == up + down + 64 * 2 * (exchanges + 2 * 5)
+
+
+def test_bytes_of_a_sparse_codec_stay_within_the_bound(path, tmp_path):
+    summary = train(read_experiment(path), tmp_path, "sparse")
+    sent = sum(summary["bytes_up"].values()) + sum(summary["bytes_down"].values())
+    assert sent <= plan.of_experiment(path)["at_most_bytes"] < 2 * sent
+
+
+def test_a_codec_must_fit_every_width(path):
+    with pytest.raises(WidthError, match="8 wide") as caught:
+        plan.of_experiment(path, ["codec=topk:k=9"])
+    assert caught.value.where == "codec"
+    facts = plan.of_experiment(path, ["codec=topk:k=9", "parties.right.width=9"])
+    assert facts["codec"] == "topk:k=9"
+
+
+def test_one_wrong_spec_keeps_its_own_words(path):
+    with pytest.raises(SpecError, match="no top is called 'liner'") as caught:
+        plan.of_experiment(path, ["label.top=liner"])
+    assert (caught.value.where, caught.value.fix) == ("label.top", "did you mean 'linear'?")
+
+
+def test_several_wrong_specs_are_told_together(path):
+    with pytest.raises(ConfigError, match="2 specs cannot be used") as caught:
+        plan.of_experiment(path, ["label.top=liner", "defense=zzzzz"])
+    assert "label.top: no top is called 'liner'; did you mean 'linear'?" in caught.value.what
+    assert "defense: no defense is called 'zzzzz'; want layer_norm, none" in caught.value.what
+
+
+def test_a_bottom_must_fit_the_rows(path):
+    facts = plan.of_experiment(path, ["parties.left.bottom=cnn:channels=2-4"])
+    assert facts["inputs"]["left"] == "1x8x4"
+    overrides = ["data.source=breast_cancer", "parties.left.bottom=cnn"]
+    with pytest.raises(SpecError, match="takes pictures"):
+        plan.of_experiment(path, overrides)
+
+
+def party_toml(folder, label=""):
+    rows = "".join(f"r{n},{n % 7},{n % 3},{n % 2}\n" for n in range(40))
+    (folder / "rows.csv").write_text(f"id,a,b,paid\n{rows}")
+    path = folder / "party.toml"
+    path.write_text(f'party = "bank"\n[data]\nsource = "rows.csv"\nid = "id"\n{label}')
+    return path
+
+
+def test_a_feature_party_takes_every_column_but_the_id(tmp_path):
+    facts = plan.of_party_file(party_toml(tmp_path))
+    assert (facts["party"], facts["rows"], facts["inputs"]) == ("bank", 40, "3")
+    assert facts["consent"]["codecs"] == ["*"]
+
+
+def test_a_label_party_may_have_no_columns(tmp_path):
+    facts = plan.of_party_file(party_toml(tmp_path, 'label = "paid"'))
+    assert facts["inputs"] is None
+    again = plan.of_party_file(party_toml(tmp_path, 'label = "paid"\ncolumns = ["a", "b"]'))
+    assert again["inputs"] == "2"
+
+
+def test_a_partys_table_is_read(tmp_path):
+    path = party_toml(tmp_path)
+    (tmp_path / "rows.csv").unlink()
+    with pytest.raises(DataError, match="no such table"):
+        plan.of_party_file(path)
+
+
+def test_steps_are_rounded_up(path):
+    for rows in (1, 50, 64, 210):
+        facts = plan.of_experiment(path, [f"train.batch_rows={rows}"])
+        assert facts["steps_per_epoch"] == math.ceil(210 / rows)

@@ -1,0 +1,153 @@
+"""A training that is interrupted and resumed ends where the undisturbed one ends, bit for bit."""
+
+import io
+
+import pytest
+import torch
+
+from vfl.config import Experiment
+from vfl.datasets import load_bundled
+from vfl.errors import RunFolderError
+from vfl.local import LocalSession
+from vfl.run import train
+from vfl.session import Checkpoints
+from vfl.storage import read_json, read_lines
+
+
+class Killed(Exception):
+    """Stands for a process that ends between two frames."""
+
+
+class Killer:
+    """Ends the session when the frame of a step passes the link."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def __call__(self, party, direction, frame):
+        if frame.step == self.step and direction == "down":
+            raise Killed
+
+
+def experiment(**changes):
+    content = {
+        "codec": "randtopk:k=3,alpha=0.2,values=8",
+        "parties": {
+            name: {"width": 8, "bottom": "mlp:hidden=16,dropout=0.3,batch_norm=true"}
+            for name in ("left", "right")
+        },
+        "train": {"epochs": 4, "batch_rows": 50, "checkpoint_every": 5},
+    }
+    return Experiment.model_validate(content | changes)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return load_bundled("digits", ["left", "right"], 0, "label", limit=400)
+
+
+def session(data, folder=None, observers=(), settings=None):
+    return LocalSession(
+        settings or experiment(), data, outputs=10, checkpoints=folder, observers=observers
+    )
+
+
+def without_times(history):
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in history]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data):
+    return session(data).run()
+
+
+@pytest.mark.parametrize("kills", [[3], [12], [7, 12, 13, 21], [14, 15, 16, 17], [26]])
+def test_resuming_changes_nothing(data, undisturbed, tmp_path, kills):
+    for step in kills:
+        with pytest.raises(Killed):
+            session(data, tmp_path, [Killer(step)]).run()
+    resumed = session(data, tmp_path).run()
+    assert resumed.weights_digest() == undisturbed.weights_digest()
+    assert without_times(resumed.label.history) == without_times(undisturbed.label.history)
+    ours, theirs = resumed.ledger, undisturbed.ledger
+    assert ours.bytes_by_party("up") == theirs.bytes_by_party("up")
+    assert ours.bytes_by_party("down") == theirs.bytes_by_party("down")
+    assert resumed.label.train_steps == undisturbed.label.train_steps
+
+
+def test_it_goes_on_from_the_last_committed_step_and_not_from_the_start(data, tmp_path):
+    with pytest.raises(Killed):
+        session(data, tmp_path, [Killer(13)]).run()
+    seen = []
+    session(data, tmp_path, [lambda party, direction, frame: seen.append(frame.step)]).run()
+    assert min(seen) == 10
+
+
+def test_a_checkpoint_only_some_parties_have_is_not_committed(data, tmp_path):
+    """The kill falls between the parties' saving before exchange 5 and the arrival of its cuts."""
+    with pytest.raises(Killed):
+        session(data, tmp_path, [Killer(4)]).run()
+    assert Checkpoints(tmp_path / "label" / "checkpoints", "", 5).committed() == 0
+
+
+def test_a_run_goes_on_in_its_folder(tmp_path):
+    settings = Experiment.model_validate(
+        {
+            "parties": {"left": {"width": 8}, "right": {"width": 8}},
+            "data": {"rows": 300},
+            "train": {"epochs": 6, "batch_rows": 30, "checkpoint_every": 10},
+        }
+    )
+    whole = train(settings, tmp_path, "whole")
+    with pytest.raises(Killed):
+        train(settings, tmp_path, "cut", observers=[Killer(33)])
+    told = []
+    resumed = train(settings, tmp_path, "cut", resume=True, on_epoch=told.append)
+    assert resumed["weights_sha256"] == whole["weights_sha256"]
+    assert resumed["bytes_up"] == whole["bytes_up"]
+    records = [list(read_lines(tmp_path / run / "metrics.jsonl")) for run in ("cut", "whole")]
+    assert without_times(records[0]) == without_times(records[1])
+    assert [record["epoch"] for record in told] == [4, 5, 6]
+    assert not (tmp_path / "cut" / "failure.json").exists()
+    with pytest.raises(RunFolderError, match="has ended"):
+        train(settings, tmp_path, "cut", resume=True)
+
+
+def test_other_settings_do_not_resume_it(data, tmp_path):
+    with pytest.raises(Killed):
+        session(data, tmp_path, [Killer(13)]).run()
+    other = experiment(codec="none")
+    with pytest.raises(RunFolderError, match="another experiment"):
+        session(data, tmp_path, settings=other).run()
+
+
+def test_only_the_last_checkpoints_are_kept(tmp_path):
+    kept = Checkpoints(tmp_path, "t" * 64, 10)
+    for step in range(10, 60, 10):
+        kept.save(step, {"weights": torch.arange(step)})
+    assert kept.steps() == [30, 40, 50]
+    assert torch.equal(kept.load(40)["weights"], torch.arange(40))
+    with pytest.raises(RunFolderError, match="no checkpoint of that step"):
+        kept.load(10)
+
+
+def test_a_damaged_or_foreign_checkpoint_is_refused(tmp_path):
+    kept = Checkpoints(tmp_path, "t" * 64, 10)
+    kept.save(10, {"weights": torch.ones(100)})
+    (path,) = tmp_path.glob("*.pt")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(RunFolderError, match="damaged"):
+        kept.load(10)
+    content = torch.load(io.BytesIO(whole), weights_only=True)
+    torch.save(content | {"format": 99}, path)
+    with pytest.raises(RunFolderError, match="another format"):
+        kept.load(10)
+
+
+def test_the_commit_is_one_small_file(tmp_path):
+    kept = Checkpoints(tmp_path, "t" * 64, 10)
+    assert kept.committed() == 0
+    kept.commit(20)
+    assert kept.committed() == 20
+    assert read_json(tmp_path / "committed.json") == {"step": 20}

@@ -1,0 +1,151 @@
+"""The label party's way through one session: join, work, restart after a loss, conclude."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flwr.serverapp import Grid
+
+from vfl.config import Experiment, PartyFile
+from vfl.errors import LostPeerError, VFLError
+from vfl.frame import Frame, Kind
+from vfl.ledger import Ledger
+from vfl.link import Link
+from vfl.run_folder import RunFolder
+from vfl.server.build import build_label_party
+from vfl.server.federation import Federation
+from vfl.server.label_party import LabelParty
+from vfl.server.predictions import write_predictions
+from vfl.server.summary import summarise
+from vfl.session import PartyFolder, PartyReport, Terms
+from vfl.session.own_data import (
+    own_checkpoints,
+    own_data,
+    own_folder,
+    own_secret,
+    run_path,
+)
+from vfl.storage import joint_digest
+
+_COLLECT_S = 10.0
+
+
+def run_session(
+    grid: Grid, experiment: Experiment, party: PartyFile, terms: Terms, *, resume: bool = False
+) -> None:
+    """One session at the label party, its run folder included.
+
+    Raises:
+        VFLError: told to every party that is still there, and left in the run folder.
+    """
+    path = run_path(party, terms)
+    if resume:
+        folder = RunFolder.reopen(path)
+    elif terms.mode == "train":
+        folder = RunFolder.create(path, experiment, "federated", "vfl train PROJECT")
+    else:
+        folder = RunFolder.open(path)
+    try:
+        session = LabelSession(grid, experiment, party, terms, folder)
+        label, reports = session.play()
+        _conclude(folder, own_folder(party, terms), label, reports)
+    except VFLError as problem:
+        folder.fail(problem)
+        _say(str(problem))
+        raise
+
+
+class LabelSession:
+    """The label party's way through one session, restarts after lost parties included."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        experiment: Experiment,
+        party: PartyFile,
+        terms: Terms,
+        folder: RunFolder,
+    ) -> None:
+        self.grid = grid
+        self.experiment = experiment
+        self.party = party
+        self.terms = terms
+        self.folder = folder
+        self.data = own_data(party, terms, experiment.label.task)
+        self.checkpoints = own_checkpoints(party, terms)
+
+    def play(self) -> tuple[LabelParty, list[PartyReport]]:
+        """Play it to its end; a training goes on from its last checkpoint when a party is lost."""
+        settings = self.experiment.federation
+        restarts = 0
+        while True:
+            patience = settings.restart_timeout_s if restarts else settings.join_timeout_s
+            try:
+                return self._attempt(patience)
+            except LostPeerError as loss:
+                if self.checkpoints is None or restarts == settings.max_restarts:
+                    raise
+                restarts += 1
+                step = self.checkpoints.committed()
+                _say(f"{loss}\nrestart {restarts} of {settings.max_restarts}, from step {step}")
+
+    def _attempt(self, patience_s: float) -> tuple[LabelParty, list[PartyReport]]:
+        settings = self.experiment.federation
+        ledger = Ledger()
+        start = 0 if self.checkpoints is None else self.checkpoints.committed()
+        with Federation(
+            self.grid, self.terms, settings, self.data, patience_s, say=_say
+        ) as federation:
+            label = self._build(federation.join([ledger], start), ledger)
+            label.resume()
+            label.run(self.terms.schedule(self.data.split, start))
+            reports = _farewell(label)
+        federation.collect(_COLLECT_S)
+        return label, reports
+
+    def _build(self, links: Mapping[str, Link], ledger: Ledger) -> LabelParty:
+        trains = self.terms.mode == "train"
+        own = own_folder(self.party, self.terms)
+        classes = self.data.classes if trains else own.classes()
+        return build_label_party(
+            self.data,
+            self.terms,
+            links,
+            own_secret(self.party, self.terms),
+            top=self.experiment.label.top,
+            task=self.experiment.label.task,
+            outputs=1 if classes is None else len(classes),
+            ledger=ledger,
+            weights=None if trains else own.weights(),
+            checkpoints=self.checkpoints,
+            on_epoch=self.folder.epoch if trains else lambda record: None,
+        )
+
+
+def _farewell(label: LabelParty) -> list[PartyReport]:
+    """Every party's last word, and ours to them."""
+    reports = [PartyReport.of(half.link.receive(), name) for name, half in label.halves.items()]
+    for half in label.halves.values():
+        half.link.send(Frame(Kind.DONE))
+    return reports
+
+
+def _conclude(
+    folder: RunFolder, own: PartyFolder, label: LabelParty, reports: list[PartyReport]
+) -> None:
+    terms = label.terms
+    digests = [(report.party, report.weights_sha256) for report in reports]
+    weights = joint_digest([*digests, (label.data.name, label.weights_digest())])
+    summary = summarise(label, weights, str(folder.path))
+    if terms.mode == "predict":
+        write_predictions(folder.path / "predictions.csv", label.data, label.outputs, own.classes())
+        return
+    if terms.mode == "evaluate":
+        folder.evaluated(summary)
+        return
+    own.save(label.data, terms, label.weights())
+    folder.finish(summary, label.ledger)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
