@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,17 +53,27 @@ def permutation(seed: int, rows: int, *purpose: str | int) -> np.ndarray:
     return order
 
 
-@contextmanager
-def scoped(key: int) -> Iterator[None]:
-    """Run a block with torch's global generator seeded by `key`; its old state returns after."""
-    import torch
+class scoped:
+    """Run a block with torch's global generator seeded by `key`; its old state returns after.
 
-    before = torch.random.get_rng_state()
-    torch.default_generator.manual_seed(key)
-    try:
-        yield
-    finally:
-        torch.random.set_rng_state(before)
+    A class, for it runs three times a training step, where `contextmanager` shows.
+    """
+
+    __slots__ = ("_before", "_key")
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+
+    def __enter__(self) -> None:
+        import torch
+
+        self._before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(self._key)
+
+    def __exit__(self, *error: object) -> None:
+        import torch
+
+        torch.default_generator.set_state(self._before)
 
 
 class Secret:

@@ -19,6 +19,13 @@ from vfl.config.toml import Settings
 from vfl.errors import PeerFailedError
 
 _END_S = 5.0
+#: One thread each. The C library (glibc) keeps freed memory: whether it hands large tensors back
+#: to the system and faults them in again hangs on chance, and costs up to a tenth of a step.
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": "1073741824",
+    "MALLOC_TRIM_THRESHOLD_": "1073741824",
+}
 _Message = TypeVar("_Message", bound=Settings)
 
 
@@ -81,7 +88,7 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | _ENVIRONMENT,
         )
 
     def tell(self, message: Settings) -> None:

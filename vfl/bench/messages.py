@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from vfl.config.toml import Settings
 
 #: The monolith, all parties in one process, the label party of a stream, or a party that joins it.
@@ -36,7 +38,7 @@ class Job(Settings):
     warmup_steps: int
     steps: int
     session: str = ""
-    tokens: dict[str, str] = {}
+    tokens: dict[str, str] = Field(default_factory=dict, repr=False)
     tls: bool = False
     door: Door | None = None
 

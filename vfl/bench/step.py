@@ -2,8 +2,9 @@
 
 Every path trains the same network from the same first weights on the same batches of synthetic
 rows drawn from the seed, one thread a process. Paths take turns, so that each ratio compares
-neighbours in time; what is reported is the median over the turns. CPU time counts all processes;
-it hardly moves on a busy machine, wall time does.
+neighbours in time; what is reported is the median over the turns. CPU time counts all processes.
+On a busy machine wall time says little, and processes that share cores and caches with strangers
+take more CPU time than one does: small steps over a stream want a quiet machine.
 """
 
 from __future__ import annotations
@@ -86,8 +87,9 @@ def bench_step(
 
 
 def format_table(rows: Sequence[StepRow]) -> str:
-    """The rows as a table for people, each ratio in brackets and with its aim where it has one."""
-    head = f"{'model':<6}{'rows':>5}{'width':>7}  {'path':<10}{'CPU ms':>17}{'wall ms':>17}{'loss':>10}"
+    """The rows as a table for people; ratios in brackets, and what CPU time was aimed at."""
+    size = f"{'model':<6}{'rows':>5}{'width':>7}  {'path':<10}"
+    head = f"{size}{'CPU ms':>17}{'aim':>9}{'wall ms':>17}{'loss':>10}"
     return "\n".join([head, *map(_line, rows)])
 
 
@@ -95,7 +97,15 @@ def _line(row: StepRow) -> str:
     cpu = f"{row.cpu_ms:.2f} ({row.cpu_ratio:.2f}x)"
     wall = f"{row.wall_ms:.2f} ({row.wall_ratio:.2f}x)"
     size = f"{row.model:<6}{row.batch_rows:>5}{row.width:>7}  {row.path:<10}"
-    return f"{size}{cpu:>17}{wall:>17}{row.final_loss:>10.5f}"
+    return f"{size}{cpu:>17}{_aim(row):>9}{wall:>17}{row.final_loss:>10.5f}"
+
+
+def _aim(row: StepRow) -> str:
+    for workload in WORKLOADS.values():
+        same = (workload.model, workload.batch_rows, workload.width)
+        if same == (row.model, row.batch_rows, row.width) and row.path in workload.aims:
+            return f"<= {workload.aims[row.path]:.2f}x"
+    return ""
 
 
 def _row(workload: Workload, path: Path, turns: Sequence[_Turn]) -> StepRow:

@@ -20,6 +20,9 @@ def train(
     ],
     settings: Set = None,
     runs: Annotated[Path, typer.Option(help="Where run folders go (in process).")] = Path("runs"),
+    resume: Annotated[
+        Path | None, typer.Option(help="The folder of an interrupted run, to go on with it.")
+    ] = None,
     download: Annotated[
         bool, typer.Option("--download", help="Fetch a data set that is not here.")
     ] = False,
@@ -28,37 +31,16 @@ def train(
     """Train an experiment.
 
     An experiment file trains with every party in this process. A project, the folder that
-    `vfl init` writes, trains on its SuperLink with the SuperNodes that are connected.
+    `vfl init` writes, trains on its SuperLink with the SuperNodes that are connected. A run that
+    was interrupted goes on from its last checkpoint with `--resume RUN` and the same settings.
     """
     from vfl.report import build_report
-    from vfl.run_folder import new_run_name
     from vfl.storage import read_json
 
     if path.is_dir():
-        from vfl import federated
-        from vfl.project import LabelFolder
-
-        label = LabelFolder.find(path)
-        name = new_run_name(label.experiment().name)
-        say(f"submitting run {name}")
-        folder = federated.run_session(
-            label, "train", name, overrides=settings or [], on_epoch=say_epoch
-        )
+        folder = _on_the_federation(path, settings or [], resume)
     else:
-        from vfl.config import read_experiment
-        from vfl.plan import check_specs
-        from vfl.run import train as train_in_process
-        from vfl.threads import use_one_thread
-
-        use_one_thread()
-        experiment = read_experiment(path, settings or [])
-        check_specs(experiment)
-        name = new_run_name(experiment.name)
-        command = f"vfl train {path}" + "".join(f" -s {text}" for text in settings or [])
-        train_in_process(
-            experiment, runs, name, command=command, download=download, on_epoch=say_epoch
-        )
-        folder = runs / name
+        folder = _in_process(path, settings or [], runs, resume, download)
     page = build_report(folder)
     summary = read_json(folder / "summary.json")
     if json:
@@ -66,3 +48,46 @@ def train(
     else:
         show(summary)
         print(f"{'report':<16} {page}")
+
+
+def _on_the_federation(project: Path, settings: list[str], resume: Path | None) -> Path:
+    from vfl import federated
+    from vfl.plan import check_specs
+    from vfl.project import LabelFolder
+    from vfl.run_folder import new_run_name
+
+    label = LabelFolder.find(project)
+    experiment = label.experiment(settings)
+    check_specs(experiment)
+    name = resume.resolve().name if resume else new_run_name(experiment.name)
+    say(f"{'resuming' if resume else 'submitting'} run {name}")
+    extra = {"resume": resume is not None}
+    return federated.run_session(
+        label, "train", name, overrides=settings, on_epoch=say_epoch, extra=extra
+    )
+
+
+def _in_process(
+    path: Path, settings: list[str], runs: Path, resume: Path | None, download: bool
+) -> Path:
+    from vfl.config import read_experiment
+    from vfl.plan import check_specs
+    from vfl.run import train as train_in_process
+    from vfl.run_folder import new_run_name
+    from vfl.threads import use_one_thread
+
+    use_one_thread()
+    experiment = read_experiment(path, settings)
+    check_specs(experiment)
+    folder = resume or runs / new_run_name(experiment.name)
+    command = f"vfl train {path}" + "".join(f" -s {text}" for text in settings)
+    train_in_process(
+        experiment,
+        folder.parent,
+        folder.name,
+        command=command,
+        resume=resume is not None,
+        download=download,
+        on_epoch=say_epoch,
+    )
+    return folder

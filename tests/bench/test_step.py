@@ -1,0 +1,101 @@
+import math
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from vfl.bench import step
+from vfl.bench.messages import Measurement
+from vfl.bench.step import QUICK_STEPS, StepRow, bench_step, format_table
+from vfl.bench.workloads import PATHS, WORKLOADS
+from vfl.errors import ConfigError, PeerFailedError
+
+
+@pytest.fixture(scope="module")
+def quick():
+    return bench_step(steps=QUICK_STEPS, repeats=1)
+
+
+def test_every_workload_takes_every_path(quick):
+    asked = [(w.model, w.batch_rows, w.width, path) for w in WORKLOADS.values() for path in PATHS]
+    assert [(row.model, row.batch_rows, row.width, row.path) for row in quick] == asked
+
+
+def test_every_path_trains_the_same_network(quick):
+    for start in range(0, len(quick), len(PATHS)):
+        monolith, inprocess, tcp, tls = (row.final_loss for row in quick[start : start + 4])
+        assert inprocess == pytest.approx(monolith, rel=1e-5)
+        assert inprocess == tcp == tls
+
+
+def test_the_network_learns(quick):
+    small = [row.final_loss for row in quick if row.batch_rows == 64 and row.model == "mlp"]
+    assert max(small) < math.log(2)  # what guessing one of two classes costs
+
+
+def test_ratios_are_to_the_monolith_of_the_same_turn(quick):
+    for start in range(0, len(quick), len(PATHS)):
+        monolith = quick[start]
+        assert (monolith.cpu_ratio, monolith.wall_ratio) == (1, 1)
+        for row in quick[start : start + 4]:  # with one turn, the median is that turn
+            assert row.cpu_ratio == pytest.approx(row.cpu_ms / monolith.cpu_ms)
+            assert row.wall_ratio == pytest.approx(row.wall_ms / monolith.wall_ms)
+
+
+class ScriptedCrew:
+    """Three turns: the monolith takes 1, 3 and 4 ms, every other path 2, 9 and 4 ms."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return None
+
+    def measure(self, path, workload, seed, warmup_steps, steps):
+        turn = len(self.calls) // len(PATHS)
+        self.calls.append(path)
+        cpu_ms = ([1, 3, 4] if path == "monolith" else [2, 9, 4])[turn]
+        return Measurement(cpu_ms=cpu_ms, wall_ms=2 * cpu_ms, final_loss=0.5)
+
+
+def test_medians_are_of_ratios_and_paths_take_turns(monkeypatch):
+    crew = ScriptedCrew()
+    monkeypatch.setattr(step, "Crew", lambda: crew)
+    tls = bench_step(["cnn"], repeats=3)[-1]
+    assert crew.calls == list(PATHS) * 3
+    assert (tls.cpu_ms, tls.wall_ms) == (4, 8)
+    assert (tls.cpu_ratio, tls.wall_ratio) == (2, 2)  # of 2, 3 and 1; of the medians it is 4 / 3
+
+
+def test_the_table_has_a_line_a_row_and_the_aims():
+    rows = [
+        StepRow("mlp", 64, 128, "monolith", 1.0, 1.0, 1.0, 1.0, 0.25),
+        StepRow("mlp", 64, 128, "tls", 2.5, 1.5, 2.5, 1.5, 0.25),
+    ]
+    head, monolith, tls = format_table(rows).splitlines()
+    assert head.split()[:4] == ["model", "rows", "width", "path"]
+    assert monolith.split()[3:] == ["monolith", "1.00", "(1.00x)", "1.00", "(1.00x)", "0.25000"]
+    assert tls.split()[4:8] == ["2.50", "(2.50x)", "<=", "2.20x"]
+
+
+@pytest.mark.parametrize(
+    ("models", "steps", "repeats"), [(["mpl"], None, 1), ([], None, 1), (["cnn"], 0, 1)]
+)
+def test_nothing_to_measure_is_refused(models, steps, repeats):
+    with pytest.raises(ConfigError):
+        bench_step(models, steps=steps, repeats=repeats)
+
+
+def test_a_process_that_ends_early_ends_the_benchmark(monkeypatch):
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(PeerFailedError, match="exit status 1"):
+        bench_step(["mlp_small"], steps=1, repeats=1)
+
+
+def test_importing_the_benchmark_loads_no_torch():
+    code = "import sys, vfl.bench; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
