@@ -9,7 +9,7 @@ from typing import Any
 
 from vfl import deployment
 from vfl.config import read_party_file
-from vfl.errors import LostPeerError, PeerError, VFLError
+from vfl.errors import LostPeerError, PeerError, RunFolderError, VFLError
 from vfl.project import LabelFolder
 from vfl.run_folder import RunFolder
 from vfl.storage import read_json, read_lines
@@ -22,11 +22,6 @@ _OUTCOMES = {
     "evaluate": "evaluation.json",
     "predict": "predictions.csv",
 }
-
-
-def run_path(folder: LabelFolder, run: str) -> Path:
-    """Where the label party keeps a run."""
-    return read_party_file(folder.party_file).store_path / "runs" / run
 
 
 def label_folder_of(run: Path) -> LabelFolder:
@@ -68,9 +63,11 @@ def run_session(
     Raises:
         VFLError: what ended the session, in the words of the party that failed.
     """
-    path = run_path(folder, run)
+    path = read_party_file(folder.party_file).run_path(run)
     outcome = path / _OUTCOMES[mode]
     failure = path / "failure.json"
+    if mode == "train" and outcome.exists():
+        raise RunFolderError("this run has ended; there is nothing to resume", where=str(path))
     for stale in (outcome, failure):
         stale.unlink(missing_ok=True)
     run_id = deployment.submit(folder, mode, run, overrides, extra, federation)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import typing
 from collections.abc import Mapping
 from importlib.metadata import entry_points
@@ -41,6 +42,15 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
     if not name:
         raise SpecError("a spec needs a name", got=repr(spec), want="name:key=value")
     return name, options
+
+
+def parts(spec: str) -> list[str]:
+    """The specs that a joined one is made of; the sign of a number, as in 1e+2, joins nothing.
+
+    >>> parts("layer_norm+noise:sigma=1e+2")
+    ['layer_norm', 'noise:sigma=1e+2']
+    """
+    return re.split(r"\+(?=\s*[A-Za-z_])", spec)
 
 
 class Registry(Generic[Member]):

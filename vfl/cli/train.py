@@ -32,8 +32,10 @@ def train(
 
     An experiment file trains with every party in this process. A project, the folder that
     `vfl init` writes, trains on its SuperLink with the SuperNodes that are connected. A run that
-    was interrupted goes on from its last checkpoint with `--resume RUN` and the same settings.
+    was interrupted goes on from its last checkpoint with `--resume RUN`, as it was started.
     """
+    if resume and settings:
+        raise typer.BadParameter("a resumed run keeps its settings", param_hint="--set")
     from vfl.report import build_report
     from vfl.storage import read_json
 
@@ -58,7 +60,8 @@ def _on_the_federation(project: Path, settings: list[str], resume: Path | None) 
 
     label = LabelFolder.find(project)
     experiment = label.experiment(settings)
-    check_specs(experiment)
+    if not resume:
+        check_specs(experiment)
     name = resume.resolve().name if resume else new_run_name(experiment.name)
     say(f"{'resuming' if resume else 'submitting'} run {name}")
     extra = {"resume": resume is not None}
@@ -73,11 +76,11 @@ def _in_process(
     from vfl.config import read_experiment
     from vfl.plan import check_specs
     from vfl.run import train as train_in_process
-    from vfl.run_folder import new_run_name
+    from vfl.run_folder import RunFolder, new_run_name
     from vfl.threads import use_one_thread
 
     use_one_thread()
-    experiment = read_experiment(path, settings)
+    experiment = RunFolder.open(resume).experiment() if resume else read_experiment(path, settings)
     check_specs(experiment)
     folder = resume or runs / new_run_name(experiment.name)
     command = f"vfl train {path}" + "".join(f" -s {text}" for text in settings)

@@ -104,6 +104,10 @@ class PartyFile(Settings):
         """The table of rows to predict."""
         return self.beside(self.data.predict or self.data.source)
 
+    def run_path(self, run: str) -> Path:
+        """Where this party keeps a run."""
+        return self.store_path / "runs" / run
+
     @property
     def store_path(self) -> Path:
         """The store's path."""

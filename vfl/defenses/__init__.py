@@ -8,10 +8,8 @@ an entry point in the group ``vfl.defenses``), and the contract tests of `vfl.te
 
 from __future__ import annotations
 
-import re
-
 from vfl.defenses.base import Chain, Defense, PrivacyStatement, Side
-from vfl.registry import Registry
+from vfl.registry import Registry, parts
 
 DEFENSES: Registry[Defense] = Registry(
     kind="defense",
@@ -32,15 +30,6 @@ def make(spec: str) -> Defense:
     """
     members = [DEFENSES.make(part) for part in parts(spec)]
     return members[0] if len(members) == 1 else Chain(members)
-
-
-def parts(spec: str) -> list[str]:
-    """The specs that a joined one is made of; the sign of a number, as in 1e+2, joins nothing.
-
-    >>> parts("layer_norm+noise:sigma=1e+2")
-    ['layer_norm', 'noise:sigma=1e+2']
-    """
-    return re.split(r"\+(?=\s*[A-Za-z_])", spec)
 
 
 __all__ = ["DEFENSES", "Chain", "Defense", "PrivacyStatement", "Side", "make", "parts"]

@@ -10,8 +10,9 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from vfl.config import read_experiment, read_party_file
+from vfl.config import Experiment, read_experiment, read_party_file
 from vfl.errors import ConfigError
+from vfl.run_folder import RunFolder
 from vfl.server.session import run_session
 from vfl.session import Terms
 
@@ -34,12 +35,20 @@ def server_app(folder: Path) -> ServerApp:
         torch.set_num_threads(1)
         config = context.run_config
         overrides = json.loads(str(config["overrides"]))
-        experiment = read_experiment(folder / "experiment.toml", overrides)
         party = read_party_file(_own_file(str(config["label-file"])))
+        experiment = read_experiment(folder / "experiment.toml", overrides)
+        if config["resume"] or config["mode"] != "train":
+            experiment = _as_trained(experiment, party.run_path(str(config["run"])))
         terms = Terms.of(experiment, str(config["mode"]), str(config["run"]))  # type: ignore[arg-type]
         run_session(grid, experiment, party, terms, resume=bool(config["resume"]))
 
     return app
+
+
+def _as_trained(experiment: Experiment, run: Path) -> Experiment:
+    """What the run was trained with; only addresses and patience are today's."""
+    trained = RunFolder.open(run).experiment()
+    return trained.model_copy(update={"federation": experiment.federation})
 
 
 def _own_file(named: str) -> Path:

@@ -18,13 +18,7 @@ from vfl.server.label_party import LabelParty
 from vfl.server.predictions import write_predictions
 from vfl.server.summary import summarise
 from vfl.session import PartyFolder, PartyReport, Terms
-from vfl.session.own_data import (
-    own_checkpoints,
-    own_data,
-    own_folder,
-    own_secret,
-    run_path,
-)
+from vfl.session.own_data import own_checkpoints, own_data, own_folder, own_secret
 from vfl.storage import joint_digest
 
 _COLLECT_S = 10.0
@@ -38,7 +32,7 @@ def run_session(
     Raises:
         VFLError: told to every party that is still there, and left in the run folder.
     """
-    path = run_path(party, terms)
+    path = party.run_path(terms.run)
     if resume:
         folder = RunFolder.reopen(path)
     elif terms.mode == "train":

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
-from vfl import compression, defenses
+from vfl import compression
 from vfl.config import Consent
 from vfl.datasets import Split
 from vfl.errors import ConsentError
 from vfl.frame import HEADER_BYTES
+from vfl.registry import parts
 from vfl.session.terms import Terms
 from vfl.version import VERSION
 
@@ -49,7 +50,7 @@ def _differences(
         yield f"mode {terms.mode}", f"mode in {', '.join(consent.modes)}"
     if not _matches(terms.codec, consent.codecs):
         yield f"codec {terms.codec}", f"codec in {', '.join(consent.codecs)}"
-    for defense in defenses.parts(terms.defense):
+    for defense in parts(terms.defense):
         if not _matches(defense, consent.defenses):
             yield f"defense {defense}", f"defense in {', '.join(consent.defenses)}"
     width = terms.parties[party].width

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from vfl.config import PartyFile
 from vfl.datasets import PartyData, TableFormat, load_for_prediction, load_own
 from vfl.seeds import Secret
@@ -49,14 +47,9 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
 INJECTED_SECRET = "secret-for-trials"
 
 
-def run_path(party: PartyFile, terms: Terms) -> Path:
-    """Where this party keeps a run."""
-    return party.store_path / "runs" / terms.run
-
-
 def own_folder(party: PartyFile, terms: Terms) -> PartyFolder:
     """The part of a run that belongs to this party."""
-    return PartyFolder(run_path(party, terms) / "parties" / party.party)
+    return PartyFolder(party.run_path(terms.run) / "parties" / party.party)
 
 
 def own_checkpoints(party: PartyFile, terms: Terms) -> Checkpoints | None:

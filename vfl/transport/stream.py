@@ -22,6 +22,8 @@ from vfl.transport.base import WINDOW_FRAMES
 
 #: Up to here header and payload are one write; over TLS also the size of each further write.
 JOINED_BYTES = 64 * 1024
+#: Most bytes of one TLS record.
+_RECORD_BYTES = 16 * 1024
 _LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -37,6 +39,9 @@ class Stream:
         connection.setblocking(False)
         self.limit_bytes = limit_bytes
         self._socket = connection
+        # Without TLS a frame is one write or two, and nothing needs holding back.
+        tls = isinstance(connection, ssl.SSLSocket)
+        self._cork: int | None = getattr(socket, "TCP_CORK", None) if tls else None
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._events = select.POLLIN
@@ -89,8 +94,13 @@ class Stream:
             ConnectionError, TimeoutError, FrameError: see the head of this file.
         """
         with self._busy:
-            for piece in self._pieces(frame):
-                self._push(piece, deadline)
+            if len(frame.payload) < _RECORD_BYTES:
+                return self._write(frame, deadline)
+            self._hold_back(True)
+            try:
+                self._write(frame, deadline)
+            finally:
+                self._hold_back(False)
 
     def end(self, linger_s: float = 0.0) -> None:
         """Close, from any thread; a thread inside `read` or `write` gets `ConnectionError`.
@@ -114,6 +124,16 @@ class Stream:
                 self._wait(select.POLLIN, deadline)
                 if not socket.socket.recv(self._socket, JOINED_BYTES):
                     return
+
+    def _write(self, frame: Frame, deadline: float) -> None:
+        for piece in self._pieces(frame):
+            self._push(piece, deadline)
+
+    def _hold_back(self, held: bool) -> None:
+        """While held, only full segments leave: the other end wakes once, not at every record."""
+        if self._cork is not None:
+            with contextlib.suppress(OSError):  # the connection broke, as the write will say
+                self._socket.setsockopt(socket.IPPROTO_TCP, self._cork, held)
 
     def _pieces(self, frame: Frame) -> Iterator[memoryview]:
         payload = memoryview(frame.payload)
