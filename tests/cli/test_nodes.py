@@ -5,28 +5,44 @@ from pathlib import Path
 import pytest
 
 from vfl import deployment
+from vfl.cli import nodes
 from vfl.errors import LostPeerError
 
 
 class Standing:
-    """A service that is interrupted as soon as somebody waits for it."""
+    """A service whose log grows at each look, until it is interrupted or ends."""
 
-    log = Path("service.log")
+    name = "the SuperNode of bank"
+    says = ()
+    ends = False
 
-    def __init__(self):
+    def __init__(self, folder):
         self.stopped = 0
+        self.log = folder / "service.log"
+        self.log.write_text("vfl: something of another day\n")
+        self.looks = iter([*self.says, None])
+
+    @property
+    def alive(self):
+        text = next(self.looks)
+        if text is None and not self.ends:
+            raise KeyboardInterrupt
+        with self.log.open("a") as log:
+            log.write(text or "")
+        return text is not None
 
     def wait(self):
-        raise KeyboardInterrupt
+        return 7
 
     def stop(self):
         self.stopped += 1
 
 
 @pytest.fixture
-def service(vfl, monkeypatch):
+def service(vfl, monkeypatch, tmp_path):
     assert vfl("init", "project", "--party", "bank").code == 0
-    standing = Standing()
+    standing = Standing(tmp_path)
+    monkeypatch.setattr(nodes, "_LOOK_EVERY_S", 0.0)
     monkeypatch.setattr(deployment, "start_superlink", lambda label: standing)
     monkeypatch.setattr(deployment, "start_supernode", lambda party, file: standing)
     monkeypatch.setattr(deployment, "register_nodes", lambda label: ["bank"])
@@ -36,9 +52,8 @@ def service(vfl, monkeypatch):
 def test_the_superlink_tells_its_address_and_ends_with_the_command(vfl, service):
     done = vfl("superlink", "project")
     assert (done.code, done.out) == (130, "")
-    assert "127.0.0.1:8000" in done.err
-    assert "new keys: bank" in done.err
-    assert "service.log" in done.err
+    assert "127.0.0.1:8000; new keys: bank" in done.err
+    assert "service.log; end it with Ctrl-C" in done.err
     assert service.stopped == 1
 
 
@@ -51,9 +66,32 @@ def test_the_superlink_ends_when_keys_cannot_be_registered(vfl, service, monkeyp
     assert service.stopped == 1
 
 
-def test_the_supernode_tells_whose_it_is_and_ends_with_the_command(vfl, service):
+def test_the_supernode_repeats_what_vfl_says_and_nothing_else(vfl, service):
+    service.looks = iter(
+        [
+            "INFO: noise\nvfl: party bank takes",
+            " part in one\n\x1b[92mINFO\x1b[0m more noise\n",
+            "error[V403]: party 'bank' does not consent\n  got   width 32\n  want  width <= 16\n",
+            "  File app.py\n",
+            None,
+        ]
+    )
     done = vfl("supernode", "project/bank/party.toml")
     assert (done.code, done.out) == (130, "")
-    assert "party bank" in done.err
-    assert "127.0.0.1:8000" in done.err
+    assert done.err.splitlines()[3:] == [
+        "vfl: party bank takes part in one",
+        "error[V403]: party 'bank' does not consent",
+        "  got   width 32",
+        "  want  width <= 16",
+    ]
+    assert done.err.splitlines()[1] == "party bank is connected to 127.0.0.1:8000"
     assert service.stopped == 1
+
+
+def test_a_service_that_ends_on_its_own_is_told(vfl, service):
+    service.ends = True
+    done = vfl("supernode", Path("project/bank/party.toml"))
+    assert done.code == 3
+    assert "the SuperNode of bank ended" in done.err
+    assert "exit 7" in done.err
+    assert "service.log" in done.err

@@ -12,7 +12,7 @@ from vfl.config import read_party_file
 def project(tmp_path_factory):
     """The demo's project, three epochs long; `folder` and the label party's folder in it."""
     folder = tmp_path_factory.mktemp("federation") / "project"
-    label = demo.write_demo(folder, ["train.epochs=3", "federation.join_timeout_s=30.0"])
+    label = demo.write_demo(folder, ["train.epochs=3", "federation.join_timeout_s=90.0"])
     return folder, label
 
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vfl.cli.output import say
+from vfl.errors import LostPeerError
+
+if TYPE_CHECKING:
+    from vfl.deployment import Service
+
+_LOOK_EVERY_S = 0.2
+_OURS = re.compile(r"vfl: |error\[V|  (where|got  |want |try  ) ")
 
 
 def superlink(
@@ -23,29 +33,51 @@ def superlink(
     from vfl.project import LabelFolder
 
     label = LabelFolder.find(project)
+    say("starting the SuperLink")
     service = deployment.start_superlink(label)
     try:
         new = deployment.register_nodes(label)
         address = label.experiment().federation.superlink
         say(f"the SuperLink listens on {address}; new keys: {', '.join(new) or 'none'}")
-        say(f"its log is {service.log}; end it with Ctrl-C")
-        service.wait()
+        _follow(service)
     finally:
         service.stop()
 
 
 def supernode(
-    party_file: Annotated[Path, typer.Argument(metavar="party.toml", help="The party's own file.")],
+    party_file: Annotated[
+        Path, typer.Argument(metavar="party.toml", help="The party's own file.")
+    ],
 ) -> None:
-    """Run a feature party's SuperNode until it is interrupted."""
+    """Run a feature party's SuperNode until it is interrupted; tells of each session."""
     from vfl import deployment
     from vfl.config import read_party_file
 
     party = read_party_file(party_file)
+    say(f"connecting party {party.party} to {party.node.superlink}")
     service = deployment.start_supernode(party, party_file)
     try:
         say(f"party {party.party} is connected to {party.node.superlink}")
-        say(f"its log is {service.log}; end it with Ctrl-C")
-        service.wait()
+        _follow(service)
     finally:
         service.stop()
+
+
+def _follow(service: Service) -> None:
+    """Repeat what vfl itself says in a service's log; nobody but Ctrl-C should end the service.
+
+    Raises:
+        LostPeerError: it ended on its own.
+    """
+    say(f"its log is {service.log}; end it with Ctrl-C")
+    with service.log.open(errors="replace") as log:
+        log.seek(0, os.SEEK_END)
+        torn = ""
+        while service.alive:
+            *lines, torn = (torn + log.read()).split("\n")
+            for line in filter(_OURS.match, lines):
+                say(line)
+            time.sleep(_LOOK_EVERY_S)
+    raise LostPeerError(
+        f"{service.name} ended", got=f"exit {service.wait()}", fix=f"look at {service.log}"
+    )
