@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vfl.errors import RunFolderError
-from vfl.seeds import STEPS_AHEAD, Secret, StepNumbers, derive, generator, permutation, scoped
+from vfl.seeds import Secret, derive, generator, permutation, scoped
 
 RAW = bytes(range(32))
 SECRET = Secret(RAW)
@@ -180,10 +180,3 @@ def test_a_damaged_secret_is_refused_and_left_alone(tmp_path):
         Secret.kept_at(path)
     assert caught.value.want == "32 bytes"
     assert path.read_bytes() == RAW[:31]
-
-
-def test_step_numbers_are_the_numbers_of_the_steps_in_any_order():
-    secret = Secret.of_simulation(0, "a")
-    numbers = StepNumbers(secret, "rng")
-    for step in (0, 1, STEPS_AHEAD - 1, STEPS_AHEAD, 5 * STEPS_AHEAD + 3, 2, 0):
-        assert numbers[step] == secret.number("rng", step)

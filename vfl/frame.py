@@ -2,7 +2,8 @@
 
 Little-endian: ``body_bytes u32 | version u8 | kind u8 | branch u16 | step u32 | crc32 u32``.
 ``body_bytes`` counts what follows the header, so the header is also the length prefix of a stream.
-The checksum covers the first 12 bytes and the payload. It finds accidents; TLS finds attackers.
+The checksum covers the first 12 bytes and the payload. It finds accidents; TLS finds attackers,
+and accidents too, so over TLS the checksum covers the header alone.
 Codec, width and rows were agreed in the handshake, so they take no bytes here.
 """
 
@@ -79,10 +80,16 @@ class Header:
     fields: bytes
 
 
-def pack_header(frame: Frame) -> bytes:
-    """The 16 header bytes of `frame`."""
+def pack_header(frame: Frame, *, payload_checked: bool = True) -> bytes:
+    """The 16 header bytes of `frame`.
+
+    Args:
+        frame: what will follow.
+        payload_checked: whether the checksum covers the payload; over TLS, which authenticates
+            every byte, it covers the header only.
+    """
     fields = _FIELDS.pack(len(frame.payload), VERSION, frame.kind, frame.branch, frame.step)
-    return fields + _CRC.pack(zlib.crc32(frame.payload, zlib.crc32(fields)))
+    return fields + _CRC.pack(_checksum(fields, frame.payload if payload_checked else b""))
 
 
 def to_bytes(frame: Frame) -> bytes:
@@ -132,8 +139,8 @@ def parse_header(raw: Payload, limit_bytes: int = LIMIT_BYTES) -> Header:
     return Header(body_bytes, known, branch, step, crc, fields)
 
 
-def join(header: Header, payload: Payload) -> Frame:
-    """Header and payload as a frame, the checksum checked.
+def join(header: Header, payload: Payload, *, payload_checked: bool = True) -> Frame:
+    """Header and payload as a frame, the checksum checked; see `pack_header`.
 
     Raises:
         TruncatedFrameError: the payload is shorter or longer than announced.
@@ -145,9 +152,13 @@ def join(header: Header, payload: Payload) -> Frame:
             got=f"{len(payload)} bytes",
             want=f"{header.body_bytes} bytes",
         )
-    if zlib.crc32(payload, zlib.crc32(header.fields)) != header.crc:
+    if _checksum(header.fields, payload if payload_checked else b"") != header.crc:
         raise CorruptFrameError("a frame's checksum does not match its bytes")
     return Frame(header.kind, header.step, payload, header.branch)
+
+
+def _checksum(fields: bytes, payload: Payload) -> int:
+    return zlib.crc32(payload, zlib.crc32(fields))
 
 
 def from_bytes(raw: Payload, limit_bytes: int = LIMIT_BYTES) -> Frame:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import torch
 
 SECRET_BYTES = 32
-STEPS_AHEAD = 64
 
 
 def derive(seed: int, *purpose: str | int) -> int:
@@ -157,26 +156,3 @@ class Secret:
 
     def __reduce__(self) -> str:
         raise TypeError("a party secret is never serialised")
-
-
-class StepNumbers:
-    """The numbers of a secret for one purpose and each step: ``secret.number(*purpose, step)``.
-
-    They are computed some steps ahead: one alone, between the tensors of a training step, costs
-    ten times as much as it does among its like.
-    """
-
-    __slots__ = ("_ahead", "_first", "_purpose", "_secret")
-
-    def __init__(self, secret: Secret, *purpose: str | int) -> None:
-        self._secret = secret
-        self._purpose = purpose
-        self._first = 0
-        self._ahead: list[int] = []
-
-    def __getitem__(self, step: int) -> int:
-        if not 0 <= step - self._first < len(self._ahead):
-            self._first = step
-            steps = range(step, step + STEPS_AHEAD)
-            self._ahead = [self._secret.number(*self._purpose, later) for later in steps]
-        return self._ahead[step - self._first]

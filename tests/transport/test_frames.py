@@ -13,7 +13,16 @@ from vfl.errors import (
     OversizedFrameError,
     TruncatedFrameError,
 )
-from vfl.frame import VERSION, Frame, Kind, from_bytes, to_bytes
+from vfl.frame import (
+    VERSION,
+    Frame,
+    Kind,
+    from_bytes,
+    join,
+    pack_header,
+    parse_header,
+    to_bytes,
+)
 
 GOOD = to_bytes(Frame(Kind.CUT, 7, b"payload", 2))
 
@@ -103,3 +112,16 @@ def test_frames_come_back_as_they_went(kind, step, branch, payload):
         branch,
         payload,
     )
+
+
+def test_over_tls_the_checksum_covers_the_header_alone():
+    """TLS authenticates the payload; the header's own check still finds a slip of ours."""
+    frame = Frame(Kind.CUT, 7, b"payload", 2)
+    header = parse_header(pack_header(frame, payload_checked=False))
+    assert join(header, b"PAYLOAD", payload_checked=False).payload == b"PAYLOAD"
+    with pytest.raises(CorruptFrameError):
+        join(header, b"payload")
+    other = bytearray(pack_header(frame, payload_checked=False))
+    other[8] ^= 1
+    with pytest.raises(CorruptFrameError):
+        join(parse_header(other), b"payload", payload_checked=False)

@@ -11,13 +11,16 @@ from torch import Tensor, nn
 
 from vfl.compression import Codec, Moment
 from vfl.defenses import Defense
+from vfl.defenses.none import Undefended
+from vfl.errors import NonFiniteError
 from vfl.exchange.adversary import HONEST, Adversary
+from vfl.exchange.draws import Draws
 from vfl.exchange.guards import check_finite, check_shape, expect
 from vfl.exchange.optimizers import OptimizerFactory, drop_gradients
 from vfl.exchange.state import gather, restore
 from vfl.frame import Frame, Kind
 from vfl.link import Link
-from vfl.seeds import Secret, StepNumbers, scoped
+from vfl.seeds import Secret
 
 
 @dataclass(slots=True)
@@ -68,7 +71,7 @@ class FeatureHalf:
         if (adapter := codec.client_module(width)) is not None:
             self.model["codec"] = adapter
         self._secret = secret
-        self._draws = StepNumbers(secret, "rng")
+        self._draws = Draws(secret, "rng", self.model, always=not isinstance(defense, Undefended))
         self._optimizer = None
         self._trainable = [w for w in self.model.parameters() if w.requires_grad]
         if optimizer is not None and self._trainable:
@@ -86,7 +89,7 @@ class FeatureHalf:
         fed, _ = self.defense.batch(inputs, None, moment)
         inputs = self.adversary.batch(inputs if fed is None else fed, moment)
         self._set_training(True)
-        with scoped(self._draws[step]):
+        with self._draws.at(step):
             cut = self._forward(inputs, moment)
         payload, kept = self._encode(self.adversary.cut(cut.detach(), moment), moment)
         self._pending = _Pending(cut, inputs, kept, moment)
@@ -152,8 +155,12 @@ class FeatureHalf:
         return self.model["codec"](cut) if "codec" in self.model else cut
 
     def _encode(self, cut: Tensor, moment: Moment) -> tuple[Any, Any]:
-        check_finite(cut, "cut", self.party, moment.step)
-        return self.codec.encode(cut, moment)
+        """The label party checks what it decodes; a codec that would hide NaN refuses it here."""
+        try:
+            return self.codec.encode(cut, moment)
+        except NonFiniteError:
+            check_finite(cut, "cut", self.party, moment.step)
+            raise
 
     def _backward(self, cut: Tensor, grad: Tensor, inputs: Tensor, moment: Moment) -> None:
         if self._optimizer is None:

@@ -69,6 +69,7 @@ class LabelHalf:
         assert cut.grad is not None, "backward has not run"
         grad = self.defense.gradient(cut.grad, labels, moment)
         grad = self.adversary.gradient(self.party, grad, moment)
+        # Checked before the first party gets one: a broken step leaves every weight as it was.
         check_finite(grad, "gradient", self.party, moment.step)
         payload = self.codec.encode_grad(grad, saved, moment)
         self._pending = None

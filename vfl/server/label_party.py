@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from vfl.compression import Moment
 from vfl.datasets import PartyData
 from vfl.defenses import Defense
+from vfl.defenses.none import Undefended
 from vfl.exchange import Adversary, LabelHalf
 from vfl.exchange.adversary import HONEST
+from vfl.exchange.draws import Draws
 from vfl.exchange.guards import check_finite, check_shape
 from vfl.exchange.optimizers import OptimizerFactory, drop_gradients
 from vfl.exchange.state import Stateful, gather, restore
 from vfl.ledger import Ledger
-from vfl.seeds import Secret, StepNumbers, scoped
+from vfl.seeds import Secret
 from vfl.server.meter import Meter, task_loss
 from vfl.session import Checkpoints, Exchange, Terms
 from vfl.storage import weights_digest
@@ -85,7 +87,9 @@ class LabelParty:
         self._task = task
         self._criterion = task_loss(task)
         self._secret = secret
-        self._draws = StepNumbers(secret, "rng")
+        always = not isinstance(defense, Undefended)
+        self._draws = Draws(secret, "rng", top, always=always)
+        self._own_draws = Draws(secret, "own", own_bottom or nn.Identity(), always=always)
         self._trainable = [w for w in self.model.parameters() if w.requires_grad]
         self._optimizer = None
         if optimizer is not None and self._trainable:
@@ -181,7 +185,7 @@ class LabelParty:
             inputs = self._adversary.batch(inputs, moment)
         self._set_training(True)
         cuts = self._cuts(exchange, inputs)
-        with scoped(self._draws[exchange.step]):
+        with self._draws.at(exchange.step):
             logits = self._defense.logits(self.model["top"](self._merge(cuts)), moment)
             loss = self._criterion(logits, labels)
             extra = self._defense.loss(cuts, labels, logits, moment)
@@ -220,7 +224,7 @@ class LabelParty:
         """Every party's cut in merge order; ours is computed while the others travel."""
         own: dict[str, Tensor] = {}
         if "bottom" in self.model and inputs is not None:
-            with scoped(self._secret.number("own", exchange.step)):
+            with self._own_draws.at(exchange.step):
                 cut = own[self.data.name] = self.model["bottom"](inputs)
             check_shape(cut, len(inputs), self.terms.parties[self.data.name].width, self.data.name)
         cuts = {

@@ -42,6 +42,7 @@ class Stream:
         # Without TLS a frame is one write or two, and nothing needs holding back.
         tls = isinstance(connection, ssl.SSLSocket)
         self._cork: int | None = getattr(socket, "TCP_CORK", None) if tls else None
+        self._payload_checked = not tls
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._events = select.POLLIN
@@ -137,7 +138,8 @@ class Stream:
 
     def _pieces(self, frame: Frame) -> Iterator[memoryview]:
         payload = memoryview(frame.payload)
-        yield memoryview(pack_header(frame) + payload[:JOINED_BYTES])
+        header = pack_header(frame, payload_checked=self._payload_checked)
+        yield memoryview(header + payload[:JOINED_BYTES])
         tls = isinstance(self._socket, ssl.SSLSocket)
         size = JOINED_BYTES if tls else max(len(payload), 1)
         for start in range(JOINED_BYTES, len(payload), size):
@@ -185,9 +187,9 @@ class Stream:
             if header.body_bytes:
                 self._header, self._bytes, self._filled = header, bytearray(header.body_bytes), 0
                 return False
-            frame = join(header, bytearray())
+            frame = join(header, bytearray(), payload_checked=self._payload_checked)
         else:
-            frame = join(self._header, self._bytes)
+            frame = join(self._header, self._bytes, payload_checked=self._payload_checked)
         self._header, self._bytes, self._filled = None, bytearray(HEADER_BYTES), 0
         self._inbox.append(frame)
         return True
