@@ -1,3 +1,4 @@
+import signal
 import sys
 import warnings
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ def vfl(monkeypatch, capsys, tmp_path):
     """Runs the command line in this process, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # typer puts its own there
+    signals = signal.getsignal(signal.SIGTERM)
 
     def run(*arguments):
         capsys.readouterr()
@@ -37,7 +39,8 @@ def vfl(monkeypatch, capsys, tmp_path):
             code = end.code or 0
         return Done(code, *capsys.readouterr())
 
-    return run
+    yield run
+    signal.signal(signal.SIGTERM, signals)
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """`vfl superlink` and `vfl supernode` as commands; tests/federation runs the real processes."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,16 @@ def test_the_supernode_repeats_what_vfl_says_and_nothing_else(vfl, service):
         "  want  width <= 16",
     ]
     assert done.err.splitlines()[1] == "party bank is connected to 127.0.0.1:8000"
+    assert service.stopped == 1
+
+
+def test_a_service_is_ended_with_a_command_that_is_told_to_end(vfl, service, monkeypatch):
+    def look():
+        os.kill(os.getpid(), signal.SIGTERM)
+        return True
+
+    monkeypatch.setattr(Standing, "alive", property(lambda self: look()))
+    assert vfl("superlink", "project").code == 143
     assert service.stopped == 1
 
 

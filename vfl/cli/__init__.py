@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 
@@ -35,8 +36,9 @@ def main() -> None:
     """Run a command.
 
     Exit codes: 0 done, 1 a bug of ours, 2 the user's files or arguments, 3 another party or the
-    network, 130 interrupted.
+    network, 130 interrupted, 143 told to end.
     """
+    signal.signal(signal.SIGTERM, _end)
     try:
         app(prog_name="vfl")
     except VFLError as error:
@@ -50,6 +52,11 @@ def main() -> None:
             raise
         print(_where(bug), file=sys.stderr)
         sys.exit(1)
+
+
+def _end(number: int, frame: object) -> None:
+    """End as after Ctrl-C, so that a command takes along the processes it started."""
+    sys.exit(128 + number)
 
 
 def _where(bug: Exception) -> str:

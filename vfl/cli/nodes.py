@@ -45,9 +45,7 @@ def superlink(
 
 
 def supernode(
-    party_file: Annotated[
-        Path, typer.Argument(metavar="party.toml", help="The party's own file.")
-    ],
+    party_file: Annotated[Path, typer.Argument(metavar="party.toml", help="The party's own file.")],
 ) -> None:
     """Run a feature party's SuperNode until it is interrupted; tells of each session."""
     from vfl import deployment

@@ -18,8 +18,8 @@ class DataSettings(Settings):
     """Where rows come from when one process plays every party.
 
     Attributes:
-        source: digits, breast_cancer, mnist, fashion_mnist, or a CSV or Parquet file, relative to
-            the experiment's file.
+        source: digits, breast_cancer, mnist, fashion_mnist, cifar10, cifar100, tiny_imagenet, or a
+            CSV or Parquet file, relative to the experiment's file.
         id: column that names a row, needed when parties have files of their own.
         separator, missing: how a CSV is written; further texts that mean a missing cell.
         id_type: "text" compares ids letter by letter; "number" reads 007 and 7 as the same.

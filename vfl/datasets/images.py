@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import gzip
 import math
-import os
 import zlib
 from pathlib import Path
 
 import numpy as np
 
+from vfl.datasets.picture_set import ENVIRONMENT, data_folder
 from vfl.errors import DataError, MissingDataError
 
-ENVIRONMENT = "VFL_DATA"
 FOLDERS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
 LIMIT_BYTES = 2**30
 
@@ -36,7 +35,7 @@ def read_images(
         MissingDataError: the files are not there.
         DataError: a file is cut short or of another format.
     """
-    base = root or Path(os.environ.get(ENVIRONMENT) or Path.home() / ".cache" / "vfl")
+    base = data_folder(root)
     if download:
         _download(source, base)
     raw = base / FOLDERS[source] / "raw"

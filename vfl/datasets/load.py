@@ -40,12 +40,12 @@ def load_bundled(
     """A data set by name, cut into strips of the picture or blocks of columns.
 
     Args:
-        source: "digits", "breast_cancer", "mnist" or "fashion_mnist".
+        source: one of `vfl.datasets.SOURCES`.
         parties: who gets columns, from left to right; the label party only if it is listed.
         seed: the run's public seed.
         label_party: who gets the labels.
         validation: share of the rows, or of the training rows where test rows are fixed.
-        test: share of the rows; the two MNIST sets keep their own test rows instead.
+        test: share of the rows; picture sets from files keep their own test rows instead.
         flatten: pictures as (rows, pixels); then there may be more parties than columns of pixels.
         download: fetch picture files that are not there.
         root: folder of the picture files; VFL_DATA without it.
@@ -71,18 +71,24 @@ def load_bundled(
         owned = partition_columns(list(data.cells.columns), parties)
         inputs = {party: fit_inputs(data.cells, own, split) for party, own in owned.items()}
     else:
-        strips = _strips(data.cells, parties, flatten)
-        inputs = {party: Inputs(_scaled(strip, data)) for party, strip in strips.items()}
+        strips = _strips(data, data.cells, parties, flatten)
+        inputs = {party: Inputs(strip) for party, strip in strips.items()}
     return rows.parties(inputs, label_party, data.labels, data.classes)
 
 
-def _strips(pictures: np.ndarray, parties: Sequence[str], flatten: bool) -> dict[str, np.ndarray]:
+def _strips(
+    data: Bundled, pictures: np.ndarray, parties: Sequence[str], flatten: bool
+) -> dict[str, np.ndarray]:
+    """Each party's standardised part of the pictures, float32, axes (rows, ...)."""
     rows = len(pictures)
     if flatten and len(parties) > pictures.shape[-1]:
-        pixels = pictures.transpose(0, 3, 1, 2).reshape(rows, -1)  # pixel columns stay neighbours
+        whole = _scaled(pictures, data)
+        pixels = whole.transpose(0, 3, 1, 2).reshape(rows, -1)  # pixel columns stay neighbours
         owned = zip(parties, blocks(pixels.shape[1], parties), strict=True)
-        return {party: pixels[:, block] for party, block in owned}
-    strips = partition_image(pictures, parties)
+        return {party: np.ascontiguousarray(pixels[:, block]) for party, block in owned}
+    strips = {
+        party: _scaled(strip, data) for party, strip in partition_image(pictures, parties).items()
+    }
     if flatten:
         return {party: strip.reshape(rows, -1) for party, strip in strips.items()}
     return strips
@@ -90,8 +96,8 @@ def _strips(pictures: np.ndarray, parties: Sequence[str], flatten: bool) -> dict
 
 def _scaled(strip: np.ndarray, data: Bundled) -> np.ndarray:
     inputs = np.array(strip, dtype=np.float32, order="C")
-    inputs -= data.mean
-    inputs /= data.scale
+    inputs -= np.array(data.mean, dtype=np.float32)[:, None, None]
+    inputs /= np.array(data.scale, dtype=np.float32)[:, None, None]
     return inputs
 
 
