@@ -181,16 +181,69 @@ def test_a_service_that_takes_too_long(tmp_path):
         service.stop()
 
 
-def test_a_command_of_flower_that_fails(project, monkeypatch, tmp_path):
-    _, label = project
+@pytest.fixture
+def flwr(tmp_path, monkeypatch):
+    """Puts a program in the place of `flwr`; its arguments are kept in a file."""
     programs = tmp_path / "programs"
     programs.mkdir()
-    (programs / "flwr").write_text("#!/bin/sh\necho one >&2\necho 'cannot connect' >&2\nexit 7\n")
-    (programs / "flwr").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(programs / "python"))
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+
+    def put(script):
+        path = programs / "flwr"
+        path.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n{script}\n')
+        path.chmod(0o755)
+
+    return put
+
+
+UNAVAILABLE = '{"success": false, "error-message": "Using SuperLink: vfl\\n\\nnot available"}'
+BOX = "╭─ Error ─╮\n│ not available │\n╰─────────╯"
+
+
+@pytest.mark.parametrize(
+    "script", [f"cat <<'E'\n{UNAVAILABLE}\nE", f"cat >&2 <<'E'\n{BOX}\nE\nexit 1"]
+)
+def test_a_command_of_flower_that_fails(project, flwr, script):
+    """It may say so in JSON with exit code 0, or in a box with another."""
+    _, label = project
+    flwr(script)
     with pytest.raises(PeerFailedError, match="flwr run failed") as caught:
         deployment.submit(label, "train", "one")
-    assert caught.value.got == "cannot connect"
+    assert caught.value.got == "not available"
     assert caught.value.exit_code == 3
     assert "vfl superlink" in caught.value.fix
+
+
+def test_a_command_of_flower_that_fails_without_a_word(project, flwr):
+    _, label = project
+    flwr("exit 7")
+    with pytest.raises(PeerFailedError) as caught:
+        deployment.submit(label, "train", "one")
+    assert caught.value.got == "exit 7"
+
+
+def test_keys_are_registered_under_their_names(project, flwr, tmp_path):
+    _, label = project
+    flwr("""echo '{"success": true, "node-id": "1"}'""")
+    assert deployment.register_nodes(label) == ["bank"]
+    asked = (tmp_path / "asked").read_text().split()
+    assert asked[:3] == ["supernode", "register", str(label.keys / "bank.pub")]
+    assert asked[asked.index("--name") + 1] == "bank"
+
+
+def test_a_superlink_that_starts_again_knows_its_keys(project, flwr):
+    _, label = project
+    known = '{"success": false, "error-message": "[code: 23] Public key already in use."}'
+    flwr(f"echo '{known}'")
+    assert deployment.register_nodes(label) == []
+
+
+def test_the_log_of_an_earlier_start_does_not_count(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("ready\n")
+    service = python("it", "raise SystemExit('port taken')", log)
+    with pytest.raises(LostPeerError, match="it did not start") as caught:
+        service.wait_for("ready")
+    assert caught.value.where == "port taken"
+    assert log.read_text() == "ready\nport taken\n"

@@ -114,8 +114,9 @@ def test_a_label_party_may_have_no_columns(tmp_path):
 def test_a_partys_table_is_read(tmp_path):
     path = party_toml(tmp_path)
     (tmp_path / "rows.csv").unlink()
-    with pytest.raises(DataError, match="no such table"):
+    with pytest.raises(DataError, match="no such table") as caught:
         plan.of_party_file(path)
+    assert caught.value.fix == f"[data] in {path} says which table and columns"
 
 
 def test_steps_are_rounded_up(path):

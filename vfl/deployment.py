@@ -64,6 +64,7 @@ class Service:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
+            self._log_start = output.tell()  # the log of an earlier start says nothing of this one
             self._process = subprocess.Popen(
                 command, env=dict(environment), stdout=output, stderr=subprocess.STDOUT
             )
@@ -80,13 +81,19 @@ class Service:
             LostPeerError: the process ended, or the text did not come in time.
         """
         deadline = time.monotonic() + timeout_s
-        while marker not in self.log.read_text(errors="replace"):
+        while marker not in self._said():
             if not self.alive or time.monotonic() > deadline:
                 state = "still starting" if self.alive else f"exit {self._process.returncode}"
                 raise LostPeerError(
-                    f"{self.name} did not start", got=state, fix=f"look at {self.log}"
+                    f"{self.name} did not start",
+                    where=_last_words(self._said()) or None,
+                    got=state,
+                    fix=f"look at {self.log}",
                 )
             time.sleep(0.1)
+
+    def _said(self) -> str:
+        return self.log.read_bytes()[self._log_start :].decode(errors="replace")
 
     def wait(self) -> int:
         """Block until it ends; its exit code."""
@@ -139,10 +146,14 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
 def register_nodes(folder: LabelFolder) -> list[str]:
     """Register every party's public key under its name; the names that were new."""
     new = []
-    known = _flower(folder, "supernode", "list", CONNECTION, "--format", "json")
     for key in sorted(folder.keys.glob("*.pub")):
-        if f'"{key.stem}"' not in known:
-            _flower(folder, "supernode", "register", str(key), CONNECTION, "--name", key.stem)
+        named = ("--name", key.stem, "--format", "json")
+        try:
+            _flower(folder, "supernode", "register", str(key), CONNECTION, *named)
+        except PeerFailedError as problem:
+            if "already in use" not in str(problem.got):
+                raise
+        else:
             new.append(key.stem)
     return new
 
@@ -186,8 +197,9 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
     )
     try:
         service.wait_for("SuperNode ID")
-    except LostPeerError:
+    except LostPeerError as problem:
         service.stop()
+        problem.want = f"a SuperLink at {party.node.superlink} that knows this party's key"
         raise
     return service
 
@@ -234,14 +246,21 @@ def _flower(folder: LabelFolder, *arguments: str) -> str:
         timeout=120,
         check=False,
     )
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
+    answer = _json(done.stdout) if "json" in arguments else {}
+    if done.returncode != 0 or answer.get("success") is False:  # flwr may fail with exit code 0
+        said = answer.get("error-message") or done.stderr or done.stdout
         raise PeerFailedError(
             f"flwr {arguments[0]} failed",
-            got=said[-1] if said else f"exit {done.returncode}",
-            fix="is the SuperLink running? start it with: vfl superlink",
+            got=_last_words(said) or f"exit {done.returncode}",
+            fix="is the SuperLink running? start it with: vfl superlink PROJECT",
         )
     return done.stdout
+
+
+def _last_words(text: str) -> str:
+    """The last line of a program's output, without the frame around it."""
+    lines = (line.strip(" │╭╮╰╯─") for line in text.splitlines())
+    return next((line for line in reversed(list(lines)) if line), "")
 
 
 def _json(text: str) -> Any:

@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from vfl import compression, defenses, models
-from vfl.config import Experiment, read_experiment, read_party_file, with_overrides
-from vfl.datasets import Split
-from vfl.errors import ConfigError, SpecError
+from vfl.config import (
+    Experiment,
+    PartyFile,
+    read_experiment,
+    read_party_file,
+    with_overrides,
+)
+from vfl.datasets import PartyData, Split
+from vfl.errors import ConfigError, DataError, SpecError
 from vfl.project import LabelFolder
 from vfl.run import load_data, session_of
 from vfl.session import Terms
@@ -45,25 +51,35 @@ def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, A
         UserError: everything of the label party's that would stop a session.
     """
     experiment = with_overrides(label.experiment(), overrides)
-    _check_nothing_private(experiment)
-    facts = check_specs(experiment)
+    facts = check_public(experiment)
     party = read_party_file(label.party_file)
     terms = Terms.of(experiment, "train", experiment.name)
-    split = own_data(party, terms, experiment.label.task).split
+    split = _own_data(party, label.party_file, terms, experiment.label.task).split
     registered = sorted(key.stem for key in label.keys.glob("*.pub"))
     return facts | _rows(split) | {"keys_of": registered} | _traffic(experiment, split)
 
 
 def of_party_file(path: Path) -> dict[str, Any]:
-    """Check a party's own file, its table and its consent."""
+    """Check a party's own file, its table and its consent; the label party's with its project."""
+    folder = path.resolve().parent
+    if (folder / "app" / "experiment.toml").exists():
+        return of_project(LabelFolder(folder))
     party = read_party_file(path)
     draft = Experiment.model_validate(
         {"parties": {"other" if party.data.label else party.party: {}}}
     )
-    data = own_data(party, Terms.of(draft, "train", "check"), "classification")
+    data = _own_data(party, path, Terms.of(draft, "train", "check"), "classification")
     consent = party.consent.model_dump(mode="json")
     inputs = None if data.inputs is None else "x".join(map(str, data.inputs.shape[1:]))
     return {"party": party.party, "rows": data.rows, "inputs": inputs, "consent": consent}
+
+
+def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyData:
+    try:
+        return own_data(party, terms, task)
+    except DataError as mistake:
+        mistake.fix = mistake.fix or f"[data] in {file} says which table and columns"
+        raise
 
 
 def check_specs(experiment: Experiment) -> dict[str, Any]:
@@ -111,8 +127,12 @@ def _check_codec(experiment: Experiment) -> None:
         codec.check(experiment.parties[name].width)
 
 
-def _check_nothing_private(experiment: Experiment) -> None:
-    """Refuse what a session on Flower would not look at, or what only its owner should know."""
+def check_public(experiment: Experiment) -> dict[str, Any]:
+    """`check_specs` for the experiment of a project, which every party will read.
+
+    Raises:
+        ConfigError: it says what a session on Flower does not look at and its owner keeps.
+    """
     found = [
         f"parties.{name}.{setting}"
         for name, party in experiment.parties.items()
@@ -125,6 +145,7 @@ def _check_nothing_private(experiment: Experiment) -> None:
             got=", ".join(found),
             fix="put them in [data] of that party's own party.toml",
         )
+    return check_specs(experiment)
 
 
 def _raise_all(mistakes: Sequence[SpecError]) -> None:

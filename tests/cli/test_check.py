@@ -80,6 +80,18 @@ def test_a_project_and_its_label_folder(vfl, project):
     assert facts_of(vfl("check", project, "--json", "-s", "train.epochs=3"))["epochs"] == 3
 
 
+def test_the_label_partys_file_is_checked_with_its_project(vfl, project):
+    labels = project / "label" / "data.csv"
+    lines = [f"c{number},{number / 7}" for number in range(30)]
+    labels.write_text("\n".join(["id,label", *lines]))
+    experiment = project / "label" / "app" / "experiment.toml"
+    assert "set task" in vfl("check", project / "label" / "party.toml").err
+    experiment.write_text(experiment.read_text().replace("classification", "regression"))
+    facts = facts_of(vfl("check", project / "label" / "party.toml", "--json"))
+    assert facts == facts_of(vfl("check", project, "--json"))
+    assert facts["test_rows"] == 6
+
+
 @pytest.mark.parametrize("setting", ["columns=['income']", "source=mine.csv", "shape=[1, 2, 2]"])
 def test_a_project_names_nobodys_table(vfl, project, setting):
     done = vfl("check", project, "-s", f"parties.bank.{setting}")

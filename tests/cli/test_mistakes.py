@@ -63,6 +63,13 @@ def test_tables_that_do_not_fit(vfl, tmp_path, loans, command, setting, told):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("setting", ["train.epoch=3", "codec=topk:k=33", "label.top=mlpp"])
+def test_a_project_is_checked_before_it_is_submitted(vfl, monkeypatch, setting):
+    assert vfl("init", "project", "--party", "bank").code == 0
+    monkeypatch.setattr(federated, "run_session", lambda *arguments, **options: 1 / 0)
+    mistake(vfl("train", "project", "-s", setting))
+
+
 @pytest.mark.parametrize("command", ["check", "train"])
 def test_files_that_are_not_there(vfl, tmp_path, command):
     assert "there is no such file" in mistake(vfl(command, "absent.toml"))
@@ -108,6 +115,19 @@ def test_another_party_is_exit_code_3(vfl, tmp_path, monkeypatch, error):
     assert done.code == 3
     assert done.out == ""
     assert done.err.endswith(f"{error}\n")
+
+
+def test_an_interruption_leaves_the_federations_run_alone_and_says_so(vfl, monkeypatch):
+    assert vfl("init", "project", "--party", "bank").code == 0
+
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(federated, "run_session", interrupt)
+    done = vfl("train", "project")
+    assert done.code == 130
+    assert "goes on with the run, in " in done.err
+    assert "project/label/store/runs/" in done.err
 
 
 def test_an_interruption_is_exit_code_130(vfl, breast_cancer, monkeypatch):

@@ -138,3 +138,12 @@ def test_neither_label_nor_id_is_a_feature():
     ]
     with pytest.raises(DataError, match="id column 'customer'"):
         check_features("bank", ["customer"], label=None, ids="customer")
+
+
+def test_a_column_without_a_name_is_told_as_that(tmp_path):
+    """pandas writes such a file when its index goes along."""
+    file = tmp_path / "with_index.csv"
+    pd.DataFrame({"age": [1, 2]}).to_csv(file)
+    with pytest.raises(DataError, match="name") as caught:
+        read_table(file)
+    assert "cannot be read as a table" not in str(caught.value)

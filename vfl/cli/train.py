@@ -54,20 +54,26 @@ def train(
 
 def _on_the_federation(project: Path, settings: list[str], resume: Path | None) -> Path:
     from vfl import federated
-    from vfl.plan import check_specs
+    from vfl.config import read_party_file
+    from vfl.plan import check_public
     from vfl.project import LabelFolder
     from vfl.run_folder import new_run_name
 
     label = LabelFolder.find(project)
     experiment = label.experiment(settings)
     if not resume:
-        check_specs(experiment)
+        check_public(experiment)
     name = resume.resolve().name if resume else new_run_name(experiment.name)
     say(f"{'resuming' if resume else 'submitting'} run {name}")
     extra = {"resume": resume is not None}
-    return federated.run_session(
-        label, "train", name, overrides=settings, on_epoch=say_epoch, extra=extra
-    )
+    try:
+        return federated.run_session(
+            label, "train", name, overrides=settings, on_epoch=say_epoch, extra=extra
+        )
+    except KeyboardInterrupt:
+        folder = read_party_file(label.party_file).run_path(name)
+        say(f"only this command ended: the SuperLink goes on with the run, in {folder}")
+        raise
 
 
 def _in_process(

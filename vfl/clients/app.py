@@ -9,7 +9,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from vfl.clients.session import take_part
+from vfl.clients.session import for_others, take_part
 from vfl.config import PartyFile, read_party_file
 from vfl.errors import ConfigError, VFLError
 from vfl.session import SessionMessage
@@ -27,16 +27,17 @@ def client_app() -> ClientApp:
     def session(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
         failure: dict[str, str | None] = {}
-        report = ""
+        report, name = "", f"of node {context.node_id}"
         try:
             asked = SessionMessage.parse(str(message.content["session"]["message"]))
             party = _own_file(context, asked)
-            print(f"vfl: party {party.party} takes part in {asked.terms.run}", flush=True)
+            name = party.party
+            print(f"vfl: party {name} takes part in {asked.terms.run}", flush=True)
             report = take_part(asked, party).model_dump_json()
-            print(f"vfl: party {party.party} is done with {asked.terms.run}", flush=True)
+            print(f"vfl: party {name} is done with {asked.terms.run}", flush=True)
         except VFLError as error:
             print(error, flush=True)
-            failure = error.record()
+            failure = for_others(error, name).record()
         record = ConfigRecord({"report": report, "failure": json.dumps(failure)})
         return Message(RecordDict({"session": record}), reply_to=message)
 

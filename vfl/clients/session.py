@@ -7,7 +7,14 @@ import time
 from vfl.clients.feature_party import build_feature_party
 from vfl.config import PartyFile
 from vfl.datasets import PartyData
-from vfl.errors import DisagreementError, ProtocolError, VFLError
+from vfl.errors import (
+    ConfigError,
+    DataError,
+    DisagreementError,
+    ProtocolError,
+    RunFolderError,
+    VFLError,
+)
 from vfl.frame import Kind
 from vfl.session import Introduction, PartyReport, SessionMessage, check_consent
 from vfl.session.own_data import own_checkpoints, own_data, own_folder, own_secret
@@ -61,10 +68,17 @@ def take_part(message: SessionMessage, party: PartyFile) -> PartyReport:
             raise ProtocolError("a message out of turn", got=answer.kind.name, want="DONE")
         return report
     except VFLError as error:
-        link.fail(error)
+        link.fail(for_others(error, party.party))
         raise
     finally:
         link.close()
+
+
+def for_others(error: VFLError, party: str) -> VFLError:
+    """What the label party may know of an error here: of our own files only that they failed."""
+    if isinstance(error, DataError | RunFolderError | ConfigError):
+        return type(error)(f"party '{party}' cannot use its own files; its own log says why")
+    return error
 
 
 def _attach(message: SessionMessage, data: PartyData) -> TcpLink:

@@ -67,6 +67,8 @@ def read_table(
         if path.suffix == ".parquet":
             return _uniquely_named(pd.read_parquet(path), str(path))
         return _read_csv(path, form or TableFormat(), text_columns)
+    except DataError:
+        raise
     except (
         ValueError,
         OSError,
