@@ -59,6 +59,7 @@ class Killing:
             self.at = time.monotonic()
 
 
+@pytest.mark.net
 def test_a_killed_client_app_comes_back_and_changes_nothing(deployed):
     folder, label = deployed
     killing = Killing(folder, "right", [20])

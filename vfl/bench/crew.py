@@ -114,4 +114,4 @@ class _Process:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.communicate(timeout=_END_S)
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()  # closes the pipes too, when the first did not get that far
