@@ -101,10 +101,10 @@ class LocalSession:
     def run(self) -> LocalSession:
         """Go through the whole session, or the rest of it."""
         start = self.label.resume()
+        split = self.label.data.split
         for client in self.clients:
-            client.resume(start)
-        schedule = self.terms.schedule(self.label.data.split, start)
-        self.label.run(schedule, before=self._begin, after=self._finish)
+            client.resume(start, self.terms.in_flight_at(split, start))
+        self.label.run(self.terms.schedule(split, start), before=self._begin, after=self._finish)
         return self
 
     def weights(self) -> dict[str, dict[str, Tensor]]:

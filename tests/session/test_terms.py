@@ -16,7 +16,7 @@ def leaves(content, path=()):
 
 
 #: Another permitted value of each field that is neither number nor free text.
-OTHER = {"mode": "predict", "merge": "sum", "optimizer": "sgd"}
+OTHER = {"mode": "predict", "merge": "sum", "optimizer": "sgd", "keep": "best"}
 
 
 def another(name, value):

@@ -139,7 +139,10 @@ class Codec(ABC):
         return None
 
     def commit(self, step: int) -> None:
-        """A step is final at this end: the only place where adaptive state may move."""
+        """A step is final at this end: the only place where adaptive state may move.
+
+        Steps are committed in order; with m in flight, up to m - 1 later cuts were encoded before.
+        """
 
     def state_dict(self) -> Mapping[str, Tensor]:
         """Adaptive state, checkpointed with the party."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from vfl.compression import Codec, Moment
@@ -25,6 +29,7 @@ class LabelHalf:
         link: the stream to that party.
         secret: the label party's secret, for private draws on gradients.
         adversary: tampering at the label party; honest by default.
+        in_flight: how many cuts of the party may await their gradients at once.
     """
 
     def __init__(
@@ -36,6 +41,7 @@ class LabelHalf:
         link: Link,
         secret: Secret,
         adversary: Adversary = HONEST,
+        in_flight: int = 1,
     ) -> None:
         codec.check(width)
         self.party = party
@@ -49,6 +55,8 @@ class LabelHalf:
         # Each party's gradients get draws of their own: equal noise on two would cancel out.
         self._secret = Secret(secret.key("half", party))
         self._pending: tuple[Tensor, Any, Moment] | None = None
+        # Those the party may not have taken when it saves its state; see `sent_state`.
+        self._sent: deque[Frame] = deque(maxlen=in_flight - 1)
 
     def receive_cut(self, step: int, rows: int) -> Tensor:
         """Wait for a training cut; axes (rows, width), ready to be differentiated.
@@ -73,14 +81,41 @@ class LabelHalf:
         check_finite(grad, "gradient", self.party, moment.step)
         payload = self.codec.encode_grad(grad, saved, moment)
         self._pending = None
-        self.link.send(Frame(Kind.GRAD, moment.step, payload))
+        frame = Frame(Kind.GRAD, moment.step, payload)
+        self._sent.append(frame)
+        self.link.send(frame)
         self.codec.commit(moment.step)
 
+    def drained(self) -> None:
+        """The party takes every gradient before it goes on: an epoch's training has ended."""
+        self._sent.clear()
+
+    def sent_state(self) -> list[dict[str, Any]]:
+        """The gradients the party's own checkpoint of this moment still awaits, as they left."""
+        return [
+            {
+                "step": frame.step,
+                "payload": torch.from_numpy(np.frombuffer(frame.payload, np.uint8).copy()),
+            }
+            for frame in self._sent
+        ]
+
+    def send_again(self, saved: Iterable[Mapping[str, Any]]) -> None:
+        """Send what `sent_state` gave; the same bytes, for new noise would tell more."""
+        self._sent.clear()
+        for kept in saved:
+            frame = Frame(Kind.GRAD, kept["step"], kept["payload"].numpy().tobytes())
+            self._sent.append(frame)
+            self.link.send(frame)
+
     def receive_query(self, step: int, rows: int) -> Tensor:
-        """Wait for a cut to evaluate, and confirm it; axes (rows, width)."""
+        """Wait for a cut to evaluate; axes (rows, width). `confirm` answers it."""
         cut, _ = self._receive(Kind.QUERY, Moment(step), rows)
-        self.link.send(Frame(Kind.ACK, step))
         return cut if self.adapter is None else self.adapter(cut)
+
+    def confirm(self, step: int, told: bytes = b"") -> None:
+        """Tell the party that its query is here, and what followed from it."""
+        self.link.send(Frame(Kind.ACK, step, told))
 
     def _receive(self, kind: Kind, moment: Moment, rows: int) -> tuple[Tensor, Any]:
         frame = expect(self.link, kind, moment.step, f"party '{self.party}'")

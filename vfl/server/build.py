@@ -67,6 +67,7 @@ def build_label_party(
                 links[name],
                 secret,
                 adversary,
+                terms.train.in_flight,
             )
             for name in terms.feature_parties
         }

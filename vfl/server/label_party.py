@@ -23,7 +23,7 @@ from vfl.exchange.state import Stateful, gather, restore
 from vfl.ledger import Ledger
 from vfl.seeds import Secret
 from vfl.server.meter import Meter, task_loss
-from vfl.session import Checkpoints, Exchange, Terms
+from vfl.session import Checkpoints, Course, Exchange, Terms
 from vfl.storage import weights_digest
 
 EpochRecord = dict[str, Any]
@@ -96,6 +96,7 @@ class LabelParty:
             self._optimizer = adversary.optimizer(optimizer(self._trainable))
         self._adversary = adversary
         self._checkpoints = checkpoints
+        self.course = Course(terms.train, self.weights, self.load_weights)
         self._on_epoch = on_epoch
         self._meters: dict[str, Meter] = {}
         self._labels = data.labels
@@ -111,7 +112,8 @@ class LabelParty:
         after: Callable[[Exchange], None] = _nothing,
     ) -> None:
         """Go through a whole session; `before` and `after` frame each exchange in one process."""
-        for epoch, exchanges in groupby(schedule, key=lambda exchange: exchange.epoch):
+        course = self.course.follow(schedule)
+        for epoch, exchanges in groupby(course, key=lambda exchange: exchange.epoch):
             started = time.perf_counter()
             for exchange in exchanges:
                 if self._checkpoints is not None and self._checkpoints.due(exchange.step):
@@ -151,6 +153,8 @@ class LabelParty:
             "history": list(self.history),
             "trained": [self.train_steps, self.train_rows, self.train_seconds],
             "traffic": self.ledger.state(),
+            "course": self.course.state(),
+            "gradients": {name: half.sent_state() for name, half in self.halves.items()},
         }
 
     def resume(self) -> int:
@@ -170,7 +174,10 @@ class LabelParty:
         self._meters = {name: Meter.restored(self._task, kept) for name, kept in meters.items()}
         self.history = list(saved["history"])
         self.train_steps, self.train_rows, self.train_seconds = saved["trained"]
-        self.ledger.restore(saved["traffic"])
+        self.course.restore(saved["course"])
+        for name, half in self.halves.items():
+            half.send_again(saved["gradients"][name])
+        self.ledger.restore(saved["traffic"])  # which has counted what was just sent again
         return step
 
     def _stateful(self) -> dict[str, Stateful]:
@@ -196,6 +203,8 @@ class LabelParty:
         # Gradients leave before our own step, so that the parties work while we do.
         for half in self.halves.values():
             half.send_gradient(labels)
+            if exchange.last:
+                half.drained()
         if self._optimizer is not None:
             self._optimizer.step()
         self.train_steps += 1
@@ -213,6 +222,11 @@ class LabelParty:
         else:
             loss = float(self._criterion(outputs, labels))
             self._meter(exchange.phase).add(outputs, labels, loss)
+        if self.course.judges(exchange):
+            figures = self._meter(exchange.phase).figures("validation")
+            told = self.course.judge(figures["validation_loss"], exchange)
+            for half in self.halves.values():
+                half.confirm(exchange.step, told)
 
     def _rows(self, exchange: Exchange) -> tuple[Tensor | None, Tensor | None]:
         rows = torch.from_numpy(exchange.rows)
@@ -242,6 +256,8 @@ class LabelParty:
             cut = half.receive_cut(exchange.step, rows)
         else:
             cut = half.receive_query(exchange.step, rows)
+            if not self.course.judges(exchange):
+                half.confirm(exchange.step)
         phase = "train" if exchange.trains else "evaluate"
         self.ledger.waited(name, phase, time.perf_counter() - started)
         return cut
@@ -259,6 +275,8 @@ class LabelParty:
         record: EpochRecord = {"epoch": epoch, "steps": self.train_steps}
         for phase, meter in self._meters.items():
             record |= meter.figures(phase)
+        if self.course.best_epoch:
+            record["best_epoch"] = self.course.best_epoch
         record["seconds"] = round(seconds, 4)
         record["bytes_up"] = self.ledger.total_bytes("up")
         record["bytes_down"] = self.ledger.total_bytes("down")

@@ -23,6 +23,9 @@ def summarise(party: LabelParty, weights_sha256: str, run: str) -> dict[str, Any
     formula = sum(codec.formula_ratio(width) * width for width in widths) / sum(widths)
     speed = party.train_steps / party.train_seconds if party.train_seconds else None
     figures = {key: value for key, value in last.items() if key.startswith("test_")}
+    figures["epochs"] = len(party.history)
+    if "best_epoch" in last:
+        figures["best_epoch"] = last["best_epoch"]
     return figures | {
         "bytes_up": ledger.bytes_by_party("up"),
         "bytes_down": ledger.bytes_by_party("down"),
