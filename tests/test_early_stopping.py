@@ -99,7 +99,7 @@ def test_an_interrupted_run_stops_and_ends_alike(data, tmp_path, share, in_fligh
     undisturbed = session(data, **settings).run()
 
     def kill(party, direction, frame):
-        if frame.step >= share * undisturbed.label.train_steps:
+        if frame.step >= share * undisturbed.label.progress.train_steps:
             raise Killed
 
     with pytest.raises(Killed):

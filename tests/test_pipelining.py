@@ -124,7 +124,7 @@ def test_the_depth_changes_the_run(data):
 
 def test_batch_statistics_and_dropout_go_along(data):
     whole = session(data, 5, bottom="mlp:hidden=16,dropout=0.3,batch_norm=yes").run()
-    steps = whole.label.train_steps
+    steps = whole.label.progress.train_steps
     moved = [
         int(value)
         for client in whole.clients

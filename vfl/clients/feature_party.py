@@ -12,7 +12,7 @@ from vfl import compression, defenses, models
 from vfl.config import TrainSettings
 from vfl.datasets import PartyData
 from vfl.errors import DataError
-from vfl.exchange import Adversary, FeatureHalf, optimizer_factory
+from vfl.exchange import Adversary, Compute, FeatureHalf, optimizer_factory
 from vfl.exchange.adversary import HONEST
 from vfl.link import Link
 from vfl.seeds import Secret, scoped
@@ -94,7 +94,7 @@ class FeatureParty:
 
     def weights(self) -> dict[str, Tensor]:
         """This party's own weights; they never leave it."""
-        return self.half.state_dict()
+        return {name: value.cpu() for name, value in self.half.state_dict().items()}
 
     def weights_digest(self) -> str:
         """SHA-256 of the weights, the only thing about them that is ever told."""
@@ -117,6 +117,7 @@ def build_feature_party(
     weights: Mapping[str, Tensor] | None = None,
     checkpoints: Checkpoints | None = None,
     adversary: Adversary = HONEST,
+    device: str = "cpu",
 ) -> FeatureParty:
     """A feature party ready for a session.
 
@@ -129,9 +130,11 @@ def build_feature_party(
         weights: trained weights, for evaluation and prediction.
         checkpoints: where it saves while it trains.
         adversary: tampering on this side.
+        device: where its model runs.
 
     Raises:
         DataError: the party has no columns.
+        UserError: there is no such device.
         SpecError: codec, defense or bottom cannot be built or do not fit.
     """
     asked = terms.parties[data.name]
@@ -152,6 +155,7 @@ def build_feature_party(
             optimizer_factory(terms.train) if terms.mode == "train" else None,
             adversary,
             terms.train.in_flight,
+            Compute(device, terms.train.precision),
         )
     if weights is not None:
         half.load_state_dict(weights)

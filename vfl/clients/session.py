@@ -52,6 +52,7 @@ def take_part(message: SessionMessage, party: PartyFile) -> PartyReport:
             bottom=party.bottom,
             weights=None if terms.mode == "train" else folder.weights(),
             checkpoints=own_checkpoints(party, terms),
+            device=party.device,
         )
         feature.resume(message.start, terms.in_flight_at(data.split, message.start))
         feature.run(terms.schedule(data.split, message.start))

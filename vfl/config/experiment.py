@@ -79,6 +79,8 @@ class TrainSettings(Settings):
         checkpoint_every: exchanges between two checkpoints.
         in_flight: cuts that may await their gradients at once. 1 is exact; m hides all but a share
             of a slow link's delay, and each gradient is then that of weights m - 1 steps old.
+        precision: "bfloat16" runs forward passes in automatic mixed precision; what crosses is
+            float32 either way.
         patience: stop after so many epochs without a lower validation loss; 0 never stops early.
         keep: "best" ends with the weights of the lowest validation loss, "last" with the last.
     """
@@ -91,6 +93,7 @@ class TrainSettings(Settings):
     weight_decay: float = Field(default=0.0, ge=0)
     checkpoint_every: int = Field(default=500, ge=1)
     in_flight: int = Field(default=1, ge=1, le=64)
+    precision: Literal["float32", "bfloat16"] = "float32"
     patience: int = Field(default=0, ge=0)
     keep: Literal["last", "best"] = "last"
 

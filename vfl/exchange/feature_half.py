@@ -15,6 +15,7 @@ from vfl.defenses import Defense
 from vfl.defenses.none import Undefended
 from vfl.errors import NonFiniteError
 from vfl.exchange.adversary import HONEST, Adversary
+from vfl.exchange.compute import Compute
 from vfl.exchange.draws import Draws
 from vfl.exchange.guards import check_finite, check_shape, expect
 from vfl.exchange.optimizers import OptimizerFactory, drop_gradients
@@ -50,6 +51,7 @@ class FeatureHalf:
         adversary: tampering on this side; honest by default.
         in_flight: how many cuts may await their gradients at once. With more than one, each
             forward pass runs on a copy of the weights, which its gradient is then the exact one of.
+        compute: where the model runs.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class FeatureHalf:
         optimizer: OptimizerFactory | None = None,
         adversary: Adversary = HONEST,
         in_flight: int = 1,
+        compute: Compute | None = None,
     ) -> None:
         codec.check(width)
         self.party = party
@@ -77,6 +80,8 @@ class FeatureHalf:
         self.model = nn.ModuleDict({"bottom": defense.wrap_bottom(bottom, width)})
         if (adapter := codec.client_module(width)) is not None:
             self.model["codec"] = adapter
+        self._compute = compute or Compute()
+        self.model.to(self._compute.device)
         self._secret = secret
         self._draws = Draws(secret, "rng", self.model, always=not isinstance(defense, Undefended))
         self._optimizer = None
@@ -115,7 +120,7 @@ class FeatureHalf:
         check_finite(grad, "gradient", self.party, moment.step)
         self.adversary.received(self.party, grad, moment)
         self._pending.popleft()
-        self._backward(pending, grad)
+        self._backward(pending, grad.to(self._compute.device))
         self.codec.commit(moment.step)
 
     def send_query(self, inputs: Tensor, step: int) -> None:
@@ -123,8 +128,8 @@ class FeatureHalf:
         moment = Moment(step)
         self._set_training(False)
         with torch.no_grad():
-            cut = self._forward(inputs, moment, None)
-        payload, _ = self._encode(self.adversary.cut(cut, moment), moment)
+            cut = self._forward(inputs.to(self._compute.device), moment, None)
+        payload, _ = self._encode(self.adversary.cut(cut.cpu(), moment), moment)
         self.link.send(Frame(Kind.QUERY, step, payload))
 
     def take_receipt(self, step: int) -> bytes:
@@ -169,16 +174,18 @@ class FeatureHalf:
         moment = Moment(step, training=True, secret=self._secret)
         fed, _ = self.defense.batch(inputs, None, moment)
         inputs = self.adversary.batch(inputs if fed is None else fed, moment)
+        inputs = inputs.to(self._compute.device)
         self._set_training(True)
         stash = Stash(self.model, self.state_dict()) if self.in_flight > 1 else None
         with self._draws.at(step):
             cut = self._forward(inputs, moment, stash)
-        payload, kept = self._encode(self.adversary.cut(cut.detach(), moment), moment)
+        payload, kept = self._encode(self.adversary.cut(cut.detach().cpu(), moment), moment)
         self._pending.append(_Pending(cut, inputs, kept, moment, stash))
         return payload
 
     def _forward(self, inputs: Tensor, moment: Moment, stash: Stash | None) -> Tensor:
-        cut = self._through("bottom", inputs, stash)
+        with self._compute.forward():
+            cut = self._through("bottom", inputs, stash).float()
         check_shape(cut, len(inputs), self.width, self.party)
         cut = self.defense.embedding(cut, moment)
         return self._through("codec", cut, stash) if "codec" in self.model else cut

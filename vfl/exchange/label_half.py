@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vfl.compression import Codec, Moment
 from vfl.defenses import Defense
 from vfl.exchange.adversary import HONEST, Adversary
+from vfl.exchange.compute import Compute
 from vfl.exchange.guards import check_finite, expect
 from vfl.frame import Frame, Kind
 from vfl.link import Link
@@ -30,6 +31,7 @@ class LabelHalf:
         secret: the label party's secret, for private draws on gradients.
         adversary: tampering at the label party; honest by default.
         in_flight: how many cuts of the party may await their gradients at once.
+        compute: where the label party's models run.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class LabelHalf:
         secret: Secret,
         adversary: Adversary = HONEST,
         in_flight: int = 1,
+        compute: Compute | None = None,
     ) -> None:
         codec.check(width)
         self.party = party
@@ -51,6 +54,7 @@ class LabelHalf:
         self.link = link
         self.adversary = adversary
         self.adapter: nn.Module | None = codec.server_module(width)
+        self._device = (compute or Compute()).device
         self._wire_width = codec.wire_width(width)
         # Each party's gradients get draws of their own: equal noise on two would cancel out.
         self._secret = Secret(secret.key("half", party))
@@ -66,16 +70,16 @@ class LabelHalf:
         """
         moment = Moment(step, training=True, secret=self._secret)
         cut, saved = self._receive(Kind.CUT, moment, rows)
-        cut.requires_grad_()
+        cut = cut.to(self._device).requires_grad_()
         self._pending = (cut, saved, moment)
         return cut if self.adapter is None else self.adapter(cut)
 
     def send_gradient(self, labels: Tensor) -> None:
-        """Send the gradient that backward left at the last cut; `labels` of the same rows."""
+        """Send the gradient that backward left at the last cut; `labels` of its rows."""
         assert self._pending is not None, "no cut was received"
         cut, saved, moment = self._pending
         assert cut.grad is not None, "backward has not run"
-        grad = self.defense.gradient(cut.grad, labels, moment)
+        grad = self.defense.gradient(cut.grad.cpu(), labels, moment)
         grad = self.adversary.gradient(self.party, grad, moment)
         # Checked before the first party gets one: a broken step leaves every weight as it was.
         check_finite(grad, "gradient", self.party, moment.step)
@@ -110,7 +114,7 @@ class LabelHalf:
 
     def receive_query(self, step: int, rows: int) -> Tensor:
         """Wait for a cut to evaluate; axes (rows, width). `confirm` answers it."""
-        cut, _ = self._receive(Kind.QUERY, Moment(step), rows)
+        cut = self._receive(Kind.QUERY, Moment(step), rows)[0].to(self._device)
         return cut if self.adapter is None else self.adapter(cut)
 
     def confirm(self, step: int, told: bytes = b"") -> None:
