@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from vfl.compression import INFERENCE, Codec
+from vfl.compression import INFERENCE, Codec, Decoded
 from vfl.compression.none import Uncompressed
 from vfl.config import TrainSettings
 from vfl.defenses import Defense
@@ -239,13 +239,17 @@ def test_a_codec_without_modules_or_losses_is_the_default():
 
 
 class Counting(Uncompressed):
-    """A codec with adaptive state: what it sends depends on the steps that were committed."""
+    """A codec with adaptive state: what travels depends on the steps that were committed."""
 
     def __init__(self):
         self.committed = 0
 
     def encode(self, cut, moment=INFERENCE):
         return super().encode(cut + self.committed, moment)
+
+    def decode(self, payload, rows, width, moment=INFERENCE):
+        cut, saved = super().decode(payload, rows, width, moment)
+        return Decoded(cut - self.committed, saved)
 
     def commit(self, step):
         self.committed += 1
@@ -258,17 +262,28 @@ class Counting(Uncompressed):
 
 
 def play(game, steps, depth):
+    """Like `turn`, with several in flight; the cuts that arrived."""
+    cuts = []
     for step in steps:
         game.feature.send_cut(game.inputs, step)
         cut = game.label.receive_cut(step, ROWS)
+        cuts.append(cut.detach())
         (cut**2 / 2).sum().backward()
         game.label.send_gradient(game.labels)
         while game.feature.awaiting >= depth:
             game.feature.take_gradient()
+    return cuts
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_both_ends_have_committed_the_same_steps_when_a_cut_travels(start, depth):
+    """The state cancels out exactly when they have."""
+    counting = play(start(codec=Counting, in_flight=depth), range(8), depth)
+    plain = play(start(in_flight=depth), range(8), depth)
+    torch.testing.assert_close(counting, plain)
 
 
 def test_cuts_in_flight_are_made_again_from_the_state_they_were_made_with(start):
-    """Sent cuts depend on the codec's state, so do the gradients, which are the cuts here."""
     game = start(codec=Counting, in_flight=3)
     play(game, range(6), 3)
     kept, sent = game.feature.training_state(), game.label.sent_state()
@@ -280,8 +295,10 @@ def test_cuts_in_flight_are_made_again_from_the_state_they_were_made_with(start)
     again.label.codec.load_state_dict(game.label.codec.state_dict())
     for each in (game, again):
         play(each, range(6, 11), 3)
+        each.label.drained()
     assert again.digest() == game.digest()
-    assert again.feature.codec.committed == game.feature.codec.committed == 9
+    for each in (game, again):
+        assert (each.feature.codec.committed, each.label.codec.committed) == (9, 11)
 
 
 @pytest.mark.parametrize(

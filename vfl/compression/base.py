@@ -141,11 +141,12 @@ class Codec(ABC):
     def commit(self, step: int) -> None:
         """A step is final at this end: the only place where adaptive state may move.
 
-        Steps are committed in order; with m in flight, up to m - 1 later cuts were encoded before.
+        Steps are committed in order, and when cut t is encoded or decoded both ends have committed
+        the same ones: all before it, or with m in flight all but the last m - 1.
         """
 
     def state_dict(self) -> Mapping[str, Tensor]:
-        """Adaptive state, checkpointed with the party."""
+        """Adaptive state, checkpointed with the party; that of steps not yet committed too."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

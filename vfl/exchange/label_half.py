@@ -59,8 +59,9 @@ class LabelHalf:
         # Each party's gradients get draws of their own: equal noise on two would cancel out.
         self._secret = Secret(secret.key("half", party))
         self._pending: tuple[Tensor, Any, Moment] | None = None
-        # Those the party may not have taken when it saves its state; see `sent_state`.
-        self._sent: deque[Frame] = deque(maxlen=in_flight - 1)
+        # Gradients the party may not have taken yet: their steps are final at neither end.
+        self._sent: deque[Frame] = deque()
+        self._in_flight = in_flight
 
     def receive_cut(self, step: int, rows: int) -> Tensor:
         """Wait for a training cut; axes (rows, width), ready to be differentiated.
@@ -88,11 +89,11 @@ class LabelHalf:
         frame = Frame(Kind.GRAD, moment.step, payload)
         self._sent.append(frame)
         self.link.send(frame)
-        self.codec.commit(moment.step)
+        self._commit_all_but(self._in_flight - 1)
 
     def drained(self) -> None:
         """The party takes every gradient before it goes on: an epoch's training has ended."""
-        self._sent.clear()
+        self._commit_all_but(0)
 
     def sent_state(self) -> list[dict[str, Any]]:
         """The gradients the party's own checkpoint of this moment still awaits, as they left."""
@@ -120,6 +121,11 @@ class LabelHalf:
     def confirm(self, step: int, told: bytes = b"") -> None:
         """Tell the party that its query is here, and what followed from it."""
         self.link.send(Frame(Kind.ACK, step, told))
+
+    def _commit_all_but(self, last: int) -> None:
+        """The party's end commits the same steps before it makes its next cut."""
+        while len(self._sent) > last:
+            self.codec.commit(self._sent.popleft().step)
 
     def _receive(self, kind: Kind, moment: Moment, rows: int) -> tuple[Tensor, Any]:
         frame = expect(self.link, kind, moment.step, f"party '{self.party}'")
