@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +17,6 @@ from vfl.compression.bits import WORD_BITS, Bits, from_bits, to_bits
 from vfl.errors import CorruptFrameError, WidthError
 
 Places = npt.NDArray[np.int64]
-Packer = Literal["enumerative", "index"]
-
 TABLE_LIMIT = 2**19  # binomials an enumerative packer may hold; 4 MB of them below 2^63
 
 
@@ -69,6 +66,24 @@ class PlainIndex(IndexSet):
         if (places >= self.width).any() or (places[:, 1:] <= places[:, :-1]).any():
             raise CorruptFrameError("a payload's places are not increasing places of its row")
         return places
+
+
+class Bitmap(IndexSet):
+    """A bit for every place of the row."""
+
+    def __init__(self, width: int, k: int) -> None:
+        super().__init__(width, k)
+        self.bits = width
+
+    def to_bits(self, places: Places) -> Bits:
+        bits = np.zeros((len(places), self.width), np.uint8)
+        np.put_along_axis(bits, places, 1, axis=1)
+        return bits
+
+    def from_bits(self, bits: Bits) -> Places:
+        if (bits.sum(axis=1, dtype=np.int64) != self.k).any():
+            raise CorruptFrameError("a payload marks another number of places than agreed")
+        return bits.nonzero()[1].reshape(-1, self.k)
 
 
 class Enumerative(IndexSet):
@@ -124,14 +139,16 @@ def _columns(width: int, k: int) -> list[np.ndarray]:
 
 
 @lru_cache(maxsize=32)
-def index_set(packer: Packer, width: int, k: int) -> IndexSet:
-    """The packer of that name for `k` of `width` places.
+def index_set(packer: str, width: int, k: int) -> IndexSet:
+    """The packer of that name (enumerative, index or bitmap) for `k` of `width` places.
 
     Raises:
         WidthError: the enumerative packer's table would be too large.
     """
     if packer == "index":
         return PlainIndex(width, k)
+    if packer == "bitmap":
+        return Bitmap(width, k)
     if k * (width - k + 1) > TABLE_LIMIT:
         raise WidthError(
             f"enumerating {k} of {width} places needs too large a table",

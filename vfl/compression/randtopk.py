@@ -7,14 +7,14 @@ from typing import get_args
 from torch import Tensor
 
 from vfl.compression.base import Moment
-from vfl.compression.index_set import Packer, Places
-from vfl.compression.options import require_choice
+from vfl.compression.index_set import Places
+from vfl.compression.options import Scale, require_choice
 from vfl.compression.select import Law, random_places, top_places
-from vfl.compression.topk import TopK
+from vfl.compression.sparse_codec import Packer, SparseCodec
 from vfl.errors import BadOptionError, UserError
 
 
-class RandTopK(TopK):
+class RandTopK(SparseCodec):
     """Top-k whose choice is random in training; at inference it is plain top-k.
 
     The draws come from the encoding party's secret: whoever could repeat them would learn which
@@ -28,8 +28,7 @@ class RandTopK(TopK):
         alpha: weight of the places outside the top k, in [0, 1]; 0.05 to 0.1 is good.
         law: ``sequential`` replaces each of the top k with probability alpha (equation 3-19);
             ``multinomial`` is what the authors' released program does, which replaces more.
-        values: ``fp32``, or the bits of a value from 1 to 8.
-        packer: ``enumerative`` (fewest bits) or ``index`` (each place by itself).
+        values, packer, scale, grad: see `SparseCodec`.
 
     Raises:
         BadOptionError: k below 1, alpha outside [0, 1], or an unknown law, format of
@@ -46,8 +45,10 @@ class RandTopK(TopK):
         law: Law = "sequential",
         values: str = "fp32",
         packer: Packer = "enumerative",
+        scale: Scale = "batch",
+        grad: str = "fp32",
     ) -> None:
-        super().__init__(k, values, packer)
+        super().__init__(k, values, packer, scale, grad)
         require_choice("law", law, get_args(Law))
         if not 0 <= alpha <= 1:
             raise BadOptionError(
@@ -60,7 +61,7 @@ class RandTopK(TopK):
         self.alpha = alpha
         self.law: Law = law
 
-    def _places(self, cut: Tensor, moment: Moment) -> Places:
+    def places(self, cut: Tensor, moment: Moment) -> Places:
         top = top_places(cut, self.k)
         if not moment.training:
             return top

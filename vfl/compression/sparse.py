@@ -13,13 +13,14 @@ import numpy as np
 
 from vfl.compression.bits import from_bits, pack, packed_bytes, require_bytes, to_bits, unpack
 from vfl.compression.index_set import IndexSet, Places
+from vfl.compression.layout import Layout, groups_of
 from vfl.compression.values import ValueCode, Values
 from vfl.frame import Payload
 
 
-@dataclass(frozen=True, slots=True)
-class SparseLayout:
-    """Bytes of k places and values a row.
+@dataclass(frozen=True)
+class SparseLayout(Layout):
+    """Bytes of k places and values a row, all rows alike.
 
     Attributes:
         sets: spells which places are kept.
@@ -34,33 +35,24 @@ class SparseLayout:
         """Bits a row takes, scales not counted."""
         return self.sets.bits + self.sets.k * self.code.bits
 
-    def payload_bytes(self, rows: int, per_row: bool) -> int:
-        """Bytes of a payload of so many rows."""
-        scale_bytes = self.code.scale_bytes(_groups(rows, per_row))
+    def payload_limit(self, rows: int, per_row: bool) -> int:
+        """Bytes of every payload of so many rows."""
+        scale_bytes = self.code.scale_bytes(groups_of(rows, per_row))
         return scale_bytes + packed_bytes(rows, self.row_bits)
 
-    def pack(self, places: Places, values: Values, per_row: bool) -> bytes:
-        """The payload of places and values, both of axes (rows, k)."""
-        scale, codes = self.code.encode(values, _groups(len(places), per_row))
+    def pack(self, places: Places, values: Values, per_row: bool, step: int | None) -> bytes:
+        scale, codes = self.code.encode(values, groups_of(len(places), per_row))
         fields = [self.sets.to_bits(places), to_bits(codes, self.code.bits)]
         return scale + pack(np.concatenate(fields, axis=1))
 
-    def unpack(self, payload: Payload, rows: int, per_row: bool) -> tuple[Places, Values]:
-        """The places and values of a payload.
-
-        Raises:
-            FrameError: what `pack` could not have made.
-        """
-        require_bytes(payload, self.payload_bytes(rows, per_row), rows)
-        groups = _groups(rows, per_row)
+    def unpack(
+        self, payload: Payload, rows: int, per_row: bool, step: int | None
+    ) -> tuple[Places, Values]:
+        require_bytes(payload, self.payload_limit(rows, per_row), rows)
+        groups = groups_of(rows, per_row)
         view = memoryview(payload)
         body = self.code.scale_bytes(groups)
         bits = unpack(view[body:], rows, self.row_bits)
         places = self.sets.from_bits(bits[:, : self.sets.bits])
         codes = from_bits(bits[:, self.sets.bits :], self.code.bits, self.sets.k)
         return places, self.code.decode(view[:body], codes, groups)
-
-
-def _groups(rows: int, per_row: bool) -> int:
-    """Scales that travel: one a row, or one for a batch that is not empty."""
-    return rows if per_row else min(rows, 1)

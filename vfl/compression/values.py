@@ -1,7 +1,9 @@
 """Kept values as codes of a fixed number of bits.
 
-`Float32Values` keeps them exact. `AffineValues` writes b bits each between two ends that travel
-as two bfloat16, the lower rounded down and the upper rounded up, so that no value lies outside.
+`Float32Values` keeps them exact, `BFloat16Values` their upper half. `AffineValues` writes b bits
+each between two ends that travel as two bfloat16, the lower rounded down and the upper rounded up,
+so that no value lies outside. `RectifiedValues` does so for a cut without negative values, where
+zero must stay zero.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from vfl.frame import Payload
 Values = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.int64]
 
-VALUES = ("fp32", "1", "2", "3", "4", "5", "6", "7", "8")
+VALUES = ("fp32", "bf16", "1", "2", "3", "4", "5", "6", "7", "8")
 
 _SIGN = np.uint16(0x8000)
-_LARGEST = np.uint16(0x7F7F)  # the largest finite bfloat16
+LARGEST_BFLOAT16 = np.uint16(0x7F7F)  # the largest finite one
+_SMALLEST = np.float32(2**-149)
 
 
 class Coded(NamedTuple):
@@ -76,6 +79,54 @@ class Float32Values(ValueCode):
         return values
 
 
+class BFloat16Values(ValueCode):
+    """The 16 bits of the nearest finite bfloat16."""
+
+    bits = 16
+
+    def scale_bytes(self, groups: int) -> int:
+        return 0
+
+    def encode(self, values: Values, groups: int) -> Coded:
+        return Coded(b"", nearest_bfloat16(values))
+
+    def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
+        if ((codes & 0x7FFF) > LARGEST_BFLOAT16).any():
+            raise CorruptFrameError("a payload holds values that are not finite")
+        return from_bfloat16(codes.astype(np.uint16))
+
+
+class RectifiedValues(ValueCode):
+    """b bits a value of at least 0: code 0 is exactly zero, every other value is above it.
+
+    The upper end of a group travels as one bfloat16; a value v has the code ceil(v top / upper)
+    and is read back as code upper / top, where top = 2^b - 1.
+    """
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+        self._top = 2**bits - 1
+
+    def scale_bytes(self, groups: int) -> int:
+        return 2 * groups
+
+    def encode(self, values: Values, groups: int) -> Coded:
+        grouped = values if groups == len(values) else values.reshape(1, -1)
+        ends = bfloat16_above(grouped.max(axis=1))[:, None]
+        upper = from_bfloat16(ends).astype(np.float64)
+        shares = values * np.float64(self._top) / np.where(upper > 0, upper, 1.0)
+        codes = np.clip(np.ceil(shares), 0, self._top).astype(np.int64)
+        return Coded(ends.astype("<u2").tobytes(), codes)
+
+    def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
+        ends = np.frombuffer(scale, "<u2").reshape(groups, 1)
+        if (ends > LARGEST_BFLOAT16).any():
+            raise CorruptFrameError("a payload's largest value is negative or not finite")
+        upper = from_bfloat16(ends).astype(np.float64)
+        values = (codes * (upper / self._top)).astype(np.float32)
+        return np.where(codes > 0, np.maximum(values, _SMALLEST), np.float32(0))
+
+
 class AffineValues(ValueCode):
     """b bits a value, uniform between the ends of its group (thesis, equations 3-1 and 3-2)."""
 
@@ -87,15 +138,15 @@ class AffineValues(ValueCode):
 
     def encode(self, values: Values, groups: int) -> Coded:
         grouped = values if groups == len(values) else values.reshape(1, -1)
-        lower = _bfloat16_below(grouped.min(axis=1))
-        upper = _bfloat16_below(-grouped.max(axis=1)) ^ _SIGN
+        lower = bfloat16_below(grouped.min(axis=1))
+        upper = bfloat16_above(grouped.max(axis=1))
         ends = np.stack([lower, upper], axis=1)
         low, high = _ends(ends)
         return Coded(ends.astype("<u2").tobytes(), quantise(values, low, high, self.bits))
 
     def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
         ends = np.frombuffer(scale, "<u2").reshape(groups, 2)
-        if ((ends & ~_SIGN) > _LARGEST).any():
+        if ((ends & ~_SIGN) > LARGEST_BFLOAT16).any():
             raise CorruptFrameError("a payload's range of values is not finite")
         low, high = _ends(ends)
         if (low > high).any():
@@ -129,16 +180,36 @@ def dequantise(
 
 
 def value_code(values: str) -> ValueCode:
-    """The code an option names: ``fp32`` or a number of bits from 1 to 8.
+    """The code an option names: ``fp32``, ``bf16`` or a number of bits from 1 to 8.
 
     Raises:
         BadOptionError: anything else.
     """
     require_choice("values", values, VALUES)
-    return Float32Values() if values == "fp32" else AffineValues(int(values))
+    if values in ("fp32", "bf16"):
+        return Float32Values() if values == "fp32" else BFloat16Values()
+    return AffineValues(int(values))
 
 
-def _bfloat16_below(values: Values) -> npt.NDArray[np.uint16]:
+def nearest_bfloat16(values: Values) -> npt.NDArray[np.uint16]:
+    """The bits of the nearest finite bfloat16, ties to the even one."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    finite: npt.NDArray[np.uint16] = np.minimum(rounded & ~_SIGN, LARGEST_BFLOAT16)
+    return (rounded & _SIGN) | finite
+
+
+def bfloat16_above(values: Values) -> npt.NDArray[np.uint16]:
+    """The bits of the smallest finite bfloat16 that is not below a value."""
+    return bfloat16_below(-values) ^ _SIGN
+
+
+def from_bfloat16(bits: npt.NDArray[np.uint16]) -> Values:
+    """The values of bfloat16 bits."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def bfloat16_below(values: Values) -> npt.NDArray[np.uint16]:
     """The bits of the largest finite bfloat16 that is not above a value.
 
     Below the range of bfloat16 its lowest number is taken; `quantise` then clips.
@@ -146,11 +217,11 @@ def _bfloat16_below(values: Values) -> npt.NDArray[np.uint16]:
     bits = np.ascontiguousarray(values).view(np.uint32)
     away = (bits >> 31) & ((bits & 0xFFFF) != 0)
     rounded: npt.NDArray[np.uint16] = ((bits >> 16) + away).astype(np.uint16)
-    rounded = (rounded & _SIGN) | np.minimum(rounded & ~_SIGN, _LARGEST)
+    rounded = (rounded & _SIGN) | np.minimum(rounded & ~_SIGN, LARGEST_BFLOAT16)
     return rounded
 
 
 def _ends(ends: npt.NDArray[np.uint16]) -> tuple[np.ndarray, np.ndarray]:
     """Lower and upper end of each group, float64 of axes (groups, 1)."""
-    exact = (ends.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    exact = from_bfloat16(ends).astype(np.float64)
     return exact[:, :1], exact[:, 1:]

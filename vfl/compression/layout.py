@@ -1,0 +1,56 @@
+"""The layout contract: places and values of a cut as one payload, and back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from vfl.compression.index_set import Places
+from vfl.compression.values import Values
+from vfl.frame import Payload
+
+
+class Layout(ABC):
+    """How the rows of one codec become bytes at one end of a link."""
+
+    @abstractmethod
+    def payload_limit(self, rows: int, per_row: bool) -> int:
+        """Most bytes so many rows can take."""
+
+    @abstractmethod
+    def pack(self, places: Places, values: Values, per_row: bool, step: int | None) -> bytes:
+        """The payload of places and values, both of axes (rows, k).
+
+        Args:
+            places: which places travel, increasing.
+            values: what stands there.
+            per_row: whether every row has a scale of its own.
+            step: the training step it belongs to; None for a query, which nothing is learned from.
+        """
+
+    @abstractmethod
+    def unpack(
+        self, payload: Payload, rows: int, per_row: bool, step: int | None
+    ) -> tuple[Places, Values]:
+        """The places and values of a payload.
+
+        Raises:
+            FrameError: what `pack` could not have made.
+        """
+
+    def commit(self, step: int) -> None:
+        """A step is final at this end; see `vfl.compression.Codec.commit`."""
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """Adaptive state."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` gave."""
+
+
+def groups_of(rows: int, per_row: bool) -> int:
+    """Scales that travel: one a row, or one for a batch that is not empty."""
+    return rows if per_row else min(rows, 1)
