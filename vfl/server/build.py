@@ -28,6 +28,7 @@ def build_label_party(
     top: str | nn.Module,
     task: str,
     outputs: int,
+    class_weight: str = "none",
     own_bottom: nn.Module | None = None,
     ledger: Ledger | None = None,
     weights: Mapping[str, Tensor] | None = None,
@@ -45,6 +46,7 @@ def build_label_party(
         top: a spec, or a module from the merged width to `outputs`.
         task: "classification" or "regression".
         outputs: number of classes, or 1.
+        class_weight: "none" or "balanced".
         own_bottom: a module for the own columns instead of the one the terms name.
         ledger: where the links count.
         weights: trained weights, for evaluation and prediction.
@@ -84,6 +86,7 @@ def build_label_party(
         on_epoch,
         checkpoints,
         adversary,
+        class_weight,
     )
     if weights is not None:
         party.load_weights(weights)

@@ -22,7 +22,9 @@ from vfl.exchange.optimizers import OptimizerFactory, drop_gradients
 from vfl.exchange.state import Stateful, gather, restore
 from vfl.ledger import Ledger
 from vfl.seeds import Secret
-from vfl.server.meter import Meter, task_loss
+from vfl.server.meter import Meter
+from vfl.server.task import make_task
+from vfl.server.weights import training_weights
 from vfl.session import Checkpoints, Exchange, Terms
 from vfl.storage import weights_digest
 
@@ -50,6 +52,7 @@ class LabelParty:
         on_epoch: told one record an epoch.
         checkpoints: where it saves while it trains; None saves nothing.
         adversary: tampering on this side; honest by default.
+        class_weight: "none" or "balanced"; see `vfl.server.weights`.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class LabelParty:
         on_epoch: Callable[[EpochRecord], None] = _nothing,
         checkpoints: Checkpoints | None = None,
         adversary: Adversary = HONEST,
+        class_weight: str = "none",
     ) -> None:
         self.data = data
         self.terms = terms
@@ -83,9 +87,8 @@ class LabelParty:
         for name, half in halves.items():
             if half.adapter is not None:
                 self.model[f"codec-{name}"] = half.adapter
+        self._task = self.model["task"] = make_task(task)
         self._defense = defense
-        self._task = task
-        self._criterion = task_loss(task)
         self._secret = secret
         always = not isinstance(defense, Undefended)
         self._draws = Draws(secret, "rng", top, always=always)
@@ -98,11 +101,15 @@ class LabelParty:
         self._checkpoints = checkpoints
         self._on_epoch = on_epoch
         self._meters: dict[str, Meter] = {}
-        self._labels = data.labels
+        self._labels, self._row_weights = data.labels, None
         if data.labels is not None and terms.mode == "train":
             train = torch.from_numpy(data.split.train)
             self._labels = data.labels.clone()
             self._labels[train] = defense.labels(data.labels[train], secret)
+            # Of the labels as trained: true ones would tell what a defense hides.
+            weights = training_weights(self._labels, train, data.row_weights, class_weight)
+            self._task.fit(self._labels[train], None if weights is None else weights[train])
+            self._row_weights = weights
 
     def run(
         self,
@@ -162,16 +169,21 @@ class LabelParty:
         step = self._checkpoints.committed() if self._checkpoints else 0
         if self._checkpoints is None or step == 0:
             return 0
-        saved = self._checkpoints.load(step)
+        self.load_training_state(self._checkpoints.load(step))
+        return step
+
+    def load_training_state(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `training_state` gave."""
         self.load_weights(saved["state"])
         if self._optimizer is not None:
             self._optimizer.load_state_dict(saved["optimizer"])
-        meters = saved["meters"]
-        self._meters = {name: Meter.restored(self._task, kept) for name, kept in meters.items()}
+        self._meters = {
+            phase: Meter.restored(self._task, phase, kept)
+            for phase, kept in saved["meters"].items()
+        }
         self.history = list(saved["history"])
         self.train_steps, self.train_rows, self.train_seconds = saved["trained"]
         self.ledger.restore(saved["traffic"])
-        return step
 
     def _stateful(self) -> dict[str, Stateful]:
         codecs = {f"codec-{name}": half.codec for name, half in self.halves.items()}
@@ -181,13 +193,14 @@ class LabelParty:
         moment = Moment(exchange.step, training=True, secret=self._secret)
         inputs, labels = self._defense.batch(*self._rows(exchange), moment)
         assert labels is not None, "training needs labels"
+        weights = self._weights_of(exchange)
         if inputs is not None:
             inputs = self._adversary.batch(inputs, moment)
         self._set_training(True)
         cuts = self._cuts(exchange, inputs)
         with self._draws.at(exchange.step):
             logits = self._defense.logits(self.model["top"](self._merge(cuts)), moment)
-            loss = self._criterion(logits, labels)
+            loss = self._task(logits, labels, weights)
             extra = self._defense.loss(cuts, labels, logits, moment)
         total = loss if extra is None else loss + extra
         check_finite(total, "loss", self.data.name, exchange.step)
@@ -200,7 +213,7 @@ class LabelParty:
             self._optimizer.step()
         self.train_steps += 1
         self.train_rows += len(exchange.rows)
-        self._meter("train").add(logits.detach(), labels, float(loss.detach()))
+        self._meter("train").add(logits.detach(), labels, float(loss.detach()), weights)
 
     @torch.no_grad()
     def _evaluate(self, exchange: Exchange) -> None:
@@ -209,9 +222,9 @@ class LabelParty:
         merged = self._merge(self._cuts(exchange, inputs))
         outputs = self._defense.logits(self.model["top"](merged), Moment(exchange.step))
         if exchange.phase == "predict" or labels is None:
-            self.outputs.append(outputs)
+            self.outputs.append(self._task.answers(outputs))
         else:
-            loss = float(self._criterion(outputs, labels))
+            loss = float(self._task(outputs, labels))
             self._meter(exchange.phase).add(outputs, labels, loss)
 
     def _rows(self, exchange: Exchange) -> tuple[Tensor | None, Tensor | None]:
@@ -219,6 +232,11 @@ class LabelParty:
         inputs = None if self.data.inputs is None else self.data.inputs.index_select(0, rows)
         source = self._labels if exchange.trains else self.data.labels
         return inputs, None if source is None else source.index_select(0, rows)
+
+    def _weights_of(self, exchange: Exchange) -> Tensor | None:
+        if self._row_weights is None:
+            return None
+        return self._row_weights.index_select(0, torch.from_numpy(exchange.rows))
 
     def _cuts(self, exchange: Exchange, inputs: Tensor | None) -> dict[str, Tensor]:
         """Every party's cut in merge order; ours is computed while the others travel."""
@@ -253,12 +271,12 @@ class LabelParty:
         return sum(parts[1:], start=parts[0])
 
     def _meter(self, phase: str) -> Meter:
-        return self._meters.setdefault(phase, Meter(self._task))
+        return self._meters.setdefault(phase, Meter(self._task, phase))
 
     def _end_epoch(self, epoch: int, seconds: float) -> None:
         record: EpochRecord = {"epoch": epoch, "steps": self.train_steps}
-        for phase, meter in self._meters.items():
-            record |= meter.figures(phase)
+        for meter in self._meters.values():
+            record |= meter.figures()
         record["seconds"] = round(seconds, 4)
         record["bytes_up"] = self.ledger.total_bytes("up")
         record["bytes_down"] = self.ledger.total_bytes("down")
