@@ -16,7 +16,7 @@ from vfl.server.task import Task
 class Meter:
     """Adds up batches; what it reports is about all their rows at once.
 
-    Training stays cheap: the loss, with accuracy or the loss's root. Any other phase keeps outputs
+    Training stays cheap: the loss, with accuracy or the loss's root. Any other phase keeps answers
     and labels until its end and reports the task's whole quality.
 
     Args:
@@ -30,7 +30,7 @@ class Meter:
     _loss: float = 0.0
     _weight: float = 0.0
     _correct: int = 0
-    _outputs: list[Tensor] = field(default_factory=list, repr=False)
+    _answers: list[Tensor] = field(default_factory=list, repr=False)
     _labels: list[Tensor] = field(default_factory=list, repr=False)
 
     def add(
@@ -49,8 +49,8 @@ class Meter:
         self._weight += weight
         self._loss += loss * weight
         if self.phase != "train":
-            self._outputs.append(outputs)
-            self._labels.append(labels)
+            self._answers.append(self.task.answers(outputs).cpu())
+            self._labels.append(labels.cpu())
         elif self.task.name == "classification":
             self._correct += int((outputs.argmax(dim=1) == labels).sum())
 
@@ -61,7 +61,7 @@ class Meter:
             "loss": self._loss,
             "weight": self._weight,
             "correct": self._correct,
-            "outputs": list(self._outputs),
+            "answers": list(self._answers),
             "labels": list(self._labels),
         }
 
@@ -75,7 +75,7 @@ class Meter:
             state["loss"],
             state["weight"],
             state["correct"],
-            list(state["outputs"]),
+            list(state["answers"]),
             list(state["labels"]),
         )
 
@@ -85,8 +85,8 @@ class Meter:
             return {}
         loss = self.task.own_units(self._loss / self._weight) if self._weight else 0.0
         if self.phase != "train":
-            answers = self.task.answers(torch.cat(self._outputs))
-            found = {"loss": loss} | self.task.quality(answers, torch.cat(self._labels))
+            quality = self.task.quality(torch.cat(self._answers), torch.cat(self._labels))
+            found = {"loss": loss} | quality
         elif self.task.name == "classification":
             found = {"loss": loss, "accuracy": self._correct / self.rows}
         else:
