@@ -12,7 +12,8 @@ PACKAGE = Path(__file__).parents[1] / "vfl"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = {
-    0: "config errors explain frame ledger link registry run_folder seeds storage threads trace version",
+    0: "config errors explain frame ledger link registry run_folder seeds storage threads trace "
+    "version",
     1: "compression datasets mpc privacy transport",
     2: "defenses exchange models session",
     3: "attacks clients server",
@@ -27,6 +28,7 @@ BESIDE = {
     ("exchange", "defenses"): "an exchange is a defense and a codec around a link",
     ("run", "local"): "a run in process is a local session with a folder",
     ("estimator", "local"): "fit is a local session on arrays",
+    ("doctor", "project"): "the doctor looks at the files of a project",
     ("plan", "project"): "a plan reads the files of a project",
     ("plan", "specs"): "a plan checks every spec before it reads data",
     ("plan", "run"): "a plan loads the data as the run would",

@@ -56,7 +56,7 @@ def _feature_party(party: PartyFile) -> Iterator[Check]:
 def _label_party(label: LabelFolder) -> Iterator[Check]:
     experiment, party = label.experiment(), read_party_file(label.party_file)
     federation = experiment.federation
-    host = federation.superlink.rpartition(":")[0].strip("[]")
+    host, _ = network.split_address(federation.superlink)
     ca, server = label.certificates / "ca.pem", label.certificates / "server.pem"
     yield from _machine(party.store_path)
     yield from _own_files(party)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vfl.doctor.check import Check
+from vfl.errors import UserError
 from vfl.transport.probe import Probe, port_is_free, probe_https
 
 #: Flower refuses the signature of a node whose clock differs by more (TIMESTAMP_TOLERANCE).
@@ -16,7 +17,7 @@ _CLOCK_WARNING_S = 30
 
 def superlink_from_afar(address: str, ca: Path) -> Iterator[Check]:
     """A feature party's way to the SuperLink: TCP, TLS under the party's own CA, and the clock."""
-    host, port = _split(address)
+    host, port = split_address(address)
     try:
         answer = probe_https(host, port, str(ca))
     except ssl.SSLCertVerificationError as problem:
@@ -38,7 +39,7 @@ def superlink_from_afar(address: str, ca: Path) -> Iterator[Check]:
 
 def superlink_here(address: str, bind_host: str, ca: Path) -> Iterator[Check]:
     """The label party's own SuperLink: its port is free, or it is ours that listens."""
-    host, port = _split(address)
+    host, port = split_address(address)
     if port_is_free(bind_host or host, port):
         yield Check("superlink port", "OK", f"{port} is free; vfl superlink will listen there")
         return
@@ -80,6 +81,13 @@ def _clock(answer: Probe) -> Check:
     )
 
 
-def _split(address: str) -> tuple[str, int]:
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port``; an IPv6 host may stand in brackets.
+
+    Raises:
+        UserError: the text is of another form.
+    """
     host, _, port = address.rpartition(":")
+    if not (host and port.isdigit() and 0 < int(port) < 65536):
+        raise UserError("this is not the address of a SuperLink", got=address, want="host:port")
     return host.strip("[]"), int(port)
