@@ -113,7 +113,7 @@ def test_a_label_partys_own_file_is_its_project(project):
 
 @pytest.mark.parametrize(
     ("clock_s", "state", "word"),
-    [(0, "OK", "within"), (100, "WARN", "behind"), (-100, "WARN", "ahead"), (900, "FAIL", "900 s")],
+    [(0, "OK", " s "), (100, "WARN", "behind"), (-100, "WARN", "ahead"), (900, "FAIL", "900 s")],
 )
 def test_the_superlink_answers_and_tells_its_time(project, port, clock_s, state, word):
     with serving(project, port, clock_s):

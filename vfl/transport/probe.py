@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
+from vfl.errors import AuthenticationError, LostPeerError, ProtocolError
+
 
 @dataclass(frozen=True, slots=True)
 class Probe:
@@ -36,9 +38,37 @@ def probe_https(host: str, port: int, ca_file: str, timeout_s: float = 5.0) -> P
         timeout_s: for each wait.
 
     Raises:
-        ssl.SSLCertVerificationError: another authority, an expired certificate or another name.
-        OSError: nobody answers, or not with TLS.
+        AuthenticationError: another authority, an expired certificate or another name.
+        ProtocolError: somebody answers, but not with TLS.
+        LostPeerError: nobody answers.
     """
+    where = f"{host}:{port}"
+    try:
+        return _probe(host, port, ca_file, timeout_s)
+    except ssl.SSLCertVerificationError as problem:
+        raise AuthenticationError(
+            "its certificate is not trusted",
+            where=where,
+            got=problem.verify_message,
+            fix="get ca.pem from the label party anew; its certificate must have this host's name",
+        ) from None
+    except ssl.SSLError as problem:
+        raise ProtocolError(
+            "it answers, but not with TLS",
+            where=where,
+            got=problem.reason,
+            fix="is this the SuperLink's port?",
+        ) from None
+    except OSError as problem:
+        raise LostPeerError(
+            "it cannot be reached",
+            where=where,
+            got=problem.strerror or type(problem).__name__,
+            fix="does vfl superlink run there? is the port open in every firewall between?",
+        ) from None
+
+
+def _probe(host: str, port: int, ca_file: str, timeout_s: float) -> Probe:
     started = time.monotonic()
     with socket.create_connection((host, port), timeout=timeout_s):
         connect_s = time.monotonic() - started
