@@ -178,6 +178,10 @@ def test_a_damaged_or_foreign_checkpoint_is_refused(tmp_path):
     with pytest.raises(RunFolderError, match="damaged"):
         kept.load(10)
     content = torch.load(io.BytesIO(whole), weights_only=True)
+    torch.save(content | {"vfl": "0.0.1"}, path)
+    with pytest.raises(RunFolderError, match="another version of vfl") as caught:
+        kept.load(10)
+    assert caught.value.got == "vfl 0.0.1"
     torch.save(content | {"format": 99}, path)
     with pytest.raises(RunFolderError, match="another format"):
         kept.load(10)

@@ -158,7 +158,7 @@ def test_weights_of_another_format_are_refused(tmp_path, use):
     write_json(path, read_json(path) | {"format": 99})
     with pytest.raises(RunFolderError, match="another format") as caught:
         use(folder)
-    assert caught.value.got == "format 99"
+    assert caught.value.got == f"format 99, by vfl {VERSION}"
 
 
 def test_a_folder_of_another_format_is_refused(tmp_path):
