@@ -11,13 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from vfl.config import PartyFile
-from vfl.errors import LostPeerError, MissingDataError, PeerFailedError
+from vfl.errors import LostPeerError, MissingDataError, MissingPackageError, PeerFailedError
 from vfl.project import LabelFolder
 from vfl.storage import write_text
 
@@ -116,7 +117,14 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
 
     Raises:
         LostPeerError: it did not start.
+        MissingPackageError: a simulation without its engine.
     """
+    if simulation and find_spec("ray") is None:
+        raise MissingPackageError(
+            "a Flower simulation needs Ray, its engine",
+            want="ray",
+            fix="pip install 'vfl[simulation]'",
+        )
     settings = folder.experiment().federation
     host, _, port = settings.superlink.rpartition(":")
     command = [

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vfl import compression, defenses, models
+from vfl import compression, defenses, specs
 from vfl.config import (
     Experiment,
     PartyFile,
+    Places,
     read_experiment,
     read_party_file,
-    with_overrides,
 )
 from vfl.datasets import PartyData, Split
-from vfl.errors import ConfigError, DataError, SpecError
+from vfl.errors import ConfigError, DataError
 from vfl.project import LabelFolder
 from vfl.run import load_data, session_of
 from vfl.session import Terms
@@ -31,9 +30,11 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
         UserError: everything that would stop a training before its first step.
     """
-    experiment = read_experiment(path, overrides)
-    facts = check_specs(experiment)
-    data = load_data(experiment)
+    experiment = read_experiment(path, overrides, specs.spec_mistakes)
+    places = Places.of(path, overrides)
+    facts = check_specs(experiment, places)
+    with places.told(Experiment):
+        data = load_data(experiment)
     session_of(experiment, data, "train")  # a model may not fit the rows it gets
     split = data[experiment.label.party].split
     columns = {
@@ -50,8 +51,8 @@ def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, A
     Raises:
         UserError: everything of the label party's that would stop a session.
     """
-    experiment = with_overrides(label.experiment(), overrides)
-    facts = check_public(experiment)
+    experiment = label.experiment(overrides, specs.spec_mistakes)
+    facts = check_public(experiment, label.places(overrides))
     party = read_party_file(label.party_file)
     terms = Terms.of(experiment, "train", experiment.name)
     split = _own_data(party, label.party_file, terms, experiment.label.task).split
@@ -82,14 +83,9 @@ def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyDat
         raise
 
 
-def check_specs(experiment: Experiment) -> dict[str, Any]:
-    """Build every plug-in the experiment names, so that a wrong spec is told before anything runs.
-
-    Raises:
-        SpecError: with the nearest known name or option, or the widths that would fit.
-        ConfigError: several specs are wrong; all of them are told.
-    """
-    _raise_all(list(_wrong_specs(experiment)))
+def check_specs(experiment: Experiment, places: Places | None = None) -> dict[str, Any]:
+    """The facts of an experiment's plug-ins; see `vfl.specs.check_specs` for what is refused."""
+    specs.check_specs(experiment, places)
     codec = compression.make(experiment.codec)
     promises = [promise.against for promise in defenses.make(experiment.defense).privacy()]
     width = experiment.parties[experiment.feature_parties[0]].width
@@ -103,31 +99,7 @@ def check_specs(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _wrong_specs(experiment: Experiment) -> Iterator[SpecError]:
-    checks: list[tuple[str, Callable[[], object]]] = [
-        ("codec", lambda: _check_codec(experiment)),
-        ("defense", lambda: defenses.make(experiment.defense)),
-        ("label.top", lambda: models.make_top(experiment.label.top)),
-    ]
-    checks += [
-        (f"parties.{name}.bottom", partial(models.make_bottom, party.bottom))
-        for name, party in experiment.parties.items()
-    ]
-    for setting, check in checks:
-        try:
-            check()
-        except SpecError as mistake:
-            mistake.where = f"{setting}, {mistake.where}" if mistake.where else setting
-            yield mistake
-
-
-def _check_codec(experiment: Experiment) -> None:
-    codec = compression.make(experiment.codec)
-    for name in experiment.feature_parties:
-        codec.check(experiment.parties[name].width)
-
-
-def check_public(experiment: Experiment) -> dict[str, Any]:
+def check_public(experiment: Experiment, places: Places | None = None) -> dict[str, Any]:
     """`check_specs` for the experiment of a project, which every party will read.
 
     Raises:
@@ -145,18 +117,7 @@ def check_public(experiment: Experiment) -> dict[str, Any]:
             got=", ".join(found),
             fix="put them in [data] of that party's own party.toml",
         )
-    return check_specs(experiment)
-
-
-def _raise_all(mistakes: Sequence[SpecError]) -> None:
-    if len(mistakes) > 1:
-        lines = [
-            f"  {mistake.where}: {mistake.what}; {mistake.fix or f'want {mistake.want}'}"
-            for mistake in mistakes
-        ]
-        raise ConfigError(f"{len(mistakes)} specs cannot be used\n" + "\n".join(lines))
-    for mistake in mistakes:
-        raise mistake
+    return check_specs(experiment, places)
 
 
 def _rows(split: Split) -> dict[str, Any]:

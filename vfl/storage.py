@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vfl.errors import RunFolderError
+from vfl.version import VERSION
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,20 +77,35 @@ def read_lines(path: Path) -> Iterator[Any]:
             yield json.loads(line)
 
 
-def check_format(found: Any, path: Path) -> None:
-    """Refuse a folder that another version of vfl wrote.
+def stamp() -> dict[str, Any]:
+    """What every record begins with: the format, and the version of vfl that wrote it."""
+    return {"format": FORMAT, "vfl": VERSION}
+
+
+def check_format(record: Mapping[str, Any], path: Path) -> None:
+    """Refuse a record that a version of vfl with another format wrote.
+
+    Args:
+        record: what begins with a `stamp`.
+        path: where it lies, for the message.
 
     Raises:
-        RunFolderError: with both format numbers.
+        RunFolderError: which version wrote it, in which format, and what reads it.
     """
-    if found != FORMAT:
-        raise RunFolderError(
-            "this folder was written in another format",
-            where=str(path),
-            got=f"format {found}",
-            want=f"format {FORMAT}",
-            fix="use the vfl version named in its run.json",
-        )
+    found, writer = record.get("format"), record.get("vfl")
+    if found == FORMAT:
+        return
+    known = isinstance(writer, str) and re.fullmatch(r"[0-9A-Za-z.+!-]{1,32}", writer)
+    number = f"format {found}" if isinstance(found, int) else "no format number"
+    raise RunFolderError(
+        "another version of vfl wrote this, in another format",
+        where=str(path),
+        got=f"{number}, by vfl {writer if known else 'of a version it does not name'}",
+        want=f"format {FORMAT}, as vfl {VERSION} writes it",
+        fix=f"pip install vfl=={writer} in an environment of its own reads it"
+        if known
+        else "read it with the version that wrote it, or train again",
+    )
 
 
 def save_weights(path: Path, state: Mapping[str, Tensor]) -> None:

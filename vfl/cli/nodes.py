@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vfl.deployment import Service
 
 _LOOK_EVERY_S = 0.2
-_OURS = re.compile(r"vfl: |error\[V|  (where|got  |want |try  ) ")
+_OURS = re.compile(r"vfl: |error\[V|  (where|got  |want |try  |more ) ")
 
 
 def superlink(

@@ -13,6 +13,7 @@ from vfl.config.experiment import (
     with_overrides,
 )
 from vfl.config.party_file import Consent, OwnData, PartyFile, is_party_file, read_party_file
+from vfl.config.places import Places
 from vfl.config.toml import to_toml
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "OwnData",
     "PartyFile",
     "PartySettings",
+    "Places",
     "TrainSettings",
     "is_party_file",
     "read_experiment",

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from vfl.config.toml import Settings, check, override, read_toml
+from vfl.config.toml import MoreMistakes, Settings, check, override, read_toml
 
 PartyName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -62,12 +62,21 @@ class LabelSettings(Settings):
         party: its name; if it is one of `parties` too, it has columns of its own.
         column: the label column of its table.
         top: the top model, as a spec.
+        class_weight: "balanced" lets every class count as much as any other in the training loss,
+            however rare; how rare each is stays at the label party.
     """
 
     party: PartyName = "label"
     column: str | None = None
     task: Literal["classification", "regression"] = "classification"
     top: str = "mlp:hidden=64"
+    class_weight: Literal["none", "balanced"] = "none"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> LabelSettings:
+        if self.task == "regression" and self.class_weight != "none":
+            raise ValueError("class_weight is for classification; a regression has no classes")
+        return self
 
 
 class TrainSettings(Settings):
@@ -165,13 +174,15 @@ class Experiment(Settings):
         return self
 
 
-def read_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
+def read_experiment(
+    path: Path, overrides: Sequence[str] = (), more: MoreMistakes | None = None
+) -> Experiment:
     """Read an experiment file; relative paths of tables start at its own folder.
 
     Raises:
         ConfigError: see `vfl.config.toml.read_toml`.
     """
-    return _located(read_toml(path, Experiment, overrides), path.resolve().parent)
+    return _located(read_toml(path, Experiment, overrides, more), path.resolve().parent)
 
 
 def with_overrides(experiment: Experiment, overrides: Sequence[str]) -> Experiment:

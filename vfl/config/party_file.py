@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PrivateAttr
 
 from vfl.config.experiment import PartyName
+from vfl.config.places import Places
 from vfl.config.toml import Settings, first_keys, read_toml
 
 
@@ -90,11 +91,16 @@ class PartyFile(Settings):
     device: str = "cpu"
     consent: Consent = Consent()
     node: Node = Node()
-    _folder: Path = PrivateAttr(default=Path())
+    _path: Path | None = PrivateAttr(default=None)
 
     def beside(self, name: str) -> Path:
         """A path as the file means it: relative to its own folder."""
-        return self._folder / name
+        return self._path.parent / name if self._path else Path(name)
+
+    @property
+    def places(self) -> Places:
+        """Where the settings stand in the file."""
+        return Places.of(self._path) if self._path else Places()
 
     @property
     def source_path(self) -> Path:
@@ -123,7 +129,7 @@ def read_party_file(path: Path) -> PartyFile:
         ConfigError: the file is missing, or holds mistakes (all are listed).
     """
     party = read_toml(path, PartyFile)
-    party._folder = path.resolve().parent
+    party._path = path.resolve()
     return party
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -99,7 +99,11 @@ class Federation:
         ca_pem = certificate.ca_pem.decode()
         for name, credential in credentials.items():
             self._push(name, nodes[name], credential, ca_pem, start)
-        self._hub.wait_all(list(nodes), self.join_timeout_s, poll=self._poll)
+        try:
+            self._hub.wait_all(list(nodes), self.join_timeout_s, poll=self._poll)
+        except MissingPartyError as absence:
+            absence.where = f"the stream at {self.settings.stream_host}:{self._hub.port}"
+            raise
         return {
             party: Observed(self._hub.link(self._node_of[party]), party, "label", observers)
             for party in self.terms.feature_parties
@@ -143,10 +147,12 @@ class Federation:
             if time.monotonic() > deadline:
                 missing = [name for name in wanted if name not in named]
                 raise MissingPartyError(
-                    f"no SuperNode of {', '.join(missing)} is online",
-                    got=f"{len(nodes)} SuperNodes: {', '.join(sorted(named)) or 'none by name'}",
+                    f"no SuperNode of {', '.join(missing)} after {self.join_timeout_s:g} s",
+                    where=f"the SuperLink at {self.settings.superlink}",
+                    got=_present(len(nodes), sorted(named)),
                     want=f"one each of {', '.join(wanted)}",
-                    fix="start the missing party's SuperNode, and register its key under its name",
+                    fix="vfl doctor party.toml there says what keeps it away; here keys/ must "
+                    "hold its key under the party's name",
                 )
             time.sleep(_POLL_S)
 
@@ -211,3 +217,9 @@ class Federation:
                     f"party '{name}' stopped with {failure.get('code')}: {failure.get('what')}",
                     **told,
                 )
+
+
+def _present(nodes: int, named: Sequence[str]) -> str:
+    """Who is online, for a message."""
+    count = "1 SuperNode" if nodes == 1 else f"{nodes} SuperNodes"
+    return f"{count}: {', '.join(named) or 'none of a party we wait for'}" if nodes else count

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from vfl.errors import RunFolderError
-from vfl.storage import FORMAT, check_format, read_json, write_bytes, write_json
+from vfl.storage import check_format, read_json, stamp, write_bytes, write_json
+from vfl.version import VERSION
 
 #: Where they lie in a party's part of a run.
 CHECKPOINTS = "checkpoints"
@@ -51,7 +52,7 @@ class Checkpoints:
             state: tensors, numbers and texts in mappings and lists.
         """
         content = io.BytesIO()
-        torch.save({"format": FORMAT, "terms": self.terms, "step": step, "state": state}, content)
+        torch.save(stamp() | {"terms": self.terms, "step": step, "state": state}, content)
         write_bytes(self._path(step), content.getvalue())
         for old in self.steps()[:-KEPT]:
             self._path(old).unlink(missing_ok=True)
@@ -72,7 +73,15 @@ class Checkpoints:
             ) from None
         except (RuntimeError, EOFError, zipfile.BadZipFile, ValueError):
             raise RunFolderError("a checkpoint is damaged", where=str(path)) from None
-        check_format(content.get("format"), path)
+        check_format(content, path)
+        if (wrote := content["vfl"]) != VERSION:
+            raise RunFolderError(
+                "another version of vfl wrote this checkpoint, and might go on otherwise",
+                where=str(path),
+                got=f"vfl {wrote}",
+                want=f"vfl {VERSION}",
+                fix=f"pip install vfl=={wrote} to end this run, or start it anew",
+            )
         if content["terms"] != self.terms:
             raise RunFolderError(
                 "this checkpoint belongs to another experiment",

@@ -76,7 +76,11 @@ class TcpLink:
         """
         waits = timeouts or Timeouts()
         context = None if ca_pem is None else client_context(ca_pem)
-        return cls(lambda: dial(host, port, context, waits), hello, waits, window)
+        try:
+            return cls(lambda: dial(host, port, context, waits), hello, waits, window)
+        except LostPeerError as loss:
+            loss.where = f"{host}:{port}"
+            raise
 
     def send(self, frame: Frame) -> None:
         """Store and write a frame; if the link breaks here, the next call mends it."""
