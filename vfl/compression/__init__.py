@@ -19,6 +19,12 @@ CODECS: Registry[Codec] = Registry(
         "none": "vfl.compression.none:Uncompressed",
         "topk": "vfl.compression.topk:TopK",
         "randtopk": "vfl.compression.randtopk:RandTopK",
+        "quantise": "vfl.compression.quantise:Quantise",
+        "relu": "vfl.compression.relu:Rectified",
+        "l1": "vfl.compression.l1:L1",
+        "size": "vfl.compression.size:Size",
+        "sign": "vfl.compression.sign:Sign",
+        "rate": "vfl.compression.rate:Rate",
     },
     group="vfl.codecs",
 )

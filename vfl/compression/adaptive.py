@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from vfl.compression.coder import LARGEST_TOTAL, Shares
+from vfl.errors import CorruptFrameError, TruncatedFrameError
+from vfl.frame import Payload
 
 Numbers = npt.NDArray[np.int64]
 
@@ -51,9 +53,28 @@ class AdaptiveCounts:
         self._renew(np.arange(len(start)))
 
     @property
-    def history(self) -> int:
+    def tag(self) -> bytes:
         """One byte that differs, 255 times in 256, where the counts differ."""
-        return self._history & 0xFF
+        return bytes([self._history & 0xFF])
+
+    def split(self, payload: Payload, scale_bytes: int) -> tuple[memoryview, memoryview]:
+        """Scales and coded symbols of a payload that begins with the tag.
+
+        Raises:
+            TruncatedFrameError: it ends before its symbols.
+            CorruptFrameError: it was coded with other counts.
+        """
+        view, body = memoryview(payload), 1 + scale_bytes
+        if len(view) < body:
+            raise TruncatedFrameError(
+                "a payload ends inside its scales", got=f"{len(view)} bytes", want=f"{body} or more"
+            )
+        if bytes(view[:1]) != self.tag:
+            raise CorruptFrameError(
+                "a range-coded payload was made with other counts",
+                fix="start the session again from its last checkpoint",
+            )
+        return view[1:body], view[body:]
 
     def shares(self, coded: Coded) -> Shares:
         """What the range coder needs of symbols."""

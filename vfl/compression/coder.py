@@ -50,6 +50,11 @@ def encode(shares: Shares) -> bytes:
     return out[:written].tobytes()
 
 
+def symbols_limit_bytes(symbols: int) -> int:
+    """Most bytes so many symbols take: 16 bits each, one for rounding, and the last four bytes."""
+    return -(-17 * symbols // 8) + 4
+
+
 class Reader:
     """Decodes one payload; a decoding loop is handed `raw` and `state` and calls `next_symbol`.
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from vfl.compression.base import INFERENCE, Codec, Decoded, Encoded, Moment
 from vfl.compression.gradients import GradientCode
 from vfl.compression.index_set import Places, index_set, place_bits
-from vfl.compression.layout import Layout
+from vfl.compression.layout import SparseLayout
 from vfl.compression.options import Scale, require_choice, require_packable
-from vfl.compression.sparse import SparseLayout
+from vfl.compression.sparse_fixed import SparseFixed
 from vfl.compression.values import value_code
 from vfl.errors import BadOptionError, WidthError
 from vfl.frame import Payload
@@ -51,7 +51,7 @@ class SparseCodec(Codec):
         require_packable(packer, values)
         self._per_row = scale == "row"
         self._grad = GradientCode(grad)
-        self._layout: Layout | None = None
+        self._layout: SparseLayout | None = None
         self._width = 0
 
     def check(self, width: int) -> None:
@@ -108,12 +108,12 @@ class SparseCodec(Codec):
     def places(self, cut: Tensor, moment: Moment) -> Places:
         """The places of `cut` that travel, axes (rows, k), increasing."""
 
-    def _layout_for(self, width: int) -> Layout:
+    def _layout_for(self, width: int) -> SparseLayout:
         if self._layout is None or self._width != width:
             self._layout, self._width = self._new_layout(width), width
         return self._layout
 
-    def _new_layout(self, width: int) -> Layout:
+    def _new_layout(self, width: int) -> SparseLayout:
         if self.k > width:
             few = max(1, width // 8)
             raise WidthError(
@@ -126,7 +126,7 @@ class SparseCodec(Codec):
             from vfl.compression.sparse_range import SparseRange
 
             return SparseRange(width, self.k, self._code)
-        return SparseLayout(index_set(self.packer, width, self.k), self._code)
+        return SparseFixed(index_set(self.packer, width, self.k), self._code)
 
 
 def _step(moment: Moment) -> int | None:

@@ -14,12 +14,12 @@ import numpy as np
 from torch import Tensor
 
 from vfl.compression.adaptive import AdaptiveCounts, Coded
-from vfl.compression.coder import Reader, Shares, encode, next_symbol
+from vfl.compression.coder import Reader, Shares, encode, next_symbol, symbols_limit_bytes
 from vfl.compression.compiled import compiled, native
 from vfl.compression.index_set import Places
-from vfl.compression.layout import Layout, groups_of
+from vfl.compression.layout import SparseLayout, groups_of
 from vfl.compression.values import ValueCode, Values
-from vfl.errors import CorruptFrameError, TruncatedFrameError, WidthError
+from vfl.errors import CorruptFrameError, WidthError
 from vfl.frame import Payload
 
 #: Counts an adaptive packer may hold; 32 MB with their running sums.
@@ -27,7 +27,7 @@ TABLE_LIMIT = 2**21
 _PLACE_WEIGHT, _CODE_WEIGHT, _FIRST_CODE_COUNT = 24, 24, 4
 
 
-class SparseRange(Layout):
+class SparseRange(SparseLayout):
     """k places and values a row, range coded.
 
     Args:
@@ -52,9 +52,8 @@ class SparseRange(Layout):
         self._codes = AdaptiveCounts(start, _CODE_WEIGHT)
 
     def payload_limit(self, rows: int, per_row: bool) -> int:
-        # A symbol takes at most 17 bits: its share is at least 1 in 2^16, and rounding costs one.
-        coded_bits = 17 * rows * 2 * self.k
-        return 1 + self.code.scale_bytes(groups_of(rows, per_row)) + -(-coded_bits // 8) + 4
+        scale_bytes = self.code.scale_bytes(groups_of(rows, per_row))
+        return 1 + scale_bytes + symbols_limit_bytes(rows * 2 * self.k)
 
     def pack(self, places: Places, values: Values, per_row: bool, step: int | None) -> bytes:
         scale, codes = self.code.encode(values, groups_of(len(places), per_row))
@@ -66,26 +65,16 @@ class SparseRange(Layout):
             for counts, each in zip((self._places, self._codes), coded, strict=True)
         ]
         rows = [np.concatenate(both, axis=1).reshape(-1) for both in zip(*sides, strict=True)]
-        return bytes([self._history()]) + scale + encode(Shares(*rows))
+        return self._places.tag + scale + encode(Shares(*rows))
 
     def unpack(
         self, payload: Payload, rows: int, per_row: bool, step: int | None
     ) -> tuple[Places, Values]:
         groups = groups_of(rows, per_row)
-        body = 1 + self.code.scale_bytes(groups)
-        view = memoryview(payload)
-        if len(view) < body:
-            raise TruncatedFrameError(
-                "a payload ends inside its scales", got=f"{len(view)} bytes", want=f"{body} or more"
-            )
-        if view[0] != self._history():
-            raise CorruptFrameError(
-                "a range-coded payload was made from other counts",
-                fix="start the session again from its last checkpoint",
-            )
-        found = self._decode(view[body:], rows)
+        scale, body = self._places.split(payload, self.code.scale_bytes(groups))
+        found = self._decode(body, rows)
         places, codes = found[:, : self.k], found[:, self.k :]
-        values = self.code.decode(view[1:body], codes, groups)
+        values = self.code.decode(scale, codes, groups)
         if step is not None:
             self._saw(step, self._coded(places, codes))
         return places, values
@@ -106,9 +95,6 @@ class SparseRange(Layout):
         for side, counts in {"places-": self._places, "codes-": self._codes}.items():
             own = {key.removeprefix(side): each for key, each in state.items() if side in key}
             counts.load_state_dict(own)
-
-    def _history(self) -> int:
-        return self._places.history ^ self._codes.history
 
     def _saw(self, step: int, coded: tuple[Coded, Coded]) -> None:
         self._places.saw(step, coded[0])

@@ -112,7 +112,7 @@ class RectifiedValues(ValueCode):
 
     def encode(self, values: Values, groups: int) -> Coded:
         grouped = values if groups == len(values) else values.reshape(1, -1)
-        ends = bfloat16_above(grouped.max(axis=1))[:, None]
+        ends = bfloat16_above(np.maximum(grouped.max(axis=1), np.float32(0)))[:, None] & ~_SIGN
         upper = from_bfloat16(ends).astype(np.float64)
         shares = values * np.float64(self._top) / np.where(upper > 0, upper, 1.0)
         codes = np.clip(np.ceil(shares), 0, self._top).astype(np.int64)
@@ -125,6 +125,50 @@ class RectifiedValues(ValueCode):
         upper = from_bfloat16(ends).astype(np.float64)
         values = (codes * (upper / self._top)).astype(np.float32)
         return np.where(codes > 0, np.maximum(values, _SMALLEST), np.float32(0))
+
+
+class RectifiedFloats(Float32Values):
+    """The 32 bits of each value of at least 0, so that code 0 is exactly zero."""
+
+    def encode(self, values: Values, groups: int) -> Coded:
+        return super().encode(np.maximum(values, np.float32(0)) + np.float32(0), groups)
+
+    def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
+        values = super().decode(scale, codes, groups)
+        if np.signbit(values).any():
+            raise CorruptFrameError("a payload holds negative values of a rectified cut")
+        return values
+
+
+class SignValues(ValueCode):
+    """One bit: +1 for a value of at least 0, -1 for any other."""
+
+    bits = 1
+
+    def scale_bytes(self, groups: int) -> int:
+        return 0
+
+    def encode(self, values: Values, groups: int) -> Coded:
+        return Coded(b"", (values >= 0).astype(np.int64))
+
+    def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
+        return (2 * codes - 1).astype(np.float32)
+
+
+class WholeValues(ValueCode):
+    """Whole numbers from 0 to 2^bits - 1; others are rounded or clipped to one."""
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+
+    def scale_bytes(self, groups: int) -> int:
+        return 0
+
+    def encode(self, values: Values, groups: int) -> Coded:
+        return Coded(b"", np.clip(np.rint(values), 0, 2**self.bits - 1).astype(np.int64))
+
+    def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
+        return codes.astype(np.float32)
 
 
 class AffineValues(ValueCode):

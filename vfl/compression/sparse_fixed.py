@@ -13,13 +13,13 @@ import numpy as np
 
 from vfl.compression.bits import from_bits, pack, packed_bytes, require_bytes, to_bits, unpack
 from vfl.compression.index_set import IndexSet, Places
-from vfl.compression.layout import Layout, groups_of
+from vfl.compression.layout import SparseLayout, groups_of
 from vfl.compression.values import ValueCode, Values
 from vfl.frame import Payload
 
 
 @dataclass(frozen=True)
-class SparseLayout(Layout):
+class SparseFixed(SparseLayout):
     """Bytes of k places and values a row, all rows alike.
 
     Attributes:

@@ -1,0 +1,126 @@
+"""L1 regularisation: a penalty makes the cut sparse, a controller as sparse as asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl.compression.base import INFERENCE, Encoded, Moment
+from vfl.compression.dense_codec import Packer
+from vfl.compression.index_set import place_bits
+from vfl.compression.options import Scale
+from vfl.compression.relu import Rectified
+from vfl.errors import BadOptionError
+
+#: Bounds of the weight, its gain a step, and the memory of the count that is controlled.
+_LEAST, _MOST, _GAIN, _MEMORY = 1e-4, 15.0, 0.02, 0.9
+
+
+class L1(Rectified):
+    """Adds weight x (sum of the cut of a row, mean over rows) to the feature party's loss.
+
+    Source: thesis section 3.2, whose weight is fixed and multiplies the sum over the batch. Here
+    `target` asks for a number of values above zero instead: after each step the weight grows or
+    shrinks with the logarithm of count / target, while the target itself falls from half the width
+    over `anneal` steps. Counts of queries, which know no dropout, say how far training counts are
+    off.
+
+    Args:
+        target: values above zero a row, at inference; 0 keeps `weight` as it is.
+        weight: of the penalty at the start, for a mean over rows.
+        anneal: steps until the target is reached.
+        values: see `Rectified`.
+        packer: see `Rectified`.
+        scale: see `Rectified`.
+        grad: see `Rectified`.
+
+    >>> cut = torch.tensor([[1.0, 0.0], [2.0, 3.0]])
+    >>> L1(target=0, weight=0.5).local_loss(cut, INFERENCE)
+    tensor(1.5000)
+    """
+
+    def __init__(
+        self,
+        target: float = 6.0,
+        weight: float = 0.01,
+        anneal: int = 1000,
+        values: str = "4",
+        packer: Packer = "range",
+        scale: Scale = "batch",
+        grad: str = "fp32",
+    ) -> None:
+        for name, value in {"target": target, "weight": weight, "anneal": anneal}.items():
+            if not 0 <= value < math.inf:
+                raise BadOptionError(
+                    f"l1 needs a {name} of at least 0", where=f"option '{name}'", got=str(value)
+                )
+        super().__init__(values, packer, scale, grad)
+        self.target = target
+        self.anneal = anneal
+        self.weight = weight
+        self._steps = 0
+        self._count = math.nan
+        self._bias = 1.0
+        self._asked = np.zeros(2)  # rows and values above zero of the queries since the last step
+        self._seen: dict[int, float] = {}
+
+    def encode(self, cut: Tensor, moment: Moment = INFERENCE) -> Encoded:
+        encoded = super().encode(cut, moment)
+        above = float(np.count_nonzero(encoded.saved))
+        if moment.training and len(cut):
+            self._seen[moment.step] = above / len(cut)
+        else:
+            self._asked += (len(cut), above)
+        return encoded
+
+    def local_loss(self, cut: Tensor, moment: Moment) -> Tensor:
+        return self.weight * cut.abs().sum() / max(len(cut), 1)
+
+    def commit(self, step: int) -> None:
+        super().commit(step)
+        count = self._seen.pop(step, None)
+        if count is None or self.target == 0:
+            return
+        self._count = count if math.isnan(self._count) else _smooth(self._count, count)
+        if self._asked[0] > 0:
+            asked = self._asked[1] / self._asked[0]
+            self._bias = min(max(asked / max(self._count, 1e-3), 0.5), 2.0)
+            self._asked[:] = 0
+        # Half a value at least: a cut that died out pulls the weight down instead of to nothing.
+        error = math.log(max(self._count * self._bias, 0.5) / self._target_now())
+        self.weight = min(max(self.weight * math.exp(_GAIN * error), _LEAST), _MOST)
+        self._steps += 1
+
+    def formula_ratio(self, width: int) -> float:
+        """target/d (b + ceil(log2 d)) / 32, thesis table 3.1; b/32 where no target is set."""
+        if self.target == 0:
+            return super().formula_ratio(width)
+        return self.target / width * (self._code.bits + place_bits(width)) / 32
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        moving = [self.weight, self._steps, self._count, self._bias, *self._asked]
+        seen = [number for pair in self._seen.items() for number in pair]
+        own = {"l1": torch.tensor(moving, dtype=torch.float64)}
+        own["l1-seen"] = torch.tensor(seen, dtype=torch.float64)
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        super().load_state_dict(state)
+        self.weight, steps, self._count, self._bias, *asked = state["l1"].tolist()
+        self._steps = int(steps)
+        self._asked = np.array(asked)
+        seen = state["l1-seen"].reshape(-1, 2).tolist()
+        self._seen = {int(step): count for step, count in seen}
+
+    def _target_now(self) -> float:
+        start = max(self._width / 2, self.target)
+        share = min(1.0, self._steps / self.anneal) if self.anneal else 1.0
+        return start * math.pow(self.target / start, share)
+
+
+def _smooth(before: float, now: float) -> float:
+    return _MEMORY * before + (1 - _MEMORY) * now

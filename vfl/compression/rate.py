@@ -1,0 +1,100 @@
+"""A learned code: the bottom pays for the bits its units take, and those bits are really coded."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from vfl.compression.base import Moment
+from vfl.compression.dense_codec import DenseCodec
+from vfl.compression.values import WholeValues
+from vfl.errors import BadOptionError
+from vfl.seeds import scoped
+
+_FIRST_SCALE = 0.7
+
+
+class Rate(DenseCodec):
+    """Sends whole numbers, range coded, whose likely length is part of the loss.
+
+    Each unit is rectified, multiplied by a scale it learns and rounded. The number of bits that
+    takes is estimated with a logistic distribution of each unit over y + u, u uniform on
+    [-1/2, 1/2] (Balle et al. 2017, section 3), and weight x bits a row joins the feature party's
+    loss. The label party learns the scales that undo it, so no parameter travels.
+
+    Args:
+        weight: of one bit a row in the loss.
+        bits: whole numbers reach to 2^bits - 1.
+        grad: see `DenseCodec`.
+
+    >>> from vfl.compression import make
+    >>> make("rate:weight=0.01").wire_width(128)
+    128
+    """
+
+    def __init__(self, weight: float = 0.01, bits: int = 6, grad: str = "fp32") -> None:
+        if not 0 <= weight < math.inf:
+            raise BadOptionError(
+                "a rate has a weight of at least 0", where="option 'weight'", got=str(weight)
+            )
+        if not 1 <= bits <= 8:
+            raise BadOptionError(
+                "whole numbers have 1 to 8 bits", where="option 'bits'", got=str(bits)
+            )
+        super().__init__(WholeValues(bits), "range", "batch", grad)
+        self.weight = weight
+        self._model: Units | None = None
+
+    def client_module(self, width: int) -> nn.Module:
+        self._model = Units(width)
+        return self._model
+
+    def server_module(self, width: int) -> nn.Module:
+        return Scales(width, -_FIRST_SCALE)
+
+    def local_loss(self, cut: Tensor, moment: Moment) -> Tensor | None:
+        if self._model is None or not len(cut):
+            return None
+        key = 0 if moment.secret is None else moment.secret.number("rate", moment.step)
+        with scoped(key):
+            noise = torch.rand(cut.shape).to(cut.device) - 0.5
+        return self.weight * self._model.bits(cut + noise)
+
+
+class Scales(nn.Module):
+    """Multiplies each unit by a positive number it learns.
+
+    Args:
+        width: units.
+        first: logarithm of every number at the start.
+    """
+
+    def __init__(self, width: int, first: float) -> None:
+        super().__init__()
+        self.logarithm = nn.Parameter(torch.full((width,), first))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Axes (rows, units), in and out."""
+        return values * self.logarithm.exp()
+
+
+class Units(Scales):
+    """The feature party's end: rectifier, scales, and how each unit is distributed."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, _FIRST_SCALE)
+        self.center = nn.Parameter(torch.zeros(width))
+        self.spread = nn.Parameter(torch.zeros(width))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Axes (rows, units), in and out."""
+        return super().forward(values.relu())
+
+    def bits(self, noisy: Tensor) -> Tensor:
+        """Expected bits a row: the mean over rows of -log2 of each unit's probability mass."""
+        spread = self.spread.exp()
+        upper = torch.sigmoid((noisy + 0.5 - self.center) / spread)
+        lower = torch.sigmoid((noisy - 0.5 - self.center) / spread)
+        return -(upper - lower).clamp(min=1e-9).log2().sum(dim=1).mean()

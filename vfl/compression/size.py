@@ -1,0 +1,90 @@
+"""Size reduction: a narrower cut."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from vfl.compression.dense_codec import DenseCodec
+from vfl.compression.options import Scale, require_choice
+from vfl.compression.values import value_code
+from vfl.errors import BadOptionError, WidthError
+from vfl.seeds import permutation
+
+
+class Size(DenseCodec):
+    """Sends k numbers a row instead of the whole cut (thesis, table 3.1).
+
+    Args:
+        k: numbers a row.
+        kind: ``narrow`` trains a linear layer at each end, from the cut to k numbers and back;
+            ``mask`` keeps k units that never change, as the authors' released program does.
+        values: the bits of a number from 1 to 8, ``bf16`` or ``fp32``.
+        scale: see `DenseCodec`.
+        grad: see `DenseCodec`.
+
+    >>> f"{Size(k=4).formula_ratio(width=128):.2%}"
+    '3.12%'
+    """
+
+    def __init__(
+        self,
+        k: int,
+        kind: Literal["narrow", "mask"] = "narrow",
+        values: str = "fp32",
+        scale: Scale = "batch",
+        grad: str = "fp32",
+    ) -> None:
+        require_choice("kind", kind, ("narrow", "mask"))
+        if k < 1:
+            raise BadOptionError(
+                "a cut has at least one number", where="option 'k'", got=str(k), want="k >= 1"
+            )
+        super().__init__(value_code(values), "dense", scale, grad)
+        self.k = k
+        self.kind = kind
+
+    def check(self, width: int) -> None:
+        if self.k > width:
+            raise WidthError(
+                f"a cut that is {width} wide is not reduced to {self.k} numbers",
+                got=f"k = {self.k}",
+                want=f"k <= {width}",
+            )
+
+    def wire_width(self, width: int) -> int:
+        return self.k
+
+    def client_module(self, width: int) -> nn.Module:
+        return nn.Linear(width, self.k) if self.kind == "narrow" else Mask(width, self.k)
+
+    def server_module(self, width: int) -> nn.Module:
+        return nn.Linear(self.k, width) if self.kind == "narrow" else Unmask(width, self.k)
+
+
+class Mask(nn.Module):
+    """k of `width` units, the same at every party and in every run."""
+
+    def __init__(self, width: int, k: int) -> None:
+        super().__init__()
+        kept = permutation(0, width, "size", k)[:k]
+        self.register_buffer("units", torch.from_numpy(kept).sort().values, persistent=False)
+
+    def forward(self, cut: Tensor) -> Tensor:
+        """Axes (rows, width) to (rows, k)."""
+        return cut.index_select(1, self.get_buffer("units"))
+
+
+class Unmask(Mask):
+    """Puts the k units back to their places; all others are zero."""
+
+    def __init__(self, width: int, k: int) -> None:
+        super().__init__(width, k)
+        self.width = width
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Axes (rows, k) to (rows, width)."""
+        whole = numbers.new_zeros(len(numbers), self.width)
+        return whole.index_copy(1, self.get_buffer("units"), numbers)
