@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,7 @@ class SparseRange(SparseLayout):
         return found.reshape(rows, 2 * self.k)
 
 
+@lru_cache(maxsize=16)
 def first_place_counts(width: int, k: int) -> np.ndarray:
     """Counts as if every set of k places were equally likely; axes (k x width, width).
 

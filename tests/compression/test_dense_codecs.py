@@ -1,0 +1,257 @@
+"""Codecs that send every value: their sizes, what comes back, and what they train."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from vfl.compression import INFERENCE, Moment, make
+from vfl.config import Experiment
+from vfl.datasets import load_bundled
+from vfl.errors import BadOptionError, CorruptFrameError, NonFiniteError, WidthError
+from vfl.local import LocalSession
+from vfl.seeds import Secret, generator
+
+ROWS, WIDTH = 9, 7
+TRAINING = Moment(3, training=True)
+
+
+def normal(rows=ROWS, width=WIDTH):
+    return torch.randn(rows, width, generator=generator(rows, "dense", width))
+
+
+def back(spec, cut, moment=TRAINING):
+    codec = make(spec)
+    return codec.decode(codec.encode(cut, moment).payload, *cut.shape, moment).cut
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_quantised_values_take_exactly_their_bits(bits):
+    codec = make(f"quantise:values={bits}")
+    packed = -(-ROWS * WIDTH * bits // 8)
+    assert len(codec.encode(normal(), TRAINING).payload) == 4 + packed
+    assert len(codec.encode(normal()).payload) == 4 * ROWS + packed
+    assert codec.formula_ratio(WIDTH) == bits / 32
+
+
+@pytest.mark.parametrize("bits", [1, 4, 8])
+@pytest.mark.parametrize("packer", ["dense", "range"])
+def test_quantised_values_come_back_within_half_a_step(bits, packer):
+    cut = normal()
+    found = back(f"quantise:values={bits},packer={packer}", cut)
+    step = float(cut.max() - cut.min()) / 2**bits
+    assert float((found - cut).abs().max()) <= 0.51 * step + 0.02
+    assert len(np.unique(found.numpy())) <= 2**bits
+
+
+@pytest.mark.parametrize("packer", ["dense", "bitmap", "range"])
+def test_a_rectified_cut_keeps_its_zeros(packer):
+    cut = normal().relu()
+    found = back(f"relu:values=4,packer={packer}", cut)
+    assert torch.equal(found > 0, cut > 0)
+    assert float((found - cut).abs().max()) <= float(cut.max()) / 15 * 1.02
+
+
+def test_a_bitmap_of_floats_is_exact():
+    cut = normal().relu()
+    codec = make("relu:values=fp32,packer=bitmap")
+    assert torch.equal(back("relu:values=fp32,packer=bitmap", cut), cut)
+    above = int((cut > 0).sum())
+    assert len(codec.encode(cut, TRAINING).payload) == -(-ROWS * WIDTH // 8) + 4 * above
+
+
+def test_leaving_out_the_gradients_of_zeros_changes_no_bit():
+    """Training behind a rectifier, with all gradients and with those of values above zero."""
+    data = load_bundled("digits", ["p"], 0, "label", limit=300)
+
+    def trained(codec):
+        settings = Experiment.model_validate(
+            {
+                "codec": codec,
+                "parties": {"p": {"width": 8, "bottom": "mlp:hidden=16,last=relu"}},
+                "train": {"epochs": 2, "batch_rows": 30},
+            }
+        )
+        return LocalSession(settings, data, outputs=10).run()
+
+    whole, spared = trained("none"), trained("relu:values=fp32,packer=bitmap")
+    assert spared.weights_digest() == whole.weights_digest()
+    down = [each.ledger.bytes_by_party("down")["p"] for each in (whole, spared)]
+    assert down[1] < 0.8 * down[0]
+
+
+def test_negative_values_of_a_rectified_cut_are_no_payload():
+    codec = make("relu:values=fp32,packer=dense")
+    payload = bytearray(codec.encode(normal(1, 2).abs(), TRAINING).payload)
+    payload[0] |= 0x80  # the sign comes first
+    with pytest.raises(CorruptFrameError, match="negative"):
+        codec.decode(payload, 1, 2, TRAINING)
+
+
+def test_a_marked_zero_is_no_payload():
+    codec = make("relu:values=4,packer=bitmap")
+    payload = bytearray(codec.encode(torch.tensor([[1.0, 0.0]]), TRAINING).payload)
+    payload[-1] = 0
+    with pytest.raises(CorruptFrameError, match="marks a zero"):
+        codec.decode(payload, 1, 2, TRAINING)
+
+
+@pytest.mark.parametrize("spec", ["quantise", "relu", "size:k=3", "sign"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_refused(spec, bad):
+    cut = normal(2, 3)
+    cut[1, 1] = bad
+    with pytest.raises(NonFiniteError):
+        make(spec).encode(cut, TRAINING)
+
+
+def test_signs_are_one_bit_each():
+    cut = normal(256, 117)
+    assert len(make("sign:width=117").encode(cut, TRAINING).payload) == 256 * 117 // 8
+    assert torch.equal(back("sign:width=117", cut), torch.where(cut >= 0, 1.0, -1.0))
+    assert make("sign:width=117").formula_ratio(128) == pytest.approx(117 / 128 / 32)
+
+
+def test_the_gradient_of_a_sign_goes_straight_through():
+    cut = normal().requires_grad_()
+    make("sign").simulate(cut, TRAINING).backward(grad := normal(ROWS, WIDTH))
+    assert torch.equal(cut.grad, grad)
+
+
+def test_a_mask_is_the_same_at_both_ends_and_keeps_its_units():
+    one, other = make("size:k=3,kind=mask"), make("size:k=3,kind=mask")
+    cut = normal()
+    units = one.client_module(WIDTH).units.tolist()
+    assert units == sorted(units)
+    whole = other.server_module(WIDTH)(one.client_module(WIDTH)(cut))
+    assert torch.equal(whole[:, units], cut[:, units])
+    assert int((whole != 0).sum()) == 3 * ROWS
+    assert list(one.client_module(WIDTH).state_dict()) == []
+
+
+def test_a_narrow_cut_trains_a_layer_at_each_end():
+    codec = make("size:k=3")
+    assert (codec.wire_width(WIDTH), codec.formula_ratio(128)) == (3, 3 / 128)
+    narrow, wide = codec.client_module(WIDTH), codec.server_module(WIDTH)
+    assert [narrow.weight.shape, wide.weight.shape] == [(3, WIDTH), (WIDTH, 3)]
+    with pytest.raises(WidthError):
+        codec.check(2)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["size:k=0", "size:k=2,kind=wide", "sign:width=-1", "quantise:values=9", "quantise:scale=all",
+     "l1:target=-1", "l1:weight=inf", "rate:weight=-1", "rate:bits=9", "relu:values=bf16"],
+)  # fmt: skip
+def test_options_that_cannot_be(spec):
+    with pytest.raises(BadOptionError):
+        make(spec)
+
+
+class TestL1:
+    def test_the_penalty_is_the_mean_over_rows_of_the_sum(self):
+        cut = normal().relu()
+        loss = make("l1:target=0,weight=0.25").local_loss(cut, TRAINING)
+        assert float(loss) == pytest.approx(0.25 * float(cut.sum(dim=1).mean()), rel=1e-6)
+
+    @pytest.mark.parametrize("target", [4, 6, 10])
+    def test_the_controller_finds_the_weight_that_gives_the_target(self, target):
+        """A cut whose count above zero falls with the logarithm of the weight, by its own law."""
+        codec, width, rows = make(f"l1:target={target},anneal=300"), 64, 32
+        counts = []
+        for step in range(1500):
+            count = min(max(20 - 6 * math.log10(codec.weight / 0.01), 0), width)
+            cut = torch.zeros(rows, width)
+            cut[:, : round(count)] = 1
+            codec.encode(cut, Moment(step, training=True))
+            codec.commit(step)
+            counts.append(count)
+        assert np.mean(counts[-100:]) == pytest.approx(target, rel=0.1)
+
+    def test_counts_of_queries_correct_those_of_training(self):
+        """Training sees twice as many values as queries do; the target is that of the queries."""
+        codec = make("l1:target=6,anneal=0")
+        half = torch.zeros(10, 64)
+        count = 30.0
+        for step in range(800):
+            count = min(max(20 - 6 * math.log10(codec.weight / 0.01), 0), 64)
+            half.zero_()
+            half[:, : round(2 * count)] = 1
+            codec.encode(half, Moment(step, training=True))
+            codec.commit(step)
+            half.zero_()
+            half[:, : round(count)] = 1
+            codec.encode(half, INFERENCE)
+        assert count == pytest.approx(6, rel=0.15)
+
+    def test_a_fixed_weight_stays(self):
+        codec = make("l1:target=0,weight=0.5")
+        codec.encode(normal().relu(), TRAINING)
+        codec.commit(3)
+        assert codec.weight == 0.5
+
+    def test_its_formula_is_that_of_top_k_with_the_target(self):
+        assert make("l1:target=6,values=4").formula_ratio(128) == 6 / 128 * (4 + 7) / 32
+
+
+class TestRate:
+    def test_bits_are_those_of_a_logistic_distribution(self):
+        codec = make("rate")
+        model = codec.client_module(WIDTH)
+        with torch.no_grad():
+            model.center.copy_(torch.linspace(-1, 1, WIDTH))
+            model.spread.copy_(torch.linspace(-0.5, 0.5, WIDTH))
+        values = normal().double().numpy()
+
+        def below(x, unit):
+            scale = math.exp(float(model.spread[unit]))
+            return 1 / (1 + math.exp(-(x - float(model.center[unit])) / scale))
+
+        expected = -np.mean([
+            sum(
+                math.log2(max(below(v + 0.5, unit) - below(v - 0.5, unit), 1e-9))
+                for unit, v in enumerate(row)
+            )
+            for row in values
+        ])  # fmt: skip
+        assert float(model.bits(torch.from_numpy(values).float())) == pytest.approx(
+            expected, rel=1e-4
+        )
+
+    def test_whole_numbers_travel(self):
+        cut = torch.tensor([[0.2, 0.6, 2.5, 70.0, -3.0]])
+        assert back("rate:bits=6", cut).tolist() == [[0.0, 1.0, 2.0, 63.0, 0.0]]
+
+    def test_its_ends_undo_each_other_at_the_start(self):
+        codec = make("rate")
+        cut = normal().relu()
+        there, here = codec.client_module(WIDTH), codec.server_module(WIDTH)
+        torch.testing.assert_close(here(there(cut)), cut)
+
+    def test_the_noise_is_the_partys_own_and_repeatable(self):
+        codec = make("rate:weight=1")
+        codec.client_module(WIDTH)
+        cut = normal().relu()
+        losses = [
+            float(codec.local_loss(cut, Moment(step, True, Secret.of_simulation(seed, "p"))))
+            for step, seed in ((0, 0), (0, 0), (1, 0), (0, 1))
+        ]
+        assert losses[0] == losses[1]
+        assert len(set(losses)) == 3
+
+    def test_paying_for_bits_saves_bits(self):
+        """A unit nobody needs is worth nothing: with the rate alone as loss it goes silent."""
+        codec = make("rate:weight=1")
+        model = nn.Sequential(nn.Linear(4, WIDTH), codec.client_module(WIDTH))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        inputs, sizes = normal(64, 4), []
+        for step in range(150):
+            cut = model(inputs)
+            sizes.append(len(codec.encode(cut.detach(), Moment(step, training=True)).payload))
+            codec.commit(step)
+            optimizer.zero_grad()
+            codec.local_loss(cut, Moment(step, True, Secret.of_simulation(0, "p"))).backward()
+            optimizer.step()
+        assert sizes[-1] < 0.2 * sizes[0]

@@ -1,0 +1,117 @@
+"""Gradients in b bits: unbiased, zero where they were zero, and no longer than they must be."""
+
+import numpy as np
+import pytest
+import torch
+
+from vfl.compression import INFERENCE, Moment
+from vfl.compression.gradients import GradientCode
+from vfl.errors import BadOptionError, CorruptFrameError, NonFiniteError, TruncatedFrameError
+from vfl.seeds import Secret, generator
+
+ROWS, WIDTH = 6, 5
+
+
+def moment(step=0):
+    return Moment(step, training=True, secret=Secret.of_simulation(0, "label"))
+
+
+def gradient(rows=ROWS, width=WIDTH):
+    grad = torch.randn(rows, width, generator=generator(rows, "gradient"))
+    grad[0] = 0
+    return grad
+
+
+def there_and_back(code, grad, mask=None, at=INFERENCE):
+    return code.decode(code.encode(grad, mask, at), *grad.shape, mask)
+
+
+def test_float32_is_exact():
+    grad = gradient()
+    assert np.array_equal(there_and_back(GradientCode("fp32"), grad), grad.numpy())
+
+
+def test_bfloat16_is_the_nearest():
+    grad = gradient()
+    found = there_and_back(GradientCode("bf16"), grad)
+    assert np.array_equal(found, grad.bfloat16().float().numpy())
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_b_bits_are_a_whole_number_of_steps_of_the_rows_scale(bits):
+    grad = gradient().numpy()
+    found = there_and_back(GradientCode(str(bits)), torch.from_numpy(grad), at=moment())
+    top = 2 ** (bits - 1) - 1
+    for row, back in zip(grad, found, strict=True):
+        step = np.abs(row).max() / top
+        if step == 0:
+            assert (back == 0).all()
+            continue
+        assert np.abs(back - row).max() <= step * 1.01  # the scale is rounded up to a bfloat16
+        counts = back / (np.abs(back).max() / round(np.abs(back).max() / step))
+        assert np.abs(counts - np.rint(counts)).max() < 1e-3
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_rounding_at_random_loses_nothing_on_average(bits):
+    grad, code = gradient(4, 3), GradientCode(str(bits))
+    draws = np.stack([there_and_back(code, grad, at=moment(step)) for step in range(4000)])
+    error = np.abs(draws.mean(axis=0) - grad.numpy())
+    scale = grad.abs().max(dim=1, keepdim=True).values.numpy() / (2 ** (bits - 1) - 1)
+    assert (error <= 4 * scale * 0.5 / np.sqrt(len(draws)) + 1e-9).all()
+    assert (draws[:, 0] == 0).all()
+
+
+def test_without_a_secret_the_nearest_is_taken():
+    grad = torch.tensor([[7.0, 3.4, -3.6, 0.2]])
+    assert there_and_back(GradientCode("4"), grad).tolist() == [[7.0, 3.0, -4.0, 0.0]]
+
+
+@pytest.mark.parametrize("spec", ["fp32", "bf16", "4"])
+def test_a_mask_leaves_the_others_out(spec):
+    code, grad = GradientCode(spec), gradient()
+    mask = np.random.default_rng(0).random(grad.shape) < 0.4
+    payload = code.encode(grad, mask, moment())
+    assert len(payload) == code.payload_bytes(ROWS, int(mask.sum()))
+    found = code.decode(payload, *grad.shape, mask)
+    assert (found[~mask] == 0).all()
+    hidden = torch.where(torch.from_numpy(mask), grad, torch.tensor(1e9))
+    assert bytes(code.encode(hidden, mask, moment())) == payload
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_few_rows(rows):
+    grad = gradient(1, WIDTH)[:rows]
+    for spec in ("fp32", "bf16", "2", "8"):
+        assert there_and_back(GradientCode(spec), grad).shape == (rows, WIDTH)
+
+
+def test_four_bits_of_three_values_are_28_bits_a_row():
+    assert GradientCode("4").payload_bytes(256, 3 * 256) == 256 * 28 // 8
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_refused(bad):
+    grad = gradient()
+    grad[1, 1] = bad
+    with pytest.raises(NonFiniteError):
+        GradientCode("4").encode(grad, None, moment())
+
+
+def test_what_no_encoder_writes_is_refused():
+    code = GradientCode("2")
+    payload = bytearray(code.encode(gradient(), None, moment()))
+    with pytest.raises(TruncatedFrameError):
+        code.decode(payload[:-1], ROWS, WIDTH, None)
+    beyond = payload.copy()
+    beyond[2 * ROWS] = 0xFF  # codes of 2 bits end at 2
+    with pytest.raises(CorruptFrameError, match="out of their range"):
+        code.decode(beyond, ROWS, WIDTH, None)
+    payload[1] = 0x80  # a negative scale
+    with pytest.raises(CorruptFrameError, match="out of their range"):
+        code.decode(payload, ROWS, WIDTH, None)
+
+
+def test_an_unknown_format():
+    with pytest.raises(BadOptionError):
+        GradientCode("1")

@@ -1,0 +1,148 @@
+"""Adaptive range coding of cuts: both ends learn alike, and only from what was committed."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from vfl.compression import Moment, make
+from vfl.compression.adaptive import AdaptiveCounts, Coded
+from vfl.compression.sparse_range import first_place_counts
+from vfl.errors import BadOptionError, CorruptFrameError, TruncatedFrameError, WidthError
+from vfl.seeds import generator
+
+SPECS = [
+    "topk:k=3,values=4,packer=range",
+    "quantise:values=3,packer=range",
+    "relu:values=4",
+    "l1:target=3",
+    "rate:bits=4",
+]
+WIDTH = 12
+
+
+def cut_of(step, rows=40):
+    """Units differ in how often and how strongly they are above zero."""
+    noise = torch.randn(rows, WIDTH, generator=generator(step, "cut"))
+    return (noise * torch.linspace(0.2, 2, WIDTH) + torch.linspace(-1, 1, WIDTH)).relu()
+
+
+def training(step):
+    return Moment(step, training=True)
+
+
+def send(sender, receiver, step):
+    payload = sender.encode(cut_of(step), training(step)).payload
+    return payload, receiver.decode(payload, 40, WIDTH, training(step)).cut
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_both_ends_learn_and_frames_get_shorter(spec):
+    sender, receiver, still = make(spec), make(spec), make(spec)
+    first = last = 0
+    for step in range(30):
+        payload, cut = send(sender, receiver, step)
+        unlearned, same = send(still, make(spec), step)
+        assert torch.equal(cut, same)
+        first, last = first + len(unlearned), last + len(payload)
+        sender.commit(step)
+        receiver.commit(step)
+    assert last < 0.95 * first
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_nothing_is_learned_before_the_commit(spec):
+    sender, receiver = make(spec), make(spec)
+    payload, cut = send(sender, receiver, 0)
+    again, same = send(sender, receiver, 0)
+    assert bytes(payload) == bytes(again)
+    assert torch.equal(cut, same)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_steps_in_flight_are_learned_in_order(spec):
+    """Two steps behind at both ends, through a checkpoint of either."""
+    sender, receiver = make(spec), make(spec)
+    whole = []
+    for step in range(8):
+        whole.append(bytes(send(sender, receiver, step)[0]))
+        if step == 4:
+            sender, receiver = (restored(spec, each) for each in (sender, receiver))
+        if step >= 2:
+            sender.commit(step - 2)
+            receiver.commit(step - 2)
+    sender, receiver = make(spec), make(spec)
+    for step in range(8):
+        assert bytes(send(sender, receiver, step)[0]) == whole[step]
+        if step >= 2:
+            sender.commit(step - 2)
+            receiver.commit(step - 2)
+
+
+def restored(spec, codec):
+    other = make(spec)
+    other.load_state_dict({name: value.clone() for name, value in codec.state_dict().items()})
+    return other
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_ends_that_lost_step_are_found_out(spec):
+    sender, receiver = make(spec), make(spec)
+    found = 0
+    for step in range(20):
+        send(sender, restored(spec, sender), step)
+        sender.commit(step)
+        try:
+            send(sender, receiver, step + 1)
+        except CorruptFrameError as error:
+            found += "other counts" in error.what
+    assert found >= 19  # one byte agrees by chance once in 256
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_query_teaches_nothing(spec):
+    codec, other = make(spec), make(spec)
+    for _ in range(3):
+        codec.decode(codec.encode(cut_of(0)).payload, 40, WIDTH)
+        codec.commit(0)
+    assert bytes(codec.encode(cut_of(1)).payload) == bytes(other.encode(cut_of(1)).payload)
+
+
+def test_counts_forget_by_halves():
+    counts = AdaptiveCounts(np.array([[1, 0, 5]]), weight=20_000)
+    for step, symbol in enumerate([0, 0, 0, 2]):
+        counts.saw(step, Coded(np.array([0]), np.array([symbol])))
+        counts.commit(step)
+    # 1, 20 001, 40 001, 60 001 of 60 006 forget to 30 001 and 3, then 2 gets 20 000.
+    assert np.diff(counts.cumulative).tolist() == [[30_001, 0, 20_003]]
+
+
+@pytest.mark.parametrize(("width", "k"), [(5, 1), (6, 3), (7, 7)])
+def test_first_counts_take_every_set_for_equally_likely(width, k):
+    counts = first_place_counts(width, k).reshape(k, width, width)
+    sets = list(combinations(range(width), k))
+    for j in range(k):
+        for before in range(-1, width - 1):
+            going = [one for one in sets if (one[j - 1] if j else -1) == before]
+            for place in range(width):
+                share = sum(one[j] == place for one in going) / max(len(going), 1)
+                expected = 1 + int(64 * share + 1e-9) if share else 0
+                assert counts[j, before + 1, place] == expected
+
+
+def test_float_values_have_no_counts():
+    for spec in ("topk:k=2,packer=range", "quantise:values=bf16,packer=range", "relu:values=fp32"):
+        with pytest.raises(BadOptionError, match="how often each code"):
+            make(spec)
+
+
+def test_a_table_that_would_be_too_large():
+    with pytest.raises(WidthError) as caught:
+        make("topk:k=9,values=4,packer=range").check(1280)
+    assert caught.value.fix == "packer=enumerative"
+
+
+def test_a_payload_that_ends_in_its_scales():
+    with pytest.raises(TruncatedFrameError, match="inside its scales"):
+        make("relu:values=4").decode(b"\0\0", 3, WIDTH)
