@@ -16,7 +16,7 @@ FLOORS = {
     1: "compression datasets mpc privacy transport",
     2: "defenses exchange models session",
     3: "attacks clients server",
-    4: "demo deployment estimator federated local plan project run split templates",
+    4: "demo deployment estimator federated local plan project run split supervise templates",
     5: "bench report",
     6: "cli testing __init__ __main__",
 }
@@ -32,6 +32,7 @@ BESIDE = {
     ("deployment", "project"): "a deployment starts what a project folder describes",
     ("federated", "deployment"): "a federated run happens on a deployment",
     ("federated", "project"): "a federated run is the run of a project",
+    ("supervise", "deployment"): "it starts a service of a deployment again",
     ("demo", "deployment"): "the demo starts and ends a deployment of its own",
     ("demo", "federated"): "the demo is a federated run",
     ("demo", "project"): "the demo writes a project first",

@@ -20,8 +20,10 @@ from vfl.config import PartyFile
 from vfl.errors import LostPeerError, MissingDataError, PeerFailedError
 from vfl.project import LabelFolder
 from vfl.storage import write_text
+from vfl.transport import check_server
 
 CONNECTION = "vfl"
+_START_SUPERLINK = "is the SuperLink running? start it with: vfl superlink PROJECT"
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -81,18 +83,19 @@ class Service:
             LostPeerError: the process ended, or the text did not come in time.
         """
         deadline = time.monotonic() + timeout_s
-        while marker not in self._said():
+        while marker not in self.said():
             if not self.alive or time.monotonic() > deadline:
                 state = "still starting" if self.alive else f"exit {self._process.returncode}"
                 raise LostPeerError(
                     f"{self.name} did not start",
-                    where=_last_words(self._said()) or None,
+                    where=_last_words(self.said()) or None,
                     got=state,
                     fix=f"look at {self.log}",
                 )
             time.sleep(0.1)
 
-    def _said(self) -> str:
+    def said(self) -> str:
+        """What it has printed since this start."""
         return self.log.read_bytes()[self._log_start :].decode(errors="replace")
 
     def wait(self) -> int:
@@ -186,20 +189,23 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
     """A feature party's SuperNode, connected.
 
     Raises:
-        LostPeerError: it did not start, or the SuperLink does not know its key.
+        AuthenticationError: the SuperLink's certificate is not accepted.
+        LostPeerError: the SuperLink cannot be reached, or refuses this party's key.
     """
     home = party.store_path / "flower"
-    service = Service(
-        f"the SuperNode of {party.party}",
-        supernode_command(party, file),
-        flower_environment(home),
-        home / "supernode.log",
-    )
+    command = supernode_command(party, file)
+    address, ca = party.node.superlink, party.beside(party.node.ca)
+    check_server("the SuperLink", address, ca.read_text())
+    name = f"the SuperNode of {party.party}"
+    service = Service(name, command, flower_environment(home), home / "supernode.log")
     try:
         service.wait_for("SuperNode ID")
     except LostPeerError as problem:
         service.stop()
-        problem.want = f"a SuperLink at {party.node.superlink} that knows this party's key"
+        if "Failed to activate SuperNode" in service.said():
+            # Flower says the same of a key nobody registered and of a node it takes for alive.
+            problem.got = "the SuperLink does not know its key, or takes it for online still"
+            problem.fix = "the label party registers the key; one that was killed is free in 60 s"
         raise
     return service
 
@@ -248,13 +254,27 @@ def _flower(folder: LabelFolder, *arguments: str) -> str:
     )
     answer = _json(done.stdout) if "json" in arguments else {}
     if done.returncode != 0 or answer.get("success") is False:  # flwr may fail with exit code 0
+        _check_superlink(folder)
         said = answer.get("error-message") or done.stderr or done.stdout
         raise PeerFailedError(
             f"flwr {arguments[0]} failed",
             got=_last_words(said) or f"exit {done.returncode}",
-            fix="is the SuperLink running? start it with: vfl superlink PROJECT",
+            fix=_START_SUPERLINK,
         )
     return done.stdout
+
+
+def _check_superlink(folder: LabelFolder) -> None:
+    """Whether it is the SuperLink that flwr failed at: not there, or not trusted."""
+    connection = folder.state / "config.toml"
+    if not connection.exists() or "root-certificates" not in connection.read_text():
+        return
+    address = folder.experiment().federation.superlink
+    try:
+        check_server("the SuperLink", address, (folder.certificates / "ca.pem").read_text())
+    except LostPeerError as problem:
+        problem.fix = _START_SUPERLINK
+        raise
 
 
 def _last_words(text: str) -> str:

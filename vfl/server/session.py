@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from flwr.serverapp import Grid
 
 from vfl.config import Experiment, PartyFile
-from vfl.errors import LostPeerError, VFLError
+from vfl.errors import LostPeerError, StorageError, VFLError
 from vfl.frame import Frame, Kind
 from vfl.ledger import Ledger
 from vfl.link import Link
@@ -17,7 +18,7 @@ from vfl.server.federation import Federation
 from vfl.server.label_party import LabelParty
 from vfl.server.predictions import write_predictions
 from vfl.server.summary import summarise
-from vfl.session import PartyFolder, PartyReport, Terms
+from vfl.session import PartyFolder, PartyReport, Terms, unexpected
 from vfl.session.own_data import own_checkpoints, own_data, own_folder, own_secret
 from vfl.storage import joint_digest
 
@@ -43,9 +44,11 @@ def run_session(
         session = LabelSession(grid, experiment, party, terms, folder)
         label, reports = session.play()
         _conclude(folder, own_folder(party, terms), label, reports)
-    except VFLError as problem:
-        folder.fail(problem)
+    except Exception as error:
+        problem = error if isinstance(error, VFLError) else unexpected(error, party.party)
         _say(str(problem))
+        with suppress(StorageError):  # a full disk takes no word about itself; the log has it
+            folder.fail(problem)
         raise
 
 
@@ -68,6 +71,11 @@ class LabelSession:
         self.data = own_data(party, terms, experiment.label.task)
         self.checkpoints = own_checkpoints(party, terms)
 
+    def say(self, line: str) -> None:
+        """One line about the session, in the log and in the run's folder."""
+        _say(line)
+        self.folder.note(line)
+
     def play(self) -> tuple[LabelParty, list[PartyReport]]:
         """Play it to its end; a training goes on from its last checkpoint when a party is lost."""
         settings = self.experiment.federation
@@ -81,14 +89,15 @@ class LabelSession:
                     raise
                 restarts += 1
                 step = self.checkpoints.committed()
-                _say(f"{loss}\nrestart {restarts} of {settings.max_restarts}, from step {step}")
+                again = f"restart {restarts} of {settings.max_restarts}, from exchange {step}"
+                self.say(f"{loss.what}; {again}")
 
     def _attempt(self, patience_s: float) -> tuple[LabelParty, list[PartyReport]]:
         settings = self.experiment.federation
         ledger = Ledger()
         start = 0 if self.checkpoints is None else self.checkpoints.committed()
         with Federation(
-            self.grid, self.terms, settings, self.data, patience_s, say=_say
+            self.grid, self.terms, settings, self.data, patience_s, say=self.say
         ) as federation:
             label = self._build(federation.join([ledger], start), ledger)
             label.resume()

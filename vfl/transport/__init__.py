@@ -17,6 +17,7 @@ from vfl.transport.hub_link import HubLink
 from vfl.transport.local import LocalLink, local_pair
 from vfl.transport.messages import Hello, Welcome
 from vfl.transport.observed import Observed
+from vfl.transport.probe import check_server
 
 __all__ = [
     "WINDOW_FRAMES",
@@ -33,6 +34,7 @@ __all__ = [
     "TransportLink",
     "TrialFiles",
     "Welcome",
+    "check_server",
     "local_pair",
     "session_certificate",
     "write_trial_certificates",

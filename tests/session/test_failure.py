@@ -2,8 +2,8 @@
 
 import pytest
 
-from vfl.clients.session import for_others
 from vfl.errors import ConfigError, ConsentError, MissingDataError, RunFolderError
+from vfl.session import for_others
 
 PRIVATE = "/srv/bank/salaries.csv"
 
