@@ -20,7 +20,7 @@ from vfl.config import PartyFile
 from vfl.errors import LostPeerError, MissingDataError, PeerFailedError
 from vfl.project import LabelFolder
 from vfl.storage import write_text
-from vfl.transport import check_server
+from vfl.transport import check_not_expired, check_server
 
 CONNECTION = "vfl"
 _START_SUPERLINK = "is the SuperLink running? start it with: vfl superlink PROJECT"
@@ -118,6 +118,7 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
     """The SuperLink of a label party, ready for SuperNodes.
 
     Raises:
+        UserError: its certificate has expired.
         LostPeerError: it did not start.
     """
     settings = folder.experiment().federation
@@ -131,6 +132,7 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
     if simulation:
         command += ["--insecure", "--simulation"]
     else:
+        check_not_expired(folder.certificates / "server.pem")
         command += ["--ssl-ca-certfile", str(folder.certificates / "ca.pem")]
         command += ["--ssl-certfile", str(folder.certificates / "server.pem")]
         command += ["--ssl-keyfile", str(folder.certificates / "server.key")]

@@ -19,6 +19,7 @@ class Command:
     """A `vfl` command that runs, and all it has said so far."""
 
     def __init__(self, mark, name, *arguments):
+        self.party = name.removeprefix("supernode-")
         self.log = Path(mark) / f"{name}.said"
         environment = {**os.environ, process_table.MARK: str(mark)}
         with self.log.open("ab") as output:
@@ -43,7 +44,7 @@ class Command:
         own = errors and all(line.startswith("  ") for line in lines[errors[-1] + 1 :])
         return "\n".join(lines[errors[-1] :] if own else lines[-1:])
 
-    def wait_for(self, text, timeout_s=60.0, after=0):
+    def wait_for(self, text, timeout_s=120.0, after=0):
         """Block until it has said a text beyond a position; the position behind it."""
         deadline = time.monotonic() + timeout_s
         while (at := self.said().find(text, after)) < 0:
@@ -52,7 +53,7 @@ class Command:
             time.sleep(0.05)
         return at + len(text)
 
-    def wait(self, timeout_s=60.0):
+    def wait(self, timeout_s=120.0):
         """Its exit code."""
         return self._process.wait(timeout_s)
 
@@ -80,20 +81,24 @@ class Deployment:
             node.wait_for("is connected")
         return self
 
+    def command(self, name, *arguments):
+        return Command(self.folder, name, *arguments)
+
     def start_superlink(self):
-        self.superlink = Command(self.folder, "superlink", "superlink", self.folder)
-        self.superlink.wait_for("listens on", after=len(self.superlink.said()))
+        before = len(self.superlink.said()) if self.superlink else 0
+        self.superlink = self.command("superlink", "superlink", self.folder)
+        self.superlink.wait_for("listens on", after=before)
 
     def start_supernode(self, side):
         file = self.folder / side / "party.toml"
-        self.nodes[side] = Command(self.folder, f"supernode-{side}", "supernode", file)
+        self.nodes[side] = self.command(f"supernode-{side}", "supernode", file)
 
     def train(self, *settings, resume=None):
         options = [part for text in settings for part in ("-s", text)]
         if resume is not None:
             options += ["--resume", self.run(resume)]
         self.trainings += 1
-        return Command(self.folder, f"train-{self.trainings}", "train", self.folder, *options)
+        return self.command(f"train-{self.trainings}", "train", self.folder, *options)
 
     def run(self, training):
         """The folder of a training's run."""

@@ -8,6 +8,7 @@ from vfl.transport.base import WINDOW_FRAMES, Timeouts, TransportLink
 from vfl.transport.certificates import (
     ServerCertificate,
     TrialFiles,
+    check_not_expired,
     session_certificate,
     write_trial_certificates,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "TransportLink",
     "TrialFiles",
     "Welcome",
+    "check_not_expired",
     "check_server",
     "local_pair",
     "session_certificate",

@@ -62,7 +62,7 @@ class TrialFiles:
     public_keys: dict[str, Path]
 
 
-def session_certificate(hosts: Sequence[str], days: int = _SESSION_DAYS) -> ServerCertificate:
+def session_certificate(hosts: Sequence[str], days: float = _SESSION_DAYS) -> ServerCertificate:
     """A new server certificate under a CA of its own.
 
     Args:
@@ -90,6 +90,25 @@ def session_certificate(hosts: Sequence[str], days: int = _SESSION_DAYS) -> Serv
             pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         ),
     )
+
+
+def check_not_expired(path: Path) -> None:
+    """Look at a certificate of our own before somebody else refuses it.
+
+    Raises:
+        UserError: it has expired, or is no certificate.
+    """
+    try:
+        ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    except ValueError:
+        raise UserError("this is no PEM certificate", where=str(path)) from None
+    if ends < datetime.datetime.now(datetime.UTC):
+        raise UserError(
+            "a certificate has expired",
+            where=str(path),
+            got=f"valid until {ends:%Y-%m-%d %H:%M} UTC",
+            fix="put a new one and its key there; every party needs the ca.pem that signed it",
+        )
 
 
 def write_trial_certificates(
@@ -149,7 +168,7 @@ def _builder(
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
     issuer_key: ec.EllipticCurvePublicKey,
-    days: int,
+    days: float,
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
