@@ -87,7 +87,7 @@ def run_session(
                 _check_alive(folder, run_id, [outcome, failure])
             except PeerError as problem:
                 if mode == "train":
-                    problem.fix = f"vfl train PROJECT --resume {path}, with the SuperLink running"
+                    problem.fix = f"with the SuperLink running: {_resume(path)}"
                 raise
             asked = time.monotonic()
         time.sleep(_TICK_S)
@@ -95,7 +95,10 @@ def run_session(
         file.look()
     _wait_for_flower(folder, run_id)
     if failure.exists():
-        raise _failure(read_json(failure))
+        error = _failure(read_json(failure))
+        if mode == "train" and error.fix is None:
+            error.fix = _resume(path)
+        raise error
     return path
 
 
@@ -154,6 +157,10 @@ def _last_error(log: str) -> str:
         return " | ".join(line.strip() for line in lines[-3:])
     own = takewhile(lambda line: line.startswith("  "), lines[starts[-1] + 1 :])
     return " | ".join(line.strip() for line in [lines[starts[-1]], *own])
+
+
+def _resume(run: Path) -> str:
+    return f"vfl train PROJECT --resume {run}"
 
 
 def _failure(record: Mapping[str, Any]) -> VFLError:

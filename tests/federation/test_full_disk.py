@@ -3,7 +3,7 @@
 import subprocess
 
 import pytest
-from real_deployment import results
+from real_deployment import finish
 
 pytestmark = pytest.mark.net
 
@@ -32,8 +32,7 @@ def small_disk(request, commands):
 @pytest.mark.parametrize("small_disk", ["right"], indirect=True)
 def test_a_feature_partys_disk_is_full(small_disk, commands, undisturbed, measured):
     training = commands.train()
-    assert training.wait(120) == 3
-    run = commands.run(training)
+    assert training.wait() == 3
     words = training.last_words()
     assert "error[V406]: party 'right' stopped with V008" in words
     assert FULL in words
@@ -46,14 +45,13 @@ def test_a_feature_partys_disk_is_full(small_disk, commands, undisturbed, measur
     assert FULL in left.last_words()
     assert "store" not in left.last_words()
     small_disk()
-    resume(commands, training, run, undisturbed, measured)
+    resume(commands, training, undisturbed, measured)
 
 
 @pytest.mark.parametrize("small_disk", ["label"], indirect=True)
 def test_the_label_partys_disk_is_full(small_disk, commands, undisturbed, measured):
     training = commands.train()
-    assert training.wait(120) != 0
-    run = commands.run(training)
+    assert training.wait() in (2, 3)  # whether the disk still took failure.json
     assert "error[V008]: a file cannot be written" in training.last_words()
     assert FULL in training.last_words()
     for node in commands.nodes.values():
@@ -61,13 +59,12 @@ def test_the_label_partys_disk_is_full(small_disk, commands, undisturbed, measur
         assert FULL in node.last_words()
         assert "store" not in node.last_words()
     small_disk()
-    resume(commands, training, run, undisturbed, measured)
+    resume(commands, training, undisturbed, measured)
 
 
-def resume(commands, training, run, undisturbed, measured):
+def resume(commands, training, undisturbed, measured):
     measured()
     resumed = commands.train(resume=training)
     resumed.wait_for("epoch ", 120)
     measured("there was room again and the run was resumed; the next epoch ended after")
-    assert resumed.wait(240) == 0, resumed.said()
-    assert results(run) == undisturbed
+    assert finish(commands, resumed) == undisturbed

@@ -1,33 +1,22 @@
 """Processes killed with -9, one after another: every party says what happened, nothing is lost."""
 
 import pytest
-from real_deployment import results
+from real_deployment import finish
 
 pytestmark = pytest.mark.net
 
-LOST = "party 'right' went away and did not come back; restart 1 of 3, from exchange"
 
-
-def finish(commands, training, run):
-    """Let a training end well at everybody."""
-    assert training.wait(240) == 0, training.said()
-    assert training.last_words().startswith("report ")
-    for node in commands.nodes.values():
-        node.wait_for(f"is done with {run.name}")
-        assert node.last_words() == f"vfl: party {node.party} is done with {run.name}"
-
-
-def test_a_client_app(commands, undisturbed, measured):
-    training = commands.train()
+def test_a_client_app_and_the_run_gives_up(commands, undisturbed, measured):
+    training = commands.train("federation.max_restarts=0")
     training.wait_for("epoch  20")
-    commands.kill("flwr-clientapp", "right")
+    commands.kill("flwr-clientapp", "left")
     measured()
-    told = training.wait_for(LOST)
-    training.wait_for("epoch ", 240, after=told)
-    measured("a ClientApp was killed; the next epoch ended after")
-    run = commands.run(training)
-    finish(commands, training, run)
-    assert results(run) == undisturbed
+    assert training.wait() == 3
+    measured("a ClientApp was killed; a run without restarts ended after")
+    assert "error[V405]: party 'left' went away and did not come back" in training.last_words()
+    assert f"--resume {commands.run(training)}" in training.last_words()
+    commands.nodes["right"].wait_for("error[V406]: the label party stopped with V405: party 'left'")
+    resume(commands, training, undisturbed, measured)
 
 
 def test_a_supernode(commands, undisturbed, measured):
@@ -38,13 +27,11 @@ def test_a_supernode(commands, undisturbed, measured):
     commands.kill("flower-supernode", "right")
     measured()
     right.wait_for("the SuperNode of right ended (exit -9); starting it again in 1 s", after=before)
-    told = training.wait_for(LOST)
+    told = training.wait_for("party 'right' went away and did not come back; restart 1 of 3")
     training.wait_for("epoch ", 240, after=told)
     measured("a SuperNode was killed; the next epoch ended after")
     assert "party right is connected to" in right.said()[before:]
-    run = commands.run(training)
-    finish(commands, training, run)
-    assert results(run) == undisturbed
+    assert finish(commands, training) == undisturbed
 
 
 def test_a_server_app(commands, undisturbed, measured):
@@ -82,9 +69,7 @@ def test_a_superlink(commands, undisturbed, measured):
 
 
 def resume(commands, training, undisturbed, measured):
-    run = commands.run(training)
     resumed = commands.train(resume=training)
-    resumed.wait_for("epoch ", 120)
+    resumed.wait_for("epoch ", 240)
     measured("resumed; the next epoch ended after")
-    finish(commands, resumed, run)
-    assert results(run) == undisturbed
+    assert finish(commands, resumed) == undisturbed

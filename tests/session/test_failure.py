@@ -2,8 +2,15 @@
 
 import pytest
 
-from vfl.errors import ConfigError, ConsentError, MissingDataError, RunFolderError
-from vfl.session import for_others
+from vfl.errors import (
+    ConfigError,
+    ConsentError,
+    MisalignedError,
+    MissingDataError,
+    RunFolderError,
+    StorageError,
+)
+from vfl.session import for_others, unexpected
 
 PRIVATE = "/srv/bank/salaries.csv"
 
@@ -15,6 +22,29 @@ def test_its_own_files_stay_its_own(kind):
     assert PRIVATE not in str(told)
     assert "party 'bank'" in str(told)
     assert told.exit_code == kind.exit_code
+
+
+def test_a_full_disk_is_told_without_its_place():
+    told = for_others(
+        StorageError("a file cannot be written", where=PRIVATE, got="No space left on device"),
+        "bank",
+    )
+    assert type(told) is StorageError
+    assert told.got == "No space left on device"
+    assert PRIVATE not in str(told)
+
+
+def test_what_nobody_foresaw_is_told_without_its_text():
+    told = unexpected(RuntimeError("salary 4711"), "bank")
+    assert "party 'bank' failed unexpectedly" in str(told)
+    assert told.got == "RuntimeError"
+    assert "4711" not in str(told)
+    assert unexpected(SystemExit(3), "bank").what == "party 'bank' was told to end"
+
+
+def test_rows_that_differ_are_told_to_all():
+    error = MisalignedError("the rows differ", got="1797 rows", want="1796 rows")
+    assert for_others(error, "label") is error
 
 
 def test_a_refusal_is_told_with_its_difference():

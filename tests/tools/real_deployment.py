@@ -120,3 +120,14 @@ def results(run):
     summary = read_json(run / "summary.json")
     losses = [record["train_loss"] for record in read_lines(run / "metrics.jsonl")]
     return losses, summary["weights_sha256"], summary["bytes_up"], summary["bytes_down"]
+
+
+def finish(commands, training):
+    """Let a training end well at everybody; what it gave."""
+    assert training.wait(240) == 0, training.said()
+    assert training.last_words().startswith("report ")
+    run = commands.run(training)
+    for node in commands.nodes.values():
+        node.wait_for(f"is done with {run.name}")
+        assert node.last_words() == f"vfl: party {node.party} is done with {run.name}"
+    return results(run)

@@ -80,8 +80,11 @@ class LabelSession:
         """Play it to its end; a training goes on from its last checkpoint when a party is lost."""
         settings = self.experiment.federation
         restarts = 0
+        # A run that is resumed may have lost somebody as well; Flower frees its node in a minute.
+        resumed = self.checkpoints is not None and self.checkpoints.committed() > 0
         while True:
-            patience = settings.restart_timeout_s if restarts else settings.join_timeout_s
+            again = resumed or restarts > 0
+            patience = settings.restart_timeout_s if again else settings.join_timeout_s
             try:
                 return self._attempt(patience)
             except LostPeerError as loss:
@@ -89,8 +92,8 @@ class LabelSession:
                     raise
                 restarts += 1
                 step = self.checkpoints.committed()
-                again = f"restart {restarts} of {settings.max_restarts}, from exchange {step}"
-                self.say(f"{loss.what}; {again}")
+                where = f"restart {restarts} of {settings.max_restarts}, from exchange {step}"
+                self.say(f"{loss.what}; {where}")
 
     def _attempt(self, patience_s: float) -> tuple[LabelParty, list[PartyReport]]:
         settings = self.experiment.federation
