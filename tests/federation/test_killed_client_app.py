@@ -11,6 +11,6 @@ def test_a_client_app_that_is_killed(commands, undisturbed, measured):
     told = training.wait_for(
         "party 'right' went away and did not come back; restart 1 of 3, from exchange"
     )
-    training.wait_for("epoch ", 240, after=told)
+    training.wait_for("epoch ", after=told)
     measured("a ClientApp was killed; the next epoch ended after")
     assert finish(commands, training) == undisturbed

@@ -44,7 +44,7 @@ class Command:
         own = errors and all(line.startswith("  ") for line in lines[errors[-1] + 1 :])
         return "\n".join(lines[errors[-1] :] if own else lines[-1:])
 
-    def wait_for(self, text, timeout_s=120.0, after=0):
+    def wait_for(self, text, timeout_s=300.0, after=0):
         """Block until it has said a text beyond a position; the position behind it."""
         deadline = time.monotonic() + timeout_s
         while (at := self.said().find(text, after)) < 0:
@@ -53,7 +53,7 @@ class Command:
             time.sleep(0.05)
         return at + len(text)
 
-    def wait(self, timeout_s=120.0):
+    def wait(self, timeout_s=300.0):
         """Its exit code."""
         return self._process.wait(timeout_s)
 
@@ -72,6 +72,7 @@ class Deployment:
         self.nodes = {}
         self.trainings = 0
         self.superlink = None
+        self._commands = []
 
     def start(self):
         self.start_superlink()
@@ -82,7 +83,8 @@ class Deployment:
         return self
 
     def command(self, name, *arguments):
-        return Command(self.folder, name, *arguments)
+        self._commands.append(Command(self.folder, name, *arguments))
+        return self._commands[-1]
 
     def start_superlink(self):
         before = len(self.superlink.said()) if self.superlink else 0
@@ -109,9 +111,8 @@ class Deployment:
         return process_table.kill(self.folder, program, owner, number)
 
     def close(self):
-        for command in (*self.nodes.values(), self.superlink):
-            if command is not None:
-                command.stop()
+        for command in sorted(self._commands, key=lambda command: command is self.superlink):
+            command.stop()
         assert process_table.wait_until_gone(self.folder) == []
 
 
@@ -124,7 +125,7 @@ def results(run):
 
 def finish(commands, training):
     """Let a training end well at everybody; what it gave."""
-    assert training.wait(240) == 0, training.said()
+    assert training.wait() == 0, training.said()
     assert training.last_words().startswith("report ")
     run = commands.run(training)
     for node in commands.nodes.values():
