@@ -172,7 +172,8 @@ class Federation:
         assert self._hub is not None
         node = self._nodes[name]
         credential = Credential(str(node), secrets.token_urlsafe(32))
-        self._node_of = {party: of for party, of in self._node_of.items() if of != name}
+        for party in [party for party, of in list(self._node_of.items()) if of == name]:
+            del self._node_of[party]  # in place: the others are joining meanwhile
         self._hub.replace(name, credential)
         message = SessionMessage(
             session=self.session,
@@ -229,25 +230,23 @@ class Federation:
                     self._invite(name)
 
     def _hear(self, name: str, reply: Message) -> None:
-        """A reply that comes before its party has joined; all but a lost way end the session."""
+        """A reply that comes before its party has joined; one that lost its way is waited for."""
         if reply.has_error():
-            if reply.error.code not in _AWAY:
+            why = _AWAY.get(reply.error.code)
+            if why is None:
                 raise PeerFailedError(
                     f"party '{name}' stopped",
                     got=f"Flower error {reply.error.code}",
                     fix="its own SuperNode's output says why",
                 )
-            return self._wait_for(name, _AWAY[reply.error.code])
-        failure = json.loads(str(reply.content["session"]["failure"]))
-        if not failure:
-            return None
-        if failure.get("code") == LostPeerError.code:
-            return self._wait_for(name, str(failure.get("what")))
-        told = {key: failure.get(key) for key in ("where", "got", "want", "fix")}
-        raise PeerFailedError(
-            f"party '{name}' stopped with {failure.get('code')}: {failure.get('what')}", **told
-        )
-
-    def _wait_for(self, name: str, why: str) -> None:
-        self.say(f"party {name} is not here ({why}); it is told again when it is back")
-        self._away.add(name)
+        else:
+            failure = json.loads(str(reply.content["session"]["failure"]))
+            why = failure.get("what")
+            if failure and failure.get("code") != LostPeerError.code:
+                told = {key: failure.get(key) for key in ("where", "got", "want", "fix")}
+                raise PeerFailedError(
+                    f"party '{name}' stopped with {failure.get('code')}: {why}", **told
+                )
+        if why:
+            self.say(f"party {name} is not here ({why}); it is told again when it is back")
+            self._away.add(name)
