@@ -19,6 +19,7 @@ from vfl.seeds import Secret
 from vfl.server import EpochRecord, LabelParty, build_label_party
 from vfl.session import CHECKPOINTS, Checkpoints, Exchange, Mode, Terms
 from vfl.storage import joint_digest
+from vfl.trace import recorders_of, recording
 from vfl.transport.local import local_pair
 from vfl.transport.observed import Observed
 
@@ -37,11 +38,13 @@ class LocalSession:
         bottoms: modules to use instead of the experiment's specs, by party.
         top: a module to use instead of the experiment's spec.
         weights: trained weights by party.
-        checkpoints: folder with a folder for each party's checkpoints; training goes on from the
-            last one that was committed there. None saves nothing.
+        checkpoints: folder with a folder for each party's checkpoints, and its trace if the
+            experiment asks for one; training goes on from the last checkpoint that was committed
+            there. None saves nothing.
         adversaries: dishonest parties, by name.
         observers: told about every frame (a `Trace`, for example), besides the ledger.
         on_epoch: told one record an epoch.
+        say: told how large a trace may get, before it starts.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class LocalSession:
         adversaries: Mapping[str, Adversary] | None = None,
         observers: Sequence[Observer] = (),
         on_epoch: Callable[[EpochRecord], None] = lambda record: None,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.terms = Terms.of(experiment, mode, experiment.name)
         self.ledger = Ledger()
@@ -67,9 +71,15 @@ class LocalSession:
         adversaries = adversaries or {}
         links: dict[str, Link] = {}
         self.clients: list[FeatureParty] = []
+        kept = {name: self._checkpoints(checkpoints, name) for name in data}
+        self._say = say
+        self._recorders = {
+            name: recorders_of(experiment.trace, checkpoints, self.terms, own, kept[name])
+            for name, own in data.items()
+        }
         for name in self.terms.feature_parties:
             here, there = local_pair()
-            links[name] = Observed(here, name, "label", [self.ledger, *observers])
+            links[name] = Observed(here, name, "label", self._observers(name, observers))
             self.clients.append(
                 build_feature_party(
                     data[name],
@@ -78,7 +88,7 @@ class LocalSession:
                     secrets.get(name) or Secret.of_simulation(experiment.seed, name),
                     bottom=bottoms.get(name),
                     weights=weights.get(name),
-                    checkpoints=self._checkpoints(checkpoints, name),
+                    checkpoints=kept[name],
                     adversary=adversaries.get(name, HONEST),
                 )
             )
@@ -93,7 +103,7 @@ class LocalSession:
             own_bottom=bottoms.get(label),
             ledger=self.ledger,
             weights=weights.get(label),
-            checkpoints=self._checkpoints(checkpoints, label),
+            checkpoints=kept[label],
             adversary=adversaries.get(label, HONEST),
             on_epoch=on_epoch,
         )
@@ -104,7 +114,11 @@ class LocalSession:
         for client in self.clients:
             client.resume(start)
         schedule = self.terms.schedule(self.label.data.split, start)
-        self.label.run(schedule, before=self._begin, after=self._finish)
+        weights = {client.name: client.weights for client in self.clients}
+        weights[self.label.data.name] = self.label.weights
+        recorders = [one for own in self._recorders.values() for one in own]
+        with recording(recorders, schedule, start, weights, self._say) as exchanges:
+            self.label.run(exchanges, before=self._begin, after=self._finish)
         return self
 
     def weights(self) -> dict[str, dict[str, Tensor]]:
@@ -126,6 +140,11 @@ class LocalSession:
             return None
         every = self.terms.train.checkpoint_every
         return Checkpoints(folder / party / CHECKPOINTS, self.terms.digest(), every)
+
+    def _observers(self, party: str, observers: Sequence[Observer]) -> list[Observer]:
+        """Who is told about a party's frames; both its ends are here and see the same."""
+        own = self._recorders[party] + self._recorders[self.terms.label_party]
+        return [self.ledger, *observers, *own]
 
     def _begin(self, exchange: Exchange) -> None:
         for client in self.clients:

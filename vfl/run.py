@@ -84,6 +84,7 @@ def train(
     download: bool = False,
     observers: Sequence[Observer] = (),
     on_epoch: Callable[[EpochRecord], None] = lambda record: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Train in this process; the summary, whose `run` is the run's folder.
 
@@ -96,6 +97,7 @@ def train(
         download: fetch a bundled data set that is not here.
         observers: told about every frame besides the ledger.
         on_epoch: told one record an epoch.
+        say: told how large a trace may get, before it starts.
 
     Raises:
         VFLError: also left in the run folder as failure.json.
@@ -118,6 +120,7 @@ def train(
             observers=observers,
             on_epoch=record,
             checkpoints=folder.path / "parties",
+            say=say,
         ).run()
     except VFLError as error:
         folder.fail(error)

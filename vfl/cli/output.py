@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from vfl.ledger import size
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Set = Annotated[
     list[str] | None,
@@ -61,16 +63,3 @@ def show(summary: Mapping[str, Any]) -> None:
     if summary.get("steps_per_second"):
         print(f"{'steps a second':<16} {summary['steps_per_second']}")
     print(f"{'run':<16} {summary['run']}")
-
-
-def size(count: float) -> str:
-    """Bytes as people read them.
-
-    >>> size(1_234_567)
-    '1.23 MB'
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            break
-        count /= 1000
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"

@@ -98,5 +98,6 @@ def _in_process(
         resume=resume is not None,
         download=download,
         on_epoch=say_epoch,
+        say=say,
     )
     return folder

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr
 
-from vfl.config.experiment import PartyName
+from vfl.config.experiment import PartyName, TraceSettings
 from vfl.config.toml import Settings, first_keys, read_toml
 
 
@@ -80,6 +80,7 @@ class PartyFile(Settings):
     Attributes:
         store: folder for this party's weights, secret and run records.
         bottom: a model of its own instead of the experiment's; "package.module:Class" is allowed.
+        trace: what this party records of its own side of a training; nobody else is told.
     """
 
     party: PartyName
@@ -87,6 +88,7 @@ class PartyFile(Settings):
     store: str = "store"
     bottom: str | None = None
     consent: Consent = Consent()
+    trace: TraceSettings = TraceSettings()
     node: Node = Node()
     _folder: Path = PrivateAttr(default=Path())
 
