@@ -99,6 +99,7 @@ def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyDat
 
 
 def _label_weights(experiment: Experiment, terms: Terms, data: PartyData) -> dict[str, Tensor]:
+    """First weights of the label party; a top or bottom that does not fit its rows is told here."""
     links = {name: local_pair()[0] for name in terms.feature_parties}
     label = build_label_party(
         data,
