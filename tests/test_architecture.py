@@ -12,10 +12,9 @@ PACKAGE = Path(__file__).parents[1] / "vfl"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = {
-    0: "config errors explain frame ledger link registry run_folder seeds storage threads trace "
-    "version",
+    0: "config errors explain frame ledger link registry run_folder seeds storage threads version",
     1: "compression datasets mpc privacy transport",
-    2: "defenses exchange models session",
+    2: "defenses exchange models session trace",
     3: "attacks clients server",
     4: "demo deployment doctor estimators federated local plan project run specs split templates",
     5: "bench report",
@@ -26,6 +25,7 @@ FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms.split(
 #: Imports on one floor, with the reason. Floor 0 is one heap of small files and needs none.
 BESIDE = {
     ("exchange", "defenses"): "an exchange is a defense and a codec around a link",
+    ("trace", "session"): "a trace follows the schedule and says which terms it was recorded on",
     ("run", "local"): "a run in process is a local session with a folder",
     ("estimators", "local"): "fit is a local session on arrays",
     ("doctor", "project"): "the doctor looks at the files of a project",

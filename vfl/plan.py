@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from vfl import compression, defenses, specs
 from vfl.config import (
     Experiment,
     PartyFile,
     Places,
+    TraceSettings,
     read_experiment,
     read_party_file,
 )
@@ -18,10 +21,18 @@ from vfl.datasets import PartyData, Split
 from vfl.errors import ConfigError, DataError
 from vfl.project import LabelFolder
 from vfl.run import load_data, session_of
+from vfl.seeds import Secret
+from vfl.server import build_label_party
 from vfl.session import Terms
 from vfl.session.consent import expected_bytes
 from vfl.session.own_data import own_data
 from vfl.session.schedule import steps_per_epoch
+from vfl.trace import check_room
+from vfl.trace import expected_bytes as trace_bytes
+from vfl.transport import local_pair
+
+#: Where `vfl train` puts the run of an experiment file unless it is told otherwise.
+_RUNS = Path("runs")
 
 
 def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -35,14 +46,15 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     facts = check_specs(experiment, places)
     with places.told(Experiment):
         data = load_data(experiment)
-    session_of(experiment, data, "train")  # a model may not fit the rows it gets
+    session = session_of(experiment, data, "train")  # a model may not fit the rows it gets
     split = data[experiment.label.party].split
     columns = {
         name: "x".join(map(str, own.inputs.shape[1:]))
         for name, own in data.items()
         if own.inputs is not None
     }
-    return facts | _rows(split) | {"inputs": columns} | _traffic(experiment, split)
+    facts |= _rows(split) | {"inputs": columns} | _traffic(experiment, split)
+    return facts | _trace(experiment.trace, session.terms, split, session.weights(), _RUNS)
 
 
 def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -55,9 +67,11 @@ def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, A
     facts = check_public(experiment, label.places(overrides))
     party = read_party_file(label.party_file)
     terms = Terms.of(experiment, "train", experiment.name)
-    split = _own_data(party, label.party_file, terms, experiment.label.task).split
+    data = _own_data(party, label.party_file, terms, experiment.label.task)
+    split, owners = data.split, {party.party: _label_weights(experiment, terms, data)}
     registered = sorted(key.stem for key in label.keys.glob("*.pub"))
-    return facts | _rows(split) | {"keys_of": registered} | _traffic(experiment, split)
+    facts |= _rows(split) | {"keys_of": registered} | _traffic(experiment, split)
+    return facts | _trace(party.trace, terms, split, owners, party.store_path)
 
 
 def of_party_file(path: Path) -> dict[str, Any]:
@@ -72,7 +86,9 @@ def of_party_file(path: Path) -> dict[str, Any]:
     data = _own_data(party, path, Terms.of(draft, "train", "check"), "classification")
     consent = party.consent.model_dump(mode="json")
     inputs = None if data.inputs is None else "x".join(map(str, data.inputs.shape[1:]))
-    return {"party": party.party, "rows": data.rows, "inputs": inputs, "consent": consent}
+    facts = {"party": party.party, "rows": data.rows, "inputs": inputs, "consent": consent}
+    # How large its trace gets depends on the session's terms; the party is told when one starts.
+    return facts | ({"trace": party.trace.model_dump(mode="json")} if party.trace.enabled else {})
 
 
 def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyData:
@@ -81,6 +97,35 @@ def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyDat
     except DataError as mistake:
         mistake.fix = mistake.fix or f"[data] in {file} says which table and columns"
         raise
+
+
+def _label_weights(experiment: Experiment, terms: Terms, data: PartyData) -> dict[str, Tensor]:
+    """First weights of the label party; a top or bottom that does not fit its rows is told here."""
+    links = {name: local_pair()[0] for name in terms.feature_parties}
+    label = build_label_party(
+        data,
+        terms,
+        links,
+        Secret.of_simulation(experiment.seed, data.name),
+        top=experiment.label.top,
+        task=experiment.label.task,
+        outputs=1 if data.classes is None else len(data.classes),
+    )
+    return label.weights()
+
+
+def _trace(
+    settings: TraceSettings,
+    terms: Terms,
+    split: Split,
+    owners: Mapping[str, Mapping[str, Tensor]],
+    folder: Path,
+) -> dict[str, Any]:
+    if not settings.enabled:
+        return {}
+    each = [trace_bytes(settings, terms, name, split, own) for name, own in owners.items()]
+    check_room(folder, sum(each))
+    return {"trace_at_most_bytes": sum(each)}
 
 
 def check_specs(experiment: Experiment, places: Places | None = None) -> dict[str, Any]:
@@ -116,6 +161,12 @@ def check_public(experiment: Experiment, places: Places | None = None) -> dict[s
             "a project's experiment.toml names no party's table",
             got=", ".join(found),
             fix="put them in [data] of that party's own party.toml",
+        )
+    if experiment.trace != TraceSettings():
+        raise ConfigError(
+            "a project's experiment.toml switches on nobody's trace",
+            got="[trace]",
+            fix="put it in the party.toml of the party that wants to record its own side",
         )
     return check_specs(experiment, places)
 

@@ -22,11 +22,16 @@ FORMAT = 1
 
 def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Replace a file atomically; a crash leaves the old one or the new one, never a part."""
+    write_pieces(path, [content], mode)
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes], mode: int = 0o644) -> None:
+    """`write_bytes` of bytes in pieces, which are not joined in memory."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(aside, mode)
@@ -108,12 +113,34 @@ def check_format(record: Mapping[str, Any], path: Path) -> None:
     )
 
 
-def save_weights(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Write a state dict as safetensors, atomically."""
+def pack_weights(state: Mapping[str, Tensor]) -> bytes:
+    """A state dict as safetensors."""
     from safetensors.torch import save
 
     # A copy of each: the format refuses tensors that share memory, as tied weights do.
-    write_bytes(path, save({name: value.contiguous().clone() for name, value in state.items()}))
+    packed: bytes = save({name: value.contiguous().clone() for name, value in state.items()})
+    return packed
+
+
+def unpack_weights(content: bytes, path: Path) -> dict[str, Tensor]:
+    """The state dict that `pack_weights` gave; `path` is for the message.
+
+    Raises:
+        RunFolderError: the content is damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        state: dict[str, Tensor] = load(content)
+    except SafetensorError:
+        raise RunFolderError("the weights are damaged", where=str(path)) from None
+    return state
+
+
+def save_weights(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Write a state dict as safetensors, atomically."""
+    write_bytes(path, pack_weights(state))
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
@@ -122,16 +149,11 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     Raises:
         RunFolderError: the file is missing or damaged.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     try:
-        state: dict[str, Tensor] = load(path.read_bytes())
+        content = path.read_bytes()
     except FileNotFoundError:
         raise RunFolderError("the weights are not there", where=str(path)) from None
-    except SafetensorError:
-        raise RunFolderError("the weights are damaged", where=str(path)) from None
-    return state
+    return unpack_weights(content, path)
 
 
 def weights_digest(state: Mapping[str, Tensor]) -> str:

@@ -111,5 +111,6 @@ def _in_process(
             download=download,
             on_epoch=say_epoch,
             device=device,
+            say=say,
         )
     return folder

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr
 
-from vfl.config.experiment import PartyName
+from vfl.config.experiment import PartyName, TraceSettings
 from vfl.config.places import Places
 from vfl.config.toml import Settings, first_keys, read_toml
 
@@ -82,6 +82,7 @@ class PartyFile(Settings):
         store: folder for this party's weights, secret and run records.
         bottom: a model of its own instead of the experiment's; "package.module:Class" is allowed.
         device: where its models run, such as "cuda".
+        trace: what this party records of its own side of a training; nobody else is told.
     """
 
     party: PartyName
@@ -90,6 +91,7 @@ class PartyFile(Settings):
     bottom: str | None = None
     device: str = "cpu"
     consent: Consent = Consent()
+    trace: TraceSettings = TraceSettings()
     node: Node = Node()
     _path: Path | None = PrivateAttr(default=None)
 
