@@ -12,11 +12,12 @@ PACKAGE = Path(__file__).parents[1] / "vfl"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = {
-    0: "config errors frame ledger link registry run_folder seeds storage threads trace version",
+    0: "config errors explain frame ledger link registry run_folder seeds service storage "
+    "supervise threads version",
     1: "compression datasets mpc privacy transport",
-    2: "defenses exchange models session",
+    2: "defenses exchange models session trace",
     3: "attacks clients server",
-    4: "demo deployment estimator federated local plan project run split supervise templates",
+    4: "demo deployment doctor estimators federated local plan project run specs split templates",
     5: "bench report",
     6: "cli testing __init__ __main__",
 }
@@ -25,14 +26,16 @@ FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms.split(
 #: Imports on one floor, with the reason. Floor 0 is one heap of small files and needs none.
 BESIDE = {
     ("exchange", "defenses"): "an exchange is a defense and a codec around a link",
+    ("trace", "session"): "a trace follows the schedule and says which terms it was recorded on",
     ("run", "local"): "a run in process is a local session with a folder",
-    ("estimator", "local"): "fit is a local session on arrays",
+    ("estimators", "local"): "fit is a local session on arrays",
+    ("doctor", "project"): "the doctor looks at the files of a project",
     ("plan", "project"): "a plan reads the files of a project",
+    ("plan", "specs"): "a plan checks every spec before it reads data",
     ("plan", "run"): "a plan loads the data as the run would",
     ("deployment", "project"): "a deployment starts what a project folder describes",
     ("federated", "deployment"): "a federated run happens on a deployment",
     ("federated", "project"): "a federated run is the run of a project",
-    ("supervise", "deployment"): "it starts a service of a deployment again",
     ("demo", "deployment"): "the demo starts and ends a deployment of its own",
     ("demo", "federated"): "the demo is a federated run",
     ("demo", "project"): "the demo writes a project first",

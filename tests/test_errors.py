@@ -48,11 +48,13 @@ def test_a_message_has_its_parts_in_order():
         "  got   a",
         "  want  b",
         "  try   send a file",
+        "  more  vfl explain V402",
     ]
 
 
 def test_parts_that_are_not_known_take_no_line():
-    assert str(FrameError("short", want="16 bytes")) == "error[V450]: short\n  want  16 bytes"
+    lines = str(FrameError("short", want="16 bytes")).split("\n")
+    assert lines == ["error[V450]: short", "  want  16 bytes", "  more  vfl explain V450"]
 
 
 def test_a_record_rebuilds_the_error():

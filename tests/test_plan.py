@@ -64,7 +64,7 @@ def test_bytes_of_a_sparse_codec_stay_within_the_bound(path, tmp_path):
 def test_a_codec_must_fit_every_width(path):
     with pytest.raises(WidthError, match="8 wide") as caught:
         plan.of_experiment(path, ["codec=topk:k=9"])
-    assert caught.value.where == "codec"
+    assert caught.value.where == "plan.toml: codec"
     facts = plan.of_experiment(path, ["codec=topk:k=9", "parties.right.width=9"])
     assert facts["codec"] == "topk:k=9"
 
@@ -72,11 +72,14 @@ def test_a_codec_must_fit_every_width(path):
 def test_one_wrong_spec_keeps_its_own_words(path):
     with pytest.raises(SpecError, match="no top is called 'liner'") as caught:
         plan.of_experiment(path, ["label.top=liner"])
-    assert (caught.value.where, caught.value.fix) == ("label.top", "did you mean 'linear'?")
+    assert (caught.value.where, caught.value.fix) == (
+        "plan.toml: label.top",
+        "did you mean 'linear'?",
+    )
 
 
 def test_several_wrong_specs_are_told_together(path):
-    with pytest.raises(ConfigError, match="2 specs cannot be used") as caught:
+    with pytest.raises(ConfigError, match="2 problems in plan") as caught:
         plan.of_experiment(path, ["label.top=liner", "defense=zzzzz"])
     assert "label.top: no top is called 'liner'; did you mean 'linear'?" in caught.value.what
     assert "defense: no defense is called 'zzzzz'; want layer_norm, none" in caught.value.what

@@ -17,11 +17,13 @@ from vfl.storage import (
     read_json,
     read_lines,
     save_weights,
+    stamp,
     weights_digest,
     write_bytes,
     write_json,
     write_text,
 )
+from vfl.version import VERSION
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path):
@@ -98,12 +100,29 @@ def test_lines_are_appended_and_a_torn_one_is_left_out(tmp_path):
     assert [record["epoch"] for record in read_lines(path)] == [1, 2]
 
 
-@pytest.mark.parametrize("found", [0, 2, None, "1"])
-def test_another_format_is_refused(tmp_path, found):
+@pytest.mark.parametrize(
+    ("record", "got", "cure"),
+    [
+        ({"format": 2, "vfl": "9.1.0"}, "format 2, by vfl 9.1.0", "pip install vfl==9.1.0"),
+        ({"format": 0}, "format 0, by vfl of a version it does not name", "train again"),
+        ({"vfl": "0.0.1"}, "no format number, by vfl 0.0.1", "pip install vfl==0.0.1"),
+        ({"format": "1"}, "no format number, by vfl of a version", "train again"),
+        ({"format": 2, "vfl": "1; rm -rf"}, "format 2, by vfl of a version", "train again"),
+        ({}, "no format number", "train again"),
+    ],
+)
+def test_another_format_is_refused_and_its_writer_named(tmp_path, record, got, cure):
     with pytest.raises(RunFolderError, match="another format") as caught:
-        check_format(found, tmp_path)
-    assert (caught.value.got, caught.value.want) == (f"format {found}", "format 1")
-    check_format(1, tmp_path)
+        check_format(record, tmp_path)
+    assert caught.value.got.startswith(got)
+    assert caught.value.want == f"format 1, as vfl {VERSION} writes it"
+    assert cure in caught.value.fix
+
+
+def test_a_stamped_record_is_of_this_format(tmp_path):
+    check_format(stamp() | {"more": 1}, tmp_path)
+    check_format({"format": 1}, tmp_path)
+    assert stamp()["vfl"] == VERSION
 
 
 def test_weights_come_back_bit_by_bit(tmp_path):

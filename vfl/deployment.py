@@ -9,16 +9,17 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from vfl.config import PartyFile
-from vfl.errors import LostPeerError, MissingDataError, PeerFailedError
+from vfl.errors import LostPeerError, MissingDataError, MissingPackageError, PeerFailedError
 from vfl.project import LabelFolder
+from vfl.service import Service, last_words
 from vfl.storage import write_text
 from vfl.transport import check_not_expired, check_server
 
@@ -49,78 +50,20 @@ def flower_environment(home: Path, **extra: str) -> dict[str, str]:
     return {**os.environ, **_QUIET, "FLWR_HOME": str(home), "PATH": path, **extra}
 
 
-class Service:
-    """A long-running process with a log; ended by its own process id.
-
-    Args:
-        name: what messages call it.
-        command: program and arguments.
-        environment: all its variables.
-        log: file for what it prints.
-    """
-
-    def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path
-    ) -> None:
-        self.name = name
-        self.log = log
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
-            self._log_start = output.tell()  # the log of an earlier start says nothing of this one
-            self._process = subprocess.Popen(
-                command, env=dict(environment), stdout=output, stderr=subprocess.STDOUT
-            )
-
-    @property
-    def alive(self) -> bool:
-        """Whether it still runs."""
-        return self._process.poll() is None
-
-    def wait_for(self, marker: str, timeout_s: float = 60.0) -> None:
-        """Block until the log shows a text.
-
-        Raises:
-            LostPeerError: the process ended, or the text did not come in time.
-        """
-        deadline = time.monotonic() + timeout_s
-        while marker not in self.said():
-            if not self.alive or time.monotonic() > deadline:
-                state = "still starting" if self.alive else f"exit {self._process.returncode}"
-                raise LostPeerError(
-                    f"{self.name} did not start",
-                    where=_last_words(self.said()) or None,
-                    got=state,
-                    fix=f"look at {self.log}",
-                )
-            time.sleep(0.1)
-
-    def said(self) -> str:
-        """What it has printed since this start."""
-        return self.log.read_bytes()[self._log_start :].decode(errors="replace")
-
-    def wait(self) -> int:
-        """Block until it ends; its exit code."""
-        return self._process.wait()
-
-    def stop(self, patience_s: float = 10.0) -> None:
-        """Ask it to end; insist after a while. Its children watch it and follow."""
-        if not self.alive:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
 def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service:
     """The SuperLink of a label party, ready for SuperNodes.
 
     Raises:
         UserError: its certificate has expired.
         LostPeerError: it did not start.
+        MissingPackageError: a simulation without its engine.
     """
+    if simulation and find_spec("ray") is None:
+        raise MissingPackageError(
+            "a Flower simulation needs Ray, its engine",
+            want="ray",
+            fix="pip install 'vfl[simulation]'",
+        )
     settings = folder.experiment().federation
     host, _, port = settings.superlink.rpartition(":")
     command = [
@@ -197,7 +140,7 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
     home = party.store_path / "flower"
     command = supernode_command(party, file)
     address, ca = party.node.superlink, party.beside(party.node.ca)
-    check_server("the SuperLink", address, ca.read_text())
+    check_server("the SuperLink", address, ca)
     name = f"the SuperNode of {party.party}"
     service = Service(name, command, flower_environment(home), home / "supernode.log")
     try:
@@ -260,7 +203,7 @@ def _flower(folder: LabelFolder, *arguments: str) -> str:
         said = answer.get("error-message") or done.stderr or done.stdout
         raise PeerFailedError(
             f"flwr {arguments[0]} failed",
-            got=_last_words(said) or f"exit {done.returncode}",
+            got=last_words(said) or f"exit {done.returncode}",
             fix=_START_SUPERLINK,
         )
     return done.stdout
@@ -273,16 +216,10 @@ def _check_superlink(folder: LabelFolder) -> None:
         return
     address = folder.experiment().federation.superlink
     try:
-        check_server("the SuperLink", address, (folder.certificates / "ca.pem").read_text())
+        check_server("the SuperLink", address, folder.certificates / "ca.pem")
     except LostPeerError as problem:
         problem.fix = _START_SUPERLINK
         raise
-
-
-def _last_words(text: str) -> str:
-    """The last line of a program's output, without the frame around it."""
-    lines = (line.strip(" │╭╮╰╯─") for line in text.splitlines())
-    return next((line for line in reversed(list(lines)) if line), "")
 
 
 def _json(text: str) -> Any:

@@ -33,7 +33,8 @@
           CorruptFrameError    V453
           FrameVersionError    V454
 
-A message says what happened, where, what was got, what was wanted and how to mend it.
+A message says what happened, where, what was got, what was wanted and how to mend it, and ends
+with the command that explains its code (`vfl.explain`).
 It never holds a cell's value, a row's id or a secret.
 """
 
@@ -78,7 +79,7 @@ class VFLError(Exception):
         lines = [f"error[{self.code}]: {self.what}"]
         parts = {"where": self.where, "got": self.got, "want": self.want, "try": self.fix}
         lines += [f"  {label:<5} {text}" for label, text in parts.items() if text]
-        return "\n".join(lines)
+        return "\n".join([*lines, f"  more  vfl explain {self.code}"])
 
     def record(self) -> dict[str, str | None]:
         """The same facts for a machine, or for the other end of a stream."""

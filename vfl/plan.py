@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vfl import compression, defenses, models
+from torch import Tensor
+
+from vfl import compression, defenses, specs
 from vfl.config import (
     Experiment,
     PartyFile,
+    Places,
+    TraceSettings,
     read_experiment,
     read_party_file,
-    with_overrides,
 )
 from vfl.datasets import PartyData, Split
-from vfl.errors import ConfigError, DataError, SpecError
+from vfl.errors import ConfigError, DataError
 from vfl.project import LabelFolder
 from vfl.run import load_data, session_of
+from vfl.seeds import Secret
+from vfl.server import build_label_party
 from vfl.session import Terms
 from vfl.session.consent import expected_bytes
 from vfl.session.own_data import own_data
 from vfl.session.schedule import steps_per_epoch
+from vfl.trace import check_room
+from vfl.trace import expected_bytes as trace_bytes
+from vfl.transport import local_pair
+
+#: Where `vfl train` puts the run of an experiment file unless it is told otherwise.
+_RUNS = Path("runs")
 
 
 def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -31,17 +41,20 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
         UserError: everything that would stop a training before its first step.
     """
-    experiment = read_experiment(path, overrides)
-    facts = check_specs(experiment)
-    data = load_data(experiment)
-    session_of(experiment, data, "train")  # a model may not fit the rows it gets
+    experiment = read_experiment(path, overrides, specs.spec_mistakes)
+    places = Places.of(path, overrides)
+    facts = check_specs(experiment, places)
+    with places.told(Experiment):
+        data = load_data(experiment)
+    session = session_of(experiment, data, "train")  # a model may not fit the rows it gets
     split = data[experiment.label.party].split
     columns = {
         name: "x".join(map(str, own.inputs.shape[1:]))
         for name, own in data.items()
         if own.inputs is not None
     }
-    return facts | _rows(split) | {"inputs": columns} | _traffic(experiment, split)
+    facts |= _rows(split) | {"inputs": columns} | _traffic(experiment, split)
+    return facts | _trace(experiment.trace, session.terms, split, session.weights(), _RUNS)
 
 
 def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -50,13 +63,15 @@ def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, A
     Raises:
         UserError: everything of the label party's that would stop a session.
     """
-    experiment = with_overrides(label.experiment(), overrides)
-    facts = check_public(experiment)
+    experiment = label.experiment(overrides, specs.spec_mistakes)
+    facts = check_public(experiment, label.places(overrides))
     party = read_party_file(label.party_file)
     terms = Terms.of(experiment, "train", experiment.name)
-    split = _own_data(party, label.party_file, terms, experiment.label.task).split
+    data = _own_data(party, label.party_file, terms, experiment.label.task)
+    split, owners = data.split, {party.party: _label_weights(experiment, terms, data)}
     registered = sorted(key.stem for key in label.keys.glob("*.pub"))
-    return facts | _rows(split) | {"keys_of": registered} | _traffic(experiment, split)
+    facts |= _rows(split) | {"keys_of": registered} | _traffic(experiment, split)
+    return facts | _trace(party.trace, terms, split, owners, party.store_path)
 
 
 def of_party_file(path: Path) -> dict[str, Any]:
@@ -71,7 +86,9 @@ def of_party_file(path: Path) -> dict[str, Any]:
     data = _own_data(party, path, Terms.of(draft, "train", "check"), "classification")
     consent = party.consent.model_dump(mode="json")
     inputs = None if data.inputs is None else "x".join(map(str, data.inputs.shape[1:]))
-    return {"party": party.party, "rows": data.rows, "inputs": inputs, "consent": consent}
+    facts = {"party": party.party, "rows": data.rows, "inputs": inputs, "consent": consent}
+    # How large its trace gets depends on the session's terms; the party is told when one starts.
+    return facts | ({"trace": party.trace.model_dump(mode="json")} if party.trace.enabled else {})
 
 
 def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyData:
@@ -82,14 +99,38 @@ def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyDat
         raise
 
 
-def check_specs(experiment: Experiment) -> dict[str, Any]:
-    """Build every plug-in the experiment names, so that a wrong spec is told before anything runs.
+def _label_weights(experiment: Experiment, terms: Terms, data: PartyData) -> dict[str, Tensor]:
+    """First weights of the label party; a top or bottom that does not fit its rows is told here."""
+    links = {name: local_pair()[0] for name in terms.feature_parties}
+    label = build_label_party(
+        data,
+        terms,
+        links,
+        Secret.of_simulation(experiment.seed, data.name),
+        top=experiment.label.top,
+        task=experiment.label.task,
+        outputs=1 if data.classes is None else len(data.classes),
+    )
+    return label.weights()
 
-    Raises:
-        SpecError: with the nearest known name or option, or the widths that would fit.
-        ConfigError: several specs are wrong; all of them are told.
-    """
-    _raise_all(list(_wrong_specs(experiment)))
+
+def _trace(
+    settings: TraceSettings,
+    terms: Terms,
+    split: Split,
+    owners: Mapping[str, Mapping[str, Tensor]],
+    folder: Path,
+) -> dict[str, Any]:
+    if not settings.enabled:
+        return {}
+    each = [trace_bytes(settings, terms, name, split, own) for name, own in owners.items()]
+    check_room(folder, sum(each))
+    return {"trace_at_most_bytes": sum(each)}
+
+
+def check_specs(experiment: Experiment, places: Places | None = None) -> dict[str, Any]:
+    """The facts of an experiment's plug-ins; see `vfl.specs.check_specs` for what is refused."""
+    specs.check_specs(experiment, places)
     codec = compression.make(experiment.codec)
     promises = [promise.against for promise in defenses.make(experiment.defense).privacy()]
     width = experiment.parties[experiment.feature_parties[0]].width
@@ -103,31 +144,7 @@ def check_specs(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _wrong_specs(experiment: Experiment) -> Iterator[SpecError]:
-    checks: list[tuple[str, Callable[[], object]]] = [
-        ("codec", lambda: _check_codec(experiment)),
-        ("defense", lambda: defenses.make(experiment.defense)),
-        ("label.top", lambda: models.make_top(experiment.label.top)),
-    ]
-    checks += [
-        (f"parties.{name}.bottom", partial(models.make_bottom, party.bottom))
-        for name, party in experiment.parties.items()
-    ]
-    for setting, check in checks:
-        try:
-            check()
-        except SpecError as mistake:
-            mistake.where = f"{setting}, {mistake.where}" if mistake.where else setting
-            yield mistake
-
-
-def _check_codec(experiment: Experiment) -> None:
-    codec = compression.make(experiment.codec)
-    for name in experiment.feature_parties:
-        codec.check(experiment.parties[name].width)
-
-
-def check_public(experiment: Experiment) -> dict[str, Any]:
+def check_public(experiment: Experiment, places: Places | None = None) -> dict[str, Any]:
     """`check_specs` for the experiment of a project, which every party will read.
 
     Raises:
@@ -145,18 +162,13 @@ def check_public(experiment: Experiment) -> dict[str, Any]:
             got=", ".join(found),
             fix="put them in [data] of that party's own party.toml",
         )
-    return check_specs(experiment)
-
-
-def _raise_all(mistakes: Sequence[SpecError]) -> None:
-    if len(mistakes) > 1:
-        lines = [
-            f"  {mistake.where}: {mistake.what}; {mistake.fix or f'want {mistake.want}'}"
-            for mistake in mistakes
-        ]
-        raise ConfigError(f"{len(mistakes)} specs cannot be used\n" + "\n".join(lines))
-    for mistake in mistakes:
-        raise mistake
+    if experiment.trace != TraceSettings():
+        raise ConfigError(
+            "a project's experiment.toml switches on nobody's trace",
+            got="[trace]",
+            fix="put it in the party.toml of the party that wants to record its own side",
+        )
+    return check_specs(experiment, places)
 
 
 def _rows(split: Split) -> dict[str, Any]:

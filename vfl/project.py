@@ -17,7 +17,8 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from vfl.config import DataSettings, Experiment, PartyFile, read_experiment, to_toml
+from vfl.config import DataSettings, Experiment, PartyFile, Places, read_experiment, to_toml
+from vfl.config.toml import MoreMistakes
 from vfl.errors import RunFolderError, UserError
 from vfl.storage import write_text
 from vfl.transport import write_trial_certificates
@@ -52,9 +53,15 @@ class LabelFolder:
             fix="vfl init PROJECT writes one",
         )
 
-    def experiment(self, overrides: Sequence[str] = ()) -> Experiment:
+    def experiment(
+        self, overrides: Sequence[str] = (), more: MoreMistakes | None = None
+    ) -> Experiment:
         """The experiment everybody is told about, with some settings changed for one run."""
-        return read_experiment(self.app / "experiment.toml", overrides)
+        return read_experiment(self.app / "experiment.toml", overrides, more)
+
+    def places(self, overrides: Sequence[str] = ()) -> Places:
+        """Where the experiment's settings stand in its file."""
+        return Places.of(self.app / "experiment.toml", overrides)
 
 
 def write_project(
@@ -104,7 +111,7 @@ def _write_app(folder: Path, experiment: Experiment) -> None:
 def _experiment_text(experiment: Experiment) -> str:
     head = "# What every party of this experiment is told. No data, no paths: those are in each\n"
     of_one_process = set(DataSettings.model_fields) - {"validation", "test"}
-    text = to_toml(experiment, {"data": of_one_process})
+    text = to_toml(experiment, {"data": of_one_process, "trace": True})
     return f"{head}# party's own party.toml.\n\n{text}"
 
 

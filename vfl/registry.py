@@ -36,7 +36,10 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not (key and equals and value) or key in options:
             raise SpecError(
-                "a spec is name:key=value,key=value, each key once", got=spec, where=f"at '{part}'"
+                "a spec is name:key=value,key=value, each key once",
+                where=f"at '{part}'",
+                got=spec,
+                want="for example topk:k=4",
             )
         options[key] = value
     if not name:

@@ -30,11 +30,11 @@ from vfl.config import Experiment, read_experiment, to_toml
 from vfl.errors import RunFolderError, VFLError
 from vfl.ledger import Ledger
 from vfl.storage import (
-    FORMAT,
     append_line,
     check_format,
     read_json,
     read_lines,
+    stamp,
     write_json,
     write_text,
     writing,
@@ -66,7 +66,7 @@ class RunFolder:
         except FileExistsError:
             raise RunFolderError("there is a run of that name already", where=str(path)) from None
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        about = {"format": FORMAT, "name": experiment.name, "created": now, "vfl": VERSION}
+        about = stamp() | {"name": experiment.name, "created": now}
         write_json(path / "run.json", about | {"mode": mode, "command": command})
         write_text(path / "config.toml", to_toml(experiment))
         write_json(path / "environment.json", environment())
@@ -86,7 +86,7 @@ class RunFolder:
                 where=str(path),
                 fix="give the folder that vfl train printed",
             )
-        check_format(read_json(path / "run.json").get("format"), path)
+        check_format(read_json(path / "run.json"), path)
         return cls(path)
 
     @classmethod

@@ -160,6 +160,7 @@ class _Crossing:
     def down(self, grad: Tensor, kept: Any, saved: Any) -> Tensor:
         if self.labels is not None:
             grad = self.defense.gradient(grad, self.labels, self.there)
+        check_finite(grad, "gradient", self.party, self.there.step)
         payload = self.codec.encode_grad(grad.contiguous(), saved, self.there)
         self._tell("down", Frame(Kind.GRAD, self.there.step, payload))
         rows, width = grad.shape

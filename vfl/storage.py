@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vfl.errors import RunFolderError, StorageError
+from vfl.version import VERSION
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,12 +45,17 @@ def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
     Raises:
         StorageError: the disk is full, or the folder takes no files.
     """
+    write_pieces(path, [content], mode)
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes], mode: int = 0o644) -> None:
+    """`write_bytes` of bytes in pieces, which are not joined in memory."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(content)
+                file.writelines(pieces)
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(aside, mode)
@@ -103,28 +110,65 @@ def read_lines(path: Path) -> Iterator[Any]:
             yield json.loads(line)
 
 
-def check_format(found: Any, path: Path) -> None:
-    """Refuse a folder that another version of vfl wrote.
+def stamp() -> dict[str, Any]:
+    """What every record begins with: the format, and the version of vfl that wrote it."""
+    return {"format": FORMAT, "vfl": VERSION}
+
+
+def check_format(record: Mapping[str, Any], path: Path) -> None:
+    """Refuse a record that a version of vfl with another format wrote.
+
+    Args:
+        record: what begins with a `stamp`.
+        path: where it lies, for the message.
 
     Raises:
-        RunFolderError: with both format numbers.
+        RunFolderError: which version wrote it, in which format, and what reads it.
     """
-    if found != FORMAT:
-        raise RunFolderError(
-            "this folder was written in another format",
-            where=str(path),
-            got=f"format {found}",
-            want=f"format {FORMAT}",
-            fix="use the vfl version named in its run.json",
-        )
+    found, writer = record.get("format"), record.get("vfl")
+    if found == FORMAT:
+        return
+    known = isinstance(writer, str) and re.fullmatch(r"[0-9A-Za-z.+!-]{1,32}", writer)
+    number = f"format {found}" if isinstance(found, int) else "no format number"
+    raise RunFolderError(
+        "another version of vfl wrote this, in another format",
+        where=str(path),
+        got=f"{number}, by vfl {writer if known else 'of a version it does not name'}",
+        want=f"format {FORMAT}, as vfl {VERSION} writes it",
+        fix=f"pip install vfl=={writer} in an environment of its own reads it"
+        if known
+        else "read it with the version that wrote it, or train again",
+    )
+
+
+def pack_weights(state: Mapping[str, Tensor]) -> bytes:
+    """A state dict as safetensors."""
+    from safetensors.torch import save
+
+    # A copy of each: the format refuses tensors that share memory, as tied weights do.
+    packed: bytes = save({name: value.contiguous().clone() for name, value in state.items()})
+    return packed
+
+
+def unpack_weights(content: bytes, path: Path) -> dict[str, Tensor]:
+    """The state dict that `pack_weights` gave; `path` is for the message.
+
+    Raises:
+        RunFolderError: the content is damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        state: dict[str, Tensor] = load(content)
+    except SafetensorError:
+        raise RunFolderError("the weights are damaged", where=str(path)) from None
+    return state
 
 
 def save_weights(path: Path, state: Mapping[str, Tensor]) -> None:
     """Write a state dict as safetensors, atomically."""
-    from safetensors.torch import save
-
-    # A copy of each: the format refuses tensors that share memory, as tied weights do.
-    write_bytes(path, save({name: value.contiguous().clone() for name, value in state.items()}))
+    write_bytes(path, pack_weights(state))
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
@@ -133,16 +177,11 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     Raises:
         RunFolderError: the file is missing or damaged.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     try:
-        state: dict[str, Tensor] = load(path.read_bytes())
+        content = path.read_bytes()
     except FileNotFoundError:
         raise RunFolderError("the weights are not there", where=str(path)) from None
-    except SafetensorError:
-        raise RunFolderError("the weights are damaged", where=str(path)) from None
-    return state
+    return unpack_weights(content, path)
 
 
 def weights_digest(state: Mapping[str, Tensor]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic, sleep
 
-from vfl.deployment import Service
 from vfl.errors import LostPeerError
+from vfl.service import Service
 
 #: Flower counts a SuperNode that was killed as online for a minute and refuses its key meanwhile.
 PATIENCE_S = 300.0

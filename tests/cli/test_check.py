@@ -115,7 +115,7 @@ def test_every_spec_that_cannot_be_used(vfl, breast_cancer):
     specs += ["parties.radiology.bottom=mlp:hiden=4", "parties.pathology.bottom=cnnn"]
     done = vfl("check", breast_cancer, *(word for spec in specs for word in ("-s", spec)))
     assert done.code == 2
-    assert "5 specs cannot be used" in done.err
+    assert "5 problems in breast_cancer.toml" in done.err
     for setting, hint in [
         ("codec", "did you mean 'topk'?"),
         ("defense", "did you mean 'layer_norm'?"),
@@ -123,8 +123,22 @@ def test_every_spec_that_cannot_be_used(vfl, breast_cancer):
         ("parties.radiology.bottom", "did you mean 'hidden'?"),
         ("parties.pathology.bottom", "did you mean 'cnn'?"),
     ]:
-        (line,) = (text for text in done.err.splitlines() if text.startswith(f"  {setting}"))
+        (line,) = (text for text in done.err.splitlines() if f".toml: {setting}: " in text)
         assert line.endswith(hint)
+
+
+def test_wrong_specs_are_told_with_the_other_mistakes_of_the_file(vfl, tmp_path):
+    path = tmp_path / "wrong.toml"
+    path.write_text('codec = "topk:k=3"\n[parties.bank]\nwidth = 2\nbottom = 7\n[tran]\n')
+    done = vfl("check", path, "-s", "label=3")
+    assert done.code == 2
+    told = [
+        "wrong.toml:1: codec: top-k keeps 3 values of a cut that is 2 wide; k=1 keeps one",
+        "wrong.toml:4: parties.bank.bottom = 7",
+        "wrong.toml:5: no setting is called 'tran'; did you mean 'train'?",
+        "wrong.toml: label = 3",
+    ]
+    assert [mistake for mistake in told if mistake not in done.err] == []
 
 
 def test_a_model_that_does_not_fit_the_rows(vfl, breast_cancer):

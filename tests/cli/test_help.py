@@ -11,7 +11,7 @@ from vfl.cli import app
 
 COMMANDS = {
     *("demo", "init", "check", "train", "evaluate", "predict", "report", "list"),
-    *("superlink", "supernode", "bench"),
+    *("superlink", "supernode", "bench", "explain", "doctor"),
 }
 WORDS = [*([name] for name in sorted(COMMANDS)), ["bench", "step"]]
 MOST_SECONDS = 0.6

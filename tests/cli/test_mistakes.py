@@ -16,6 +16,7 @@ def mistake(done):
     assert done.code == 2
     assert done.out == ""
     assert done.err.startswith("error[V")
+    assert done.err.splitlines()[-1] == f"  more  vfl explain {done.err[6:10]}"
     assert "Traceback" not in done.err
     return done.err
 
@@ -61,6 +62,19 @@ def test_an_experiment_that_cannot_run(vfl, tmp_path, breast_cancer, command, se
 def test_tables_that_do_not_fit(vfl, tmp_path, loans, command, setting, told):
     assert told in mistake(vfl(command, loans, "-s", setting))
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_tables_mistake_names_file_and_line(vfl, loans):
+    loans.write_text(loans.read_text().replace('["debt"]', '["debts"]'))
+    assert "  where loans.toml:15: parties.shop.columns\n" in mistake(vfl("check", loans))
+
+
+def test_a_partys_own_mistake_names_its_own_file_and_line(vfl, tmp_path, table):
+    path = tmp_path / "party.toml"
+    path.write_text('party = "bank"\n[data]\nsource = "loans.csv"\nid = "custome"\n')
+    told = mistake(vfl("check", path))
+    assert "  where party.toml:4: data.id\n" in told
+    assert "did you mean 'customer'?" in told
 
 
 @pytest.mark.parametrize("setting", ["train.epoch=3", "codec=topk:k=33", "label.top=mlpp"])

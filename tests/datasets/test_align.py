@@ -76,14 +76,30 @@ def test_a_mismatch_is_told_in_counts_and_formats():
         "  where 2 parties together have 3 ids in common",
         "  got   'bank': text of 8 characters, 'shop': text of 1 to 8 characters",
         "  want  the same ids, written the same way, at every party",
-        '  try   id_type = "number" where the two formats differ',
+        "  try   see that 'id' names the column that both parties know these rows by",
+        "  more  vfl explain V206",
     ]
 
 
 def test_the_pair_that_matches_least_is_named():
     frames = {"a": table([1, 2, 3]), "b": table([1, 2, 3]), "c": table([7, 8, 9])}
-    with pytest.raises(MisalignedError, match="only 0 of 3 ids of 'a' match 'c'"):
+    with pytest.raises(MisalignedError, match="none of 3 ids of 'a' match 'c'"):
         align(frames, "id")
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "id_type", "cure"),
+    [
+        ([1, 2], ["01", "02"], "text", 'id_type = "number"'),
+        (["a1"], ["01"], "text", "names the column"),
+        ([1, 2], [3, 4], "text", "names the column"),
+        ([1, 2], [3, 4], "number", 'id_type = "text"'),
+    ],
+)
+def test_the_cure_fits_the_formats(left, right, id_type, cure):
+    with pytest.raises(MisalignedError) as caught:
+        align({"a": table(left), "b": table(right)}, "id", id_type)
+    assert cure in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -106,10 +106,18 @@ def test_a_column_that_is_not_there_comes_with_the_nearest_name():
     assert str(caught.value).splitlines() == [
         "error[V203]: party 'bank' names a column that the table lacks",
         "  got   mean radiuss",
+        "  want  one of the table's 2 columns",
         "  try   did you mean 'mean radius'?",
+        "  more  vfl explain V203",
     ]
     with pytest.raises(MissingColumnError, match="the label is not a column"):
         check_column(["paid"], "payed", "the label")
+    with pytest.raises(MissingColumnError) as caught:
+        check_column(["age;debt"], "customer", "the id column", "data.id")
+    assert (caught.value.where, caught.value.fix) == ("data.id", "is the separator right?")
+    with pytest.raises(MissingColumnError) as caught:
+        check_column(["age", "debt"], "customer", "the id column", "data.id")
+    assert caught.value.fix is None
     with pytest.raises(MissingColumnError):
         pick_columns(["id"], ["*"], "party 'bank'", leave_out=["id"])
 
@@ -120,24 +128,30 @@ def test_one_owner_per_column():
         check_owners({"bank": ["mean compactness", "b"], "shop": ["b", "mean compactness"]})
     assert str(caught.value).splitlines() == [
         "error[V204]: column 'mean compactness' belongs to two parties",
+        "  where parties.shop.columns",
         "  got   bank and shop, and 1 more such columns",
         "  want  one owner per column",
+        "  try   leave it in the columns of one of them",
+        "  more  vfl explain V204",
     ]
     with pytest.raises(SharedColumnError, match="3 parties"):
         check_owners({"a": ["x"], "b": ["x"], "c": ["x"]})
 
 
 def test_neither_label_nor_id_is_a_feature():
-    check_features("bank", ["age"], label="defaulted", ids="customer")
+    setting = "parties.bank.columns"
+    check_features("bank", ["age"], "defaulted", "customer", setting)
     with pytest.raises(LabelLeakError) as caught:
-        check_features("bank", ["age", "defaulted"], label="defaulted", ids=None)
+        check_features("bank", ["age", "defaulted"], "defaulted", None, setting)
     assert str(caught.value).splitlines() == [
         "error[V205]: the label column 'defaulted' is also a feature of 'bank'",
+        "  where parties.bank.columns",
         "  try   remove it from parties.bank.columns; it would make every result perfect and "
         "worthless",
+        "  more  vfl explain V205",
     ]
     with pytest.raises(DataError, match="id column 'customer'"):
-        check_features("bank", ["customer"], label=None, ids="customer")
+        check_features("bank", ["customer"], None, "customer", setting)
 
 
 def test_a_column_without_a_name_is_told_as_that(tmp_path):

@@ -3,8 +3,11 @@ import re
 import numpy as np
 import pytest
 
+from vfl.config import Experiment
 from vfl.errors import DisagreementError, MisalignedError, ProtocolError
-from vfl.session import Introduction, check_introduction
+from vfl.frame import HANDSHAKE_LIMIT_BYTES
+from vfl.session import Introduction, PartyTerms, Terms, check_introduction
+from vfl.transport import Hello
 from vfl.version import VERSION
 
 SESSION = "5" * 32
@@ -43,8 +46,8 @@ def test_parties_that_agree(said, terms, data):
             {"version": "9.9"},
             DisagreementError,
             "party 'bank' runs another version of vfl",
-            "9.9",
-            VERSION,
+            "vfl 9.9 there",
+            f"vfl {VERSION}, as here",
         ),
         (
             {"rows": 199},
@@ -67,8 +70,44 @@ def test_other_terms(terms, data):
     said = Introduction.of(data["bank"], other, SESSION)
     with pytest.raises(DisagreementError, match="another experiment") as caught:
         check_introduction(said, terms, data["lender"], SESSION)
-    assert caught.value.got == f"terms {other.digest()[:8]}..."
-    assert caught.value.want == f"terms {terms.digest()[:8]}..."
+    assert (caught.value.got, caught.value.want) == ("seed 6", "seed 5")
+    assert f"{terms.digest()[:8]}... here, {other.digest()[:8]}... there" in caught.value.fix
+
+
+def test_settings_that_differ_are_named_and_counted(terms, data):
+    train = terms.train.model_copy(update={"epochs": 3, "batch_rows": 9})
+    changes = {"seed": 6, "codec": "none", "merge": "sum", "train": train}
+    said = Introduction.of(data["bank"], terms.model_copy(update=changes), SESSION)
+    with pytest.raises(DisagreementError) as caught:
+        check_introduction(said, terms, data["lender"], SESSION)
+    assert caught.value.got == "seed 6, codec none, merge sum, train.epochs 3, and 1 more"
+    assert caught.value.want == "seed 5, codec topk:k=3, merge concat, train.epochs 2, and 1 more"
+
+
+def test_parties_that_differ_in_width_differ_in_a_digest(terms, data):
+    parties = {**terms.parties, "bank": PartyTerms(width=9, bottom="mlp:" + "hidden=4" * 20)}
+    said = Introduction.of(data["bank"], terms.model_copy(update={"parties": parties}), SESSION)
+    with pytest.raises(DisagreementError) as caught:
+        check_introduction(said, terms, data["lender"], SESSION)
+    assert re.fullmatch(r"parties sha256 [0-9a-f]{8}\.\.\.", caught.value.got)
+
+
+def test_an_introduction_of_another_form_and_version_names_the_version(said):
+    content = said.model_dump() | {"version": "9.9", "more": 1}
+    with pytest.raises(DisagreementError, match="another version") as caught:
+        Introduction.parse(content)
+    assert caught.value.got == "vfl 9.9 there"
+
+
+def test_an_introduction_fits_its_greeting(data):
+    parties = {f"party-{n:02}-{'x' * 20}": PartyTerms(width=9, bottom="b" * 512) for n in range(64)}
+    content = {"parties": parties, "codec": "c" * 512, "defense": "d" * 512, "run": "r" * 128}
+    experiment = Experiment.model_validate({"parties": {"bank": {}}})
+    large = Terms.of(experiment, "train", "r").model_copy(update=content)
+    said = Introduction.of(data["bank"], large, SESSION)
+    assert Introduction.parse(said.model_dump()) == said
+    hello = Hello("5" * 32, "9" * 20, "t" * 43, said.model_dump())
+    assert len(hello.frame().payload) <= HANDSHAKE_LIMIT_BYTES
 
 
 @pytest.mark.parametrize("change", ["order", "one id", "type"])
@@ -110,6 +149,9 @@ def test_what_was_said_in_another_session_means_nothing(said, terms, data):
         {"version": "1" * 33},
         {"more": 1},
         {"party": None},
+        {"settings": {"codec": "x" * 81}},
+        {"settings": {"codec": "\x1b[2J"}},
+        {"settings": {f"s{n}": "" for n in range(65)}},
     ],
 )
 def test_introductions_of_another_form(said, changes):

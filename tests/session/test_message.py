@@ -2,8 +2,9 @@ import json
 
 import pytest
 
-from vfl.errors import ProtocolError
+from vfl.errors import DisagreementError, ProtocolError
 from vfl.session import SessionMessage
+from vfl.version import VERSION
 
 TOKEN = "t0ken-" * 7
 
@@ -63,3 +64,21 @@ def test_texts_that_are_no_message(text):
         SessionMessage.parse(text)
     assert caught.value.where == "the whole message"
     assert TOKEN not in str(caught.value)
+
+
+def test_a_message_of_another_form_and_version_names_both_versions(message):
+    content = json.loads(message.model_dump_json()) | {"more": 1}
+    content["terms"]["version"] = "9.9"
+    with pytest.raises(DisagreementError, match="the label party runs another version") as caught:
+        SessionMessage.parse(json.dumps(content))
+    assert caught.value.got == "vfl 9.9 there"
+    assert VERSION in caught.value.want
+    assert TOKEN not in str(caught.value)
+
+
+@pytest.mark.parametrize("version", [9, None, "\x1b[2J", "9" * 33])
+def test_a_version_that_is_none_is_not_repeated(message, version):
+    content = json.loads(message.model_dump_json())
+    content["terms"]["version"] = version
+    with pytest.raises(ProtocolError):
+        SessionMessage.parse(json.dumps(content | {"more": 1}))

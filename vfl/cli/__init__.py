@@ -9,7 +9,20 @@ import traceback
 
 import typer
 
-from vfl.cli import bench, check, demo, evaluate, init, listing, nodes, predict, report, train
+from vfl.cli import (
+    bench,
+    check,
+    demo,
+    doctor,
+    evaluate,
+    explain,
+    init,
+    listing,
+    nodes,
+    predict,
+    report,
+    train,
+)
 from vfl.errors import UserError, VFLError
 
 app = typer.Typer(
@@ -27,6 +40,8 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("report")(report.report)
 app.command("list")(listing.listing)
+app.command("explain")(explain.explain)
+app.command("doctor")(doctor.doctor)
 app.command("superlink")(nodes.superlink)
 app.command("supernode")(nodes.supernode)
 app.add_typer(bench.app, name="bench")

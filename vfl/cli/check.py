@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from vfl.cli.output import Json, Set, emit, size
+from vfl.cli.output import Json, Set, emit
+from vfl.ledger import size
 
 
 def check(

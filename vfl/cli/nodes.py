@@ -14,10 +14,10 @@ from vfl.cli.output import say
 from vfl.errors import LostPeerError
 
 if TYPE_CHECKING:
-    from vfl.deployment import Service
+    from vfl.service import Service
 
 _LOOK_EVERY_S = 0.2
-_OURS = re.compile(r"vfl: |error\[V|  (where|got  |want |try  ) ")
+_OURS = re.compile(r"vfl: |error\[V|  (where|got  |want |try  |more ) ")
 
 
 def superlink(

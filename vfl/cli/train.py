@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vfl.cli.output import Json, Set, emit, machine, say, say_epoch, show
+from vfl.cli.output import Device, Json, Set, emit, machine, say, say_epoch, show
 
 
 def train(
@@ -26,6 +26,7 @@ def train(
     download: Annotated[
         bool, typer.Option("--download", help="Fetch a data set that is not here.")
     ] = False,
+    device: Device = "cpu",
     json: Json = False,
 ) -> None:
     """Train an experiment.
@@ -42,7 +43,7 @@ def train(
     if path.is_dir():
         folder = _on_the_federation(path, settings or [], resume)
     else:
-        folder = _in_process(path, settings or [], runs, resume, download)
+        folder = _in_process(path, settings or [], runs, resume, download, device)
     page = build_report(folder)
     summary = read_json(folder / "summary.json")
     if json:
@@ -58,11 +59,12 @@ def _on_the_federation(project: Path, settings: list[str], resume: Path | None) 
     from vfl.plan import check_public
     from vfl.project import LabelFolder
     from vfl.run_folder import new_run_name
+    from vfl.specs import spec_mistakes
 
     label = LabelFolder.find(project)
-    experiment = label.experiment(settings)
+    experiment = label.experiment(settings, spec_mistakes)
     if not resume:
-        check_public(experiment)
+        check_public(experiment, label.places(settings))
     name = resume.resolve().name if resume else new_run_name(experiment.name)
     say(f"{'resuming' if resume else 'submitting'} run {name}")
     extra = {"resume": resume is not None}
@@ -83,26 +85,38 @@ def _on_the_federation(project: Path, settings: list[str], resume: Path | None) 
 
 
 def _in_process(
-    path: Path, settings: list[str], runs: Path, resume: Path | None, download: bool
+    path: Path,
+    settings: list[str],
+    runs: Path,
+    resume: Path | None,
+    download: bool,
+    device: str,
 ) -> Path:
-    from vfl.config import read_experiment
-    from vfl.plan import check_specs
+    from vfl.config import Experiment, Places, read_experiment
     from vfl.run import train as train_in_process
     from vfl.run_folder import RunFolder, new_run_name
+    from vfl.specs import check_specs, spec_mistakes
     from vfl.threads import use_one_thread
 
     use_one_thread()
-    experiment = RunFolder.open(resume).experiment() if resume else read_experiment(path, settings)
-    check_specs(experiment)
+    if resume:
+        experiment, places = RunFolder.open(resume).experiment(), Places()
+    else:
+        experiment = read_experiment(path, settings, spec_mistakes)
+        places = Places.of(path, settings)
+    check_specs(experiment, places)
     folder = resume or runs / new_run_name(experiment.name)
     command = f"vfl train {path}" + "".join(f" -s {text}" for text in settings)
-    train_in_process(
-        experiment,
-        folder.parent,
-        folder.name,
-        command=command,
-        resume=resume is not None,
-        download=download,
-        on_epoch=say_epoch,
-    )
+    with places.told(Experiment):
+        train_in_process(
+            experiment,
+            folder.parent,
+            folder.name,
+            command=command,
+            resume=resume is not None,
+            download=download,
+            on_epoch=say_epoch,
+            device=device,
+            say=say,
+        )
     return folder

@@ -33,9 +33,9 @@ def client_app() -> ClientApp:
             asked = SessionMessage.parse(str(message.content["session"]["message"]))
             party = _own_file(context, asked)
             name = party.party
-            print(f"vfl: party {name} takes part in {asked.terms.run}", flush=True)
-            report = take_part(asked, party).model_dump_json()
-            print(f"vfl: party {name} is done with {asked.terms.run}", flush=True)
+            _say(f"party {name} takes part in {asked.terms.run}")
+            report = take_part(asked, party, _say).model_dump_json()
+            _say(f"party {name} is done with {asked.terms.run}")
         except VFLError as error:
             print(error, flush=True)
             failure = for_others(error, name).record()
@@ -48,6 +48,10 @@ def client_app() -> ClientApp:
         return Message(RecordDict({"session": record}), reply_to=message)
 
     return app
+
+
+def _say(line: str) -> None:
+    print(f"vfl: {line}", flush=True)
 
 
 def _own_file(context: Context, asked: SessionMessage) -> PartyFile:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 
 from vfl.clients.feature_party import build_feature_party
 from vfl.config import PartyFile
 from vfl.datasets import PartyData
 from vfl.errors import DisagreementError, ProtocolError, VFLError
 from vfl.frame import Kind
+from vfl.link import Observer
 from vfl.session import (
     Introduction,
     PartyReport,
@@ -18,15 +20,20 @@ from vfl.session import (
     unexpected,
 )
 from vfl.session.own_data import own_checkpoints, own_data, own_folder, own_secret
-from vfl.transport import Hello, TcpLink, Timeouts
+from vfl.trace import own_recorders, recording
+from vfl.transport import Hello, Observed, TcpLink, Timeouts
+from vfl.transport.base import TransportLink
 
 
-def take_part(message: SessionMessage, party: PartyFile) -> PartyReport:
+def take_part(
+    message: SessionMessage, party: PartyFile, say: Callable[[str], None] = lambda line: None
+) -> PartyReport:
     """Play one feature party through a whole session.
 
     Args:
         message: what Flower brought.
         party: the party's own file.
+        say: told how large a trace may get, before it starts.
 
     Raises:
         ConsentError: the session asks for more than the file allows; nothing was sent.
@@ -41,7 +48,9 @@ def take_part(message: SessionMessage, party: PartyFile) -> PartyReport:
         )
     data = own_data(party, terms)
     check_consent(terms, party.party, party.consent, data.split)
-    link = _attach(message, data)
+    checkpoints = own_checkpoints(party, terms)
+    recorders = own_recorders(party, terms, data, checkpoints)
+    link = _attach(message, data, recorders)
     try:
         folder = own_folder(party, terms)
         feature = build_feature_party(
@@ -51,10 +60,14 @@ def take_part(message: SessionMessage, party: PartyFile) -> PartyReport:
             own_secret(party, terms),
             bottom=party.bottom,
             weights=None if terms.mode == "train" else folder.weights(),
-            checkpoints=own_checkpoints(party, terms),
+            checkpoints=checkpoints,
+            device=party.device,
         )
-        feature.resume(message.start)
-        feature.run(terms.schedule(data.split, message.start))
+        feature.resume(message.start, terms.in_flight_at(data.split, message.start))
+        schedule = feature.course.follow(terms.schedule(data.split, message.start))
+        weights = {party.party: feature.weights}
+        with recording(recorders, schedule, message.start, weights, say) as exchanges:
+            feature.run(exchanges)
         if terms.mode == "train":
             folder.save(data, terms, feature.weights())
         report = PartyReport(
@@ -77,13 +90,17 @@ def take_part(message: SessionMessage, party: PartyFile) -> PartyReport:
         link.close()
 
 
-def _attach(message: SessionMessage, data: PartyData) -> TcpLink:
+def _attach(
+    message: SessionMessage, data: PartyData, observers: Sequence[Observer]
+) -> TransportLink:
     introduction = Introduction.of(data, message.terms, message.session)
     hello = Hello(message.session, message.node, message.token, introduction.model_dump())
-    return TcpLink.connect(
+    link = TcpLink.connect(
         message.host,
         message.port,
         hello,
         message.ca_pem.encode() or None,
         Timeouts(idle_s=message.idle_timeout_s, rejoin_window_s=message.rejoin_window_s),
+        message.terms.window_frames,
     )
+    return Observed(link, data.name, "feature", observers) if observers else link

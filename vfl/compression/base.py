@@ -99,6 +99,14 @@ class Codec(ABC):
             FrameError: any payload that `encode_grad` could not have made.
         """
 
+    def kept(self, saved: Any) -> Any:
+        """What `encode` kept, from what `decode` of its payload saved.
+
+        With it a recorded gradient is decoded again without the party that encoded the cut. The
+        default suits codecs whose two ends hold the same.
+        """
+        return saved
+
     @abstractmethod
     def formula_ratio(self, width: int) -> float:
         """Size of a cut divided by dense fp32, as the literature counts it (no header)."""
@@ -139,10 +147,14 @@ class Codec(ABC):
         return None
 
     def commit(self, step: int) -> None:
-        """A step is final at this end: the only place where adaptive state may move."""
+        """A step is final at this end: the only place where adaptive state may move.
+
+        Steps are committed in order, and when cut t is encoded or decoded both ends have committed
+        the same ones: all before it, or with m in flight all but the last m - 1.
+        """
 
     def state_dict(self) -> Mapping[str, Tensor]:
-        """Adaptive state, checkpointed with the party."""
+        """Adaptive state, checkpointed with the party; that of steps not yet committed too."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -8,11 +8,13 @@ from vfl.config.experiment import (
     FederationSettings,
     LabelSettings,
     PartySettings,
+    TraceSettings,
     TrainSettings,
     read_experiment,
     with_overrides,
 )
 from vfl.config.party_file import Consent, OwnData, PartyFile, is_party_file, read_party_file
+from vfl.config.places import Places
 from vfl.config.toml import to_toml
 
 __all__ = [
@@ -24,6 +26,8 @@ __all__ = [
     "OwnData",
     "PartyFile",
     "PartySettings",
+    "Places",
+    "TraceSettings",
     "TrainSettings",
     "is_party_file",
     "read_experiment",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from vfl.config.toml import Settings, check, override, read_toml
+from vfl.config.toml import MoreMistakes, Settings, check, override, read_toml
 
 PartyName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -62,12 +62,21 @@ class LabelSettings(Settings):
         party: its name; if it is one of `parties` too, it has columns of its own.
         column: the label column of its table.
         top: the top model, as a spec.
+        class_weight: "balanced" lets every class count as much as any other in the training loss,
+            however rare; how rare each is stays at the label party.
     """
 
     party: PartyName = "label"
     column: str | None = None
     task: Literal["classification", "regression"] = "classification"
     top: str = "mlp:hidden=64"
+    class_weight: Literal["none", "balanced"] = "none"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> LabelSettings:
+        if self.task == "regression" and self.class_weight != "none":
+            raise ValueError("class_weight is for classification; a regression has no classes")
+        return self
 
 
 class TrainSettings(Settings):
@@ -77,6 +86,12 @@ class TrainSettings(Settings):
         epochs, batch_rows: passes over the training rows, and rows of one exchange.
         optimizer, learning_rate, momentum, weight_decay: of every party's own optimiser.
         checkpoint_every: exchanges between two checkpoints.
+        in_flight: cuts that may await their gradients at once. 1 is exact; m hides all but a share
+            of a slow link's delay, and each gradient is then that of weights m - 1 steps old.
+        precision: "bfloat16" runs forward passes in automatic mixed precision; what crosses is
+            float32 either way.
+        patience: stop after so many epochs without a lower validation loss; 0 never stops early.
+        keep: "best" ends with the weights of the lowest validation loss, "last" with the last.
     """
 
     epochs: int = Field(default=10, ge=1, le=100_000)
@@ -86,6 +101,35 @@ class TrainSettings(Settings):
     momentum: float = Field(default=0.9, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
     checkpoint_every: int = Field(default=500, ge=1)
+    in_flight: int = Field(default=1, ge=1, le=64)
+    precision: Literal["float32", "bfloat16"] = "float32"
+    patience: int = Field(default=0, ge=0)
+    keep: Literal["last", "best"] = "last"
+
+
+def _several(value: Any) -> Any:
+    return (value,) if isinstance(value, str | int) else value
+
+
+class TraceSettings(Settings):
+    """What a party records of its own side of a training; nothing unless it is asked for.
+
+    Attributes:
+        phases: whose frames are kept, of train, validation and test; one name needs no list.
+        epochs: epochs whose training and validation frames are kept; empty means every epoch.
+        snapshots: epochs between two snapshots of the party's own weights; 0 keeps none.
+    """
+
+    phases: Annotated[
+        tuple[Literal["train", "validation", "test"], ...], BeforeValidator(_several)
+    ] = ()
+    epochs: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_several)] = ()
+    snapshots: int = Field(default=0, ge=0)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is recorded."""
+        return bool(self.phases) or self.snapshots > 0
 
 
 class FederationSettings(Settings):
@@ -116,7 +160,12 @@ class FederationSettings(Settings):
 
 
 class Experiment(Settings):
-    """A whole experiment; every default is written out in the run folder's config.toml."""
+    """A whole experiment; every default is written out in the run folder's config.toml.
+
+    Attributes:
+        trace: what every party records when one process plays them all; in a federation each
+            party's own file says it.
+    """
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "run"
     seed: int = Field(default=0, ge=0, lt=2**31)
@@ -127,6 +176,7 @@ class Experiment(Settings):
     parties: Annotated[dict[PartyName, PartySettings], Field(min_length=1, max_length=64)]
     label: LabelSettings = LabelSettings()
     train: TrainSettings = TrainSettings()
+    trace: TraceSettings = TraceSettings()
     federation: FederationSettings = FederationSettings()
 
     @property
@@ -149,16 +199,24 @@ class Experiment(Settings):
             raise ValueError(f"merge = 'sum' needs equal widths, got {sorted(widths)}")
         if self.data.validation + self.data.test >= 1:
             raise ValueError("data.validation + data.test leave no rows to train on")
+        judged = self.train.patience > 0 or self.train.keep == "best"
+        if judged and self.data.validation == 0:
+            raise ValueError("train.patience and train.keep = 'best' need data.validation > 0")
+        beyond = [epoch for epoch in self.trace.epochs if epoch > self.train.epochs]
+        if beyond:
+            raise ValueError(f"trace.epochs has {beyond[0]}, and train.epochs {self.train.epochs}")
         return self
 
 
-def read_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
+def read_experiment(
+    path: Path, overrides: Sequence[str] = (), more: MoreMistakes | None = None
+) -> Experiment:
     """Read an experiment file; relative paths of tables start at its own folder.
 
     Raises:
         ConfigError: see `vfl.config.toml.read_toml`.
     """
-    return _located(read_toml(path, Experiment, overrides), path.resolve().parent)
+    return _located(read_toml(path, Experiment, overrides, more), path.resolve().parent)
 
 
 def with_overrides(experiment: Experiment, overrides: Sequence[str]) -> Experiment:

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr
 
-from vfl.config.experiment import PartyName
+from vfl.config.experiment import PartyName, TraceSettings
+from vfl.config.places import Places
 from vfl.config.toml import Settings, first_keys, read_toml
 
 
@@ -80,19 +81,28 @@ class PartyFile(Settings):
     Attributes:
         store: folder for this party's weights, secret and run records.
         bottom: a model of its own instead of the experiment's; "package.module:Class" is allowed.
+        device: where its models run, such as "cuda".
+        trace: what this party records of its own side of a training; nobody else is told.
     """
 
     party: PartyName
     data: OwnData
     store: str = "store"
     bottom: str | None = None
+    device: str = "cpu"
     consent: Consent = Consent()
+    trace: TraceSettings = TraceSettings()
     node: Node = Node()
-    _folder: Path = PrivateAttr(default=Path())
+    _path: Path | None = PrivateAttr(default=None)
 
     def beside(self, name: str) -> Path:
         """A path as the file means it: relative to its own folder."""
-        return self._folder / name
+        return self._path.parent / name if self._path else Path(name)
+
+    @property
+    def places(self) -> Places:
+        """Where the settings stand in the file."""
+        return Places.of(self._path) if self._path else Places()
 
     @property
     def source_path(self) -> Path:
@@ -121,7 +131,7 @@ def read_party_file(path: Path) -> PartyFile:
         ConfigError: the file is missing, or holds mistakes (all are listed).
     """
     party = read_toml(path, PartyFile)
-    party._folder = path.resolve().parent
+    party._path = path.resolve()
     return party
 
 

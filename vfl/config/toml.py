@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from vfl.config.places import Places, known_keys, split_key
 from vfl.errors import ConfigError, nearest
 
-_TABLE = re.compile(r"^\s*\[\[?\s*([^\]]+?)\s*\]\]?")
-_KEY = re.compile(r"""^\s*([A-Za-z0-9_\-."']+)\s*=""")
+#: Further mistakes of raw settings: the setting's parts, and what is wrong with it.
+MoreMistakes = Callable[[Mapping[str, Any]], Iterable[tuple[tuple[str, ...], str]]]
 
 
 class Settings(BaseModel):
@@ -26,22 +26,26 @@ class Settings(BaseModel):
 Model = TypeVar("Model", bound=Settings)
 
 
-def read_toml(path: Path, model: type[Model], overrides: Sequence[str] = ()) -> Model:
+def read_toml(
+    path: Path,
+    model: type[Model],
+    overrides: Sequence[str] = (),
+    more: MoreMistakes | None = None,
+) -> Model:
     """Read and check one file.
 
     Args:
         path: the file.
         model: what it must look like.
         overrides: ``key.path=value`` texts; a value is TOML, or plain text if it is none.
+        more: looks for further mistakes once there is one, so that all are told together.
 
     Raises:
         ConfigError: the file is missing, is no TOML, or holds mistakes (all are listed).
     """
     text, content = _parse(path)
     override(content, overrides)
-    # What an override says stands in no line of the file.
-    lines = _line_numbers(text) | {_parts(item.partition("=")[0]): 0 for item in overrides}
-    return check(content, model, where=path.name, lines=lines)
+    return check(content, model, Places.of_text(path.name, text, overrides), more)
 
 
 def first_keys(path: Path) -> set[str]:
@@ -56,19 +60,37 @@ def first_keys(path: Path) -> set[str]:
 def check(
     content: Mapping[str, Any],
     model: type[Model],
-    where: str,
-    lines: Mapping[tuple[str, ...], int] | None = None,
+    where: Places | str,
+    more: MoreMistakes | None = None,
 ) -> Model:
-    """Check settings that are already a mapping; see `read_toml`."""
+    """Check settings that are already a mapping; see `read_toml`.
+
+    Args:
+        content: the settings.
+        model: what they must look like.
+        where: where they stand, or what to call the place they come from.
+        more: see `read_toml`.
+    """
+    places = Places(where) if isinstance(where, str) else where
     try:
         return model.model_validate(dict(content))
     except ValidationError as problem:
-        mistakes = [_explain(error, model, lines or {}, where) for error in problem.errors()]
-        noun = "problem" if len(mistakes) == 1 else "problems"
-        raise ConfigError(
-            f"{len(mistakes)} {noun} in {where}\n" + "\n".join(mistakes),
-            fix="vfl check FILE" if lines else None,  # without lines there is no file
-        ) from None
+        found = [_explain(error, model) for error in problem.errors()]
+    found += more(content) if more else ()
+    raise mistakes(found, places)
+
+
+def mistakes(found: Sequence[tuple[tuple[str, ...], str]], places: Places) -> ConfigError:
+    """One error that tells every mistake with its place.
+
+    Args:
+        found: each setting's parts, and what is wrong with it.
+        places: where the settings stand.
+    """
+    noun = "problem" if len(found) == 1 else "problems"
+    lines = [f"  {places.before(setting)}{text}" for setting, text in found]
+    source = f" in {places.name}" if places.name else ""
+    return ConfigError("\n".join([f"{len(found)} {noun}{source}", *lines]))
 
 
 def override(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -106,54 +128,23 @@ def _parse(path: Path) -> tuple[str, dict[str, Any]]:
         raise ConfigError(f"this file cannot be read: {reason}", where=str(path)) from None
 
 
-def _explain(
-    error: Any, model: type[BaseModel], lines: Mapping[tuple[str, ...], int], where: str
-) -> str:
+def _explain(error: Any, model: type[BaseModel]) -> tuple[tuple[str, ...], str]:
+    """The setting a mistake is about, and what is wrong with it."""
     location = tuple(str(part) for part in error["loc"] if part != "[key]")
-    line = next(
-        (lines[location[:n]] for n in range(len(location), 0, -1) if location[:n] in lines), 0
-    )
-    prefix = f"  {where}:{line}: " if line else f"  {where}: "
     dotted = ".".join(location)
-    if error["type"] == "extra_forbidden":
-        hint = nearest(location[-1], _known_keys(model, location[:-1]))
-        return f"{prefix}no setting is called '{dotted}'" + (f"; {hint}" if hint else "")
-    if error["type"] == "missing":
-        return f"{prefix}'{dotted}' is missing"
     message = error["msg"].removeprefix("Value error, ")
+    small = f"{message[:1].lower()}{message[1:]}"
+    if error["type"] == "extra_forbidden":
+        hint = nearest(location[-1], known_keys(model, location[:-1]))
+        return location, f"no setting is called '{dotted}'" + (f"; {hint}" if hint else "")
+    if error["type"] == "missing":
+        return location, f"'{dotted}' is missing"
     if error["type"] == "value_error":
-        return f"{prefix}{dotted + ': ' if dotted else ''}{message}"
+        return location, f"{dotted + ': ' if dotted else ''}{message}"
     if error["loc"][-1:] == ("[key]",):
-        return f"{prefix}the name of {dotted}: {message[:1].lower()}{message[1:]}"
+        return location, f"the name of {dotted}: {small}"
     shown = error["input"] if isinstance(error["input"], str | int | float | bool) else "a table"
-    return f"{prefix}{dotted} = {shown}: {message[:1].lower()}{message[1:]}"
-
-
-def _known_keys(model: Any, location: Iterable[str]) -> list[str]:
-    for part in location:
-        field = getattr(model, "model_fields", {}).get(part)
-        if field is not None:
-            model = field.annotation
-            arguments = getattr(model, "__args__", ())
-            model = next((a for a in arguments[::-1] if hasattr(a, "model_fields")), model)
-    return list(getattr(model, "model_fields", {}))
-
-
-def _line_numbers(text: str) -> dict[tuple[str, ...], int]:
-    """Line of every table and key; good enough for messages, the parser is tomllib."""
-    table: tuple[str, ...] = ()
-    found: dict[tuple[str, ...], int] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := _TABLE.match(line):
-            table = _parts(header[1])
-            found.setdefault(table, number)
-        elif key := _KEY.match(line):
-            found.setdefault((*table, *_parts(key[1])), number)
-    return found
-
-
-def _parts(dotted: str) -> tuple[str, ...]:
-    return tuple(part.strip().strip("\"'") for part in dotted.split("."))
+    return location, f"{dotted} = {shown}: {small}"
 
 
 def _set(content: dict[str, Any], assignment: str) -> None:
@@ -164,7 +155,7 @@ def _set(content: dict[str, Any], assignment: str) -> None:
         value = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         value = text
-    *tables, key = _parts(dotted)
+    *tables, key = split_key(dotted)
     for part in tables:
         content = content.setdefault(part, {})
         if not isinstance(content, dict):

@@ -90,7 +90,7 @@ def row_ids(frame: pd.DataFrame, id_column: str, where: str, id_type: IdType) ->
         MissingColumnError: the table lacks the id column.
         MisalignedError: missing ids, repeated ids, or no whole numbers where those are wanted.
     """
-    check_column(frame.columns, id_column, f"the id column of {where}")
+    check_column(frame.columns, id_column, f"the id column of {where}", "data.id")
     column = frame[id_column]
     missing = int(column.isna().sum())
     if missing:
@@ -146,15 +146,24 @@ def _mismatch(
     left, right = min(
         matches, key=lambda pair: matches[pair] / max(1, min(len(ids[party]) for party in pair))
     )
-    other = "number" if id_type == "text" else "text"
+    formats = [id_format(columns[party]) for party in (left, right)]
+    found = matches[left, right]
     return MisalignedError(
-        f"only {spaced(matches[left, right])} of {spaced(len(ids[left]))} ids of '{left}' "
-        f"match '{right}'",
+        f"{'only ' if found else ''}{spaced(found) if found else 'none'} of "
+        f"{spaced(len(ids[left]))} ids of '{left}' match '{right}'",
         where=f"{len(ids)} parties together have {spaced(common)} ids in common",
-        got=", ".join(f"'{party}': {id_format(columns[party])}" for party in (left, right)),
+        got=f"'{left}': {formats[0]}, '{right}': {formats[1]}",
         want="the same ids, written the same way, at every party",
-        fix=f'id_type = "{other}" where the two formats differ',
+        fix=_cure(formats, id_type),
     )
+
+
+def _cure(formats: list[str], id_type: IdType) -> str:
+    if id_type == "number":
+        return 'id_type = "text"'
+    if len(set(formats)) > 1 and not any("characters" in form for form in formats):
+        return 'id_type = "number" reads 007 and 7 as the same'
+    return "see that 'id' names the column that both parties know these rows by"
 
 
 def id_format(column: pd.Series) -> str:

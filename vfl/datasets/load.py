@@ -132,9 +132,9 @@ def load_table(
         TooFewRowsError, DataError: see `vfl.errors`; messages hold names and counts only.
     """
     frame, ids = read_sorted(source, id_column, "the table", form)
-    check_column(frame.columns, label, "the label")
+    check_column(frame.columns, label, "the label", "label.column")
     columns = {
-        party: own_columns(frame, patterns, party, label=label, ids=id_column)
+        party: own_columns(frame, patterns, party, label, id_column, f"parties.{party}.columns")
         for party, patterns in party_columns.items()
     }
     check_owners(columns)
@@ -179,12 +179,23 @@ def load_tables(
     form = form or TableFormat()
     without = [party for party in (*party_columns, label_party) if party not in sources]
     if without:
-        raise MissingDataError(f"party '{without[0]}' has no table")
-    frames = {party: read_table(own, form, [id_column]) for party, own in sources.items()}
+        raise MissingDataError(
+            f"party '{without[0]}' has no table",
+            where=f"parties.{without[0]}.source",
+            want="a file for every party, once one party has a file of its own",
+        )
+    frames = {
+        party: read_table(own, form, [id_column], f"parties.{party}.source")
+        for party, own in sources.items()
+    }
     aligned = align(frames, id_column, form.id_type)
-    check_column(aligned.frames[label_party].columns, label, f"the label of '{label_party}'")
+    check_column(
+        aligned.frames[label_party].columns, label, f"the label of '{label_party}'", "label.column"
+    )
     columns = {
-        party: own_columns(frame, party_columns.get(party, ()), party, label=label, ids=id_column)
+        party: own_columns(
+            frame, party_columns.get(party, ()), party, label, id_column, f"parties.{party}.columns"
+        )
         for party, frame in aligned.frames.items()
     }
     _check_feature_parties(columns, label_party)

@@ -53,12 +53,12 @@ def load_own(
         DataError: see `vfl.errors`; messages hold names and counts only.
     """
     frame, ids = read_sorted(source, id_column, f"party '{name}'", form)
-    own = own_columns(frame, columns or (), name, label, id_column)
+    own = own_columns(frame, columns or (), name, label, id_column, "data.columns")
     split = split_rows(len(frame), seed, validation, test)
     labels: np.ndarray | None = None
     classes: Classes | None = None
     if label is not None:
-        check_column(frame.columns, label, f"the label of '{name}'")
+        check_column(frame.columns, label, f"the label of '{name}'", "data.label")
         labels, classes = encode_labels(frame[label], task)
     elif not own:
         raise DataError(f"party '{name}' has neither columns nor a label")
@@ -86,7 +86,7 @@ def load_for_prediction(
     Raises:
         MissingDataError, MissingColumnError, MisalignedError, DataError: see `vfl.errors`.
     """
-    frame, ids = read_sorted(source, id_column, f"party '{name}'", form)
+    frame, ids = read_sorted(source, id_column, f"party '{name}'", form, "data.predict")
     nothing = np.empty(0, dtype=np.int64)
     split = Split(train=nothing, validation=nothing, test=np.arange(len(frame), dtype=np.int64))
     inputs = Inputs(encoder.transform(frame), encoder) if encoder else NO_INPUTS

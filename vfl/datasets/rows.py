@@ -81,7 +81,11 @@ class AlignedRows:
 
 
 def read_sorted(
-    source: Source, id_column: str | None, where: str, form: TableFormat | None
+    source: Source,
+    id_column: str | None,
+    where: str,
+    form: TableFormat | None,
+    setting: str = "data.source",
 ) -> tuple[pd.DataFrame, np.ndarray | None]:
     """A table in ascending order of its ids, and the ids; as it stands, and None, without ids.
 
@@ -91,12 +95,18 @@ def read_sorted(
     """
     form = form or TableFormat()
     if id_column is None:
-        return read_table(source, form), None
-    return sort_by_id(read_table(source, form, [id_column]), id_column, where, form.id_type)
+        return read_table(source, form, setting=setting), None
+    frame = read_table(source, form, [id_column], setting)
+    return sort_by_id(frame, id_column, where, form.id_type)
 
 
 def own_columns(
-    frame: pd.DataFrame, patterns: Sequence[str], party: str, label: str | None, ids: str | None
+    frame: pd.DataFrame,
+    patterns: Sequence[str],
+    party: str,
+    label: str | None,
+    ids: str | None,
+    setting: str,
 ) -> list[str]:
     """A party's resolved columns, checked: neither the label nor the id is among them.
 
@@ -104,8 +114,8 @@ def own_columns(
         MissingColumnError, LabelLeakError, DataError: see `pick_columns` and `check_features`.
     """
     leave_out = [name for name in (label, ids) if name is not None]
-    columns = pick_columns(frame.columns, patterns, f"party '{party}'", leave_out)
-    check_features(party, columns, label, ids)
+    columns = pick_columns(frame.columns, patterns, f"party '{party}'", leave_out, setting)
+    check_features(party, columns, label, ids, setting)
     return columns
 
 

@@ -44,6 +44,7 @@ def read_table(
     source: Source,
     form: TableFormat | None = None,
     text_columns: Sequence[str] = (),
+    setting: str | None = None,
 ) -> pd.DataFrame:
     """A table from ``.csv``, ``.csv.gz`` or ``.parquet``; a frame passes with its names as text.
 
@@ -51,6 +52,7 @@ def read_table(
         source: the file; its first line names the columns.
         form: how it is written; commas and plain ids unless told.
         text_columns: columns of a CSV that stay text, so that an id keeps its leading zeros.
+        setting: what names the file, for the message.
 
     Raises:
         MissingDataError: no such file.
@@ -60,8 +62,13 @@ def read_table(
         return _uniquely_named(source, "the frame")
     path = Path(source)
     if not path.is_file():
+        beside = [file.name for file in path.parent.glob("*.*")]
         raise MissingDataError(
-            "there is no such table", got=str(path), want="a .csv, .csv.gz or .parquet file"
+            "there is no such table",
+            where=setting,
+            got=str(path),
+            want="a .csv, .csv.gz or .parquet file",
+            fix=nearest(path.name, beside),
         )
     try:
         if path.suffix == ".parquet":
@@ -119,15 +126,20 @@ def _check_names(names: pd.Series, where: str) -> None:
 
 
 def pick_columns(
-    columns: Iterable[str], patterns: Sequence[str], where: str, leave_out: Sequence[str] = ()
+    columns: Iterable[str],
+    patterns: Sequence[str],
+    who: str,
+    leave_out: Sequence[str] = (),
+    setting: str | None = None,
 ) -> list[str]:
     """The columns that names and globs such as ``loan_*`` stand for, each once.
 
     Args:
         columns: the table's column names.
         patterns: names or globs; their order is kept, and within a glob the table's.
-        where: who asks, for the message ("party 'bank'").
+        who: who asks, for the message ("party 'bank'").
         leave_out: the id and the label: a glob passes over them, only their full name takes them.
+        setting: what holds the patterns, for the message.
 
     >>> pick_columns(["age", "loan_a", "loan_b"], ["loan_*", "age"], "party 'bank'")
     ['loan_a', 'loan_b', 'age']
@@ -144,16 +156,24 @@ def pick_columns(
         found = [name for name in known if fnmatchcase(name, pattern) and name not in leave_out]
         if not found:
             raise MissingColumnError(
-                f"{where} names a column that the table lacks",
+                f"{who} names a column that the table lacks",
+                where=setting,
                 got=pattern,
-                fix=nearest(pattern, known),
+                want=_counted(known),
+                fix=nearest(pattern, known) or _separator_hint(known),
             )
         picked.update(dict.fromkeys(found))
     return list(picked)
 
 
-def check_column(columns: Iterable[str], name: str, where: str) -> None:
+def check_column(columns: Iterable[str], name: str, what: str, setting: str | None = None) -> None:
     """Refuse a single column name, such as the id's, that the table lacks.
+
+    Args:
+        columns: the table's column names.
+        name: the one that is looked for.
+        what: what it should be, for the message ("the label").
+        setting: what names it, for the message.
 
     Raises:
         MissingColumnError: with the nearest name.
@@ -161,11 +181,27 @@ def check_column(columns: Iterable[str], name: str, where: str) -> None:
     known = list(columns)
     if name not in known:
         raise MissingColumnError(
-            f"{where} is not a column of the table", got=name, fix=nearest(name, known)
+            f"{what} is not a column of the table",
+            where=setting,
+            got=name,
+            want=_counted(known),
+            fix=nearest(name, known) or _separator_hint(known),
         )
 
 
-def check_features(party: str, columns: Sequence[str], label: str | None, ids: str | None) -> None:
+def _counted(columns: Sequence[str]) -> str:
+    noun = "column" if len(columns) == 1 else "columns"
+    return f"one of the table's {len(columns)} {noun}"
+
+
+def _separator_hint(columns: Sequence[str]) -> str | None:
+    """A CSV that is cut at the wrong sign has one long column."""
+    return "is the separator right?" if len(columns) == 1 else None
+
+
+def check_features(
+    party: str, columns: Sequence[str], label: str | None, ids: str | None, setting: str
+) -> None:
     """Refuse a party whose features hold the label or the row id.
 
     Args:
@@ -173,6 +209,7 @@ def check_features(party: str, columns: Sequence[str], label: str | None, ids: s
         columns: its resolved columns.
         label: the label column, where it is known.
         ids: the id column, where there is one.
+        setting: what names the columns, for the message.
 
     Raises:
         LabelLeakError: the label is a feature.
@@ -181,13 +218,14 @@ def check_features(party: str, columns: Sequence[str], label: str | None, ids: s
     if label is not None and label in columns:
         raise LabelLeakError(
             f"the label column '{label}' is also a feature of '{party}'",
-            fix=f"remove it from parties.{party}.columns; it would make every result perfect and "
-            "worthless",
+            where=setting,
+            fix=f"remove it from {setting}; it would make every result perfect and worthless",
         )
     if ids is not None and ids in columns:
         raise DataError(
             f"the id column '{ids}' is also a feature of '{party}'",
-            fix=f"remove it from parties.{party}.columns; an id says nothing about a new row",
+            where=setting,
+            fix=f"remove it from {setting}; an id says nothing about a new row",
         )
 
 
@@ -210,6 +248,8 @@ def check_owners(party_columns: Mapping[str, Sequence[str]]) -> None:
         count = {2: "two"}.get(len(owners[shared[0]]), str(len(owners[shared[0]])))
         raise SharedColumnError(
             f"column '{shared[0]}' belongs to {count} parties",
+            where=f"parties.{owners[shared[0]][-1]}.columns",
             got=" and ".join(owners[shared[0]]) + more,
             want="one owner per column",
+            fix="leave it in the columns of one of them",
         )

@@ -30,7 +30,8 @@ def check_finite(values: Tensor, what: str, party: str, step: int) -> None:
             f"the {what} of party '{party}' holds NaN or Inf",
             where=f"step {step}",
             got=f"{broken} of {values.numel()} values",
-            fix="lower the learning rate, or look for missing values in the party's columns",
+            want="finite numbers",
+            fix="lower the learning rate, or look for missing or huge values in the party's rows",
         )
 
 

@@ -58,7 +58,7 @@ def _read_head(folder: Path) -> dict[str, Any]:
             fix="give the path that vfl train printed",
         )
     head = _object(path)
-    check_format(head.get("format"), path)
+    check_format(head, path)
     return head
 
 

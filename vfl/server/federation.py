@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -112,10 +112,15 @@ class Federation:
                 step_s=self.settings.step_timeout_s,
                 rejoin_window_s=self.settings.rejoin_window_s,
             ),
+            self.terms.window_frames,
         )
         for name in self._nodes:
             self._invite(name)
-        self._hub.wait_all(list(self._nodes), self.join_timeout_s, poll=self._poll)
+        try:
+            self._hub.wait_all(list(self._nodes), self.join_timeout_s, poll=self._poll)
+        except MissingPartyError as absence:
+            absence.where = f"the stream at {self.settings.stream_host}:{self._hub.port}"
+            raise
         return {
             party: Observed(self._hub.link(self._node_of[party]), party, "label", observers)
             for party in self.terms.feature_parties
@@ -160,10 +165,12 @@ class Federation:
             if time.monotonic() > deadline:
                 missing = [name for name in wanted if name not in named]
                 raise MissingPartyError(
-                    f"no SuperNode of {', '.join(missing)} is online",
-                    got=f"{len(nodes)} SuperNodes: {', '.join(sorted(named)) or 'none by name'}",
+                    f"no SuperNode of {', '.join(missing)} after {self.join_timeout_s:g} s",
+                    where=f"the SuperLink at {self.settings.superlink}",
+                    got=_present(len(nodes), sorted(named)),
                     want=f"one each of {', '.join(wanted)}",
-                    fix="start the missing party's SuperNode, and register its key under its name",
+                    fix="vfl doctor party.toml there says what keeps it away; here keys/ must "
+                    "hold its key under the party's name",
                 )
             time.sleep(_POLL_S)
 
@@ -250,3 +257,9 @@ class Federation:
         if why:
             self.say(f"party {name} is not here ({why}); it is told again when it is back")
             self._away.add(name)
+
+
+def _present(nodes: int, named: Sequence[str]) -> str:
+    """Who is online, for a message."""
+    count = "1 SuperNode" if nodes == 1 else f"{nodes} SuperNodes"
+    return f"{count}: {', '.join(named) or 'none of a party we wait for'}" if nodes else count

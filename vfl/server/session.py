@@ -21,6 +21,7 @@ from vfl.server.summary import summarise
 from vfl.session import PartyFolder, PartyReport, Terms, unexpected
 from vfl.session.own_data import own_checkpoints, own_data, own_folder, own_secret
 from vfl.storage import joint_digest
+from vfl.trace import own_recorders, recording
 
 _COLLECT_S = 10.0
 
@@ -99,12 +100,16 @@ class LabelSession:
         settings = self.experiment.federation
         ledger = Ledger()
         start = 0 if self.checkpoints is None else self.checkpoints.committed()
+        recorders = own_recorders(self.party, self.terms, self.data, self.checkpoints)
         with Federation(
             self.grid, self.terms, settings, self.data, patience_s, say=self.say
         ) as federation:
-            label = self._build(federation.join([ledger], start), ledger)
+            label = self._build(federation.join([ledger, *recorders], start), ledger)
             label.resume()
-            label.run(self.terms.schedule(self.data.split, start))
+            schedule = label.course.follow(self.terms.schedule(self.data.split, start))
+            weights = {self.party.party: label.weights}
+            with recording(recorders, schedule, start, weights, _say) as exchanges:
+                label.run(exchanges)
             reports = _farewell(label)
         federation.collect(_COLLECT_S)
         return label, reports
@@ -121,9 +126,11 @@ class LabelSession:
             top=self.experiment.label.top,
             task=self.experiment.label.task,
             outputs=1 if classes is None else len(classes),
+            class_weight=self.experiment.label.class_weight,
             ledger=ledger,
             weights=None if trains else own.weights(),
             checkpoints=self.checkpoints,
+            device=self.party.device,
             on_epoch=self.folder.epoch if trains else lambda record: None,
         )
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vfl.errors import RunFolderError
-from vfl.storage import FORMAT, check_format, read_json, write_bytes, write_json
+from vfl.storage import check_format, read_json, stamp, write_bytes, write_json
+from vfl.version import VERSION
 
 #: Where they lie in a party's part of a run.
 CHECKPOINTS = "checkpoints"
@@ -38,6 +39,8 @@ class Checkpoints:
         self.folder = folder
         self.terms = terms
         self.every = every
+        #: Told the step before its checkpoint is written; a trace saves what it holds by then.
+        self.before_save: Callable[[int], None] = lambda step: None
 
     def due(self, step: int) -> bool:
         """Whether a party saves before this exchange."""
@@ -50,8 +53,9 @@ class Checkpoints:
             step: number of the next exchange.
             state: tensors, numbers and texts in mappings and lists.
         """
+        self.before_save(step)
         content = io.BytesIO()
-        torch.save({"format": FORMAT, "terms": self.terms, "step": step, "state": state}, content)
+        torch.save(stamp() | {"terms": self.terms, "step": step, "state": state}, content)
         write_bytes(self._path(step), content.getvalue())
         for old in self.steps()[:-KEPT]:
             self._path(old).unlink(missing_ok=True)
@@ -64,7 +68,7 @@ class Checkpoints:
         """
         path = self._path(step)
         try:
-            content = torch.load(path, weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
         except FileNotFoundError:
             kept = ", ".join(map(str, self.steps())) or "none"
             raise RunFolderError(
@@ -72,7 +76,15 @@ class Checkpoints:
             ) from None
         except (RuntimeError, EOFError, zipfile.BadZipFile, ValueError):
             raise RunFolderError("a checkpoint is damaged", where=str(path)) from None
-        check_format(content.get("format"), path)
+        check_format(content, path)
+        if (wrote := content["vfl"]) != VERSION:
+            raise RunFolderError(
+                "another version of vfl wrote this checkpoint, and might go on otherwise",
+                where=str(path),
+                got=f"vfl {wrote}",
+                want=f"vfl {VERSION}",
+                fix=f"pip install vfl=={wrote} to end this run, or start it anew",
+            )
         if content["terms"] != self.terms:
             raise RunFolderError(
                 "this checkpoint belongs to another experiment",

@@ -6,6 +6,7 @@ from vfl.errors import (
     ConfigError,
     DataError,
     MisalignedError,
+    PeerFailedError,
     RunFolderError,
     StorageError,
     VFLError,
@@ -26,8 +27,8 @@ def for_others(error: VFLError, party: str) -> VFLError:
 def unexpected(bug: BaseException, party: str) -> VFLError:
     """An error nobody foresaw, without its text, which may quote a cell; or an order to end."""
     if not isinstance(bug, Exception):
-        return VFLError(f"party '{party}' was told to end")
-    return VFLError(
+        return PeerFailedError(f"party '{party}' was told to end")
+    return PeerFailedError(
         f"party '{party}' failed unexpectedly",
         got=type(bug).__name__,
         fix="its own log has the traceback",

@@ -6,25 +6,36 @@ Rows are compared by counts and by a digest of their order, keyed with the sessi
 from __future__ import annotations
 
 import hmac
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, StringConstraints, ValidationError
 
 from vfl.config.toml import Settings
 from vfl.datasets import PartyData
 from vfl.errors import DisagreementError, MisalignedError, ProtocolError
-from vfl.session.terms import Terms
+from vfl.session.peer_version import check_version
+from vfl.session.terms import SHORT, Terms
 from vfl.version import VERSION
 
 _HEX = r"^[0-9a-f]{64}$"
+Short = Annotated[str, StringConstraints(max_length=SHORT, pattern=r"^[ -~]*$")]
+_NAMED = 4
 
 
 class Introduction(Settings):
-    """What a feature party says of itself when it attaches."""
+    """What a feature party says of itself when it attaches.
+
+    Attributes:
+        terms: digest of the terms it was sent.
+        settings: those terms as short texts, so that a difference has a name.
+        row_order: digest of its rows' order, keyed with the session.
+    """
 
     party: str = Field(max_length=32)
     version: str = Field(max_length=32)
     terms: str = Field(pattern=_HEX)
+    settings: dict[Short, Short] = Field(max_length=64)
     rows: int = Field(ge=0)
     row_order: str = Field(pattern=_HEX)
 
@@ -35,6 +46,7 @@ class Introduction(Settings):
             party=data.name,
             version=VERSION,
             terms=terms.digest(),
+            settings=terms.settings(),
             rows=data.rows,
             row_order=data.row_digest(session),
         )
@@ -44,11 +56,13 @@ class Introduction(Settings):
         """Read an introduction from the stream.
 
         Raises:
+            DisagreementError: another version of vfl wrote it.
             ProtocolError: it has another form.
         """
         try:
             return cls.model_validate(content)
         except ValidationError:
+            check_version(content.get("version"), "a feature party")
             raise ProtocolError("a party introduced itself in an unknown form") from None
 
 
@@ -69,20 +83,9 @@ def check_introduction(
             want=", ".join(terms.feature_parties),
             fix="use the names of the experiment's [parties] in the party files",
         )
-    if introduction.version != VERSION:
-        raise DisagreementError(
-            f"party '{party}' runs another version of vfl",
-            where="handshake",
-            got=introduction.version,
-            want=VERSION,
-        )
+    check_version(introduction.version, f"party '{party}'")
     if introduction.terms != terms.digest():
-        raise DisagreementError(
-            f"party '{party}' runs another experiment",
-            where="handshake",
-            got=f"terms {introduction.terms[:8]}...",
-            want=f"terms {terms.digest()[:8]}...",
-        )
+        raise _other_experiment(introduction, terms)
     if introduction.rows != own.rows:
         raise MisalignedError(
             f"the tables of '{party}' and '{own.name}' have different rows",
@@ -99,3 +102,23 @@ def check_introduction(
             want="the same ids, written the same way, at every party",
             fix="check the id column's type, and keep only the ids all parties share",
         )
+
+
+def _other_experiment(introduction: Introduction, terms: Terms) -> DisagreementError:
+    """Names the settings that differ, theirs and ours; both sides know all of them."""
+    ours, theirs = terms.settings(), introduction.settings
+    differing = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
+    digests = f"{terms.digest()[:8]}... here, {introduction.terms[:8]}... there"
+    return DisagreementError(
+        f"party '{introduction.party}' runs another experiment",
+        where="handshake",
+        got=_named(theirs, differing),
+        want=_named(ours, differing),
+        fix=f"send both sides the same experiment: terms {digests}",
+    )
+
+
+def _named(settings: Mapping[str, str], differing: Sequence[str]) -> str:
+    named = [f"{name} {settings.get(name, 'not set')}" for name in differing[:_NAMED]]
+    more = len(differing) - len(named)
+    return ", ".join(named) + (f", and {more} more" if more else "")

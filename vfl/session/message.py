@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from pydantic import Field, ValidationError
 
 from vfl.config.toml import Settings
 from vfl.errors import ProtocolError
+from vfl.session.peer_version import check_version
 from vfl.session.terms import Terms
 
 
@@ -38,11 +42,13 @@ class SessionMessage(Settings):
         """Read a message.
 
         Raises:
-            ProtocolError: it has another form; the label party runs another version.
+            DisagreementError: another version of vfl wrote it in another form.
+            ProtocolError: it has another form.
         """
         try:
             return cls.model_validate_json(text)
         except ValidationError as problem:
+            check_version(_version_in(text), "the label party")
             # Names only: a message holds the token. No location is text that is no object at all.
             fields = sorted({str(error["loc"][0]) for error in problem.errors() if error["loc"]})
             raise ProtocolError(
@@ -50,3 +56,11 @@ class SessionMessage(Settings):
                 where=f"fields {', '.join(fields)}" if fields else "the whole message",
                 fix="install the same vfl version at every party",
             ) from None
+
+
+def _version_in(text: str) -> Any:
+    """What a message of another form says of its version; None if it says nothing."""
+    try:
+        return json.loads(text)["terms"]["version"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None

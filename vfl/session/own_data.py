@@ -22,6 +22,11 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
         DataError: see `vfl.datasets.load_own`.
         RunFolderError: a prediction for a run this party has not trained.
     """
+    with party.places.told(PartyFile):
+        return _read(party, terms, task)
+
+
+def _read(party: PartyFile, terms: Terms, task: str) -> PartyData:
     own = party.data
     form = TableFormat(own.separator, own.missing, own.id_type)
     if terms.mode == "predict":

@@ -11,11 +11,11 @@ from torch import Tensor
 from vfl.datasets import Encoder, PartyData, read_encoder
 from vfl.session.terms import Terms
 from vfl.storage import (
-    FORMAT,
     check_format,
     load_weights,
     read_json,
     save_weights,
+    stamp,
     write_json,
     write_text,
 )
@@ -37,7 +37,7 @@ class PartyFolder:
         if data.encoder is not None:
             write_text(self.path / "encoder.json", data.encoder.to_json())
         classes = None if data.classes is None else list(data.classes)
-        record = {"format": FORMAT, "party": data.name, "classes": classes}
+        record = stamp() | {"party": data.name, "classes": classes}
         write_json(self.path / "party.json", record | {"terms": terms.model_dump(mode="json")})
 
     def weights(self) -> dict[str, Tensor]:
@@ -61,5 +61,5 @@ class PartyFolder:
 
     def _record(self) -> Any:
         record = read_json(self.path / "party.json")
-        check_format(record.get("format"), self.path)
+        check_format(record, self.path)
         return record

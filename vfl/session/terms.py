@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
-from typing import Literal
+from itertools import takewhile
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -16,6 +18,7 @@ from vfl.session.schedule import Exchange, asking, training
 from vfl.version import VERSION
 
 Mode = Literal["train", "evaluate", "predict"]
+SHORT = 80  #: characters of a setting that are told as they are
 
 
 class PartyTerms(Settings):
@@ -83,6 +86,26 @@ class Terms(Settings):
         """SHA-256 of the terms, equal at two parties exactly when their terms are."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
+    @property
+    def window_frames(self) -> int:
+        """Most frames that may be on their way unread in one direction of a stream.
+
+        Those in flight, a query that follows the last of them, and a greeting's worth of slack.
+        """
+        return self.train.in_flight + 3
+
+    def in_flight_at(self, split: Split, step: int) -> Iterator[Exchange]:
+        """The last exchanges before `step`, whose gradients a party may still await there."""
+        earlier = self.schedule(split, max(0, step - self.train.in_flight))
+        return takewhile(lambda exchange: exchange.step < step, earlier)
+
+    def settings(self) -> dict[str, str]:
+        """Each setting as short text, to say which differ; long ones by the start of a digest."""
+        content = self.model_dump(mode="json")
+        train = content.pop("train")
+        flat = content | {f"train.{name}": value for name, value in train.items()}
+        return {name: _short(value) for name, value in flat.items()}
+
     def schedule(self, split: Split, start: int = 0) -> Iterator[Exchange]:
         """The session's exchanges over rows split this way, from exchange `start` on."""
         return (exchange for exchange in self._exchanges(split) if exchange.step >= start)
@@ -98,3 +121,10 @@ class Terms(Settings):
                 split.test,
             )
         return asking("test" if self.mode == "evaluate" else "predict", split.test)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value).strip('"')  # printable ASCII, whatever a setting holds
+    if len(text) <= SHORT:
+        return text
+    return f"sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]}..."

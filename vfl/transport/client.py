@@ -76,7 +76,11 @@ class TcpLink:
         """
         waits = timeouts or Timeouts()
         context = None if ca_pem is None else client_context(ca_pem)
-        return cls(lambda: dial(host, port, context, waits), hello, waits, window)
+        try:
+            return cls(lambda: dial(host, port, context, waits), hello, waits, window)
+        except LostPeerError as loss:
+            loss.where = f"{host}:{port}"
+            raise
 
     def send(self, frame: Frame) -> None:
         """Store and write a frame; if the link breaks here, the next call mends it."""
@@ -171,7 +175,7 @@ class TcpLink:
             if answer.kind is Kind.ERROR:
                 raise read_refusal(answer, _PEER)
             welcome = Welcome.of(answer)
-            stream.limit_bytes = LIMIT_BYTES
+            stream.limit_bytes, stream.window = LIMIT_BYTES, sequence.window
             for frame in sequence.missing(welcome.received):
                 stream.write(frame, time.monotonic() + self._timeouts.idle_s)
         except BaseException:

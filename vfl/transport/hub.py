@@ -91,9 +91,10 @@ class TcpHub:
                 here = [party for party in parties if party not in missing]
                 raise MissingPartyError(
                     f"no stream from {', '.join(missing)} within {timeout_s:g} s",
+                    where=f"port {self.port}",
                     got=", ".join(here) or "nobody",
                     want=", ".join(parties),
-                    fix="see that these parties run and can reach the label party's host and port",
+                    fix="is this address open to them? each party's own log says what it met",
                 )
             if poll is not None:
                 poll()

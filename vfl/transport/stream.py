@@ -33,11 +33,15 @@ class Stream:
     Args:
         connection: a connected socket; a TLS socket before its handshake is fine.
         limit_bytes: largest payload accepted; may be changed between frames.
+
+    Attributes:
+        window: frames read ahead at most while a write waits for room.
     """
 
     def __init__(self, connection: socket.socket, limit_bytes: int = LIMIT_BYTES) -> None:
         connection.setblocking(False)
         self.limit_bytes = limit_bytes
+        self.window = WINDOW_FRAMES
         self._socket = connection
         # Without TLS a frame is one write or two, and nothing needs holding back.
         tls = isinstance(connection, ssl.SSLSocket)
@@ -151,7 +155,7 @@ class Stream:
                 # TLS wants a write it put off repeated with the same bytes, which this does.
                 piece = piece[self._socket.send(piece) :]
             except _LATER:
-                room = len(self._inbox) < WINDOW_FRAMES
+                room = len(self._inbox) < self.window
                 events = select.POLLOUT | select.POLLIN if room else select.POLLOUT
                 if self._wait(events, deadline) & ~select.POLLOUT and room:
                     self._advance()

@@ -1,0 +1,31 @@
+import json
+
+from vfl.errors import DisagreementError
+from vfl.explain import codes, page_of, title_of
+
+
+def test_the_page_of_a_code(vfl):
+    done = vfl("explain", "V402")
+    assert (done.code, done.out, done.err) == (0, page_of("V402"), "")
+    told = json.loads(vfl("explain", "v402", "--json").out)
+    assert told == {"code": "V402", "title": title_of("V402"), "page": page_of("V402")}
+
+
+def test_the_last_line_of_an_error_is_a_command_that_works(vfl):
+    *_, last = str(DisagreementError("they differ")).splitlines()
+    words = last.removeprefix("  more  vfl ").split()
+    assert vfl(*words).out == page_of(DisagreementError.code)
+
+
+def test_all_codes(vfl):
+    lines = vfl("explain", "--list").out.splitlines()
+    assert lines == [f"{code}  {title_of(code)}" for code in codes()]
+    assert vfl("explain").out.splitlines() == lines
+    assert json.loads(vfl("explain", "--list", "--json").out) == {c: title_of(c) for c in codes()}
+
+
+def test_a_code_that_is_none(vfl):
+    done = vfl("explain", "VV402")
+    assert (done.code, done.out) == (2, "")
+    assert "did you mean 'V402'?" in done.err
+    assert "vfl explain --list" in vfl("explain", "zzz").err
