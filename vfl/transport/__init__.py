@@ -14,6 +14,7 @@ from vfl.transport.certificates import (
 from vfl.transport.client import TcpLink
 from vfl.transport.hub import TcpHub
 from vfl.transport.hub_link import HubLink
+from vfl.transport.knocks import KnockLimits
 from vfl.transport.local import LocalLink, local_pair
 from vfl.transport.messages import Hello, Welcome
 from vfl.transport.observed import Observed
@@ -23,6 +24,7 @@ __all__ = [
     "Credential",
     "Hello",
     "HubLink",
+    "KnockLimits",
     "LocalLink",
     "Observed",
     "OnAttach",
