@@ -13,7 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = {
     0: "config errors frame ledger link registry run_folder seeds storage threads trace version",
-    1: "compression datasets mpc privacy transport",
+    1: "bundle compression datasets mpc privacy transport",
     2: "defenses exchange models session",
     3: "attacks clients server",
     4: "demo deployment estimator federated local plan project run split templates",

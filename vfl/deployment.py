@@ -16,12 +16,16 @@ from typing import Any
 
 import tomli_w
 
+from vfl import bundle
 from vfl.config import PartyFile
 from vfl.errors import LostPeerError, MissingDataError, PeerFailedError
 from vfl.project import LabelFolder
-from vfl.storage import write_text
+from vfl.storage import read_json, write_json, write_text
 
 CONNECTION = "vfl"
+_DATABASE = "superlink.db"
+#: Flower's node id of every party's registered key, by name.
+_NODES = "nodes.json"
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -122,7 +126,7 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
     command = [
         "flower-superlink",
         *("--host", settings.bind_host or host, "--port", port),
-        *("--database", str(folder.state / "superlink.db")),
+        *("--database", str(folder.state / _DATABASE)),
         "--disable-runtime-dependency-installation",
     ]
     if simulation:
@@ -132,6 +136,8 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
         command += ["--ssl-certfile", str(folder.certificates / "server.pem")]
         command += ["--ssl-keyfile", str(folder.certificates / "server.key")]
         command += ["--enable-supernode-auth"]
+    if not (folder.state / _DATABASE).exists():
+        (folder.state / _NODES).unlink(missing_ok=True)  # a new SuperLink knows nobody
     _write_connection(folder, insecure=simulation)
     environment = flower_environment(folder.state, VFL_PARTY_FILE=str(folder.party_file))
     service = Service("the SuperLink", command, environment, folder.state / "superlink.log")
@@ -144,17 +150,27 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
 
 
 def register_nodes(folder: LabelFolder) -> list[str]:
-    """Register every party's public key under its name; the names that were new."""
+    """Register every party's public key under its name; the names that were new.
+
+    A party that had another key before loses that one.
+    """
     new = []
+    nodes_file = folder.state / _NODES
+    nodes = read_json(nodes_file) if nodes_file.exists() else {}
     for key in sorted(folder.keys.glob("*.pub")):
         named = ("--name", key.stem, "--format", "json")
         try:
-            _flower(folder, "supernode", "register", str(key), CONNECTION, *named)
+            answer = _flower(folder, "supernode", "register", str(key), CONNECTION, *named)
         except PeerFailedError as problem:
             if "already in use" not in str(problem.got):
                 raise
-        else:
-            new.append(key.stem)
+            continue
+        new.append(key.stem)
+        if key.stem in nodes:
+            old = nodes[key.stem]
+            _flower(folder, "supernode", "unregister", old, CONNECTION, "--format", "json")
+        nodes[key.stem] = str(_json(answer)["node-id"])
+        write_json(nodes_file, nodes)
     return new
 
 
@@ -192,7 +208,7 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
     service = Service(
         f"the SuperNode of {party.party}",
         supernode_command(party, file),
-        flower_environment(home),
+        bundle.guarded(flower_environment(home), home / "bin", file),
         home / "supernode.log",
     )
     try:

@@ -9,7 +9,19 @@ import traceback
 
 import typer
 
-from vfl.cli import bench, check, demo, evaluate, init, listing, nodes, predict, report, train
+from vfl.cli import (
+    bench,
+    check,
+    demo,
+    evaluate,
+    init,
+    listing,
+    nodes,
+    predict,
+    renew,
+    report,
+    train,
+)
 from vfl.errors import UserError, VFLError
 
 app = typer.Typer(
@@ -29,6 +41,7 @@ app.command("report")(report.report)
 app.command("list")(listing.listing)
 app.command("superlink")(nodes.superlink)
 app.command("supernode")(nodes.supernode)
+app.command("renew")(renew.renew)
 app.add_typer(bench.app, name="bench")
 
 

@@ -60,6 +60,8 @@ def _on_the_federation(project: Path, settings: list[str], resume: Path | None) 
     from vfl.run_folder import new_run_name
 
     label = LabelFolder.find(project)
+    for warning in label.certificate_warnings():
+        say(warning)
     experiment = label.experiment(settings)
     if not resume:
         check_public(experiment)

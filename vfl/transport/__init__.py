@@ -18,6 +18,12 @@ from vfl.transport.knocks import KnockLimits
 from vfl.transport.local import LocalLink, local_pair
 from vfl.transport.messages import Hello, Welcome
 from vfl.transport.observed import Observed
+from vfl.transport.renewal import (
+    expiry_warning,
+    renew_node_key,
+    renew_server,
+    replace_authority,
+)
 
 __all__ = [
     "WINDOW_FRAMES",
@@ -35,7 +41,11 @@ __all__ = [
     "TransportLink",
     "TrialFiles",
     "Welcome",
+    "expiry_warning",
     "local_pair",
+    "renew_node_key",
+    "renew_server",
+    "replace_authority",
     "session_certificate",
     "write_trial_certificates",
 ]
