@@ -72,7 +72,9 @@ def test_the_summary_of_a_run(trained):
     headers = 3 * 7 * 2 * 2 * HEADER_BYTES
     assert figures["wire_ratio"] == (dense_bytes + headers) / dense_bytes
     assert figures["weights_sha256"] == session.weights_digest()
-    assert figures["steps_per_second"] == pytest.approx(21 / session.label.train_seconds, abs=0.1)
+    assert figures["steps_per_second"] == pytest.approx(
+        21 / session.label.progress.train_seconds, abs=0.1
+    )
 
 
 def test_the_formula_ratio_weighs_parties_by_their_widths(data):

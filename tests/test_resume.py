@@ -72,7 +72,7 @@ def test_resuming_changes_nothing(data, undisturbed, tmp_path, kills):
     ours, theirs = resumed.ledger, undisturbed.ledger
     assert ours.bytes_by_party("up") == theirs.bytes_by_party("up")
     assert ours.bytes_by_party("down") == theirs.bytes_by_party("down")
-    assert resumed.label.train_steps == undisturbed.label.train_steps
+    assert resumed.label.progress.train_steps == undisturbed.label.progress.train_steps
 
 
 def test_it_goes_on_from_the_last_committed_step_and_not_from_the_start(data, tmp_path):

@@ -120,7 +120,7 @@ class VFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.history_: list[EpochRecord] = session.label.history
         self.ledger_ = session.ledger
         sent = self.ledger_.payload_bytes("train")
-        dense = 8 * session.label.train_rows * self.width * len(session.clients)
+        dense = 8 * session.label.progress.train_rows * self.width * len(session.clients)
         self.wire_ratio_ = sent / dense
         return self
 

@@ -42,6 +42,7 @@ class LocalSession:
         adversaries: dishonest parties, by name.
         observers: told about every frame (a `Trace`, for example), besides the ledger.
         on_epoch: told one record an epoch.
+        device: where everybody's models run.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class LocalSession:
         adversaries: Mapping[str, Adversary] | None = None,
         observers: Sequence[Observer] = (),
         on_epoch: Callable[[EpochRecord], None] = lambda record: None,
+        device: str = "cpu",
     ) -> None:
         self.terms = Terms.of(experiment, mode, experiment.name)
         self.ledger = Ledger()
@@ -80,6 +82,7 @@ class LocalSession:
                     weights=weights.get(name),
                     checkpoints=self._checkpoints(checkpoints, name),
                     adversary=adversaries.get(name, HONEST),
+                    device=device,
                 )
             )
         self.label: LabelParty = build_label_party(
@@ -95,16 +98,17 @@ class LocalSession:
             weights=weights.get(label),
             checkpoints=self._checkpoints(checkpoints, label),
             adversary=adversaries.get(label, HONEST),
+            device=device,
             on_epoch=on_epoch,
         )
 
     def run(self) -> LocalSession:
         """Go through the whole session, or the rest of it."""
         start = self.label.resume()
+        split = self.label.data.split
         for client in self.clients:
-            client.resume(start)
-        schedule = self.terms.schedule(self.label.data.split, start)
-        self.label.run(schedule, before=self._begin, after=self._finish)
+            client.resume(start, self.terms.in_flight_at(split, start))
+        self.label.run(self.terms.schedule(split, start), before=self._begin, after=self._finish)
         return self
 
     def weights(self) -> dict[str, dict[str, Tensor]]:

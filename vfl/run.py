@@ -84,6 +84,7 @@ def train(
     download: bool = False,
     observers: Sequence[Observer] = (),
     on_epoch: Callable[[EpochRecord], None] = lambda record: None,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Train in this process; the summary, whose `run` is the run's folder.
 
@@ -96,6 +97,7 @@ def train(
         download: fetch a bundled data set that is not here.
         observers: told about every frame besides the ledger.
         on_epoch: told one record an epoch.
+        device: where everybody's models run.
 
     Raises:
         VFLError: also left in the run folder as failure.json.
@@ -118,6 +120,7 @@ def train(
             observers=observers,
             on_epoch=record,
             checkpoints=folder.path / "parties",
+            device=device,
         ).run()
     except VFLError as error:
         folder.fail(error)
@@ -130,20 +133,20 @@ def train(
     return summary
 
 
-def evaluate(folder: RunFolder) -> dict[str, Any]:
+def evaluate(folder: RunFolder, device: str = "cpu") -> dict[str, Any]:
     """Evaluate a run's weights on its test rows."""
     experiment = folder.experiment()
-    session = _trained(folder, load_data(experiment), "evaluate").run()
+    session = _trained(folder, load_data(experiment), "evaluate", device).run()
     summary = summarise(session.label, session.weights_digest(), str(folder.path))
     folder.evaluated(summary)
     return summary
 
 
-def predict(folder: RunFolder) -> Path:
+def predict(folder: RunFolder, device: str = "cpu") -> Path:
     """Predict the test rows of a run; the CSV file with the answers."""
     experiment = folder.experiment()
     data = load_data(experiment)
-    session = _trained(folder, data, "predict").run()
+    session = _trained(folder, data, "predict", device).run()
     path = folder.path / "predictions.csv"
     label = data[experiment.label.party]
     write_predictions(path, label, session.label.outputs, label.classes)
@@ -160,6 +163,8 @@ def _check_no_columns(experiment: Experiment) -> None:
         )
 
 
-def _trained(folder: RunFolder, data: dict[str, PartyData], mode: Mode) -> LocalSession:
+def _trained(
+    folder: RunFolder, data: dict[str, PartyData], mode: Mode, device: str
+) -> LocalSession:
     weights = {party: PartyFolder(folder.party(party)).weights() for party in data}
-    return session_of(folder.experiment(), data, mode, weights=weights)
+    return session_of(folder.experiment(), data, mode, weights=weights, device=device)

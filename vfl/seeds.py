@@ -21,6 +21,7 @@ from vfl.storage import write_bytes
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 SECRET_BYTES = 32
 
@@ -58,21 +59,27 @@ class scoped:
     A class, for it runs three times a training step, where `contextmanager` shows.
     """
 
-    __slots__ = ("_before", "_key")
+    __slots__ = ("_before", "_before_cuda", "_key")
 
     def __init__(self, key: int) -> None:
         self._key = key
+        self._before_cuda: list[Tensor] | None = None
 
     def __enter__(self) -> None:
         import torch
 
         self._before = torch.default_generator.get_state()
         torch.default_generator.manual_seed(self._key)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._before_cuda = torch.cuda.get_rng_state_all()
+            torch.cuda.manual_seed_all(self._key)
 
     def __exit__(self, *error: object) -> None:
         import torch
 
         torch.default_generator.set_state(self._before)
+        if self._before_cuda is not None:
+            torch.cuda.set_rng_state_all(self._before_cuda)
 
 
 class Secret:

@@ -62,9 +62,11 @@ def start():
         label_adversary=HONEST,
         secret=None,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=RATE),
+        in_flight=1,
     ):
         there, here = local_pair()
         codecs = [make_codec(codec) if isinstance(codec, str) else codec for _ in range(2)]
+        codecs = [codec() if isinstance(codec, type) else codec for codec in codecs]
         defense = defense or Defense()
         feature = FeatureHalf(
             "bank",
@@ -76,6 +78,7 @@ def start():
             secret or Secret.of_simulation(0, "bank"),
             optimizer,
             adversary,
+            in_flight,
         )
         label = LabelHalf(
             "bank",
@@ -85,6 +88,7 @@ def start():
             there,
             Secret.of_simulation(0, "lender"),
             label_adversary,
+            in_flight,
         )
         inputs = torch.randn(ROWS, COLUMNS, generator=generator(0, "inputs"))
         return Round(feature, label, here, there, inputs)

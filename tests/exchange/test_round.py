@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from vfl.compression import Codec
+from vfl.compression import INFERENCE, Codec, Decoded
 from vfl.compression.none import Uncompressed
 from vfl.config import TrainSettings
 from vfl.defenses import Defense
@@ -13,7 +13,7 @@ from vfl.exchange import LabelHalf, optimizer_factory
 from vfl.frame import Kind
 from vfl.seeds import Secret
 
-RATE = 0.1
+RATE, ROWS = 0.1, 5
 
 
 def test_a_round_is_one_step_of_the_whole_network(start):
@@ -41,7 +41,8 @@ def test_a_query_moves_nothing_and_is_confirmed(start):
     before = game.digest()
     game.feature.send_query(game.inputs, 3)
     cut = game.label.receive_query(3, 5)
-    game.feature.take_receipt(3)
+    game.label.confirm(3, b"told")
+    assert game.feature.take_receipt(3) == b"told"
     torch.testing.assert_close(cut, game.feature.model["bottom"][0](game.inputs).detach())
     assert game.digest() == before
     assert not cut.requires_grad
@@ -235,6 +236,69 @@ def test_the_modules_of_a_codec_stand_at_both_ends(start):
 def test_a_codec_without_modules_or_losses_is_the_default():
     assert Codec.client_module(Uncompressed(), 3) is None
     assert Uncompressed().local_loss(torch.zeros(1, 3), None) is None
+
+
+class Counting(Uncompressed):
+    """A codec with adaptive state: what travels depends on the steps that were committed."""
+
+    def __init__(self):
+        self.committed = 0
+
+    def encode(self, cut, moment=INFERENCE):
+        return super().encode(cut + self.committed, moment)
+
+    def decode(self, payload, rows, width, moment=INFERENCE):
+        cut, saved = super().decode(payload, rows, width, moment)
+        return Decoded(cut - self.committed, saved)
+
+    def commit(self, step):
+        self.committed += 1
+
+    def state_dict(self):
+        return {"committed": torch.tensor(self.committed)}
+
+    def load_state_dict(self, state):
+        self.committed = int(state["committed"])
+
+
+def play(game, steps, depth):
+    """Like `turn`, with several in flight; the cuts that arrived."""
+    cuts = []
+    for step in steps:
+        game.feature.send_cut(game.inputs, step)
+        cut = game.label.receive_cut(step, ROWS)
+        cuts.append(cut.detach())
+        (cut**2 / 2).sum().backward()
+        game.label.send_gradient(game.labels)
+        while game.feature.awaiting >= depth:
+            game.feature.take_gradient()
+    return cuts
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_both_ends_have_committed_the_same_steps_when_a_cut_travels(start, depth):
+    """The state cancels out exactly when they have."""
+    counting = play(start(codec=Counting, in_flight=depth), range(8), depth)
+    plain = play(start(in_flight=depth), range(8), depth)
+    torch.testing.assert_close(counting, plain)
+
+
+def test_cuts_in_flight_are_made_again_from_the_state_they_were_made_with(start):
+    game = start(codec=Counting, in_flight=3)
+    play(game, range(6), 3)
+    kept, sent = game.feature.training_state(), game.label.sent_state()
+    assert [each["step"] for each in kept["in_flight"]] == [4, 5]
+    assert [each["step"] for each in sent] == [4, 5]
+    again = start(codec=Counting, in_flight=3)
+    again.feature.load_training_state(kept, lambda step: again.inputs)
+    again.label.send_again(sent)
+    again.label.codec.load_state_dict(game.label.codec.state_dict())
+    for each in (game, again):
+        play(each, range(6, 11), 3)
+        each.label.drained()
+    assert again.digest() == game.digest()
+    for each in (game, again):
+        assert (each.feature.codec.committed, each.label.codec.committed) == (9, 11)
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,12 @@ SESSION = "0" * 32
 PARTIES = ("left", "right")
 
 
-def experiment(codec):
+def experiment(codec, **train):
     return Experiment.model_validate(
         {
             "codec": codec,
             "parties": {name: {"width": 8, "bottom": "mlp:hidden=16"} for name in PARTIES},
-            "train": {"epochs": 2, "batch_rows": 50},
+            "train": {"epochs": 2, "batch_rows": 50, **train},
         }
     )
 
@@ -61,14 +61,17 @@ def over_streams(data, settings, moments=(), tls=True):
     ledger = Ledger()
     certificate = session_certificate(["127.0.0.1"]) if tls else None
     credentials = {name: Credential(f"node-{name}", "t" * 40 + name) for name in PARTIES}
-    hub = TcpHub("127.0.0.1", 0, SESSION, credentials, certificate=certificate)
+    hub = TcpHub(
+        "127.0.0.1", 0, SESSION, credentials, certificate=certificate, window=terms.window_frames
+    )
     ca = certificate.ca_pem if certificate else None
     parties, threads, ends = {}, [], []
     try:
         for name in PARTIES:
             about = Introduction.of(data[name], terms, SESSION).model_dump()
             hello = Hello(SESSION, credentials[name].node, credentials[name].token, about)
-            link = TcpLink.connect("127.0.0.1", hub.port, hello, ca)
+            window = terms.window_frames
+            link = TcpLink.connect("127.0.0.1", hub.port, hello, ca, window=window)
             ends.append(link)
             own = Cutting(link, moments if name == "right" else ())
             secret = Secret.of_simulation(0, name)
@@ -136,3 +139,13 @@ def test_the_last_exchange_is_the_one_that_was_cut(data):
     settings = experiment("none")
     schedule = list(Terms.of(settings, "train", "run").schedule(data["label"].split))
     assert schedule[-1].step == LAST
+
+
+@pytest.mark.parametrize("in_flight", [2, 5, 17])
+def test_cuts_of_the_stream_change_nothing_with_several_in_flight(data, in_flight):
+    settings = experiment("randtopk:k=3,alpha=0.2,values=8", batch_rows=10, in_flight=in_flight)
+    moments = [(place, step) for step in range(1, 70, 7) for place in ("before", "after")]
+    digest, losses, _ = over_streams(data, settings, moments)
+    same, same_losses, _ = alone(data, settings)
+    assert digest == same
+    assert losses == same_losses

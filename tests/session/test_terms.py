@@ -16,7 +16,13 @@ def leaves(content, path=()):
 
 
 #: Another permitted value of each field that is neither number nor free text.
-OTHER = {"mode": "predict", "merge": "sum", "optimizer": "sgd"}
+OTHER = {
+    "mode": "predict",
+    "merge": "sum",
+    "optimizer": "sgd",
+    "keep": "best",
+    "precision": "bfloat16",
+}
 
 
 def another(name, value):

@@ -154,6 +154,22 @@ def test_frames_in_flight_both_ways_arrive_once_and_in_order(cut_pair):
     assert [label.receive().step for _ in range(4)] == [0, 1, 2, 3]
 
 
+def test_a_deep_pipeline_of_large_frames_gets_through_both_ways(open_hub, attach, pool):
+    """Both ends send more than the sockets hold before either reads."""
+    hub = open_hub(window=20)
+    feature = attach(hub.port, window=20)
+    hub.wait_all(["bank"], 2)
+    label = hub.link("bank")
+
+    def send_all(link, kind):
+        for step in range(17):
+            link.send(Frame(kind, step, bytes(500_000)))
+        return [link.receive().step for _ in range(17)]
+
+    ends = [pool.submit(send_all, feature, Kind.CUT), pool.submit(send_all, label, Kind.GRAD)]
+    assert [end.result(20) for end in ends] == [list(range(17))] * 2
+
+
 def test_more_frames_missing_than_kept_is_a_loss_at_both_ends(open_hub, open_proxy, attach, fast):
     hub = open_hub(timeouts=replace(fast, rejoin_window_s=0.4))
     proxy = open_proxy(hub.port)

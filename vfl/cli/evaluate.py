@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from vfl.cli.output import Json, emit, machine, show
+from vfl.cli.output import Device, Json, emit, machine, show
 
 
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    device: Device = "cpu",
     json: Json = False,
 ) -> None:
     """Evaluate a run's weights on its test rows, each party with its own half.
@@ -31,5 +32,5 @@ def evaluate(
         from vfl.threads import use_one_thread
 
         use_one_thread()
-        summary = evaluate_in_process(folder)
+        summary = evaluate_in_process(folder, device)
     emit(machine(summary)) if json else show(summary)

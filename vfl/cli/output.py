@@ -15,6 +15,10 @@ Set = Annotated[
     typer.Option("--set", "-s", help="Change a setting, such as train.epochs=5 or codec=topk:k=4."),
 ]
 
+Device = Annotated[
+    str, typer.Option(help="Where all models run in this process; a party file names its own.")
+]
+
 _PER_PARTY = ("bytes_up", "bytes_down")
 
 

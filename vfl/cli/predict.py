@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from vfl.cli.output import Json, emit
+from vfl.cli.output import Device, Json, emit
 
 
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    device: Device = "cpu",
     json: Json = False,
 ) -> None:
     """Predict with a run's weights: predictions.csv in the run folder of the label party.
@@ -32,7 +33,7 @@ def predict(
         from vfl.threads import use_one_thread
 
         use_one_thread()
-        table = predict_in_process(folder)
+        table = predict_in_process(folder, device)
     with table.open() as lines:
         rows = sum(1 for _ in lines) - 1
     if json:

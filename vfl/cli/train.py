@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vfl.cli.output import Json, Set, emit, machine, say, say_epoch, show
+from vfl.cli.output import Device, Json, Set, emit, machine, say, say_epoch, show
 
 
 def train(
@@ -26,6 +26,7 @@ def train(
     download: Annotated[
         bool, typer.Option("--download", help="Fetch a data set that is not here.")
     ] = False,
+    device: Device = "cpu",
     json: Json = False,
 ) -> None:
     """Train an experiment.
@@ -42,7 +43,7 @@ def train(
     if path.is_dir():
         folder = _on_the_federation(path, settings or [], resume)
     else:
-        folder = _in_process(path, settings or [], runs, resume, download)
+        folder = _in_process(path, settings or [], runs, resume, download, device)
     page = build_report(folder)
     summary = read_json(folder / "summary.json")
     if json:
@@ -79,7 +80,12 @@ def _on_the_federation(project: Path, settings: list[str], resume: Path | None) 
 
 
 def _in_process(
-    path: Path, settings: list[str], runs: Path, resume: Path | None, download: bool
+    path: Path,
+    settings: list[str],
+    runs: Path,
+    resume: Path | None,
+    download: bool,
+    device: str,
 ) -> Path:
     from vfl.config import read_experiment
     from vfl.plan import check_specs
@@ -100,5 +106,6 @@ def _in_process(
         resume=resume is not None,
         download=download,
         on_epoch=say_epoch,
+        device=device,
     )
     return folder

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vfl import compression, defenses, models
+from vfl.config import TrainSettings
 from vfl.datasets import PartyData
 from vfl.errors import DataError
-from vfl.exchange import Adversary, FeatureHalf, optimizer_factory
+from vfl.exchange import Adversary, Compute, FeatureHalf, optimizer_factory
 from vfl.exchange.adversary import HONEST
 from vfl.link import Link
 from vfl.seeds import Secret, scoped
-from vfl.session import Checkpoints, Exchange, Terms
+from vfl.session import Checkpoints, Course, Exchange, Terms
 from vfl.storage import weights_digest
 
 
@@ -24,15 +26,21 @@ class FeatureParty:
     Args:
         inputs: all its aligned rows; float32, axes (rows, ...).
         half: its half of the exchange.
+        settings: how long the training goes on and which weights it keeps.
         checkpoints: where it saves while it trains; None saves nothing.
     """
 
     def __init__(
-        self, inputs: Tensor, half: FeatureHalf, checkpoints: Checkpoints | None = None
+        self,
+        inputs: Tensor,
+        half: FeatureHalf,
+        settings: TrainSettings | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self.inputs = inputs
         self.half = half
         self.checkpoints = checkpoints
+        self.course = Course(settings or TrainSettings(), half.state_dict, half.load_state_dict)
 
     @property
     def name(self) -> str:
@@ -40,44 +48,63 @@ class FeatureParty:
         return self.half.party
 
     def begin(self, exchange: Exchange) -> None:
-        """Send what this exchange asks for."""
-        inputs = self.inputs.index_select(0, torch.from_numpy(exchange.rows))
+        """Send what this exchange asks for, after saving when a checkpoint is due."""
+        if self.checkpoints is not None and self.checkpoints.due(exchange.step):
+            self.checkpoints.save(exchange.step, self._training_state())
         if exchange.trains:
-            self.half.send_cut(inputs, exchange.step)
+            self.half.send_cut(self._rows(exchange), exchange.step)
         else:
-            self.half.send_query(inputs, exchange.step)
+            self.half.send_query(self._rows(exchange), exchange.step)
 
     def finish(self, exchange: Exchange) -> None:
-        """Take what comes back."""
-        if exchange.trains:
-            self.half.take_gradient()
-        else:
-            self.half.take_receipt(exchange.step)
-        if self.checkpoints is not None and self.checkpoints.due(exchange.step + 1):
-            self.checkpoints.save(exchange.step + 1, self.half.training_state())
+        """Take what comes back; with m in flight, the gradient of the cut sent m - 1 before.
 
-    def resume(self, step: int) -> None:
+        So cut t leaves after exactly gradient t - m was applied, whatever the network does, and
+        none is in flight when an epoch's training has ended.
+        """
+        if exchange.trains:
+            leave = 0 if exchange.last else self.half.in_flight - 1
+            while self.half.awaiting > leave:
+                self.half.take_gradient()
+        else:
+            self.course.told(self.half.take_receipt(exchange.step), exchange)
+
+    def resume(self, step: int, before: Iterable[Exchange]) -> None:
         """Go back to the state before exchange `step`; 0 is where a new party starts.
+
+        Args:
+            step: where to go on.
+            before: the exchanges that may have been in flight then.
 
         Raises:
             RunFolderError: there is no such checkpoint.
         """
-        if step > 0 and self.checkpoints is not None:
-            self.half.load_training_state(self.checkpoints.load(step))
+        if step == 0 or self.checkpoints is None:
+            return
+        earlier = {exchange.step: exchange for exchange in before}
+        saved = self.checkpoints.load(step)
+        self.half.load_training_state(saved["half"], lambda which: self._rows(earlier[which]))
+        self.course.restore(saved["course"])
 
     def run(self, schedule: Iterable[Exchange]) -> None:
         """Go through a whole session."""
-        for exchange in schedule:
+        for exchange in self.course.follow(schedule):
             self.begin(exchange)
             self.finish(exchange)
 
     def weights(self) -> dict[str, Tensor]:
         """This party's own weights; they never leave it."""
-        return self.half.state_dict()
+        return {name: value.cpu() for name, value in self.half.state_dict().items()}
 
     def weights_digest(self) -> str:
         """SHA-256 of the weights, the only thing about them that is ever told."""
         return weights_digest(self.weights())
+
+    def _rows(self, exchange: Exchange) -> Tensor:
+        return self.inputs.index_select(0, torch.from_numpy(exchange.rows))
+
+    def _training_state(self) -> dict[str, Any]:
+        return {"half": self.half.training_state(), "course": self.course.state()}
 
 
 def build_feature_party(
@@ -90,6 +117,7 @@ def build_feature_party(
     weights: Mapping[str, Tensor] | None = None,
     checkpoints: Checkpoints | None = None,
     adversary: Adversary = HONEST,
+    device: str = "cpu",
 ) -> FeatureParty:
     """A feature party ready for a session.
 
@@ -102,9 +130,11 @@ def build_feature_party(
         weights: trained weights, for evaluation and prediction.
         checkpoints: where it saves while it trains.
         adversary: tampering on this side.
+        device: where its model runs.
 
     Raises:
         DataError: the party has no columns.
+        UserError: there is no such device.
         SpecError: codec, defense or bottom cannot be built or do not fit.
     """
     asked = terms.parties[data.name]
@@ -124,10 +154,12 @@ def build_feature_party(
             secret,
             optimizer_factory(terms.train) if terms.mode == "train" else None,
             adversary,
+            terms.train.in_flight,
+            Compute(device, terms.train.precision),
         )
     if weights is not None:
         half.load_state_dict(weights)
-    return FeatureParty(data.inputs, half, checkpoints)
+    return FeatureParty(data.inputs, half, terms.train, checkpoints)
 
 
 def own_bottom(text: str) -> models.Bottom:

@@ -52,8 +52,9 @@ def take_part(message: SessionMessage, party: PartyFile) -> PartyReport:
             bottom=party.bottom,
             weights=None if terms.mode == "train" else folder.weights(),
             checkpoints=own_checkpoints(party, terms),
+            device=party.device,
         )
-        feature.resume(message.start)
+        feature.resume(message.start, terms.in_flight_at(data.split, message.start))
         feature.run(terms.schedule(data.split, message.start))
         if terms.mode == "train":
             folder.save(data, terms, feature.weights())
@@ -90,4 +91,5 @@ def _attach(message: SessionMessage, data: PartyData) -> TcpLink:
         hello,
         message.ca_pem.encode() or None,
         Timeouts(idle_s=message.idle_timeout_s, rejoin_window_s=message.rejoin_window_s),
+        message.terms.window_frames,
     )

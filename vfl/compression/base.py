@@ -139,10 +139,14 @@ class Codec(ABC):
         return None
 
     def commit(self, step: int) -> None:
-        """A step is final at this end: the only place where adaptive state may move."""
+        """A step is final at this end: the only place where adaptive state may move.
+
+        Steps are committed in order, and when cut t is encoded or decoded both ends have committed
+        the same ones: all before it, or with m in flight all but the last m - 1.
+        """
 
     def state_dict(self) -> Mapping[str, Tensor]:
-        """Adaptive state, checkpointed with the party."""
+        """Adaptive state, checkpointed with the party; that of steps not yet committed too."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -77,6 +77,12 @@ class TrainSettings(Settings):
         epochs, batch_rows: passes over the training rows, and rows of one exchange.
         optimizer, learning_rate, momentum, weight_decay: of every party's own optimiser.
         checkpoint_every: exchanges between two checkpoints.
+        in_flight: cuts that may await their gradients at once. 1 is exact; m hides all but a share
+            of a slow link's delay, and each gradient is then that of weights m - 1 steps old.
+        precision: "bfloat16" runs forward passes in automatic mixed precision; what crosses is
+            float32 either way.
+        patience: stop after so many epochs without a lower validation loss; 0 never stops early.
+        keep: "best" ends with the weights of the lowest validation loss, "last" with the last.
     """
 
     epochs: int = Field(default=10, ge=1, le=100_000)
@@ -86,6 +92,10 @@ class TrainSettings(Settings):
     momentum: float = Field(default=0.9, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
     checkpoint_every: int = Field(default=500, ge=1)
+    in_flight: int = Field(default=1, ge=1, le=64)
+    precision: Literal["float32", "bfloat16"] = "float32"
+    patience: int = Field(default=0, ge=0)
+    keep: Literal["last", "best"] = "last"
 
 
 class FederationSettings(Settings):
@@ -149,6 +159,9 @@ class Experiment(Settings):
             raise ValueError(f"merge = 'sum' needs equal widths, got {sorted(widths)}")
         if self.data.validation + self.data.test >= 1:
             raise ValueError("data.validation + data.test leave no rows to train on")
+        judged = self.train.patience > 0 or self.train.keep == "best"
+        if judged and self.data.validation == 0:
+            raise ValueError("train.patience and train.keep = 'best' need data.validation > 0")
         return self
 
 

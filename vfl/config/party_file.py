@@ -85,12 +85,14 @@ class PartyFile(Settings):
     Attributes:
         store: folder for this party's weights, secret and run records.
         bottom: a model of its own instead of the experiment's; "package.module:Class" is allowed.
+        device: where its models run, such as "cuda".
     """
 
     party: PartyName
     data: OwnData
     store: str = "store"
     bottom: str | None = None
+    device: str = "cpu"
     consent: Consent = Consent()
     node: Node = Node()
     _folder: Path = PrivateAttr(default=Path())

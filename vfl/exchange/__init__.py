@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from vfl.exchange.adversary import Adversary
+from vfl.exchange.compute import Compute
 from vfl.exchange.feature_half import FeatureHalf
 from vfl.exchange.label_half import LabelHalf
 from vfl.exchange.optimizers import OptimizerFactory, drop_gradients, optimizer_factory
 
 __all__ = [
     "Adversary",
+    "Compute",
     "FeatureHalf",
     "LabelHalf",
     "OptimizerFactory",

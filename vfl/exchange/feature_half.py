@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vfl.compression import Codec, Moment
+from vfl.compression import Codec, Encoded, Moment
 from vfl.defenses import Defense
 from vfl.defenses.none import Undefended
 from vfl.errors import NonFiniteError
 from vfl.exchange.adversary import HONEST, Adversary
+from vfl.exchange.compute import Compute
 from vfl.exchange.draws import Draws
 from vfl.exchange.guards import check_finite, check_shape, expect
 from vfl.exchange.optimizers import OptimizerFactory, drop_gradients
+from vfl.exchange.stash import Stash
 from vfl.exchange.state import gather, restore
-from vfl.frame import Frame, Kind
+from vfl.frame import Frame, Kind, Payload
 from vfl.link import Link
 from vfl.seeds import Secret
 
@@ -31,6 +34,7 @@ class _Pending:
     inputs: Tensor
     kept: Any
     moment: Moment
+    stash: Stash | None
 
 
 class FeatureHalf:
@@ -45,6 +49,9 @@ class FeatureHalf:
         secret: the party's secret; dropout and the codec's private draws follow from it.
         optimizer: builds the optimiser; None for a party that only answers queries.
         adversary: tampering on this side; honest by default.
+        in_flight: how many cuts may await their gradients at once. With more than one, each
+            forward pass runs on a copy of the weights, which its gradient is then the exact one of.
+        compute: where the model runs.
     """
 
     def __init__(
@@ -58,6 +65,8 @@ class FeatureHalf:
         secret: Secret,
         optimizer: OptimizerFactory | None = None,
         adversary: Adversary = HONEST,
+        in_flight: int = 1,
+        compute: Compute | None = None,
     ) -> None:
         codec.check(width)
         self.party = party
@@ -67,16 +76,24 @@ class FeatureHalf:
         self.defense = defense
         self.link = link
         self.adversary = adversary
+        self.in_flight = in_flight
         self.model = nn.ModuleDict({"bottom": defense.wrap_bottom(bottom, width)})
         if (adapter := codec.client_module(width)) is not None:
             self.model["codec"] = adapter
+        self._compute = compute or Compute()
+        self.model.to(self._compute.device)
         self._secret = secret
         self._draws = Draws(secret, "rng", self.model, always=not isinstance(defense, Undefended))
         self._optimizer = None
         self._trainable = [w for w in self.model.parameters() if w.requires_grad]
         if optimizer is not None and self._trainable:
             self._optimizer = adversary.optimizer(optimizer(self._trainable))
-        self._pending: _Pending | None = None
+        self._pending: deque[_Pending] = deque()
+
+    @property
+    def awaiting(self) -> int:
+        """Cuts whose gradients have not been taken yet."""
+        return len(self._pending)
 
     def send_cut(self, inputs: Tensor, step: int) -> None:
         """Forward a training batch of axes (rows, ...) and send its cut.
@@ -85,35 +102,25 @@ class FeatureHalf:
             NonFiniteError: the cut holds NaN or Inf.
             WidthError: the bottom's output is not (rows, width).
         """
-        moment = Moment(step, training=True, secret=self._secret)
-        fed, _ = self.defense.batch(inputs, None, moment)
-        inputs = self.adversary.batch(inputs if fed is None else fed, moment)
-        self._set_training(True)
-        with self._draws.at(step):
-            cut = self._forward(inputs, moment)
-        payload, kept = self._encode(self.adversary.cut(cut.detach(), moment), moment)
-        self._pending = _Pending(cut, inputs, kept, moment)
-        self.link.send(Frame(Kind.CUT, step, payload))
+        self.link.send(Frame(Kind.CUT, step, self._go_forward(inputs, step)))
 
     def take_gradient(self) -> None:
-        """Wait for the gradient of the cut just sent, go backward, step the optimiser.
+        """Wait for the gradient of the oldest cut, go backward, step the optimiser.
 
         Raises:
             ProtocolError, FrameError, NonFiniteError: the model is left as it was.
         """
-        assert self._pending is not None, "no cut was sent"
-        cut, inputs, kept, moment = (
-            self._pending.cut,
-            self._pending.inputs,
-            self._pending.kept,
-            self._pending.moment,
-        )
+        assert self._pending, "no cut was sent"
+        pending = self._pending[0]
+        moment = pending.moment
         frame = expect(self.link, Kind.GRAD, moment.step, "the label party")
-        grad = self.codec.decode_grad(frame.payload, kept, len(cut), self.wire_width, moment)
+        grad = self.codec.decode_grad(
+            frame.payload, pending.kept, len(pending.cut), self.wire_width, moment
+        )
         check_finite(grad, "gradient", self.party, moment.step)
         self.adversary.received(self.party, grad, moment)
-        self._pending = None
-        self._backward(cut, grad, inputs, moment)
+        self._pending.popleft()
+        self._backward(pending, grad.to(self._compute.device))
         self.codec.commit(moment.step)
 
     def send_query(self, inputs: Tensor, step: int) -> None:
@@ -121,13 +128,13 @@ class FeatureHalf:
         moment = Moment(step)
         self._set_training(False)
         with torch.no_grad():
-            cut = self._forward(inputs, moment)
-        payload, _ = self._encode(self.adversary.cut(cut, moment), moment)
+            cut = self._forward(inputs.to(self._compute.device), moment, None)
+        payload, _ = self._encode(self.adversary.cut(cut.cpu(), moment), moment)
         self.link.send(Frame(Kind.QUERY, step, payload))
 
-    def take_receipt(self, step: int) -> None:
-        """Wait until the label party has the query."""
-        expect(self.link, Kind.ACK, step, "the label party")
+    def take_receipt(self, step: int) -> bytes:
+        """Wait until the label party has the query; what it says to it."""
+        return bytes(expect(self.link, Kind.ACK, step, "the label party").payload)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Weights, and the state of codec and defense."""
@@ -138,23 +145,58 @@ class FeatureHalf:
         restore(self.model, {"codec": self.codec, "defense": self.defense}, state)
 
     def training_state(self) -> dict[str, Any]:
-        """What training needs to go on exactly: state and optimiser."""
+        """What training needs to go on exactly: state, optimiser, and the cuts in flight."""
         optimizer = self._optimizer.state_dict() if self._optimizer else {}
-        return {"state": self.state_dict(), "optimizer": optimizer}
+        in_flight = [
+            {"step": pending.moment.step, "state": pending.stash.state}
+            for pending in self._pending
+            if pending.stash is not None
+        ]
+        return {"state": self.state_dict(), "optimizer": optimizer, "in_flight": in_flight}
 
-    def load_training_state(self, saved: Mapping[str, Any]) -> None:
-        """Restore what `training_state` gave."""
+    def load_training_state(self, saved: Mapping[str, Any], batch: Callable[[int], Tensor]) -> None:
+        """Restore what `training_state` gave; cuts in flight are made again, but not sent.
+
+        Args:
+            saved: the state.
+            batch: the inputs of an exchange that was in flight, by its step.
+        """
+        self._pending.clear()
+        for earlier in saved["in_flight"]:
+            self.load_state_dict(earlier["state"])
+            self._go_forward(batch(earlier["step"]), earlier["step"])
         self.load_state_dict(saved["state"])
         if self._optimizer is not None:
             self._optimizer.load_state_dict(saved["optimizer"])
 
-    def _forward(self, inputs: Tensor, moment: Moment) -> Tensor:
-        cut: Tensor = self.model["bottom"](inputs)
+    def _go_forward(self, inputs: Tensor, step: int) -> Payload:
+        """Make the cut of a training batch and await its gradient; the payload to send."""
+        moment = Moment(step, training=True, secret=self._secret)
+        fed, _ = self.defense.batch(inputs, None, moment)
+        inputs = self.adversary.batch(inputs if fed is None else fed, moment)
+        inputs = inputs.to(self._compute.device)
+        self._set_training(True)
+        stash = Stash(self.model, self.state_dict()) if self.in_flight > 1 else None
+        with self._draws.at(step):
+            cut = self._forward(inputs, moment, stash)
+        payload, kept = self._encode(self.adversary.cut(cut.detach().cpu(), moment), moment)
+        self._pending.append(_Pending(cut, inputs, kept, moment, stash))
+        return payload
+
+    def _forward(self, inputs: Tensor, moment: Moment, stash: Stash | None) -> Tensor:
+        with self._compute.forward():
+            cut = self._through("bottom", inputs, stash).float()
         check_shape(cut, len(inputs), self.width, self.party)
         cut = self.defense.embedding(cut, moment)
-        return self.model["codec"](cut) if "codec" in self.model else cut
+        return self._through("codec", cut, stash) if "codec" in self.model else cut
 
-    def _encode(self, cut: Tensor, moment: Moment) -> tuple[Any, Any]:
+    def _through(self, part: str, values: Tensor, stash: Stash | None) -> Tensor:
+        if stash is not None:
+            return stash.forward(part, values)
+        outputs: Tensor = self.model[part](values)
+        return outputs
+
+    def _encode(self, cut: Tensor, moment: Moment) -> Encoded:
         """The label party checks what it decodes; a codec that would hide NaN refuses it here."""
         try:
             return self.codec.encode(cut, moment)
@@ -162,19 +204,22 @@ class FeatureHalf:
             check_finite(cut, "cut", self.party, moment.step)
             raise
 
-    def _backward(self, cut: Tensor, grad: Tensor, inputs: Tensor, moment: Moment) -> None:
+    def _backward(self, pending: _Pending, grad: Tensor) -> None:
         if self._optimizer is None:
             return
+        cut, moment = pending.cut, pending.moment
         roots, grads = [cut], [grad]
         for local in (
             self.codec.local_loss(cut, moment),
-            self.defense.local_loss(cut, inputs, moment),
+            self.defense.local_loss(cut, pending.inputs, moment),
         ):
             if local is not None:
                 roots.append(local)
                 grads.append(torch.ones_like(local))
         drop_gradients(self._trainable)
         torch.autograd.backward(roots, grads)
+        if pending.stash is not None:
+            pending.stash.hand_over()
         self._optimizer.step()
 
     def _set_training(self, training: bool) -> None:

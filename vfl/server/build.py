@@ -10,12 +10,13 @@ from vfl import compression, defenses, models
 from vfl.datasets import PartyData
 from vfl.defenses import Defense
 from vfl.errors import DataError
-from vfl.exchange import Adversary, LabelHalf, optimizer_factory
+from vfl.exchange import Adversary, Compute, LabelHalf, optimizer_factory
 from vfl.exchange.adversary import HONEST
 from vfl.ledger import Ledger
 from vfl.link import Link
 from vfl.seeds import Secret, scoped
-from vfl.server.label_party import EpochRecord, LabelParty
+from vfl.server.label_party import LabelParty
+from vfl.server.progress import EpochRecord
 from vfl.session import Checkpoints, Terms
 
 
@@ -33,6 +34,7 @@ def build_label_party(
     weights: Mapping[str, Tensor] | None = None,
     checkpoints: Checkpoints | None = None,
     adversary: Adversary = HONEST,
+    device: str = "cpu",
     on_epoch: Callable[[EpochRecord], None] = lambda record: None,
 ) -> LabelParty:
     """A label party ready for a session.
@@ -50,9 +52,11 @@ def build_label_party(
         weights: trained weights, for evaluation and prediction.
         checkpoints: where it saves while it trains.
         adversary: tampering on this side.
+        device: where its models run.
         on_epoch: told one record an epoch.
     """
     defense = defenses.make(terms.defense)
+    compute = Compute(device, terms.train.precision)
     with scoped(secret.number("init")):
         if not isinstance(top, nn.Module):
             top = models.make_top(top).build(terms.merged_width, outputs)
@@ -67,6 +71,8 @@ def build_label_party(
                 links[name],
                 secret,
                 adversary,
+                terms.train.in_flight,
+                compute,
             )
             for name in terms.feature_parties
         }
@@ -84,6 +90,7 @@ def build_label_party(
         on_epoch,
         checkpoints,
         adversary,
+        compute,
     )
     if weights is not None:
         party.load_weights(weights)

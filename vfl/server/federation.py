@@ -94,6 +94,7 @@ class Federation:
                 step_s=self.settings.step_timeout_s,
                 rejoin_window_s=self.settings.rejoin_window_s,
             ),
+            self.terms.window_frames,
         )
         ca_pem = certificate.ca_pem.decode()
         for name, credential in credentials.items():

@@ -14,7 +14,7 @@ from vfl.compression import Moment
 from vfl.datasets import PartyData
 from vfl.defenses import Defense
 from vfl.defenses.none import Undefended
-from vfl.exchange import Adversary, LabelHalf
+from vfl.exchange import Adversary, Compute, LabelHalf
 from vfl.exchange.adversary import HONEST
 from vfl.exchange.draws import Draws
 from vfl.exchange.guards import check_finite, check_shape
@@ -22,11 +22,10 @@ from vfl.exchange.optimizers import OptimizerFactory, drop_gradients
 from vfl.exchange.state import Stateful, gather, restore
 from vfl.ledger import Ledger
 from vfl.seeds import Secret
-from vfl.server.meter import Meter, task_loss
-from vfl.session import Checkpoints, Exchange, Terms
+from vfl.server.meter import task_loss
+from vfl.server.progress import EpochRecord, Progress
+from vfl.session import Checkpoints, Course, Exchange, Terms
 from vfl.storage import weights_digest
-
-EpochRecord = dict[str, Any]
 
 
 def _nothing(_: Any) -> None:
@@ -50,6 +49,7 @@ class LabelParty:
         on_epoch: told one record an epoch.
         checkpoints: where it saves while it trains; None saves nothing.
         adversary: tampering on this side; honest by default.
+        compute: where the models run.
     """
 
     def __init__(
@@ -67,24 +67,23 @@ class LabelParty:
         on_epoch: Callable[[EpochRecord], None] = _nothing,
         checkpoints: Checkpoints | None = None,
         adversary: Adversary = HONEST,
+        compute: Compute | None = None,
     ) -> None:
         self.data = data
         self.terms = terms
         self.halves = halves
         self.ledger = ledger
-        self.train_steps = 0
-        self.train_rows = 0
-        self.train_seconds = 0.0
+        self.progress = Progress(task, ledger, on_epoch)
         self.outputs: list[Tensor] = []
-        self.history: list[EpochRecord] = []
         self.model = nn.ModuleDict({"top": top})
         if own_bottom is not None:
             self.model["bottom"] = own_bottom
         for name, half in halves.items():
             if half.adapter is not None:
                 self.model[f"codec-{name}"] = half.adapter
+        self._compute = compute or Compute()
+        self.model.to(self._compute.device)
         self._defense = defense
-        self._task = task
         self._criterion = task_loss(task)
         self._secret = secret
         always = not isinstance(defense, Undefended)
@@ -96,13 +95,17 @@ class LabelParty:
             self._optimizer = adversary.optimizer(optimizer(self._trainable))
         self._adversary = adversary
         self._checkpoints = checkpoints
-        self._on_epoch = on_epoch
-        self._meters: dict[str, Meter] = {}
+        self.course = Course(terms.train, self.weights, self.load_weights)
         self._labels = data.labels
         if data.labels is not None and terms.mode == "train":
             train = torch.from_numpy(data.split.train)
             self._labels = data.labels.clone()
             self._labels[train] = defense.labels(data.labels[train], secret)
+
+    @property
+    def history(self) -> list[EpochRecord]:
+        """One record an epoch."""
+        return self.progress.history
 
     def run(
         self,
@@ -111,7 +114,8 @@ class LabelParty:
         after: Callable[[Exchange], None] = _nothing,
     ) -> None:
         """Go through a whole session; `before` and `after` frame each exchange in one process."""
-        for epoch, exchanges in groupby(schedule, key=lambda exchange: exchange.epoch):
+        course = self.course.follow(schedule)
+        for epoch, exchanges in groupby(course, key=lambda exchange: exchange.epoch):
             started = time.perf_counter()
             for exchange in exchanges:
                 if self._checkpoints is not None and self._checkpoints.due(exchange.step):
@@ -120,8 +124,10 @@ class LabelParty:
                 self.step(exchange)
                 after(exchange)
                 if exchange.last and exchange.trains:
-                    self.train_seconds += time.perf_counter() - started
-            self._end_epoch(epoch, time.perf_counter() - started)
+                    self.progress.train_seconds += time.perf_counter() - started
+            best = self.course.best_epoch
+            more = {"best_epoch": best} if best else {}
+            self.progress.end_epoch(epoch, time.perf_counter() - started, more)
 
     def step(self, exchange: Exchange) -> None:
         """One exchange with every party."""
@@ -132,7 +138,8 @@ class LabelParty:
 
     def weights(self) -> dict[str, Tensor]:
         """The label party's own weights and states; they never leave it."""
-        return gather(self.model, self._stateful())
+        state = gather(self.model, self._stateful())
+        return {name: value.cpu() for name, value in state.items()}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Restore what `weights` gave."""
@@ -147,10 +154,9 @@ class LabelParty:
         return {
             "state": self.weights(),
             "optimizer": self._optimizer.state_dict() if self._optimizer else {},
-            "meters": {phase: meter.state() for phase, meter in self._meters.items()},
-            "history": list(self.history),
-            "trained": [self.train_steps, self.train_rows, self.train_seconds],
-            "traffic": self.ledger.state(),
+            "progress": self.progress.state(),
+            "course": self.course.state(),
+            "gradients": {name: half.sent_state() for name, half in self.halves.items()},
         }
 
     def resume(self) -> int:
@@ -166,11 +172,10 @@ class LabelParty:
         self.load_weights(saved["state"])
         if self._optimizer is not None:
             self._optimizer.load_state_dict(saved["optimizer"])
-        meters = saved["meters"]
-        self._meters = {name: Meter.restored(self._task, kept) for name, kept in meters.items()}
-        self.history = list(saved["history"])
-        self.train_steps, self.train_rows, self.train_seconds = saved["trained"]
-        self.ledger.restore(saved["traffic"])
+        self.course.restore(saved["course"])
+        for name, half in self.halves.items():
+            half.send_again(saved["gradients"][name])
+        self.progress.restore(saved["progress"])  # which has counted what was just sent again
         return step
 
     def _stateful(self) -> dict[str, Stateful]:
@@ -185,10 +190,11 @@ class LabelParty:
             inputs = self._adversary.batch(inputs, moment)
         self._set_training(True)
         cuts = self._cuts(exchange, inputs)
+        truth = labels.to(self._compute.device)
         with self._draws.at(exchange.step):
-            logits = self._defense.logits(self.model["top"](self._merge(cuts)), moment)
-            loss = self._criterion(logits, labels)
-            extra = self._defense.loss(cuts, labels, logits, moment)
+            logits = self._defense.logits(self._top(cuts), moment)
+            loss = self._criterion(logits, truth)
+            extra = self._defense.loss(cuts, truth, logits, moment)
         total = loss if extra is None else loss + extra
         check_finite(total, "loss", self.data.name, exchange.step)
         drop_gradients(self._trainable)
@@ -196,23 +202,29 @@ class LabelParty:
         # Gradients leave before our own step, so that the parties work while we do.
         for half in self.halves.values():
             half.send_gradient(labels)
+            if exchange.last:
+                half.drained()
         if self._optimizer is not None:
             self._optimizer.step()
-        self.train_steps += 1
-        self.train_rows += len(exchange.rows)
-        self._meter("train").add(logits.detach(), labels, float(loss.detach()))
+        self.progress.trained(len(exchange.rows))
+        self.progress.meter("train").add(logits.detach().cpu(), labels, float(loss.detach()))
 
     @torch.no_grad()
     def _evaluate(self, exchange: Exchange) -> None:
         inputs, labels = self._rows(exchange)
         self._set_training(False)
-        merged = self._merge(self._cuts(exchange, inputs))
-        outputs = self._defense.logits(self.model["top"](merged), Moment(exchange.step))
+        cuts = self._cuts(exchange, inputs)
+        outputs = self._defense.logits(self._top(cuts), Moment(exchange.step)).cpu()
         if exchange.phase == "predict" or labels is None:
             self.outputs.append(outputs)
         else:
             loss = float(self._criterion(outputs, labels))
-            self._meter(exchange.phase).add(outputs, labels, loss)
+            self.progress.meter(exchange.phase).add(outputs, labels, loss)
+        if self.course.judges(exchange):
+            figures = self.progress.meter(exchange.phase).figures("validation")
+            told = self.course.judge(figures["validation_loss"], exchange)
+            for half in self.halves.values():
+                half.confirm(exchange.step, told)
 
     def _rows(self, exchange: Exchange) -> tuple[Tensor | None, Tensor | None]:
         rows = torch.from_numpy(exchange.rows)
@@ -224,8 +236,9 @@ class LabelParty:
         """Every party's cut in merge order; ours is computed while the others travel."""
         own: dict[str, Tensor] = {}
         if "bottom" in self.model and inputs is not None:
-            with self._own_draws.at(exchange.step):
-                cut = own[self.data.name] = self.model["bottom"](inputs)
+            with self._own_draws.at(exchange.step), self._compute.forward():
+                cut = self.model["bottom"](inputs.to(self._compute.device)).float()
+            own[self.data.name] = cut
             check_shape(cut, len(inputs), self.terms.parties[self.data.name].width, self.data.name)
         cuts = {
             name: own[name] if name in own else self._receive(name, exchange)
@@ -242,29 +255,23 @@ class LabelParty:
             cut = half.receive_cut(exchange.step, rows)
         else:
             cut = half.receive_query(exchange.step, rows)
+            if not self.course.judges(exchange):
+                half.confirm(exchange.step)
         phase = "train" if exchange.trains else "evaluate"
         self.ledger.waited(name, phase, time.perf_counter() - started)
         return cut
+
+    def _top(self, cuts: Mapping[str, Tensor]) -> Tensor:
+        merged = self._merge(cuts)
+        with self._compute.forward():
+            logits: Tensor = self.model["top"](merged)
+        return logits.float()
 
     def _merge(self, cuts: Mapping[str, Tensor]) -> Tensor:
         parts = list(cuts.values())
         if self.terms.merge == "concat":
             return torch.cat(parts, dim=1)
         return sum(parts[1:], start=parts[0])
-
-    def _meter(self, phase: str) -> Meter:
-        return self._meters.setdefault(phase, Meter(self._task))
-
-    def _end_epoch(self, epoch: int, seconds: float) -> None:
-        record: EpochRecord = {"epoch": epoch, "steps": self.train_steps}
-        for phase, meter in self._meters.items():
-            record |= meter.figures(phase)
-        record["seconds"] = round(seconds, 4)
-        record["bytes_up"] = self.ledger.total_bytes("up")
-        record["bytes_down"] = self.ledger.total_bytes("down")
-        self._meters = {}
-        self.history.append(record)
-        self._on_epoch(record)
 
     def _set_training(self, training: bool) -> None:
         if self.model.training is not training:

@@ -112,6 +112,7 @@ class LabelSession:
             ledger=ledger,
             weights=None if trains else own.weights(),
             checkpoints=self.checkpoints,
+            device=self.party.device,
             on_epoch=self.folder.epoch if trains else lambda record: None,
         )
 

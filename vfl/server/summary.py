@@ -14,21 +14,24 @@ def summarise(party: LabelParty, weights_sha256: str, run: str) -> dict[str, Any
     The formula ratio is the codec's as the literature prints it; the wire ratio divides all bytes
     of training frames, both ways and headers included, by dense float32 both ways.
     """
-    terms, ledger = party.terms, party.ledger
+    terms, ledger, progress = party.terms, party.ledger, party.progress
     last = party.history[-1] if party.history else {}
     codec = compression.make(terms.codec)
     widths = [terms.parties[name].width for name in terms.feature_parties]
-    dense_bytes = 2 * 4 * party.train_rows * sum(widths)
+    dense_bytes = 2 * 4 * progress.train_rows * sum(widths)
     sent = sum(row.wire_bytes for row in ledger.rows() if row.phase == "train")
     formula = sum(codec.formula_ratio(width) * width for width in widths) / sum(widths)
-    speed = party.train_steps / party.train_seconds if party.train_seconds else None
+    speed = progress.train_steps / progress.train_seconds if progress.train_seconds else None
     figures = {key: value for key, value in last.items() if key.startswith("test_")}
+    figures["epochs"] = len(party.history)
+    if "best_epoch" in last:
+        figures["best_epoch"] = last["best_epoch"]
     return figures | {
         "bytes_up": ledger.bytes_by_party("up"),
         "bytes_down": ledger.bytes_by_party("down"),
-        "steps": party.train_steps,
+        "steps": progress.train_steps,
         "steps_per_second": None if speed is None else round(speed, 1),
-        "seconds": round(party.train_seconds, 3),
+        "seconds": round(progress.train_seconds, 3),
         "codec": terms.codec,
         "defense": terms.defense,
         "formula_ratio": formula,

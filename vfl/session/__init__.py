@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vfl.session.checkpoint import CHECKPOINTS, Checkpoints
 from vfl.session.consent import check_consent
+from vfl.session.course import Course
 from vfl.session.handshake import Introduction, check_introduction
 from vfl.session.message import SessionMessage
 from vfl.session.party_folder import PartyFolder
@@ -14,6 +15,7 @@ from vfl.session.terms import Mode, PartyTerms, Terms
 __all__ = [
     "CHECKPOINTS",
     "Checkpoints",
+    "Course",
     "Exchange",
     "Introduction",
     "Mode",

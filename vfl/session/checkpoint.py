@@ -64,7 +64,7 @@ class Checkpoints:
         """
         path = self._path(step)
         try:
-            content = torch.load(path, weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
         except FileNotFoundError:
             kept = ", ".join(map(str, self.steps())) or "none"
             raise RunFolderError(

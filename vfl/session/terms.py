@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Literal
 
 from pydantic import Field
@@ -82,6 +83,19 @@ class Terms(Settings):
     def digest(self) -> str:
         """SHA-256 of the terms, equal at two parties exactly when their terms are."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+    @property
+    def window_frames(self) -> int:
+        """Most frames that may be on their way unread in one direction of a stream.
+
+        Those in flight, a query that follows the last of them, and a greeting's worth of slack.
+        """
+        return self.train.in_flight + 3
+
+    def in_flight_at(self, split: Split, step: int) -> Iterator[Exchange]:
+        """The last exchanges before `step`, whose gradients a party may still await there."""
+        earlier = self.schedule(split, max(0, step - self.train.in_flight))
+        return takewhile(lambda exchange: exchange.step < step, earlier)
 
     def schedule(self, split: Split, start: int = 0) -> Iterator[Exchange]:
         """The session's exchanges over rows split this way, from exchange `start` on."""

@@ -171,7 +171,7 @@ class TcpLink:
             if answer.kind is Kind.ERROR:
                 raise read_refusal(answer, _PEER)
             welcome = Welcome.of(answer)
-            stream.limit_bytes = LIMIT_BYTES
+            stream.limit_bytes, stream.window = LIMIT_BYTES, sequence.window
             for frame in sequence.missing(welcome.received):
                 stream.write(frame, time.monotonic() + self._timeouts.idle_s)
         except BaseException:

@@ -60,6 +60,7 @@ class HubLink:
             stream.write(Welcome(self._sequence.received, terms).frame(), deadline)
             for frame in missing:
                 stream.write(frame, deadline)
+            stream.window = self._sequence.window
             self._stream, self._lost_at = stream, None
             self.attached = True
             self._changed.notify_all()

@@ -22,6 +22,7 @@ class Sequence:
     """
 
     def __init__(self, window: int = WINDOW_FRAMES) -> None:
+        self.window = window
         self.sent = 0
         self.received = 0
         self._stored: deque[Frame] = deque(maxlen=window)

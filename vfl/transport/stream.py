@@ -39,12 +39,14 @@ class Stream:
 
     Attributes:
         wire_limit_bytes: most bytes the other end may send at all, TLS included; None is no limit.
+        window: frames read ahead at most while a write waits for room.
     """
 
     def __init__(self, connection: socket.socket, limit_bytes: int = LIMIT_BYTES) -> None:
         connection.setblocking(False)
         self.limit_bytes = limit_bytes
         self.wire_limit_bytes: int | None = None
+        self.window = WINDOW_FRAMES
         self._socket = connection
         # Without TLS a frame is one write or two, and nothing needs holding back.
         tls = isinstance(connection, ssl.SSLSocket)
@@ -158,7 +160,7 @@ class Stream:
                 # TLS wants a write it put off repeated with the same bytes, which this does.
                 piece = piece[self._socket.send(piece) :]
             except _LATER:
-                room = len(self._inbox) < WINDOW_FRAMES
+                room = len(self._inbox) < self.window
                 events = select.POLLOUT | select.POLLIN if room else select.POLLOUT
                 if self._wait(events, deadline) & ~select.POLLOUT and room:
                     self._advance()

@@ -1,0 +1,75 @@
+"""What a session has done so far: counts, this epoch's measurements, past epochs' records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vfl.ledger import Ledger
+from vfl.server.meter import Meter
+
+EpochRecord = dict[str, Any]
+
+
+class Progress:
+    """Counts of the label party; they go into checkpoints, so a resumed run reports the whole.
+
+    Args:
+        task: "classification" or "regression".
+        ledger: where traffic is counted.
+        on_epoch: told one record an epoch.
+
+    Attributes:
+        train_steps, train_rows, train_seconds: exchanges, rows and time of training.
+        history: one record an epoch.
+    """
+
+    def __init__(self, task: str, ledger: Ledger, on_epoch: Callable[[EpochRecord], None]) -> None:
+        self.train_steps = 0
+        self.train_rows = 0
+        self.train_seconds = 0.0
+        self.history: list[EpochRecord] = []
+        self._task = task
+        self._ledger = ledger
+        self._on_epoch = on_epoch
+        self._meters: dict[str, Meter] = {}
+
+    def trained(self, rows: int) -> None:
+        """Count one training exchange."""
+        self.train_steps += 1
+        self.train_rows += rows
+
+    def meter(self, phase: str) -> Meter:
+        """What is measured of a phase in this epoch."""
+        return self._meters.setdefault(phase, Meter(self._task))
+
+    def end_epoch(self, epoch: int, seconds: float, more: Mapping[str, Any]) -> None:
+        """Make the record of an epoch from its measurements and `more`, and start anew."""
+        record: EpochRecord = {"epoch": epoch, "steps": self.train_steps}
+        for phase, meter in self._meters.items():
+            record |= meter.figures(phase)
+        record |= more
+        record["seconds"] = round(seconds, 4)
+        record["bytes_up"] = self._ledger.total_bytes("up")
+        record["bytes_down"] = self._ledger.total_bytes("down")
+        self._meters = {}
+        self.history.append(record)
+        self._on_epoch(record)
+
+    def state(self) -> dict[str, Any]:
+        """Everything counted so far, for a checkpoint."""
+        return {
+            "trained": [self.train_steps, self.train_rows, self.train_seconds],
+            "history": list(self.history),
+            "meters": {phase: meter.state() for phase, meter in self._meters.items()},
+            "traffic": self._ledger.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.train_steps, self.train_rows, self.train_seconds = state["trained"]
+        self.history = list(state["history"])
+        self._meters = {
+            phase: Meter.restored(self._task, kept) for phase, kept in state["meters"].items()
+        }
+        self._ledger.restore(state["traffic"])
