@@ -10,7 +10,8 @@ import typer
 from vfl.cli import app
 
 COMMANDS = {
-    *("demo", "init", "check", "train", "evaluate"), "renew", "report", "list"),
+    *("demo", "init", "check", "train", "evaluate"),
+    *("predict", "renew", "report", "list"),
     *("superlink", "supernode", "bench"),
 }
 WORDS = [*([name] for name in sorted(COMMANDS)), ["bench", "step"]]
