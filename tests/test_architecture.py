@@ -47,6 +47,7 @@ SERIALISERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", 
 #: Rooms that know sockets, with the reason.
 SOCKET_ROOMS = {
     "transport": "everything that is sent or received",
+    "bench": "a slow link between the processes of a measurement",
     "demo": "asks the operating system for free ports, and sends nothing",
 }
 SOCKETS = {"socket", "ssl", "socketserver", "asyncio", "select", "selectors", "grpc"}

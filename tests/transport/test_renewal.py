@@ -5,6 +5,7 @@ import socket
 import ssl
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 from cryptography import x509
@@ -36,10 +37,8 @@ def trusted(folder, ca_pem, host="label.example"):
     ends = socket.socketpair()
 
     def serve():
-        try:
-            server.wrap_socket(ends[0], server_side=True)
-        except ssl.SSLError:
-            ends[0].close()
+        with suppress(ssl.SSLError), server.wrap_socket(ends[0], server_side=True):
+            pass
 
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(serve)
