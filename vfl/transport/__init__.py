@@ -24,6 +24,7 @@ from vfl.transport.renewal import (
     renew_server,
     replace_authority,
 )
+from vfl.transport.sockets import round_trip_s
 
 __all__ = [
     "WINDOW_FRAMES",
@@ -46,6 +47,7 @@ __all__ = [
     "renew_node_key",
     "renew_server",
     "replace_authority",
+    "round_trip_s",
     "session_certificate",
     "write_trial_certificates",
 ]
