@@ -8,7 +8,7 @@ from vfl.bench.messages import Mark
 from vfl.bench.wan import bench_wan, format_wan, wan_experiment
 from vfl.bench.wan_worker import short_epochs
 from vfl.datasets import load_bundled
-from vfl.errors import ConfigError
+from vfl.errors import ConfigError, SpecError
 from vfl.session import Terms
 
 DIGITS = wan_experiment("digits", "none", 50, 1e-3, 2, 0)
@@ -70,16 +70,24 @@ def test_rows_compare_with_the_first(monkeypatch):
     assert (five.exchanges, five.seconds) == (300, 10.0)
     assert five.speedup == pytest.approx(3)
     assert (five.best_accuracy, five.final_accuracy) == (0.975, 0.94)
+    assert five.accuracies == (0.9, 0.95, 0.975, 0.94)
     assert (nine.exchanges, nine.seconds, nine.speedup) == (None, None, None)
     lines = format_wan([one, five, nine]).splitlines()
     assert lines[2].split() == ["5", "30.0", "300", "10.0", "3.0x", "0.9750", "0.9400"]
     assert lines[3].split() == ["9", "100.0", "never", "0.9600", "0.9400"]
 
 
-@pytest.mark.parametrize(("depths", "delay_ms"), [([], 20.0), ([0], 20.0), ([1], -1.0)])
+@pytest.mark.parametrize(
+    ("depths", "delay_ms"), [([], 20.0), ([0], 20.0), ([65], 20.0), ([1], -1.0)]
+)
 def test_nothing_to_measure_is_refused(depths, delay_ms):
-    with pytest.raises(ConfigError, match="nothing to measure"):
+    with pytest.raises(ConfigError):
         bench_wan(DIGITS, depths, delay_ms, None, 0.9)
+
+
+def test_a_codec_that_does_not_exist_is_told_before_anything_starts():
+    with pytest.raises(SpecError):
+        bench_wan(wan_experiment("digits", "topkk:k=3", 50, 1e-3, 2, 0), [1], 0.0, None, 0.9)
 
 
 @pytest.mark.net

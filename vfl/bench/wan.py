@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from vfl.bench.crew import Process
 from vfl.bench.messages import Door, Mark, Marks, WanJob
 from vfl.bench.slow_link import SlowLink
-from vfl.config import DataSettings, Experiment
+from vfl.config import DataSettings, Experiment, with_overrides
 from vfl.config.experiment import LabelSettings, PartySettings, TrainSettings
 from vfl.errors import ConfigError
+from vfl.plan import check_specs
 
 TESTS_AN_EPOCH = 4
 _WORKER = "vfl.bench.wan_worker"
@@ -35,6 +36,7 @@ class WanRow:
         final_accuracy: at the last test.
         best_accuracy: at the best test.
         speedup: how much sooner the accuracy was reached than in the first row.
+        accuracies: at every test, in order.
     """
 
     in_flight: int
@@ -44,6 +46,7 @@ class WanRow:
     final_accuracy: float
     best_accuracy: float
     speedup: float | None
+    accuracies: tuple[float, ...]
 
 
 def wan_experiment(
@@ -86,21 +89,22 @@ def bench_wan(
         say: told one line about each depth.
 
     Raises:
-        ConfigError: nothing to compare.
+        ConfigError: nothing to compare, or a depth that is no setting.
+        SpecError: the codec cannot be used.
         PeerFailedError: a process ended early; its standard error says why.
     """
-    if not in_flight or min(in_flight) < 1 or tests < 1 or delay_ms < 0:
+    if not in_flight or tests < 1 or delay_ms < 0:
         raise ConfigError(
             "nothing to measure",
-            got=f"depths {list(in_flight)}, {tests} tests an epoch, {delay_ms:g} ms",
+            got=f"{len(in_flight)} depths, {tests} tests an epoch, {delay_ms:g} ms",
             want="at least one depth and one test, and no negative delay",
         )
+    check_specs(experiment)
+    asked = [with_overrides(experiment, [f"train.in_flight={depth}"]) for depth in in_flight]
     found: list[WanRow] = []
-    for depth in in_flight:
+    for depth, each in zip(in_flight, asked, strict=True):
         say(f"{depth} in flight, {2 * delay_ms:g} ms there and back")
-        train = experiment.train.model_copy(update={"in_flight": depth})
-        asked = experiment.model_copy(update={"train": train})
-        marks = _train(asked, tests, rows, delay_ms, mbps)
+        marks = _train(each, tests, rows, delay_ms, mbps)
         found.append(_row(depth, marks, until, found[0].seconds if found else None))
     return found
 
@@ -166,4 +170,5 @@ def _row(depth: int, marks: Sequence[Mark], until: float, first_seconds: float |
         final_accuracy=marks[-1].accuracy,
         best_accuracy=max(mark.accuracy for mark in marks),
         speedup=first_seconds / seconds if first_seconds and seconds else None,
+        accuracies=tuple(mark.accuracy for mark in marks),
     )

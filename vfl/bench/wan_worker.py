@@ -15,6 +15,7 @@ from vfl.bench.messages import Door, Mark, Marks, WanJob
 from vfl.bench.worker import tell
 from vfl.clients import build_feature_party
 from vfl.datasets import PartyData, load_bundled
+from vfl.errors import VFLError
 from vfl.frame import Frame, Kind
 from vfl.seeds import Secret
 from vfl.server import LabelParty, build_label_party
@@ -140,8 +141,12 @@ def _label_party(setup: _Setup, hub: TcpHub) -> tuple[LabelParty, list[Mark]]:
 def main() -> None:
     """Do the one job there is."""
     torch.set_num_threads(1)
-    setup = _Setup(WanJob.model_validate_json(sys.stdin.readline()))
-    tell(host(setup) if setup.job.party == setup.terms.label_party else join(setup))
+    try:
+        setup = _Setup(WanJob.model_validate_json(sys.stdin.readline()))
+        tell(host(setup) if setup.job.party == setup.terms.label_party else join(setup))
+    except VFLError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -80,9 +80,15 @@ def wan(
     from vfl.bench.wan import bench_wan, format_wan, wan_experiment
 
     experiment = wan_experiment(source, codec, batch_rows, learning_rate, epochs, seed)
-    depths = [int(each) for each in in_flight.split(",") if each.strip().isdecimal()]
-    rows = bench_wan(experiment, depths, delay_ms, mbps, until, say=say)
+    rows = bench_wan(experiment, _numbers(in_flight), delay_ms, mbps, until, say=say)
     if json:
         emit([asdict(row) for row in rows])
     else:
         print(format_wan(rows))
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(each) for each in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter("numbers, such as 1,5", param_hint="--in-flight") from None

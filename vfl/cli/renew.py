@@ -40,17 +40,16 @@ def renew(
         public = private.with_name(f"{party.party}.pub")
         renew_node_key(private, public)
         say(f"wrote {private} and {public}")
-        say(
-            f"send {public.name} to the label party, for its folder keys, and restart vfl supernode"
-        )
-        say("once its vfl superlink has been restarted; the old key is worth nothing from then on")
+        say(f"send {public.name} to the label party, for its folder keys")
+        say("when its vfl superlink was restarted with it, the old key is worth nothing any more:")
+        say("restart vfl supernode then")
         return
     certificates = LabelFolder.find(path).certificates
     if authority:
         replace_authority(certificates)
         say(f"{certificates / 'ca.pem'} trusts a new authority and the old one")
-        say("give it to every party as its ca.pem, restart vfl supernode there;")
-        say("then: vfl renew PROJECT")
+        say("give it to every party as its ca.pem, and let them restart vfl supernode")
+        say("when all have: vfl renew PROJECT")
     else:
         days = renew_server(certificates)
         say(f"{certificates / 'server.pem'} is good for {days} days; restart vfl superlink")
