@@ -5,6 +5,7 @@ Every one of them runs with Flower's telemetry, update check and dependency inst
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -24,7 +25,7 @@ from vfl.storage import read_json, write_json, write_text
 
 CONNECTION = "vfl"
 _DATABASE = "superlink.db"
-#: Flower's node id of every party's registered key, by name.
+#: Flower's node id and the digest of every party's registered key, by name.
 _NODES = "nodes.json"
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -158,19 +159,19 @@ def register_nodes(folder: LabelFolder) -> list[str]:
     nodes_file = folder.state / _NODES
     nodes = read_json(nodes_file) if nodes_file.exists() else {}
     for key in sorted(folder.keys.glob("*.pub")):
-        named = ("--name", key.stem, "--format", "json")
+        name, digest = key.stem, hashlib.sha256(key.read_bytes()).hexdigest()
+        if name in nodes and nodes[name]["key"] != digest:  # first, so that no failure leaves it
+            _node(folder, "unregister", nodes.pop(name)["node"])
+            write_json(nodes_file, nodes)
         try:
-            answer = _flower(folder, "supernode", "register", str(key), CONNECTION, *named)
+            answer = _node(folder, "register", str(key), "--name", name)
         except PeerFailedError as problem:
             if "already in use" not in str(problem.got):
                 raise
-            continue
-        new.append(key.stem)
-        if key.stem in nodes:
-            old = nodes[key.stem]
-            _flower(folder, "supernode", "unregister", old, CONNECTION, "--format", "json")
-        nodes[key.stem] = str(_json(answer)["node-id"])
-        write_json(nodes_file, nodes)
+        else:
+            nodes[name] = {"node": str(answer["node-id"]), "key": digest}
+            write_json(nodes_file, nodes)
+            new.append(name)
     return new
 
 
@@ -251,6 +252,11 @@ def run_state(folder: LabelFolder, run_id: str) -> str:
 def run_log(folder: LabelFolder, run_id: str) -> str:
     """What the ServerApp printed."""
     return _flower(folder, "log", run_id, CONNECTION, "--show")
+
+
+def _node(folder: LabelFolder, what: str, which: str, *options: str) -> Any:
+    command = ("supernode", what, which, CONNECTION, *options, "--format", "json")
+    return _json(_flower(folder, *command))
 
 
 def _flower(folder: LabelFolder, *arguments: str) -> str:
