@@ -16,7 +16,7 @@ FLOORS = {
     1: "bundle compression datasets mpc privacy transport",
     2: "defenses exchange models session",
     3: "attacks clients server",
-    4: "demo deployment estimator federated local plan project run split templates",
+    4: "demo deployment estimators federated local plan project run split templates",
     5: "bench report",
     6: "cli testing __init__ __main__",
 }
@@ -26,7 +26,7 @@ FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms.split(
 BESIDE = {
     ("exchange", "defenses"): "an exchange is a defense and a codec around a link",
     ("run", "local"): "a run in process is a local session with a folder",
-    ("estimator", "local"): "fit is a local session on arrays",
+    ("estimators", "local"): "fit is a local session on arrays",
     ("plan", "project"): "a plan reads the files of a project",
     ("plan", "run"): "a plan loads the data as the run would",
     ("deployment", "project"): "a deployment starts what a project folder describes",

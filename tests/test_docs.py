@@ -48,7 +48,7 @@ def name_of(page):
 
 
 def test_the_sample_of_the_readme(tmp_path, capsys):
-    (sample,) = blocks(ROOT / "README.md", "python")
+    sample, _ = blocks(ROOT / "README.md", "python")
     assert sum(bool(line.strip()) for line in sample.splitlines()) <= MOST_LINES
     (tmp_path / "sample.py").write_text(sample)
     runpy.run_path(str(tmp_path / "sample.py"))
@@ -56,6 +56,16 @@ def test_the_sample_of_the_readme(tmp_path, capsys):
     assert float(accuracy.removeprefix("accuracy ")) > 0.9
     assert float(ratio.split()[0]) > 2
     assert ratio.endswith("times fewer bytes than float32")
+
+
+def test_the_regression_of_the_readme(tmp_path, capsys):
+    _, sample = blocks(ROOT / "README.md", "python")
+    assert sum(bool(line.strip()) for line in sample.splitlines()) <= MOST_LINES
+    (tmp_path / "sample.py").write_text(sample)
+    runpy.run_path(str(tmp_path / "sample.py"))
+    shown = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert 40 < float(shown["mae"]) < float(shown["rmse"]) < 70  # y has a deviation of 77
+    assert 0.2 < float(shown["r2"]) < 0.8
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -1,6 +1,7 @@
 """A training that is interrupted and resumed ends where the undisturbed one ends, bit for bit."""
 
 import io
+from dataclasses import replace
 
 import pytest
 import torch
@@ -73,6 +74,43 @@ def test_resuming_changes_nothing(data, undisturbed, tmp_path, kills):
     assert ours.bytes_by_party("up") == theirs.bytes_by_party("up")
     assert ours.bytes_by_party("down") == theirs.bytes_by_party("down")
     assert resumed.label.progress.train_steps == undisturbed.label.progress.train_steps
+
+
+def test_a_weighted_regression_goes_on_too(data, tmp_path):
+    """What the label party learned of its labels' scale, and its meters, come back with it."""
+    label = replace(
+        data["label"],
+        labels=data["label"].labels.float() * 1000,
+        classes=None,
+        row_weights=torch.arange(400) % 5 + 1.0,
+    )
+    numbers = data | {"label": label}
+    settings = experiment(label={"task": "regression"})
+    whole = LocalSession(settings, numbers, outputs=1).run()
+    for step in (13, 22):
+        with pytest.raises(Killed):
+            LocalSession(
+                settings, numbers, outputs=1, checkpoints=tmp_path, observers=[Killer(step)]
+            ).run()
+    resumed = LocalSession(settings, numbers, outputs=1, checkpoints=tmp_path).run()
+    assert resumed.weights_digest() == whole.weights_digest()
+    assert without_times(resumed.label.history) == without_times(whole.label.history)
+
+
+def test_an_evaluation_in_parts_goes_on_with_what_it_kept(tmp_path):
+    """1204 validation rows come in two exchanges; the checkpoint falls between them."""
+    rows = load_bundled("digits", ["left", "right"], 0, "label", validation=0.67, test=0.1)
+    train_steps = -(-len(rows["label"].split.train) // 50)
+    between = train_steps + 1
+    settings = experiment(train={"epochs": 2, "batch_rows": 50, "checkpoint_every": between})
+    whole = session(rows, settings=settings).run()
+    with pytest.raises(Killed):
+        session(rows, tmp_path, [Killer(between + 1)], settings).run()
+    kept = Checkpoints(tmp_path / "label" / "checkpoints", whole.terms.digest(), between)
+    assert kept.committed() == between
+    assert len(kept.load(between)["progress"]["meters"]["validation"]["answers"]) == 1
+    resumed = session(rows, tmp_path, settings=settings).run()
+    assert without_times(resumed.label.history) == without_times(whole.label.history)
 
 
 def test_it_goes_on_from_the_last_committed_step_and_not_from_the_start(data, tmp_path):

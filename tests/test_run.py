@@ -216,7 +216,7 @@ REGRESSION = {
         "task": "regression",
         "top": "mlp:hidden=16",
     },
-    "train": {"epochs": 60, "batch_rows": 32, "learning_rate": 0.02},
+    "train": {"epochs": 15, "batch_rows": 32, "learning_rate": 0.005},
 }
 
 

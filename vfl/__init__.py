@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 from vfl.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from vfl.estimator import VFLClassifier
+    from vfl.estimators import VFLClassifier, VFLRegressor
     from vfl.split import SplitModule
 
-__all__ = ["SplitModule", "VFLClassifier", "__version__"]
+__all__ = ["SplitModule", "VFLClassifier", "VFLRegressor", "__version__"]
 
-_HOMES = {"VFLClassifier": "vfl.estimator", "SplitModule": "vfl.split"}
+_HOMES = {
+    "SplitModule": "vfl.split",
+    "VFLClassifier": "vfl.estimators",
+    "VFLRegressor": "vfl.estimators",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from vfl.transport.local import local_pair
 from vfl.transport.observed import Observed
 
 Weights = Mapping[str, Mapping[str, Tensor]]
+States = Mapping[str, Mapping[str, Any]]
 
 
 class LocalSession:
@@ -64,6 +66,7 @@ class LocalSession:
     ) -> None:
         self.terms = Terms.of(experiment, mode, experiment.name)
         self.ledger = Ledger()
+        self.next_step = 0
         label = experiment.label.party
         secrets, bottoms, weights = secrets or {}, bottoms or {}, weights or {}
         adversaries = adversaries or {}
@@ -93,6 +96,7 @@ class LocalSession:
             top=top or experiment.label.top,
             task=experiment.label.task,
             outputs=outputs,
+            class_weight=experiment.label.class_weight,
             own_bottom=bottoms.get(label),
             ledger=self.ledger,
             weights=weights.get(label),
@@ -110,6 +114,25 @@ class LocalSession:
             client.resume(start, self.terms.in_flight_at(split, start))
         self.label.run(self.terms.schedule(split, start), before=self._begin, after=self._finish)
         return self
+
+    def go_on(self, states: States | None, schedule: Iterable[Exchange]) -> LocalSession:
+        """Train through `schedule` from what an earlier session's `training_states` gave.
+
+        Args:
+            states: of sessions on other rows as well; None starts anew.
+            schedule: exchanges numbered on from `next_step` of that session.
+        """
+        if states is not None:
+            self.label.load_training_state(states[self.label.data.name])
+            for client in self.clients:
+                client.load_training_state(states[client.name])
+        self.label.run(schedule, before=self._begin, after=self._finish)
+        return self
+
+    def training_states(self) -> dict[str, dict[str, Any]]:
+        """What each party needs to go on: weights, optimiser, and what was counted."""
+        everybody = {client.name: client.training_state() for client in self.clients}
+        return everybody | {self.label.data.name: self.label.training_state()}
 
     def weights(self) -> dict[str, dict[str, Tensor]]:
         """Everybody's weights, by party."""
@@ -136,5 +159,6 @@ class LocalSession:
             client.begin(exchange)
 
     def _finish(self, exchange: Exchange) -> None:
+        self.next_step = exchange.step + 1
         for client in self.clients:
             client.finish(exchange)

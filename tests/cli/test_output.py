@@ -4,6 +4,7 @@ from vfl.cli import output
 
 SUMMARY = {
     "test_accuracy": 0.987654,
+    "test_log_loss": 0.00012345,
     "bytes_up": {"bank": 1_500, "shop": 999},
     "bytes_down": {"bank": 2_000_000, "shop": 3},
     "steps_per_second": 12.5,
@@ -43,6 +44,7 @@ def test_what_people_see(capsys):
     output.show(SUMMARY)
     assert capsys.readouterr().out.splitlines() == [
         "test accuracy    0.9877",
+        "test log loss    0.0001234",
         "bank             1.50 kB up, 2.00 MB down",
         "shop             999 B up, 3 B down",
         "of dense fp32    12.34% (topk:k=3)",
@@ -60,6 +62,7 @@ def test_what_did_not_happen_is_not_shown(capsys):
 
 def test_an_epoch_is_a_line_of_progress(capsys):
     record = {"epoch": 3, "steps": 12, "train_loss": 0.25, "validation_accuracy": 0.5}
+    record |= {"validation_auc": 0.75, "validation_log_loss": 0.5}
     output.say_epoch(record | {"bytes_up": 600, "bytes_down": 400, "seconds": 1.26})
     shown = capsys.readouterr()
     assert shown.out == ""

@@ -63,7 +63,7 @@ def test_figures_for_people(vfl, breast_cancer):
     done = vfl("train", breast_cancer, "--runs", "kept", "-s", "train.epochs=1")
     lines = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in done.out.splitlines())
     assert set(lines) == {
-        *("test loss", "test accuracy", "radiology"),
+        *("test loss", "test accuracy", "test auc", "test log loss", "test f1", "radiology"),
         *("of dense fp32", "steps a second", "run", "report"),
     }
     assert re.fullmatch(r"[\d.]+ kB up, [\d.]+ kB down", lines["radiology"])

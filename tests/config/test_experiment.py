@@ -121,6 +121,14 @@ def test_whether_rows_come_from_files(settings, is_table):
     assert Experiment.model_validate({"parties": {"a": {}}} | settings).is_table is is_table
 
 
+def test_class_weights_are_for_classes(full):
+    assert read_experiment(full, ["label.class_weight=balanced"]).label.class_weight == "balanced"
+    with pytest.raises(ConfigError, match="a regression has no classes"):
+        read_experiment(full, ["label.class_weight=balanced", "label.task=regression"])
+    with pytest.raises(ConfigError, match=r"label\.class_weight = balance: "):
+        read_experiment(full, ["label.class_weight=balance"])
+
+
 def test_settings_are_frozen():
     experiment = Experiment.model_validate({"parties": {"a": {}}})
     with pytest.raises(ValidationError, match="frozen"):

@@ -8,12 +8,15 @@ from vfl.storage import read_json
 pytest.importorskip("ray", reason="the simulation extra is not installed")
 
 
+SETTINGS = ["train.epochs=2", "label.class_weight=balanced"]
+
+
 @pytest.mark.parametrize(
     "codec", [pytest.param("none", marks=pytest.mark.slow), "randtopk:k=8,alpha=0.2"]
 )
 def test_a_simulation_gives_the_weights_of_one_process(tmp_path, codec):
     folder = tmp_path / "project"
-    label = demo.write_demo(folder, ["train.epochs=2", f"codec={codec}"])
+    label = demo.write_demo(folder, [*SETTINGS, f"codec={codec}"])
     superlink = deployment.start_superlink(label, simulation=True)
     try:
         path = federated.run_session(

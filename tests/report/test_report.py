@@ -207,6 +207,20 @@ def test_a_regression_shows_its_error_instead_of_accuracy(run_folder, make_regre
     assert "Test RMSE not measured validation 1.58" in page.text
 
 
+def test_measures_stand_side_by_side_for_validation_and_test(run_folder, make_epochs):
+    metrics = make_epochs(3)
+    metrics[0] |= {"validation_auc": 0.5}
+    metrics[-1] |= {"validation_auc": 0.912, "test_auc": 0.9076, "test_log_loss": 0.01234}
+    _, page = page_of(run_folder(metrics=metrics))
+    assert "Measure Validation rows Test rows Accuracy 74.7 % 97.2 % AUC 0.912 0.908" in page.text
+    assert "Log loss 0.0123 Over all rows" in page.text
+    assert "F1" not in page.text
+
+
+def test_a_run_without_scores_has_no_table_of_them(run_folder):
+    assert "Quality" not in page_of(run_folder(metrics=[{"epoch": 1, "train_loss": 2.0}]))[1].text
+
+
 def test_a_loss_that_became_nan_leaves_a_gap(run_folder):
     metrics = [{"epoch": n, "train_loss": float("nan") if n == 2 else n} for n in (1, 2, 3)]
     html, page = page_of(run_folder(metrics=metrics))

@@ -1,77 +1,126 @@
+"""What is reported of a phase: about all its rows at once, whatever the batches were."""
+
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, log_loss, mean_squared_error, r2_score
-from torch import nn
+from sklearn.metrics import log_loss, mean_squared_error, r2_score
 
 from vfl.seeds import generator
-from vfl.server.meter import Meter, task_loss
+from vfl.server.meter import Meter
+from vfl.server.task import Classification, Regression
 
 
-def batches(*tensors, rows=(7, 7, 3)):
-    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
+def metered(meter, outputs, labels, rows=(7, 7, 3), weights=None):
+    parts = [labels.split(rows), [None] * len(rows) if weights is None else weights.split(rows)]
+    for given, wanted, own in zip(outputs.split(rows), *parts, strict=True):
+        meter.add(given, wanted, float(meter.task(given, wanted, own)), own)
+    return meter
 
 
-def test_classification_against_scikit_learn():
+@pytest.fixture
+def classes():
     logits = torch.randn(17, 4, generator=generator(0, "test")).double()
-    labels = torch.arange(17) % 4
-    meter, loss = Meter("classification"), task_loss("classification")
-    for outputs, targets in batches(logits, labels):
-        meter.add(outputs, targets, float(loss(outputs, targets)))
-    figures = meter.figures("test")
-    chances = logits.softmax(1).numpy()
-    assert figures.keys() == {"test_loss", "test_accuracy"}
-    assert figures["test_accuracy"] == accuracy_score(labels, chances.argmax(1))
-    assert figures["test_loss"] == pytest.approx(log_loss(labels, chances))
+    return logits, torch.arange(17) % 4
 
 
-def test_regression_against_scikit_learn():
+@pytest.fixture
+def numbers():
     draw = generator(0, "test")
-    targets = torch.randn(17, generator=draw).double() * 3 + 1
-    outputs = (targets + torch.randn(17, generator=draw))[:, None]
-    meter, loss = Meter("regression"), task_loss("regression")
-    for given, wanted in batches(outputs, targets):
-        meter.add(given, wanted, float(loss(given, wanted)))
-    figures = meter.figures("validation")
-    squared = mean_squared_error(targets, outputs)
+    labels = torch.randn(17, generator=draw) * 300 + 1000
+    task = Regression()
+    task.fit(labels)
+    return task, torch.randn(17, 1, generator=draw), labels
+
+
+def test_training_is_measured_by_loss_and_accuracy(classes):
+    logits, labels = classes
+    figures = metered(Meter(Classification(), "train"), *classes).figures()
+    assert figures == {
+        "train_loss": pytest.approx(log_loss(labels, logits.softmax(1).numpy())),
+        "train_accuracy": pytest.approx(np.mean(logits.numpy().argmax(1) == labels.numpy())),
+    }
+
+
+def test_an_evaluation_is_measured_by_everything(classes):
+    figures = metered(Meter(Classification(), "test"), *classes).figures()
+    assert list(figures) == ["test_loss", "test_accuracy", "test_auc", "test_log_loss", "test_f1"]
+    assert figures["test_loss"] == pytest.approx(figures["test_log_loss"])
+
+
+def test_batches_do_not_matter(classes, numbers):
+    task, *drawn = numbers
+    for meters, data in (
+        ([Meter(Classification(), "test") for _ in range(2)], classes),
+        ([Meter(task, "test") for _ in range(2)], drawn),
+    ):
+        whole, parted = metered(meters[0], *data, rows=(17,)), metered(meters[1], *data)
+        assert parted.figures() == pytest.approx(whole.figures())
+        without_loss = [dict(list(meter.figures().items())[1:]) for meter in (whole, parted)]
+        assert without_loss[0] == without_loss[1]
+
+
+def test_a_regression_is_told_in_the_labels_own_units(numbers):
+    task, outputs, labels = numbers
+    guess = outputs[:, 0].double().numpy() * labels.numpy().std() + labels.double().mean().item()
+    squared = mean_squared_error(labels, guess)
+    figures = metered(Meter(task, "validation"), outputs, labels).figures()
     assert figures == pytest.approx(
         {
             "validation_loss": squared,
             "validation_rmse": np.sqrt(squared),
-            "validation_r2": r2_score(targets, outputs),
+            "validation_mae": np.abs(labels.numpy() - guess).mean(),
+            "validation_r2": r2_score(labels, guess),
         }
     )
+    trained = metered(Meter(task, "train"), outputs, labels).figures()
+    assert trained == pytest.approx({"train_loss": squared, "train_rmse": np.sqrt(squared)})
 
 
 def test_the_mean_is_over_rows_not_batches():
-    meter = Meter("classification")
+    meter = Meter(Classification(), "train")
     right, wrong = torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]])
     meter.add(right.repeat(3, 1), torch.ones(3, dtype=torch.int64), loss=1.0)
     meter.add(wrong, torch.ones(1, dtype=torch.int64), loss=5.0)
     assert meter.rows == 4
-    assert meter.figures("train") == {"train_loss": 2.0, "train_accuracy": 0.75}
+    assert meter.figures() == {"train_loss": 2.0, "train_accuracy": 0.75}
 
 
-def test_nothing_measured_gives_nothing():
-    assert Meter("classification").figures("train") == {}
-    assert Meter("regression").figures("train") == {}
+def test_a_weighted_loss_is_the_weighted_mean_of_the_epoch(classes):
+    logits, labels = classes
+    weights = torch.arange(17).float()
+    figures = metered(Meter(Classification(), "train"), *classes, weights=weights).figures()
+    losses = -logits.log_softmax(1)[range(17), labels].numpy()
+    assert figures["train_loss"] == pytest.approx(np.average(losses, weights=weights))
 
 
-def test_targets_that_never_vary_have_no_r2():
-    meter = Meter("regression")
-    meter.add(torch.zeros(3, 1), torch.ones(3), loss=1.0)
-    figures = meter.figures("test")
-    assert np.isnan(figures.pop("test_r2"))
-    assert figures == {"test_loss": 1.0, "test_rmse": 1.0}
+def test_rows_that_weigh_nothing_lose_nothing(classes):
+    meter = metered(Meter(Classification(), "train"), *classes, weights=torch.zeros(17))
+    assert meter.figures()["train_loss"] == 0
 
 
-def test_targets_are_not_shown():
-    meter = Meter("regression")
+@pytest.mark.parametrize("phase", ["train", "test"])
+def test_nothing_measured_gives_nothing(phase):
+    assert Meter(Classification(), phase).figures() == {}
+    assert Meter(Regression(), phase).figures() == {}
+
+
+@pytest.mark.parametrize("phase", ["train", "validation"])
+def test_a_meter_goes_on_from_its_state(classes, phase):
+    logits, labels = classes
+    whole = metered(Meter(Classification(), phase), *classes)
+    begun = metered(Meter(Classification(), phase), logits[:7], labels[:7], rows=(7,))
+    resumed = Meter.restored(Classification(), phase, begun.state())
+    metered(resumed, logits[7:], labels[7:], rows=(7, 3))
+    assert resumed.figures() == whole.figures()
+
+
+def test_what_is_restored_leaves_the_state_alone(classes):
+    state = metered(Meter(Classification(), "test"), *classes).state()
+    metered(Meter.restored(Classification(), "test", state), *classes)
+    assert len(state["labels"]) == 3
+
+
+def test_labels_are_not_shown():
+    meter = Meter(Regression(), "test")
     meter.add(torch.zeros(1, 1), torch.tensor([123.25]), loss=1.0)
     assert "123" not in repr(meter)
-
-
-def test_the_loss_of_a_regression_takes_one_output():
-    outputs, targets = torch.tensor([[1.0], [4.0]]), torch.tensor([2.0, 2.0])
-    assert float(task_loss("regression")(outputs, targets)) == (1 + 4) / 2
-    assert isinstance(task_loss("classification"), nn.CrossEntropyLoss)

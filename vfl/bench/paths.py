@@ -11,6 +11,7 @@ from vfl.bench.setup import Setup
 from vfl.bench.workloads import LABEL_PARTY
 from vfl.local import LocalSession
 from vfl.server.meter import Meter
+from vfl.server.task import Classification
 from vfl.session import Exchange
 
 
@@ -35,9 +36,9 @@ def monolith(setup: Setup) -> Measurement:
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-        meter = meters.setdefault(exchange.epoch, Meter(setup.experiment.label.task))
+        meter = meters.setdefault(exchange.epoch, Meter(Classification(), "train"))
         meter.add(logits.detach(), targets, loss.item())
-    return setup.measurement(meters[max(meters)].figures("train")["train_loss"])
+    return setup.measurement(meters[max(meters)].figures()["train_loss"])
 
 
 def in_process(setup: Setup) -> Measurement:

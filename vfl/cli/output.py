@@ -20,6 +20,8 @@ Device = Annotated[
 ]
 
 _PER_PARTY = ("bytes_up", "bytes_down")
+#: What fits a line of progress; the run folder has the rest.
+_PER_EPOCH = ("loss", "accuracy", "rmse")
 
 
 def say(line: str) -> None:
@@ -30,9 +32,9 @@ def say(line: str) -> None:
 def say_epoch(record: Mapping[str, Any]) -> None:
     """One line about an epoch."""
     figures = [
-        f"{name.replace('_', ' ')} {value:.4f}"
+        f"{name.replace('_', ' ')} {figure(value)}"
         for name, value in record.items()
-        if name.endswith(("_loss", "_accuracy", "_rmse"))
+        if name.partition("_")[2] in _PER_EPOCH
     ]
     sent = size(record["bytes_up"] + record["bytes_down"])
     say(f"epoch {record['epoch']:>3}  {'  '.join(figures)}  {sent}  {record['seconds']:.1f} s")
@@ -57,7 +59,7 @@ def show(summary: Mapping[str, Any]) -> None:
     """A summary for people."""
     for name, value in summary.items():
         if name.startswith("test_"):
-            print(f"{name.replace('_', ' '):<16} {value:.4f}")
+            print(f"{name.replace('_', ' '):<16} {figure(value)}")
     for party, sent in summary["bytes_up"].items():
         print(f"{party:<16} {size(sent)} up, {size(summary['bytes_down'][party])} down")
     if summary.get("wire_ratio"):
@@ -65,6 +67,16 @@ def show(summary: Mapping[str, Any]) -> None:
     if summary.get("steps_per_second"):
         print(f"{'steps a second':<16} {summary['steps_per_second']}")
     print(f"{'run':<16} {summary['run']}")
+
+
+def figure(value: float) -> str:
+    """A loss or score; of any size, for a regression has units.
+
+    >>> figure(0.97210), figure(2.5e-7), figure(4_623_665.9)
+    ('0.9721', '2.5e-07', '4.624e+06')
+    """
+    plain = value == 0 or 1e-3 <= abs(value) < 1e5
+    return f"{value:.4f}" if plain else f"{value:.4g}"
 
 
 def size(count: float) -> str:

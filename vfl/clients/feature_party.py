@@ -50,7 +50,7 @@ class FeatureParty:
     def begin(self, exchange: Exchange) -> None:
         """Send what this exchange asks for, after saving when a checkpoint is due."""
         if self.checkpoints is not None and self.checkpoints.due(exchange.step):
-            self.checkpoints.save(exchange.step, self._training_state())
+            self.checkpoints.save(exchange.step, self.training_state())
         if exchange.trains:
             self.half.send_cut(self._rows(exchange), exchange.step)
         else:
@@ -79,11 +79,19 @@ class FeatureParty:
         Raises:
             RunFolderError: there is no such checkpoint.
         """
-        if step == 0 or self.checkpoints is None:
-            return
-        earlier = {exchange.step: exchange for exchange in before}
-        saved = self.checkpoints.load(step)
-        self.half.load_training_state(saved["half"], lambda which: self._rows(earlier[which]))
+        if step > 0 and self.checkpoints is not None:
+            self.load_training_state(self.checkpoints.load(step), before)
+
+    def training_state(self) -> dict[str, Any]:
+        """What training needs to go on exactly."""
+        return self.half.training_state() | {"course": self.course.state()}
+
+    def load_training_state(
+        self, saved: Mapping[str, Any], before: Iterable[Exchange] = ()
+    ) -> None:
+        """Restore what `training_state` gave; `before` are the exchanges in flight then."""
+        rows = {exchange.step: exchange for exchange in before}
+        self.half.load_training_state(saved, lambda step: self._rows(rows[step]))
         self.course.restore(saved["course"])
 
     def run(self, schedule: Iterable[Exchange]) -> None:
@@ -102,9 +110,6 @@ class FeatureParty:
 
     def _rows(self, exchange: Exchange) -> Tensor:
         return self.inputs.index_select(0, torch.from_numpy(exchange.rows))
-
-    def _training_state(self) -> dict[str, Any]:
-        return {"half": self.half.training_state(), "course": self.course.state()}
 
 
 def build_feature_party(

@@ -62,12 +62,21 @@ class LabelSettings(Settings):
         party: its name; if it is one of `parties` too, it has columns of its own.
         column: the label column of its table.
         top: the top model, as a spec.
+        class_weight: "balanced" lets every class count as much as any other in the training loss,
+            however rare; how rare each is stays at the label party.
     """
 
     party: PartyName = "label"
     column: str | None = None
     task: Literal["classification", "regression"] = "classification"
     top: str = "mlp:hidden=64"
+    class_weight: Literal["none", "balanced"] = "none"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> LabelSettings:
+        if self.task == "regression" and self.class_weight != "none":
+            raise ValueError("class_weight is for classification; a regression has no classes")
+        return self
 
 
 class TrainSettings(Settings):

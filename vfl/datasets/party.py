@@ -52,6 +52,8 @@ class PartyData:
         ids_digest: 32 bytes that stand for the order of the rows; see `digest_of`.
         ids: the rows' ids, axes (rows,), for the party's own files; None where rows have no id.
         encoder: what turned the party's table into `inputs`; kept beside its bottom model.
+        row_weights: float32, axes (rows,), not negative: how much each row counts in the training
+            loss, at the label party; None counts all alike. Evaluation counts all rows alike.
     """
 
     name: str
@@ -62,6 +64,7 @@ class PartyData:
     ids_digest: bytes
     ids: np.ndarray | None = None
     encoder: Encoder | None = None
+    row_weights: Tensor | None = None
 
     @property
     def rows(self) -> int:

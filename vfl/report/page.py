@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vfl.report.figures import Figure, figures_of
-from vfl.report.records import Epoch, Run, Summary
+from vfl.report.records import Run, Summary, last_of
+from vfl.report.scores import Score, scores
 from vfl.report.tables import Line, party_lines, phase_lines
 from vfl.report.units import (
     NOT_MEASURED,
@@ -50,6 +51,7 @@ class Page:
     cards: tuple[Card, ...]
     sentence: str
     figures: Sequence[Figure]
+    scores: Sequence[Score]
     parties: Sequence[Line]
     phases: Sequence[Line]
     methods: Sequence[tuple[str, str]]
@@ -68,6 +70,7 @@ def page_of(run: Run) -> Page:
         cards=(_score_card(run), _bytes_card(run), _speed_card(run)),
         sentence=_who_held_what(run),
         figures=figures_of(run),
+        scores=scores(run.epochs),
         parties=party_lines(run.traffic),
         phases=phase_lines(run.traffic),
         methods=_methods(run.summary),
@@ -78,21 +81,18 @@ def page_of(run: Run) -> Page:
     )
 
 
-def _last(epochs: Sequence[Epoch], measure: str) -> float | None:
-    values = [getattr(epoch, measure) for epoch in epochs]
-    return next((value for value in reversed(values) if value is not None), None)
-
-
 def _first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)
 
 
 def _score_card(run: Run) -> Card:
-    accuracy = _first(run.summary.test_accuracy, _last(run.epochs, "test_accuracy"))
-    rmse = _first(run.summary.test_rmse, _last(run.epochs, "test_rmse"))
-    if accuracy is None and (rmse is not None or _last(run.epochs, "validation_rmse") is not None):
+    accuracy = _first(run.summary.test_accuracy, last_of(run.epochs, "test_accuracy"))
+    rmse = _first(run.summary.test_rmse, last_of(run.epochs, "test_rmse"))
+    if accuracy is None and (
+        rmse is not None or last_of(run.epochs, "validation_rmse") is not None
+    ):
         return Card("Test RMSE", number_text(rmse), _regression_note(run))
-    validation = _last(run.epochs, "validation_accuracy")
+    validation = last_of(run.epochs, "validation_accuracy")
     note = "" if validation is None else f"validation {percent_text(validation)}"
     return Card("Test accuracy", percent_text(accuracy), note)
 
@@ -100,7 +100,7 @@ def _score_card(run: Run) -> Card:
 def _regression_note(run: Run) -> str:
     if run.summary.test_r2 is not None:
         return f"R² {run.summary.test_r2:.3f}"
-    validation = _last(run.epochs, "validation_rmse")
+    validation = last_of(run.epochs, "validation_rmse")
     return "" if validation is None else f"validation {number_text(validation)}"
 
 
@@ -116,7 +116,7 @@ def _total_bytes(run: Run) -> float | None:
         return sum(run.summary.bytes_up.values()) + sum(run.summary.bytes_down.values())
     if run.traffic:
         return sum(row.wire_bytes for row in run.traffic)
-    return _last(run.epochs, "total_bytes")
+    return last_of(run.epochs, "total_bytes")
 
 
 def _size_note(wire_ratio: float | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vfl.ledger import Traffic
@@ -22,6 +22,16 @@ class Epoch:
     train_rmse: float | None = None
     validation_rmse: float | None = None
     test_rmse: float | None = None
+    validation_auc: float | None = None
+    test_auc: float | None = None
+    validation_f1: float | None = None
+    test_f1: float | None = None
+    validation_log_loss: float | None = None
+    test_log_loss: float | None = None
+    validation_mae: float | None = None
+    test_mae: float | None = None
+    validation_r2: float | None = None
+    test_r2: float | None = None
     bytes_up: float | None = None
     bytes_down: float | None = None
 
@@ -31,6 +41,12 @@ class Epoch:
         if self.bytes_up is None or self.bytes_down is None:
             return None
         return self.bytes_up + self.bytes_down
+
+
+def last_of(epochs: Sequence[Epoch], measure: str) -> float | None:
+    """The last value of a measure; None where no epoch has one."""
+    values = [getattr(epoch, measure) for epoch in epochs]
+    return next((value for value in reversed(values) if value is not None), None)
 
 
 @dataclass(frozen=True, slots=True)

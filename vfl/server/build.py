@@ -29,6 +29,7 @@ def build_label_party(
     top: str | nn.Module,
     task: str,
     outputs: int,
+    class_weight: str = "none",
     own_bottom: nn.Module | None = None,
     ledger: Ledger | None = None,
     weights: Mapping[str, Tensor] | None = None,
@@ -47,6 +48,7 @@ def build_label_party(
         top: a spec, or a module from the merged width to `outputs`.
         task: "classification" or "regression".
         outputs: number of classes, or 1.
+        class_weight: "none" or "balanced".
         own_bottom: a module for the own columns instead of the one the terms name.
         ledger: where the links count.
         weights: trained weights, for evaluation and prediction.
@@ -91,6 +93,7 @@ def build_label_party(
         checkpoints,
         adversary,
         compute,
+        class_weight,
     )
     if weights is not None:
         party.load_weights(weights)

@@ -22,8 +22,9 @@ from vfl.exchange.optimizers import OptimizerFactory, drop_gradients
 from vfl.exchange.state import Stateful, gather, restore
 from vfl.ledger import Ledger
 from vfl.seeds import Secret
-from vfl.server.meter import task_loss
 from vfl.server.progress import EpochRecord, Progress
+from vfl.server.task import make_task
+from vfl.server.weights import training_weights
 from vfl.session import Checkpoints, Course, Exchange, Terms
 from vfl.storage import weights_digest
 
@@ -50,6 +51,7 @@ class LabelParty:
         checkpoints: where it saves while it trains; None saves nothing.
         adversary: tampering on this side; honest by default.
         compute: where the models run.
+        class_weight: "none" or "balanced"; see `vfl.server.weights`.
     """
 
     def __init__(
@@ -68,12 +70,12 @@ class LabelParty:
         checkpoints: Checkpoints | None = None,
         adversary: Adversary = HONEST,
         compute: Compute | None = None,
+        class_weight: str = "none",
     ) -> None:
         self.data = data
         self.terms = terms
         self.halves = halves
         self.ledger = ledger
-        self.progress = Progress(task, ledger, on_epoch)
         self.outputs: list[Tensor] = []
         self.model = nn.ModuleDict({"top": top})
         if own_bottom is not None:
@@ -82,9 +84,10 @@ class LabelParty:
             if half.adapter is not None:
                 self.model[f"codec-{name}"] = half.adapter
         self._compute = compute or Compute()
+        self._task = self.model["task"] = make_task(task)
         self.model.to(self._compute.device)
         self._defense = defense
-        self._criterion = task_loss(task)
+        self.progress = Progress(self._task, ledger, on_epoch)
         self._secret = secret
         always = not isinstance(defense, Undefended)
         self._draws = Draws(secret, "rng", top, always=always)
@@ -96,11 +99,15 @@ class LabelParty:
         self._adversary = adversary
         self._checkpoints = checkpoints
         self.course = Course(terms.train, self.weights, self.load_weights)
-        self._labels = data.labels
+        self._labels, self._row_weights = data.labels, None
         if data.labels is not None and terms.mode == "train":
             train = torch.from_numpy(data.split.train)
             self._labels = data.labels.clone()
             self._labels[train] = defense.labels(data.labels[train], secret)
+            # Of the labels as trained: true ones would tell what a defense hides.
+            weights = training_weights(self._labels, train, data.row_weights, class_weight)
+            self._task.fit(self._labels[train], None if weights is None else weights[train])
+            self._row_weights = weights
 
     @property
     def history(self) -> list[EpochRecord]:
@@ -168,7 +175,11 @@ class LabelParty:
         step = self._checkpoints.committed() if self._checkpoints else 0
         if self._checkpoints is None or step == 0:
             return 0
-        saved = self._checkpoints.load(step)
+        self.load_training_state(self._checkpoints.load(step))
+        return step
+
+    def load_training_state(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `training_state` gave."""
         self.load_weights(saved["state"])
         if self._optimizer is not None:
             self._optimizer.load_state_dict(saved["optimizer"])
@@ -176,7 +187,6 @@ class LabelParty:
         for name, half in self.halves.items():
             half.send_again(saved["gradients"][name])
         self.progress.restore(saved["progress"])  # which has counted what was just sent again
-        return step
 
     def _stateful(self) -> dict[str, Stateful]:
         codecs = {f"codec-{name}": half.codec for name, half in self.halves.items()}
@@ -186,6 +196,7 @@ class LabelParty:
         moment = Moment(exchange.step, training=True, secret=self._secret)
         inputs, labels = self._defense.batch(*self._rows(exchange), moment)
         assert labels is not None, "training needs labels"
+        weights = self._weights_of(exchange)
         if inputs is not None:
             inputs = self._adversary.batch(inputs, moment)
         self._set_training(True)
@@ -193,7 +204,7 @@ class LabelParty:
         truth = labels.to(self._compute.device)
         with self._draws.at(exchange.step):
             logits = self._defense.logits(self._top(cuts), moment)
-            loss = self._criterion(logits, truth)
+            loss = self._task(logits, truth, weights)
             extra = self._defense.loss(cuts, truth, logits, moment)
         total = loss if extra is None else loss + extra
         check_finite(total, "loss", self.data.name, exchange.step)
@@ -207,21 +218,22 @@ class LabelParty:
         if self._optimizer is not None:
             self._optimizer.step()
         self.progress.trained(len(exchange.rows))
-        self.progress.meter("train").add(logits.detach().cpu(), labels, float(loss.detach()))
+        self.progress.meter("train").add(logits.detach(), truth, float(loss.detach()), weights)
 
     @torch.no_grad()
     def _evaluate(self, exchange: Exchange) -> None:
         inputs, labels = self._rows(exchange)
         self._set_training(False)
         cuts = self._cuts(exchange, inputs)
-        outputs = self._defense.logits(self._top(cuts), Moment(exchange.step)).cpu()
+        outputs = self._defense.logits(self._top(cuts), Moment(exchange.step))
         if exchange.phase == "predict" or labels is None:
-            self.outputs.append(outputs)
+            self.outputs.append(self._task.answers(outputs).cpu())
         else:
-            loss = float(self._criterion(outputs, labels))
-            self.progress.meter(exchange.phase).add(outputs, labels, loss)
+            truth = labels.to(self._compute.device)
+            loss = float(self._task(outputs, truth))
+            self.progress.meter(exchange.phase).add(outputs, truth, loss)
         if self.course.judges(exchange):
-            figures = self.progress.meter(exchange.phase).figures("validation")
+            figures = self.progress.meter(exchange.phase).figures()
             told = self.course.judge(figures["validation_loss"], exchange)
             for half in self.halves.values():
                 half.confirm(exchange.step, told)
@@ -231,6 +243,12 @@ class LabelParty:
         inputs = None if self.data.inputs is None else self.data.inputs.index_select(0, rows)
         source = self._labels if exchange.trains else self.data.labels
         return inputs, None if source is None else source.index_select(0, rows)
+
+    def _weights_of(self, exchange: Exchange) -> Tensor | None:
+        if self._row_weights is None:
+            return None
+        weights = self._row_weights.index_select(0, torch.from_numpy(exchange.rows))
+        return weights.to(self._compute.device)
 
     def _cuts(self, exchange: Exchange, inputs: Tensor | None) -> dict[str, Tensor]:
         """Every party's cut in merge order; ours is computed while the others travel."""

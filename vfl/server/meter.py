@@ -7,64 +7,88 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-
-def task_loss(task: str) -> nn.Module:
-    """The loss of a task: cross-entropy, or the mean squared error of a single output."""
-    return nn.CrossEntropyLoss() if task == "classification" else _SquaredError()
-
-
-class _SquaredError(nn.Module):
-    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return nn.functional.mse_loss(outputs[:, 0], targets)
+from vfl.server.task import Task
 
 
 @dataclass
 class Meter:
-    """Adds up batches; what it reports is the mean over all their rows.
+    """Adds up batches; what it reports is about all their rows at once.
 
-    For classification: loss and accuracy. For regression: loss (mean squared error), its root and
-    R2 = 1 - residual sum of squares / total sum of squares.
+    Training stays cheap: the loss, with accuracy or the loss's root. Any other phase keeps answers
+    and labels until its end and reports the task's whole quality.
+
+    Args:
+        task: what the outputs mean.
+        phase: prefix of the figures' names.
     """
 
-    task: str
+    task: Task
+    phase: str
     rows: int = 0
     _loss: float = 0.0
+    _weight: float = 0.0
     _correct: int = 0
-    _targets: list[Tensor] = field(default_factory=list, repr=False)
+    _answers: list[Tensor] = field(default_factory=list, repr=False)
+    _labels: list[Tensor] = field(default_factory=list, repr=False)
 
-    def add(self, outputs: Tensor, targets: Tensor, loss: float) -> None:
-        """Count one batch; outputs of axes (rows, outputs), targets of axes (rows,)."""
-        self.rows += len(targets)
-        self._loss += loss * len(targets)
-        if self.task == "classification":
-            self._correct += int((outputs.argmax(dim=1) == targets).sum())
-        else:
-            self._targets.append(targets)
+    def add(
+        self, outputs: Tensor, labels: Tensor, loss: float, weights: Tensor | None = None
+    ) -> None:
+        """Count one batch.
+
+        Args:
+            outputs: of the top, axes (rows, outputs).
+            labels: axes (rows,).
+            loss: the mean over the batch, as the task gives it.
+            weights: of the rows in that mean, axes (rows,); None weighs all alike.
+        """
+        weight = len(labels) if weights is None else float(weights.sum())
+        self.rows += len(labels)
+        self._weight += weight
+        self._loss += loss * weight
+        if self.phase != "train":
+            self._answers.append(self.task.answers(outputs).cpu())
+            self._labels.append(labels.cpu())
+        elif self.task.name == "classification":
+            self._correct += int((outputs.argmax(dim=1) == labels).sum())
 
     def state(self) -> dict[str, Any]:
         """What was added up so far, for a checkpoint."""
         return {
             "rows": self.rows,
             "loss": self._loss,
+            "weight": self._weight,
             "correct": self._correct,
-            "targets": list(self._targets),
+            "answers": list(self._answers),
+            "labels": list(self._labels),
         }
 
     @classmethod
-    def restored(cls, task: str, state: Mapping[str, Any]) -> Meter:
+    def restored(cls, task: Task, phase: str, state: Mapping[str, Any]) -> Meter:
         """A meter that goes on from `state`."""
-        return cls(task, state["rows"], state["loss"], state["correct"], list(state["targets"]))
+        return cls(
+            task,
+            phase,
+            state["rows"],
+            state["loss"],
+            state["weight"],
+            state["correct"],
+            list(state["answers"]),
+            list(state["labels"]),
+        )
 
-    def figures(self, phase: str) -> dict[str, float]:
-        """What was measured, by name; empty when no row was seen."""
+    def figures(self) -> dict[str, float]:
+        """What was measured, by name, in the labels' own units; empty when no row was seen."""
         if not self.rows:
             return {}
-        loss = self._loss / self.rows
-        if self.task == "classification":
-            return {f"{phase}_loss": loss, f"{phase}_accuracy": self._correct / self.rows}
-        targets = torch.cat(self._targets)
-        spread = float(((targets - targets.mean()) ** 2).mean())
-        fitted = 1 - loss / spread if spread else float("nan")
-        return {f"{phase}_loss": loss, f"{phase}_rmse": loss**0.5, f"{phase}_r2": fitted}
+        loss = self.task.own_units(self._loss / self._weight) if self._weight else 0.0
+        if self.phase != "train":
+            quality = self.task.quality(torch.cat(self._answers), torch.cat(self._labels))
+            found = {"loss": loss} | quality
+        elif self.task.name == "classification":
+            found = {"loss": loss, "accuracy": self._correct / self.rows}
+        else:
+            found = {"loss": loss, "rmse": loss**0.5}
+        return {f"{self.phase}_{name}": value for name, value in found.items()}

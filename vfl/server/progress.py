@@ -7,6 +7,7 @@ from typing import Any
 
 from vfl.ledger import Ledger
 from vfl.server.meter import Meter
+from vfl.server.task import Task
 
 EpochRecord = dict[str, Any]
 
@@ -15,7 +16,7 @@ class Progress:
     """Counts of the label party; they go into checkpoints, so a resumed run reports the whole.
 
     Args:
-        task: "classification" or "regression".
+        task: what the outputs mean.
         ledger: where traffic is counted.
         on_epoch: told one record an epoch.
 
@@ -24,7 +25,7 @@ class Progress:
         history: one record an epoch.
     """
 
-    def __init__(self, task: str, ledger: Ledger, on_epoch: Callable[[EpochRecord], None]) -> None:
+    def __init__(self, task: Task, ledger: Ledger, on_epoch: Callable[[EpochRecord], None]) -> None:
         self.train_steps = 0
         self.train_rows = 0
         self.train_seconds = 0.0
@@ -41,13 +42,13 @@ class Progress:
 
     def meter(self, phase: str) -> Meter:
         """What is measured of a phase in this epoch."""
-        return self._meters.setdefault(phase, Meter(self._task))
+        return self._meters.setdefault(phase, Meter(self._task, phase))
 
     def end_epoch(self, epoch: int, seconds: float, more: Mapping[str, Any]) -> None:
         """Make the record of an epoch from its measurements and `more`, and start anew."""
         record: EpochRecord = {"epoch": epoch, "steps": self.train_steps}
-        for phase, meter in self._meters.items():
-            record |= meter.figures(phase)
+        for meter in self._meters.values():
+            record |= meter.figures()
         record |= more
         record["seconds"] = round(seconds, 4)
         record["bytes_up"] = self._ledger.total_bytes("up")
@@ -70,6 +71,7 @@ class Progress:
         self.train_steps, self.train_rows, self.train_seconds = state["trained"]
         self.history = list(state["history"])
         self._meters = {
-            phase: Meter.restored(self._task, kept) for phase, kept in state["meters"].items()
+            phase: Meter.restored(self._task, phase, kept)
+            for phase, kept in state["meters"].items()
         }
         self._ledger.restore(state["traffic"])

@@ -109,6 +109,7 @@ class LabelSession:
             top=self.experiment.label.top,
             task=self.experiment.label.task,
             outputs=1 if classes is None else len(classes),
+            class_weight=self.experiment.label.class_weight,
             ledger=ledger,
             weights=None if trains else own.weights(),
             checkpoints=self.checkpoints,

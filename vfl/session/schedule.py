@@ -85,6 +85,15 @@ def training(
                 step += 1
 
 
+def one_epoch(
+    seed: int, epoch: int, batch_rows: int, train: np.ndarray, step: int
+) -> Iterator[Exchange]:
+    """The training exchanges of one epoch alone, numbered from `step`; see `training`."""
+    groups = batches(train[permutation(seed, len(train), "order", epoch)], batch_rows)
+    for index, rows in enumerate(groups):
+        yield Exchange(step + index, "train", epoch, rows, last=index == len(groups) - 1)
+
+
 def asking(phase: Phase, rows: np.ndarray) -> Iterator[Exchange]:
     """The exchanges of an evaluation or a prediction alone."""
     groups = queries(rows)

@@ -7,16 +7,9 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from vfl import VFLClassifier
 from vfl.errors import ConfigError, MissingColumnError, SharedColumnError, UnknownNameError
-
-
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@parametrize_with_checks([VFLClassifier(1, epochs=20)])
-def test_scikit_learns_own_checks(estimator, check):
-    check(estimator)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,140 @@
+"""How much each row counts, against scikit-learn; equal weights are no weights."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.utils.class_weight import compute_sample_weight
+
+from vfl.config import Experiment
+from vfl.datasets import load_bundled
+from vfl.defenses import DEFENSES, Defense
+from vfl.errors import DataError
+from vfl.local import LocalSession
+from vfl.server.weights import training_weights
+
+LABELS = torch.tensor([0, 0, 0, 1, 2, 1, 0])
+ALL = torch.arange(7)
+
+
+def test_balanced_is_scikit_learns():
+    found = training_weights(LABELS, ALL, None, "balanced")
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found, compute_sample_weight("balanced", LABELS), rtol=1e-6)
+
+
+def test_only_training_rows_are_balanced():
+    train = torch.tensor([0, 1, 3])  # class 2 is not among them
+    found = training_weights(LABELS, train, None, "balanced")[train]
+    np.testing.assert_allclose(found, compute_sample_weight("balanced", LABELS[train]))
+
+
+def test_rows_and_classes_multiply():
+    own = torch.arange(7).float()
+    balanced = compute_sample_weight("balanced", LABELS)
+    found = training_weights(LABELS, ALL, own, "balanced")
+    np.testing.assert_allclose(found, own.numpy() * balanced, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("labels", "own", "class_weight"),
+    [
+        (LABELS, None, "none"),
+        (LABELS, torch.full((7,), 0.3), "none"),
+        (torch.tensor([0, 1, 0, 1]), None, "balanced"),
+    ],
+    ids=["none", "all alike", "classes of one size"],
+)
+def test_equal_weights_are_no_weights(labels, own, class_weight):
+    assert training_weights(labels, torch.arange(len(labels)), own, class_weight) is None
+
+
+def test_other_rows_do_not_make_weights_differ():
+    own = torch.tensor([1.0, 1, 1, 5, 5, 5, 5])
+    assert training_weights(LABELS, torch.arange(3), own, "none") is None
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (torch.ones(6), "every row needs one weight"),
+        (torch.ones(7, 1), "every row needs one weight"),
+        (torch.tensor([1.0] * 6 + [-77.25]), "negative or not finite"),
+        (torch.tensor([1.0] * 6 + [torch.nan]), "negative or not finite"),
+        (torch.tensor([0.0] * 7), "weights of all training rows are zero"),
+    ],
+)
+def test_weights_that_cannot_be_used(own, message):
+    with pytest.raises(DataError, match=message) as caught:
+        training_weights(LABELS, ALL, own, "none")
+    assert "77" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return load_bundled("breast_cancer", ["bank", "shop"], 0, "lender", limit=300)
+
+
+def trained(data, row_weights=None, class_weight="none", **changes):
+    settings = {
+        "parties": {name: {"width": 8} for name in ("bank", "shop")},
+        "label": {"party": "lender", "class_weight": class_weight},
+        "train": {"epochs": 2, "batch_rows": 32},
+    }
+    lender = replace(data["lender"], row_weights=row_weights)
+    experiment = Experiment.model_validate(settings | changes)
+    return LocalSession(experiment, data | {"lender": lender}, outputs=2).run()
+
+
+def test_equal_weights_change_no_bit(data):
+    plain, equal = trained(data), trained(data, torch.full((300,), 0.7))
+    assert equal.weights_digest() == plain.weights_digest()
+    records = [
+        [{key: value for key, value in record.items() if key != "seconds"} for record in history]
+        for history in (equal.label.history, plain.label.history)
+    ]
+    assert records[0] == records[1]
+
+
+def test_balanced_classes_are_the_row_weights_they_stand_for(data):
+    lender = data["lender"]
+    own = torch.ones(300)
+    labels = lender.labels[lender.split.train]
+    own[lender.split.train] = torch.from_numpy(compute_sample_weight("balanced", labels)).float()
+    balanced = trained(data, class_weight="balanced")
+    assert balanced.weights_digest() == trained(data, own).weights_digest()
+    assert balanced.weights_digest() != trained(data).weights_digest()
+
+
+def test_the_training_loss_is_weighted_and_the_test_is_not(data):
+    """Steps too small to change a float32: every figure is about the same model."""
+    still = {"train": {"epochs": 1, "batch_rows": 400, "optimizer": "sgd", "learning_rate": 1e-30}}
+    train = data["lender"].split.train
+    half = torch.zeros(300)
+    half[train[: len(train) // 3]] = 1  # a third of the rows, once alone, once three times as heavy
+    alone, rest, mixed, plain = (
+        trained(data, own, **still).label.history[-1]
+        for own in (half, 1 - half, 1 + 2 * half, None)
+    )
+    share = half[train].mean().item()
+    expected = (3 * share * alone["train_loss"] + (1 - share) * rest["train_loss"]) / (
+        1 + 2 * share
+    )
+    assert mixed["train_loss"] == pytest.approx(expected, rel=1e-5)
+    assert mixed["train_loss"] != pytest.approx(plain["train_loss"], rel=1e-5)
+    assert mixed["test_loss"] == plain["test_loss"]
+
+
+class Alternating(Defense):
+    def labels(self, labels, secret):
+        return torch.arange(len(labels)) % 2
+
+
+def test_classes_are_balanced_as_trained_so_that_hidden_labels_stay_hidden(data, monkeypatch):
+    monkeypatch.setattr(DEFENSES, "_members", DEFENSES._members | {"alternating": Alternating})
+    digests = {
+        trained(data, class_weight=how, defense="alternating").weights_digest()
+        for how in ("none", "balanced")
+    }
+    assert len(digests) == 1

@@ -1,0 +1,189 @@
+"""What classifier and regressor share: settings, sessions in this process, training and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from vfl.config import Experiment
+from vfl.config.toml import check
+from vfl.datasets import PartyData, Split, split_rows
+from vfl.datasets.rows import NO_INPUTS, AlignedRows, Inputs, fit_inputs
+from vfl.estimators.tables import Columns, frame_of, owners_of
+from vfl.local import LocalSession
+from vfl.server import EpochRecord
+from vfl.session.schedule import one_epoch
+
+
+class VFLEstimator(BaseEstimator):  # type: ignore[misc]
+    """Trains and asks parties that are all in this process; arguments as in `VFLClassifier`."""
+
+    _task: ClassVar[str]
+
+    def __init__(
+        self,
+        parties: Mapping[str, Columns] | int = 2,
+        *,
+        label_party: str = "label",
+        codec: str = "none",
+        defense: str = "none",
+        merge: str = "concat",
+        width: int = 32,
+        bottom: str = "mlp:hidden=64",
+        top: str = "mlp:hidden=64",
+        epochs: int = 20,
+        batch_rows: int = 64,
+        optimizer: str = "adam",
+        learning_rate: float = 2e-3,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        validation: float = 0.0,
+        random_state: int | None = None,
+    ) -> None:
+        self.parties = parties
+        self.label_party = label_party
+        self.codec = codec
+        self.defense = defense
+        self.merge = merge
+        self.width = width
+        self.bottom = bottom
+        self.top = top
+        self.epochs = epochs
+        self.batch_rows = batch_rows
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+        self.validation = validation
+        self.random_state = random_state
+
+    def _output_count(self) -> int:
+        """Outputs of the top."""
+        raise NotImplementedError
+
+    def _class_weight(self) -> str:
+        """What the label party is told about class weights."""
+        return "none"
+
+    def _train(self, frame: pd.DataFrame, labels: np.ndarray, weights: np.ndarray | None) -> None:
+        """All epochs from new weights; labels as `PartyData` holds them, axes (rows,)."""
+        self._start(frame)
+        split = split_rows(len(frame), self._experiment.seed, self.validation, 0.0)
+        data = self._data(split, self._fit_inputs(frame, split), labels, weights)
+        self._keep(self._session(data, "train").run())
+
+    def _train_epoch(
+        self, frame: pd.DataFrame, labels: np.ndarray, weights: np.ndarray | None
+    ) -> None:
+        """One epoch over these rows, going on from the last step if there was one."""
+        none = np.empty(0, dtype=np.int64)
+        split = Split(np.arange(len(frame)), none, none)
+        if self._has_begun():
+            inputs, states = self._inputs(frame), self._states
+            epoch, step = self.history_[-1]["epoch"] + 1, self._step
+        else:
+            self._start(frame)
+            inputs, states = self._fit_inputs(frame, split), None
+            epoch, step = 1, 0
+        session = self._session(self._data(split, inputs, labels, weights), "train")
+        rows = self._experiment.train.batch_rows
+        schedule = one_epoch(self._experiment.seed, epoch, rows, split.train, step)
+        self._keep(session.go_on(states, schedule))
+
+    def _has_begun(self) -> bool:
+        return hasattr(self, "_states")
+
+    def _start(self, frame: pd.DataFrame) -> None:
+        """Everything about a training that later epochs must share."""
+        self.parties_ = owners_of(self.parties, list(frame.columns))
+        random = check_random_state(self.random_state)
+        fixed = isinstance(self.random_state, int | np.integer)
+        seed = int(self.random_state) if fixed else int(random.randint(2**31 - 1))  # type: ignore[arg-type]
+        self._experiment = self._settings(seed)
+
+    def _keep(self, session: LocalSession) -> None:
+        """What predictions and later epochs need, and what is told about the training."""
+        self._states = session.training_states()
+        self._step = session.next_step
+        self.history_: list[EpochRecord] = session.label.history
+        self.ledger_ = session.ledger
+        sent = self.ledger_.payload_bytes("train")
+        dense = 8 * session.label.progress.train_rows * self._width() * len(session.clients)
+        self.wire_ratio_ = sent / dense
+
+    def _width(self) -> int:
+        return next(iter(self._experiment.parties.values())).width
+
+    def _outputs(self, X: Any) -> torch.Tensor:
+        """What the label party gets for each row; axes (rows, outputs)."""
+        check_is_fitted(self)
+        frame = frame_of(self, X, reset=False)
+        none = np.empty(0, dtype=np.int64)
+        data = self._data(Split(none, none, np.arange(len(frame))), self._inputs(frame))
+        weights = {party: kept["state"] for party, kept in self._states.items()}
+        return self._session(data, "predict", weights=weights).run().outputs()
+
+    def _fit_inputs(self, frame: pd.DataFrame, split: Split) -> dict[str, Inputs]:
+        inputs = {name: fit_inputs(frame, own, split) for name, own in self.parties_.items()}
+        self._encoders = {name: own.encoder for name, own in inputs.items()}
+        return inputs
+
+    def _inputs(self, frame: pd.DataFrame) -> dict[str, Inputs]:
+        inputs = {}
+        for name, encoder in self._encoders.items():
+            assert encoder is not None, "every party with columns has an encoder"
+            inputs[name] = Inputs(encoder.transform(frame), encoder)
+        return inputs
+
+    def _data(
+        self,
+        split: Split,
+        inputs: Mapping[str, Inputs],
+        labels: np.ndarray | None = None,
+        weights: np.ndarray | None = None,
+    ) -> dict[str, PartyData]:
+        rows = AlignedRows.of(sum(map(len, (split.train, split.validation, split.test))), split)
+        label = self._experiment.label.party
+        data = {name: rows.party(name, own) for name, own in inputs.items()}
+        data[label] = rows.party(label, inputs.get(label, NO_INPUTS), labels)
+        if weights is not None:
+            data[label] = replace(data[label], row_weights=torch.from_numpy(weights))
+        return data
+
+    def _session(self, data: Mapping[str, PartyData], mode: Any, **options: Any) -> LocalSession:
+        outputs = self._output_count()
+        return LocalSession(self._experiment, data, mode=mode, outputs=outputs, **options)
+
+    def _settings(self, seed: int) -> Experiment:
+        party = {"width": self.width, "bottom": self.bottom}
+        content = {
+            "name": "estimator",
+            "seed": seed,
+            "codec": self.codec,
+            "defense": self.defense,
+            "merge": self.merge,
+            "parties": dict.fromkeys(self.parties_, party),
+            "label": {
+                "party": self.label_party,
+                "top": self.top,
+                "task": self._task,
+                "class_weight": self._class_weight(),
+            },
+            "train": {
+                "epochs": self.epochs,
+                "batch_rows": self.batch_rows,
+                "optimizer": self.optimizer,
+                "learning_rate": self.learning_rate,
+                "momentum": self.momentum,
+                "weight_decay": self.weight_decay,
+            },
+        }
+        return check(content, Experiment, where="the estimator's arguments")
