@@ -4,7 +4,6 @@ import contextlib
 import socket
 import threading
 import time
-from statistics import median
 
 import pytest
 
@@ -65,6 +64,16 @@ def connect():
         yield make
 
 
+def fastest(transfer, times=3):
+    """Seconds of the fastest of a few; on a busy machine the others wait for a core as well."""
+    seconds = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        transfer()
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds)
+
+
 def send_all(end, size):
     thread = threading.Thread(target=end.sendall, args=(bytes(size),), daemon=True)
     thread.start()
@@ -81,26 +90,28 @@ def receive(end, size):
 def test_a_round_trip_takes_twice_the_delay(connect, delay_ms):
     near, far, _ = connect(delay_ms)
     trips = []
-    for _ in range(15):
+    for _ in range(20):
         begun = time.perf_counter()
         near.sendall(b"x")
         far.sendall(far.recv(1))
         near.recv(1)
         trips.append(1000 * (time.perf_counter() - begun))
-    assert min(trips) >= 2 * delay_ms
-    assert median(trips) < 2 * delay_ms + 3  # idle it is below 1; two cores may be shared
+    # The fastest: on a busy machine the others wait for a core as well.
+    assert 2 * delay_ms <= min(trips) < 2 * delay_ms + 1.5
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_bytes_take_their_time(connect, way):
     near, far, _ = connect(delay_ms=10, mbps=40)
     source, sink = (near, far) if way == "up" else (far, near)
-    size = int(0.4 * 40 * MBIT)
-    begun = time.perf_counter()
-    sending = send_all(source, size)
-    receive(sink, size)
-    assert time.perf_counter() - begun == pytest.approx(0.41, rel=0.12)
-    sending.join()
+    size = int(0.3 * 40 * MBIT)
+
+    def transfer():
+        sending = send_all(source, size)
+        receive(sink, size)
+        sending.join()
+
+    assert fastest(transfer) == pytest.approx(0.31, rel=0.1)
 
 
 def test_connections_share_a_direction_and_the_other_is_free(connect):
