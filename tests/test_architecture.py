@@ -13,7 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = {
     0: "config errors explain frame ledger link registry run_folder seeds storage threads version",
-    1: "compression datasets mpc privacy transport",
+    1: "bundle compression datasets mpc privacy transport",
     2: "defenses exchange models session trace",
     3: "attacks clients server",
     4: "demo deployment doctor estimators federated local plan project run specs split templates",
@@ -50,6 +50,7 @@ SERIALISERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", 
 #: Rooms that know sockets, with the reason.
 SOCKET_ROOMS = {
     "transport": "everything that is sent or received",
+    "bench": "a slow link between the processes of a measurement",
     "demo": "asks the operating system for free ports, and sends nothing",
 }
 SOCKETS = {"socket", "ssl", "socketserver", "asyncio", "select", "selectors", "grpc"}

@@ -5,6 +5,7 @@ Every one of them runs with Flower's telemetry, update check and dependency inst
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -17,12 +18,16 @@ from typing import Any
 
 import tomli_w
 
+from vfl import bundle
 from vfl.config import PartyFile
 from vfl.errors import LostPeerError, MissingDataError, MissingPackageError, PeerFailedError
 from vfl.project import LabelFolder
-from vfl.storage import write_text
+from vfl.storage import read_json, write_json, write_text
 
 CONNECTION = "vfl"
+_DATABASE = "superlink.db"
+#: Flower's node id and the digest of every party's registered key, by name.
+_NODES = "nodes.json"
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -130,7 +135,7 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
     command = [
         "flower-superlink",
         *("--host", settings.bind_host or host, "--port", port),
-        *("--database", str(folder.state / "superlink.db")),
+        *("--database", str(folder.state / _DATABASE)),
         "--disable-runtime-dependency-installation",
     ]
     if simulation:
@@ -140,6 +145,8 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
         command += ["--ssl-certfile", str(folder.certificates / "server.pem")]
         command += ["--ssl-keyfile", str(folder.certificates / "server.key")]
         command += ["--enable-supernode-auth"]
+    if not (folder.state / _DATABASE).exists():
+        (folder.state / _NODES).unlink(missing_ok=True)  # a new SuperLink knows nobody
     _write_connection(folder, insecure=simulation)
     environment = flower_environment(folder.state, VFL_PARTY_FILE=str(folder.party_file))
     service = Service("the SuperLink", command, environment, folder.state / "superlink.log")
@@ -152,17 +159,27 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
 
 
 def register_nodes(folder: LabelFolder) -> list[str]:
-    """Register every party's public key under its name; the names that were new."""
+    """Register every party's public key under its name; the names that were new.
+
+    A party that had another key before loses that one.
+    """
     new = []
+    nodes_file = folder.state / _NODES
+    nodes = read_json(nodes_file) if nodes_file.exists() else {}
     for key in sorted(folder.keys.glob("*.pub")):
-        named = ("--name", key.stem, "--format", "json")
+        name, digest = key.stem, hashlib.sha256(key.read_bytes()).hexdigest()
+        if name in nodes and nodes[name]["key"] != digest:  # first, so that no failure leaves it
+            _node(folder, "unregister", nodes.pop(name)["node"])
+            write_json(nodes_file, nodes)
         try:
-            _flower(folder, "supernode", "register", str(key), CONNECTION, *named)
+            answer = _node(folder, "register", str(key), "--name", name)
         except PeerFailedError as problem:
             if "already in use" not in str(problem.got):
                 raise
         else:
-            new.append(key.stem)
+            nodes[name] = {"node": str(answer["node-id"]), "key": digest}
+            write_json(nodes_file, nodes)
+            new.append(name)
     return new
 
 
@@ -200,7 +217,7 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
     service = Service(
         f"the SuperNode of {party.party}",
         supernode_command(party, file),
-        flower_environment(home),
+        bundle.guarded(flower_environment(home), home / "bin", file),
         home / "supernode.log",
     )
     try:
@@ -243,6 +260,11 @@ def run_state(folder: LabelFolder, run_id: str) -> str:
 def run_log(folder: LabelFolder, run_id: str) -> str:
     """What the ServerApp printed."""
     return _flower(folder, "log", run_id, CONNECTION, "--show")
+
+
+def _node(folder: LabelFolder, what: str, which: str, *options: str) -> Any:
+    command = ("supernode", what, which, CONNECTION, *options, "--format", "json")
+    return _json(_flower(folder, *command))
 
 
 def _flower(folder: LabelFolder, *arguments: str) -> str:

@@ -33,6 +33,8 @@ def superlink(
     from vfl.project import LabelFolder
 
     label = LabelFolder.find(project)
+    for warning in label.certificate_warnings():
+        say(warning)
     say("starting the SuperLink")
     service = deployment.start_superlink(label)
     try:
@@ -50,8 +52,12 @@ def supernode(
     """Run a feature party's SuperNode until it is interrupted; tells of each session."""
     from vfl import deployment
     from vfl.config import read_party_file
+    from vfl.transport import expiry_warning
 
     party = read_party_file(party_file)
+    ca = party.beside(party.node.ca)
+    if ca.exists() and (warning := expiry_warning(ca, "ask the label party for its new ca.pem")):
+        say(warning)
     say(f"connecting party {party.party} to {party.node.superlink}")
     service = deployment.start_supernode(party, party_file)
     try:
