@@ -16,7 +16,8 @@ FLOORS = {
     1: "bundle compression datasets mpc privacy transport",
     2: "defenses exchange models session trace",
     3: "attacks clients server",
-    4: "demo deployment doctor estimators federated local plan project run specs split templates",
+    4: "demo deployment doctor estimators federated local plan project run service specs split "
+    "supervise templates",
     5: "bench report",
     6: "cli testing __init__ __main__",
 }
@@ -35,6 +36,8 @@ BESIDE = {
     ("deployment", "project"): "a deployment starts what a project folder describes",
     ("federated", "deployment"): "a federated run happens on a deployment",
     ("federated", "project"): "a federated run is the run of a project",
+    ("deployment", "service"): "a deployment starts services",
+    ("supervise", "service"): "a service is started again",
     ("demo", "deployment"): "the demo starts and ends a deployment of its own",
     ("demo", "federated"): "the demo is a federated run",
     ("demo", "project"): "the demo writes a project first",

@@ -11,9 +11,10 @@ import pytest
 
 from vfl import deployment
 from vfl.config import Experiment, PartyFile, read_party_file
-from vfl.deployment import Service, flower_environment, supernode_command
+from vfl.deployment import supernode_command
 from vfl.errors import LostPeerError, MissingDataError, PeerFailedError
 from vfl.project import write_project
+from vfl.service import Service, flower_environment
 from vfl.transport import renew_node_key
 
 QUICK_PATIENCE_S = 5.0

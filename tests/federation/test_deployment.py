@@ -142,8 +142,9 @@ def test_a_supernode_with_an_unknown_key_is_turned_away(deployed, tmp_path):
             "node": node,
         }
     )
-    with pytest.raises(LostPeerError, match="did not start"):
+    with pytest.raises(LostPeerError, match="did not start") as caught:
         deployment.start_supernode(intruder, tmp_path / "party.toml").stop()
+    assert "does not know its key" in caught.value.got
 
 
 @pytest.mark.net

@@ -8,8 +8,8 @@ import pytest
 
 from vfl import demo, deployment
 from vfl.config import read_party_file
-from vfl.deployment import Service
 from vfl.errors import LostPeerError
+from vfl.service import Service
 from vfl.transport import renew_node_key, renew_server, replace_authority
 
 pytestmark = pytest.mark.net

@@ -72,7 +72,13 @@ def _on_the_federation(project: Path, settings: list[str], resume: Path | None) 
     extra = {"resume": resume is not None}
     try:
         return federated.run_session(
-            label, "train", name, overrides=settings, on_epoch=say_epoch, extra=extra
+            label,
+            "train",
+            name,
+            overrides=settings,
+            on_epoch=say_epoch,
+            on_note=say,
+            extra=extra,
         )
     except KeyboardInterrupt:
         folder = read_party_file(label.party_file).run_path(name)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import traceback
 from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from vfl.clients.session import for_others, take_part
+from vfl.clients.session import take_part
 from vfl.config import PartyFile, read_party_file
 from vfl.errors import ConfigError, VFLError
-from vfl.session import SessionMessage
+from vfl.session import SessionMessage, for_others, unexpected
 
 
 def client_app() -> ClientApp:
@@ -38,6 +39,11 @@ def client_app() -> ClientApp:
         except VFLError as error:
             print(error, flush=True)
             failure = for_others(error, name).record()
+        except Exception as bug:
+            traceback.print_exc()
+            told = unexpected(bug, name)
+            print(told, flush=True)
+            failure = told.record()
         record = ConfigRecord({"report": report, "failure": json.dumps(failure)})
         return Message(RecordDict({"session": record}), reply_to=message)
 

@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 from vfl.clients.feature_party import build_feature_party
 from vfl.config import PartyFile
 from vfl.datasets import PartyData
-from vfl.errors import (
-    ConfigError,
-    DataError,
-    DisagreementError,
-    ProtocolError,
-    RunFolderError,
-    VFLError,
-)
+from vfl.errors import DisagreementError, ProtocolError, VFLError
 from vfl.frame import Kind
 from vfl.link import Observer
-from vfl.session import Introduction, PartyReport, SessionMessage, check_consent
+from vfl.session import (
+    Introduction,
+    PartyReport,
+    SessionMessage,
+    check_consent,
+    for_others,
+    unexpected,
+)
 from vfl.session.own_data import own_checkpoints, own_data, own_folder, own_secret
 from vfl.trace import own_recorders, recording
 from vfl.transport import Hello, Observed, TcpLink, Timeouts
@@ -83,15 +83,11 @@ def take_part(
     except VFLError as error:
         link.fail(for_others(error, party.party))
         raise
+    except Exception as bug:
+        link.fail(unexpected(bug, party.party))
+        raise
     finally:
         link.close()
-
-
-def for_others(error: VFLError, party: str) -> VFLError:
-    """What the label party may know of an error here: of our own files only that they failed."""
-    if isinstance(error, DataError | RunFolderError | ConfigError):
-        return type(error)(f"party '{party}' cannot use its own files; its own log says why")
-    return error
 
 
 def _attach(

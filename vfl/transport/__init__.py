@@ -8,6 +8,7 @@ from vfl.transport.base import WINDOW_FRAMES, Timeouts, TransportLink
 from vfl.transport.certificates import (
     ServerCertificate,
     TrialFiles,
+    check_not_expired,
     session_certificate,
     write_trial_certificates,
 )
@@ -18,6 +19,7 @@ from vfl.transport.knocks import KnockLimits
 from vfl.transport.local import LocalLink, local_pair
 from vfl.transport.messages import Hello, Welcome
 from vfl.transport.observed import Observed
+from vfl.transport.probe import check_server
 from vfl.transport.renewal import (
     expiry_warning,
     renew_node_key,
@@ -42,6 +44,8 @@ __all__ = [
     "TransportLink",
     "TrialFiles",
     "Welcome",
+    "check_not_expired",
+    "check_server",
     "expiry_warning",
     "local_pair",
     "renew_node_key",

@@ -62,7 +62,7 @@ class Authority:
     key_pem: bytes = field(repr=False)
 
     @classmethod
-    def new(cls, name: str, days: int) -> Authority:
+    def new(cls, name: str, days: float) -> Authority:
         """A CA of that name, valid for so many days."""
         key, subject = ec.generate_private_key(ec.SECP256R1()), _name(name)
         ca = _builder(subject, subject, key.public_key(), key.public_key(), _after(days))
@@ -70,7 +70,7 @@ class Authority:
         ca = ca.add_extension(_usage(signs_certificates=True), critical=True)
         return cls(ca.sign(key, hashes.SHA256()).public_bytes(_PEM), _private_pem(key))
 
-    def issue(self, names: Sequence[x509.GeneralName], days: int) -> ServerCertificate:
+    def issue(self, names: Sequence[x509.GeneralName], days: float) -> ServerCertificate:
         """A new server key and its certificate, which ends with the CA's at the latest."""
         ca = x509.load_pem_x509_certificate(self.ca_pem)
         ca_key = serialization.load_pem_private_key(self.key_pem, None)
@@ -104,7 +104,7 @@ class TrialFiles:
     public_keys: dict[str, Path]
 
 
-def session_certificate(hosts: Sequence[str], days: int = _SESSION_DAYS) -> ServerCertificate:
+def session_certificate(hosts: Sequence[str], days: float = _SESSION_DAYS) -> ServerCertificate:
     """A new server certificate under a CA of its own, which nobody can use again.
 
     Args:
@@ -112,6 +112,25 @@ def session_certificate(hosts: Sequence[str], days: int = _SESSION_DAYS) -> Serv
         days: how long it is valid.
     """
     return Authority.new("vfl session CA", days).issue([_host(host) for host in hosts], days)
+
+
+def check_not_expired(path: Path) -> None:
+    """Look at a certificate of our own before somebody else refuses it.
+
+    Raises:
+        UserError: it has expired, or is no certificate.
+    """
+    try:
+        ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    except ValueError:
+        raise UserError("this is no PEM certificate", where=str(path)) from None
+    if ends < datetime.datetime.now(datetime.UTC):
+        raise UserError(
+            "a certificate has expired",
+            where=str(path),
+            got=f"valid until {ends:%Y-%m-%d %H:%M} UTC",
+            fix="put a new one and its key there; every party needs the ca.pem that signed it",
+        )
 
 
 def write_trial_certificates(
@@ -173,7 +192,7 @@ def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
-def _after(days: int) -> datetime.datetime:
+def _after(days: float) -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
 
 
