@@ -9,6 +9,7 @@ import torch
 
 from vfl.datasets import TableFormat, files, load_own, read_table
 from vfl.datasets.columns import LargeTable
+from vfl.datasets.values import kind_of
 from vfl.errors import DataError, MissingDataError
 
 TEXT = "id,age,city\n007,31,Ulm\n008,,Bonn\n"
@@ -153,3 +154,27 @@ def test_damage_inside_a_parquet_file_is_told_without_a_cell(large, monkeypatch)
     table = read_table(path)
     with pytest.raises(DataError, match="cannot be read"):
         table["id"]
+
+
+def test_every_type_of_a_parquet_column_reads_as_in_the_whole(tmp_path, monkeypatch):
+    frame = pd.DataFrame(
+        {
+            "category": pd.Categorical(["u", "b", None, "z", "u"]),
+            "whole.gaps": pd.array([1, None, 3, 4, 5], dtype="Int64"),
+            "flag": pd.array([True, None, False, True, True], dtype="boolean"),
+            "half": np.array([0.5, 1.5, np.nan, 2, 3], dtype=np.float16),
+            "byte": np.arange(5, dtype=np.uint8),
+            "text": ["a", None, "b", "b", "c"],
+        },
+        index=pd.Index([5, 3, 4, 1, 2], name="row"),
+    )
+    path = tmp_path / "a.parquet"
+    frame.to_parquet(path)
+    monkeypatch.setattr(files, "BLOCK_ROWS", 2)
+    table = read_table(path)
+    assert isinstance(table, LargeTable)
+    assert list(table.columns) == list(frame.columns)  # not the index
+    for name in frame:
+        assert kind_of(table[name]) == kind_of(frame[name])
+        assert table[name].isna().tolist() == frame[name].isna().tolist()
+        assert table[name].dropna().tolist() == frame[name].dropna().tolist()

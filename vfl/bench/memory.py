@@ -127,7 +127,7 @@ def _writer(path: Path, schema: pa.Schema) -> pa.csv.CSVWriter | pa.parquet.Parq
 
 
 def _party(table: Path, role: Role, ids: IdKind) -> PartyFile:
-    data = {"source": str(table), "id": ids, "id_type": ids, "columns": ["x*"]}
+    data = {"source": str(table), "id": ids, "columns": ["x*"]}
     if role == "label":
         data["label"] = "paid"
     return PartyFile.model_validate({"party": "bank", "data": data})

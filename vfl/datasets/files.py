@@ -131,6 +131,7 @@ class ParquetTable(LargeTable):
         with _readable(self._path):
             for batch in self._file.iter_batches(BLOCK_ROWS, columns=[name], use_threads=False):
                 yield batch.column(0)
+        pa.default_memory_pool().release_unused()  # else Arrow keeps tens of megabytes for later
 
     def type_of(self, name: str) -> pa.DataType:
         return self._file.schema_arrow.field(name).type
