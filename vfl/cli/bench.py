@@ -92,3 +92,24 @@ def _numbers(text: str) -> list[int]:
         return [int(each) for each in text.split(",")]
     except ValueError:
         raise typer.BadParameter("numbers, such as 1,5", param_hint="--in-flight") from None
+
+
+@app.command("memory")
+def memory(
+    rows: Annotated[int, typer.Option("--rows", help="Rows of the table.")] = 1_000_000,
+    columns: Annotated[int, typer.Option("--columns", help="Number columns.")] = 20,
+    form: Annotated[str, typer.Option("--format", help="csv or parquet.")] = "csv",
+    json: Json = False,
+) -> None:
+    """The peak memory of a party that loads its table, beside the limit."""
+    from dataclasses import asdict
+
+    from vfl.bench.memory import bench_memory, format_rows
+
+    found = bench_memory(rows, columns, form, say=say)
+    if json:
+        emit([asdict(row) for row in found])
+    else:
+        print(format_rows(found))
+    if not all(row.kept for row in found):
+        raise typer.Exit(1)
