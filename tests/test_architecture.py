@@ -12,12 +12,12 @@ PACKAGE = Path(__file__).parents[1] / "vfl"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = {
-    0: "config errors explain frame ledger link registry run_folder seeds service storage "
-    "supervise threads version",
-    1: "compression datasets mpc privacy transport",
+    0: "config errors explain frame ledger link registry run_folder seeds storage threads version",
+    1: "bundle compression datasets mpc privacy transport",
     2: "defenses exchange models session trace",
     3: "attacks clients server",
-    4: "demo deployment doctor estimators federated local plan project run specs split templates",
+    4: "demo deployment doctor estimators federated local plan project run service specs split "
+    "supervise templates",
     5: "bench report",
     6: "cli testing __init__ __main__",
 }
@@ -36,6 +36,8 @@ BESIDE = {
     ("deployment", "project"): "a deployment starts what a project folder describes",
     ("federated", "deployment"): "a federated run happens on a deployment",
     ("federated", "project"): "a federated run is the run of a project",
+    ("deployment", "service"): "a deployment starts services",
+    ("supervise", "service"): "a service is started again",
     ("demo", "deployment"): "the demo starts and ends a deployment of its own",
     ("demo", "federated"): "the demo is a federated run",
     ("demo", "project"): "the demo writes a project first",
@@ -51,6 +53,7 @@ SERIALISERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", 
 #: Rooms that know sockets, with the reason.
 SOCKET_ROOMS = {
     "transport": "everything that is sent or received",
+    "bench": "a slow link between the processes of a measurement",
     "demo": "asks the operating system for free ports, and sends nothing",
 }
 SOCKETS = {"socket", "ssl", "socketserver", "asyncio", "select", "selectors", "grpc"}

@@ -5,10 +5,9 @@ Every one of them runs with Flower's telemetry, update check and dependency inst
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,38 +15,19 @@ from typing import Any
 
 import tomli_w
 
+from vfl import bundle
 from vfl.config import PartyFile
 from vfl.errors import LostPeerError, MissingDataError, MissingPackageError, PeerFailedError
 from vfl.project import LabelFolder
-from vfl.service import Service, last_words
-from vfl.storage import write_text
+from vfl.service import Service, flower_environment, last_words
+from vfl.storage import read_json, write_json, write_text
 from vfl.transport import check_not_expired, check_server
 
 CONNECTION = "vfl"
+_DATABASE = "superlink.db"
+#: Flower's node id and the digest of every party's registered key, by name.
+_NODES = "nodes.json"
 _START_SUPERLINK = "is the SuperLink running? start it with: vfl superlink PROJECT"
-_QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    # Ray, the engine of a Flower simulation: no usage reports, nothing beyond the loopback.
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # One thread a process: two parties and a label party share a small machine, and weights are
-    # equal bit for bit only where sums are added in the same order.
-    "OMP_NUM_THREADS": "1",
-}
-
-
-def flower_environment(home: Path, **extra: str) -> dict[str, str]:
-    """The environment of every Flower process.
-
-    Args:
-        home: where Flower keeps its own files.
-        extra: more variables.
-    """
-    # Flower starts its helpers by bare name, so our interpreter's scripts come first.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, **_QUIET, "FLWR_HOME": str(home), "PATH": path, **extra}
 
 
 def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service:
@@ -69,7 +49,7 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
     command = [
         "flower-superlink",
         *("--host", settings.bind_host or host, "--port", port),
-        *("--database", str(folder.state / "superlink.db")),
+        *("--database", str(folder.state / _DATABASE)),
         "--disable-runtime-dependency-installation",
     ]
     if simulation:
@@ -80,6 +60,8 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
         command += ["--ssl-certfile", str(folder.certificates / "server.pem")]
         command += ["--ssl-keyfile", str(folder.certificates / "server.key")]
         command += ["--enable-supernode-auth"]
+    if not (folder.state / _DATABASE).exists():
+        (folder.state / _NODES).unlink(missing_ok=True)  # a new SuperLink knows nobody
     _write_connection(folder, insecure=simulation)
     environment = flower_environment(folder.state, VFL_PARTY_FILE=str(folder.party_file))
     service = Service("the SuperLink", command, environment, folder.state / "superlink.log")
@@ -92,17 +74,27 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
 
 
 def register_nodes(folder: LabelFolder) -> list[str]:
-    """Register every party's public key under its name; the names that were new."""
+    """Register every party's public key under its name; the names that were new.
+
+    A party that had another key before loses that one.
+    """
     new = []
+    nodes_file = folder.state / _NODES
+    nodes = read_json(nodes_file) if nodes_file.exists() else {}
     for key in sorted(folder.keys.glob("*.pub")):
-        named = ("--name", key.stem, "--format", "json")
+        name, digest = key.stem, hashlib.sha256(key.read_bytes()).hexdigest()
+        if name in nodes and nodes[name]["key"] != digest:  # first, so that no failure leaves it
+            _node(folder, "unregister", nodes.pop(name)["node"])
+            write_json(nodes_file, nodes)
         try:
-            _flower(folder, "supernode", "register", str(key), CONNECTION, *named)
+            answer = _node(folder, "register", str(key), "--name", name)
         except PeerFailedError as problem:
             if "already in use" not in str(problem.got):
                 raise
         else:
-            new.append(key.stem)
+            nodes[name] = {"node": str(answer["node-id"]), "key": digest}
+            write_json(nodes_file, nodes)
+            new.append(name)
     return new
 
 
@@ -138,11 +130,13 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
         LostPeerError: the SuperLink cannot be reached, or refuses this party's key.
     """
     home = party.store_path / "flower"
-    command = supernode_command(party, file)
-    address, ca = party.node.superlink, party.beside(party.node.ca)
-    check_server("the SuperLink", address, ca)
-    name = f"the SuperNode of {party.party}"
-    service = Service(name, command, flower_environment(home), home / "supernode.log")
+    check_server("the SuperLink", party.node.superlink, party.beside(party.node.ca).read_text())
+    service = Service(
+        f"the SuperNode of {party.party}",
+        supernode_command(party, file),
+        bundle.guarded(flower_environment(home), home / "bin", file),
+        home / "supernode.log",
+    )
     try:
         service.wait_for("SuperNode ID")
     except LostPeerError as problem:
@@ -188,6 +182,11 @@ def run_log(folder: LabelFolder, run_id: str) -> str:
     return _flower(folder, "log", run_id, CONNECTION, "--show")
 
 
+def _node(folder: LabelFolder, what: str, which: str, *options: str) -> Any:
+    command = ("supernode", what, which, CONNECTION, *options, "--format", "json")
+    return _json(_flower(folder, *command))
+
+
 def _flower(folder: LabelFolder, *arguments: str) -> str:
     done = subprocess.run(
         ["flwr", *arguments],
@@ -216,7 +215,7 @@ def _check_superlink(folder: LabelFolder) -> None:
         return
     address = folder.experiment().federation.superlink
     try:
-        check_server("the SuperLink", address, folder.certificates / "ca.pem")
+        check_server("the SuperLink", address, (folder.certificates / "ca.pem").read_text())
     except LostPeerError as problem:
         problem.fix = _START_SUPERLINK
         raise

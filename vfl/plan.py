@@ -23,7 +23,7 @@ from vfl.project import LabelFolder
 from vfl.run import load_data, session_of
 from vfl.seeds import Secret
 from vfl.server import build_label_party
-from vfl.session import Terms
+from vfl.session import Terms, advice
 from vfl.session.consent import expected_bytes
 from vfl.session.own_data import own_data
 from vfl.session.schedule import steps_per_epoch
@@ -33,6 +33,9 @@ from vfl.transport import local_pair
 
 #: Where `vfl train` puts the run of an experiment file unless it is told otherwise.
 _RUNS = Path("runs")
+
+#: Compute of an exchange, both sides: a small network's; a larger one gains less than is told.
+_STEP_S = 0.001
 
 
 def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -89,6 +92,41 @@ def of_party_file(path: Path) -> dict[str, Any]:
     facts = {"party": party.party, "rows": data.rows, "inputs": inputs, "consent": consent}
     # How large its trace gets depends on the session's terms; the party is told when one starts.
     return facts | ({"trace": party.trace.model_dump(mode="json")} if party.trace.enabled else {})
+
+
+def link_advice(
+    experiment: Experiment, train_rows: int, round_trip_s: float, mbps: float | None
+) -> dict[str, Any]:
+    """What a slow link to the feature parties asks for, as facts.
+
+    Args:
+        experiment: as it would be trained now.
+        train_rows: of its table.
+        round_trip_s: to the party that is furthest away.
+        mbps: bandwidth of the label party's link in each direction; None is no limit.
+    """
+    train, codec = experiment.train, compression.make(experiment.codec)
+    widths = [experiment.parties[name].width for name in experiment.feature_parties]
+    sizes = [codec.payload_limit(train.batch_rows, codec.wire_width(width)) for width in widths]
+    cost = advice.LinkCost(
+        round_trip_s,
+        _STEP_S,
+        sum(sizes) / train.batch_rows,
+        None if mbps is None else mbps * 1e6 / 8,
+    )
+    choices = advice.advise(cost, train.batch_rows, train.in_flight, train_rows)
+    lines = [
+        f"-s train.batch_rows={choice.batch_rows}"
+        f" -s train.learning_rate={train.learning_rate * choice.rate_factor:.3g}"
+        f" -s train.in_flight={choice.in_flight}"
+        f"   about {choice.speedup:.1f} times as many rows a second"
+        for choice in choices
+    ]
+    return {
+        "round_trip_ms": round(1000 * round_trip_s, 1),
+        "exchanges_per_second": round(1 / cost.period_s(train.batch_rows, train.in_flight), 1),
+        "advice": lines + advice.warnings(train.batch_rows, train.in_flight),
+    }
 
 
 def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyData:

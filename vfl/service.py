@@ -1,13 +1,39 @@
-"""A long-running process that somebody starts, waits for, and ends by its own id."""
+"""A process of Flower that runs beside ours: its environment, its log, and its end."""
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vfl.errors import LostPeerError
+
+_QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    # Ray, the engine of a Flower simulation: no usage reports, nothing beyond the loopback.
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # One thread a process: two parties and a label party share a small machine, and weights are
+    # equal bit for bit only where sums are added in the same order.
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def flower_environment(home: Path, **extra: str) -> dict[str, str]:
+    """The environment of every Flower process.
+
+    Args:
+        home: where Flower keeps its own files.
+        extra: more variables.
+    """
+    # Flower starts its helpers by bare name, so our interpreter's scripts come first.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {**os.environ, **_QUIET, "FLWR_HOME": str(home), "PATH": path, **extra}
 
 
 class Service:

@@ -42,7 +42,7 @@ def test_an_expired_certificate(expiring):
     for command in (deployment.nodes["left"], training):
         assert command.wait() == 3
         words = command.last_words()
-        assert "error[V404]: the SuperLink: its certificate is not trusted" in words
+        assert "error[V404]: the certificate of the SuperLink is not accepted" in words
         assert "certificate has expired" in words
     assert deployment.superlink.stop() == 143
     again = deployment.command("superlink-again", "superlink", deployment.folder)

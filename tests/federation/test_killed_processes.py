@@ -62,7 +62,7 @@ def test_a_superlink(commands, undisturbed, measured):
     assert training.wait() == 3
     measured("a SuperLink was killed; vfl train ended after")
     words = training.last_words()
-    assert "error[V405]: the SuperLink: it cannot be reached" in words
+    assert "error[V405]: the SuperLink cannot be reached" in words
     assert f"vfl train PROJECT --resume {commands.run(training)}" in words
     commands.start_superlink()
     resume(commands, training, undisturbed, measured)

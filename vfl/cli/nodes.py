@@ -33,6 +33,8 @@ def superlink(
     from vfl.project import LabelFolder
 
     label = LabelFolder.find(project)
+    for warning in label.certificate_warnings():
+        say(warning)
     say("starting the SuperLink")
     service = deployment.start_superlink(label)
     try:
@@ -59,8 +61,12 @@ def supernode(
     from vfl import deployment
     from vfl.config import read_party_file
     from vfl.supervise import supervise
+    from vfl.transport import expiry_warning
 
     party = read_party_file(party_file)
+    ca = party.beside(party.node.ca)
+    if ca.exists() and (warning := expiry_warning(ca, "ask the label party for its new ca.pem")):
+        say(warning)
 
     def start() -> Service:
         say(f"connecting party {party.party} to {party.node.superlink}")

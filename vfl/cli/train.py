@@ -62,6 +62,8 @@ def _on_the_federation(project: Path, settings: list[str], resume: Path | None) 
     from vfl.specs import spec_mistakes
 
     label = LabelFolder.find(project)
+    for warning in label.certificate_warnings():
+        say(warning)
     experiment = label.experiment(settings, spec_mistakes)
     if not resume:
         check_public(experiment, label.places(settings))

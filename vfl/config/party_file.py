@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, StringConstraints
 
 from vfl.config.experiment import PartyName, TraceSettings
 from vfl.config.places import Places
@@ -48,6 +48,8 @@ class Consent(Settings):
         max_epochs: epochs of one training.
         max_bytes: bytes one session may send and receive, estimated before it starts.
         versions: vfl versions the party agrees to run; empty means the installed one.
+        bundles: Flower app bundles its SuperNode runs: "vfl" for the one with no code but the
+            installed vfl's, or the SHA-256 of another.
     """
 
     codecs: tuple[str, ...] = ("*",)
@@ -57,6 +59,9 @@ class Consent(Settings):
     max_epochs: Annotated[int, Field(ge=1)] = 100
     max_bytes: Annotated[int, Field(ge=1)] = 10_000_000_000
     versions: tuple[str, ...] = ()
+    bundles: tuple[Annotated[str, StringConstraints(pattern=r"^(vfl|[0-9a-f]{64})$")], ...] = (
+        "vfl",
+    )
 
 
 class Node(Settings):

@@ -9,7 +9,6 @@ from vfl.config import PartyFile, read_party_file
 from vfl.doctor import files, machine, network
 from vfl.doctor.check import Check
 from vfl.project import LabelFolder
-from vfl.transport.probe import split_address
 
 
 def examine(path: Path | None = None) -> Iterator[Check]:
@@ -57,7 +56,7 @@ def _feature_party(party: PartyFile) -> Iterator[Check]:
 def _label_party(label: LabelFolder) -> Iterator[Check]:
     experiment, party = label.experiment(), read_party_file(label.party_file)
     federation = experiment.federation
-    host, _ = split_address(federation.superlink)
+    host, _ = network.split_address(federation.superlink)
     ca, server = label.certificates / "ca.pem", label.certificates / "server.pem"
     yield from _machine(party.store_path)
     yield from _own_files(party)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vfl.doctor.check import Check
-from vfl.errors import PeerError
-from vfl.transport.probe import Probe, port_is_free, probe_https, split_address
+from vfl.errors import PeerError, UserError
+from vfl.transport.probe import Probe, port_is_free, probe_https
 
 #: Flower refuses the signature of a node whose clock differs by more (TIMESTAMP_TOLERANCE).
 CLOCK_TOLERANCE_S = 300
@@ -18,7 +18,7 @@ def superlink_from_afar(address: str, ca: Path) -> Iterator[Check]:
     """A feature party's way to the SuperLink: TCP, TLS under the party's own CA, and the clock."""
     host, port = split_address(address)
     try:
-        answer = probe_https(host, port, str(ca))
+        answer = probe_https("the SuperLink", host, port, ca.read_text())
     except PeerError as problem:
         found = f"{address}: {problem.what} ({problem.got})"
         yield Check("superlink", "FAIL", found, problem.fix or "")
@@ -36,7 +36,7 @@ def superlink_here(address: str, bind_host: str, ca: Path) -> Iterator[Check]:
         return
     local = "127.0.0.1" if bind_host in ("0.0.0.0", "::") else host
     try:
-        answer = probe_https(local, port, str(ca))
+        answer = probe_https("the SuperLink", local, port, ca.read_text())
     except PeerError:
         found = f"{port} is used by something that does not show our certificate"
         yield Check("superlink port", "FAIL", found, "end that program, or change superlink's port")
@@ -69,3 +69,15 @@ def _clock(answer: Probe) -> Check:
         cure = f"set the clocks before they are {CLOCK_TOLERANCE_S} s apart"
         return Check("clock", "WARN", found, cure)
     return Check("clock", "OK", found)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port``; an IPv6 host may stand in brackets.
+
+    Raises:
+        UserError: the text is of another form.
+    """
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdigit() and 0 < int(port) < 65536):
+        raise UserError("this is not the address of a SuperLink", got=address, want="host:port")
+    return host.strip("[]"), int(port)

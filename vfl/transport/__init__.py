@@ -15,16 +15,25 @@ from vfl.transport.certificates import (
 from vfl.transport.client import TcpLink
 from vfl.transport.hub import TcpHub
 from vfl.transport.hub_link import HubLink
+from vfl.transport.knocks import KnockLimits
 from vfl.transport.local import LocalLink, local_pair
 from vfl.transport.messages import Hello, Welcome
 from vfl.transport.observed import Observed
 from vfl.transport.probe import check_server
+from vfl.transport.renewal import (
+    expiry_warning,
+    renew_node_key,
+    renew_server,
+    replace_authority,
+)
+from vfl.transport.sockets import round_trip_s
 
 __all__ = [
     "WINDOW_FRAMES",
     "Credential",
     "Hello",
     "HubLink",
+    "KnockLimits",
     "LocalLink",
     "Observed",
     "OnAttach",
@@ -37,7 +46,12 @@ __all__ = [
     "Welcome",
     "check_not_expired",
     "check_server",
+    "expiry_warning",
     "local_pair",
+    "renew_node_key",
+    "renew_server",
+    "replace_authority",
+    "round_trip_s",
     "session_certificate",
     "write_trial_certificates",
 ]
