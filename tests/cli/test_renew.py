@@ -3,7 +3,7 @@
 import pytest
 
 from vfl import deployment
-from vfl.errors import LostPeerError
+from vfl.errors import AuthenticationError, LostPeerError
 from vfl.project import LabelFolder
 from vfl.transport import renew_server
 from vfl.transport.renewal import days_left
@@ -67,7 +67,7 @@ def test_a_certificate_that_ends_soon_is_spoken_of_at_the_label_party(
 
 def test_a_party_is_told_that_the_authority_ends(vfl, label, tmp_path, monkeypatch):
     def stop(*arguments, **options):
-        raise LostPeerError("stopped here")
+        raise AuthenticationError("stopped here")  # what starting again does not mend
 
     monkeypatch.setattr(deployment, "start_supernode", stop)
     assert "warning" not in vfl("supernode", "project/bank/party.toml").err
