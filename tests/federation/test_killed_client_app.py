@@ -1,10 +1,17 @@
-"""A ClientApp killed with -9: the run goes back to its last checkpoint, and nothing is lost."""
+"""A ClientApp killed with -9: the run goes back to its last checkpoint, and nothing is lost.
 
-from real_deployment import finish
+Several cuts are in flight, so the checkpoint holds those too; the other faults are tried with one.
+"""
+
+from real_deployment import finish, results
+
+from vfl import demo
+
+DEEP = "train.in_flight=5"
 
 
-def test_a_client_app_that_is_killed(commands, undisturbed, measured):
-    training = commands.train()
+def test_a_client_app_that_is_killed(commands, measured):
+    training = commands.train(DEEP)
     training.wait_for("epoch  20")
     commands.kill("flwr-clientapp", "right")
     measured()
@@ -13,4 +20,7 @@ def test_a_client_app_that_is_killed(commands, undisturbed, measured):
     )
     training.wait_for("epoch ", after=told)
     measured("a ClientApp was killed; the next epoch ended after")
-    assert finish(commands, training) == undisturbed
+    alone = demo.run_in_process(
+        commands.folder, commands.label, lambda record: None, overrides=[DEEP]
+    )
+    assert finish(commands, training) == results(alone)
