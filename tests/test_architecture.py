@@ -12,12 +12,12 @@ PACKAGE = Path(__file__).parents[1] / "vfl"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = {
-    0: "config errors explain frame ledger link registry run_folder seeds storage threads trace "
-    "version",
-    1: "compression datasets mpc privacy transport",
-    2: "defenses exchange models session",
+    0: "config errors explain frame ledger link registry run_folder seeds storage threads version",
+    1: "bundle compression datasets mpc privacy transport",
+    2: "defenses exchange models session trace",
     3: "attacks clients server",
-    4: "demo deployment doctor estimators federated local plan project run specs split templates",
+    4: "demo deployment doctor estimators federated local plan project run service specs split "
+    "supervise templates",
     5: "bench report",
     6: "cli testing __init__ __main__",
 }
@@ -26,6 +26,7 @@ FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms.split(
 #: Imports on one floor, with the reason. Floor 0 is one heap of small files and needs none.
 BESIDE = {
     ("exchange", "defenses"): "an exchange is a defense and a codec around a link",
+    ("trace", "session"): "a trace follows the schedule and says which terms it was recorded on",
     ("run", "local"): "a run in process is a local session with a folder",
     ("estimators", "local"): "fit is a local session on arrays",
     ("doctor", "project"): "the doctor looks at the files of a project",
@@ -35,6 +36,8 @@ BESIDE = {
     ("deployment", "project"): "a deployment starts what a project folder describes",
     ("federated", "deployment"): "a federated run happens on a deployment",
     ("federated", "project"): "a federated run is the run of a project",
+    ("deployment", "service"): "a deployment starts services",
+    ("supervise", "service"): "a service is started again",
     ("demo", "deployment"): "the demo starts and ends a deployment of its own",
     ("demo", "federated"): "the demo is a federated run",
     ("demo", "project"): "the demo writes a project first",
@@ -50,6 +53,7 @@ SERIALISERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", 
 #: Rooms that know sockets, with the reason.
 SOCKET_ROOMS = {
     "transport": "everything that is sent or received",
+    "bench": "a slow link between the processes of a measurement",
     "demo": "asks the operating system for free ports, and sends nothing",
 }
 SOCKETS = {"socket", "ssl", "socketserver", "asyncio", "select", "selectors", "grpc"}

@@ -11,9 +11,11 @@ import pytest
 
 from vfl import deployment
 from vfl.config import Experiment, PartyFile, read_party_file
-from vfl.deployment import Service, flower_environment, supernode_command
+from vfl.deployment import supernode_command
 from vfl.errors import LostPeerError, MissingDataError, PeerFailedError
 from vfl.project import write_project
+from vfl.service import Service, flower_environment
+from vfl.transport import renew_node_key
 
 QUICK_PATIENCE_S = 5.0
 
@@ -230,6 +232,36 @@ def test_keys_are_registered_under_their_names(project, flwr, tmp_path):
     asked = (tmp_path / "asked").read_text().split()
     assert asked[:3] == ["supernode", "register", str(label.keys / "bank.pub")]
     assert asked[asked.index("--name") + 1] == "bank"
+
+
+def test_a_partys_new_key_takes_the_place_of_the_old_one(project, flwr, tmp_path):
+    _, label = project
+    flwr("""echo '{"success": true, "node-id": "17"}'""")
+    deployment.register_nodes(label)
+    assert deployment.register_nodes(label) == ["bank"]  # this SuperLink knows no key twice
+    assert "unregister" not in (tmp_path / "asked").read_text()
+    renew_node_key(tmp_path / "node.key", label.keys / "bank.pub")
+    assert deployment.register_nodes(label) == ["bank"]
+    asked = [line.split()[1:3] for line in (tmp_path / "asked").read_text().splitlines()]
+    assert asked[2:] == [["unregister", "17"], ["register", str(label.keys / "bank.pub")]]
+
+
+def test_an_old_key_that_cannot_be_taken_back_is_told(project, flwr):
+    _, label = project
+    flwr("""echo '{"success": true, "node-id": "17"}'""")
+    deployment.register_nodes(label)
+    renew_node_key(label.path / "node.key", label.keys / "bank.pub")
+    flwr(f"cat <<'E'\n{UNAVAILABLE}\nE")
+    with pytest.raises(PeerFailedError):
+        deployment.register_nodes(label)
+
+
+def test_a_new_superlink_knows_nobody(project, flwr, commands):
+    _, label = project
+    flwr("""echo '{"success": true, "node-id": "17"}'""")
+    deployment.register_nodes(label)
+    deployment.start_superlink(label)
+    assert not (label.state / "nodes.json").exists()
 
 
 def test_a_superlink_that_starts_again_knows_its_keys(project, flwr):

@@ -26,6 +26,7 @@ from vfl.run_folder import RunFolder
 from vfl.session import Introduction, Terms, check_consent, check_introduction
 from vfl.session.report import PartyReport
 from vfl.specs import check_specs, spec_mistakes
+from vfl.storage import write_bytes
 from vfl.transport import Credential, Hello, TcpLink, Timeouts
 from vfl.transport.admission import Admission
 from vfl.transport.messages import error_frame, read_failure
@@ -131,6 +132,11 @@ def other_format():
     RunFolder.open(folder.path)
 
 
+def no_folder_for_files():
+    Path("store").write_text("a file where a folder should be")
+    write_bytes(Path("store") / "file", b"content")
+
+
 def ids_of_another_form():
     shop = pd.DataFrame({"customer": range(40), "shoes": range(40)})
     shop.to_csv("shop.csv", index=False)
@@ -195,6 +201,7 @@ PROVOCATIONS = {
     "V005": not_finite,
     "V006": no_ray,
     "V007": other_format,
+    "V008": no_folder_for_files,
     "V100": lambda: check("topk:k=2", "topk:2"),
     "V101": lambda: check("topk:k=2", "randtopp:k=2"),
     "V102": lambda: check("topk:k=2", "randtopk:kk=2"),

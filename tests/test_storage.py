@@ -1,13 +1,14 @@
 import hashlib
 import os
 import stat
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from vfl import storage
-from vfl.errors import RunFolderError
+from vfl.errors import RunFolderError, StorageError
 from vfl.storage import (
     append_line,
     check_format,
@@ -46,6 +47,20 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
         write_bytes(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_full_disk_is_told():
+    with pytest.raises(StorageError, match="cannot be written") as caught:
+        append_line(Path("/dev/full"), {"epoch": 1})
+    assert caught.value.got == "No space left on device"
+    assert caught.value.where == "/dev/full"
+
+
+def test_a_folder_that_takes_no_files_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError) as caught:
+        write_bytes(tmp_path / "file" / "deep" / "below", b"x")
+    assert caught.value.got == "Not a directory"
 
 
 def test_the_content_is_durable_before_it_gets_its_name(tmp_path, monkeypatch):

@@ -5,11 +5,9 @@ Every one of them runs with Flower's telemetry, update check and dependency inst
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,105 +15,26 @@ from typing import Any
 
 import tomli_w
 
+from vfl import bundle
 from vfl.config import PartyFile
 from vfl.errors import LostPeerError, MissingDataError, MissingPackageError, PeerFailedError
 from vfl.project import LabelFolder
-from vfl.storage import write_text
+from vfl.service import Service, flower_environment, last_words
+from vfl.storage import read_json, write_json, write_text
+from vfl.transport import check_not_expired, check_server
 
 CONNECTION = "vfl"
-_QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    # Ray, the engine of a Flower simulation: no usage reports, nothing beyond the loopback.
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # One thread a process: two parties and a label party share a small machine, and weights are
-    # equal bit for bit only where sums are added in the same order.
-    "OMP_NUM_THREADS": "1",
-}
-
-
-def flower_environment(home: Path, **extra: str) -> dict[str, str]:
-    """The environment of every Flower process.
-
-    Args:
-        home: where Flower keeps its own files.
-        extra: more variables.
-    """
-    # Flower starts its helpers by bare name, so our interpreter's scripts come first.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, **_QUIET, "FLWR_HOME": str(home), "PATH": path, **extra}
-
-
-class Service:
-    """A long-running process with a log; ended by its own process id.
-
-    Args:
-        name: what messages call it.
-        command: program and arguments.
-        environment: all its variables.
-        log: file for what it prints.
-    """
-
-    def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path
-    ) -> None:
-        self.name = name
-        self.log = log
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
-            self._log_start = output.tell()  # the log of an earlier start says nothing of this one
-            self._process = subprocess.Popen(
-                command, env=dict(environment), stdout=output, stderr=subprocess.STDOUT
-            )
-
-    @property
-    def alive(self) -> bool:
-        """Whether it still runs."""
-        return self._process.poll() is None
-
-    def wait_for(self, marker: str, timeout_s: float = 60.0) -> None:
-        """Block until the log shows a text.
-
-        Raises:
-            LostPeerError: the process ended, or the text did not come in time.
-        """
-        deadline = time.monotonic() + timeout_s
-        while marker not in self._said():
-            if not self.alive or time.monotonic() > deadline:
-                state = "still starting" if self.alive else f"exit {self._process.returncode}"
-                raise LostPeerError(
-                    f"{self.name} did not start",
-                    where=_last_words(self._said()) or None,
-                    got=state,
-                    fix=f"look at {self.log}",
-                )
-            time.sleep(0.1)
-
-    def _said(self) -> str:
-        return self.log.read_bytes()[self._log_start :].decode(errors="replace")
-
-    def wait(self) -> int:
-        """Block until it ends; its exit code."""
-        return self._process.wait()
-
-    def stop(self, patience_s: float = 10.0) -> None:
-        """Ask it to end; insist after a while. Its children watch it and follow."""
-        if not self.alive:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+_DATABASE = "superlink.db"
+#: Flower's node id and the digest of every party's registered key, by name.
+_NODES = "nodes.json"
+_START_SUPERLINK = "is the SuperLink running? start it with: vfl superlink PROJECT"
 
 
 def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service:
     """The SuperLink of a label party, ready for SuperNodes.
 
     Raises:
+        UserError: its certificate has expired.
         LostPeerError: it did not start.
         MissingPackageError: a simulation without its engine.
     """
@@ -130,16 +49,19 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
     command = [
         "flower-superlink",
         *("--host", settings.bind_host or host, "--port", port),
-        *("--database", str(folder.state / "superlink.db")),
+        *("--database", str(folder.state / _DATABASE)),
         "--disable-runtime-dependency-installation",
     ]
     if simulation:
         command += ["--insecure", "--simulation"]
     else:
+        check_not_expired(folder.certificates / "server.pem")
         command += ["--ssl-ca-certfile", str(folder.certificates / "ca.pem")]
         command += ["--ssl-certfile", str(folder.certificates / "server.pem")]
         command += ["--ssl-keyfile", str(folder.certificates / "server.key")]
         command += ["--enable-supernode-auth"]
+    if not (folder.state / _DATABASE).exists():
+        (folder.state / _NODES).unlink(missing_ok=True)  # a new SuperLink knows nobody
     _write_connection(folder, insecure=simulation)
     environment = flower_environment(folder.state, VFL_PARTY_FILE=str(folder.party_file))
     service = Service("the SuperLink", command, environment, folder.state / "superlink.log")
@@ -152,17 +74,27 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
 
 
 def register_nodes(folder: LabelFolder) -> list[str]:
-    """Register every party's public key under its name; the names that were new."""
+    """Register every party's public key under its name; the names that were new.
+
+    A party that had another key before loses that one.
+    """
     new = []
+    nodes_file = folder.state / _NODES
+    nodes = read_json(nodes_file) if nodes_file.exists() else {}
     for key in sorted(folder.keys.glob("*.pub")):
-        named = ("--name", key.stem, "--format", "json")
+        name, digest = key.stem, hashlib.sha256(key.read_bytes()).hexdigest()
+        if name in nodes and nodes[name]["key"] != digest:  # first, so that no failure leaves it
+            _node(folder, "unregister", nodes.pop(name)["node"])
+            write_json(nodes_file, nodes)
         try:
-            _flower(folder, "supernode", "register", str(key), CONNECTION, *named)
+            answer = _node(folder, "register", str(key), "--name", name)
         except PeerFailedError as problem:
             if "already in use" not in str(problem.got):
                 raise
         else:
-            new.append(key.stem)
+            nodes[name] = {"node": str(answer["node-id"]), "key": digest}
+            write_json(nodes_file, nodes)
+            new.append(name)
     return new
 
 
@@ -194,20 +126,25 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
     """A feature party's SuperNode, connected.
 
     Raises:
-        LostPeerError: it did not start, or the SuperLink does not know its key.
+        AuthenticationError: the SuperLink's certificate is not accepted.
+        LostPeerError: the SuperLink cannot be reached, or refuses this party's key.
     """
     home = party.store_path / "flower"
+    check_server("the SuperLink", party.node.superlink, party.beside(party.node.ca).read_text())
     service = Service(
         f"the SuperNode of {party.party}",
         supernode_command(party, file),
-        flower_environment(home),
+        bundle.guarded(flower_environment(home), home / "bin", file),
         home / "supernode.log",
     )
     try:
         service.wait_for("SuperNode ID")
     except LostPeerError as problem:
         service.stop()
-        problem.want = f"a SuperLink at {party.node.superlink} that knows this party's key"
+        if "Failed to activate SuperNode" in service.said():
+            # Flower says the same of a key nobody registered and of a node it takes for alive.
+            problem.got = "the SuperLink does not know its key, or takes it for online still"
+            problem.fix = "the label party registers the key; one that was killed is free in 60 s"
         raise
     return service
 
@@ -245,6 +182,11 @@ def run_log(folder: LabelFolder, run_id: str) -> str:
     return _flower(folder, "log", run_id, CONNECTION, "--show")
 
 
+def _node(folder: LabelFolder, what: str, which: str, *options: str) -> Any:
+    command = ("supernode", what, which, CONNECTION, *options, "--format", "json")
+    return _json(_flower(folder, *command))
+
+
 def _flower(folder: LabelFolder, *arguments: str) -> str:
     done = subprocess.run(
         ["flwr", *arguments],
@@ -256,19 +198,27 @@ def _flower(folder: LabelFolder, *arguments: str) -> str:
     )
     answer = _json(done.stdout) if "json" in arguments else {}
     if done.returncode != 0 or answer.get("success") is False:  # flwr may fail with exit code 0
+        _check_superlink(folder)
         said = answer.get("error-message") or done.stderr or done.stdout
         raise PeerFailedError(
             f"flwr {arguments[0]} failed",
-            got=_last_words(said) or f"exit {done.returncode}",
-            fix="is the SuperLink running? start it with: vfl superlink PROJECT",
+            got=last_words(said) or f"exit {done.returncode}",
+            fix=_START_SUPERLINK,
         )
     return done.stdout
 
 
-def _last_words(text: str) -> str:
-    """The last line of a program's output, without the frame around it."""
-    lines = (line.strip(" │╭╮╰╯─") for line in text.splitlines())
-    return next((line for line in reversed(list(lines)) if line), "")
+def _check_superlink(folder: LabelFolder) -> None:
+    """Whether it is the SuperLink that flwr failed at: not there, or not trusted."""
+    connection = folder.state / "config.toml"
+    if not connection.exists() or "root-certificates" not in connection.read_text():
+        return
+    address = folder.experiment().federation.superlink
+    try:
+        check_server("the SuperLink", address, (folder.certificates / "ca.pem").read_text())
+    except LostPeerError as problem:
+        problem.fix = _START_SUPERLINK
+        raise
 
 
 def _json(text: str) -> Any:

@@ -6,6 +6,7 @@
         NonFiniteError         V005  NaN or Inf in a cut or gradient
         MissingPackageError    V006  an optional package is not installed
         RunFolderError         V007  a run folder is missing, foreign or of another version
+        StorageError           V008  a file of ours cannot be written
         SpecError              V100  a plug-in spec cannot be used
           UnknownNameError     V101  no plug-in of that name
           UnknownOptionError   V102  no option of that name
@@ -111,6 +112,10 @@ class MissingPackageError(UserError):
 
 class RunFolderError(UserError):
     code = "V007"
+
+
+class StorageError(UserError):
+    code = "V008"
 
 
 class SpecError(UserError):

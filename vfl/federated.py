@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from vfl.config import read_party_file
 from vfl.errors import LostPeerError, PeerError, RunFolderError, VFLError
 from vfl.project import LabelFolder
 from vfl.run_folder import RunFolder
-from vfl.storage import read_json, read_lines
+from vfl.storage import read_json
 
 _TICK_S = 0.2
 _ASK_FLOWER_EVERY_S = 5.0
@@ -43,6 +45,7 @@ def run_session(
     *,
     overrides: Sequence[str] = (),
     on_epoch: Callable[[Mapping[str, Any]], None] = lambda record: None,
+    on_note: Callable[[str], None] = lambda line: None,
     extra: Mapping[str, str | bool] | None = None,
     federation: str = "",
 ) -> Path:
@@ -54,6 +57,7 @@ def run_session(
         run: name of the run.
         overrides: changes to the experiment, as ``key=value``.
         on_epoch: told each epoch's record as it comes.
+        on_note: told in one line who came, who went away, and what is done about it.
         extra: more of Flower's run configuration (a simulation's party files).
         federation: Flower's federation configuration, for a simulation.
 
@@ -70,20 +74,31 @@ def run_session(
         raise RunFolderError("this run has ended; there is nothing to resume", where=str(path))
     for stale in (outcome, failure):
         stale.unlink(missing_ok=True)
+    followed = [_Followed(path / "notes.txt", on_note)]
+    if mode == "train":
+        followed.append(_Followed(path / "metrics.jsonl", lambda line: on_epoch(json.loads(line))))
     run_id = deployment.submit(folder, mode, run, overrides, extra, federation)
-    told, asked = 0, time.monotonic()
+    asked = time.monotonic()
     while not (outcome.exists() or failure.exists()):
-        if mode == "train":
-            told = _tell(path / "metrics.jsonl", told, on_epoch)
+        for file in followed:
+            file.look()
         if time.monotonic() - asked > _ASK_FLOWER_EVERY_S:
-            _check_alive(folder, run_id, [outcome, failure])
+            try:
+                _check_alive(folder, run_id, [outcome, failure])
+            except PeerError as problem:
+                if mode == "train":
+                    problem.fix = f"with the SuperLink running: {_resume(path)}"
+                raise
             asked = time.monotonic()
         time.sleep(_TICK_S)
-    if mode == "train":
-        _tell(path / "metrics.jsonl", told, on_epoch)
+    for file in followed:
+        file.look()
     _wait_for_flower(folder, run_id)
     if failure.exists():
-        raise _failure(read_json(failure))
+        error = _failure(read_json(failure))
+        if mode == "train" and error.fix is None:
+            error.fix = _resume(path)
+        raise error
     return path
 
 
@@ -93,11 +108,25 @@ def summary_of(path: Path, mode: str) -> dict[str, Any]:
     return summary
 
 
-def _tell(metrics: Path, told: int, on_epoch: Callable[[Mapping[str, Any]], None]) -> int:
-    records = list(read_lines(metrics)) if metrics.exists() else []
-    for record in records[told:]:
-        on_epoch(record)
-    return len(records)
+class _Followed:
+    """A file of lines that grows while somebody watches; what was there before is not told."""
+
+    def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
+        self._path = path
+        self._tell = tell
+        self._told = len(self._lines())
+
+    def look(self) -> None:
+        """Tell the lines that are new; after a restart a file may have lost some."""
+        lines = self._lines()
+        for line in lines[self._told :]:
+            self._tell(line)
+        self._told = len(lines)
+
+    def _lines(self) -> list[str]:
+        if not self._path.exists():
+            return []
+        return self._path.read_text().rpartition("\n")[0].splitlines()
 
 
 def _wait_for_flower(folder: LabelFolder, run_id: str) -> None:
@@ -112,13 +141,26 @@ def _check_alive(folder: LabelFolder, run_id: str, outcomes: Sequence[Path]) -> 
     state = deployment.run_state(folder, run_id)
     if not state.startswith("finished") or any(path.exists() for path in outcomes):
         return
-    lines = deployment.run_log(folder, run_id).strip().splitlines()
     raise LostPeerError(
         "the run ended without a result",
         got=f"Flower says {state}",
-        where=" | ".join(line.strip() for line in lines[-3:]),
+        where=_last_error(deployment.run_log(folder, run_id)) or None,
         fix="flwr log shows everything the label party's process printed",
     )
+
+
+def _last_error(log: str) -> str:
+    """The last thing vfl itself said in a log, on one line."""
+    lines = log.strip().splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith("error[")]
+    if not starts:
+        return " | ".join(line.strip() for line in lines[-3:])
+    own = takewhile(lambda line: line.startswith("  "), lines[starts[-1] + 1 :])
+    return " | ".join(line.strip() for line in [lines[starts[-1]], *own])
+
+
+def _resume(run: Path) -> str:
+    return f"vfl train PROJECT --resume {run}"
 
 
 def _failure(record: Mapping[str, Any]) -> VFLError:

@@ -36,6 +36,19 @@ class Traffic:
     seconds: float = 0.0
 
 
+def size(count: float) -> str:
+    """Bytes as people read them.
+
+    >>> size(1_234_567)
+    '1.23 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+
+
 class Ledger:
     """Counts every frame of every link; an `Observer`."""
 

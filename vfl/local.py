@@ -20,6 +20,7 @@ from vfl.seeds import Secret
 from vfl.server import EpochRecord, LabelParty, build_label_party
 from vfl.session import CHECKPOINTS, Checkpoints, Exchange, Mode, Terms
 from vfl.storage import joint_digest
+from vfl.trace import Recorder, recorders_of, recording
 from vfl.transport.local import local_pair
 from vfl.transport.observed import Observed
 
@@ -39,12 +40,14 @@ class LocalSession:
         bottoms: modules to use instead of the experiment's specs, by party.
         top: a module to use instead of the experiment's spec.
         weights: trained weights by party.
-        checkpoints: folder with a folder for each party's checkpoints; training goes on from the
-            last one that was committed there. None saves nothing.
+        checkpoints: folder with a folder for each party's checkpoints, and its trace if the
+            experiment asks for one; training goes on from the last checkpoint that was committed
+            there. None saves nothing.
         adversaries: dishonest parties, by name.
         observers: told about every frame (a `Trace`, for example), besides the ledger.
         on_epoch: told one record an epoch.
         device: where everybody's models run.
+        say: told how large a trace may get, before it starts.
     """
 
     def __init__(
@@ -63,27 +66,28 @@ class LocalSession:
         observers: Sequence[Observer] = (),
         on_epoch: Callable[[EpochRecord], None] = lambda record: None,
         device: str = "cpu",
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.terms = Terms.of(experiment, mode, experiment.name)
-        self.ledger = Ledger()
-        self.next_step = 0
-        label = experiment.label.party
-        secrets, bottoms, weights = secrets or {}, bottoms or {}, weights or {}
-        adversaries = adversaries or {}
-        links: dict[str, Link] = {}
+        self.ledger, self.next_step = Ledger(), 0
+        label, links = experiment.label.party, dict[str, Link]()
+        bottoms, weights, adversaries = bottoms or {}, weights or {}, adversaries or {}
+        secrets = _secrets(experiment, data, secrets or {})
+        kept, self._recorders = self._keepers(experiment, data, checkpoints)
+        self._say = say
         self.clients: list[FeatureParty] = []
         for name in self.terms.feature_parties:
             here, there = local_pair()
-            links[name] = Observed(here, name, "label", [self.ledger, *observers])
+            links[name] = Observed(here, name, "label", self._observers(name, observers))
             self.clients.append(
                 build_feature_party(
                     data[name],
                     self.terms,
                     there,
-                    secrets.get(name) or Secret.of_simulation(experiment.seed, name),
+                    secrets[name],
                     bottom=bottoms.get(name),
                     weights=weights.get(name),
-                    checkpoints=self._checkpoints(checkpoints, name),
+                    checkpoints=kept[name],
                     adversary=adversaries.get(name, HONEST),
                     device=device,
                 )
@@ -92,7 +96,7 @@ class LocalSession:
             data[label],
             self.terms,
             links,
-            secrets.get(label) or Secret.of_simulation(experiment.seed, label),
+            secrets[label],
             top=top or experiment.label.top,
             task=experiment.label.task,
             outputs=outputs,
@@ -100,7 +104,7 @@ class LocalSession:
             own_bottom=bottoms.get(label),
             ledger=self.ledger,
             weights=weights.get(label),
-            checkpoints=self._checkpoints(checkpoints, label),
+            checkpoints=kept[label],
             adversary=adversaries.get(label, HONEST),
             device=device,
             on_epoch=on_epoch,
@@ -112,7 +116,12 @@ class LocalSession:
         split = self.label.data.split
         for client in self.clients:
             client.resume(start, self.terms.in_flight_at(split, start))
-        self.label.run(self.terms.schedule(split, start), before=self._begin, after=self._finish)
+        schedule = self.label.course.follow(self.terms.schedule(split, start))
+        weights = {client.name: client.weights for client in self.clients}
+        weights[self.label.data.name] = self.label.weights
+        recorders = [one for own in self._recorders.values() for one in own]
+        with recording(recorders, schedule, start, weights, self._say) as exchanges:
+            self.label.run(exchanges, before=self._begin, after=self._finish)
         return self
 
     def go_on(self, states: States | None, schedule: Iterable[Exchange]) -> LocalSession:
@@ -148,11 +157,27 @@ class LocalSession:
         """What a prediction session gave, in row order; axes (rows, outputs)."""
         return torch.cat(self.label.outputs)
 
+    def _keepers(
+        self, experiment: Experiment, data: Mapping[str, PartyData], folder: Path | None
+    ) -> tuple[dict[str, Checkpoints | None], dict[str, list[Recorder]]]:
+        """What saves and what records each party's side, by party."""
+        kept = {name: self._checkpoints(folder, name) for name in data}
+        recorders = {
+            name: recorders_of(experiment.trace, folder, self.terms, own, kept[name])
+            for name, own in data.items()
+        }
+        return kept, recorders
+
     def _checkpoints(self, folder: Path | None, party: str) -> Checkpoints | None:
         if folder is None:
             return None
         every = self.terms.train.checkpoint_every
         return Checkpoints(folder / party / CHECKPOINTS, self.terms.digest(), every)
+
+    def _observers(self, party: str, observers: Sequence[Observer]) -> list[Observer]:
+        """Who is told about a party's frames; both its ends are here and see the same."""
+        own = self._recorders[party] + self._recorders[self.terms.label_party]
+        return [self.ledger, *observers, *own]
 
     def _begin(self, exchange: Exchange) -> None:
         for client in self.clients:
@@ -162,3 +187,11 @@ class LocalSession:
         self.next_step = exchange.step + 1
         for client in self.clients:
             client.finish(exchange)
+
+
+def _secrets(
+    experiment: Experiment, parties: Iterable[str], given: Mapping[str, Secret]
+) -> dict[str, Secret]:
+    """Each party's secret: the given one, or a repeatable stand-in from the seed."""
+    stand_ins = {name: Secret.of_simulation(experiment.seed, name) for name in parties}
+    return stand_ins | dict(given)

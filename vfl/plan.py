@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from vfl import compression, defenses, specs
 from vfl.config import (
     Experiment,
     PartyFile,
     Places,
+    TraceSettings,
     read_experiment,
     read_party_file,
 )
@@ -18,10 +21,21 @@ from vfl.datasets import PartyData, Split
 from vfl.errors import ConfigError, DataError
 from vfl.project import LabelFolder
 from vfl.run import load_data, session_of
-from vfl.session import Terms
+from vfl.seeds import Secret
+from vfl.server import build_label_party
+from vfl.session import Terms, advice
 from vfl.session.consent import expected_bytes
 from vfl.session.own_data import own_data
 from vfl.session.schedule import steps_per_epoch
+from vfl.trace import check_room
+from vfl.trace import expected_bytes as trace_bytes
+from vfl.transport import local_pair
+
+#: Where `vfl train` puts the run of an experiment file unless it is told otherwise.
+_RUNS = Path("runs")
+
+#: Compute of an exchange, both sides: a small network's; a larger one gains less than is told.
+_STEP_S = 0.001
 
 
 def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -35,14 +49,15 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     facts = check_specs(experiment, places)
     with places.told(Experiment):
         data = load_data(experiment)
-    session_of(experiment, data, "train")  # a model may not fit the rows it gets
+    session = session_of(experiment, data, "train")  # a model may not fit the rows it gets
     split = data[experiment.label.party].split
     columns = {
         name: "x".join(map(str, own.inputs.shape[1:]))
         for name, own in data.items()
         if own.inputs is not None
     }
-    return facts | _rows(split) | {"inputs": columns} | _traffic(experiment, split)
+    facts |= _rows(split) | {"inputs": columns} | _traffic(experiment, split)
+    return facts | _trace(experiment.trace, session.terms, split, session.weights(), _RUNS)
 
 
 def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -55,9 +70,11 @@ def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, A
     facts = check_public(experiment, label.places(overrides))
     party = read_party_file(label.party_file)
     terms = Terms.of(experiment, "train", experiment.name)
-    split = _own_data(party, label.party_file, terms, experiment.label.task).split
+    data = _own_data(party, label.party_file, terms, experiment.label.task)
+    split, owners = data.split, {party.party: _label_weights(experiment, terms, data)}
     registered = sorted(key.stem for key in label.keys.glob("*.pub"))
-    return facts | _rows(split) | {"keys_of": registered} | _traffic(experiment, split)
+    facts |= _rows(split) | {"keys_of": registered} | _traffic(experiment, split)
+    return facts | _trace(party.trace, terms, split, owners, party.store_path)
 
 
 def of_party_file(path: Path) -> dict[str, Any]:
@@ -72,7 +89,44 @@ def of_party_file(path: Path) -> dict[str, Any]:
     data = _own_data(party, path, Terms.of(draft, "train", "check"), "classification")
     consent = party.consent.model_dump(mode="json")
     inputs = None if data.inputs is None else "x".join(map(str, data.inputs.shape[1:]))
-    return {"party": party.party, "rows": data.rows, "inputs": inputs, "consent": consent}
+    facts = {"party": party.party, "rows": data.rows, "inputs": inputs, "consent": consent}
+    # How large its trace gets depends on the session's terms; the party is told when one starts.
+    return facts | ({"trace": party.trace.model_dump(mode="json")} if party.trace.enabled else {})
+
+
+def link_advice(
+    experiment: Experiment, train_rows: int, round_trip_s: float, mbps: float | None
+) -> dict[str, Any]:
+    """What a slow link to the feature parties asks for, as facts.
+
+    Args:
+        experiment: as it would be trained now.
+        train_rows: of its table.
+        round_trip_s: to the party that is furthest away.
+        mbps: bandwidth of the label party's link in each direction; None is no limit.
+    """
+    train, codec = experiment.train, compression.make(experiment.codec)
+    widths = [experiment.parties[name].width for name in experiment.feature_parties]
+    sizes = [codec.payload_limit(train.batch_rows, codec.wire_width(width)) for width in widths]
+    cost = advice.LinkCost(
+        round_trip_s,
+        _STEP_S,
+        sum(sizes) / train.batch_rows,
+        None if mbps is None else mbps * 1e6 / 8,
+    )
+    choices = advice.advise(cost, train.batch_rows, train.in_flight, train_rows)
+    lines = [
+        f"-s train.batch_rows={choice.batch_rows}"
+        f" -s train.learning_rate={train.learning_rate * choice.rate_factor:.3g}"
+        f" -s train.in_flight={choice.in_flight}"
+        f"   about {choice.speedup:.1f} times as many rows a second"
+        for choice in choices
+    ]
+    return {
+        "round_trip_ms": round(1000 * round_trip_s, 1),
+        "exchanges_per_second": round(1 / cost.period_s(train.batch_rows, train.in_flight), 1),
+        "advice": lines + advice.warnings(train.batch_rows, train.in_flight),
+    }
 
 
 def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyData:
@@ -81,6 +135,35 @@ def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyDat
     except DataError as mistake:
         mistake.fix = mistake.fix or f"[data] in {file} says which table and columns"
         raise
+
+
+def _label_weights(experiment: Experiment, terms: Terms, data: PartyData) -> dict[str, Tensor]:
+    """First weights of the label party; a top or bottom that does not fit its rows is told here."""
+    links = {name: local_pair()[0] for name in terms.feature_parties}
+    label = build_label_party(
+        data,
+        terms,
+        links,
+        Secret.of_simulation(experiment.seed, data.name),
+        top=experiment.label.top,
+        task=experiment.label.task,
+        outputs=1 if data.classes is None else len(data.classes),
+    )
+    return label.weights()
+
+
+def _trace(
+    settings: TraceSettings,
+    terms: Terms,
+    split: Split,
+    owners: Mapping[str, Mapping[str, Tensor]],
+    folder: Path,
+) -> dict[str, Any]:
+    if not settings.enabled:
+        return {}
+    each = [trace_bytes(settings, terms, name, split, own) for name, own in owners.items()]
+    check_room(folder, sum(each))
+    return {"trace_at_most_bytes": sum(each)}
 
 
 def check_specs(experiment: Experiment, places: Places | None = None) -> dict[str, Any]:
@@ -116,6 +199,12 @@ def check_public(experiment: Experiment, places: Places | None = None) -> dict[s
             "a project's experiment.toml names no party's table",
             got=", ".join(found),
             fix="put them in [data] of that party's own party.toml",
+        )
+    if experiment.trace != TraceSettings():
+        raise ConfigError(
+            "a project's experiment.toml switches on nobody's trace",
+            got="[trace]",
+            fix="put it in the party.toml of the party that wants to record its own side",
         )
     return check_specs(experiment, places)
 

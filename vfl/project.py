@@ -3,7 +3,7 @@
 PROJECT/README.md             one command line a party
 PROJECT/label/party.toml      the label party's own file
 PROJECT/label/app/            what Flower bundles: experiment.toml and a shim over vfl
-PROJECT/label/certificates/   the SuperLink's certificate and key
+PROJECT/label/certificates/   the SuperLink's certificate and key, and the authority's
 PROJECT/label/keys/           the feature parties' public keys
 PROJECT/NAME/                 a feature party: party.toml, ca.pem, node.key
 """
@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from vfl import bundle
 from vfl.config import DataSettings, Experiment, PartyFile, Places, read_experiment, to_toml
 from vfl.config.toml import MoreMistakes
 from vfl.errors import RunFolderError, UserError
 from vfl.storage import write_text
-from vfl.transport import write_trial_certificates
+from vfl.transport import expiry_warning, write_trial_certificates
 from vfl.version import VERSION
 
 
@@ -63,6 +63,15 @@ class LabelFolder:
         """Where the experiment's settings stand in its file."""
         return Places.of(self.app / "experiment.toml", overrides)
 
+    def certificate_warnings(self) -> list[str]:
+        """What is to be said about certificates of the SuperLink that end soon."""
+        cures = {
+            "server.pem": "renew it with: vfl renew PROJECT",
+            "ca.pem": "make a new authority with: vfl renew PROJECT --authority",
+        }
+        found = [expiry_warning(self.certificates / name, cure) for name, cure in cures.items()]
+        return [warning for warning in found if warning]
+
 
 def write_project(
     folder: Path, experiment: Experiment, parties: Mapping[str, PartyFile], host: str
@@ -103,15 +112,14 @@ def write_project(
 
 
 def _write_app(folder: Path, experiment: Experiment) -> None:
-    shim = resources.files("vfl").joinpath("templates/vfl_app.py").read_text()
-    write_text(folder / "vfl_app.py", shim)
-    write_text(folder / "pyproject.toml", _render("app_pyproject.toml", experiment=experiment))
+    write_text(folder / bundle.SHIM, bundle.shim())
+    write_text(folder / bundle.SETTINGS, bundle.settings(experiment.name))
 
 
 def _experiment_text(experiment: Experiment) -> str:
     head = "# What every party of this experiment is told. No data, no paths: those are in each\n"
     of_one_process = set(DataSettings.model_fields) - {"validation", "test"}
-    text = to_toml(experiment, {"data": of_one_process})
+    text = to_toml(experiment, {"data": of_one_process, "trace": True})
     return f"{head}# party's own party.toml.\n\n{text}"
 
 

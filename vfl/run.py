@@ -85,6 +85,7 @@ def train(
     observers: Sequence[Observer] = (),
     on_epoch: Callable[[EpochRecord], None] = lambda record: None,
     device: str = "cpu",
+    say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Train in this process; the summary, whose `run` is the run's folder.
 
@@ -98,6 +99,7 @@ def train(
         observers: told about every frame besides the ledger.
         on_epoch: told one record an epoch.
         device: where everybody's models run.
+        say: told how large a trace may get, before it starts.
 
     Raises:
         VFLError: also left in the run folder as failure.json.
@@ -121,6 +123,7 @@ def train(
             on_epoch=record,
             checkpoints=folder.path / "parties",
             device=device,
+            say=say,
         ).run()
     except VFLError as error:
         folder.fail(error)

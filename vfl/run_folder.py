@@ -4,6 +4,7 @@ run.json            format, name, time, version, mode, command
 config.toml         the experiment with every default written out
 environment.json    versions and processor
 metrics.jsonl       one line an epoch
+notes.txt           what happened meanwhile: who came, who went away, restarts (federation)
 traffic.csv         the ledger
 summary.json        the figures of the whole run; its presence means the run ended well
 failure.json        why it did not
@@ -36,6 +37,7 @@ from vfl.storage import (
     stamp,
     write_json,
     write_text,
+    writing,
 )
 from vfl.version import VERSION
 
@@ -123,6 +125,12 @@ class RunFolder:
         else:
             records = [*earlier, dict(record)]
             write_text(path, "".join(json.dumps(one) + "\n" for one in records))
+
+    def note(self, line: str) -> None:
+        """Add one line about what happened; whoever follows the run shows it."""
+        path = self.path / "notes.txt"
+        with writing(path), path.open("a") as file:
+            file.write(f"{line}\n")
 
     def finish(self, summary: Mapping[str, Any], ledger: Ledger) -> None:
         """The run ended well."""

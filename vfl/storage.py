@@ -8,10 +8,11 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vfl.errors import RunFolderError
+from vfl.errors import RunFolderError, StorageError
 from vfl.version import VERSION
 
 if TYPE_CHECKING:
@@ -20,20 +21,48 @@ if TYPE_CHECKING:
 FORMAT = 1
 
 
-def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Replace a file atomically; a crash leaves the old one or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Tell of a disk that is full, or a folder that takes no files, in our own words.
+
+    Raises:
+        StorageError: what is done inside cannot write.
+    """
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(aside, mode)
-        os.replace(aside, path)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
+        yield
+    except OSError as problem:
+        raise StorageError(
+            "a file cannot be written",
+            where=str(path),
+            got=problem.strerror,
+            fix="make room or give this folder to the user that runs vfl, then resume the run",
+        ) from problem
+
+
+def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Replace a file atomically; a crash leaves the old one or the new one, never a part.
+
+    Raises:
+        StorageError: the disk is full, or the folder takes no files.
+    """
+    write_pieces(path, [content], mode)
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes], mode: int = 0o644) -> None:
+    """`write_bytes` of bytes in pieces, which are not joined in memory."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.writelines(pieces)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(aside, mode)
+            os.replace(aside, path)
+        except BaseException:
+            Path(aside).unlink(missing_ok=True)
+            raise
 
 
 def write_text(path: Path, content: str) -> None:
@@ -63,8 +92,12 @@ def read_json(path: Path) -> Any:
 
 
 def append_line(path: Path, record: Any) -> None:
-    """Append one JSON line and make it durable."""
-    with path.open("a") as file:
+    """Append one JSON line and make it durable.
+
+    Raises:
+        StorageError: the disk is full, or the file cannot be written to.
+    """
+    with writing(path), path.open("a") as file:
         file.write(json.dumps(record) + "\n")
         file.flush()
         os.fsync(file.fileno())
@@ -108,12 +141,34 @@ def check_format(record: Mapping[str, Any], path: Path) -> None:
     )
 
 
-def save_weights(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Write a state dict as safetensors, atomically."""
+def pack_weights(state: Mapping[str, Tensor]) -> bytes:
+    """A state dict as safetensors."""
     from safetensors.torch import save
 
     # A copy of each: the format refuses tensors that share memory, as tied weights do.
-    write_bytes(path, save({name: value.contiguous().clone() for name, value in state.items()}))
+    packed: bytes = save({name: value.contiguous().clone() for name, value in state.items()})
+    return packed
+
+
+def unpack_weights(content: bytes, path: Path) -> dict[str, Tensor]:
+    """The state dict that `pack_weights` gave; `path` is for the message.
+
+    Raises:
+        RunFolderError: the content is damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        state: dict[str, Tensor] = load(content)
+    except SafetensorError:
+        raise RunFolderError("the weights are damaged", where=str(path)) from None
+    return state
+
+
+def save_weights(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Write a state dict as safetensors, atomically."""
+    write_bytes(path, pack_weights(state))
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
@@ -122,16 +177,11 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     Raises:
         RunFolderError: the file is missing or damaged.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     try:
-        state: dict[str, Tensor] = load(path.read_bytes())
+        content = path.read_bytes()
     except FileNotFoundError:
         raise RunFolderError("the weights are not there", where=str(path)) from None
-    except SafetensorError:
-        raise RunFolderError("the weights are damaged", where=str(path)) from None
-    return state
+    return unpack_weights(content, path)
 
 
 def weights_digest(state: Mapping[str, Tensor]) -> str:

@@ -7,14 +7,16 @@ import pytest
 
 from vfl.bench import step
 from vfl.bench.messages import Measurement
-from vfl.bench.step import QUICK_STEPS, StepRow, bench_step, format_table
+from vfl.bench.step import StepRow, bench_step, format_table
 from vfl.bench.workloads import PATHS, WORKLOADS
 from vfl.errors import ConfigError, PeerFailedError
+
+STEPS = 8  # and the warm-up
 
 
 @pytest.fixture(scope="module")
 def quick():
-    return bench_step(steps=QUICK_STEPS, repeats=1)
+    return bench_step(steps=STEPS, repeats=1)
 
 
 def test_every_workload_takes_every_path(quick):

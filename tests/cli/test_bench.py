@@ -1,11 +1,11 @@
-"""`vfl bench step` as a command; what it measures is tested with the benchmark itself."""
+"""`vfl bench step` and `memory` as commands; what they measure is tested with the benchmarks."""
 
 import inspect
 import json
 
 import pytest
 
-from vfl.bench import step
+from vfl.bench import memory, step
 
 
 @pytest.fixture
@@ -40,3 +40,21 @@ def test_a_table_for_people(vfl, asked):
     assert "tls" in done.out
     assert asked[0]["steps"] == step.QUICK_STEPS
     assert asked[0]["repeats"] == 1
+
+
+def test_a_party_over_its_limit_is_marked_and_the_exit_status_says_so(vfl, monkeypatch):
+    rows = [memory.MemoryRow("feature", "text", 100.0, 184.0, 5.0)]
+    monkeypatch.setattr(memory, "bench_memory", lambda *arguments, say: rows)
+    done = vfl("bench", "memory", "--json")
+    assert done.code == 0
+    assert [row["peak_mb"] for row in json.loads(done.out)] == [100.0]
+    rows.append(memory.MemoryRow("label", "text", 190.0, 184.0, 5.0))
+    done = vfl("bench", "memory")
+    assert done.code == 1
+    assert [line.endswith("over the limit") for line in done.out.splitlines()] == [0, 0, 1]
+
+
+def test_what_cannot_be_measured_is_told(vfl):
+    done = vfl("bench", "memory", "--format", "xlsx")
+    assert done.code == 2
+    assert "csv or parquet" in done.err

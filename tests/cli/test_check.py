@@ -2,6 +2,7 @@
 
 import json
 
+import pandas as pd
 import pytest
 
 from vfl.config import read_experiment
@@ -158,3 +159,45 @@ def test_the_same_table_at_two_parties_in_another_order(vfl, tmp_path, table):
     facts = facts_of(vfl("check", "joined.toml", "--json"))
     assert facts["inputs"] == {"bank": "1", "shop": "4"}
     assert sum(facts[f"{part}_rows"] for part in ("train", "validation", "test")) == 200
+
+
+def test_advice_for_a_slow_link(vfl, project):
+    slow = ("--round-trip-ms", "40", "--mbps", "80", "-s", "train.in_flight=6")
+    done = vfl("check", project, *slow)
+    assert done.code == 0
+    assert "round trip ms            40.0" in done.out
+    assert "train.in_flight above 5 costs accuracy" in done.out
+    facts = facts_of(vfl("check", project, "--json", "--round-trip-ms", "40", "--mbps", "80"))
+    # 64 rows of two cuts of 32 float32 take 1.64 ms on 80 Mbit/s, one way.
+    assert facts["exchanges_per_second"] == pytest.approx(
+        1 / (0.040 + 0.001 + 2 * 0.00164), abs=0.1
+    )
+    (line,) = facts["advice"]  # 140 training rows are too few for a larger batch
+    assert line.startswith("-s train.batch_rows=64 -s train.learning_rate=0.001 -s train.in_flight")
+    *words, _, _, _, _, _, _, _, _ = line.split()
+    assert vfl("check", project, *words).code == 0
+    assert facts_of(vfl("check", project, "--json", "--round-trip-ms", "2"))["advice"] == []
+
+
+def test_the_round_trip_is_measured_where_a_party_connects(vfl, project, monkeypatch):
+    asked = []
+
+    def measured(address):
+        asked.append(address)
+        return 0.041
+
+    monkeypatch.setattr("vfl.transport.round_trip_s", measured)
+    pd.DataFrame({"id": [f"c{n:03d}" for n in range(200)], "x": range(200)}).to_csv(
+        project / "bank" / "data.csv", index=False
+    )
+    facts = facts_of(vfl("check", project / "bank" / "party.toml", "--measure", "--json"))
+    assert facts["round_trip_ms"] == 41.0
+    assert "--round-trip-ms 41" in facts["advice"][0]
+    assert facts_of(vfl("check", project, "--measure", "--json"))["round_trip_ms"] == 41.0
+    assert asked == ["127.0.0.1:8000"] * 2
+
+
+def test_one_process_has_no_link_to_measure(vfl, breast_cancer):
+    done = vfl("check", breast_cancer, "--measure")
+    assert done.code == 2
+    assert "has no link" in done.err

@@ -10,7 +10,7 @@ import typer
 from vfl.cli import app
 
 COMMANDS = {
-    *("demo", "init", "check", "train", "evaluate", "predict", "report", "list"),
+    *("demo", "init", "check", "train", "evaluate", "predict", "renew", "report", "list"),
     *("superlink", "supernode", "bench", "explain", "doctor"),
 }
 WORDS = [*([name] for name in sorted(COMMANDS)), ["bench", "step"]]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vfl import deployment
+from vfl import deployment, supervise
 from vfl.cli import nodes
 from vfl.errors import LostPeerError
 
@@ -100,10 +100,28 @@ def test_a_service_is_ended_with_a_command_that_is_told_to_end(vfl, service, mon
     assert service.stopped == 1
 
 
-def test_a_service_that_ends_on_its_own_is_told(vfl, service):
+def test_a_superlink_that_ends_on_its_own_is_told(vfl, service):
     service.ends = True
-    done = vfl("supernode", Path("project/bank/party.toml"))
+    done = vfl("superlink", Path("project"))
     assert done.code == 3
     assert "the SuperNode of bank ended" in done.err
     assert "exit 7" in done.err
+    assert "vfl train PROJECT --resume RUN" in done.err
     assert "service.log" in done.err
+
+
+def test_a_supernode_that_ends_on_its_own_is_started_again(vfl, service, monkeypatch):
+    starts = []
+
+    def start(party, file):
+        starts.append(party.party)
+        service.looks, service.ends = iter([None]), len(starts) == 1
+        return service
+
+    monkeypatch.setattr(deployment, "start_supernode", start)
+    monkeypatch.setattr(supervise, "sleep", lambda seconds: None)
+    done = vfl("supernode", Path("project/bank/party.toml"))
+    assert done.code == 130
+    assert starts == ["bank", "bank"]
+    assert "the SuperNode of bank ended (exit 7); starting it again in 1 s" in done.err
+    assert service.stopped == 2

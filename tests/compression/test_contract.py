@@ -77,19 +77,6 @@ class TestOutsideCodec(CodecContract):
         assert decoded.tolist() == [[1 + 2**-10, 1.0, 65504.0]]
 
 
-def test_the_example_runs_as_a_script():
-    script = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
-    done = subprocess.run(
-        [sys.executable, "-c", script, EXAMPLE],
-        cwd=EXAMPLE.parents[1],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert done.stdout.startswith("3 values in 6 bytes\n")
-
-
 def test_naming_the_contracts_loads_no_torch():
     script = "import sys, vfl.testing; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0

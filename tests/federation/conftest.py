@@ -1,11 +1,16 @@
-"""One real deployment for all tests of this folder: SuperLink, two SuperNodes, TLS, keys."""
+"""Real deployments for the tests of this folder: SuperLink, two SuperNodes, TLS, keys."""
 
+import time
 from contextlib import ExitStack
 
 import pytest
+from real_deployment import Deployment, results
 
 from vfl import demo, deployment
 from vfl.config import read_party_file
+
+#: Long enough to do something to it, with a few checkpoints before and after.
+LONG = ("train.epochs=60", "train.batch_rows=32", "train.checkpoint_every=200")
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +35,34 @@ def deployed(project):
             services.callback(node.stop)
         yield folder, label
         assert superlink.alive
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory):
+    """A long training's project with every party's own command running, for faults."""
+    started = Deployment(tmp_path_factory.mktemp("faults") / "project", *LONG)
+    try:
+        yield started.start()
+    finally:
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(commands):
+    """What that training gives when nothing happens, in one process."""
+    return results(demo.run_in_process(commands.folder, commands.label, lambda record: None))
+
+
+@pytest.fixture
+def measured(capsys):
+    """Prints how long something took since it was called last, past the capture."""
+    started = time.monotonic()
+
+    def tell(what=None):
+        nonlocal started
+        if what is not None:
+            with capsys.disabled():
+                print(f"\n{what}: {time.monotonic() - started:.0f} s", flush=True)
+        started = time.monotonic()
+
+    return tell

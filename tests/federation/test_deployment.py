@@ -142,8 +142,28 @@ def test_a_supernode_with_an_unknown_key_is_turned_away(deployed, tmp_path):
             "node": node,
         }
     )
-    with pytest.raises(LostPeerError, match="did not start"):
+    with pytest.raises(LostPeerError, match="did not start") as caught:
         deployment.start_supernode(intruder, tmp_path / "party.toml").stop()
+    assert "does not know its key" in caught.value.got
+
+
+@pytest.mark.net
+def test_code_that_the_parties_did_not_accept_never_runs_there(deployed, tmp_path):
+    """Whoever controls the SuperLink sends a bundle of his own; it would leave a file."""
+    folder, label = deployed
+    shim = label.app / "vfl_app.py"
+    honest = shim.read_text()
+    spy = f"open({str(tmp_path / 'who')!r}, 'a').write(__import__('os').environ['VFL_PARTY_FILE'])"
+    shim.write_text(f"{honest}\n{spy}\n")
+    try:
+        with pytest.raises(PeerError) as caught:
+            train(label, "foreign-code")
+    finally:
+        shim.write_text(honest)
+    assert caught.value.exit_code == 3
+    assert set((tmp_path / "who").read_text().split(".toml")) == {f"{label.path}/party", ""}
+    log = (folder / "left" / "store" / "flower" / "supernode.log").read_text()
+    assert "error[V403]: this party does not run the app bundle" in log
 
 
 def test_what_is_printed_holds_no_secret(deployed, trained):

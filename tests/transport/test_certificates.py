@@ -51,9 +51,9 @@ def test_trial_files(tmp_path):
     server.verify_directly_issued_by(ca)
     key = serialization.load_pem_private_key(files.server_key.read_bytes(), None)
     assert key.public_key() == server.public_key()
-    private = [files.server_key, *files.private_keys.values()]
+    private = [files.ca_key, files.server_key, *files.private_keys.values()]
     assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
-    assert len(list((tmp_path / "keys").iterdir())) == 7
+    assert len(list((tmp_path / "keys").iterdir())) == 8
 
 
 def test_party_keys_are_what_flower_registers(tmp_path):

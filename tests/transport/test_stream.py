@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from vfl.errors import OversizedFrameError
+from vfl.errors import LostPeerError, OversizedFrameError
 from vfl.frame import HEADER_BYTES, Frame, Kind, to_bytes
+from vfl.transport import round_trip_s
 from vfl.transport.stream import JOINED_BYTES, Stream
 
 
@@ -94,3 +95,17 @@ def test_last_words_survive_the_close_although_bytes_lie_unread(pool):
         assert reader.recv(HEADER_BYTES + 60_000, socket.MSG_WAITALL) == to_bytes(frame)
         reader.close()
         ending.result(2)
+
+
+def test_the_round_trip_to_something_that_listens():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert 0 < round_trip_s(f"127.0.0.1:{listener.getsockname()[1]}") < 0.1
+
+
+def test_no_round_trip_without_an_answer():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    for nowhere in (address, "127.0.0.1:no-port", "127.0.0.1:99999"):
+        with pytest.raises(LostPeerError, match="cannot be measured") as caught:
+            round_trip_s(nowhere, timeout_s=0.5)
+        assert caught.value.where == nowhere

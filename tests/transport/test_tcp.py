@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from vfl.errors import (
+    AuthenticationError,
     DataError,
     LostPeerError,
     MissingPartyError,
@@ -231,10 +232,28 @@ def test_a_replaced_party_starts_anew_with_a_new_token(open_hub, attach, hello):
         old.receive()
     with pytest.raises(MissingPartyError):
         hub.wait_all(["bank"], 0)
+    with pytest.raises(AuthenticationError):
+        attach(hub.port)
     again = attach(hub.port, greeting=hello(token="second-token"))
     hub.wait_all(["bank"], 2)
     again.send(Frame(Kind.CUT, 5))
     assert hub.link("bank").receive().step == 5
+
+
+def test_a_token_is_worth_nothing_in_the_next_session(open_hub, attach, hello):
+    """Not even at the same party, under the name of either session."""
+    attach(open_hub().port)
+    fresh = {"bank": Credential("node-of-bank", "another-token")}
+    later = TcpHub("127.0.0.1", 0, "session-2", fresh)
+    try:
+        for session in ("session-1", "session-2"):
+            with pytest.raises(AuthenticationError):
+                attach(later.port, greeting=hello(session=session))
+        with pytest.raises(AuthenticationError):
+            attach(later.port, greeting=hello(token="another-token"))
+        attach(later.port, greeting=hello(session="session-2", token="another-token"))
+    finally:
+        later.close()
 
 
 def test_a_port_in_use_is_the_users_mistake(open_hub):

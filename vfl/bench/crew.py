@@ -33,8 +33,8 @@ class Crew:
     """A context manager; the processes end with it, whatever they are doing."""
 
     def __init__(self) -> None:
-        self._label = _Process()
-        self._features = {party: _Process() for party in FEATURE_PARTIES}
+        self._label = Process()
+        self._features = {party: Process() for party in FEATURE_PARTIES}
 
     def __enter__(self) -> Crew:
         return self
@@ -78,13 +78,17 @@ class Crew:
         return label.model_copy(update={"cpu_ms": label.cpu_ms + sum(others)})
 
 
-class _Process:
-    """One process and the two pipes to it."""
+class Process:
+    """One process and the two pipes to it.
 
-    def __init__(self) -> None:
+    Args:
+        module: what it runs.
+    """
+
+    def __init__(self, module: str = "vfl.bench.worker") -> None:
         # -P: a benchmark must not import what happens to lie in the working folder.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "vfl.bench.worker"],
+            [sys.executable, "-P", "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -92,12 +96,18 @@ class _Process:
         )
 
     def tell(self, message: Settings) -> None:
+        """Hand it one message."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # `hear` finds out that it is gone
             self._process.stdin.write(message.model_dump_json() + "\n")
             self._process.stdin.flush()
 
     def hear(self, kind: type[_Message]) -> _Message:
+        """Wait for its next message.
+
+        Raises:
+            PeerFailedError: it ended instead; its standard error says why.
+        """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -109,6 +119,7 @@ class _Process:
         return kind.model_validate_json(line)
 
     def end(self, *, at_once: bool) -> None:
+        """Let it end by itself, or at once."""
         if at_once:
             self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):

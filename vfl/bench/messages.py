@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from vfl.config import Experiment
 from vfl.config.toml import Settings
 
 #: The monolith, all parties in one process, the label party of a stream, or a party that joins it.
@@ -55,3 +56,45 @@ class Measurement(Settings):
     cpu_ms: float
     wall_ms: float
     final_loss: float | None = None
+
+
+class WanJob(Settings):
+    """One party's part in a training over a slow link.
+
+    Attributes:
+        party: whom this process plays.
+        experiment: what is trained; its data set is cut into strips, one a feature party.
+        tests: how often an epoch the test rows are asked.
+        rows: use only so many rows of the data set.
+        session: name of the stream's session.
+        tokens: what each party shows at the door; a feature party gets its own only.
+        door: where a feature party finds the stream.
+    """
+
+    party: str
+    experiment: Experiment
+    tests: int
+    rows: int | None = None
+    session: str
+    tokens: dict[str, str] = Field(repr=False)
+    door: Door | None = None
+
+
+class Mark(Settings):
+    """How far a training has come.
+
+    Attributes:
+        exchanges: batches trained.
+        seconds: time of training so far, at the label party; tests do not count.
+        accuracy: share of the test rows that are classified right.
+    """
+
+    exchanges: int
+    seconds: float
+    accuracy: float
+
+
+class Marks(Settings):
+    """What a training over a slow link led to; a feature party has nothing to tell."""
+
+    marks: tuple[Mark, ...] = ()

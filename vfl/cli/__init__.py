@@ -20,6 +20,7 @@ from vfl.cli import (
     listing,
     nodes,
     predict,
+    renew,
     report,
     train,
 )
@@ -44,6 +45,7 @@ app.command("explain")(explain.explain)
 app.command("doctor")(doctor.doctor)
 app.command("superlink")(nodes.superlink)
 app.command("supernode")(nodes.supernode)
+app.command("renew")(renew.renew)
 app.add_typer(bench.app, name="bench")
 
 

@@ -56,3 +56,60 @@ def fuzz(
         print(format_result(result))
     if result.failed:
         raise typer.Exit(1)
+
+
+@app.command("wan")
+def wan(
+    delay_ms: Annotated[
+        float, typer.Option(help="One way; a round trip takes twice as long.")
+    ] = 20,
+    mbps: Annotated[float, typer.Option(help="Bandwidth in each direction, all together.")] = 80,
+    in_flight: Annotated[str, typer.Option(help="Values of train.in_flight to compare.")] = "1,5",
+    until: Annotated[float, typer.Option(help="Test accuracy that is waited for.")] = 0.97,
+    source: Annotated[str, typer.Option(help="Pictures to cut in half.")] = "mnist",
+    codec: Annotated[str, typer.Option(help="Codec of the cuts.")] = "none",
+    batch_rows: Annotated[int, typer.Option(help="Rows of one exchange.")] = 64,
+    learning_rate: Annotated[float, typer.Option(help="Of Adam, at every party.")] = 1e-3,
+    epochs: Annotated[int, typer.Option(help="Passes over the training rows.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of rows and first weights.")] = 0,
+    json: Json = False,
+) -> None:
+    """Train over a slow link: seconds and exchanges to an accuracy, by cuts in flight."""
+    from dataclasses import asdict
+
+    from vfl.bench.wan import bench_wan, format_wan, wan_experiment
+
+    experiment = wan_experiment(source, codec, batch_rows, learning_rate, epochs, seed)
+    rows = bench_wan(experiment, _numbers(in_flight), delay_ms, mbps, until, say=say)
+    if json:
+        emit([asdict(row) for row in rows])
+    else:
+        print(format_wan(rows))
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(each) for each in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter("numbers, such as 1,5", param_hint="--in-flight") from None
+
+
+@app.command("memory")
+def memory(
+    rows: Annotated[int, typer.Option("--rows", help="Rows of the table.")] = 1_000_000,
+    columns: Annotated[int, typer.Option("--columns", help="Number columns.")] = 20,
+    form: Annotated[str, typer.Option("--format", help="csv or parquet.")] = "csv",
+    json: Json = False,
+) -> None:
+    """The peak memory of a party that loads its table, beside the limit."""
+    from dataclasses import asdict
+
+    from vfl.bench.memory import bench_memory, format_rows
+
+    found = bench_memory(rows, columns, form, say=say)
+    if json:
+        emit([asdict(row) for row in found])
+    else:
+        print(format_rows(found))
+    if not all(row.kept for row in found):
+        raise typer.Exit(1)

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from vfl.cli.output import Json, Set, emit, size
+from vfl.cli.output import Json, Set, emit
+from vfl.ledger import size
 
 
 def check(
@@ -19,34 +20,72 @@ def check(
         ),
     ],
     settings: Set = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure the round trip to the SuperLink.")
+    ] = False,
+    round_trip_ms: Annotated[
+        float | None, typer.Option(help="What a feature party measured, for advice on speed.")
+    ] = None,
+    mbps: Annotated[
+        float | None, typer.Option(help="Bandwidth of the label party, for that advice.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Check files and data without training, and show the plan.
 
     An experiment file is checked with its data and models, a party's own file with that party's
-    table, a project with the label party's table.
+    table, a project with the label party's table. A party far away measures the round trip with
+    --measure; the label party gets advice for it with --round-trip-ms.
     """
     from vfl import plan
-    from vfl.config import is_party_file
+    from vfl.config import is_party_file, read_experiment, read_party_file
     from vfl.errors import ConfigError
     from vfl.project import LabelFolder
+    from vfl.transport import round_trip_s
 
     facts: dict[str, Any]
+    experiment, address = None, ""
     if path.is_dir():
         label = LabelFolder.find(path)
         facts = plan.of_project(label, settings or [])
+        experiment = label.experiment(settings or [])
+        address = experiment.federation.superlink
     elif is_party_file(path):
         if settings:
             raise ConfigError("--set changes an experiment, not a party's own file", got=str(path))
         facts = plan.of_party_file(path)
+        address = read_party_file(path).node.superlink
     else:
         facts = plan.of_experiment(path, settings or [])
+        experiment = read_experiment(path, settings or [])
+    if measure:
+        if not address:
+            raise ConfigError("an experiment in one process has no link", got=f"--measure {path}")
+        round_trip_ms = 1000 * round_trip_s(address)
+    if round_trip_ms is not None:
+        facts |= (
+            plan.link_advice(experiment, facts["train_rows"], round_trip_ms / 1000, mbps)
+            if experiment
+            else _measured(round_trip_ms)
+        )
     if json:
         emit(facts)
         return
+    advice = facts.pop("advice", [])
     for name, value in facts.items():
         print(f"{name.replace('_', ' '):<24} {_shown(name, value)}")
+    for line in advice:
+        print(f"{'advice':<24} {line}")
     print("no mistake found")
+
+
+def _measured(round_trip_ms: float) -> dict[str, Any]:
+    """What a feature party can say: the settings are the label party's."""
+    command = f"vfl check PROJECT --round-trip-ms {round_trip_ms:.0f}"
+    return {
+        "round_trip_ms": round(round_trip_ms, 1),
+        "advice": [f"the label party gets advice with: {command}"],
+    }
 
 
 def _shown(name: str, value: Any) -> str:

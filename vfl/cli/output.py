@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from vfl.ledger import size
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Set = Annotated[
     list[str] | None,
@@ -77,16 +79,3 @@ def figure(value: float) -> str:
     """
     plain = value == 0 or 1e-3 <= abs(value) < 1e5
     return f"{value:.4f}" if plain else f"{value:.4g}"
-
-
-def size(count: float) -> str:
-    """Bytes as people read them.
-
-    >>> size(1_234_567)
-    '1.23 MB'
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            break
-        count /= 1000
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"

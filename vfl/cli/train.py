@@ -62,6 +62,8 @@ def _on_the_federation(project: Path, settings: list[str], resume: Path | None) 
     from vfl.specs import spec_mistakes
 
     label = LabelFolder.find(project)
+    for warning in label.certificate_warnings():
+        say(warning)
     experiment = label.experiment(settings, spec_mistakes)
     if not resume:
         check_public(experiment, label.places(settings))
@@ -70,7 +72,13 @@ def _on_the_federation(project: Path, settings: list[str], resume: Path | None) 
     extra = {"resume": resume is not None}
     try:
         return federated.run_session(
-            label, "train", name, overrides=settings, on_epoch=say_epoch, extra=extra
+            label,
+            "train",
+            name,
+            overrides=settings,
+            on_epoch=say_epoch,
+            on_note=say,
+            extra=extra,
         )
     except KeyboardInterrupt:
         folder = read_party_file(label.party_file).run_path(name)
@@ -111,5 +119,6 @@ def _in_process(
             download=download,
             on_epoch=say_epoch,
             device=device,
+            say=say,
         )
     return folder

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import traceback
 from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from vfl.clients.session import for_others, take_part
+from vfl.clients.session import take_part
 from vfl.config import PartyFile, read_party_file
 from vfl.errors import ConfigError, VFLError
-from vfl.session import SessionMessage
+from vfl.session import SessionMessage, for_others, unexpected
 
 
 def client_app() -> ClientApp:
@@ -32,16 +33,25 @@ def client_app() -> ClientApp:
             asked = SessionMessage.parse(str(message.content["session"]["message"]))
             party = _own_file(context, asked)
             name = party.party
-            print(f"vfl: party {name} takes part in {asked.terms.run}", flush=True)
-            report = take_part(asked, party).model_dump_json()
-            print(f"vfl: party {name} is done with {asked.terms.run}", flush=True)
+            _say(f"party {name} takes part in {asked.terms.run}")
+            report = take_part(asked, party, _say).model_dump_json()
+            _say(f"party {name} is done with {asked.terms.run}")
         except VFLError as error:
             print(error, flush=True)
             failure = for_others(error, name).record()
+        except Exception as bug:
+            traceback.print_exc()
+            told = unexpected(bug, name)
+            print(told, flush=True)
+            failure = told.record()
         record = ConfigRecord({"report": report, "failure": json.dumps(failure)})
         return Message(RecordDict({"session": record}), reply_to=message)
 
     return app
+
+
+def _say(line: str) -> None:
+    print(f"vfl: {line}", flush=True)
 
 
 def _own_file(context: Context, asked: SessionMessage) -> PartyFile:

@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 
 from vfl.clients.feature_party import build_feature_party
 from vfl.config import PartyFile
 from vfl.datasets import PartyData
-from vfl.errors import (
-    ConfigError,
-    DataError,
-    DisagreementError,
-    ProtocolError,
-    RunFolderError,
-    VFLError,
-)
+from vfl.errors import DisagreementError, ProtocolError, VFLError
 from vfl.frame import Kind
-from vfl.session import Introduction, PartyReport, SessionMessage, check_consent
+from vfl.link import Observer
+from vfl.session import (
+    Introduction,
+    PartyReport,
+    SessionMessage,
+    check_consent,
+    for_others,
+    unexpected,
+)
 from vfl.session.own_data import own_checkpoints, own_data, own_folder, own_secret
-from vfl.transport import Hello, TcpLink, Timeouts
+from vfl.trace import own_recorders, recording
+from vfl.transport import Hello, Observed, TcpLink, Timeouts
+from vfl.transport.base import TransportLink
 
 
-def take_part(message: SessionMessage, party: PartyFile) -> PartyReport:
+def take_part(
+    message: SessionMessage, party: PartyFile, say: Callable[[str], None] = lambda line: None
+) -> PartyReport:
     """Play one feature party through a whole session.
 
     Args:
         message: what Flower brought.
         party: the party's own file.
+        say: told how large a trace may get, before it starts.
 
     Raises:
         ConsentError: the session asks for more than the file allows; nothing was sent.
@@ -41,7 +48,9 @@ def take_part(message: SessionMessage, party: PartyFile) -> PartyReport:
         )
     data = own_data(party, terms)
     check_consent(terms, party.party, party.consent, data.split)
-    link = _attach(message, data)
+    checkpoints = own_checkpoints(party, terms)
+    recorders = own_recorders(party, terms, data, checkpoints)
+    link = _attach(message, data, recorders)
     try:
         folder = own_folder(party, terms)
         feature = build_feature_party(
@@ -51,11 +60,14 @@ def take_part(message: SessionMessage, party: PartyFile) -> PartyReport:
             own_secret(party, terms),
             bottom=party.bottom,
             weights=None if terms.mode == "train" else folder.weights(),
-            checkpoints=own_checkpoints(party, terms),
+            checkpoints=checkpoints,
             device=party.device,
         )
         feature.resume(message.start, terms.in_flight_at(data.split, message.start))
-        feature.run(terms.schedule(data.split, message.start))
+        schedule = feature.course.follow(terms.schedule(data.split, message.start))
+        weights = {party.party: feature.weights}
+        with recording(recorders, schedule, message.start, weights, say) as exchanges:
+            feature.run(exchanges)
         if terms.mode == "train":
             folder.save(data, terms, feature.weights())
         report = PartyReport(
@@ -71,21 +83,19 @@ def take_part(message: SessionMessage, party: PartyFile) -> PartyReport:
     except VFLError as error:
         link.fail(for_others(error, party.party))
         raise
+    except Exception as bug:
+        link.fail(unexpected(bug, party.party))
+        raise
     finally:
         link.close()
 
 
-def for_others(error: VFLError, party: str) -> VFLError:
-    """What the label party may know of an error here: of our own files only that they failed."""
-    if isinstance(error, DataError | RunFolderError | ConfigError):
-        return type(error)(f"party '{party}' cannot use its own files; its own log says why")
-    return error
-
-
-def _attach(message: SessionMessage, data: PartyData) -> TcpLink:
+def _attach(
+    message: SessionMessage, data: PartyData, observers: Sequence[Observer]
+) -> TransportLink:
     introduction = Introduction.of(data, message.terms, message.session)
     hello = Hello(message.session, message.node, message.token, introduction.model_dump())
-    return TcpLink.connect(
+    link = TcpLink.connect(
         message.host,
         message.port,
         hello,
@@ -93,3 +103,4 @@ def _attach(message: SessionMessage, data: PartyData) -> TcpLink:
         Timeouts(idle_s=message.idle_timeout_s, rejoin_window_s=message.rejoin_window_s),
         message.terms.window_frames,
     )
+    return Observed(link, data.name, "feature", observers) if observers else link

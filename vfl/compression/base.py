@@ -99,6 +99,14 @@ class Codec(ABC):
             FrameError: any payload that `encode_grad` could not have made.
         """
 
+    def kept(self, saved: Any) -> Any:
+        """What `encode` kept, from what `decode` of its payload saved.
+
+        With it a recorded gradient is decoded again without the party that encoded the cut. The
+        default suits codecs whose two ends hold the same.
+        """
+        return saved
+
     @abstractmethod
     def formula_ratio(self, width: int) -> float:
         """Size of a cut divided by dense fp32, as the literature counts it (no header)."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from vfl.config.toml import MoreMistakes, Settings, check, override, read_toml
 
@@ -107,6 +107,31 @@ class TrainSettings(Settings):
     keep: Literal["last", "best"] = "last"
 
 
+def _several(value: Any) -> Any:
+    return (value,) if isinstance(value, str | int) else value
+
+
+class TraceSettings(Settings):
+    """What a party records of its own side of a training; nothing unless it is asked for.
+
+    Attributes:
+        phases: whose frames are kept, of train, validation and test; one name needs no list.
+        epochs: epochs whose training and validation frames are kept; empty means every epoch.
+        snapshots: epochs between two snapshots of the party's own weights; 0 keeps none.
+    """
+
+    phases: Annotated[
+        tuple[Literal["train", "validation", "test"], ...], BeforeValidator(_several)
+    ] = ()
+    epochs: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_several)] = ()
+    snapshots: int = Field(default=0, ge=0)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is recorded."""
+        return bool(self.phases) or self.snapshots > 0
+
+
 class FederationSettings(Settings):
     """Addresses and patience of a deployment, all at the label party.
 
@@ -135,7 +160,12 @@ class FederationSettings(Settings):
 
 
 class Experiment(Settings):
-    """A whole experiment; every default is written out in the run folder's config.toml."""
+    """A whole experiment; every default is written out in the run folder's config.toml.
+
+    Attributes:
+        trace: what every party records when one process plays them all; in a federation each
+            party's own file says it.
+    """
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "run"
     seed: int = Field(default=0, ge=0, lt=2**31)
@@ -146,6 +176,7 @@ class Experiment(Settings):
     parties: Annotated[dict[PartyName, PartySettings], Field(min_length=1, max_length=64)]
     label: LabelSettings = LabelSettings()
     train: TrainSettings = TrainSettings()
+    trace: TraceSettings = TraceSettings()
     federation: FederationSettings = FederationSettings()
 
     @property
@@ -171,6 +202,9 @@ class Experiment(Settings):
         judged = self.train.patience > 0 or self.train.keep == "best"
         if judged and self.data.validation == 0:
             raise ValueError("train.patience and train.keep = 'best' need data.validation > 0")
+        beyond = [epoch for epoch in self.trace.epochs if epoch > self.train.epochs]
+        if beyond:
+            raise ValueError(f"trace.epochs has {beyond[0]}, and train.epochs {self.train.epochs}")
         return self
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, StringConstraints
 
-from vfl.config.experiment import PartyName
+from vfl.config.experiment import PartyName, TraceSettings
 from vfl.config.places import Places
 from vfl.config.toml import Settings, first_keys, read_toml
 
@@ -48,6 +48,8 @@ class Consent(Settings):
         max_epochs: epochs of one training.
         max_bytes: bytes one session may send and receive, estimated before it starts.
         versions: vfl versions the party agrees to run; empty means the installed one.
+        bundles: Flower app bundles its SuperNode runs: "vfl" for the one with no code but the
+            installed vfl's, or the SHA-256 of another.
     """
 
     codecs: tuple[str, ...] = ("*",)
@@ -57,6 +59,9 @@ class Consent(Settings):
     max_epochs: Annotated[int, Field(ge=1)] = 100
     max_bytes: Annotated[int, Field(ge=1)] = 10_000_000_000
     versions: tuple[str, ...] = ()
+    bundles: tuple[Annotated[str, StringConstraints(pattern=r"^(vfl|[0-9a-f]{64})$")], ...] = (
+        "vfl",
+    )
 
 
 class Node(Settings):
@@ -82,6 +87,7 @@ class PartyFile(Settings):
         store: folder for this party's weights, secret and run records.
         bottom: a model of its own instead of the experiment's; "package.module:Class" is allowed.
         device: where its models run, such as "cuda".
+        trace: what this party records of its own side of a training; nobody else is told.
     """
 
     party: PartyName
@@ -90,6 +96,7 @@ class PartyFile(Settings):
     bottom: str | None = None
     device: str = "cpu"
     consent: Consent = Consent()
+    trace: TraceSettings = TraceSettings()
     node: Node = Node()
     _path: Path | None = PrivateAttr(default=None)
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 from vfl.datasets.align import align, sort_by_id
 from vfl.datasets.bundled import SOURCES
 from vfl.datasets.encode import Encoder, TableEncoder
+from vfl.datasets.files import read_table
 from vfl.datasets.labels import TASKS, encode_labels
 from vfl.datasets.load import load_bundled, load_table, load_tables
 from vfl.datasets.own import load_for_prediction, load_own, read_encoder
 from vfl.datasets.party import PartyData, Split
 from vfl.datasets.split import split_fixed, split_rows
-from vfl.datasets.table import TableFormat, pick_columns, read_table
+from vfl.datasets.table import TableFormat, pick_columns
 
 __all__ = [
     "SOURCES",

@@ -14,7 +14,9 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from vfl.datasets.table import IdType, check_column
+from vfl.datasets.columns import Part, Table
+from vfl.datasets.ids import Ids, sorted_ids
+from vfl.datasets.table import IdType
 from vfl.datasets.values import kind_of, spaced, texts
 from vfl.errors import MisalignedError
 
@@ -30,14 +32,14 @@ class Aligned:
         ids: text (dtype object) or int64 in ascending order, axes (rows,).
     """
 
-    frames: dict[str, pd.DataFrame]
+    frames: dict[str, Part]
     ids: np.ndarray
 
     def __repr__(self) -> str:
         return f"Aligned(parties={list(self.frames)}, rows={len(self.ids)})"
 
 
-def align(frames: Mapping[str, pd.DataFrame], id_column: str, id_type: IdType = "text") -> Aligned:
+def align(frames: Mapping[str, Table], id_column: str, id_type: IdType = "text") -> Aligned:
     """Keep the rows whose id every party has, sorted by id.
 
     Args:
@@ -49,23 +51,25 @@ def align(frames: Mapping[str, pd.DataFrame], id_column: str, id_type: IdType = 
         MissingColumnError: a table without that column.
         MisalignedError: missing or repeated ids, or hardly any in common.
     """
-    ids = {
-        party: row_ids(frame, id_column, f"party '{party}'", id_type)
+    found = {
+        party: sorted_ids(frame, id_column, f"party '{party}'", id_type)
         for party, frame in frames.items()
     }
+    ids = {party: np.asarray(own) for party, (_, own) in found.items()}
     common = reduce(lambda left, right: np.intersect1d(left, right, True), ids.values())
-    common = np.sort(common)
     if not _enough(len(common), list(ids.values())):
         columns = {party: frame[id_column] for party, frame in frames.items()}
         raise _mismatch(ids, columns, id_type, len(common))
-    return Aligned(
-        {party: frames[party].iloc[_positions(own, common)] for party, own in ids.items()}, common
-    )
+    aligned = {
+        party: Part.of(frames[party], order[np.searchsorted(ids[party], common)])
+        for party, (order, _) in found.items()
+    }
+    return Aligned(aligned, common)
 
 
 def sort_by_id(
-    frame: pd.DataFrame, id_column: str, where: str, id_type: IdType = "text"
-) -> tuple[pd.DataFrame, np.ndarray]:
+    frame: Table, id_column: str, where: str, id_type: IdType = "text"
+) -> tuple[Part, Ids]:
     """One party's table in ascending order of its ids, and those ids.
 
     Args:
@@ -78,57 +82,8 @@ def sort_by_id(
         MissingColumnError: the table lacks the id column.
         MisalignedError: missing or repeated ids.
     """
-    ids = row_ids(frame, id_column, where, id_type)
-    order = np.argsort(ids, kind="stable")
-    return frame.iloc[order], ids[order]
-
-
-def row_ids(frame: pd.DataFrame, id_column: str, where: str, id_type: IdType) -> np.ndarray:
-    """The ids of a table's rows as text or int64, axes (rows,).
-
-    Raises:
-        MissingColumnError: the table lacks the id column.
-        MisalignedError: missing ids, repeated ids, or no whole numbers where those are wanted.
-    """
-    check_column(frame.columns, id_column, f"the id column of {where}", "data.id")
-    column = frame[id_column]
-    missing = int(column.isna().sum())
-    if missing:
-        raise _bad_ids(where, id_column, f"{spaced(missing)} rows without an id")
-    ids = texts(column)
-    if id_type == "number":
-        ids = _as_numbers(ids, where, id_column)
-    repeated = len(ids) - len(np.unique(ids))
-    if repeated:
-        raise _bad_ids(where, id_column, f"{spaced(repeated)} rows repeat the id of another")
-    return ids
-
-
-def _as_numbers(ids: np.ndarray, where: str, id_column: str) -> np.ndarray:
-    try:
-        return np.array([int(text) for text in ids], dtype=np.int64)
-    except (ValueError, OverflowError):  # int() would quote the id
-        raise MisalignedError(
-            f"the ids of {where} are not all whole numbers of 64 bits",
-            where=f"column '{id_column}'",
-            fix='set id_type = "text" at every party',
-        ) from None
-
-
-def _bad_ids(where: str, id_column: str, got: str) -> MisalignedError:
-    return MisalignedError(
-        f"the rows of {where} cannot be told apart by their ids",
-        where=f"column '{id_column}'",
-        got=f"{got}",
-        want="one id a row, none of them twice",
-    )
-
-
-def _positions(own: np.ndarray, common: np.ndarray) -> np.ndarray:
-    """Where each common id stands in a party's table."""
-    order = np.argsort(own, kind="stable")
-    positions: np.ndarray = order[np.searchsorted(own[order], common)]
-    return positions
+    order, ids = sorted_ids(frame, id_column, where, id_type)
+    return Part.of(frame, order), ids
 
 
 def _enough(matched: int, ids: list[np.ndarray]) -> bool:

@@ -7,15 +7,16 @@ A column that lacked cells in the training rows gets one more column, 1 where th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
 
+from vfl.datasets.columns import Table, column_blocks
 from vfl.datasets.table import check_column
-from vfl.datasets.values import centre, kind_of, numbers, spaced, texts
+from vfl.datasets.values import centre, kind_of, number_blocks, numbers, spaced, texts
 from vfl.errors import DataError
 
 MAX_CATEGORIES = 100
@@ -29,7 +30,7 @@ class Encoder(Protocol):
     def names(self) -> tuple[str, ...]:
         """The columns it reads, in order."""
 
-    def transform(self, frame: pd.DataFrame) -> np.ndarray:
+    def transform(self, frame: Table) -> np.ndarray:
         """Inputs of a table's rows, float32, axes (rows, ...)."""
 
     def to_json(self) -> str:
@@ -49,9 +50,14 @@ class NumberColumn:
     def width(self) -> int:
         return 1 + self.indicator
 
-    def write(self, column: pd.Series, out: np.ndarray) -> None:
+    def write(self, blocks: Iterable[pd.Series], out: np.ndarray) -> None:
         """Fill `out`, axes (rows, width), which holds zeros."""
-        values = numbers(column)
+        start = 0
+        for values in number_blocks(blocks):
+            self._write_block(values, out[start : start + len(values)])
+            start += len(values)
+
+    def _write_block(self, values: np.ndarray, out: np.ndarray) -> None:
         missing = np.isnan(values)
         if self.scale:
             out[:, 0] = (values - self.mean) / self.scale
@@ -72,8 +78,14 @@ class TextColumn:
     def width(self) -> int:
         return len(self.categories) + self.indicator
 
-    def write(self, column: pd.Series, out: np.ndarray) -> None:
+    def write(self, blocks: Iterable[pd.Series], out: np.ndarray) -> None:
         """Fill `out`, axes (rows, width), which holds zeros."""
+        start = 0
+        for block in blocks:
+            self._write_block(block, out[start : start + len(block)])
+            start += len(block)
+
+    def _write_block(self, column: pd.Series, out: np.ndarray) -> None:
         place = {category: position for position, category in enumerate(self.categories)}
         codes, found = pd.factorize(column)  # a missing cell has code -1: the last of the places
         places = [place.get(text, -1) for text in texts(pd.Series(found))]
@@ -94,7 +106,7 @@ class TableEncoder:
     columns: tuple[Column, ...]
 
     @classmethod
-    def fit(cls, frame: pd.DataFrame, max_categories: int = MAX_CATEGORIES) -> TableEncoder:
+    def fit(cls, frame: Table, max_categories: int = MAX_CATEGORIES) -> TableEncoder:
         """Learn means, spreads and categories.
 
         Args:
@@ -116,7 +128,7 @@ class TableEncoder:
         """How many columns `transform` gives."""
         return sum(column.width for column in self.columns)
 
-    def transform(self, frame: pd.DataFrame) -> np.ndarray:
+    def transform(self, frame: Table) -> np.ndarray:
         """Inputs of any rows of the same columns, float32, axes (rows, columns).
 
         Raises:
@@ -126,7 +138,7 @@ class TableEncoder:
         out = np.zeros((len(frame), self.width), dtype=np.float32)
         for column, part in self._parts(out):
             check_column(frame.columns, column.name, f"the encoder's '{column.name}'")
-            column.write(frame[column.name], part)
+            column.write(column_blocks(frame, column.name), part)
         return out
 
     def _parts(self, out: np.ndarray) -> Iterator[tuple[Column, np.ndarray]]:

@@ -37,15 +37,14 @@ def encode_labels(column: pd.Series, task: str) -> tuple[np.ndarray, Classes | N
     _check_complete(column)
     if task == "regression":
         return numbers(column).astype(np.float32), None
-    found, codes = np.unique(_class_values(column), return_inverse=True)
-    classes: Classes = tuple(found.tolist())
+    codes, classes = _codes(column)
     if len(classes) < 2:
         raise DataError(
             f"the label column '{column.name}' has nothing to tell apart",
             got=f"{spaced(len(classes))} classes",
             want="at least 2 classes",
         )
-    return codes.astype(np.int64, copy=False).reshape(-1), classes
+    return codes, classes
 
 
 def _check_complete(column: pd.Series) -> None:
@@ -58,14 +57,20 @@ def _check_complete(column: pd.Series) -> None:
         )
 
 
-def _class_values(column: pd.Series) -> np.ndarray:
-    """int64 or text, so that classes are written to JSON and read back unchanged."""
-    if kind_of(column) == "text":
-        return texts(column)
-    values = numbers(column)
+def _codes(column: pd.Series) -> tuple[np.ndarray, Classes]:
+    """Codes of the sorted classes; each different cell is read once."""
+    text = kind_of(column) == "text"
+    cells, different = pd.factorize(column if text else numbers(column))
+    read = texts(pd.Series(different)) if text else _whole(np.asarray(different), str(column.name))
+    found, places = np.unique(read, return_inverse=True)
+    return places[cells], tuple(found.tolist())
+
+
+def _whole(values: np.ndarray, name: str) -> np.ndarray:
+    """As int64, so that classes are written to JSON and read back unchanged."""
     if (values != np.round(values)).any():
         raise DataError(
-            f"the label column '{column.name}' holds real numbers, not classes",
+            f"the label column '{name}' holds real numbers, not classes",
             fix='set task = "regression"',
         )
     return values.astype(np.int64)

@@ -10,6 +10,7 @@ import pandas as pd
 
 from vfl.datasets.align import align
 from vfl.datasets.bundled import Bundled, read_bundled
+from vfl.datasets.files import read_table
 from vfl.datasets.labels import encode_labels
 from vfl.datasets.partition import blocks, partition_columns, partition_image
 from vfl.datasets.party import PartyData
@@ -20,7 +21,6 @@ from vfl.datasets.table import (
     TableFormat,
     check_column,
     check_owners,
-    read_table,
 )
 from vfl.errors import DataError, MissingDataError
 

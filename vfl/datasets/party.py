@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vfl.datasets.columns import BLOCK_ROWS
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from vfl.datasets.encode import Encoder
+    from vfl.datasets.ids import Ids
 
 Classes = tuple[str | int, ...]
 
@@ -62,7 +65,7 @@ class PartyData:
     classes: Classes | None
     split: Split
     ids_digest: bytes
-    ids: np.ndarray | None = None
+    ids: Ids | None = None
     encoder: Encoder | None = None
     row_weights: Tensor | None = None
 
@@ -88,6 +91,15 @@ class PartyData:
         )
 
 
-def digest_of(ids: np.ndarray) -> bytes:
-    """SHA-256 of the ids in their order, 32 bytes; JSON keeps apart what mere joining would not."""
-    return hashlib.sha256(json.dumps(ids.tolist()).encode()).digest()
+def digest_of(ids: Ids) -> bytes:
+    """SHA-256 of the ids in their order, 32 bytes; JSON keeps apart what mere joining would not.
+
+    >>> digest_of(np.array(["a", "b"])) == hashlib.sha256(b'["a", "b"]').digest()
+    True
+    """
+    digest = hashlib.sha256(b"[")
+    for start in range(0, len(ids), BLOCK_ROWS):
+        listed = json.dumps(ids[start : start + BLOCK_ROWS].tolist())[1:-1]
+        digest.update(f"{', ' if start else ''}{listed}".encode())
+    digest.update(b"]")
+    return digest.digest()

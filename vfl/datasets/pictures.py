@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-import pandas as pd
 
+from vfl.datasets.columns import Table
 from vfl.datasets.table import check_column
 from vfl.datasets.values import centre, numbers
 from vfl.errors import DataError
@@ -30,7 +30,7 @@ class PictureEncoder:
     scale: float = field(repr=False)
 
     @classmethod
-    def fit(cls, frame: pd.DataFrame, shape: tuple[int, ...]) -> PictureEncoder:
+    def fit(cls, frame: Table, shape: tuple[int, ...]) -> PictureEncoder:
         """Learn the block's mean and spread.
 
         Args:
@@ -50,7 +50,7 @@ class PictureEncoder:
         pixels = _pixels(frame, names)
         return cls(names, shape, *centre(pixels))
 
-    def transform(self, frame: pd.DataFrame) -> np.ndarray:
+    def transform(self, frame: Table) -> np.ndarray:
         """Pictures of any rows, float32, axes (rows, channels, height, width); 0 where missing.
 
         Raises:
@@ -98,7 +98,7 @@ class PictureEncoder:
             ) from None
 
 
-def _pixels(frame: pd.DataFrame, names: tuple[str, ...]) -> np.ndarray:
+def _pixels(frame: Table, names: tuple[str, ...]) -> np.ndarray:
     """float64, axes (rows, pixels)."""
     pixels = np.empty((len(frame), len(names)))
     for position, name in enumerate(names):

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from vfl.datasets.align import sort_by_id
+from vfl.datasets.columns import Part, Table
 from vfl.datasets.encode import Encoder, TableEncoder
+from vfl.datasets.files import read_table
+from vfl.datasets.ids import Ids
 from vfl.datasets.party import Classes, PartyData, Split, digest_of
 from vfl.datasets.pictures import PictureEncoder
-from vfl.datasets.table import Source, TableFormat, check_features, pick_columns, read_table
+from vfl.datasets.table import Source, TableFormat, check_features, pick_columns
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,11 +42,11 @@ class AlignedRows:
     """
 
     split: Split
-    ids: np.ndarray | None
+    ids: Ids | None
     digest: bytes
 
     @classmethod
-    def of(cls, rows: int, split: Split, ids: np.ndarray | None = None) -> AlignedRows:
+    def of(cls, rows: int, split: Split, ids: Ids | None = None) -> AlignedRows:
         """Rows in their final order."""
         return cls(split, ids, digest_of(np.arange(rows) if ids is None else ids))
 
@@ -86,7 +88,7 @@ def read_sorted(
     where: str,
     form: TableFormat | None,
     setting: str = "data.source",
-) -> tuple[pd.DataFrame, np.ndarray | None]:
+) -> tuple[Table, Ids | None]:
     """A table in ascending order of its ids, and the ids; as it stands, and None, without ids.
 
     Raises:
@@ -101,7 +103,7 @@ def read_sorted(
 
 
 def own_columns(
-    frame: pd.DataFrame,
+    frame: Table,
     patterns: Sequence[str],
     party: str,
     label: str | None,
@@ -120,7 +122,7 @@ def own_columns(
 
 
 def fit_inputs(
-    frame: pd.DataFrame, columns: Sequence[str], split: Split, shape: Sequence[int] | None = None
+    frame: Table, columns: Sequence[str], split: Split, shape: Sequence[int] | None = None
 ) -> Inputs:
     """Inputs of all rows by an encoder that saw the training rows only.
 
@@ -135,12 +137,11 @@ def fit_inputs(
     """
     if not columns:
         return NO_INPUTS
-    own = frame[list(columns)]
-    training = own.iloc[split.train]
+    training = Part.of(frame, split.train, columns)
     encoder: Encoder = (
         PictureEncoder.fit(training, tuple(shape)) if shape else TableEncoder.fit(training)
     )
-    return Inputs(encoder.transform(own), encoder)
+    return Inputs(encoder.transform(frame), encoder)
 
 
 def _tensor(array: np.ndarray | None) -> Tensor | None:

@@ -1,8 +1,7 @@
-"""Tables: reading them, finding columns in them, and checking who owns which column."""
+"""Tables: how they are written, finding columns in them, and checking who owns which column."""
 
 from __future__ import annotations
 
-import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from vfl.errors import (
     DataError,
     LabelLeakError,
     MissingColumnError,
-    MissingDataError,
     SharedColumnError,
     nearest,
 )
@@ -40,82 +38,12 @@ class TableFormat:
     id_type: IdType = "text"
 
 
-def read_table(
-    source: Source,
-    form: TableFormat | None = None,
-    text_columns: Sequence[str] = (),
-    setting: str | None = None,
-) -> pd.DataFrame:
-    """A table from ``.csv``, ``.csv.gz`` or ``.parquet``; a frame passes with its names as text.
-
-    Args:
-        source: the file; its first line names the columns.
-        form: how it is written; commas and plain ids unless told.
-        text_columns: columns of a CSV that stay text, so that an id keeps its leading zeros.
-        setting: what names the file, for the message.
+def check_names(names: pd.Series, where: str) -> None:
+    """Refuse columns without a name, or two of one name.
 
     Raises:
-        MissingDataError: no such file.
-        DataError: not a readable table, or a column without a name of its own.
+        DataError: quoting none of them.
     """
-    if isinstance(source, pd.DataFrame):
-        return _uniquely_named(source, "the frame")
-    path = Path(source)
-    if not path.is_file():
-        beside = [file.name for file in path.parent.glob("*.*")]
-        raise MissingDataError(
-            "there is no such table",
-            where=setting,
-            got=str(path),
-            want="a .csv, .csv.gz or .parquet file",
-            fix=nearest(path.name, beside),
-        )
-    try:
-        if path.suffix == ".parquet":
-            return _uniquely_named(pd.read_parquet(path), str(path))
-        return _read_csv(path, form or TableFormat(), text_columns)
-    except DataError:
-        raise
-    except (
-        ValueError,
-        OSError,
-        EOFError,
-        NotImplementedError,
-        zlib.error,
-    ) as error:  # their text may quote cells
-        raise DataError(
-            "this file cannot be read as a table",
-            where=str(path),
-            got=type(error).__name__,
-            want="CSV (.csv, .csv.gz) with a line of column names, or Parquet (.parquet)",
-            fix="check the ending of the name, the separator and the encoding (UTF-8)",
-        ) from None
-
-
-def _uniquely_named(frame: pd.DataFrame, where: str) -> pd.DataFrame:
-    if not all(isinstance(name, str) for name in frame.columns):
-        frame = frame.rename(columns=str)
-    _check_names(frame.columns.to_series(), where)
-    return frame
-
-
-def _read_csv(path: Path, form: TableFormat, text_columns: Sequence[str]) -> pd.DataFrame:
-    # Two lines, because pandas reads a longer second one here as an error, below as an index.
-    top = pd.read_csv(
-        path, sep=form.separator, header=None, nrows=2, dtype=str, skipinitialspace=True
-    )
-    _check_names(top.iloc[0], str(path))
-    return pd.read_csv(
-        path,
-        sep=form.separator,
-        na_values=list(form.missing),
-        dtype=dict.fromkeys(text_columns, str),
-        skipinitialspace=True,
-        low_memory=False,  # one type a column, whatever its length
-    )
-
-
-def _check_names(names: pd.Series, where: str) -> None:
     if names.isna().any() or names.duplicated().any():
         raise DataError(  # the first line of a file may be a row of data: quote nothing
             "this table has columns without a name, or of the same name",

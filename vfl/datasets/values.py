@@ -5,6 +5,7 @@ Whatever is raised here or by a caller names columns and counts; a cell's value 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import numpy as np
@@ -56,20 +57,34 @@ def numbers(column: pd.Series) -> np.ndarray:
     Raises:
         DataError: a cell that is no number, or an infinite one; a column of dates and the like.
     """
-    kind_of(column)
-    plain = column.astype(object) if isinstance(column.dtype, pd.CategoricalDtype) else column
-    read = pd.to_numeric(plain, errors="coerce")
-    values = np.asarray(read.to_numpy(dtype=np.float64, na_value=np.nan))
-    unread = int(np.isnan(values).sum()) - int(column.isna().sum())
-    infinite = int(np.isinf(values).sum())
-    if unread > 0 or infinite:
+    (values,) = number_blocks([column])
+    return values
+
+
+def number_blocks(blocks: Iterable[pd.Series]) -> Iterator[np.ndarray]:
+    """What `numbers` gives, block by block of a column; its error comes after the last one."""
+    unread = infinite = 0
+    for block in blocks:
+        values = _numbers(block)
+        unread += max(0, int(np.isnan(values).sum()) - int(block.isna().sum()))
+        infinite += int(np.isinf(values).sum())
+        yield values
+    if unread or infinite:
         raise DataError(
-            f"column '{column.name}' is not a column of finite numbers",
-            got=f"{spaced(max(unread, 0))} cells of another kind, {spaced(infinite)} infinite ones",
+            f"column '{block.name}' is not a column of finite numbers",
+            got=f"{spaced(unread)} cells of another kind, {spaced(infinite)} infinite ones",
             want="numbers",
             fix="name the table's own sign of a missing cell in the option 'missing'",
         )
-    return values
+
+
+def _numbers(column: pd.Series) -> np.ndarray:
+    if column.dtype == np.float64:
+        return column.to_numpy()  # as it is: the general way makes a copy
+    kind_of(column)
+    plain = column.astype(object) if isinstance(column.dtype, pd.CategoricalDtype) else column
+    read = pd.to_numeric(plain, errors="coerce")
+    return np.asarray(read.to_numpy(dtype=np.float64, na_value=np.nan))
 
 
 def texts(column: pd.Series) -> np.ndarray:
@@ -99,11 +114,12 @@ def centre(values: np.ndarray) -> tuple[float, float]:
     >>> centre(np.array([1.0, 3.0, np.nan]))
     (2.0, 1.0)
     """
-    present = values[~np.isnan(values)]
+    missing = np.isnan(values)
+    present = values[~missing] if missing.any() else values
     if not present.size:
         return 0.0, 0.0
     spread = float(present.std())
-    if spread <= ROUNDING * float(np.abs(present).max()):
+    if spread <= ROUNDING * float(max(present.max(), -present.min())):
         return 0.0, 0.0
     return float(present.mean()), spread
 

@@ -18,7 +18,7 @@ def superlink_from_afar(address: str, ca: Path) -> Iterator[Check]:
     """A feature party's way to the SuperLink: TCP, TLS under the party's own CA, and the clock."""
     host, port = split_address(address)
     try:
-        answer = probe_https(host, port, str(ca))
+        answer = probe_https("the SuperLink", host, port, ca.read_text())
     except PeerError as problem:
         found = f"{address}: {problem.what} ({problem.got})"
         yield Check("superlink", "FAIL", found, problem.fix or "")
@@ -36,7 +36,7 @@ def superlink_here(address: str, bind_host: str, ca: Path) -> Iterator[Check]:
         return
     local = "127.0.0.1" if bind_host in ("0.0.0.0", "::") else host
     try:
-        answer = probe_https(local, port, str(ca))
+        answer = probe_https("the SuperLink", local, port, ca.read_text())
     except PeerError:
         found = f"{port} is used by something that does not show our certificate"
         yield Check("superlink port", "FAIL", found, "end that program, or change superlink's port")

@@ -16,9 +16,22 @@ from flwr.serverapp import Grid
 
 from vfl.config import FederationSettings
 from vfl.datasets import PartyData
-from vfl.errors import DisagreementError, MissingPartyError, PeerFailedError, VFLError
+from vfl.errors import (
+    DisagreementError,
+    LostPeerError,
+    MissingPartyError,
+    PeerFailedError,
+    VFLError,
+)
 from vfl.link import Link, Observer
-from vfl.session import Introduction, SessionMessage, Terms, check_introduction
+from vfl.session import (
+    Introduction,
+    SessionMessage,
+    Terms,
+    check_introduction,
+    for_others,
+    unexpected,
+)
 from vfl.transport import (
     Credential,
     Observed,
@@ -31,6 +44,8 @@ MESSAGE_TYPE = "train.session"
 IDLE_TIMEOUT_S = 3600.0
 _LONGEST_SESSION_S = 30 * 24 * 3600.0  # Flower drops the reply of a message that lives longer
 _POLL_S = 0.2
+#: Flower's error codes of a node that may come back; any other ends the session.
+_AWAY = {5: "its SuperNode is not online", 8: "its process stopped responding"}
 
 
 class Federation:
@@ -61,9 +76,13 @@ class Federation:
         self.join_timeout_s = join_timeout_s
         self.say = say
         self.session = secrets.token_hex(16)
+        self._start = 0
+        self._nodes: dict[str, int] = {}
         self._node_of: dict[str, str] = {}
         self._pending: dict[str, str] = {}
+        self._away: set[str] = set()
         self._hub: TcpHub | None = None
+        self._ca_pem = ""
         self._last_poll = 0.0
 
     def join(self, observers: list[Observer], start: int = 0) -> dict[str, Link]:
@@ -78,16 +97,15 @@ class Federation:
             PeerFailedError: a party refused or failed; its own words are passed on.
             DisagreementError, MisalignedError: it holds other rows or another experiment.
         """
-        nodes = self._wait_for_nodes()
-        credentials = {
-            name: Credential(str(node), secrets.token_urlsafe(32)) for name, node in nodes.items()
-        }
+        self._start = start
+        self._nodes = self._wait_for_nodes()
         certificate = session_certificate([self.settings.stream_host])
+        self._ca_pem = certificate.ca_pem.decode()
         self._hub = TcpHub(
             self.settings.bind_host or self.settings.stream_host,
             self.settings.stream_port,
             self.session,
-            credentials,
+            {},
             self._admit,
             certificate,
             Timeouts(
@@ -96,11 +114,10 @@ class Federation:
             ),
             self.terms.window_frames,
         )
-        ca_pem = certificate.ca_pem.decode()
-        for name, credential in credentials.items():
-            self._push(name, nodes[name], credential, ca_pem, start)
+        for name in self._nodes:
+            self._invite(name)
         try:
-            self._hub.wait_all(list(nodes), self.join_timeout_s, poll=self._poll)
+            self._hub.wait_all(list(self._nodes), self.join_timeout_s, poll=self._poll)
         except MissingPartyError as absence:
             absence.where = f"the stream at {self.settings.stream_host}:{self._hub.port}"
             raise
@@ -127,10 +144,11 @@ class Federation:
         """End the streams; every party is told of an error of ours."""
         if self._hub is None:
             return
-        if isinstance(error, VFLError):
-            self._hub.fail(error)
-        else:
+        if error is None:
             self._hub.close()
+        else:
+            told = error if isinstance(error, VFLError) else unexpected(error, self.own.name)
+            self._hub.fail(for_others(told, self.own.name))
 
     def _wait_for_nodes(self) -> dict[str, int]:
         """Node ids by registered name, or by a made-up one where nodes have no names."""
@@ -156,18 +174,24 @@ class Federation:
                 )
             time.sleep(_POLL_S)
 
-    def _push(self, name: str, node: int, credential: Credential, ca_pem: str, start: int) -> None:
+    def _invite(self, name: str) -> None:
+        """Send a node its message, with a token that is good from now on and no other."""
         assert self._hub is not None
+        node = self._nodes[name]
+        credential = Credential(str(node), secrets.token_urlsafe(32))
+        for party in [party for party, of in list(self._node_of.items()) if of == name]:
+            del self._node_of[party]  # in place: the others are joining meanwhile
+        self._hub.replace(name, credential)
         message = SessionMessage(
             session=self.session,
             token=credential.token,
             node=credential.node,
             host=self.settings.stream_host,
             port=self._hub.port,
-            ca_pem=ca_pem,
+            ca_pem=self._ca_pem,
             idle_timeout_s=IDLE_TIMEOUT_S,
             rejoin_window_s=self.settings.rejoin_window_s,
-            start=start,
+            start=self._start,
             terms=self.terms,
         )
         record = ConfigRecord({"message": message.model_dump_json()})
@@ -198,25 +222,41 @@ class Federation:
         return {}
 
     def _poll(self) -> None:
-        """Look at Flower's replies now and then; one that reports a failure ends the session."""
-        if not self._pending or time.monotonic() - self._last_poll < _POLL_S:
+        """Look at Flower's replies now and then, and tell a node that is back once more."""
+        if time.monotonic() - self._last_poll < _POLL_S:
             return
         self._last_poll = time.monotonic()
-        for reply in self.grid.pull_messages(list(self._pending)):
+        for reply in self.grid.pull_messages(list(self._pending)) if self._pending else ():
             name = self._pending.pop(reply.metadata.reply_to_message_id, "a party")
-            if reply.has_error():
+            self._hear(name, reply)
+        if self._away:
+            online = {node.node_id for node in self.grid.get_nodes()}
+            for name in sorted(self._away):
+                if self._nodes[name] in online:
+                    self._away.discard(name)
+                    self._invite(name)
+
+    def _hear(self, name: str, reply: Message) -> None:
+        """A reply that comes before its party has joined; one that lost its way is waited for."""
+        if reply.has_error():
+            why = _AWAY.get(reply.error.code)
+            if why is None:
                 raise PeerFailedError(
                     f"party '{name}' stopped",
                     got=f"Flower error {reply.error.code}",
                     fix="its own SuperNode's output says why",
                 )
+        else:
             failure = json.loads(str(reply.content["session"]["failure"]))
-            if failure:
+            why = failure.get("what")
+            if failure and failure.get("code") != LostPeerError.code:
                 told = {key: failure.get(key) for key in ("where", "got", "want", "fix")}
                 raise PeerFailedError(
-                    f"party '{name}' stopped with {failure.get('code')}: {failure.get('what')}",
-                    **told,
+                    f"party '{name}' stopped with {failure.get('code')}: {why}", **told
                 )
+        if why:
+            self.say(f"party {name} is not here ({why}); it is told again when it is back")
+            self._away.add(name)
 
 
 def _present(nodes: int, named: Sequence[str]) -> str:

@@ -120,9 +120,11 @@ class LabelParty:
         before: Callable[[Exchange], None] = _nothing,
         after: Callable[[Exchange], None] = _nothing,
     ) -> None:
-        """Go through a whole session; `before` and `after` frame each exchange in one process."""
-        course = self.course.follow(schedule)
-        for epoch, exchanges in groupby(course, key=lambda exchange: exchange.epoch):
+        """Go through a session; `course.follow` makes its schedule one that may stop early.
+
+        `before` and `after` frame each exchange where all parties are in one process.
+        """
+        for epoch, exchanges in groupby(schedule, key=lambda exchange: exchange.epoch):
             started = time.perf_counter()
             for exchange in exchanges:
                 if self._checkpoints is not None and self._checkpoints.due(exchange.step):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from flwr.serverapp import Grid
 
 from vfl.config import Experiment, PartyFile
-from vfl.errors import LostPeerError, VFLError
+from vfl.errors import LostPeerError, StorageError, VFLError
 from vfl.frame import Frame, Kind
 from vfl.ledger import Ledger
 from vfl.link import Link
@@ -17,9 +18,10 @@ from vfl.server.federation import Federation
 from vfl.server.label_party import LabelParty
 from vfl.server.predictions import write_predictions
 from vfl.server.summary import summarise
-from vfl.session import PartyFolder, PartyReport, Terms
+from vfl.session import PartyFolder, PartyReport, Terms, unexpected
 from vfl.session.own_data import own_checkpoints, own_data, own_folder, own_secret
 from vfl.storage import joint_digest
+from vfl.trace import own_recorders, recording
 
 _COLLECT_S = 10.0
 
@@ -43,9 +45,11 @@ def run_session(
         session = LabelSession(grid, experiment, party, terms, folder)
         label, reports = session.play()
         _conclude(folder, own_folder(party, terms), label, reports)
-    except VFLError as problem:
-        folder.fail(problem)
+    except Exception as error:
+        problem = error if isinstance(error, VFLError) else unexpected(error, party.party)
         _say(str(problem))
+        with suppress(StorageError):  # a full disk takes no word about itself; the log has it
+            folder.fail(problem)
         raise
 
 
@@ -68,12 +72,20 @@ class LabelSession:
         self.data = own_data(party, terms, experiment.label.task)
         self.checkpoints = own_checkpoints(party, terms)
 
+    def say(self, line: str) -> None:
+        """One line about the session, in the log and in the run's folder."""
+        _say(line)
+        self.folder.note(line)
+
     def play(self) -> tuple[LabelParty, list[PartyReport]]:
         """Play it to its end; a training goes on from its last checkpoint when a party is lost."""
         settings = self.experiment.federation
         restarts = 0
+        # A run that is resumed may have lost somebody as well; Flower frees its node in a minute.
+        resumed = self.checkpoints is not None and self.checkpoints.committed() > 0
         while True:
-            patience = settings.restart_timeout_s if restarts else settings.join_timeout_s
+            again = resumed or restarts > 0
+            patience = settings.restart_timeout_s if again else settings.join_timeout_s
             try:
                 return self._attempt(patience)
             except LostPeerError as loss:
@@ -81,18 +93,23 @@ class LabelSession:
                     raise
                 restarts += 1
                 step = self.checkpoints.committed()
-                _say(f"{loss}\nrestart {restarts} of {settings.max_restarts}, from step {step}")
+                where = f"restart {restarts} of {settings.max_restarts}, from exchange {step}"
+                self.say(f"{loss.what}; {where}")
 
     def _attempt(self, patience_s: float) -> tuple[LabelParty, list[PartyReport]]:
         settings = self.experiment.federation
         ledger = Ledger()
         start = 0 if self.checkpoints is None else self.checkpoints.committed()
+        recorders = own_recorders(self.party, self.terms, self.data, self.checkpoints)
         with Federation(
-            self.grid, self.terms, settings, self.data, patience_s, say=_say
+            self.grid, self.terms, settings, self.data, patience_s, say=self.say
         ) as federation:
-            label = self._build(federation.join([ledger], start), ledger)
+            label = self._build(federation.join([ledger, *recorders], start), ledger)
             label.resume()
-            label.run(self.terms.schedule(self.data.split, start))
+            schedule = label.course.follow(self.terms.schedule(self.data.split, start))
+            weights = {self.party.party: label.weights}
+            with recording(recorders, schedule, start, weights, _say) as exchanges:
+                label.run(exchanges)
             reports = _farewell(label)
         federation.collect(_COLLECT_S)
         return label, reports

@@ -5,6 +5,7 @@ from __future__ import annotations
 from vfl.session.checkpoint import CHECKPOINTS, Checkpoints
 from vfl.session.consent import check_consent
 from vfl.session.course import Course
+from vfl.session.failure import for_others, unexpected
 from vfl.session.handshake import Introduction, check_introduction
 from vfl.session.message import SessionMessage
 from vfl.session.party_folder import PartyFolder
@@ -26,4 +27,6 @@ __all__ = [
     "Terms",
     "check_consent",
     "check_introduction",
+    "for_others",
+    "unexpected",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class Checkpoints:
         self.folder = folder
         self.terms = terms
         self.every = every
+        #: Told the step before its checkpoint is written; a trace saves what it holds by then.
+        self.before_save: Callable[[int], None] = lambda step: None
 
     def due(self, step: int) -> bool:
         """Whether a party saves before this exchange."""
@@ -51,6 +53,7 @@ class Checkpoints:
             step: number of the next exchange.
             state: tensors, numbers and texts in mappings and lists.
         """
+        self.before_save(step)
         content = io.BytesIO()
         torch.save(stamp() | {"terms": self.terms, "step": step, "state": state}, content)
         write_bytes(self._path(step), content.getvalue())

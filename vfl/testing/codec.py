@@ -79,6 +79,11 @@ class CodecContract:
             assert _same_bits(trip.read(cut_bytes), trip.decoded)
             assert _same_bits(trip.read_grad(grad_bytes), trip.grad)
 
+    def test_a_gradient_is_decoded_from_what_crossed_alone(self, spec: str) -> None:
+        for rows in ROWS:
+            trip = _Trip(spec, _cut(spec, rows, self.width), training=True)
+            assert _same_bits(trip.replay(), trip.grad), "`kept` is not what encode kept"
+
     def test_inputs_are_left_alone(self, spec: str, training: bool) -> None:
         cut = _cut(spec, 17, self.width)
         grad = _grad(cut)
@@ -164,6 +169,7 @@ class _Trip:
     """One cut and its gradient over the wire, a codec object of its own at each end."""
 
     def __init__(self, spec: str, cut: Tensor, training: bool) -> None:
+        self._spec = spec
         self._shape = cut.shape
         self._training = training
         self._sender, self._receiver = make(spec), make(spec)
@@ -185,6 +191,13 @@ class _Trip:
         rows, width = self._shape
         moment = _decoder(self._training)
         return self._sender.decode_grad(payload, self.encoded.saved, rows, width, moment)
+
+    def replay(self) -> Tensor:
+        """The gradient as a codec that has only the two payloads decodes it."""
+        rows, width = self._shape
+        codec, moment = make(self._spec), _decoder(self._training)
+        saved = codec.decode(bytes(self.encoded.payload), rows, width, moment).saved
+        return codec.decode_grad(bytes(self.grad_payload), codec.kept(saved), rows, width, moment)
 
 
 def _cut(spec: str, rows: int, bottom_width: int) -> Tensor:

@@ -8,21 +8,32 @@ from vfl.transport.base import WINDOW_FRAMES, Timeouts, TransportLink
 from vfl.transport.certificates import (
     ServerCertificate,
     TrialFiles,
+    check_not_expired,
     session_certificate,
     write_trial_certificates,
 )
 from vfl.transport.client import TcpLink
 from vfl.transport.hub import TcpHub
 from vfl.transport.hub_link import HubLink
+from vfl.transport.knocks import KnockLimits
 from vfl.transport.local import LocalLink, local_pair
 from vfl.transport.messages import Hello, Welcome
 from vfl.transport.observed import Observed
+from vfl.transport.probe import check_server
+from vfl.transport.renewal import (
+    expiry_warning,
+    renew_node_key,
+    renew_server,
+    replace_authority,
+)
+from vfl.transport.sockets import round_trip_s
 
 __all__ = [
     "WINDOW_FRAMES",
     "Credential",
     "Hello",
     "HubLink",
+    "KnockLimits",
     "LocalLink",
     "Observed",
     "OnAttach",
@@ -33,7 +44,14 @@ __all__ = [
     "TransportLink",
     "TrialFiles",
     "Welcome",
+    "check_not_expired",
+    "check_server",
+    "expiry_warning",
     "local_pair",
+    "renew_node_key",
+    "renew_server",
+    "replace_authority",
+    "round_trip_s",
     "session_certificate",
     "write_trial_certificates",
 ]

@@ -25,8 +25,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from vfl.errors import UserError
 
 _SESSION_DAYS = 30
-_TRIAL_DAYS = 90
+#: How long the SuperLink's certificate is good, and how long the CA that renews it.
+SERVER_DAYS = 90
+AUTHORITY_DAYS = 1825
 _CLOCK_SKEW = datetime.timedelta(hours=1)
+_PEM = serialization.Encoding.PEM
 _PARTY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -52,54 +55,91 @@ class ServerCertificate:
 
 
 @dataclass(frozen=True, slots=True)
+class Authority:
+    """A CA that can sign: its certificate and key, both PEM."""
+
+    ca_pem: bytes
+    key_pem: bytes = field(repr=False)
+
+    @classmethod
+    def new(cls, name: str, days: float) -> Authority:
+        """A CA of that name, valid for so many days."""
+        key, subject = ec.generate_private_key(ec.SECP256R1()), _name(name)
+        ca = _builder(subject, subject, key.public_key(), key.public_key(), _after(days))
+        ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        ca = ca.add_extension(_usage(signs_certificates=True), critical=True)
+        return cls(ca.sign(key, hashes.SHA256()).public_bytes(_PEM), _private_pem(key))
+
+    def issue(self, names: Sequence[x509.GeneralName], days: float) -> ServerCertificate:
+        """A new server key and its certificate, which ends with the CA's at the latest."""
+        ca = x509.load_pem_x509_certificate(self.ca_pem)
+        ca_key = serialization.load_pem_private_key(self.key_pem, None)
+        assert isinstance(ca_key, ec.EllipticCurvePrivateKey), "our CAs have keys of this kind"
+        key = ec.generate_private_key(ec.SECP256R1())
+        end = min(_after(days), ca.not_valid_after_utc)
+        server = _builder(
+            _name("vfl server"), ca.subject, key.public_key(), ca_key.public_key(), end
+        )
+        server = server.add_extension(
+            x509.BasicConstraints(ca=False, path_length=None), critical=True
+        )
+        server = server.add_extension(_usage(signs_certificates=False), critical=True)
+        server = server.add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+        )
+        server = server.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        pem = server.sign(ca_key, hashes.SHA256()).public_bytes(_PEM)
+        return ServerCertificate(self.ca_pem, pem, _private_pem(key))
+
+
+@dataclass(frozen=True, slots=True)
 class TrialFiles:
     """Where the trial files are: PEM for TLS, OpenSSH key pairs by party."""
 
     ca: Path
+    ca_key: Path
     server_certificate: Path
     server_key: Path
     private_keys: dict[str, Path]
     public_keys: dict[str, Path]
 
 
-def session_certificate(hosts: Sequence[str], days: int = _SESSION_DAYS) -> ServerCertificate:
-    """A new server certificate under a CA of its own.
+def session_certificate(hosts: Sequence[str], days: float = _SESSION_DAYS) -> ServerCertificate:
+    """A new server certificate under a CA of its own, which nobody can use again.
 
     Args:
         hosts: names and addresses the server is reached by.
         days: how long it is valid.
     """
-    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    ca_name = _name("vfl session CA")
-    ca = _builder(ca_name, ca_name, ca_key.public_key(), ca_key.public_key(), days)
-    ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    ca = ca.add_extension(_usage(signs_certificates=True), critical=True)
-    server = _builder(_name("vfl server"), ca_name, key.public_key(), ca_key.public_key(), days)
-    server = server.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    server = server.add_extension(_usage(signs_certificates=False), critical=True)
-    server = server.add_extension(
-        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
-    )
-    names = x509.SubjectAlternativeName([_host(host) for host in hosts])
-    server = server.add_extension(names, critical=False)
-    pem = serialization.Encoding.PEM
-    return ServerCertificate(
-        ca_pem=ca.sign(ca_key, hashes.SHA256()).public_bytes(pem),
-        cert_pem=server.sign(ca_key, hashes.SHA256()).public_bytes(pem),
-        key_pem=key.private_bytes(
-            pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ),
-    )
+    return Authority.new("vfl session CA", days).issue([_host(host) for host in hosts], days)
+
+
+def check_not_expired(path: Path) -> None:
+    """Look at a certificate of our own before somebody else refuses it.
+
+    Raises:
+        UserError: it has expired, or is no certificate.
+    """
+    try:
+        ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    except ValueError:
+        raise UserError("this is no PEM certificate", where=str(path)) from None
+    if ends < datetime.datetime.now(datetime.UTC):
+        raise UserError(
+            "a certificate has expired",
+            where=str(path),
+            got=f"valid until {ends:%Y-%m-%d %H:%M} UTC",
+            fix="put a new one and its key there; every party needs the ca.pem that signed it",
+        )
 
 
 def write_trial_certificates(
     folder: Path, hosts: Sequence[str], parties: Sequence[str]
 ) -> TrialFiles:
-    """Write ca.pem, server.pem, server.key and a P-384 key pair for each party.
+    """Write ca.pem, ca.key, server.pem, server.key and a P-384 key pair for each party.
 
     The public keys are for ``flwr supernode register``, the private ones for
-    ``flower-supernode --auth-supernode-private-key``. Private keys get mode 0600; the CA's own
-    is kept nowhere, so nobody can sign a second server with it.
+    ``flower-supernode --auth-supernode-private-key``. Private keys get mode 0600.
 
     Raises:
         UserError: a party's name cannot name a file, or one of the files is there already.
@@ -113,28 +153,31 @@ def write_trial_certificates(
             )
     files = TrialFiles(
         folder / "ca.pem",
+        folder / "ca.key",
         folder / "server.pem",
         folder / "server.key",
         {party: folder / f"{party}.key" for party in parties},
         {party: folder / f"{party}.pub" for party in parties},
     )
     folder.mkdir(parents=True, exist_ok=True)
-    certificate = session_certificate(hosts, _TRIAL_DAYS)
-    _write(files.ca, certificate.ca_pem)
+    authority = Authority.new("vfl CA", AUTHORITY_DAYS)
+    certificate = authority.issue([_host(host) for host in hosts], SERVER_DAYS)
+    _write(files.ca, authority.ca_pem)
+    _write(files.ca_key, authority.key_pem, private=True)
     _write(files.server_certificate, certificate.cert_pem)
     _write(files.server_key, certificate.key_pem, private=True)
     for party in parties:
-        private, public = _key_pair()
+        private, public = node_key_pair()
         _write(files.private_keys[party], private, private=True)
         _write(files.public_keys[party], public)
     return files
 
 
-def _key_pair() -> tuple[bytes, bytes]:
+def node_key_pair() -> tuple[bytes, bytes]:
     """A private and a public P-384 key in OpenSSH's formats, which Flower reads."""
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(
-        serialization.Encoding.PEM,
+        _PEM,
         serialization.PrivateFormat.OpenSSH,
         serialization.NoEncryption(),
     )
@@ -144,19 +187,27 @@ def _key_pair() -> tuple[bytes, bytes]:
     return private, public
 
 
+def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A private key as PEM, not encrypted."""
+    return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+
+
+def _after(days: float) -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+
+
 def _builder(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
     issuer_key: ec.EllipticCurvePublicKey,
-    days: int,
+    end: datetime.datetime,
 ) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder(subject_name=subject, issuer_name=issuer, public_key=key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + datetime.timedelta(days=days))
+        .not_valid_before(_after(days=0) - _CLOCK_SKEW)
+        .not_valid_after(end)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key), critical=False

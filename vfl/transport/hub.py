@@ -6,20 +6,43 @@ import contextlib
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from vfl.errors import LostPeerError, MissingPartyError, VFLError
+from vfl.errors import (
+    AuthenticationError,
+    FrameError,
+    LostPeerError,
+    MissingPartyError,
+    ProtocolError,
+    VFLError,
+)
 from vfl.frame import HANDSHAKE_LIMIT_BYTES, LIMIT_BYTES
 from vfl.transport.admission import Admission, Credential, OnAttach
 from vfl.transport.base import LINGER_S, WINDOW_FRAMES, Timeouts
 from vfl.transport.certificates import ServerCertificate
 from vfl.transport.hub_link import HubLink
+from vfl.transport.knocks import KnockLimits, Knocks
 from vfl.transport.messages import Hello, error_frame
 from vfl.transport.sockets import listen, open_stream
 from vfl.transport.stream import Stream
 
 _TICK_S = 0.05
 _HANDSHAKES = 64
+#: Most bytes of a connection before its greeting is accepted, those of TLS included.
+_GREETING_LIMIT_BYTES = 2 * HANDSHAKE_LIMIT_BYTES
+#: What a stranger causes rather than a party that is refused for a reason.
+_STRANGE = (OSError, AuthenticationError, FrameError, ProtocolError)
+
+
+@dataclass(slots=True)
+class _Greeting:
+    """A handshake under way."""
+
+    address: str
+    thread: threading.Thread
+    admitted: bool = False
 
 
 class TcpHub:
@@ -35,7 +58,9 @@ class TcpHub:
         certificate: for TLS 1.3; None for none.
         timeouts: how long to wait.
         window: sent frames kept for a resend, per party.
-        handshakes: how many may be under way at once; more wait to be accepted.
+        handshakes: how many may be under way at once; for one more, the oldest of the address
+            that has most of them ends.
+        knocks: how often one address may connect.
 
     Attributes:
         port: the port really listened on.
@@ -55,15 +80,17 @@ class TcpHub:
         timeouts: Timeouts | None = None,
         window: int = WINDOW_FRAMES,
         handshakes: int = _HANDSHAKES,
+        knocks: KnockLimits | None = None,
     ) -> None:
         self._admission = Admission(session, credentials, on_attach)
         self._timeouts = timeouts or Timeouts()
         self._window = window
         self._context = certificate.context() if certificate else None
         self._links = {party: self._new_link(party) for party in credentials}
-        self._greeting: dict[Stream, threading.Thread] = {}
+        self._greeting: dict[Stream, _Greeting] = {}
         self._greeting_lock = threading.Lock()
-        self._slots = threading.Semaphore(handshakes)
+        self._handshakes = handshakes
+        self._knocks = Knocks(knocks)
         self._closed = threading.Event()
         self._listener = listen(host, port)
         self._listener.settimeout(_TICK_S)
@@ -138,9 +165,9 @@ class TcpHub:
             link.close()
         with self._greeting_lock:
             greeting = dict(self._greeting)
-        for stream, thread in greeting.items():
+        for stream, each in greeting.items():
             stream.end()
-            thread.join()
+            each.thread.join()
 
     def _new_link(self, party: str) -> HubLink:
         return HubLink(party, self._timeouts, self._window)
@@ -151,50 +178,65 @@ class TcpHub:
 
     def _accept(self) -> None:
         while not self._closed.is_set():
-            if not self._slots.acquire(timeout=_TICK_S):
+            try:
+                connection, (address, *_) = self._listener.accept()
+            except TimeoutError:
                 continue
-            if not self._accept_one():
-                self._slots.release()
+            except OSError:
+                self._closed.wait(_TICK_S)  # shut down, or out of file descriptors for now
+                continue
+            if self._knocks.allow(address):
+                self._make_room()
+                self._begin(connection, address)
+            else:
+                connection.close()
 
-    def _accept_one(self) -> bool:
-        """Start one handshake; False when nobody came in this tick."""
-        try:
-            connection, _ = self._listener.accept()
-        except TimeoutError:
-            return False
-        except OSError:
-            self._closed.wait(_TICK_S)  # shut down, or out of file descriptors for now
-            return False
+    def _make_room(self) -> None:
+        """When all places are taken, end the oldest handshake of the address that has most."""
+        with self._greeting_lock:
+            if len(self._greeting) < self._handshakes:
+                return
+            strangers = [pair for pair in self._greeting.items() if not pair[1].admitted]
+        crowds = Counter(greeting.address for _, greeting in strangers).most_common(1)
+        for crowd, _ in crowds:
+            stream, greeting = next(pair for pair in strangers if pair[1].address == crowd)
+            stream.end()
+            greeting.thread.join()
+
+    def _begin(self, connection: socket.socket, address: str) -> None:
+        """Start one handshake in a thread of its own."""
         try:
             stream = open_stream(connection, self._context)
         except (OSError, ValueError):
             connection.close()  # gone already
-            return False
+            return
         stream.limit_bytes = HANDSHAKE_LIMIT_BYTES
+        stream.wire_limit_bytes = _GREETING_LIMIT_BYTES
         thread = threading.Thread(
             target=self._greet, args=(stream,), name="vfl-handshake", daemon=True
         )
         with self._greeting_lock:
-            self._greeting[stream] = thread
+            self._greeting[stream] = _Greeting(address, thread)
         thread.start()
-        return True
 
     def _greet(self, stream: Stream) -> None:
-        """One handshake, from TLS to WELCOME or ERROR, in a thread of its own."""
+        """One handshake, from TLS to WELCOME or ERROR."""
+        greeting = self._greeting[stream]
         try:
-            self._attach(stream)
-        except VFLError as error:
-            with contextlib.suppress(OSError, VFLError):  # it may not stay to hear it
-                stream.write(error_frame(error), time.monotonic() + LINGER_S)
-            stream.end(LINGER_S)
-        except OSError:
+            self._attach(stream, greeting)
+        except (VFLError, OSError) as error:
+            if isinstance(error, _STRANGE) and not greeting.admitted:
+                self._knocks.failed(greeting.address)
+            if isinstance(error, VFLError):
+                with contextlib.suppress(OSError, VFLError):  # it may not stay to hear it
+                    stream.write(error_frame(error), time.monotonic() + LINGER_S)
+                    stream.end(LINGER_S)
             stream.end()
         finally:
             with self._greeting_lock:
                 del self._greeting[stream]
-            self._slots.release()
 
-    def _attach(self, stream: Stream) -> None:
+    def _attach(self, stream: Stream, greeting: _Greeting) -> None:
         deadline = time.monotonic() + self._timeouts.handshake_s
         stream.handshake(deadline)
         hello = Hello.of(stream.read(deadline))
@@ -202,5 +244,6 @@ class TcpHub:
             raise LostPeerError("the session is over")
         links = dict(self._links)  # those of now: an old token must not reach a replaced link
         party, terms = self._admission.admit(hello)
-        stream.limit_bytes = LIMIT_BYTES
+        greeting.admitted = True
+        stream.limit_bytes, stream.wire_limit_bytes = LIMIT_BYTES, None
         links[party].attach(stream, hello, terms)

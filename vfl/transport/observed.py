@@ -1,4 +1,4 @@
-"""A link that tells others about every frame: the ledger counts here, the trace records here."""
+"""A link that tells others about every frame: the ledger counts here, a trace records here."""
 
 from __future__ import annotations
 

@@ -7,11 +7,15 @@ import http.client
 import socket
 import ssl
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 from vfl.errors import AuthenticationError, LostPeerError, ProtocolError
+
+_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,58 +32,40 @@ class Probe:
     clock_s: float | None
 
 
-def probe_https(host: str, port: int, ca_file: str, timeout_s: float = 5.0) -> Probe:
-    """Connect, check the certificate against a CA and a host name, and ask for the time.
+def check_server(name: str, address: str, ca_pem: str) -> None:
+    """Connect and make the TLS handshake, before something that explains less tries to.
 
     Args:
-        host: name or address, as the certificate must have it.
-        port: of a server that speaks HTTPS, as a SuperLink does.
-        ca_file: PEM file of the authority to trust, and no other.
-        timeout_s: for each wait.
+        name: what messages call the server.
+        address: host:port.
+        ca_pem: the authority that must have signed its certificate, and no other.
 
     Raises:
-        AuthenticationError: another authority, an expired certificate or another name.
+        AuthenticationError: its certificate has expired, is for another host, or is not signed
+            by this authority.
         ProtocolError: somebody answers, but not with TLS.
         LostPeerError: nobody answers.
     """
-    where = f"{host}:{port}"
-    try:
-        return _probe(host, port, ca_file, timeout_s)
-    except ssl.SSLCertVerificationError as problem:
-        raise AuthenticationError(
-            "its certificate is not trusted",
-            where=where,
-            got=problem.verify_message,
-            fix="get ca.pem from the label party anew; its certificate must have this host's name",
-        ) from None
-    except ssl.SSLError as problem:
-        raise ProtocolError(
-            "it answers, but not with TLS",
-            where=where,
-            got=problem.reason,
-            fix="is this the SuperLink's port?",
-        ) from None
-    except OSError as problem:
-        raise LostPeerError(
-            "it cannot be reached",
-            where=where,
-            got=problem.strerror or type(problem).__name__,
-            fix="does vfl superlink run there? is the port open in every firewall between?",
-        ) from None
+    host, _, port = address.rpartition(":")
+    with _explained(name, address):
+        _connect(host.strip("[]"), int(port), ca_pem).close()
 
 
-def _probe(host: str, port: int, ca_file: str, timeout_s: float) -> Probe:
-    started = time.monotonic()
-    with socket.create_connection((host, port), timeout=timeout_s):
-        connect_s = time.monotonic() - started
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(ca_file)
-    connection = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
-    try:
-        connection.connect()
-        return Probe(connect_s, _clock(connection))
-    finally:
-        connection.close()
+def probe_https(name: str, host: str, port: int, ca_pem: str) -> Probe:
+    """`check_server`, how long a connection takes, and what time it is there.
+
+    Raises:
+        PeerError: as `check_server`.
+    """
+    with _explained(name, f"{host}:{port}"):
+        started = time.monotonic()
+        with socket.create_connection((host, port), timeout=_PATIENCE_S):
+            connect_s = time.monotonic() - started
+        connection = _connect(host, port, ca_pem)
+        try:
+            return Probe(connect_s, _clock(connection))
+        finally:
+            connection.close()
 
 
 def port_is_free(host: str, port: int) -> bool:
@@ -92,6 +78,42 @@ def port_is_free(host: str, port: int) -> bool:
         except OSError as problem:
             return problem.errno != errno.EADDRINUSE
     return True
+
+
+def _connect(host: str, port: int, ca_pem: str) -> http.client.HTTPSConnection:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=ca_pem)
+    connection = http.client.HTTPSConnection(host, port, timeout=_PATIENCE_S, context=context)
+    connection.connect()
+    return connection
+
+
+@contextmanager
+def _explained(name: str, where: str) -> Iterator[None]:
+    try:
+        yield
+    except ssl.SSLCertVerificationError as problem:
+        raise AuthenticationError(
+            f"the certificate of {name} is not accepted",
+            where=where,
+            got=problem.verify_message,
+            want="one that is valid today, for this host, signed by the authority in ca.pem",
+            fix="see that the clocks agree, get ca.pem anew, or renew it: vfl renew PROJECT",
+        ) from None
+    except ssl.SSLError as problem:
+        raise ProtocolError(
+            f"{name} answers, but not with TLS",
+            where=where,
+            got=problem.reason,
+            fix="is this the SuperLink's port?",
+        ) from None
+    except OSError as problem:
+        raise LostPeerError(
+            f"{name} cannot be reached",
+            where=where,
+            got=problem.strerror or type(problem).__name__,
+            fix="see that it runs, and that the port is open in every firewall between",
+        ) from None
 
 
 def _clock(connection: http.client.HTTPSConnection) -> float | None:

@@ -7,11 +7,12 @@ import socket
 import ssl
 import time
 
-from vfl.errors import AuthenticationError, UserError
+from vfl.errors import AuthenticationError, LostPeerError, UserError
 from vfl.transport.base import Timeouts
 from vfl.transport.stream import Stream
 
 _BACKLOG = 128
+_ROUND_TRIPS = 5
 _KEEPALIVE_S = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
@@ -60,6 +61,38 @@ def dial(host: str, port: int, context: ssl.SSLContext | None, timeouts: Timeout
         stream.end()
         raise
     return stream
+
+
+def round_trip_s(address: str, timeout_s: float = 2.0) -> float:
+    """How long a packet takes there and back: the fastest of a few TCP connections.
+
+    Args:
+        address: host:port of something that listens; nothing is sent to it.
+        timeout_s: for all of them together.
+
+    Raises:
+        LostPeerError: nobody answered in time.
+    """
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + timeout_s
+    trips: list[float] = []
+    try:
+        for _ in range(_ROUND_TRIPS):
+            started = time.monotonic()
+            left_s = deadline - started
+            if trips and left_s < trips[0]:
+                break
+            socket.create_connection((host, int(port)), max(left_s, 0.001)).close()
+            trips.append(time.monotonic() - started)
+    except (OSError, ValueError, OverflowError) as error:
+        raise LostPeerError(
+            "the round trip cannot be measured",
+            where=address,
+            got=type(error).__name__,
+            want=f"a TCP connection within {timeout_s:g} s",
+            fix="is the SuperLink running, and does the firewall let this machine in?",
+        ) from error
+    return min(trips)
 
 
 def open_stream(

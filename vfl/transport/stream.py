@@ -12,6 +12,7 @@ import contextlib
 import select
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections import deque
@@ -24,6 +25,8 @@ from vfl.transport.base import WINDOW_FRAMES
 JOINED_BYTES = 64 * 1024
 #: Most bytes of one TLS record.
 _RECORD_BYTES = 16 * 1024
+#: Where Linux's struct tcp_info has tcpi_bytes_received, a u64.
+_RECEIVED_AT = 128
 _LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -35,12 +38,14 @@ class Stream:
         limit_bytes: largest payload accepted; may be changed between frames.
 
     Attributes:
+        wire_limit_bytes: most bytes the other end may send at all, TLS included; None is no limit.
         window: frames read ahead at most while a write waits for room.
     """
 
     def __init__(self, connection: socket.socket, limit_bytes: int = LIMIT_BYTES) -> None:
         connection.setblocking(False)
         self.limit_bytes = limit_bytes
+        self.wire_limit_bytes: int | None = None
         self.window = WINDOW_FRAMES
         self._socket = connection
         # Without TLS a frame is one write or two, and nothing needs holding back.
@@ -200,6 +205,8 @@ class Stream:
 
     def _wait(self, events: int, deadline: float) -> int:
         """The events that came; poll reports a hang-up unasked."""
+        if self.wire_limit_bytes is not None:
+            self._check_received(self.wire_limit_bytes)
         if events != self._events:
             self._poll.modify(self._socket, events)
             self._events = events
@@ -208,3 +215,11 @@ class Stream:
         if not ready:
             raise TimeoutError("the deadline passed")
         return ready[0][1]
+
+    def _check_received(self, limit_bytes: int) -> None:
+        """Only Linux counts; elsewhere the deadline of the handshake is the bound."""
+        if sys.platform != "linux":
+            return
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
+        if int.from_bytes(info[_RECEIVED_AT:], sys.byteorder) > limit_bytes:
+            raise ConnectionError("the other end sent too much before it was let in")

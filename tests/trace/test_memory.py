@@ -1,7 +1,6 @@
-import numpy as np
 import pytest
 
-from vfl.errors import OversizedFrameError, RunFolderError
+from vfl.errors import OversizedFrameError
 from vfl.frame import Frame, Kind
 from vfl.trace import EVALUATION, TRAINING, Recorded, Trace
 
@@ -56,47 +55,3 @@ def test_a_full_trace_refuses_more():
     with pytest.raises(OversizedFrameError, match="full") as caught:
         traced(limit_bytes=264)
     assert caught.value.got == "more than 264 bytes"
-
-
-def test_a_saved_trace_reads_the_same(tmp_path):
-    path = tmp_path / "trace.npz"
-    trace = traced()
-    trace.save(path)
-    loaded = Trace.load(path)
-    assert list(loaded) == list(trace)
-    assert loaded.payload_bytes == trace.payload_bytes == 265
-
-
-def test_an_empty_trace_too(tmp_path):
-    Trace().save(tmp_path / "trace.npz")
-    assert len(Trace.load(tmp_path / "trace.npz")) == 0
-
-
-def test_a_trace_of_another_format(tmp_path):
-    path = tmp_path / "trace.npz"
-    traced().save(path)
-    with np.load(path) as file:
-        columns = dict(file) | {"format": np.int64(9)}
-    np.savez(path, **columns)
-    with pytest.raises(RunFolderError, match="another format") as caught:
-        Trace.load(path)
-    assert (caught.value.got, caught.value.want) == ("format 9", "format 1")
-
-
-@pytest.mark.parametrize("content", [b"", b"no trace", b"PK\x03\x04", None])
-def test_files_that_are_no_trace(tmp_path, content):
-    path = tmp_path / "trace.npz"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(RunFolderError, match="no trace to read"):
-        Trace.load(path)
-
-
-def test_objects_are_never_unpickled(tmp_path):
-    path = tmp_path / "trace.npz"
-    np.savez(path, format=np.array([{}], dtype=object))
-    with pytest.raises(RunFolderError):
-        Trace.load(path)
-    np.save(tmp_path / "array.npy", np.arange(3))
-    with pytest.raises(RunFolderError):
-        Trace.load(tmp_path / "array.npy")

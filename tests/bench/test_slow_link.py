@@ -1,0 +1,193 @@
+"""The slow link keeps its promises: delay, bandwidth, order, cuts."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+
+from vfl.bench.slow_link import SlowLink
+
+MBIT = 1e6 / 8
+
+
+class Peer:
+    """A server that answers each byte with itself, or swallows and times what it gets."""
+
+    def __init__(self):
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.accepted = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self.accepted.append(connection)
+
+    def take(self):
+        """The end of the next connection."""
+        deadline = time.monotonic() + 2
+        while not self.accepted and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return self.accepted.pop(0)
+
+    def close(self):
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self.accepted:
+            connection.close()
+
+
+@pytest.fixture
+def connect():
+    """Pairs of ends with a slow link between them."""
+    with contextlib.ExitStack() as stack:
+        peer = stack.enter_context(contextlib.closing(Peer()))
+        links = {}
+
+        def make(delay_ms=0.0, mbps=None):
+            key = (delay_ms, mbps)
+            if key not in links:
+                links[key] = stack.enter_context(SlowLink(peer.port, delay_ms, mbps))
+            near = stack.enter_context(socket.create_connection(("127.0.0.1", links[key].port)))
+            near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            far = stack.enter_context(peer.take())
+            near.settimeout(5)
+            far.settimeout(5)
+            return near, far, links[key]
+
+        yield make
+
+
+def fastest(transfer, times=3):
+    """Seconds of the fastest of a few; on a busy machine the others wait for a core as well."""
+    seconds = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        transfer()
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds)
+
+
+def send_all(end, size):
+    thread = threading.Thread(target=end.sendall, args=(bytes(size),), daemon=True)
+    thread.start()
+    return thread
+
+
+def receive(end, size):
+    left = size
+    while left:
+        left -= len(end.recv(min(left, 65536)))
+
+
+@pytest.mark.parametrize("delay_ms", [0, 5, 20])
+def test_a_round_trip_takes_twice_the_delay(connect, delay_ms):
+    near, far, _ = connect(delay_ms)
+    trips = []
+    for _ in range(20):
+        begun = time.perf_counter()
+        near.sendall(b"x")
+        far.sendall(far.recv(1))
+        near.recv(1)
+        trips.append(1000 * (time.perf_counter() - begun))
+    # The fastest: on a busy machine the others wait for a core as well.
+    assert 2 * delay_ms <= min(trips) < 2 * delay_ms + 1.5
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_bytes_take_their_time(connect, way):
+    near, far, _ = connect(delay_ms=10, mbps=40)
+    source, sink = (near, far) if way == "up" else (far, near)
+    size = int(0.3 * 40 * MBIT)
+
+    def transfer():
+        sending = send_all(source, size)
+        receive(sink, size)
+        sending.join()
+
+    assert fastest(transfer) == pytest.approx(0.31, rel=0.1)
+
+
+def test_connections_share_a_direction_and_the_other_is_free(connect):
+    first, second = connect(mbps=40), connect(mbps=40)
+    size = int(0.2 * 40 * MBIT)
+    begun = time.perf_counter()
+    sending = [
+        send_all(first[0], size),
+        send_all(second[0], size),
+        send_all(first[1], size),
+        send_all(second[1], size),
+    ]
+    sinks = [
+        threading.Thread(target=receive, args=(end, size)) for end in (*first[:2], *second[:2])
+    ]
+    for each in sinks:
+        each.start()
+    for each in (*sinks, *sending):
+        each.join(5)
+    assert time.perf_counter() - begun == pytest.approx(0.4, rel=0.15)
+
+
+def test_a_sender_is_held_back(connect):
+    """Nothing is stored without bound: the rest stays in the sender's own hands."""
+    near, _, _ = connect(delay_ms=0, mbps=1)
+    near.settimeout(0.3)
+    with pytest.raises(TimeoutError):
+        near.sendall(bytes(2**26))
+
+
+def test_what_is_sent_arrives_in_order_and_ends(connect):
+    near, far, _ = connect(delay_ms=3, mbps=100)
+    message = bytes(range(256)) * 1000
+    sending = threading.Thread(target=near.sendall, args=(message,), daemon=True)
+    sending.start()
+    got = bytearray()
+    while len(got) < len(message):
+        got += far.recv(65536)
+    sending.join()
+    near.shutdown(socket.SHUT_WR)
+    assert bytes(got) == message
+    assert far.recv(1) == b""
+    far.sendall(b"last words")
+    assert near.recv(100) == b"last words"
+
+
+def test_a_cut_breaks_both_ends_and_the_next_connection_works(connect):
+    near, far, link = connect(delay_ms=1)
+    near.sendall(b"x")
+    assert far.recv(1) == b"x"
+    link.cut()
+    for end in (near, far):
+        with contextlib.suppress(ConnectionError):
+            assert end.recv(1) == b""
+    again, other, _ = connect(delay_ms=1)
+    again.sendall(b"y")
+    assert other.recv(1) == b"y"
+    assert link.connections == 2
+
+
+def test_nobody_at_the_other_end():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with SlowLink(port, 1) as link, socket.create_connection(("127.0.0.1", link.port)) as near:
+        near.settimeout(2)
+        assert near.recv(1) == b""
+
+
+def test_it_leaves_no_thread_behind(connect):
+    before = threading.active_count()
+    with socket.create_server(("127.0.0.1", 0)) as target:
+        link = SlowLink(target.getsockname()[1], 5, 10)
+        near = socket.create_connection(("127.0.0.1", link.port))
+        far, _ = target.accept()
+        near.sendall(bytes(100_000))
+        link.close()
+        near.close()
+        far.close()
+    assert threading.active_count() == before

@@ -1,0 +1,78 @@
+"""`vfl renew`, and the warnings of the commands that use a certificate."""
+
+import pytest
+
+from vfl import deployment
+from vfl.errors import AuthenticationError, LostPeerError
+from vfl.project import LabelFolder
+from vfl.transport import renew_server
+from vfl.transport.renewal import days_left
+
+
+@pytest.fixture
+def label(vfl, tmp_path):
+    assert vfl("init", "project", "--party", "bank").code == 0
+    return LabelFolder.find(tmp_path / "project")
+
+
+def test_a_certificate_is_renewed(vfl, label):
+    renew_server(label.certificates, days=3)
+    done = vfl("renew", "project")
+    assert (done.code, done.out) == (0, "")
+    assert "is good for 89 days; restart vfl superlink" in done.err
+    assert days_left(label.certificates / "server.pem") == 89
+
+
+def test_a_new_authority_is_announced_before_it_is_used(vfl, label):
+    done = vfl("renew", "project/label", "--authority")
+    assert done.code == 0
+    assert "give it to every party" in done.err
+    assert (label.certificates / "ca.pem").read_text().count("BEGIN CERTIFICATE") == 2
+    assert vfl("renew", "project").code == 0
+    assert (label.certificates / "ca.pem").read_text().count("BEGIN CERTIFICATE") == 1
+
+
+def test_a_partys_key_is_replaced(vfl, label, tmp_path):
+    before = (tmp_path / "project/bank/node.key").read_bytes()
+    done = vfl("renew", "project/bank/party.toml")
+    assert done.code == 0
+    assert (tmp_path / "project/bank/node.key").read_bytes() != before
+    assert (tmp_path / "project/bank/bank.pub").exists()
+    assert "send bank.pub to the label party" in done.err
+    assert vfl("renew", "project/bank/party.toml", "--authority").code == 2
+
+
+def test_without_the_authoritys_key_the_message_says_what_to_do(vfl, label):
+    (label.certificates / "ca.key").unlink()
+    done = vfl("renew", "project")
+    assert done.code == 2
+    assert "V201" in done.err
+    assert "--authority" in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("command", [("superlink", "project"), ("train", "project")])
+def test_a_certificate_that_ends_soon_is_spoken_of_at_the_label_party(
+    vfl, label, monkeypatch, command
+):
+    def stop(*arguments, **options):
+        raise LostPeerError("stopped here")
+
+    monkeypatch.setattr(deployment, "start_superlink", stop)
+    monkeypatch.setattr(deployment, "submit", stop)
+    assert "warning" not in vfl(*command).err
+    renew_server(label.certificates, days=5)
+    assert "server.pem expires in 4 days; renew it with: vfl renew" in vfl(*command).err
+
+
+def test_a_party_is_told_that_the_authority_ends(vfl, label, tmp_path, monkeypatch):
+    def stop(*arguments, **options):
+        raise AuthenticationError("stopped here")  # what starting again does not mend
+
+    monkeypatch.setattr(deployment, "start_supernode", stop)
+    assert "warning" not in vfl("supernode", "project/bank/party.toml").err
+    renew_server(label.certificates, days=5)
+    short = (label.certificates / "server.pem").read_bytes()
+    (tmp_path / "project/bank/ca.pem").write_bytes(short)
+    done = vfl("supernode", "project/bank/party.toml")
+    assert "ca.pem expires in 4 days; ask the label party" in done.err

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from vfl.datasets import TableFormat, files, load_own, read_table
+from vfl.datasets.columns import LargeTable
+from vfl.datasets.values import kind_of
+from vfl.errors import DataError, MissingDataError
+
+TEXT = "id,age,city\n007,31,Ulm\n008,,Bonn\n"
+
+
+def test_the_same_table_from_every_kind_of_file(tmp_path):
+    (tmp_path / "a.csv").write_text(TEXT)
+    (tmp_path / "b.csv").write_text(TEXT.replace(",", ";"))
+    with gzip.open(tmp_path / "a.csv.gz", "wt") as file:
+        file.write(TEXT)
+    plain = read_table(tmp_path / "a.csv")
+    plain.to_parquet(tmp_path / "a.parquet")
+    assert plain["age"].isna().tolist() == [False, True]
+    pd.testing.assert_frame_equal(read_table(tmp_path / "a.csv.gz"), plain)
+    pd.testing.assert_frame_equal(read_table(str(tmp_path / "a.parquet")), plain)
+    pd.testing.assert_frame_equal(read_table(tmp_path / "b.csv", TableFormat(separator=";")), plain)
+
+
+def test_ids_keep_their_leading_zeros_and_own_signs_of_missing_cells_are_read(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("id, age\n007, ?\n008, 4\n")
+    frame = read_table(path, TableFormat(missing=("?",)), text_columns=["id"])
+    assert frame["id"].tolist() == ["007", "008"]
+    assert frame["age"].isna().tolist() == [True, False]
+
+
+def test_a_frame_passes_with_its_names_as_text():
+    assert list(read_table(pd.DataFrame([[1, 2]])).columns) == ["0", "1"]
+    frame = pd.DataFrame({"a": [1]})
+    assert read_table(frame) is frame
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(MissingDataError, match="no such table") as caught:
+        read_table(tmp_path / "loans.csv")
+    assert "loans.csv" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a,a\n1,2\n",
+        "a,\n1,2\n",
+        "a,b\n0,2,3\n1,5,6\n",
+        "a,b\n1,2\n1,2,3,4\n",
+        "",
+    ],
+    ids=["name twice", "no name", "more cells than names", "one long line", "empty"],
+)
+def test_a_table_that_cannot_be_read_is_refused(tmp_path, text):
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match="table"):
+        read_table(path)
+
+
+@pytest.mark.parametrize("name", ["a.csv.gz", "a.parquet", "a.csv"])
+def test_bytes_that_are_no_table_are_refused(tmp_path, name):
+    (tmp_path / name).write_bytes(b"\x1f\x8b\x08\xff\xfe\x00\x81")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_table(tmp_path / name)
+
+
+def test_two_columns_of_one_name_in_a_frame_are_refused():
+    with pytest.raises(DataError, match="same name"):
+        read_table(pd.DataFrame([[1, 2]], columns=["a", "a"]))
+
+
+def test_a_column_without_a_name_is_told_as_that(tmp_path):
+    """pandas writes such a file when its index goes along."""
+    file = tmp_path / "with_index.csv"
+    pd.DataFrame({"age": [1, 2]}).to_csv(file)
+    with pytest.raises(DataError, match="name") as caught:
+        read_table(file)
+    assert "cannot be read as a table" not in str(caught.value)
+
+
+@pytest.fixture
+def large(tmp_path, monkeypatch):
+    """A table of 50 rows, read 8 at a time where it is read by columns; as both kinds of file."""
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "id": [f"{number:03d}" for number in draw.permutation(50)],
+            "real": draw.normal(size=50),
+            "whole": draw.integers(0, 9, 50),
+            "town": draw.choice(["Ulm", "Bonn"], 50),
+            "flag": draw.integers(0, 2, 50) == 1,
+            "late": ["7"] * 40 + ["eight"] * 10,
+            "paid": draw.integers(0, 2, 50),
+        }
+    )
+    frame.loc[[3, 30], "real"] = np.nan
+    frame.loc[5:20, "town"] = None
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    frame.to_parquet(tmp_path / "a.parquet")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+def test_a_large_table_gives_a_party_what_the_whole_frame_gives(large, monkeypatch, name):
+    whole = read_table(large / name, text_columns=["id"])
+    assert isinstance(whole, pd.DataFrame)
+
+    def own(source):
+        return load_own("bank", source, "id", ["*"], "paid", "classification", seed=0)
+
+    want = own(whole)
+    monkeypatch.setattr(files, "BLOCK_ROWS", 8)
+    table = read_table(large / name, text_columns=["id"])
+    assert isinstance(table, LargeTable)
+    assert (list(table.columns), len(table)) == (list(whole.columns), 50)
+    got = own(large / name)
+    assert torch.equal(got.inputs, want.inputs)
+    assert torch.equal(got.labels, want.labels)
+    assert got.encoder == want.encoder
+    assert got.ids.tolist() == want.ids.tolist()
+    assert got.ids_digest == want.ids_digest
+
+
+def test_texts_late_in_a_csv_make_the_whole_column_text(large, monkeypatch):
+    monkeypatch.setattr(files, "BLOCK_ROWS", 8)
+    late = read_table(large / "a.csv")["late"]
+    assert late.tolist() == ["7"] * 40 + ["eight"] * 10
+
+
+@pytest.mark.parametrize("tail", ["1,2,3\n", '"1,2\n'], ids=["long line", "open quote"])
+def test_damage_late_in_a_csv_is_found(tmp_path, monkeypatch, tail):
+    monkeypatch.setattr(files, "BLOCK_ROWS", 4)
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n" + "1,2\n" * 10 + tail)
+    with pytest.raises(DataError, match="cannot be read"):
+        read_table(path)
+
+
+def test_damage_inside_a_parquet_file_is_told_without_a_cell(large, monkeypatch):
+    monkeypatch.setattr(files, "BLOCK_ROWS", 8)
+    path = large / "a.parquet"
+    content = bytearray(path.read_bytes())
+    content[4:400] = bytes(396)
+    path.write_bytes(content)
+    table = read_table(path)
+    with pytest.raises(DataError, match="cannot be read"):
+        table["id"]
+
+
+def test_every_type_of_a_parquet_column_reads_as_in_the_whole(tmp_path, monkeypatch):
+    frame = pd.DataFrame(
+        {
+            "category": pd.Categorical(["u", "b", None, "z", "u"]),
+            "whole.gaps": pd.array([1, None, 3, 4, 5], dtype="Int64"),
+            "flag": pd.array([True, None, False, True, True], dtype="boolean"),
+            "half": np.array([0.5, 1.5, np.nan, 2, 3], dtype=np.float16),
+            "byte": np.arange(5, dtype=np.uint8),
+            "text": ["a", None, "b", "b", "c"],
+        },
+        index=pd.Index([5, 3, 4, 1, 2], name="row"),
+    )
+    path = tmp_path / "a.parquet"
+    frame.to_parquet(path)
+    monkeypatch.setattr(files, "BLOCK_ROWS", 2)
+    table = read_table(path)
+    assert isinstance(table, LargeTable)
+    assert list(table.columns) == list(frame.columns)  # not the index
+    for name in frame:
+        assert kind_of(table[name]) == kind_of(frame[name])
+        assert table[name].isna().tolist() == frame[name].isna().tolist()
+        assert table[name].dropna().tolist() == frame[name].dropna().tolist()

@@ -1,0 +1,26 @@
+"""A ClientApp killed with -9: the run goes back to its last checkpoint, and nothing is lost.
+
+Several cuts are in flight, so the checkpoint holds those too; the other faults are tried with one.
+"""
+
+from real_deployment import finish, results
+
+from vfl import demo
+
+DEEP = "train.in_flight=5"
+
+
+def test_a_client_app_that_is_killed(commands, measured):
+    training = commands.train(DEEP)
+    training.wait_for("epoch  20")
+    commands.kill("flwr-clientapp", "right")
+    measured()
+    told = training.wait_for(
+        "party 'right' went away and did not come back; restart 1 of 3, from exchange"
+    )
+    training.wait_for("epoch ", after=told)
+    measured("a ClientApp was killed; the next epoch ended after")
+    alone = demo.run_in_process(
+        commands.folder, commands.label, lambda record: None, overrides=[DEEP]
+    )
+    assert finish(commands, training) == results(alone)

@@ -1,0 +1,162 @@
+"""A whole federated session over real streams; only Flower's part is played by a stand-in."""
+
+import threading
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from vfl.clients.session import take_part
+from vfl.config import Experiment, read_party_file
+from vfl.errors import PeerFailedError, VFLError
+from vfl.session import SessionMessage, Terms
+from vfl.trace import read, size
+
+with warnings.catch_warnings():  # importing Flower uses what newer clicks deprecate
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from vfl.server.session import run_session
+
+PARTIES = ("bank", "shop")
+PARTY = """\
+party = "{name}"
+[data]
+source = "data.csv"
+id = "id"
+{more}
+"""
+TRACE = '[trace]\nphases = ["train", "validation", "test"]\nsnapshots = 1\n'
+
+
+@dataclass
+class Node:
+    node_id: int
+    name: str
+
+
+@dataclass
+class Envelope:
+    """A message that needs no running Flower."""
+
+    content: object
+    dst_node_id: int
+    message_type: str
+    ttl: float
+
+
+class Flower:
+    """Hands each session message to a thread that plays the feature party of that node."""
+
+    def __init__(self):
+        self.files = {}
+        self.threads = []
+        self.said = []
+        self.failures = []
+
+    def get_nodes(self):
+        return [Node(number, name) for number, name in enumerate(PARTIES, start=1)]
+
+    def push_messages(self, messages):
+        (message,) = messages
+        asked = SessionMessage.parse(str(message.content["session"]["message"]))
+        name = PARTIES[message.dst_node_id - 1]
+        thread = threading.Thread(target=self._play, args=(asked, name))
+        self.threads.append(thread)
+        thread.start()
+        return [name]
+
+    def pull_messages(self, identifiers):
+        return []
+
+    def _play(self, asked, name):
+        try:
+            take_part(asked, self.files[name], self.said.append)
+        except VFLError as error:
+            self.failures.append(error)
+
+
+@pytest.fixture
+def flower():
+    return Flower()
+
+
+@pytest.fixture
+def federation(tmp_path, monkeypatch, flower):
+    """Plays one training; who records is in each party's own file."""
+    monkeypatch.setattr("vfl.server.session._COLLECT_S", 0.0)
+    monkeypatch.setattr("vfl.server.federation.Message", Envelope)
+    draw = np.random.default_rng(0)
+    ids = [f"r{row:03}" for row in range(120)]
+
+    def play(tracing):
+        for name in (*PARTIES, "lender"):
+            folder = tmp_path / name
+            folder.mkdir()
+            columns = {"a": draw.normal(size=120), "b": draw.normal(size=120)}
+            if name == "lender":
+                columns = {"paid": np.arange(120) % 2}
+            pd.DataFrame({"id": ids, **columns}).to_csv(folder / "data.csv", index=False)
+            more = 'label = "paid"\n' if name == "lender" else ""
+            more += TRACE if name in tracing else ""
+            (folder / "party.toml").write_text(PARTY.format(name=name, more=more))
+            flower.files[name] = read_party_file(folder / "party.toml")
+        experiment = Experiment.model_validate(
+            {
+                "codec": "topk:k=2",
+                "parties": {name: {"width": 4} for name in PARTIES},
+                "label": {"party": "lender", "top": "linear"},
+                "train": {"epochs": 2, "batch_rows": 20, "checkpoint_every": 3},
+            }
+        )
+        terms = Terms.of(experiment, "train", "run")
+        try:
+            run_session(flower, experiment, flower.files["lender"], terms)
+        finally:
+            for thread in flower.threads:
+                thread.join(timeout=20)
+
+    return play
+
+
+def trace_of(folder, party):
+    return folder / party / "store" / "runs" / "run" / "parties" / party / "trace"
+
+
+def crossed(folder, owner, **chosen):
+    frames = read(trace_of(folder, owner)).frames(**chosen)
+    return [(one.party, one.step, one.kind, one.payload, one.rows.tolist()) for one in frames]
+
+
+def test_each_party_records_its_own_end(federation, flower, tmp_path, capsys):
+    federation(tracing=("bank", "shop", "lender"))
+    for name in PARTIES:
+        own = crossed(tmp_path, name)
+        assert {frame[0] for frame in own} == {name}
+        assert own == crossed(tmp_path, "lender", party=name)
+        assert len(own) == 2 * (2 * 5 + 1) + 1
+    assert sorted(line[:20] for line in flower.said) == [
+        "the trace of bank ta",
+        "the trace of shop ta",
+    ]
+    assert "the trace of lender takes up to" in capsys.readouterr().out
+    assert [one.epoch for one in read(trace_of(tmp_path, "shop")).snapshots()] == [0, 1, 2]
+
+
+def test_a_party_records_without_telling_anybody(federation, tmp_path):
+    federation(tracing=("bank",))
+    assert len(crossed(tmp_path, "bank")) == 2 * (2 * 5 + 1) + 1
+    for name in ("shop", "lender"):
+        assert not trace_of(tmp_path, name).exists()
+    lenders = [path for path in (tmp_path / "lender" / "store").rglob("*") if path.is_file()]
+    assert all(b'"phases"' not in path.read_bytes() for path in lenders)
+
+
+def test_a_party_without_room_for_its_trace_says_only_that_it_failed(
+    federation, flower, monkeypatch
+):
+    monkeypatch.setattr(size.shutil, "disk_usage", lambda path: type("Disk", (), {"free": 10}))
+    with pytest.raises(PeerFailedError, match="its own log says why") as caught:
+        federation(tracing=("shop",))
+    assert "trace" not in str(caught.value)
+    assert "the disk has no room for the trace" in [error.what for error in flower.failures]

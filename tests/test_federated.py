@@ -1,0 +1,107 @@
+"""Following a run of the federation with a stand-in for Flower's processes."""
+
+import pytest
+
+from vfl import deployment, federated
+from vfl.config import Experiment, PartyFile, read_party_file
+from vfl.errors import LostPeerError, PeerError
+from vfl.project import write_project
+from vfl.run_folder import RunFolder
+
+OWN_WORDS = "noise\nerror[V008]: full\n  got   no space\nTraceback\n  File x\n"
+
+
+@pytest.fixture
+def label(tmp_path):
+    experiment = Experiment.model_validate({"parties": {"bank": {}}})
+    content = {"data": {"source": "rows.csv", "id": "id"}}
+    parties = {
+        name: PartyFile.model_validate({"party": name, **content}) for name in ("bank", "label")
+    }
+    return write_project(tmp_path / "project", experiment, parties, "127.0.0.1")
+
+
+@pytest.fixture
+def follow(label, monkeypatch):
+    """Follows a run while `submitted` plays the label party's process."""
+
+    def run(submitted, state="running", resume=False):
+        path = read_party_file(label.party_file).run_path("one")
+        monkeypatch.setattr(federated, "_TICK_S", 0.0)
+        monkeypatch.setattr(federated, "_ASK_FLOWER_EVERY_S", -1.0)
+        monkeypatch.setattr(deployment, "submit", lambda *_: submitted(path))
+        monkeypatch.setattr(deployment, "run_state", state if callable(state) else lambda *_: state)
+        notes, epochs = [], []
+        extra = {"resume": resume}
+        options = {"on_note": notes.append, "on_epoch": epochs.append, "extra": extra}
+        try:
+            return federated.run_session(label, "train", "one", **options), notes, epochs
+        except PeerError as error:
+            return error, notes, epochs
+
+    return run
+
+
+def created(path, label):
+    return RunFolder.create(path, label.experiment(), "federated", "vfl train PROJECT")
+
+
+def test_notes_and_epochs_are_told_as_they_come(label, follow):
+    def submitted(path):
+        folder = created(path, label)
+        folder.note("party bank is here")
+        folder.epoch({"epoch": 1})
+        (path / "summary.json").write_text("{}")
+
+    _, notes, epochs = follow(submitted, "finished:completed")
+    assert notes == ["party bank is here"]
+    assert epochs == [{"epoch": 1}]
+
+
+def test_a_resumed_run_tells_only_what_is_new(label, follow):
+    def lost(path):
+        folder = created(path, label)
+        folder.note("party bank is here")
+        folder.epoch({"epoch": 1})
+        folder.fail(LostPeerError("party 'bank' went away and did not come back"))
+
+    error, _, _ = follow(lost, "finished:failed")
+    assert "party 'bank' went away" in str(error)
+    assert error.fix.startswith("vfl train PROJECT --resume ")
+
+    def again(path):
+        folder = RunFolder.reopen(path)
+        folder.note("party bank is back")
+        folder.epoch({"epoch": 2})
+        (path / "summary.json").write_text("{}")
+
+    _, notes, epochs = follow(again, "finished:completed", resume=True)
+    assert notes == ["party bank is back"]
+    assert epochs == [{"epoch": 2}]
+
+
+def test_a_superlink_that_is_gone_ends_it_with_what_to_do(label, follow):
+    def gone(*_):
+        raise LostPeerError("the SuperLink cannot be reached", fix="start it")
+
+    error, _, _ = follow(lambda path: created(path, label), gone)
+    assert error.what == "the SuperLink cannot be reached"
+    assert "with the SuperLink running: vfl train PROJECT --resume" in error.fix
+
+
+@pytest.mark.parametrize(
+    ("log", "where"),
+    [
+        (OWN_WORDS, "error[V008]: full | got   no space"),
+        ("one\ntwo\nthree\nfour\n", "two | three | four"),
+        ("", None),
+    ],
+)
+def test_a_run_that_died_without_a_word_tells_the_end_of_its_log(
+    label, follow, monkeypatch, log, where
+):
+    monkeypatch.setattr(deployment, "run_log", lambda *_: log)
+    error, _, _ = follow(lambda path: created(path, label), "finished:failed")
+    assert error.what == "the run ended without a result"
+    assert error.where == where
+    assert error.got == "Flower says finished:failed"

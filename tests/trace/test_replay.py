@@ -1,0 +1,116 @@
+"""What is decoded from a trace is what the halves really saw, bit for bit."""
+
+from collections import defaultdict
+
+import pytest
+import torch
+
+from vfl.compression import CODECS
+from vfl.compression.none import Uncompressed
+from vfl.errors import RunFolderError, SpecError
+from vfl.exchange import Adversary
+from vfl.registry import parse
+from vfl.trace import read
+
+CODEC_SPECS = [
+    "none",
+    "topk:k=3",
+    "topk:k=6,values=1,packer=index",
+    "randtopk:k=3,alpha=0.5,values=8",
+    "randtopk:k=2,alpha=1,law=multinomial",
+]
+
+
+class Spy(Adversary):
+    """Keeps what its party received, decoded; it changes nothing."""
+
+    def __init__(self):
+        self.seen = defaultdict(list)
+
+    def received(self, party, values, moment):
+        self.seen[party].append((moment.step, values.detach().clone()))
+
+
+def same(found, seen):
+    pairs = list(zip(found, seen, strict=True))
+    assert pairs
+    for (frame, values), (step, expected) in pairs:
+        assert frame.step == step
+        assert len(frame.rows) == len(values)
+        assert values.dtype == expected.dtype
+        assert values.numpy().tobytes() == expected.numpy().tobytes()
+
+
+def test_every_registered_codec_is_replayed():
+    assert {parse(spec)[0] for spec in CODEC_SPECS} == set(CODECS.names())
+
+
+@pytest.mark.parametrize("codec", CODEC_SPECS)
+def test_each_party_decodes_what_it_saw(training, codec):
+    spies = {name: Spy() for name in ("bank", "shop", "lender")}
+    training.session(codec=codec, adversaries=spies).run()
+    label = training.read("lender")
+    for name in ("bank", "shop"):
+        own = training.read(name)
+        cuts, gradients = spies["lender"].seen[name], spies[name].seen[name]
+        same(label.decoded(party=name, direction="up"), cuts)
+        same(own.decoded(direction="up"), cuts)
+        same(label.decoded(party=name, direction="down"), gradients)
+        same(own.decoded(direction="down"), gradients)
+
+
+def test_both_directions_come_in_the_order_in_which_they_crossed(training):
+    training.session().run()
+    found = list(training.read("lender").decoded(phase="train"))
+    assert [frame for frame, _ in found] == list(training.read("lender").frames(phase="train"))
+    assert {frame.phase for frame, _ in found} == {"train"}
+
+
+def test_what_is_decoded_may_be_changed(training):
+    training.session(codec="none").run()
+    for _, values in training.read("bank").decoded(phase="test"):
+        values += 1
+
+
+def test_a_recording_knows_the_terms(training):
+    session = training.session()
+    session.run()
+    assert training.read("shop").terms == session.terms
+    assert training.read("shop").settings.snapshots == 2
+
+
+def test_frames_are_chosen(training):
+    training.session().run()
+    label = training.read("lender")
+    everything = list(label.frames())
+    for chosen in (
+        {"phase": "validation"},
+        {"party": "shop"},
+        {"direction": "down"},
+        {"phase": "train", "party": "bank", "direction": "up"},
+    ):
+        expected = [
+            one for one in everything if all(getattr(one, k) == v for k, v in chosen.items())
+        ]
+        assert list(label.frames(**chosen)) == expected
+        assert 0 < len(expected) < len(everything)
+
+
+def test_a_codec_that_learns_is_not_decoded(training, monkeypatch):
+    class Learning(Uncompressed):
+        def state_dict(self):
+            return {"range": torch.ones(1)}
+
+        def load_state_dict(self, state):
+            pass
+
+    monkeypatch.setattr(CODECS, "_members", {**CODECS._members, "learning": Learning})
+    training.session(codec="learning").run()
+    assert training.frames("bank")
+    with pytest.raises(SpecError, match="changes while it trains"):
+        next(training.read("bank").decoded())
+
+
+def test_a_folder_without_a_trace(tmp_path):
+    with pytest.raises(RunFolderError, match="no trace here"):
+        read(tmp_path)

@@ -1,0 +1,159 @@
+"""Files of a trace: readable by numpy alone, and refused when they are not as they were written."""
+
+import io
+import json
+import random
+import zlib
+
+import numpy as np
+import pytest
+
+from vfl.errors import RunFolderError
+from vfl.storage import read_json, write_json
+
+
+@pytest.fixture
+def folder(training):
+    training.session(train={"epochs": 1, "batch_rows": 40, "checkpoint_every": 5}).run()
+    return training.path("lender")
+
+
+def look_at_everything(training):
+    own = training.read("lender")
+    return sum(1 for _ in own.frames()), sum(1 for _ in own.snapshots())
+
+
+def test_numpy_alone_reads_it(training, folder):
+    with np.load(folder / "frames-000001.npz", allow_pickle=False) as file:
+        columns = dict(file)
+    payload = np.load(folder / "payload-000001.npy", allow_pickle=False, mmap_mode="r")
+    assert all(column.dtype != object for column in columns.values())
+    starts = [0, *columns["frame_end"][:-1]]
+    heard = training.heard[: len(columns["frame_end"])]
+    assert {one[3] for one in heard} == set(range(5))
+    for index, (party, direction, kind, step, sent) in enumerate(heard):
+        exchange = columns["frame_exchange"][index]
+        assert columns["parties"][columns["frame_party"][index]] == party
+        assert columns["frame_up"][index] == (direction == "up")
+        assert columns["frame_kind"][index] == kind
+        assert columns["exchange_step"][exchange] == step
+        assert payload[starts[index] : columns["frame_end"][index]].tobytes() == sent
+
+
+def test_only_its_owner_may_read_it(folder):
+    files = [path for path in folder.iterdir() if "json" not in path.suffix]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
+def test_a_changed_byte_is_found(training, folder):
+    draw = random.Random(0)
+    files = sorted(path for path in folder.iterdir() if "json" not in path.suffix)
+    assert len(files) == 6  # frames of two files: before the checkpoint and after; two snapshots
+    for path in files:
+        whole = path.read_bytes()
+        for _ in range(40):
+            damaged = bytearray(whole)
+            damaged[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+            path.write_bytes(damaged)
+            with pytest.raises(RunFolderError, match="missing or damaged"):
+                look_at_everything(training)
+        path.write_bytes(whole)
+    assert look_at_everything(training)
+
+
+def test_a_changed_byte_of_the_index_is_found_or_harmless(training, folder):
+    draw = random.Random(0)
+    index, whole = folder / "index.jsonl", look_at_everything(training)
+    content = index.read_bytes()
+    for _ in range(200):
+        damaged = bytearray(content)
+        damaged[draw.randrange(len(content) - 1)] ^= 1 << draw.randrange(8)
+        index.write_bytes(damaged)
+        try:
+            found = look_at_everything(training)
+        except RunFolderError:
+            continue
+        assert found == whole
+
+
+def test_a_shortened_or_missing_file_is_found(training, folder):
+    for path in folder.iterdir():
+        whole = path.read_bytes()
+        if path.name != "index.jsonl":  # whose last line may be torn
+            path.write_bytes(whole[:-1])
+            with pytest.raises(RunFolderError):
+                look_at_everything(training)
+        path.unlink()
+        with pytest.raises(RunFolderError):
+            look_at_everything(training)
+        path.write_bytes(whole)
+    assert look_at_everything(training)
+
+
+def replace(folder, name, content):
+    """Another file in the place of one of the trace, as somebody would who knows the index."""
+    (folder / name).write_bytes(content)
+    index = folder / "index.jsonl"
+    entries = [json.loads(line) for line in index.read_text().splitlines()]
+    for entry in entries:
+        if name in entry["files"]:
+            entry["files"][name] = zlib.crc32(content)
+    index.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+
+
+@pytest.mark.parametrize("name", ["frames-000001.npz", "payload-000001.npy"])
+def test_objects_are_never_unpickled(training, folder, name):
+    content = io.BytesIO()
+    pickled = np.array([{}], dtype=object)
+    np.savez(content, rows=pickled) if name.endswith("npz") else np.save(content, pickled)
+    replace(folder, name, content.getvalue())
+    with pytest.raises(RunFolderError, match="no frames to read"):
+        next(training.read("lender").frames())
+
+
+@pytest.mark.parametrize("content", [b"", b"no frames", b"PK\x03\x04"])
+def test_other_files_are_refused(training, folder, content):
+    for name in ("frames-000001.npz", "payload-000001.npy"):
+        whole = (folder / name).read_bytes()
+        replace(folder, name, content)
+        with pytest.raises(RunFolderError, match="no frames to read"):
+            next(training.read("lender").frames())
+        replace(folder, name, whole)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", '{"files": {"../weights.safetensors": 1}, "step": 0}', '{"files": {}}', "[]", "\xff"],
+)
+def test_an_index_that_is_none(training, folder, line):
+    (folder / "index.jsonl").write_bytes(line.encode("latin-1") + b"\n")
+    with pytest.raises(RunFolderError, match="missing or damaged"):
+        look_at_everything(training)
+
+
+def test_a_torn_last_line_of_the_index_leaves_its_files_out(training, folder):
+    index = folder / "index.jsonl"
+    frames, snapshots = look_at_everything(training)
+    index.write_text(index.read_text() + '{"files": {"frames-')
+    assert look_at_everything(training) == (frames, snapshots)
+
+
+@pytest.mark.parametrize("change", ["seed", "codec", "party", "format"])
+def test_what_it_says_of_itself_is_checked(training, folder, change):
+    path = folder / "trace.json"
+    content = read_json(path)
+    if change == "seed":
+        content["terms"]["seed"] += 1
+    elif change == "codec":
+        content["terms"]["codec"] = "none"
+    elif change == "party":
+        del content["party"]
+    else:
+        content["format"] = 9
+    write_json(path, content)
+    expected = "another format" if change == "format" else "missing or damaged"
+    with pytest.raises(RunFolderError, match=expected):
+        training.read("lender")
+    path.write_text(json.dumps([content]))
+    with pytest.raises(RunFolderError):
+        training.read("lender")

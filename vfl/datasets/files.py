@@ -1,0 +1,144 @@
+"""Reading tables from files: a small one as a frame, a large one column by column."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vfl.datasets.columns import BLOCK_ROWS, LargeTable, Table
+from vfl.datasets.spill import Spill
+from vfl.datasets.table import Source, TableFormat, check_names
+from vfl.errors import DataError, MissingDataError, nearest
+
+
+def read_table(
+    source: Source,
+    form: TableFormat | None = None,
+    text_columns: Sequence[str] = (),
+    setting: str | None = None,
+) -> Table:
+    """A table from ``.csv``, ``.csv.gz`` or ``.parquet``; a frame passes with its names as text.
+
+    Args:
+        source: the file; its first line names the columns.
+        form: how it is written; commas and plain ids unless told.
+        text_columns: columns of a CSV that stay text, so that an id keeps its leading zeros.
+        setting: what names the file, for the message.
+
+    Returns:
+        A frame; of more than `BLOCK_ROWS` rows of a file something that reads like one, by column.
+
+    Raises:
+        MissingDataError: no such file.
+        DataError: not a readable table, or a column without a name of its own.
+    """
+    if isinstance(source, pd.DataFrame):
+        return _uniquely_named(source, "the frame")
+    path = Path(source)
+    if not path.is_file():
+        beside = [file.name for file in path.parent.glob("*.*")]
+        raise MissingDataError(
+            "there is no such table",
+            where=setting,
+            got=str(path),
+            want="a .csv, .csv.gz or .parquet file",
+            fix=nearest(path.name, beside),
+        )
+    with _readable(path):
+        if path.suffix == ".parquet":
+            return _read_parquet(path)
+        return _read_csv(path, form or TableFormat(), text_columns)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except DataError:
+        raise
+    except (
+        ValueError,
+        OSError,
+        EOFError,
+        NotImplementedError,
+        zlib.error,
+    ) as error:  # their text may quote cells
+        raise DataError(
+            "this file cannot be read as a table",
+            where=str(path),
+            got=type(error).__name__,
+            want="CSV (.csv, .csv.gz) with a line of column names, or Parquet (.parquet)",
+            fix="check the ending of the name, the separator and the encoding (UTF-8)",
+        ) from None
+
+
+def _uniquely_named(frame: pd.DataFrame, where: str) -> pd.DataFrame:
+    if not all(isinstance(name, str) for name in frame.columns):
+        frame = frame.rename(columns=str)
+    check_names(frame.columns.to_series(), where)
+    return frame
+
+
+def _read_csv(path: Path, form: TableFormat, text_columns: Sequence[str]) -> Table:
+    # Two lines, because pandas reads a longer second one here as an error, below as an index.
+    top = pd.read_csv(
+        path, sep=form.separator, header=None, nrows=2, dtype=str, skipinitialspace=True
+    )
+    check_names(top.iloc[0], str(path))
+    with pd.read_csv(
+        path,
+        sep=form.separator,
+        na_values=list(form.missing),
+        dtype=dict.fromkeys(text_columns, str),
+        skipinitialspace=True,
+        low_memory=False,  # one type a column in all of a reading
+        chunksize=BLOCK_ROWS,
+    ) as readings:
+        first = next(readings)
+        if len(first) < BLOCK_ROWS:
+            return first
+        table = Spill(list(first.columns))
+        table.add(first)
+        del first
+        for frame in readings:
+            table.add(frame)
+    mixed = table.mixed()
+    # In one reading a single text makes its column text; so read those columns as text throughout.
+    return _read_csv(path, form, [*text_columns, *mixed]) if mixed else table
+
+
+def _read_parquet(path: Path) -> Table:
+    table = ParquetTable(path)
+    if len(table) > BLOCK_ROWS:
+        check_names(pd.Series(table.columns), str(path))
+        return table
+    return _uniquely_named(pd.read_parquet(path), str(path))
+
+
+class ParquetTable(LargeTable):
+    """The columns of a Parquet file, each read when asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = pq.ParquetFile(path, buffer_size=1 << 16, pre_buffer=False)
+        empty = self._file.schema_arrow.empty_table().to_pandas()  # without what pandas calls index
+        self.columns = [str(name) for name in empty.columns]
+
+    def __len__(self) -> int:
+        rows: int = self._file.metadata.num_rows
+        return rows
+
+    def blocks(self, name: str) -> Iterator[pa.Array]:
+        with _readable(self._path):
+            for batch in self._file.iter_batches(BLOCK_ROWS, columns=[name], use_threads=False):
+                yield batch.column(0)
+        pa.default_memory_pool().release_unused()  # else Arrow keeps tens of megabytes for later
+
+    def type_of(self, name: str) -> pa.DataType:
+        return self._file.schema_arrow.field(name).type
