@@ -203,11 +203,11 @@ class TestRate:
         with torch.no_grad():
             model.center.copy_(torch.linspace(-1, 1, WIDTH))
             model.spread.copy_(torch.linspace(-0.5, 0.5, WIDTH))
+        centers, spreads = model.center.tolist(), model.spread.tolist()
         values = normal().double().numpy()
 
         def below(x, unit):
-            scale = math.exp(float(model.spread[unit]))
-            return 1 / (1 + math.exp(-(x - float(model.center[unit])) / scale))
+            return 1 / (1 + math.exp(-(x - centers[unit]) / math.exp(spreads[unit])))
 
         expected = -np.mean([
             sum(
@@ -216,9 +216,8 @@ class TestRate:
             )
             for row in values
         ])  # fmt: skip
-        assert float(model.bits(torch.from_numpy(values).float())) == pytest.approx(
-            expected, rel=1e-4
-        )
+        found = model.bits(torch.from_numpy(values).float()).item()
+        assert found == pytest.approx(expected, rel=1e-4)
 
     def test_whole_numbers_travel(self):
         cut = torch.tensor([[0.2, 0.6, 2.5, 70.0, -3.0]])
@@ -235,7 +234,7 @@ class TestRate:
         codec.client_module(WIDTH)
         cut = normal().relu()
         losses = [
-            float(codec.local_loss(cut, Moment(step, True, Secret.of_simulation(seed, "p"))))
+            codec.local_loss(cut, Moment(step, True, Secret.of_simulation(seed, "p"))).item()
             for step, seed in ((0, 0), (0, 0), (1, 0), (0, 1))
         ]
         assert losses[0] == losses[1]

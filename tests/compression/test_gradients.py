@@ -1,5 +1,7 @@
 """Gradients in b bits: unbiased, zero where they were zero, and no longer than they must be."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -26,6 +28,12 @@ def there_and_back(code, grad, mask=None, at=INFERENCE):
     return code.decode(code.encode(grad, mask, at), *grad.shape, mask)
 
 
+def bfloat16_from(value):
+    """The smallest bfloat16 that is not below a value: 8 significant bits, rounded up."""
+    fraction, exponent = math.frexp(value)
+    return math.ldexp(math.ceil(fraction * 2**8), exponent - 8)
+
+
 def test_float32_is_exact():
     grad = gradient()
     assert np.array_equal(there_and_back(GradientCode("fp32"), grad), grad.numpy())
@@ -43,13 +51,11 @@ def test_b_bits_are_a_whole_number_of_steps_of_the_rows_scale(bits):
     found = there_and_back(GradientCode(str(bits)), torch.from_numpy(grad), at=moment())
     top = 2 ** (bits - 1) - 1
     for row, back in zip(grad, found, strict=True):
-        step = np.abs(row).max() / top
-        if step == 0:
-            assert (back == 0).all()
-            continue
-        assert np.abs(back - row).max() <= step * 1.01  # the scale is rounded up to a bfloat16
-        counts = back / (np.abs(back).max() / round(np.abs(back).max() / step))
-        assert np.abs(counts - np.rint(counts)).max() < 1e-3
+        step = bfloat16_from(float(np.abs(row).max()) / top)
+        assert np.abs(back - row).max() <= step
+        counts = back / (step or 1)
+        assert np.array_equal(counts, np.rint(counts))
+        assert np.abs(counts).max() <= top
 
 
 @pytest.mark.parametrize("bits", [2, 4])

@@ -3,10 +3,8 @@
 from collections import defaultdict
 
 import pytest
-import torch
 
 from vfl.compression import CODECS
-from vfl.compression.none import Uncompressed
 from vfl.errors import RunFolderError, SpecError
 from vfl.exchange import Adversary
 from vfl.registry import parse
@@ -18,6 +16,13 @@ CODEC_SPECS = [
     "topk:k=6,values=1,packer=index",
     "randtopk:k=3,alpha=0.5,values=8",
     "randtopk:k=2,alpha=1,law=multinomial",
+    "topk:k=3,values=4,packer=range,grad=4",
+    "quantise:values=3",
+    "relu:values=4",
+    "l1:target=3,grad=bf16",
+    "size:k=3",
+    "sign",
+    "rate",
 ]
 
 
@@ -96,18 +101,20 @@ def test_frames_are_chosen(training):
         assert 0 < len(expected) < len(everything)
 
 
-def test_a_codec_that_learns_is_not_decoded(training, monkeypatch):
-    class Learning(Uncompressed):
-        def state_dict(self):
-            return {"range": torch.ones(1)}
+def test_a_codec_that_learns_is_replayed_with_several_in_flight(training):
+    spy = Spy()
+    deep = {"epochs": 3, "batch_rows": 40, "in_flight": 3}
+    training.session(codec="relu:values=4", adversaries={"lender": spy}, train=deep).run()
+    same(training.read("lender").decoded(party="bank", direction="up"), spy.seen["bank"])
+    tests = list(training.read("bank").decoded(phase="test"))
+    assert {frame.phase for frame, _ in tests} == {"test"}
 
-        def load_state_dict(self, state):
-            pass
 
-    monkeypatch.setattr(CODECS, "_members", {**CODECS._members, "learning": Learning})
-    training.session(codec="learning").run()
+@pytest.mark.parametrize("some", [{"phases": ["train"], "epochs": [2]}, {"phases": ["test"]}])
+def test_a_codec_that_learns_needs_every_epoch(training, some):
+    training.session(codec="relu:values=4", trace=some).run()
     assert training.frames("bank")
-    with pytest.raises(SpecError, match="changes while it trains"):
+    with pytest.raises(SpecError, match="follow from all before"):
         next(training.read("bank").decoded())
 
 

@@ -146,6 +146,11 @@ class Codec(ABC):
         """A scalar the feature party adds to its own backward pass; `cut` carries a graph."""
         return None
 
+    @property
+    def learns(self) -> bool:
+        """Whether a payload can only be read by an end that has read and committed those before."""
+        return False
+
     def commit(self, step: int) -> None:
         """A step is final at this end: the only place where adaptive state may move.
 

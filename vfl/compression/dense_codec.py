@@ -77,6 +77,10 @@ class DenseCodec(Codec):
         cut_bytes = self._layout_for(width).payload_limit(rows, per_row=True)
         return max(cut_bytes, self._grad.payload_bytes(rows, rows * width))
 
+    @property
+    def learns(self) -> bool:
+        return self.packer == "range"
+
     def commit(self, step: int) -> None:
         if self._layout is not None:
             self._layout.commit(step)

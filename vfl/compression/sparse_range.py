@@ -134,7 +134,7 @@ def first_place_counts(width: int, k: int) -> np.ndarray:
     for j in range(k):
         left = k - j
         ways = np.array([math.comb(width - 1 - x, left - 1) for x in range(width)], object)
-        for before in range(j - 1, width - left):
+        for before in range(j - 1, width - left) if j else (-1,):
             possible = slice(before + 1, width - left + 1)
             all_ways = math.comb(width - 1 - before, left)
             counts[j, before + 1, possible] = 1 + 64 * ways[possible] // all_ways

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from vfl import compression
-from vfl.compression import Codec, Moment
 from vfl.config import TraceSettings
-from vfl.errors import RunFolderError, SpecError
-from vfl.frame import Kind
+from vfl.errors import SpecError
 from vfl.session import Terms
 from vfl.storage import unpack_weights
 from vfl.trace.chunk import Replayed, unpack
+from vfl.trace.decoder import Decoder
 from vfl.trace.store import Store
 
 
@@ -85,18 +84,21 @@ class Recording:
         Raises:
             RunFolderError: a file is missing or damaged.
             FrameError: bytes the codec did not make.
-            SpecError: a codec that changes while it trains; a trace has not all it went through.
+            SpecError: a codec that learns while it trains, and a trace of some epochs only.
         """
-        codec = compression.make(self.terms.codec)
-        if codec.state_dict():
+        learns = compression.make(self.terms.codec).learns
+        if learns and (self.settings.epochs or "train" not in self.settings.phases):
             raise SpecError(
-                "this codec changes while it trains, so its frames cannot be decoded one by one",
+                "this codec learns while it trains, so its frames follow from all before them",
                 got=self.terms.codec,
+                fix="record the training frames of every epoch",
             )
-        cuts: dict[tuple[str, int], Any] = {}
-        for frame in self.frames(phase=phase, party=party):
-            values = self._decode(codec, frame, cuts)
-            if direction in (None, frame.direction):
+        decoders: dict[str, Decoder] = {}
+        for frame in self.frames(party=party, phase=None if learns else phase):
+            if frame.party not in decoders:
+                decoders[frame.party] = Decoder(self.terms, frame.party, self._store.folder)
+            values = decoders[frame.party].values(frame)
+            if phase in (None, frame.phase) and direction in (None, frame.direction):
                 yield frame, values
 
     def snapshots(self) -> Iterator[Snapshot]:
@@ -110,21 +112,6 @@ class Recording:
                 (content,) = self._store.contents(entry)
                 weights = unpack_weights(content, self._store.folder)
                 yield Snapshot(entry.epoch, entry.step, weights)
-
-    def _decode(self, codec: Codec, frame: Replayed, cuts: dict[tuple[str, int], Any]) -> Tensor:
-        """One frame's values; `cuts` holds what to keep of a cut until its gradient comes."""
-        rows, key = len(frame.rows), (frame.party, frame.step)
-        width = codec.wire_width(self.terms.parties[frame.party].width)
-        moment = Moment(frame.step, training=frame.phase == "train")
-        if frame.kind is Kind.GRAD:
-            if key not in cuts:
-                raise RunFolderError("a gradient's cut is missing", where=str(self._store.folder))
-            kept = codec.kept(cuts.pop(key))
-            return codec.decode_grad(frame.payload, kept, rows, width, moment)
-        values, saved = codec.decode(frame.payload, rows, width, moment)
-        if frame.kind is Kind.CUT:
-            cuts[key] = saved
-        return values
 
 
 def read(folder: Path) -> Recording:
