@@ -1,0 +1,56 @@
+"""Compiled loops write the bytes of plain ones."""
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from vfl.compression import Moment, make
+from vfl.seeds import generator
+
+SPECS = ("topk:k=3,values=4,packer=range", "quantise:values=3,packer=range", "relu", "rate")
+
+
+def digest():
+    """Of all payloads of a few steps, which are decoded and committed too."""
+    found = hashlib.sha256()
+    for spec in SPECS:
+        codec = make(spec)
+        for step in range(4):
+            cut = torch.randn(30, 20, generator=generator(step, "compiled")).relu()
+            moment = Moment(step, training=True)
+            payload = bytes(codec.encode(cut, moment).payload)
+            decoded = codec.decode(payload, 30, 20, moment).cut
+            codec.commit(step)
+            found.update(payload + decoded.numpy().tobytes())
+    return found.hexdigest()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
+def test_both_give_the_same_bytes():
+    found = []
+    for compiled in "01":
+        script = "import runpy, sys; print(runpy.run_path(sys.argv[1])['digest']())"
+        done = subprocess.run(
+            [sys.executable, "-c", script, __file__],
+            env={**os.environ, "VFL_COMPILED": compiled},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=True,
+        )
+        found.append(done.stdout)
+    assert found[0] == found[1]
+
+
+def test_plain_loops_are_used_when_asked_for():
+    script = "from vfl.compression import compiled; print(compiled.COMPILED)"
+    env = {**os.environ, "VFL_COMPILED": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "False\n"
