@@ -67,3 +67,8 @@ def test_an_epoch_is_a_line_of_progress(capsys):
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err == "epoch   3  train loss 0.2500  validation accuracy 0.5000  1.00 kB  1.3 s\n"
+
+
+def test_the_best_epoch_is_shown_where_one_was_looked_for(capsys):
+    output.show(SUMMARY | {"epochs": 11, "best_epoch": 9})
+    assert "epochs           11, the best was 9\n" in capsys.readouterr().out

@@ -62,6 +62,8 @@ def show(summary: Mapping[str, Any]) -> None:
     for name, value in summary.items():
         if name.startswith("test_"):
             print(f"{name.replace('_', ' '):<16} {figure(value)}")
+    if "best_epoch" in summary:
+        print(f"{'epochs':<16} {summary['epochs']}, the best was {summary['best_epoch']}")
     for party, sent in summary["bytes_up"].items():
         print(f"{party:<16} {size(sent)} up, {size(summary['bytes_down'][party])} down")
     if summary.get("wire_ratio"):
