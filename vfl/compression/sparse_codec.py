@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from vfl.compression.base import INFERENCE, Codec, Decoded, Encoded, Moment
-from vfl.compression.gradients import GradientCode
+from vfl.compression.base import INFERENCE, Decoded, Encoded, Moment
 from vfl.compression.index_set import Places, index_set, place_bits
 from vfl.compression.layout import SparseLayout
-from vfl.compression.options import Scale, require_choice, require_packable
+from vfl.compression.layout_codec import LayoutCodec, step_of
+from vfl.compression.options import Scale, require_packable
 from vfl.compression.sparse_fixed import SparseFixed
 from vfl.compression.values import value_code
 from vfl.errors import BadOptionError, WidthError
@@ -22,7 +21,7 @@ from vfl.frame import Payload
 Packer = Literal["enumerative", "index", "bitmap", "range"]
 
 
-class SparseCodec(Codec):
+class SparseCodec(LayoutCodec[SparseLayout]):
     """Keeps k values of a row; their gradients travel back without places.
 
     Args:
@@ -43,34 +42,26 @@ class SparseCodec(Codec):
             raise BadOptionError(
                 "top-k keeps at least one value", where="option 'k'", got=str(k), want="k >= 1"
             )
-        require_choice("packer", packer, get_args(Packer))
-        require_choice("scale", scale, get_args(Scale))
-        self.k = k
-        self.packer: Packer = packer
-        self._code = value_code(values)
+        super().__init__(value_code(values), packer, get_args(Packer), scale, grad)
         require_packable(packer, values)
-        self._per_row = scale == "row"
-        self._grad = GradientCode(grad)
-        self._layout: SparseLayout | None = None
-        self._width = 0
+        self.k = k
 
     def check(self, width: int) -> None:
-        self._layout_for(width)
+        self.layout(width)
 
     def encode(self, cut: Tensor, moment: Moment = INFERENCE) -> Encoded:
-        layout = self._layout_for(cut.shape[1])
+        layout = self.layout(cut.shape[1])
         places = self.places(cut, moment)
         saved = torch.from_numpy(places)
         kept = cut.gather(1, saved).numpy()
-        payload = layout.pack(places, kept, self._per_row or not moment.training, _step(moment))
+        payload = layout.pack(places, kept, self.is_per_row(moment), step_of(moment))
         return Encoded(payload, saved)
 
     def decode(
         self, payload: Payload, rows: int, width: int, moment: Moment = INFERENCE
     ) -> Decoded:
-        layout = self._layout_for(width)
-        per_row = self._per_row or not moment.training
-        places, kept = layout.unpack(payload, rows, per_row, _step(moment))
+        layout = self.layout(width)
+        places, kept = layout.unpack(payload, rows, self.is_per_row(moment), step_of(moment))
         saved = torch.from_numpy(places)
         return Decoded(torch.zeros(rows, width).scatter_(1, saved, torch.from_numpy(kept)), saved)
 
@@ -88,36 +79,14 @@ class SparseCodec(Codec):
         return self.k / width * (self._code.bits + place_bits(width)) / 32
 
     def payload_limit(self, rows: int, width: int) -> int:
-        cut_bytes = self._layout_for(width).payload_limit(rows, per_row=True)
+        cut_bytes = self.layout(width).payload_limit(rows, per_row=True)
         return max(cut_bytes, self._grad.payload_bytes(rows, rows * self.k))
-
-    @property
-    def learns(self) -> bool:
-        return self.packer == "range"
-
-    def commit(self, step: int) -> None:
-        if self._layout is not None:
-            self._layout.commit(step)
-
-    def state_dict(self) -> Mapping[str, Tensor]:
-        if self._layout is None or not (state := self._layout.state_dict()):
-            return {}
-        return {"width": torch.tensor(self._width), **state}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        if state:
-            self._layout_for(int(state["width"])).load_state_dict(state)
 
     @abstractmethod
     def places(self, cut: Tensor, moment: Moment) -> Places:
         """The places of `cut` that travel, axes (rows, k), increasing."""
 
-    def _layout_for(self, width: int) -> SparseLayout:
-        if self._layout is None or self._width != width:
-            self._layout, self._width = self._new_layout(width), width
-        return self._layout
-
-    def _new_layout(self, width: int) -> SparseLayout:
+    def new_layout(self, width: int) -> SparseLayout:
         if self.k > width:
             few = max(1, width // 8)
             raise WidthError(
@@ -131,7 +100,3 @@ class SparseCodec(Codec):
 
             return SparseRange(width, self.k, self._code)
         return SparseFixed(index_set(self.packer, width, self.k), self._code)
-
-
-def _step(moment: Moment) -> int | None:
-    return moment.step if moment.training else None
