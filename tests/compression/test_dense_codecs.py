@@ -162,7 +162,7 @@ class TestL1:
         codec, width, rows = make(f"l1:target={target},anneal=300"), 64, 32
         counts = []
         for step in range(1500):
-            count = min(max(20 - 6 * math.log10(codec.weight / 0.01), 0), width)
+            count = min(max(20 - 6 * math.log10(codec.weight_now / 0.01), 0), width)
             cut = torch.zeros(rows, width)
             cut[:, : round(count)] = 1
             codec.encode(cut, Moment(step, training=True))
@@ -176,7 +176,7 @@ class TestL1:
         half = torch.zeros(10, 64)
         count = 30.0
         for step in range(800):
-            count = min(max(20 - 6 * math.log10(codec.weight / 0.01), 0), 64)
+            count = min(max(20 - 6 * math.log10(codec.weight_now / 0.01), 0), 64)
             half.zero_()
             half[:, : round(2 * count)] = 1
             codec.encode(half, Moment(step, training=True))
@@ -190,7 +190,7 @@ class TestL1:
         codec = make("l1:target=0,weight=0.5")
         codec.encode(normal().relu(), TRAINING)
         codec.commit(3)
-        assert codec.weight == 0.5
+        assert codec.weight_now == 0.5
 
     def test_its_formula_is_that_of_top_k_with_the_target(self):
         assert make("l1:target=6,values=4").formula_ratio(128) == 6 / 128 * (4 + 7) / 32

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vfl.cli.output import Json, Set, emit
 from vfl.ledger import size
+
+if TYPE_CHECKING:
+    from vfl.config import Experiment
 
 
 def check(
@@ -38,26 +41,10 @@ def check(
     --measure; the label party gets advice for it with --round-trip-ms.
     """
     from vfl import plan
-    from vfl.config import is_party_file, read_experiment, read_party_file
     from vfl.errors import ConfigError
-    from vfl.project import LabelFolder
     from vfl.transport import round_trip_s
 
-    facts: dict[str, Any]
-    experiment, address = None, ""
-    if path.is_dir():
-        label = LabelFolder.find(path)
-        facts = plan.of_project(label, settings or [])
-        experiment = label.experiment(settings or [])
-        address = experiment.federation.superlink
-    elif is_party_file(path):
-        if settings:
-            raise ConfigError("--set changes an experiment, not a party's own file", got=str(path))
-        facts = plan.of_party_file(path)
-        address = read_party_file(path).node.superlink
-    else:
-        facts = plan.of_experiment(path, settings or [])
-        experiment = read_experiment(path, settings or [])
+    facts, experiment, address = _plan_of(path, settings or [])
     if measure:
         if not address:
             raise ConfigError("an experiment in one process has no link", got=f"--measure {path}")
@@ -77,6 +64,25 @@ def check(
     for line in advice:
         print(f"{'advice':<24} {line}")
     print("no mistake found")
+
+
+def _plan_of(path: Path, settings: list[str]) -> tuple[dict[str, Any], Experiment | None, str]:
+    """The facts of a path; its experiment, and the address of its SuperLink, where it has them."""
+    from vfl import plan
+    from vfl.config import is_party_file, read_experiment, read_party_file
+    from vfl.errors import ConfigError
+    from vfl.project import LabelFolder
+
+    if path.is_dir():
+        label = LabelFolder.find(path)
+        facts = plan.of_project(label, settings)
+        experiment = label.experiment(settings)
+        return facts, experiment, experiment.federation.superlink
+    if is_party_file(path):
+        if settings:
+            raise ConfigError("--set changes an experiment, not a party's own file", got=str(path))
+        return plan.of_party_file(path), None, read_party_file(path).node.superlink
+    return plan.of_experiment(path, settings), read_experiment(path, settings), ""
 
 
 def _measured(round_trip_ms: float) -> dict[str, Any]:

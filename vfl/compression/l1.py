@@ -38,6 +38,9 @@ class L1(Rectified):
         scale: see `Rectified`.
         grad: see `Rectified`.
 
+    Attributes:
+        weight_now: the weight that the next loss gets.
+
     >>> cut = torch.tensor([[1.0, 0.0], [2.0, 3.0]])
     >>> L1(target=0, weight=0.5).local_loss(cut, INFERENCE)
     tensor(1.5000)
@@ -62,6 +65,7 @@ class L1(Rectified):
         self.target = target
         self.anneal = anneal
         self.weight = weight
+        self.weight_now = weight
         self._steps = 0
         self._count = math.nan
         self._bias = 1.0
@@ -78,7 +82,7 @@ class L1(Rectified):
         return encoded
 
     def local_loss(self, cut: Tensor, moment: Moment) -> Tensor:
-        return self.weight * cut.abs().sum() / max(len(cut), 1)
+        return self.weight_now * cut.abs().sum() / max(len(cut), 1)
 
     def commit(self, step: int) -> None:
         super().commit(step)
@@ -92,7 +96,7 @@ class L1(Rectified):
             self._asked[:] = 0
         # Half a value at least: a cut that died out pulls the weight down instead of to nothing.
         error = math.log(max(self._count * self._bias, 0.5) / self._target_now())
-        self.weight = min(max(self.weight * math.exp(_GAIN * error), _LEAST), _MOST)
+        self.weight_now = min(max(self.weight_now * math.exp(_GAIN * error), _LEAST), _MOST)
         self._steps += 1
 
     def formula_ratio(self, width: int) -> float:
@@ -102,7 +106,7 @@ class L1(Rectified):
         return self.target / width * (self._code.bits + place_bits(width)) / 32
 
     def state_dict(self) -> Mapping[str, Tensor]:
-        moving = [self.weight, self._steps, self._count, self._bias, *self._asked]
+        moving = [self.weight_now, self._steps, self._count, self._bias, *self._asked]
         seen = [number for pair in self._seen.items() for number in pair]
         own = {"l1": torch.tensor(moving, dtype=torch.float64)}
         own["l1-seen"] = torch.tensor(seen, dtype=torch.float64)
@@ -110,7 +114,7 @@ class L1(Rectified):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         super().load_state_dict(state)
-        self.weight, steps, self._count, self._bias, *asked = state["l1"].tolist()
+        self.weight_now, steps, self._count, self._bias, *asked = state["l1"].tolist()
         self._steps = int(steps)
         self._asked = np.array(asked)
         seen = state["l1-seen"].reshape(-1, 2).tolist()
