@@ -107,17 +107,15 @@ def test_a_narrower_cut_is_compared_with_the_original_one():
     assert measured.entropy_bound_bytes == 4 * 10 * 4
 
 
-@pytest.mark.parametrize(
-    ("training", "scale_bytes"), [(True, 4), (False, 4)], ids=["training", "inference"]
-)
-def test_a_prediction_of_one_row_takes_26_bytes(training, scale_bytes):
-    """128 wide: 19 bits of places and 3 x 8 of values, which are 6 bytes, and their scale."""
-    spec = "topk:k=3,values=8"
-    measured = measure_codec(make(spec), cut_of(5, 128), width=128, batch_rows=1, training=training)
-    assert measured.wire_bytes == 5 * (HEADER_BYTES + scale_bytes + 6) == 5 * 26
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+def test_a_frame_of_one_row_takes_26_bytes(training):
+    """128 wide: a scale, then 19 bits of places and 3 x 8 of values, which are 6 bytes."""
+    codec, cut = make("topk:k=3,values=8"), cut_of(5, 128)
+    measured = measure_codec(codec, cut, width=128, batch_rows=1, training=training)
+    assert measured.wire_bytes == 5 * (HEADER_BYTES + 4 + 6) == 5 * 26
 
 
-def test_without_a_batch_scale_rows_do_not_depend_on_their_frame():
+def test_predictions_come_back_alike_in_frames_of_any_size():
     cut, spec = cut_of(40, 128), "topk:k=3,values=8"
     for rows in (1, 3, 40):
         alone = measure_codec(make(spec), cut, width=128, batch_rows=rows, training=False)

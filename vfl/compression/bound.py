@@ -72,33 +72,31 @@ def entropy_bound_bits(batches: Iterable[Symbols]) -> float:
     if symbols is None:
         return math.nan
     places = _places_bits(sizes, symbols.kept.shape[1])
+    plain = places + math.log2(symbols.choices) * sum(kept * n for kept, n in sizes.items())
     if table is None:
-        return places + _plain_bits(sizes, symbols.choices)
-    absent = sizes.total() - table.sum(axis=1)
+        return plain
+    present = table.sum(axis=1)
+    absent = sizes.total() - present
     if symbols.counts == "pooled":
-        by_unit = sum(map(entropy_bits, zip(sizes.total() - absent, absent, strict=True)))
+        by_unit = sum(map(entropy_bits, np.stack([present, absent], axis=1)))
         return min(places, by_unit) + entropy_bits(table.sum(axis=0))
-    by_unit = sum(map(entropy_bits, np.column_stack([table, absent])))
-    return min(places + _plain_bits(sizes, symbols.choices), by_unit)
+    return min(plain, sum(map(entropy_bits, np.column_stack([table, absent]))))
 
 
-def entropy_bits(counts: Iterable[int]) -> float:
+def entropy_bits(counts: npt.ArrayLike) -> float:
     """Bits of all symbols that occur so often each, at their order-0 entropy.
 
     >>> entropy_bits([1, 1, 2])
     6.0
     """
-    occurring = np.array([count for count in counts if count], np.float64)
+    found = np.asarray(counts, np.float64)
+    occurring = found[found > 0]
     return float((occurring * np.log2(occurring.sum() / occurring)).sum())
 
 
 def _places_bits(sizes: Counter[int], width: int) -> float:
     sets = sum(rows * math.log2(math.comb(width, kept)) for kept, rows in sizes.items())
-    return sets + entropy_bits(sizes.values())
-
-
-def _plain_bits(sizes: Counter[int], choices: int) -> float:
-    return sum(kept * rows for kept, rows in sizes.items()) * math.log2(choices)
+    return sets + entropy_bits(list(sizes.values()))
 
 
 def _table(symbols: Symbols) -> np.ndarray:

@@ -55,7 +55,7 @@ def read_cut(path: Path, array: str | None = None) -> Tensor:
 
 def _load(path: Path, array: str | None) -> np.ndarray:
     if not path.is_file():
-        beside = [file.name for file in path.parent.glob("*.np[yz]")]
+        beside = [file.name for file in path.parent.glob("*")]
         raise MissingDataError(
             "there is no such cut",
             got=str(path),
