@@ -25,8 +25,31 @@ def check_specs(experiment: Experiment, places: Places | None = None) -> None:
         SpecError: with the nearest known name or option, or the widths that would fit.
         ConfigError: several specs are wrong; all of them are told.
     """
-    places = places or Places()
-    wrong = list(_wrong_specs(experiment.model_dump()))
+    _tell(list(_wrong_specs(experiment.model_dump())), places or Places())
+
+
+def check_codecs(specs: Sequence[str], width: int, setting: str) -> None:
+    """Build every codec for a cut of one width, so that all wrong specs are told at once.
+
+    Args:
+        specs: the codecs.
+        width: of the cut.
+        setting: what names them, for the messages.
+
+    Raises:
+        SpecError, ConfigError: see `check_specs`.
+    """
+    wrong = []
+    for spec in specs:
+        try:
+            _check_codec([width], spec)
+        except SpecError as error:
+            wrong.append(((f"{setting} {spec}",), error))
+    _tell(wrong, Places())
+
+
+def _tell(wrong: Sequence[tuple[Setting, SpecError]], places: Places) -> None:
+    """Raise the wrong specs if there are any: a single one as it is, several as one error."""
     if len(wrong) > 1:
         raise mistakes([(setting, _line(setting, error)) for setting, error in wrong], places)
     for setting, error in wrong:

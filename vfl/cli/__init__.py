@@ -12,6 +12,7 @@ import typer
 from vfl.cli import (
     bench,
     check,
+    compress,
     demo,
     doctor,
     evaluate,
@@ -40,6 +41,7 @@ app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("report")(report.report)
+app.command("compress")(compress.compress)
 app.command("list")(listing.listing)
 app.command("explain")(explain.explain)
 app.command("doctor")(doctor.doctor)

@@ -10,6 +10,7 @@ entry point in the group ``vfl.codecs``), and the contract tests of `vfl.testing
 from __future__ import annotations
 
 from vfl.compression.base import INFERENCE, Codec, Decoded, Encoded, Moment
+from vfl.compression.bound import Symbols
 from vfl.registry import Registry
 
 CODECS: Registry[Codec] = Registry(
@@ -39,4 +40,4 @@ def make(spec: str) -> Codec:
     return CODECS.make(spec)
 
 
-__all__ = ["CODECS", "INFERENCE", "Codec", "Decoded", "Encoded", "Moment", "make"]
+__all__ = ["CODECS", "INFERENCE", "Codec", "Decoded", "Encoded", "Moment", "Symbols", "make"]

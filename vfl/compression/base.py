@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vfl.compression.bound import Symbols
 from vfl.frame import Payload
 from vfl.seeds import Secret
 
@@ -110,6 +111,13 @@ class Codec(ABC):
     @abstractmethod
     def formula_ratio(self, width: int) -> float:
         """Size of a cut divided by dense fp32, as the literature counts it (no header)."""
+
+    def symbols(self, cut: Tensor, moment: Moment = INFERENCE) -> Symbols | None:
+        """What `encode` would say of a cut, for its entropy bound; None where that is not known.
+
+        Nothing is learned from it, and nothing changes.
+        """
+        return None
 
     def payload_limit(self, rows: int, width: int) -> int:
         """Largest payload in bytes either direction can need for this shape."""

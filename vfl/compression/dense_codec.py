@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vfl.compression.base import INFERENCE, Decoded, Encoded, Moment
+from vfl.compression.bound import Counts, Symbols
 from vfl.compression.dense_fixed import DenseBitmap, DenseFixed
-from vfl.compression.layout import DenseLayout
+from vfl.compression.layout import DenseLayout, groups_of
 from vfl.compression.layout_codec import LayoutCodec, step_of
 from vfl.compression.options import Scale
 from vfl.compression.values import ValueCode
@@ -50,6 +52,15 @@ class DenseCodec(LayoutCodec[DenseLayout]):
     ) -> Decoded:
         values = self.layout(width).unpack(payload, rows, self.is_per_row(moment), step_of(moment))
         return Decoded(torch.from_numpy(values), values > 0 if self._rectified else None)
+
+    def symbols(self, cut: Tensor, moment: Moment = INFERENCE) -> Symbols:
+        groups = groups_of(len(cut), self.is_per_row(moment))
+        _, codes = self._code.encode(cut.contiguous().numpy(), groups)
+        counts: Counts = "by unit" if self.learns else "none"
+        choices = 2**self._code.bits
+        if self._rectified:  # code 0 is a place where nothing stands
+            return Symbols(codes > 0, codes[codes > 0] - 1, choices - 1, counts)
+        return Symbols(np.ones_like(codes, np.bool_), codes.reshape(-1), choices, counts)
 
     def encode_grad(self, grad: Tensor, saved: Any, moment: Moment = INFERENCE) -> Payload:
         return self._grad.encode(grad, saved, moment)

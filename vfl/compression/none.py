@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from vfl.compression.base import INFERENCE, Codec, Decoded, Encoded, Moment
+from vfl.compression.bound import Symbols
 from vfl.compression.dense import dense_bytes, dense_tensor
 from vfl.frame import Payload
 
@@ -36,3 +38,7 @@ class Uncompressed(Codec):
 
     def formula_ratio(self, width: int) -> float:
         return 1.0
+
+    def symbols(self, cut: Tensor, moment: Moment = INFERENCE) -> Symbols:
+        codes = cut.contiguous().numpy().view(np.uint32)
+        return Symbols(np.ones(cut.shape, np.bool_), codes.reshape(-1), choices=2**32)

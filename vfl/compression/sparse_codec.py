@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vfl.compression.base import INFERENCE, Decoded, Encoded, Moment
+from vfl.compression.bound import Counts, Symbols
 from vfl.compression.index_set import Places, index_set, place_bits
-from vfl.compression.layout import SparseLayout
+from vfl.compression.layout import SparseLayout, groups_of
 from vfl.compression.layout_codec import LayoutCodec, step_of
 from vfl.compression.options import Scale, require_packable
 from vfl.compression.sparse_fixed import SparseFixed
@@ -64,6 +66,15 @@ class SparseCodec(LayoutCodec[SparseLayout]):
         places, kept = layout.unpack(payload, rows, self.is_per_row(moment), step_of(moment))
         saved = torch.from_numpy(places)
         return Decoded(torch.zeros(rows, width).scatter_(1, saved, torch.from_numpy(kept)), saved)
+
+    def symbols(self, cut: Tensor, moment: Moment = INFERENCE) -> Symbols:
+        places = self.places(cut, moment)
+        kept = np.zeros(cut.shape, np.bool_)
+        np.put_along_axis(kept, places, True, axis=1)
+        values = cut.gather(1, torch.from_numpy(places)).numpy()
+        _, codes = self._code.encode(values, groups_of(len(cut), self.is_per_row(moment)))
+        counts: Counts = "pooled" if self.learns else "none"
+        return Symbols(kept, codes.reshape(-1), 2**self._code.bits, counts)
 
     def encode_grad(self, grad: Tensor, saved: Any, moment: Moment = INFERENCE) -> Payload:
         return self._grad.encode(grad.gather(1, saved), None, moment)

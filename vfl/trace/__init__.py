@@ -7,6 +7,7 @@ with the rows they are about; a party's trace holds nothing the party did not se
 from __future__ import annotations
 
 from vfl.trace.chunk import Replayed
+from vfl.trace.cuts import training_cuts
 from vfl.trace.memory import EVALUATION, TRAINING, Recorded, Trace
 from vfl.trace.recorder import TRACE, Recorder, own_recorders, recorders_of, recording
 from vfl.trace.replay import Recording, Snapshot, read
@@ -28,4 +29,5 @@ __all__ = [
     "read",
     "recorders_of",
     "recording",
+    "training_cuts",
 ]

@@ -1,0 +1,147 @@
+"""Several codecs on one saved cut, without training: bytes, bound, error and times of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vfl.compression import Codec, make
+from vfl.compression.index_set import TABLE_LIMIT
+from vfl.compression.measure import CodecMeasure, measure_codec
+from vfl.errors import WidthError
+from vfl.ledger import size
+from vfl.seeds import scoped
+
+UNTRAINED = "~"
+
+
+@dataclass(frozen=True, slots=True)
+class CompressRow:
+    """One codec on the cut.
+
+    Attributes:
+        codec: its spec.
+        untrained: a module of the codec stood between the cut and `encode`, as it is before any
+            training; how well the cut comes back is then not known.
+        measure: what was measured.
+    """
+
+    codec: str
+    untrained: bool
+    measure: CodecMeasure
+
+    def record(self) -> dict[str, Any]:
+        """For a machine; None for a figure that is not known."""
+        figures = asdict(self.measure)
+        if self.untrained:
+            figures["relative_error"] = math.nan
+        known = {key: value if math.isfinite(value) else None for key, value in figures.items()}
+        return {"codec": self.codec, "untrained": self.untrained, **known}
+
+
+def bench_compress(
+    cut: Tensor,
+    specs: Sequence[str],
+    *,
+    batch_rows: int = 256,
+    training: bool = True,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[CompressRow]:
+    """Measure codecs on a cut, each by itself; see `vfl.compression.measure`.
+
+    Args:
+        cut: float32 of axes (rows, width), as a bottom gave it.
+        specs: the codecs, each of which takes this width (`vfl.specs.check_codecs`).
+        batch_rows: rows of a frame.
+        training: whether the frames are those of training or of inference.
+        say: told which codec is measured.
+    """
+    rows = []
+    for spec in specs:
+        say(f"measuring {spec}")
+        codec = make(spec)
+        untrained, sent = _through_module(codec, cut)
+        measure = measure_codec(
+            codec, sent, width=cut.shape[1], batch_rows=batch_rows, training=training
+        )
+        rows.append(CompressRow(spec, untrained, measure))
+    return rows
+
+
+def default_specs(width: int) -> list[str]:
+    """One or two of each kind of codec, those that fit the width; k is width/40 or what fits."""
+    k = max(1, min(width // 40, TABLE_LIMIT // width))
+    specs = [
+        "none",
+        f"topk:k={k}",
+        f"topk:k={k},values=8",
+        f"topk:k={k},values=4,packer=range",
+        f"randtopk:k={k},values=8",
+        "quantise:values=8",
+        "quantise:values=4,packer=range",
+        "relu:values=4",
+        f"size:k={k},values=8",
+        "sign",
+    ]
+    return [spec for spec in specs if _fits(spec, width)]
+
+
+def format_table(rows: Sequence[CompressRow]) -> str:
+    """The rows in their order as a table for people."""
+    first = rows[0].measure
+    frames = -(-first.rows // first.batch_rows)
+    about = (
+        f"{first.rows} rows of {first.width}, {size(first.dense_bytes)} as float32, "
+        f"in {frames} {'frame' if frames == 1 else 'frames'}"
+    )
+    wide = max(len("codec"), *(len(row.codec) for row in rows)) + 2
+    head = (
+        f"{'codec':<{wide}}{'bytes':>10}{'of dense':>10}{'formula':>9}{'bound':>11}"
+        f"{'over it':>9}{'error':>9}{'encode ms':>11}{'decode ms':>11}"
+    )
+    lines = [about, head, *(_line(row, wide) for row in rows)]
+    if any(row.untrained for row in rows):
+        lines.append(f"{UNTRAINED} has a module that training shapes, here as it starts")
+    return "\n".join(lines)
+
+
+def _line(row: CompressRow, wide: int) -> str:
+    one, bound = row.measure, row.measure.entropy_bound_bytes
+    known = math.isfinite(bound)
+    over = f"{one.wire_bytes / bound:.3f}x" if known and bound > 0 else "-"
+    error = UNTRAINED if row.untrained else f"{one.relative_error:.4f}"
+    return (
+        f"{row.codec:<{wide}}{size(one.wire_bytes):>10}{one.wire_ratio:>10.2%}"
+        f"{one.formula_ratio:>9.2%}{size(bound) if known else '-':>11}{over:>9}{error:>9}"
+        f"{one.encode_ms:>11.3f}{one.decode_ms:>11.3f}"
+    )
+
+
+def _through_module(codec: Codec, cut: Tensor) -> tuple[bool, Tensor]:
+    """Whether training would shape what travels, and the cut behind the codec's own module."""
+    width = cut.shape[1]
+    with scoped(0):
+        modules = [codec.client_module(width), codec.server_module(width)]
+    module, _ = modules
+    untrained = codec.wire_width(width) != width or any(map(_learns, modules))
+    if module is None:
+        return untrained, cut
+    with torch.no_grad():
+        return untrained, module.eval()(cut)
+
+
+def _learns(module: nn.Module | None) -> bool:
+    return module is not None and any(True for _ in module.parameters())
+
+
+def _fits(spec: str, width: int) -> bool:
+    try:
+        make(spec).check(width)
+    except WidthError:
+        return False
+    return True
