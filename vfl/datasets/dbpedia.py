@@ -13,7 +13,7 @@ from vfl.errors import DataError, MissingDataError
 FOLDER = "dbpedia-classes"
 FILES = ("DBPEDIA_train.csv", "DBPEDIA_val.csv", "DBPEDIA_test.csv")
 TEXT, CLASS = "text", "l3"  # l3 is the finest of its three levels
-LENGTH, VOCABULARY = 100, 50_000
+LENGTH, VOCABULARY = 100, 20_000
 
 
 def read_dbpedia(root: Path | None) -> tuple[list[str], np.ndarray, tuple[str, ...], list[int]]:
