@@ -16,7 +16,7 @@ from vfl.server.quality import (
 )
 
 #: Most classes of which a phase's outputs are kept whole, and an AUC is computed.
-FEW_CLASSES = 100
+FEW_CLASSES = 50
 
 
 class Task(nn.Module):
