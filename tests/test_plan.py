@@ -43,6 +43,20 @@ def test_counts_of_rows_and_steps(path):
     assert facts["formula_ratio"] == pytest.approx(3 / 16 * (8 + 4) / 32, abs=1e-5)
 
 
+def test_classes_and_folds_are_shown(path):
+    facts = plan.of_experiment(path)
+    assert facts["classes"] == 10
+    assert "fold" not in facts
+    facts = plan.of_experiment(path, ["data.folds=10", "data.fold=3"])
+    assert facts["fold"] == "3 of 10"
+    assert [facts[f"{part}_rows"] for part in ("train", "validation", "test")] == [243, 27, 30]
+
+
+def test_a_project_has_no_folds(path):
+    with pytest.raises(ConfigError, match=r"folds .* feature parties have none"):
+        plan.check_public(read_experiment(path, ["data.folds=10"]))
+
+
 def test_bytes_of_a_dense_codec_are_known_beforehand(path, tmp_path):
     """A payload may have 64 bytes more than its values, which this codec does not use."""
     facts = plan.of_experiment(path, ["codec=none"])

@@ -62,6 +62,33 @@ def test_what_a_run_leaves_behind(trained):
     }
 
 
+def test_hits_and_folds_of_a_file_reach_the_run(tmp_path):
+    data = {"source": "digits", "rows": 300, "folds": 5, "fold": 2}
+    label = {"party": "lender", "hits": 3}
+    records = []
+    experiment = experiment_of(data=data, label=label)
+    summary = train(experiment, tmp_path, "one", on_epoch=records.append)
+    assert 0.3 < summary["test_accuracy"] < summary["test_hit_rate"] < 1
+    assert all(record["validation_hit_rate"] >= record["validation_accuracy"] for record in records)
+    assert evaluate(RunFolder.open(tmp_path / "one"))["test_hit_rate"] == summary["test_hit_rate"]
+    assert load_data(experiment)["lender"].split.test.tolist() != list(range(60))
+    assert str(load_data(experiment)["bank"].split) == "Split(train=216, validation=24, test=60)"
+
+
+def test_folds_of_a_table(tmp_path):
+    rows = pd.DataFrame({"key": range(50), "x": range(50), "paid": ["no", "yes"] * 25})
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    data = {"source": str(tmp_path / "rows.csv"), "id": "key", "folds": 5}
+    parties, label = {"bank": {"columns": ["x"]}}, {"party": "lender", "column": "paid"}
+    tested = []
+    for fold in range(1, 6):
+        found = load_data(experiment_of(data=data | {"fold": fold}, parties=parties, label=label))
+        test = found["lender"].split.test
+        assert found["lender"].labels[test].bincount().tolist() == [5, 5]
+        tested += test.tolist()
+    assert sorted(tested) == list(range(50))
+
+
 def test_the_run_says_what_it_is(trained):
     folder, _, _ = trained
     about = read_json(folder.path / "run.json")

@@ -101,6 +101,7 @@ class LocalSession:
             task=experiment.label.task,
             outputs=outputs,
             class_weight=experiment.label.class_weight,
+            hits=experiment.label.hits,
             own_bottom=bottoms.get(label),
             ledger=self.ledger,
             weights=weights.get(label),

@@ -56,7 +56,8 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         for name, own in data.items()
         if own.inputs is not None
     }
-    facts |= _rows(split) | {"inputs": columns} | _traffic(experiment, split)
+    facts |= _rows(split) | _labels(experiment, data) | {"inputs": columns}
+    facts |= _traffic(experiment, split)
     return facts | _trace(experiment.trace, session.terms, split, session.weights(), _RUNS)
 
 
@@ -200,6 +201,12 @@ def check_public(experiment: Experiment, places: Places | None = None) -> dict[s
             got=", ".join(found),
             fix="put them in [data] of that party's own party.toml",
         )
+    if experiment.data.folds:
+        raise ConfigError(
+            "folds are made where all labels are, and a project's feature parties have none",
+            got="data.folds",
+            fix="leave it out; data.test is the share of test rows",
+        )
     if experiment.trace != TraceSettings():
         raise ConfigError(
             "a project's experiment.toml switches on nobody's trace",
@@ -212,6 +219,12 @@ def check_public(experiment: Experiment, places: Places | None = None) -> dict[s
 def _rows(split: Split) -> dict[str, Any]:
     parts = {"train": split.train, "validation": split.validation, "test": split.test}
     return {f"{name}_rows": len(rows) for name, rows in parts.items()}
+
+
+def _labels(experiment: Experiment, data: Mapping[str, PartyData]) -> dict[str, Any]:
+    classes, folds = data[experiment.label.party].classes, experiment.data.folds
+    facts: dict[str, Any] = {} if classes is None else {"classes": len(classes)}
+    return facts | ({"fold": f"{experiment.data.fold} of {folds}"} if folds else {})
 
 
 def _traffic(experiment: Experiment, split: Split) -> dict[str, Any]:

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from vfl.config import Experiment
-from vfl.datasets import PartyData, TableFormat, load_bundled, load_table, load_tables
+from vfl.datasets import (
+    Fold,
+    PartyData,
+    SetFormat,
+    TableFormat,
+    load_bundled,
+    load_table,
+    load_tables,
+)
 from vfl.errors import ConfigError, VFLError
 from vfl.link import Observer
 from vfl.local import LocalSession
@@ -28,6 +36,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
         DataError: see `vfl.datasets`.
     """
     data, label = experiment.data, experiment.label
+    fold = Fold(data.fold, data.folds) if data.folds else None
     if not experiment.is_table:
         _check_no_columns(experiment)
         return load_bundled(
@@ -39,6 +48,8 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
             data.test,
             download=download,
             limit=data.rows,
+            form=SetFormat(data.side, data.classes, data.length, data.vocabulary),
+            fold=fold,
         )
     if label.column is None:
         raise ConfigError(
@@ -50,14 +61,14 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
     form = TableFormat(data.separator, data.missing, data.id_type)
     sources = {name: party.source for name, party in experiment.parties.items() if party.source}
     if not sources:
-        return load_table(data.source, data.id, label.column, columns, *common, form)
+        return load_table(data.source, data.id, label.column, columns, *common, form, fold)
     if data.id is None:
         raise ConfigError(
             "parties with files of their own need 'data.id', the column they share",
             fix='[data] with id = "NAME"',
         )
     sources.setdefault(label.party, data.source)
-    return load_tables(sources, data.id, label.column, columns, *common, form)
+    return load_tables(sources, data.id, label.column, columns, *common, form, fold)
 
 
 def session_of(

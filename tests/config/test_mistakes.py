@@ -107,6 +107,14 @@ def test_a_mistake_stands_where_it_was_made(read, text, mistake):
             "merge = 'sum' needs equal widths, got [3, 4]",
         ),
         (
+            "[parties.a]\n[data]\nsource = 'rows.csv'\nside = 8",
+            "data.side is for data sets by name, and this is a table",
+        ),
+        (
+            "[parties.a]\nsource = 'rows.csv'\n[data]\nlength = 8",
+            "data.length is for data sets by name, and this is a table",
+        ),
+        (
             "[parties.a]\n[data]\nvalidation = 0.5\ntest = 0.5",
             "data.validation + data.test leave no rows to train on",
         ),
@@ -114,6 +122,17 @@ def test_a_mistake_stands_where_it_was_made(read, text, mistake):
 )
 def test_settings_that_do_not_go_together(read, text, mistake):
     assert read(text)[1] == f"  bad.toml: {mistake}"
+
+
+def test_folds_and_measures_that_are_not_there_are_told_together(read):
+    text = "[parties.a]\n[data]\nfolds = 5\nfold = 6\n[label]\ntask = 'regression'\nhits = 20"
+    assert sorted(read(text)[1:-1]) == [
+        "  bad.toml:2: data: fold = 6, and data.folds is 5",
+        "  bad.toml:5: label: hits is for classification; a regression has no classes",
+    ]
+    assert "fold = 2, and data.folds is not set" in read("[parties.a]\n[data]\nfold = 2")[1]
+    wrong = read("[parties.a]\n[data]\nfolds = 1\nside = 0\nvocabulary = 2\n[label]\nhits = -1")
+    assert len(wrong[1:-1]) == 4
 
 
 def test_a_mistake_of_an_override_names_no_line(read):

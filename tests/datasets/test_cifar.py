@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from vfl.datasets import cifar, fetch, load_bundled
-from vfl.datasets.bundled import PIXELS, read_bundled
+from vfl.datasets.bundled import read_bundled
 from vfl.datasets.cifar import LAYOUTS, read_cifar
+from vfl.datasets.picture_sources import PIXELS
 from vfl.errors import DataError, MissingDataError
 
 

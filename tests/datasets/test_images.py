@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vfl.datasets.bundled import PIXELS, read_bundled
+from vfl.datasets.bundled import read_bundled
 from vfl.datasets.images import read_idx, read_images
+from vfl.datasets.picture_sources import PIXELS
 from vfl.errors import DataError, MissingDataError
 
 

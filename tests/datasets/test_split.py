@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vfl.datasets.split import split_fixed, split_rows
+from vfl.datasets.split import Fold, split_fixed, split_fold, split_parts, split_rows
 from vfl.errors import BadOptionError, TooFewRowsError
 from vfl.seeds import permutation
 
@@ -60,3 +60,59 @@ def test_a_fixed_split_keeps_the_last_rows_for_the_test(train_rows, test_rows, s
 def test_a_fixed_split_without_test_rows_is_refused():
     with pytest.raises(TooFewRowsError, match="test"):
         split_fixed(30, 30, seed=0)
+
+
+@given(
+    counts=st.lists(st.integers(0, 40), min_size=1, max_size=5),
+    seed=st.integers(0, 2**40),
+    folds=st.integers(2, 10),
+)
+def test_folds_are_equal_in_all_and_in_each_class(counts, seed, folds):
+    labels = np.repeat(np.arange(len(counts)), counts)
+    if len(labels) < 2 * folds:
+        return
+    splits = [split_fold(labels, seed, Fold(n, folds), 0.0) for n in range(1, folds + 1)]
+    tested = np.concatenate([split.test for split in splits])
+    assert sorted(tested.tolist()) == list(range(len(labels)))
+    per_class = [np.bincount(labels[split.test], minlength=len(counts)) for split in splits]
+    assert np.ptp([len(split.test) for split in splits]) <= 1
+    assert (np.ptp(per_class, axis=0) <= 1).all()
+    for split in splits:
+        assert sorted([*split.train, *split.test]) == list(range(len(labels)))
+
+
+def test_validation_is_a_share_of_the_other_rows():
+    labels = np.arange(100) % 2
+    split = split_fold(labels, 0, Fold(2, 5), validation=0.25)
+    assert (len(split.train), len(split.validation), len(split.test)) == (60, 20, 20)
+    assert sorted(np.concatenate(list(vars(split).values())).tolist()) == list(range(100))
+    again = split_fold(labels, 0, Fold(2, 5), validation=0.25)
+    assert [part.tolist() for part in vars(again).values()] == [
+        part.tolist() for part in vars(split).values()
+    ]
+    other = split_fold(labels, 1, Fold(2, 5), validation=0.25)
+    assert split.test.tolist() != other.test.tolist()
+
+
+def test_numbers_are_dealt_as_they_come():
+    labels = np.random.default_rng(0).normal(size=90)
+    split = split_fold(labels, 0, Fold(1, 3), 0.0, strata=False)
+    assert split.test.tolist() == sorted(permutation(0, 90, "folds")[::3].tolist())
+
+
+@pytest.mark.parametrize(("number", "of"), [(0, 5), (6, 5), (1, 1), (-1, 3)])
+def test_folds_that_are_not_there(number, of):
+    with pytest.raises(BadOptionError, match="no such fold"):
+        Fold(number, of)
+
+
+def test_too_few_rows_for_the_folds():
+    with pytest.raises(TooFewRowsError, match="test"):
+        split_fold(np.zeros(3), 0, Fold(5, 5), 0.0)
+
+
+def test_own_parts_stay_in_their_order():
+    split = split_parts(3, 2, 6)
+    assert [part.tolist() for part in vars(split).values()] == [[0, 1, 2], [3, 4], [5]]
+    with pytest.raises(TooFewRowsError, match="test"):
+        split_parts(3, 2, 5)

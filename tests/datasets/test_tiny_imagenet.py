@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from vfl.datasets import load_bundled
-from vfl.datasets.bundled import PIXELS, read_bundled
+from vfl.datasets.bundled import read_bundled
+from vfl.datasets.picture_sources import PIXELS
 from vfl.datasets.tiny_imagenet import read_tiny_imagenet
 from vfl.errors import DataError, MissingDataError
 

@@ -38,6 +38,20 @@ def test_mlp_computes_its_formula():
     torch.testing.assert_close(module(rows), (hidden @ second.weight.T + second.bias).clamp(min=0))
 
 
+def test_a_cut_that_is_normalised_before_its_relu():
+    """in -> 192, norm, ReLU, dropout -> 128, norm, ReLU, no column can fall silent."""
+    spec = "mlp:hidden=192,batch_norm=true,dropout=0.2,last=batch_norm_relu"
+    module = make_bottom(spec).build((1, 4, 4), 128)
+    kinds = [type(layer).__name__ for layer in module]
+    hidden = ["Linear", "BatchNorm1d", "ReLU", "Dropout"]
+    assert kinds == ["Flatten", *hidden, "Linear", "BatchNorm1d", "ReLU"]
+    plain = make_bottom("mlp:hidden=none,last=batch_norm_relu").build((4,), 3)
+    rows = draws(6, 4)
+    sums = rows @ plain[1].weight.T + plain[1].bias
+    spread = (sums.var(dim=0, unbiased=False) + 1e-5).sqrt()
+    torch.testing.assert_close(plain(rows), ((sums - sums.mean(dim=0)) / spread).clamp(min=0))
+
+
 def test_mlp_without_hidden_layers_is_one_linear_map():
     module = MLPBottom(hidden="").build((4,), 3)
     one, two = draws(2, 4), draws(2, 4)
@@ -154,7 +168,7 @@ def test_options_out_of_range_are_refused(spec):
 def test_options_are_checked_without_a_registry_too():
     with pytest.raises(BadOptionError, match="did you mean 'tanh'"):
         MLPTop(activation="tanhh")
-    with pytest.raises(BadOptionError, match="relu or none"):
+    with pytest.raises(BadOptionError, match="batch_norm_relu or none"):
         MLPBottom(last="tanh")
 
 

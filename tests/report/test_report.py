@@ -213,6 +213,8 @@ def test_measures_stand_side_by_side_for_validation_and_test(run_folder, make_ep
     metrics[-1] |= {"validation_auc": 0.912, "test_auc": 0.9076, "test_log_loss": 0.01234}
     _, page = page_of(run_folder(metrics=metrics))
     assert "Measure Validation rows Test rows Accuracy 74.7 % 97.2 % AUC 0.912 0.908" in page.text
+    metrics[-1] |= {"validation_hit_rate": 0.5, "test_hit_rate": 0.6357}
+    assert "Hit rate 50.0 % 63.6 %" in page_of(run_folder(metrics=metrics))[1].text
     assert "Log loss 0.0123 Over all rows" in page.text
     assert "F1" not in page.text
 

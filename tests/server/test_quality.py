@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from vfl.seeds import generator
-from vfl.server.quality import classification_quality, regression_quality
+from vfl.server.quality import (
+    classification_quality,
+    places,
+    reduced,
+    reduced_quality,
+    regression_quality,
+)
 
 
 def drawn(rows, classes):
@@ -90,3 +96,42 @@ def test_a_regression():
 def test_labels_that_never_vary_have_no_r2():
     assert regression_quality(torch.zeros(3, 1), torch.ones(3)).keys() == {"rmse", "mae"}
     assert regression_quality(torch.zeros(1, 1), torch.ones(1)).keys() == {"rmse", "mae"}
+
+
+def sorted_place(row, code):
+    """Where a stable sort, largest first, puts a class."""
+    return sorted(range(len(row)), key=lambda n: -row[n]).index(code)
+
+
+def test_a_hit_is_a_class_among_the_largest_outputs():
+    logits, codes = drawn(60, 30)
+    logits = (4 * logits).round()  # with ties, of which the lower class comes first
+    want = [sorted_place(row.tolist(), int(code)) for row, code in zip(logits, codes, strict=True)]
+    assert places(logits.numpy(), codes.numpy()).tolist() == want
+    for hits in (1, 5, 20, 30, 99):
+        figures = classification_quality(logits, codes, hits)
+        assert figures["hit_rate"] == np.mean([place < hits for place in want])
+    assert classification_quality(logits, codes, hits=99)["hit_rate"] == 1
+
+
+def test_a_hit_among_one_is_a_right_guess():
+    figures = classification_quality(*drawn(40, 6), hits=1)
+    assert figures["hit_rate"] == figures["accuracy"]
+
+
+@pytest.mark.parametrize("rows", [(40,), (25, 1, 14)])
+def test_figures_of_three_numbers_a_row_are_those_of_all_outputs(rows):
+    logits, codes = drawn(40, 9)
+    logits[3] = -1e6 * torch.nn.functional.one_hot(codes[3], 9)  # no chance at all
+    parts = [reduced(*part) for part in zip(logits.split(rows), codes.split(rows), strict=True)]
+    whole = classification_quality(logits, codes, hits=4)
+    del whole["auc"]
+    assert reduced_quality(torch.cat(parts), codes, hits=4) == pytest.approx(whole, rel=1e-6)
+
+
+def test_three_numbers_of_outputs_that_are_not_finite_leave_the_accuracy():
+    logits, codes = drawn(4, 5)
+    logits[2, 1] = torch.inf
+    figures = reduced_quality(reduced(logits, codes), codes, hits=2)
+    guess = logits.argmax(dim=1)
+    assert figures == {"accuracy": (guess == codes).double().mean().item()}

@@ -8,12 +8,32 @@ from hypothesis import strategies as st
 from torch import nn
 
 from vfl.seeds import generator
-from vfl.server.task import Classification, Regression, make_task, weighted_mean
+from vfl.server.task import (
+    FEW_CLASSES,
+    Classification,
+    ManyClasses,
+    Regression,
+    make_task,
+    weighted_mean,
+)
 
 
 def test_tasks_have_names():
-    assert isinstance(make_task("classification"), Classification)
-    assert isinstance(make_task("regression"), Regression)
+    assert isinstance(make_task("classification", 2), Classification)
+    assert isinstance(make_task("regression", 1), Regression)
+
+
+def test_outputs_over_many_classes_are_not_kept():
+    assert type(make_task("classification", FEW_CLASSES)) is Classification
+    task = make_task("classification", FEW_CLASSES + 1, hits=20)
+    assert isinstance(task, ManyClasses)
+    logits = torch.randn(7, FEW_CLASSES + 1, generator=generator(0, "test"))
+    labels = torch.arange(7)
+    kept = task.evidence(logits, labels)
+    assert kept.shape == (7, 3)
+    hits = [int(code) in row.topk(20).indices for row, code in zip(logits, labels, strict=True)]
+    assert task.quality(kept, labels)["hit_rate"] == np.mean(hits)
+    assert task.answers(logits) is logits  # a prediction needs them all
 
 
 def test_the_weighted_cross_entropy():

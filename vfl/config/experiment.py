@@ -18,13 +18,18 @@ class DataSettings(Settings):
     """Where rows come from when one process plays every party.
 
     Attributes:
-        source: digits, breast_cancer, mnist, fashion_mnist, cifar10, cifar100, tiny_imagenet, or a
-            CSV or Parquet file, relative to the experiment's file.
+        source: a data set by name (`vfl.datasets.SOURCES`; picture sets may be joined with a plus),
+            or a CSV or Parquet file, relative to the experiment's file.
         id: column that names a row, needed when parties have files of their own.
         separator, missing: how a CSV is written; further texts that mean a missing cell.
         id_type: "text" compares ids letter by letter; "number" reads 007 and 7 as the same.
         validation, test: shares of the rows.
         rows: use only the first rows of the source.
+        folds, fold: test on the rows of one fold, counted from 1, of so many equal ones with as
+            many rows of each class; `validation` is then a share of the other rows.
+        side, classes: pictures of so many pixels a side, rows of the first so many classes only.
+        length, vocabulary: words or items a row, and how many different numbers words may have,
+            padding and the unknown word included.
     """
 
     source: str = "digits"
@@ -35,6 +40,19 @@ class DataSettings(Settings):
     validation: Share = 0.1
     test: Share = 0.2
     rows: int | None = Field(default=None, ge=1)
+    folds: int | None = Field(default=None, ge=2)
+    fold: int = Field(default=1, ge=1)
+    side: int | None = Field(default=None, ge=1, le=1024)
+    classes: int | None = Field(default=None, ge=2)
+    length: int | None = Field(default=None, ge=1, le=65536)
+    vocabulary: int | None = Field(default=None, ge=3, lt=2**24)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DataSettings:
+        if self.fold > (self.folds or 1):
+            have = f"data.folds is {self.folds}" if self.folds else "data.folds is not set"
+            raise ValueError(f"fold = {self.fold}, and {have}")
+        return self
 
 
 class PartySettings(Settings):
@@ -64,6 +82,7 @@ class LabelSettings(Settings):
         top: the top model, as a spec.
         class_weight: "balanced" lets every class count as much as any other in the training loss,
             however rare; how rare each is stays at the label party.
+        hits: also tell how often the label is among the so many largest outputs; 0 does not.
     """
 
     party: PartyName = "label"
@@ -71,9 +90,12 @@ class LabelSettings(Settings):
     task: Literal["classification", "regression"] = "classification"
     top: str = "mlp:hidden=64"
     class_weight: Literal["none", "balanced"] = "none"
+    hits: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _consistent(self) -> LabelSettings:
+        if self.task == "regression" and self.hits:
+            raise ValueError("hits is for classification; a regression has no classes")
         if self.task == "regression" and self.class_weight != "none":
             raise ValueError("class_weight is for classification; a regression has no classes")
         return self
@@ -199,6 +221,10 @@ class Experiment(Settings):
             raise ValueError(f"merge = 'sum' needs equal widths, got {sorted(widths)}")
         if self.data.validation + self.data.test >= 1:
             raise ValueError("data.validation + data.test leave no rows to train on")
+        by_name = ("side", "classes", "length", "vocabulary")
+        given = [name for name in by_name if getattr(self.data, name) is not None]
+        if given and self.is_table:
+            raise ValueError(f"data.{given[0]} is for data sets by name, and this is a table")
         judged = self.train.patience > 0 or self.train.keep == "best"
         if judged and self.data.validation == 0:
             raise ValueError("train.patience and train.keep = 'best' need data.validation > 0")

@@ -10,20 +10,24 @@ from __future__ import annotations
 
 from vfl.datasets.align import align, sort_by_id
 from vfl.datasets.bundled import SOURCES
+from vfl.datasets.by_name import load_bundled
 from vfl.datasets.encode import Encoder, TableEncoder
 from vfl.datasets.files import read_table
+from vfl.datasets.form import SetFormat
 from vfl.datasets.labels import TASKS, encode_labels
-from vfl.datasets.load import load_bundled, load_table, load_tables
+from vfl.datasets.load import load_table, load_tables
 from vfl.datasets.own import load_for_prediction, load_own, read_encoder
 from vfl.datasets.party import PartyData, Split
-from vfl.datasets.split import split_fixed, split_rows
+from vfl.datasets.split import Fold, split_fixed, split_fold, split_parts, split_rows
 from vfl.datasets.table import TableFormat, pick_columns
 
 __all__ = [
     "SOURCES",
     "TASKS",
     "Encoder",
+    "Fold",
     "PartyData",
+    "SetFormat",
     "Split",
     "TableEncoder",
     "TableFormat",
@@ -39,5 +43,7 @@ __all__ = [
     "read_table",
     "sort_by_id",
     "split_fixed",
+    "split_fold",
+    "split_parts",
     "split_rows",
 ]

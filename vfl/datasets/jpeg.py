@@ -41,13 +41,13 @@ def jpeg_part(labels: np.ndarray, raw: Callable[[int], bytes], side: int, where:
     """
     order = interleaved(labels)
 
-    def first(count: int) -> np.ndarray:
-        pictures = np.empty((count, 3, side, side), dtype=np.uint8)
-        for row, position in enumerate(order[:count].tolist()):
+    def take(rows: np.ndarray) -> np.ndarray:
+        pictures = np.empty((len(rows), 3, side, side), dtype=np.uint8)
+        for row, position in enumerate(order[rows].tolist()):
             pictures[row] = decode_jpeg(raw(position), side, where)
         return pictures
 
-    return Part(labels[order].astype(np.int64), first)
+    return Part(labels[order].astype(np.int64), take)
 
 
 def decode_jpeg(raw: bytes, side: int, where: Path) -> np.ndarray:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -26,16 +27,16 @@ class Part:
 
     Attributes:
         labels: int64, axes (rows,).
-        first: the pictures of so many first rows, uint8, axes (count, channels, height, width).
+        take: the pictures of some rows, uint8, axes (rows asked for, channels, height, width).
     """
 
     labels: np.ndarray
-    first: Callable[[int], np.ndarray]
+    take: Callable[[np.ndarray], np.ndarray]
 
     @classmethod
     def of(cls, pictures: np.ndarray, labels: np.ndarray) -> Part:
         """A part whose pictures are in memory, axes (rows, channels, height, width)."""
-        return cls(labels.astype(np.int64), lambda count: pictures[:count])
+        return cls(labels.astype(np.int64), lambda rows: pictures[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,13 +61,11 @@ class PictureSet:
             DataError: a label without a class, or a picture that cannot be decoded.
         """
         self._check_labels()
-        train_rows, test_rows = len(self.train.labels), len(self.test.labels)
-        every = train_rows + test_rows
-        rows = min(limit or every, every)
-        first = round(rows * train_rows / every)
-        parts = ((self.train, first), (self.test, rows - first))
-        pictures = np.concatenate([part.first(count) for part, count in parts])
-        return pictures, np.concatenate([part.labels[:count] for part, count in parts]), first
+        parts = (self.train, self.test)
+        counts = in_proportion([len(part.labels) for part in parts], limit)
+        chosen = [(part, np.arange(count)) for part, count in zip(parts, counts, strict=True)]
+        pictures = np.concatenate([part.take(rows) for part, rows in chosen])
+        return pictures, np.concatenate([part.labels[rows] for part, rows in chosen]), counts[0]
 
     def _check_labels(self) -> None:
         labels = np.concatenate([self.train.labels, self.test.labels])
@@ -76,6 +75,18 @@ class PictureSet:
                 got=f"{len(labels)} labels",
                 want=f"numbers from 0 to {len(self.classes) - 1}",
             )
+
+
+def in_proportion(counts: Sequence[int], limit: int | None) -> list[int]:
+    """How many rows of each part a limit on all rows leaves.
+
+    >>> in_proportion([60_000, 10_000], 700), in_proportion([3, 1], None)
+    ([600, 100], [3, 1])
+    """
+    every = sum(counts)
+    rows = min(limit or every, every)
+    ends = [round(rows * end / max(every, 1)) for end in accumulate(counts, initial=0)]
+    return [end - start for start, end in pairwise(ends)]
 
 
 def interleaved(labels: np.ndarray) -> np.ndarray:

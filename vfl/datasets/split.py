@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from vfl.datasets.party import Split
 from vfl.datasets.values import spaced
 from vfl.errors import BadOptionError, TooFewRowsError
 from vfl.seeds import permutation
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """One of the equal parts that rows are dealt into; its rows are the test rows.
+
+    Attributes:
+        number: which one, from 1.
+        of: how many there are.
+    """
+
+    number: int
+    of: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.of or self.of < 2:
+            raise BadOptionError(
+                "there is no such fold",
+                got=f"fold {self.number} of {self.of}",
+                want="a number from 1 to that of the folds, which are at least 2",
+            )
 
 
 def split_rows(rows: int, seed: int, validation: float = 0.1, test: float = 0.2) -> Split:
@@ -53,6 +76,48 @@ def split_fixed(train_rows: int, rows: int, seed: int, validation: float = 0.1) 
     inner = split_rows(train_rows, seed, validation, test=0.0)
     test = np.arange(train_rows, rows, dtype=np.int64)
     return _filled(Split(inner.train, inner.validation, test), rows, validation, 1.0)
+
+
+def split_parts(train_rows: int, validation_rows: int, rows: int) -> Split:
+    """Keep all of a data set's own parts, which stand one after another.
+
+    >>> split_parts(5, 2, 10)
+    Split(train=5, validation=2, test=3)
+    """
+    ends = (train_rows, train_rows + validation_rows)
+    train, validation, test = np.split(np.arange(rows, dtype=np.int64), ends)
+    return _filled(Split(train, validation, test), rows, validation=1.0, test=1.0)
+
+
+def split_fold(
+    labels: np.ndarray, seed: int, fold: Fold, validation: float = 0.1, strata: bool = True
+) -> Split:
+    """Test on one fold and train on the others.
+
+    Rows are shuffled by the seed and dealt to the folds class by class, so folds differ by one row
+    at most, in all and in each class. Needs the labels, so only one process that has them can.
+
+    Args:
+        labels: of all rows, axes (rows,).
+        seed: the run's public seed.
+        fold: the test rows.
+        validation: share of the other rows.
+        strata: whether the labels are classes; numbers are dealt as they come.
+
+    >>> split_fold(np.array([0, 0, 0, 1, 1, 1, 1, 1, 1]), 0, Fold(1, of=3), validation=0.2)
+    Split(train=5, validation=1, test=3)
+
+    Raises:
+        BadOptionError: a share outside 0..1.
+        TooFewRowsError: a part that was asked for would be empty.
+    """
+    order = permutation(seed, len(labels), "folds")
+    dealt = order[np.argsort(labels[order], kind="stable")] if strata else order
+    test = np.sort(dealt[fold.number - 1 :: fold.of])
+    rest = np.setdiff1d(np.arange(len(labels), dtype=np.int64), test)
+    inner = split_rows(len(rest), seed, validation, test=0.0)
+    split = Split(rest[inner.train], rest[inner.validation], test)
+    return _filled(split, len(labels), validation, 1.0)
 
 
 def _check_shares(validation: float, test: float) -> None:

@@ -27,7 +27,8 @@ class MLPBottom(Bottom):
         batch_norm: normalise each hidden layer over the batch before its activation (Ioffe and
             Szegedy 2015, Algorithm 1); training batches then need two rows.
         dropout: probability after each hidden activation, 0 to below 1.
-        last: "relu" makes the cut non-negative.
+        last: "relu" makes the cut non-negative; "batch_norm_relu" normalises it before, which keeps
+            columns of the cut from falling silent.
 
     >>> module = MLPBottom(hidden="16").build(shape=(4,), width=8)
     >>> sum(p.numel() for p in module.parameters())  # 5 * 16 + 17 * 8
@@ -43,12 +44,13 @@ class MLPBottom(Bottom):
         activation: Activation = "relu",
         batch_norm: bool = False,
         dropout: float = 0.0,
-        last: Literal["relu", "none"] = "none",
+        last: Literal["relu", "batch_norm_relu", "none"] = "none",
     ) -> None:
         self.hidden = parse_sizes(hidden, "hidden")
         make_activation(activation)
-        if last not in ("relu", "none"):
-            raise BadOptionError("no such last activation", got=last, want="relu or none")
+        if last not in ("relu", "batch_norm_relu", "none"):
+            want = "relu, batch_norm_relu or none"
+            raise BadOptionError("no such last activation", got=last, want=want)
         self.activation = activation
         self.batch_norm = batch_norm
         self.dropout = check_dropout(dropout)
@@ -58,6 +60,8 @@ class MLPBottom(Bottom):
         inputs = math.prod(shape)
         layers = hidden_layers(inputs, self.hidden, self.activation, self.batch_norm, self.dropout)
         layers.append(nn.Linear(self.hidden[-1] if self.hidden else inputs, width))
-        if self.last == "relu":
+        if self.last == "batch_norm_relu":
+            layers.append(nn.BatchNorm1d(width))
+        if self.last != "none":
             layers.append(nn.ReLU())
         return nn.Sequential(nn.Flatten(), *layers)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from vfl.errors import BadOptionError, SpecError, nearest
 from vfl.models.base import Shape
@@ -71,6 +71,17 @@ def check_dropout(dropout: float) -> float:
     return dropout
 
 
+def check_size(size: int, option: str) -> int:
+    """`size` itself.
+
+    Raises:
+        BadOptionError: it is below 1.
+    """
+    if size < 1:
+        raise BadOptionError(f"{option} is too small", got=str(size), want="at least 1")
+    return size
+
+
 def hidden_layers(
     inputs: int,
     hidden: Sequence[int],
@@ -106,3 +117,40 @@ def picture_axes(shape: Shape, name: str) -> tuple[int, int, int]:
         )
     channels, height, width = shape
     return channels, height, width
+
+
+def sequence_steps(shape: Shape, name: str) -> int:
+    """The steps of one row.
+
+    Raises:
+        SpecError: the rows are pictures.
+    """
+    if len(shape) != 1:
+        raise SpecError(
+            f"bottom '{name}' takes rows of whole numbers",
+            got=f"rows of shape {shape}",
+            want="(steps,)",
+            fix="use cnn or resnet20 for pictures",
+        )
+    return shape[0]
+
+
+def whole_numbers(rows: Tensor, most: int, name: str, option: str) -> Tensor:
+    """Numbers that stand for words or items, int64, of any axes; inputs are float32 throughout.
+
+    Args:
+        rows: the numbers.
+        most: the largest that is known.
+        name: the bottom, for the message.
+        option: what gives `most`.
+
+    Raises:
+        SpecError: a number below 0 or above `most`; none of them is told.
+    """
+    if rows.numel() and not (rows.min() >= 0 and rows.max() <= most):
+        raise SpecError(
+            f"a row has a number that bottom '{name}' does not know",
+            want=f"whole numbers from 0 to {most}",
+            fix=f"give '{name}' a larger '{option}', or inputs that are numbers of {option}",
+        )
+    return rows.long()

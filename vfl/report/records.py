@@ -24,6 +24,8 @@ class Epoch:
     test_rmse: float | None = None
     validation_auc: float | None = None
     test_auc: float | None = None
+    validation_hit_rate: float | None = None
+    test_hit_rate: float | None = None
     validation_f1: float | None = None
     test_f1: float | None = None
     validation_log_loss: float | None = None

@@ -11,6 +11,7 @@ from vfl.report.units import number_text, percent_text
 #: Measures by their names in the records, in the order of the table.
 _MEASURES = {
     "accuracy": "Accuracy",
+    "hit_rate": "Hit rate",
     "auc": "AUC",
     "f1": "F1",
     "log_loss": "Log loss",
@@ -42,4 +43,5 @@ def _text(epochs: Sequence[Epoch], measure: str) -> str:
     value = last_of(epochs, measure)
     if value is None:
         return ""
-    return percent_text(value) if measure.endswith("accuracy") else number_text(value)
+    share = measure.endswith(("accuracy", "hit_rate"))
+    return percent_text(value) if share else number_text(value)

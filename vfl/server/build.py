@@ -17,6 +17,7 @@ from vfl.link import Link
 from vfl.seeds import Secret, scoped
 from vfl.server.label_party import LabelParty
 from vfl.server.progress import EpochRecord
+from vfl.server.task import make_task
 from vfl.session import Checkpoints, Terms
 
 
@@ -30,6 +31,7 @@ def build_label_party(
     task: str,
     outputs: int,
     class_weight: str = "none",
+    hits: int = 0,
     own_bottom: nn.Module | None = None,
     ledger: Ledger | None = None,
     weights: Mapping[str, Tensor] | None = None,
@@ -49,6 +51,7 @@ def build_label_party(
         task: "classification" or "regression".
         outputs: number of classes, or 1.
         class_weight: "none" or "balanced".
+        hits: a hit rate at so many classes is measured; 0 measures none.
         own_bottom: a module for the own columns instead of the one the terms name.
         ledger: where the links count.
         weights: trained weights, for evaluation and prediction.
@@ -85,7 +88,7 @@ def build_label_party(
         own,
         halves,
         defense,
-        task,
+        make_task(task, outputs, hits),
         secret,
         optimizer_factory(terms.train) if terms.mode == "train" else None,
         ledger or Ledger(),

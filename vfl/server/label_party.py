@@ -23,7 +23,7 @@ from vfl.exchange.state import Stateful, gather, restore
 from vfl.ledger import Ledger
 from vfl.seeds import Secret
 from vfl.server.progress import EpochRecord, Progress
-from vfl.server.task import make_task
+from vfl.server.task import Task
 from vfl.server.weights import training_weights
 from vfl.session import Checkpoints, Course, Exchange, Terms
 from vfl.storage import weights_digest
@@ -43,7 +43,7 @@ class LabelParty:
         own_bottom: the bottom of its own columns; None without any.
         halves: its half of the exchange with every feature party, by name.
         defense: the label party's instance.
-        task: "classification" or "regression".
+        task: what is learned.
         secret: the label party's own.
         optimizer: builds the optimiser of everything the label party owns.
         ledger: where traffic is counted, for the epoch records.
@@ -62,7 +62,7 @@ class LabelParty:
         own_bottom: nn.Module | None,
         halves: Mapping[str, LabelHalf],
         defense: Defense,
-        task: str,
+        task: Task,
         secret: Secret,
         optimizer: OptimizerFactory | None,
         ledger: Ledger,
@@ -84,7 +84,7 @@ class LabelParty:
             if half.adapter is not None:
                 self.model[f"codec-{name}"] = half.adapter
         self._compute = compute or Compute()
-        self._task = self.model["task"] = make_task(task)
+        self._task = self.model["task"] = task
         self.model.to(self._compute.device)
         self._defense = defense
         self.progress = Progress(self._task, ledger, on_epoch)

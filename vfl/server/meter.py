@@ -16,8 +16,8 @@ from vfl.server.task import Task
 class Meter:
     """Adds up batches; what it reports is about all their rows at once.
 
-    Training stays cheap: the loss, with accuracy or the loss's root. Any other phase keeps answers
-    and labels until its end and reports the task's whole quality.
+    Training stays cheap: the loss, with accuracy or the loss's root. Any other phase keeps what the
+    task needs of outputs and labels until its end and reports the task's whole quality.
 
     Args:
         task: what the outputs mean.
@@ -30,7 +30,7 @@ class Meter:
     _loss: float = 0.0
     _weight: float = 0.0
     _correct: int = 0
-    _answers: list[Tensor] = field(default_factory=list, repr=False)
+    _evidence: list[Tensor] = field(default_factory=list, repr=False)
     _labels: list[Tensor] = field(default_factory=list, repr=False)
 
     def add(
@@ -49,7 +49,7 @@ class Meter:
         self._weight += weight
         self._loss += loss * weight
         if self.phase != "train":
-            self._answers.append(self.task.answers(outputs).cpu())
+            self._evidence.append(self.task.evidence(outputs, labels).cpu())
             self._labels.append(labels.cpu())
         elif self.task.name == "classification":
             self._correct += int((outputs.argmax(dim=1) == labels).sum())
@@ -61,7 +61,7 @@ class Meter:
             "loss": self._loss,
             "weight": self._weight,
             "correct": self._correct,
-            "answers": list(self._answers),
+            "evidence": list(self._evidence),
             "labels": list(self._labels),
         }
 
@@ -75,7 +75,7 @@ class Meter:
             state["loss"],
             state["weight"],
             state["correct"],
-            list(state["answers"]),
+            list(state["evidence"]),
             list(state["labels"]),
         )
 
@@ -85,7 +85,7 @@ class Meter:
             return {}
         loss = self.task.own_units(self._loss / self._weight) if self._weight else 0.0
         if self.phase != "train":
-            quality = self.task.quality(torch.cat(self._answers), torch.cat(self._labels))
+            quality = self.task.quality(torch.cat(self._evidence), torch.cat(self._labels))
             found = {"loss": loss} | quality
         elif self.task.name == "classification":
             found = {"loss": loss, "accuracy": self._correct / self.rows}

@@ -2,6 +2,9 @@
 
 A figure that is not defined for these rows is left out: an AUC where a class is missing, an R2 of
 labels that never vary, anything of outputs that are not finite.
+
+Where classes are many, all outputs of a phase are too much to keep, and an AUC a class too much to
+compute: `reduced` keeps three numbers a row, and `reduced_quality` makes the other figures of them.
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ from sklearn.metrics import (
     root_mean_squared_error,
 )
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 
-def classification_quality(logits: Tensor, codes: Tensor) -> dict[str, float]:
-    """Accuracy, AUC, log loss and F1.
+def classification_quality(logits: Tensor, codes: Tensor, hits: int = 0) -> dict[str, float]:
+    """Accuracy, AUC, log loss, F1 and hit rate.
 
     Of two classes, the second in sorted order is the positive one. Of more, F1 is the mean over
     the classes that occur, and AUC the mean over each class against the rest.
@@ -29,6 +33,7 @@ def classification_quality(logits: Tensor, codes: Tensor) -> dict[str, float]:
     Args:
         logits: axes (rows, classes).
         codes: classes as 0..C-1, axes (rows,).
+        hits: a row is a hit if its class is among so many largest outputs; 0 leaves it out.
 
     >>> logits, codes = torch.tensor([[2.0, 0], [0, 1], [1, 0], [1, 0]]), torch.tensor([0, 1, 0, 1])
     >>> figures = classification_quality(logits, codes)
@@ -48,6 +53,69 @@ def classification_quality(logits: Tensor, codes: Tensor) -> dict[str, float]:
         found["f1"] = f1_score(truth, guess, average="macro")
     elif truth.any() or guess.any():
         found["f1"] = f1_score(truth, guess)
+    if hits:
+        found["hit_rate"] = np.mean(places(logits.numpy(), truth) < hits)
+    return _plain(found)
+
+
+def places(logits: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """How many classes stand before each row's own, int64, axes (rows,); 0 is the largest output.
+
+    Of equal outputs the lower class stands first.
+
+    Args:
+        logits: axes (rows, classes).
+        codes: classes as 0..C-1, axes (rows,).
+
+    >>> places(np.array([[0.5, 2.0, 0.5], [0.5, 2.0, 0.5]]), np.array([0, 2])).tolist()
+    [1, 2]
+    """
+    own = np.take_along_axis(logits, codes[:, None], axis=1)
+    found: np.ndarray = np.count_nonzero(logits > own, axis=1)
+    (tied,) = np.nonzero(np.count_nonzero(logits == own, axis=1) > 1)
+    lower = np.arange(logits.shape[1]) < codes[tied, None]
+    found[tied] += np.count_nonzero((logits[tied] == own[tied]) & lower, axis=1)
+    return found
+
+
+def reduced(logits: Tensor, codes: Tensor) -> Tensor:
+    """What `reduced_quality` needs of a batch.
+
+    Args:
+        logits: axes (rows, classes).
+        codes: classes as 0..C-1, axes (rows,).
+
+    Returns:
+        float64, axes (rows, 3): the guess, the place of the row's own class, and its log loss; not
+        a number where an output is not finite.
+    """
+    logits, codes = logits.cpu(), codes.cpu()
+    surprise = cross_entropy(logits, codes, reduction="none").double()
+    finite = torch.isfinite(logits.amax(dim=1)) & torch.isfinite(logits.amin(dim=1))
+    outputs, truth = logits.numpy(), codes.numpy()
+    # numpy counts and compares a row many times faster than torch does on a CPU.
+    guess, place = (torch.from_numpy(n) for n in (outputs.argmax(axis=1), places(outputs, truth)))
+    return torch.stack([guess, place, surprise.where(finite, torch.nan)], dim=1)
+
+
+def reduced_quality(rows: Tensor, codes: Tensor, hits: int = 0) -> dict[str, float]:
+    """Accuracy, log loss, F1 and hit rate of more than two classes; see `classification_quality`.
+
+    Args:
+        rows: what `reduced` gave, axes (rows, 3).
+        codes: classes as 0..C-1, axes (rows,).
+        hits: as there.
+    """
+    guess, place, surprise = rows.numpy().T
+    truth = codes.numpy()
+    found = {"accuracy": accuracy_score(truth, guess.astype(np.int64))}
+    if np.isnan(surprise).any():
+        return _plain(found)
+    # No chance is taken for less than a float64 tells from 0, as scikit-learn does it.
+    found["log_loss"] = np.minimum(surprise, -np.log(np.finfo(np.float64).eps)).mean()
+    found["f1"] = f1_score(truth, guess.astype(np.int64), average="macro")
+    if hits:
+        found["hit_rate"] = (place < hits).mean()
     return _plain(found)
 
 

@@ -127,6 +127,7 @@ class LabelSession:
             task=self.experiment.label.task,
             outputs=1 if classes is None else len(classes),
             class_weight=self.experiment.label.class_weight,
+            hits=self.experiment.label.hits,
             ledger=ledger,
             weights=None if trains else own.weights(),
             checkpoints=self.checkpoints,

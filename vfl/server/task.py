@@ -8,7 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from vfl.server.quality import classification_quality, regression_quality
+from vfl.server.quality import (
+    classification_quality,
+    reduced,
+    reduced_quality,
+    regression_quality,
+)
+
+#: Most classes of which a phase's outputs are kept whole, and an AUC is computed.
+FEW_CLASSES = 50
 
 
 class Task(nn.Module):
@@ -30,15 +38,27 @@ class Task(nn.Module):
         """A loss in the labels' own units."""
         return loss
 
-    def quality(self, answers: Tensor, labels: Tensor) -> dict[str, float]:
+    def evidence(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """What `quality` needs of a batch, axes (rows, ...)."""
+        return self.answers(outputs)
+
+    def quality(self, evidence: Tensor, labels: Tensor) -> dict[str, float]:
         """The figures of a whole phase by name; see `vfl.server.quality`."""
         raise NotImplementedError
 
 
 class Classification(Task):
-    """Cross-entropy over classes."""
+    """Cross-entropy over classes.
+
+    Args:
+        hits: rows whose class is among so many largest outputs are counted; 0 counts none.
+    """
 
     name = "classification"
+
+    def __init__(self, hits: int = 0) -> None:
+        super().__init__()
+        self.hits = hits
 
     def forward(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """The loss of logits of axes (rows, classes) for codes of axes (rows,)."""
@@ -46,8 +66,18 @@ class Classification(Task):
             return cross_entropy(outputs, labels)
         return weighted_mean(cross_entropy(outputs, labels, reduction="none"), weights)
 
-    def quality(self, answers: Tensor, labels: Tensor) -> dict[str, float]:
-        return classification_quality(answers, labels)
+    def quality(self, evidence: Tensor, labels: Tensor) -> dict[str, float]:
+        return classification_quality(evidence, labels, self.hits)
+
+
+class ManyClasses(Classification):
+    """The same over so many classes that a phase's outputs are not kept."""
+
+    def evidence(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return reduced(outputs, labels)
+
+    def quality(self, evidence: Tensor, labels: Tensor) -> dict[str, float]:
+        return reduced_quality(evidence, labels, self.hits)
 
 
 class Regression(Task):
@@ -89,14 +119,21 @@ class Regression(Task):
     def own_units(self, loss: float) -> float:
         return loss * float(self.scale) ** 2
 
-    def quality(self, answers: Tensor, labels: Tensor) -> dict[str, float]:
-        return regression_quality(answers, labels)
+    def quality(self, evidence: Tensor, labels: Tensor) -> dict[str, float]:
+        return regression_quality(evidence, labels)
 
 
-def make_task(name: str) -> Task:
-    """The task of a name, "classification" or "regression"."""
-    tasks: dict[str, type[Task]] = {task.name: task for task in (Classification, Regression)}
-    return tasks[name]()
+def make_task(name: str, outputs: int, hits: int = 0) -> Task:
+    """The task of a name.
+
+    Args:
+        name: "classification" or "regression".
+        outputs: number of classes, or 1.
+        hits: see `Classification`.
+    """
+    if name == "regression":
+        return Regression()
+    return Classification(hits) if outputs <= FEW_CLASSES else ManyClasses(hits)
 
 
 def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:

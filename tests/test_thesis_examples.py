@@ -1,0 +1,92 @@
+"""The experiments of the thesis: every file is right, and those for a CPU train."""
+
+from pathlib import Path
+
+import pytest
+
+from vfl.config import read_experiment
+from vfl.errors import MissingDataError
+from vfl.plan import check_specs
+from vfl.run import load_data, session_of
+from vfl.session.schedule import steps_per_epoch
+
+THESIS = Path(__file__).parents[1] / "examples" / "thesis"
+#: For a CPU: settings that leave a few batches, and the row shape and classes that are to come.
+SMALL = {
+    "digit_pairs": (["data.rows=450"], (1, 8, 16), 100),
+    "fm20": (["data.rows=700"], (1, 14, 14), 20),
+    "tiny_imagenet_32": (["data.rows=150"], (3, 32, 32), 100),
+    "yoochoose_filtered": (["data.rows=300"], (50,), 5399),
+    "review_polarity": (["data.rows=80", "data.length=50"], (50,), 2),
+}
+FOLDERS = {
+    "fm20": "MNIST",
+    "tiny_imagenet_32": "tiny-imagenet-200",
+    "yoochoose_filtered": "yoochoose1_64",
+    "review_polarity": "review-polarity",
+}
+#: At the thesis' scale: the width of its cut (Table 3.2).
+FULL = {
+    "cifar100": 128,
+    "yoochoose": 300,
+    "dbpedia": 600,
+    "tiny_imagenet": 1280,
+    "tiny_imagenet_pretrained": 1280,
+}
+
+
+def file_of(name):
+    return THESIS / f"{name}.toml"
+
+
+def test_every_file_is_tested():
+    files = list(THESIS.iterdir())
+    assert {path.stem for path in files} == {*SMALL, *FULL, "fm20_no_batch_norm"}
+    assert max(len(line) for path in files for line in path.read_text().splitlines()) <= 100
+
+
+def test_without_batch_norm_nothing_else_differs():
+    plain, without = (read_experiment(file_of(f"fm20{end}")) for end in ("", "_no_batch_norm"))
+    client = plain.parties["client"]
+    bare = client.model_copy(update={"bottom": "mlp:hidden=192,dropout=0.2,last=relu"})
+    changed = {"name": "fm20-no-batch-norm", "parties": {"client": bare}}
+    assert without == plain.model_copy(update=changed)
+
+
+@pytest.mark.parametrize("name", [*SMALL, *FULL])
+def test_the_specs_can_be_built_and_the_top_is_one_layer(name):
+    experiment = read_experiment(file_of(name))
+    check_specs(experiment)
+    assert experiment.name == name.replace("_", "-")
+    assert (experiment.label.top, experiment.train.keep) == ("linear", "best")
+    if name in FULL:
+        assert [party.width for party in experiment.parties.values()] == [FULL[name]]
+        assert experiment.train.patience == 100
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_one_for_a_cpu_trains(name, monkeypatch, request):
+    if name in FOLDERS:
+        root = request.getfixturevalue("data_root")
+        monkeypatch.setenv("VFL_DATA", str(root))
+        if not (root / FOLDERS[name]).is_dir():
+            pytest.skip(f"there is no {FOLDERS[name]} here")
+    small, shape, classes = SMALL[name]
+    experiment = read_experiment(file_of(name), [*small, "train.epochs=1"])
+    data = load_data(experiment)
+    assert tuple(data["client"].inputs.shape[1:]) == shape
+    assert len(data["server"].classes) == classes
+    label = session_of(experiment, data, "train").run().label
+    (record,) = label.history
+    rows, batch_rows = len(data["server"].split.train), experiment.train.batch_rows
+    assert record["steps"] == steps_per_epoch(rows, batch_rows) > 1
+    assert ("test_hit_rate" in record) is bool(experiment.label.hits)
+    assert 0 < record["test_log_loss"] < 20
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_one_without_its_data_says_where_to_get_it(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("VFL_DATA", str(tmp_path))
+    with pytest.raises(MissingDataError) as caught:
+        load_data(read_experiment(file_of(name)))
+    assert caught.value.fix

@@ -1,0 +1,77 @@
+"""Convolutions over words as bottom."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vfl.errors import WidthError
+from vfl.models.base import Bottom, Shape
+from vfl.models.parts import check_dropout, check_size, sequence_steps, whole_numbers
+
+_WORDS_AT_ONCE = (3, 4, 5)
+
+
+class TextCNNBottom(Bottom):
+    """Embedded words, filters over 3, 4 and 5 of them, the largest answer of each filter, ReLU.
+
+    Kim 2014, "Convolutional Neural Networks for Sentence Classification", section 2, with words'
+    vectors that are learned. Each kind of filter gets a third of the cut.
+
+    Args:
+        words: different numbers a word may have, 0 for padding included.
+        embedding: numbers that stand for a word.
+        dropout: probability for each column of the cut (section 2.1), 0 to below 1.
+
+    >>> module = TextCNNBottom(words=10, embedding=2).build(shape=(7,), width=6)
+    >>> sum(p.numel() for p in module.parameters())  # 10 * 2 + 2 * ((3 + 4 + 5) * 2 + 3)
+    74
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    def __init__(self, words: int = 20_000, embedding: int = 100, dropout: float = 0.0) -> None:
+        self.words = check_size(words, "words")
+        self.embedding = check_size(embedding, "embedding")
+        self.dropout = check_dropout(dropout)
+
+    def build(self, shape: Shape, width: int) -> nn.Module:
+        sequence_steps(shape, "textcnn")
+        filters, rest = divmod(width, len(_WORDS_AT_ONCE))
+        if rest:
+            raise WidthError(
+                "bottom 'textcnn' has as many filters of each of its three kinds",
+                got=f"width {width}",
+                want="a multiple of 3",
+                fix=f"set width to {width - rest or width + 3 - rest}",
+            )
+        return LargestAnswers(self.words, self.embedding, self.dropout, filters)
+
+
+class LargestAnswers(nn.Module):
+    """What `TextCNNBottom` builds, from axes (rows, steps) to axes (rows, 3 x filters)."""
+
+    def __init__(self, words: int, embedding: int, dropout: float, filters: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, embedding, padding_idx=0)
+        self.filters = nn.ModuleList(
+            nn.Conv1d(embedding, filters, at_once) for at_once in _WORDS_AT_ONCE
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Whole numbers as float32 in, each filter's largest answer out.
+
+        Raises:
+            SpecError: a number is no word's.
+        """
+        numbers = whole_numbers(rows, self.words.num_embeddings - 1, "textcnn", "words")
+        vectors = self.words(numbers).transpose(1, 2)
+        short = max(_WORDS_AT_ONCE) - vectors.shape[2]
+        if short > 0:
+            vectors = F.pad(vectors, (0, short))
+        answers = [kind(vectors).max(dim=2).values for kind in self.filters]
+        cut: Tensor = self.dropout(torch.relu(torch.cat(answers, dim=1)))
+        return cut
