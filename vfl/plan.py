@@ -19,7 +19,7 @@ from vfl.config import (
 )
 from vfl.datasets import PartyData, Split
 from vfl.errors import ConfigError, DataError
-from vfl.grid import comparison_of
+from vfl.grid.compare import comparison_of
 from vfl.project import LabelFolder
 from vfl.run import load_data, session_of
 from vfl.seeds import Secret

@@ -49,6 +49,13 @@ def test_an_ordinary_experiment_with_options(vfl, file, tmp_path):
     assert "none seed=0" not in whole.err
     content = json.loads(whole.out)
     assert [line["repeats"] for line in content["codecs"]] == [2, 2]
+    page = (tmp_path / "runs/tiny/report.html").read_text()
+    assert "Accuracy by bytes, at 20 %" in page
+    assert '<th scope="row">topk:k=2</th>' in page
+    assert "<script" not in page
+    (tmp_path / "runs/tiny/report.html").unlink()
+    assert vfl("report", tmp_path / "runs/tiny").code == 0
+    assert (tmp_path / "runs/tiny/report.html").read_text() == page
     assert content == json.loads((tmp_path / "runs/tiny/results.json").read_text()) | {
         "report": "runs/tiny/report.html"
     }
@@ -78,9 +85,9 @@ def test_a_failed_cell_is_told_at_the_end(vfl, file):
     done = vfl("compare", file, "--codec", "none", "--seeds", "0", *wild)
     assert done.code == 2
     assert "1 of 1 cells failed and are left out" in done.out
-    told, where, got = done.err.splitlines()[-3:]
+    told, *more = done.err.splitlines()[-6:]
     assert told.startswith("failed: none seed=0: ")
-    assert (where.split()[0], got.split()[0]) == ("where", "got")
+    assert [line.split()[0] for line in more] == ["where", "got", "want", "try", "more"]
 
 
 def test_nothing_to_compare_is_told(vfl, file):

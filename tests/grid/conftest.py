@@ -3,7 +3,9 @@
 import pytest
 
 from vfl.config import Experiment
-from vfl.grid import GridFolder, comparison_of, go_through
+from vfl.grid import GridFolder
+from vfl.grid.compare import comparison_of
+from vfl.grid.run import go_through
 
 CONTENT = {
     "name": "tiny",

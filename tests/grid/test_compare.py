@@ -4,7 +4,8 @@ import pytest
 
 from vfl.config import Experiment, Places, with_overrides
 from vfl.errors import ConfigError, RunFolderError, SpecError
-from vfl.grid import GridFolder, chosen, comparison_of, plan_lines
+from vfl.grid import GridFolder, chosen
+from vfl.grid.compare import comparison_of, plan_lines
 from vfl.run_folder import RunFolder
 
 
@@ -48,7 +49,7 @@ def test_what_does_not_fit_is_left_out_and_told(tiny):
 
 
 def test_a_plan_says_the_bytes_of_a_row(tiny):
-    head, none, topk, *_ = plan_lines(comparison_of(tiny(seeds=[0])))
+    head, none, topk, *_ = plan_lines(comparison_of(tiny(seeds=[0])).cells)
     assert head.split() == ["bytes", "a", "row", "of", "dense", "cell"]
     assert none.split()[:2] == ["64.25", "100.39%"]  # 16 x 4 bytes, and 16 over 64 rows
     assert topk.split()[:2] == ["9.12", "14.26%"]  # 2 x 32 + ceil(log2 120) bits, and the header

@@ -80,6 +80,7 @@ def test_how_often_each_unit_is_in_the_top_k(trained, results):
     np.put_along_axis(kept, order, True, axis=1)
     expected = (kept & (cut != 0)).sum(axis=0)
     assert one.measured.usage == tuple(expected)
+    assert one.measured.never_sent == int((expected == 0).sum())
     assert one.measured.dead_units == int((cut == 0).all(axis=0).sum())
     assert one.measured.test_rows == len(cut) == 80
 
@@ -137,10 +138,11 @@ def test_a_reference_with_levels_is_that_of_the_same_level(results):
 
 def test_files_of_results(trained):
     table, content = write_results(trained)
-    lines = table.splitlines()
     assert (trained.path / "table.md").read_text() == table
-    assert len({len(line) for line in lines}) == 1
-    assert len(lines) == 4
+    lines, work = (part.splitlines() for part in table.split("\n\n"))
+    assert len(lines) == len(work) == 4
+    assert len({len(line) for line in lines}) == len({len(line) for line in work}) == 1
+    assert "| encode ms | decode ms | values a row | units | never sent | dead |" in work[0]
     head = [cell.strip() for cell in lines[0].strip("|").split("|")]
     assert head[:3] == ["codec", "level", "formula"]
     assert {"accuracy", "less none", "bytes to >= 0.15", "bytes to >= 2"} <= set(head)
@@ -148,7 +150,7 @@ def test_files_of_results(trained):
     assert row["codec"] == "topk:k=2"
     assert row["formula"] == "14.06 %"
     assert row["bytes to >= 2"] == "never"
-    assert row["trained"] == "2 of 2"
+    assert row["repeats"] == "2 of 2"
     cells = list(csv.DictReader(io.StringIO((trained.path / "results.csv").read_text())))
     assert [cell["codec"] for cell in cells] == ["none", "topk:k=2"] * 2
     assert float(cells[0]["test_accuracy"]) == content["cells"][0]["measured"]["score"]

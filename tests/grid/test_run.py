@@ -5,8 +5,8 @@ import fcntl
 import pytest
 
 from vfl.errors import RunFolderError
-from vfl.grid import go_through, train
-from vfl.grid.train import failure_of, is_done
+from vfl.grid import failure_of, is_done, train
+from vfl.grid.run import go_through
 from vfl.run import train as train_once
 from vfl.storage import read_json
 

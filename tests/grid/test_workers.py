@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from vfl.grid import go_through
-from vfl.grid.run import is_done
+from vfl.grid import is_done
+from vfl.grid.run import go_through
 from vfl.grid.workers import Process
 from vfl.storage import read_json
 

@@ -6,7 +6,7 @@ import json as jsons
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,9 @@ from vfl.cli.output import Device, Json, Set, emit, say
 
 if TYPE_CHECKING:
     from vfl.config import Experiment
-    from vfl.grid import Comparison, Ended, GridFolder
+    from vfl.grid import Cell, GridFolder
+    from vfl.grid.compare import Comparison
+    from vfl.grid.run import Ended
 
 
 def compare(
@@ -59,13 +61,13 @@ def compare(
     """
     overrides = [*(settings or []), *_table(codec, seeds, level)]
     experiment, comparison = _read(path, overrides)
-    from vfl.grid import GridFolder, chosen, plan_lines
+    from vfl.grid import GridFolder, chosen
+    from vfl.grid.compare import plan_lines
 
     cells = chosen(comparison.cells, only) if only else list(comparison.cells)
     if dry_run:
-        from vfl.grid import Comparison
-
-        print("\n".join(plan_lines(Comparison(tuple(cells), comparison.notes))))
+        print("\n".join(plan_lines(cells)))
+        print("".join(f"{note}\n" for note in comparison.notes), end="")
         return
     folder = GridFolder(out or Path("runs") / experiment.name)
     words = ["vfl", "compare", str(path), *(f"-s{one}" for one in overrides)]
@@ -98,7 +100,7 @@ def _table(codecs: list[str] | None, seeds: str | None, levels: list[float] | No
 
 def _read(path: Path, overrides: Sequence[str]) -> tuple[Experiment, Comparison]:
     from vfl.config import Places, read_experiment
-    from vfl.grid import comparison_of
+    from vfl.grid.compare import comparison_of
     from vfl.specs import check_specs, spec_mistakes
 
     experiment = read_experiment(path, overrides, spec_mistakes)
@@ -108,9 +110,9 @@ def _read(path: Path, overrides: Sequence[str]) -> tuple[Experiment, Comparison]
 
 
 def _train(
-    folder: GridFolder, cells: Sequence[Any], jobs: int, device: str, download: bool
+    folder: GridFolder, cells: Sequence[Cell], jobs: int, device: str, download: bool
 ) -> list[Ended]:
-    from vfl.grid import go_through
+    from vfl.grid.run import go_through
     from vfl.run import load_data
     from vfl.threads import use_one_thread
 
@@ -131,19 +133,28 @@ def _say_cell(ended: Ended) -> None:
 
 def _tell(folder: GridFolder, failed: Sequence[Ended], json: bool) -> None:
     from vfl.grid import write_results
+    from vfl.report import build_report
 
     table, content = write_results(folder)
-    page = folder.path / "report.html"
+    page = build_report(folder.path)
     if json:
         emit(content | {"report": str(page)})
     else:
         print(table)
         print(f"{'report':<16} {page}")
     for ended in failed:
-        record = ended.failure or {}
-        more = "".join(
-            f"\n  {key:<5} {record[key]}" for key in ("where", "got", "fix") if record.get(key)
-        )
-        say(f"failed: {ended.cell.title}: {record['what']}{more}")
+        say(_failure(ended))
     if failed:
         raise typer.Exit(max(int((ended.failure or {})["exit"]) for ended in failed))
+
+
+def _failure(ended: Ended) -> str:
+    """What went wrong in a cell, in the form of every error."""
+    record = ended.failure or {}
+    parts = {"where": "where", "got": "got", "want": "want", "fix": "try", "code": "more"}
+    more = [
+        f"  {word:<5} {'vfl explain ' if key == 'code' else ''}{record[key]}"
+        for key, word in parts.items()
+        if record.get(key)
+    ]
+    return "\n".join([f"failed: {ended.cell.title}: {record['what']}", *more])

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vfl.config import Experiment, read_experiment, to_toml
+from vfl.config import CompareSettings, Experiment, read_experiment, to_toml
 from vfl.errors import ConfigError, RunFolderError
 from vfl.storage import check_format, read_json, stamp, write_json, write_text
 
@@ -18,6 +18,8 @@ from vfl.storage import check_format, read_json, stamp, write_json, write_text
 GRID = "grid.json"
 CONFIG = "config.toml"
 CELLS = "cells"
+#: What a cell's run folder holds besides: measures of its codec, or why it ended badly.
+CODEC, FAILURE = "codec.json", "failure.json"
 _SPELLING, _KEY_DIGITS = 40, 12
 
 
@@ -141,3 +143,28 @@ def chosen(cells: Sequence[Cell], words: str) -> list[Cell]:
             want="a part of what --dry-run lists",
         )
     return found
+
+
+def is_done(path: Path) -> bool:
+    """Whether a cell's run folder is whole."""
+    return (path / "summary.json").exists() and (path / CODEC).exists()
+
+
+def failure_of(path: Path) -> dict[str, Any] | None:
+    """Why a cell ended badly, as an error's record with its exit code; None if it did not."""
+    failed = path / FAILURE
+    return read_json(failed) if failed.exists() and not is_done(path) else None
+
+
+def settings_of(experiment: Experiment) -> CompareSettings:
+    """What is compared.
+
+    Raises:
+        ConfigError: nothing says so.
+    """
+    if experiment.compare is None:
+        raise ConfigError(
+            "nothing says which codecs are compared",
+            want="a table [compare] with codecs, or --codec SPEC --codec SPEC",
+        )
+    return experiment.compare

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from vfl.config import WANTED, CompareSettings, Experiment, Places, with_overrides
-from vfl.errors import ConfigError, UserError
-from vfl.grid.cells import Cell
+from vfl.errors import UserError
+from vfl.grid.cells import Cell, settings_of
 from vfl.grid.match import Cut, frame_bytes, matched
 from vfl.specs import check_specs
 
@@ -73,20 +73,6 @@ def comparison_of(experiment: Experiment, places: Places | None = None) -> Compa
     return Comparison(tuple(cells), tuple(notes))
 
 
-def settings_of(experiment: Experiment) -> CompareSettings:
-    """What is compared.
-
-    Raises:
-        ConfigError: nothing says so.
-    """
-    if experiment.compare is None:
-        raise ConfigError(
-            "nothing says which codecs are compared",
-            want="a table [compare] with codecs, or --codec SPEC --codec SPEC",
-        )
-    return experiment.compare
-
-
 def choices_of(settings: CompareSettings, cut: Cut) -> tuple[list[Choice], list[str]]:
     """Every codec with the numbers that were looked for, and what does not fit any level.
 
@@ -106,14 +92,13 @@ def choices_of(settings: CompareSettings, cut: Cut) -> tuple[list[Choice], list[
     return found, notes
 
 
-def plan_lines(comparison: Comparison) -> Iterator[str]:
+def plan_lines(cells: Sequence[Cell]) -> Iterator[str]:
     """What would be trained, a line each, with the bytes a row of its training frames."""
     yield f"{'bytes a row':>11}  {'of dense':>8}  cell"
-    for cell in comparison.cells:
+    for cell in cells:
         cut = Cut.of(cell.experiment)
         sent = frame_bytes(cell.experiment.codec, cut)
         yield f"{sent / cut.rows:>11.2f}  {sent / cut.dense_bytes:>8.2%}  {cell.title}"
-    yield from comparison.notes
 
 
 def _variants(settings: CompareSettings) -> dict[str, tuple[str, ...]]:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from vfl.config import CompareSettings
-from vfl.grid.cells import Cell, GridFolder
-from vfl.grid.compare import settings_of
-from vfl.grid.train import CODEC, failure_of, is_done
+from vfl.grid.cells import CODEC, Cell, GridFolder, failure_of, is_done, settings_of
 from vfl.storage import read_json, read_lines
 
 #: Measures of which less is better.
 LOWER_IS_BETTER = frozenset({"loss", "log_loss", "rmse", "mae"})
+#: Measures that are shares of the rows, or read like one, so told in percent.
+SHARES = frozenset({"accuracy", "hit_rate", "auc", "f1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,9 @@ class Measured:
         forward_ratio, backward_ratio: of the frames of the training, headers included.
         frame_ratio, bound_ratio: of frames of the test rows, and the least they could take.
         encode_ms, decode_ms: of the frame of one training batch, all parties.
-        nonzeros, dead_units, units: values a row that arrive; units that are zero in every test
-            row; all units.
+        nonzeros: values a row that arrive as something other than zero.
+        units, never_sent, dead_units: all; those that arrive of no test row; those of them that
+            are zero in every test row.
         usage: test rows in which each unit arrives, the parties one after another.
         test_rows: how many.
         reached: bytes until each accuracy asked for; None where it never was.
@@ -64,8 +65,9 @@ class Measured:
     encode_ms: float
     decode_ms: float
     nonzeros: float
-    dead_units: int
     units: int
+    never_sent: int
+    dead_units: int
     usage: tuple[int, ...]
     test_rows: int
     reached: tuple[int | None, ...]
@@ -125,6 +127,7 @@ def _measured(path: Path, settings: CompareSettings) -> Measured:
     summary, records = read_json(path / "summary.json"), list(read_lines(path / "metrics.jsonl"))
     parties: list[Mapping[str, Any]] = list(read_json(path / CODEC)["parties"].values())
     epochs = tuple(_epoch(record, settings.measure) for record in records)
+    usage = tuple(count for party in parties for count in party["usage"])
     kept = summary.get("best_epoch", len(records))
     dense_bytes = _sum(parties, "dense_bytes")
     return Measured(
@@ -139,9 +142,10 @@ def _measured(path: Path, settings: CompareSettings) -> Measured:
         encode_ms=_sum(parties, "encode_ms"),
         decode_ms=_sum(parties, "decode_ms"),
         nonzeros=_sum(parties, "nonzeros"),
+        units=len(usage),
+        never_sent=usage.count(0),
         dead_units=int(_sum(parties, "dead_units")),
-        units=sum(len(party["usage"]) for party in parties),
-        usage=tuple(count for party in parties for count in party["usage"]),
+        usage=usage,
         test_rows=parties[0]["rows"],
         reached=tuple(_reached(epochs, least, settings.measure) for least in settings.accuracy),
         total_bytes=epochs[-1].total_bytes,

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl.errors import RunFolderError
-from vfl.grid.cells import Cell, GridFolder
-from vfl.grid.train import failure_of, is_done
+from vfl.grid.cells import Cell, GridFolder, failure_of, is_done
 from vfl.grid.workers import Here, Process, Worker
 
 _LOCK = "lock"

@@ -5,56 +5,72 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from vfl.config import CompareSettings
 from vfl.grid.groups import Group
 from vfl.grid.interval import Estimate
-from vfl.grid.results import LOWER_IS_BETTER, Measured, Result
+from vfl.grid.results import LOWER_IS_BETTER, SHARES, Measured, Result
 from vfl.ledger import size
 
 _CURVES = ("usage", "epochs", "reached")
 _SCALARS = [one.name for one in fields(Measured) if one.name not in _CURVES]
 _ABOUT = ("name", "variant", "method", "codec", "level", "repeat")
-#: Measures that are shares of the rows, so percent.
-_SHARES = frozenset({"accuracy", "hit_rate", "f1", "auc"})
-
-Column = tuple[str, Callable[[Group], str]]
 
 
-def columns(settings: CompareSettings, groups: Sequence[Group]) -> list[Column]:
-    """The columns that these lines need, each with how to write its cell."""
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        name: its heading.
+        write: the cell of a line; empty where nothing is known.
+    """
+
+    name: str
+    write: Callable[[Group], str]
+
+
+def tables(settings: CompareSettings, groups: Sequence[Group]) -> tuple[list[Column], list[Column]]:
+    """The columns that these lines need: how good at how many bytes, and what it takes to send."""
     measure = settings.measure
-    found: list[Column] = [("codec", lambda group: group.codec)]
+    about = [Column("codec", lambda group: group.codec)]
     if any(group.variant for group in groups):
-        found.insert(0, ("variant", lambda group: group.variant))
+        about.insert(0, Column("variant", lambda group: group.variant))
     if any(group.level for group in groups):
-        found.append(("level", lambda group: f"{group.level} %" if group.level else ""))
-    found += [
-        ("formula", _percent(lambda one: one.formula_ratio)),
-        ("forward", _percent(lambda one: one.forward_ratio)),
-        ("backward", _percent(lambda one: one.backward_ratio)),
-        ("test frames", _percent(lambda one: one.frame_ratio)),
-        ("bound", _percent(lambda one: one.bound_ratio)),
-        (measure.replace("_", " "), lambda group: score_text(group.score, measure)),
-        (f"less {settings.reference}", lambda group: _difference(group.difference, measure)),
+        about.append(Column("level", lambda group: f"{group.level} %" if group.level else ""))
+    word = measure.replace("_", " ")
+    scores = [Column(word, lambda group: score_text(group.score, measure))]
+    if any(group.reference for group in groups):
+        less = f"less {settings.reference}"
+        scores.append(Column(less, lambda group: score_text(group.difference, measure, "+")))
+    quality = [
+        Column("formula", _percent(lambda one: one.formula_ratio)),
+        Column("forward", _percent(lambda one: one.forward_ratio)),
+        Column("backward", _percent(lambda one: one.backward_ratio)),
+        *scores,
         *(_reached(position, least, measure) for position, least in enumerate(settings.accuracy)),
-        ("encode ms", _number(lambda one: one.encode_ms)),
-        ("decode ms", _number(lambda one: one.decode_ms)),
-        ("values", _number(lambda one: one.nonzeros)),
-        ("dead units", _number(lambda one: one.dead_units)),
-        ("trained", lambda group: f"{len(group.trained)} of {len(group.results)}"),
+        Column("repeats", lambda group: f"{len(group.trained)} of {len(group.results)}"),
     ]
-    return found
+    work = [
+        Column("test frames", _percent(lambda one: one.frame_ratio)),
+        Column("bound", _percent(lambda one: one.bound_ratio)),
+        Column("encode ms", _number(lambda one: one.encode_ms)),
+        Column("decode ms", _number(lambda one: one.decode_ms)),
+        Column("values a row", _number(lambda one: one.nonzeros)),
+        Column("units", _number(lambda one: one.units)),
+        Column("never sent", _number(lambda one: one.never_sent)),
+        Column("dead", _number(lambda one: one.dead_units)),
+    ]
+    return about + quality, about + work
 
 
-def markdown(settings: CompareSettings, groups: Sequence[Group]) -> str:
-    """The table in Markdown, columns aligned; a cell without a figure is empty."""
-    chosen = columns(settings, groups)
-    lines = [[name for name, _ in chosen]]
-    lines += [[write(group) for _, write in chosen] for group in groups]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(chosen))]
+def markdown(columns: Sequence[Column], groups: Sequence[Group]) -> str:
+    """A table in Markdown, columns aligned."""
+    lines = [[column.name for column in columns]]
+    lines += [[column.write(group) for column in columns] for group in groups]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
     text = [_line([cell.ljust(w) for cell, w in zip(line, widths, strict=True)]) for line in lines]
     text.insert(1, _line(["-" * width for width in widths]))
     return "\n".join(text) + "\n"
@@ -68,7 +84,7 @@ def score_text(found: Estimate | None, measure: str, sign: str = "") -> str:
     """
     if found is None:
         return ""
-    if measure in _SHARES:
+    if measure in SHARES:
         half = "" if found.half_width is None else f" ± {100 * found.half_width:.1f}"
         return f"{100 * found.mean:{sign}.1f}{half} %"
     half = "" if found.half_width is None else f" ± {found.half_width:.2g}"
@@ -151,10 +167,6 @@ def _number(figure: Callable[[Measured], float | None]) -> Callable[[Group], str
     return write
 
 
-def _difference(found: Estimate | None, measure: str) -> str:
-    return score_text(found, measure, sign="+")
-
-
 def _reached(position: int, least: float, measure: str) -> Column:
     def write(group: Group) -> str:
         count, there = group.reached(position)
@@ -163,7 +175,7 @@ def _reached(position: int, least: float, measure: str) -> Column:
         return size(count) + ("" if there == len(group.trained) else f" ({there})")
 
     bound = "<=" if measure in LOWER_IS_BETTER else ">="
-    return f"bytes to {bound} {least:g}", write
+    return Column(f"bytes to {bound} {least:g}", write)
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -11,15 +11,12 @@ from typing import Any
 from vfl.config import Experiment
 from vfl.datasets import PartyData
 from vfl.errors import VFLError
-from vfl.grid.cells import Cell
+from vfl.grid.cells import CODEC, FAILURE, Cell
 from vfl.grid.measure import measure_cell
 from vfl.run import load_data, train
 from vfl.run_folder import RunFolder
 from vfl.session import CHECKPOINTS
-from vfl.storage import read_json, write_json
-
-CODEC = "codec.json"
-_FAILURE = "failure.json"
+from vfl.storage import write_json
 
 
 class Rows:
@@ -37,17 +34,6 @@ class Rows:
             self._data = load_data(experiment)
             self._about = about
         return self._data
-
-
-def is_done(path: Path) -> bool:
-    """Whether a cell's run folder is whole."""
-    return (path / "summary.json").exists() and (path / CODEC).exists()
-
-
-def failure_of(path: Path) -> dict[str, Any] | None:
-    """Why a cell ended badly, as an error's record with its exit code; None if it did not."""
-    failed = path / _FAILURE
-    return read_json(failed) if failed.exists() and not is_done(path) else None
 
 
 def do_cell(cell: Cell, cells_path: Path, rows: Rows, command: str, device: str = "cpu") -> None:
@@ -75,7 +61,7 @@ def do_cell(cell: Cell, cells_path: Path, rows: Rows, command: str, device: str 
 def _advance(cell: Cell, path: Path, rows: Rows, command: str, device: str) -> None:
     if path.exists() and not (path / "metrics.jsonl").exists():
         shutil.rmtree(path)  # ended before its folder was whole
-    (path / _FAILURE).unlink(missing_ok=True)
+    (path / FAILURE).unlink(missing_ok=True)
     data = rows.of(cell.experiment)
     if not (path / "summary.json").exists():
         train(
@@ -94,7 +80,7 @@ def _advance(cell: Cell, path: Path, rows: Rows, command: str, device: str) -> N
 
 
 def _fail(path: Path, record: Mapping[str, Any]) -> None:
-    write_json(path / _FAILURE, record)
+    write_json(path / FAILURE, record)
 
 
 def _about_rows(experiment: Experiment) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from vfl.grid.cells import GridFolder
-from vfl.grid.compare import settings_of
+from vfl.grid.cells import GridFolder, settings_of
 from vfl.grid.groups import grouped
 from vfl.grid.results import read_results
-from vfl.grid.table import markdown, to_csv, to_json, unfinished
+from vfl.grid.table import markdown, tables, to_csv, to_json, unfinished
 from vfl.storage import stamp, write_json, write_text
 
 
@@ -16,7 +15,7 @@ def write_results(folder: GridFolder) -> tuple[str, dict[str, Any]]:
     """Write `results.csv`, `results.json` and `table.md` from what the cells hold.
 
     Returns:
-        The table in Markdown, with what it leaves out under it, and the content of the JSON file.
+        The tables in Markdown with what they leave out, and the content of the JSON file.
 
     Raises:
         RunFolderError: there is no grid, or a file of it is damaged.
@@ -25,7 +24,8 @@ def write_results(folder: GridFolder) -> tuple[str, dict[str, Any]]:
     results = read_results(folder)
     groups = grouped(results, settings.reference)
     below = [*folder.words("notes"), *unfinished(results)]
-    table = markdown(settings, groups) + "".join(f"\n{line}\n" for line in below)
+    parts = [markdown(columns, groups) for columns in tables(settings, groups)]
+    table = "\n".join([*parts, *(f"{line}\n" for line in below)])
     content = stamp() | to_json(results, groups, settings)
     write_text(folder.path / "results.csv", to_csv(results, settings))
     write_json(folder.path / "results.json", content)
