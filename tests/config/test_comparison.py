@@ -33,8 +33,8 @@ def test_repeats_are_seeds_or_folds():
     assert settings().repeats == [("seed=0",), ("seed=1",), ("seed=2",)]
     assert settings(seeds=[7]).repeats == [("seed=7",)]
     assert settings(folds=2).repeats == [
-        ("data.folds=2", "data.fold=0"),
         ("data.folds=2", "data.fold=1"),
+        ("data.folds=2", "data.fold=2"),
     ]
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import shutil
 import statistics
 
 import numpy as np
@@ -35,9 +36,27 @@ def test_scores_and_losses_are_those_of_the_run(trained, results):
         summary = read_json(file_of(trained, one, "summary.json"))
         last = list(read_lines(file_of(trained, one, "metrics.jsonl")))[-1]
         assert one.measured.score == summary["test_accuracy"]
-        assert one.measured.gap == summary["test_loss"] - last["train_loss"]
+        assert one.measured.gap == last["train_accuracy"] - summary["test_accuracy"]
+        assert one.measured.gap_measure == "accuracy"
         sent = sum([*summary["bytes_up"].values(), *summary["bytes_down"].values()])
         assert one.measured.total_bytes <= sent  # those of the last epoch, without the test rows
+
+
+def test_a_measure_that_training_rows_lack_and_of_which_less_is_better(trained, tmp_path):
+    path = tmp_path / "copy"
+    shutil.copytree(trained.path, path)
+    text = (path / "config.toml").read_text()
+    (path / "config.toml").write_text(text.replace('"accuracy"', '"log_loss"'))
+    for one in read_results(GridFolder(path)):
+        summary = read_json(path / "cells" / one.name / "summary.json")
+        records = list(read_lines(path / "cells" / one.name / "metrics.jsonl"))
+        assert one.measured.score == summary["test_log_loss"]
+        assert one.measured.gap_measure == "loss"
+        assert one.measured.gap == summary["test_loss"] - records[-1]["train_loss"]
+        good = [each for each in records if each["validation_log_loss"] <= 2.0]
+        assert one.measured.reached[1] == (
+            good[0]["bytes_up"] + good[0]["bytes_down"] if good else None
+        )
 
 
 def test_ratios_are_those_of_the_ledger(trained, results):

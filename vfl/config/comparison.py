@@ -49,7 +49,8 @@ class CompareSettings(Settings):
     def repeats(self) -> list[tuple[str, ...]]:
         """The overrides of each repeat: a seed, or a fold."""
         if self.folds is not None:
-            return [(f"data.folds={self.folds}", f"data.fold={one}") for one in range(self.folds)]
+            folds = range(1, self.folds + 1)
+            return [(f"data.folds={self.folds}", f"data.fold={fold}") for fold in folds]
         return [(f"seed={seed}",) for seed in self.seeds or _SEEDS]
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -45,7 +46,9 @@ def _measured(client: FeatureParty, rows: Tensor, batch_rows: int, secret: Secre
     codec, cut = client.half.codec, client.cut(rows)
     units = unit_usage(codec, cut)
     sizes = measure_codec(codec, cut, width=client.half.width, batch_rows=batch_rows, secret=secret)
-    return asdict(sizes) | units
+    bound = sizes.entropy_bound_bytes
+    told = {"entropy_bound_bytes": bound if math.isfinite(bound) else None}  # NaN is no JSON
+    return asdict(sizes) | told | units
 
 
 def unit_usage(codec: Codec, cut: Tensor) -> dict[str, Any]:

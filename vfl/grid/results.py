@@ -25,11 +25,15 @@ class Epoch:
     Attributes:
         epoch: from 1.
         score: of the validation rows.
+        train_loss: mean over the training rows.
+        gap: as that of `Measured`, with validation rows for test rows.
         total_bytes: both directions since the start.
     """
 
     epoch: int
     score: float | None
+    train_loss: float | None
+    gap: float | None
     total_bytes: int
 
 
@@ -39,7 +43,9 @@ class Measured:
 
     Attributes:
         score: of the test rows.
-        train_loss, test_loss: with the weights that were kept.
+        train_loss, test_loss: of the epoch whose weights were kept.
+        gap: the generalisation gap, how much better training rows are than test rows.
+        gap_measure: what the gap is one of; the loss where training rows have no score.
         formula_ratio: as the literature prints it, forward.
         forward_ratio, backward_ratio: of the frames of the training, headers included.
         frame_ratio, bound_ratio: of frames of the test rows, and the least they could take.
@@ -57,11 +63,13 @@ class Measured:
     score: float | None
     train_loss: float | None
     test_loss: float | None
+    gap: float | None
+    gap_measure: str
     formula_ratio: float
     forward_ratio: float
     backward_ratio: float
     frame_ratio: float
-    bound_ratio: float
+    bound_ratio: float | None
     encode_ms: float
     decode_ms: float
     nonzeros: float
@@ -74,12 +82,6 @@ class Measured:
     total_bytes: int
     seconds: float
     epochs: tuple[Epoch, ...]
-
-    @property
-    def gap(self) -> float | None:
-        """The generalisation gap: test loss minus training loss."""
-        known = self.test_loss is not None and self.train_loss is not None
-        return self.test_loss - self.train_loss if known else None  # type: ignore[operator]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +130,20 @@ def _measured(path: Path, settings: CompareSettings) -> Measured:
     parties: list[Mapping[str, Any]] = list(read_json(path / CODEC)["parties"].values())
     epochs = tuple(_epoch(record, settings.measure) for record in records)
     usage = tuple(count for party in parties for count in party["usage"])
-    kept = summary.get("best_epoch", len(records))
+    kept = records[summary.get("best_epoch", len(records)) - 1]
+    measure = settings.measure
     dense_bytes = _sum(parties, "dense_bytes")
     return Measured(
-        score=_number(summary.get(f"test_{settings.measure}")),
-        train_loss=_number(records[kept - 1].get("train_loss")),
+        score=_number(summary.get(f"test_{measure}")),
+        train_loss=_number(kept.get("train_loss")),
         test_loss=_number(summary.get("test_loss")),
+        gap=_gap(kept | summary, "test", measure),
+        gap_measure=_gap_measure(kept, measure),
         formula_ratio=summary["formula_ratio"],
         forward_ratio=summary["wire_ratio_up"],
         backward_ratio=summary["wire_ratio_down"],
         frame_ratio=_sum(parties, "wire_bytes") / dense_bytes,
-        bound_ratio=_sum(parties, "entropy_bound_bytes") / dense_bytes,
+        bound_ratio=_bound(parties, dense_bytes),
         encode_ms=_sum(parties, "encode_ms"),
         decode_ms=_sum(parties, "decode_ms"),
         nonzeros=_sum(parties, "nonzeros"),
@@ -147,7 +152,7 @@ def _measured(path: Path, settings: CompareSettings) -> Measured:
         dead_units=int(_sum(parties, "dead_units")),
         usage=usage,
         test_rows=parties[0]["rows"],
-        reached=tuple(_reached(epochs, least, settings.measure) for least in settings.accuracy),
+        reached=tuple(_reached(epochs, least, measure) for least in settings.accuracy),
         total_bytes=epochs[-1].total_bytes,
         seconds=summary["seconds"],
         epochs=epochs,
@@ -155,8 +160,26 @@ def _measured(path: Path, settings: CompareSettings) -> Measured:
 
 
 def _epoch(record: Mapping[str, Any], measure: str) -> Epoch:
-    score = _number(record.get(f"validation_{measure}"))
-    return Epoch(record["epoch"], score, record["bytes_up"] + record["bytes_down"])
+    return Epoch(
+        epoch=record["epoch"],
+        score=_number(record.get(f"validation_{measure}")),
+        train_loss=_number(record.get("train_loss")),
+        gap=_gap(record, "validation", measure),
+        total_bytes=record["bytes_up"] + record["bytes_down"],
+    )
+
+
+def _gap_measure(record: Mapping[str, Any], measure: str) -> str:
+    return measure if f"train_{measure}" in record else "loss"
+
+
+def _gap(record: Mapping[str, Any], rows: str, measure: str) -> float | None:
+    """How much better training rows are than others, in the measure or else in the loss."""
+    word = _gap_measure(record, measure)
+    train, others = (_number(record.get(f"{name}_{word}")) for name in ("train", rows))
+    if train is None or others is None:
+        return None
+    return others - train if word in LOWER_IS_BETTER else train - others
 
 
 def _reached(epochs: Sequence[Epoch], wanted: float, measure: str) -> int | None:
@@ -172,6 +195,13 @@ def _reached(epochs: Sequence[Epoch], wanted: float, measure: str) -> int | None
 
 def _sum(parties: Sequence[Mapping[str, Any]], key: str) -> float:
     return float(sum(party[key] for party in parties))
+
+
+def _bound(parties: Sequence[Mapping[str, Any]], dense_bytes: float) -> float | None:
+    """None where a codec does not tell."""
+    if any(party["entropy_bound_bytes"] is None for party in parties):
+        return None
+    return _sum(parties, "entropy_bound_bytes") / dense_bytes
 
 
 def _number(found: Any) -> float | None:

@@ -14,8 +14,8 @@ from vfl.grid.interval import Estimate
 from vfl.grid.results import LOWER_IS_BETTER, SHARES, Measured, Result
 from vfl.ledger import size
 
-_CURVES = ("usage", "epochs", "reached")
-_SCALARS = [one.name for one in fields(Measured) if one.name not in _CURVES]
+_NO_NUMBERS = ("gap_measure", "usage", "epochs", "reached")
+_SCALARS = [one.name for one in fields(Measured) if one.name not in _NO_NUMBERS]
 _ABOUT = ("name", "variant", "method", "codec", "level", "repeat")
 
 
@@ -137,7 +137,7 @@ def _figure(name: str) -> Callable[[Measured], float | None]:
 
 def _names(settings: CompareSettings) -> list[str]:
     reached = [f"bytes_to_{least:g}" for least in settings.accuracy]
-    return [*_ABOUT, f"test_{settings.measure}", *_SCALARS[1:], "gap", *reached, "failure"]
+    return [*_ABOUT, f"test_{settings.measure}", *_SCALARS[1:], *reached, "failure"]
 
 
 def _flat(one: Result, settings: CompareSettings) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _flat(one: Result, settings: CompareSettings) -> dict[str, Any]:
     if known is None:
         return row
     row[f"test_{settings.measure}"] = known.score
-    row |= {name: getattr(known, name) for name in _SCALARS[1:]} | {"gap": known.gap}
+    row |= {name: getattr(known, name) for name in _SCALARS[1:]}
     reached = zip(settings.accuracy, known.reached, strict=True)
     return row | {f"bytes_to_{least:g}": count for least, count in reached}
 

@@ -1,4 +1,7 @@
-"""What alpha of randomised top-k does: score, training loss and generalisation gap."""
+"""What alpha of randomised top-k does: score, training loss and generalisation gap.
+
+The thesis shows them as figures 3.6 (score by alpha) and 3.7 (the others by epoch).
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from vfl.grid import Estimate, Group
+from vfl.grid.results import LOWER_IS_BETTER, SHARES, Epoch
 from vfl.registry import parse
 from vfl.report.charts import STYLES, Series, line_chart
-from vfl.report.compare_curves import Drawing, caption, legend_of, percent, score_word
+from vfl.report.compare_curves import (
+    Drawing,
+    caption,
+    ends,
+    legend_of,
+    mean_by_epoch,
+    percent,
+    score_word,
+)
 
 _RANDOM, _PLAIN = "randtopk", "topk"
 
@@ -54,8 +66,8 @@ def families(groups: Sequence[Group]) -> list[Family]:
 
 
 def alpha_drawings(groups: Sequence[Group], measure: str) -> Iterator[Drawing]:
-    """Three charts over alpha; none where nothing differs in alpha alone."""
-    known = families(groups)
+    """Charts over alpha, and over epochs for each; none where no codecs differ in it alone."""
+    known = [one for one in families(groups) if any(m.trained for m in one.members.values())]
     if not known:
         return
     score = [_series(one, lambda group: group.score, percent(measure)) for one in known]
@@ -65,16 +77,58 @@ def alpha_drawings(groups: Sequence[Group], measure: str) -> Iterator[Drawing]:
     losses = [_series(one, lambda group: group.over(lambda cell: cell.train_loss)) for one in known]
     words = "with the draws of training, mean over repeats"
     yield from _drawing("alpha-loss", "Training loss by alpha", words, losses)
-    gaps = [_series(one, lambda group: group.over(lambda cell: cell.gap)) for one in known]
-    words = "test loss minus training loss, mean over repeats"
-    yield from _drawing("alpha-gap", "Generalisation gap by alpha", words, gaps)
+    gap_measure = next(one.gap_measure for group in groups for one in group.trained)
+    words = _gap_words(gap_measure)
+    factor = percent(gap_measure)
+    gaps = [_series(one, lambda group: group.over(lambda cell: cell.gap), factor) for one in known]
+    yield from _drawing(
+        "alpha-gap", "Generalisation gap by alpha", f"{words}test rows, mean over repeats", gaps
+    )
+    for place, family in enumerate(known):
+        yield from _by_epoch(
+            f"loss-{place}",
+            f"Training loss by epoch, {family.name}",
+            "with the draws of training, mean over repeats",
+            family,
+            lambda epoch: epoch.train_loss,
+        )
+        yield from _by_epoch(
+            f"gap-{place}",
+            f"Generalisation gap by epoch, {family.name}",
+            f"{words}validation rows, mean over repeats",
+            family,
+            lambda epoch: None if epoch.gap is None else factor * epoch.gap,
+        )
+
+
+def _gap_words(measure: str) -> str:
+    if measure in LOWER_IS_BETTER:
+        return f"{measure.replace('_', ' ')} of training rows, subtracted from that of "
+    unit = "percent, " if measure in SHARES else ""
+    return f"{unit}{measure.replace('_', ' ')} of training rows (with their draws) less that of "
+
+
+def _by_epoch(
+    key: str,
+    title: str,
+    words: str,
+    family: Family,
+    figure: Callable[[Epoch], float | None],
+) -> Iterator[Drawing]:
+    lines = [
+        Series(f"alpha = {alpha:g}", mean_by_epoch(group, figure), 1 + (place + 1) % STYLES)
+        for place, (alpha, group) in enumerate(sorted(family.members.items()))
+    ]
+    drawn = [line for line in lines if line.points]
+    if drawn:
+        chart = line_chart(key, title, ends(drawn), drawn, "epoch", whole_x=True, legend=False)
+        yield Drawing(title, words, chart, legend_of(drawn))
 
 
 def _drawing(key: str, title: str, words: str, lines: Sequence[Series]) -> Iterator[Drawing]:
     drawn = [line for line in lines if line.points]
     if drawn:
-        ends = "; ".join(f"{line.name} ends at {line.points[-1][1]:.4g}" for line in drawn)
-        chart = line_chart(key, title, f"{ends}.", drawn, "alpha", legend=False)
+        chart = line_chart(key, title, ends(drawn), drawn, "alpha", legend=False)
         yield Drawing(title, f"{words}; bars: 95 % intervals", chart, legend_of(drawn))
 
 

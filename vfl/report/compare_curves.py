@@ -66,27 +66,23 @@ def curves(groups: Sequence[Group], measure: str) -> Iterator[Drawing]:
 
 def by_epoch(scene: Scene, measure: str, key: str) -> Iterator[Drawing]:
     """The score of the validation rows after each epoch."""
-    lines = _lines(scene, lambda epochs: epochs[0].epoch, measure)
+    lines = _lines(scene, measure)
     if lines:
         title = _title(f"{score_word(measure)} by epoch", scene)
-        chart = line_chart(key, title, _ends(lines), lines, "epoch", whole_x=True, legend=False)
+        chart = line_chart(key, title, ends(lines), lines, "epoch", whole_x=True, legend=False)
         yield Drawing(title, caption(measure, "validation rows"), chart, legend_of(lines))
 
 
 def by_bytes(scene: Scene, measure: str, key: str) -> Iterator[Drawing]:
     """The same score by the bytes that had crossed the wire until then."""
-    lines = _lines(
-        scene,
-        lambda epochs: math.log10(statistics.fmean(epoch.total_bytes for epoch in epochs)),
-        measure,
-    )
+    lines = _lines(scene, measure, over_bytes=True)
     if lines:
         places = [x for line in lines for x, _ in line.points]
         title = _title(f"{score_word(measure)} by bytes", scene)
         chart = line_chart(
             key,
             title,
-            _ends(lines),
+            ends(lines),
             lines,
             "on the wire, both directions, logarithmic",
             x_ticks=_byte_ticks(min(places), max(places)),
@@ -102,7 +98,7 @@ def usage(scene: Scene, key: str) -> Iterator[Drawing]:
         lines = [Series(one.codec, _sorted_shares(one.trained), style) for one, style in shown]
         title = _title("How often each unit is sent", scene)
         words = "percent of test rows, units in order of use, mean over repeats"
-        chart = line_chart(key, title, _ends(lines), lines, "unit", whole_x=True, legend=False)
+        chart = line_chart(key, title, ends(lines), lines, "unit", whole_x=True, legend=False)
         legend = [(swatch(style), f"{one.codec}, {_never(one)}") for one, style in shown]
         yield Drawing(title, words, chart, legend)
 
@@ -127,18 +123,37 @@ def caption(measure: str, rows: str) -> str:
     return f"{'percent, ' if measure in SHARES else ''}{rows}, mean over repeats"
 
 
-def _lines(scene: Scene, x: Callable[[Sequence[Epoch]], float], measure: str) -> list[Series]:
-    """A line a group over the epochs that every repeat has gone through."""
-    lines = []
-    for group, style in scene.groups:
-        points = []
-        for epochs in zip(*(one.epochs for one in group.trained), strict=False):
-            scores = [epoch.score for epoch in epochs if epoch.score is not None]
-            if scores:
-                points.append((x(epochs), percent(measure) * statistics.fmean(scores)))
-        if points:
-            lines.append(Series(group.codec, points, style))
-    return lines
+def mean_by_epoch(
+    group: Group, figure: Callable[[Epoch], float | None], over_bytes: bool = False
+) -> list[tuple[float, float]]:
+    """A figure as a mean over the repeats, for the epochs that every repeat has gone through.
+
+    Args:
+        group: whose epochs.
+        figure: None where it was not measured.
+        over_bytes: x is the logarithm of the mean bytes until then, instead of the epoch.
+    """
+    points = []
+    for epochs in zip(*(one.epochs for one in group.trained), strict=False):
+        found = [value for epoch in epochs if (value := figure(epoch)) is not None]
+        if found:
+            sent = statistics.fmean(epoch.total_bytes for epoch in epochs)
+            x = math.log10(sent) if over_bytes else epochs[0].epoch
+            points.append((x, statistics.fmean(found)))
+    return points
+
+
+def _lines(scene: Scene, measure: str, over_bytes: bool = False) -> list[Series]:
+    factor = percent(measure)
+
+    def figure(epoch: Epoch) -> float | None:
+        return None if epoch.score is None else factor * epoch.score
+
+    lines = [
+        Series(one.codec, mean_by_epoch(one, figure, over_bytes), style)
+        for one, style in scene.groups
+    ]
+    return [line for line in lines if line.points]
 
 
 def _sorted_shares(trained: Sequence[Measured]) -> list[tuple[float, float]]:
@@ -164,7 +179,8 @@ def _title(words: str, scene: Scene) -> str:
     return f"{words}, {scene.words}" if scene.words else words
 
 
-def _ends(lines: Sequence[Series]) -> str:
+def ends(lines: Sequence[Series]) -> str:
+    """What the lines show, for readers who do not see them."""
     return "; ".join(f"{line.name} ends at {line.points[-1][1]:.4g}" for line in lines) + "."
 
 
