@@ -12,7 +12,8 @@ import torch
 from vfl import compression
 from vfl.grid import GridFolder, grouped, read_results, write_results
 from vfl.grid.measure import unit_usage
-from vfl.run import load_data, trained
+from vfl.run import load_data
+from vfl.run import trained as session_of_run
 from vfl.run_folder import RunFolder
 from vfl.storage import read_json, read_lines
 
@@ -36,8 +37,8 @@ def test_scores_and_losses_are_those_of_the_run(trained, results):
         summary = read_json(file_of(trained, one, "summary.json"))
         last = list(read_lines(file_of(trained, one, "metrics.jsonl")))[-1]
         assert one.measured.score == summary["test_accuracy"]
-        assert one.measured.gap == last["train_accuracy"] - summary["test_accuracy"]
-        assert one.measured.gap_measure == "accuracy"
+        assert one.measured.train_loss == last["train_loss"]
+        assert one.measured.test_loss == summary["test_loss"]
         sent = sum([*summary["bytes_up"].values(), *summary["bytes_down"].values()])
         assert one.measured.total_bytes <= sent  # those of the last epoch, without the test rows
 
@@ -51,8 +52,7 @@ def test_a_measure_that_training_rows_lack_and_of_which_less_is_better(trained, 
         summary = read_json(path / "cells" / one.name / "summary.json")
         records = list(read_lines(path / "cells" / one.name / "metrics.jsonl"))
         assert one.measured.score == summary["test_log_loss"]
-        assert one.measured.gap_measure == "loss"
-        assert one.measured.gap == summary["test_loss"] - records[-1]["train_loss"]
+        assert 0 < one.measured.train_score < one.measured.score
         good = [each for each in records if each["validation_log_loss"] <= 2.0]
         assert one.measured.reached[1] == (
             good[0]["bytes_up"] + good[0]["bytes_down"] if good else None
@@ -104,9 +104,21 @@ def test_how_often_each_unit_is_in_the_top_k(trained, results):
     assert one.measured.test_rows == len(cut) == 80
 
 
+def test_training_rows_are_scored_without_draws(trained, results):
+    cell, one = trained.cells()[1], results[1]
+    data = load_data(cell.experiment)
+    session = session_of_run(RunFolder(trained.cells_path / cell.name), data, "evaluate")
+    rows = data["label"].split.train
+    with torch.no_grad():
+        cut = session.clients[0].half.model["bottom"].eval()(data["client"].inputs[rows])
+        kept = cut * (cut >= cut.topk(2, dim=1).values[:, -1:])
+        guess = session.label.model["top"].eval()(kept).argmax(dim=1)
+    right = (guess == data["label"].labels[rows]).float().mean().item()
+    assert one.measured.train_score == pytest.approx(right, abs=1e-6)
+
+
 def trained_bottom(folder, data):
-    session = trained(folder, data, "evaluate")
-    return session.clients[0].half.model["bottom"].eval()
+    return session_of_run(folder, data, "evaluate").clients[0].half.model["bottom"].eval()
 
 
 def test_a_codec_without_a_k_shows_what_arrives():

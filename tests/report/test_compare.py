@@ -14,10 +14,9 @@ from vfl.report.compare_curves import curves, scenes
 
 MEASURED = {
     "score": 0.5,
+    "train_score": 0.7,
     "train_loss": 1.0,
     "test_loss": 1.5,
-    "gap": 0.2,
-    "gap_measure": "loss",
     "formula_ratio": 0.1,
     "forward_ratio": 0.1,
     "backward_ratio": 0.1,
@@ -34,7 +33,7 @@ MEASURED = {
     "reached": (),
     "total_bytes": 4000,
     "seconds": 1.0,
-    "epochs": (Epoch(1, 0.25, 2.0, 0.1, 1000), Epoch(2, 0.5, 1.0, 0.3, 4000)),
+    "epochs": (Epoch(1, 0.25, 2.0, 1000), Epoch(2, 0.5, 1.0, 4000)),
 }
 
 
@@ -64,7 +63,7 @@ def heights(drawing):
 
 
 def test_curves_are_means_over_repeats():
-    second = (Epoch(1, 0.35, 2.0, 0.1, 1000), Epoch(2, 0.7, 1.0, 0.3, 4000))
+    second = (Epoch(1, 0.35, 2.0, 1000), Epoch(2, 0.7, 1.0, 4000))
     found = drawings(result("topk:k=2"), result("topk:k=2", repeat="seed=1", epochs=second))
     by_epoch = found["Accuracy by epoch"]
     assert heights(by_epoch) == pytest.approx([30, 60], abs=0.5)
@@ -137,7 +136,7 @@ def test_score_loss_and_gap_by_alpha():
         for alpha, score in ((0.1, 0.4), (0.3, 0.6))
         for seed in (0, 1)
     ]
-    score, loss, gap, loss_by_epoch, gap_by_epoch = alpha_drawings(groups_of(*cells), "accuracy")
+    score, loss, gap, loss_by_epoch = alpha_drawings(groups_of(*cells), "accuracy")
     assert (score.title, loss.title, gap.title) == (
         "Accuracy by alpha",
         "Training loss by alpha",
@@ -146,9 +145,8 @@ def test_score_loss_and_gap_by_alpha():
     assert loss_by_epoch.title == "Training loss by epoch, k=2"
     assert [words for _, words in loss_by_epoch.legend] == ["alpha = 0.1", "alpha = 0.3"]
     assert heights(loss_by_epoch) == pytest.approx([2, 1], abs=0.01)
-    assert heights(gap_by_epoch) == pytest.approx([0.1, 0.3], abs=0.002)
     assert heights(score) == pytest.approx([40, 60], abs=0.2)
-    assert heights(gap) == pytest.approx([0.2, 0.2], abs=0.001)
+    assert heights(gap) == pytest.approx([30, 10], abs=0.2)
     whiskers = [p for p in ET.fromstring(score.chart).iter("path") if p.get("class") == "whisker"]
     assert whiskers[0].get("d").count("M") == 2
     assert list(alpha_drawings(groups_of(result("none")), "accuracy")) == []

@@ -1,10 +1,10 @@
-"""What a trained codec does with the test rows: bytes, time, and which units it sends."""
+"""What a finished training leaves to measure: training rows without draws, and its codec."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -24,22 +24,39 @@ from vfl.storage import stamp
 def measure_cell(
     folder: RunFolder, data: Mapping[str, PartyData], device: str = "cpu"
 ) -> dict[str, Any]:
-    """The record `codec.json` of a finished run, by feature party.
+    """The record `codec.json` of a finished run.
 
     Args:
         folder: the run, with its weights.
         data: each party's rows.
         device: where the bottoms run.
+
+    Returns:
+        `train`, the figures of the training rows when nothing is random, which those of the epochs
+        are not; and by feature party what its codec makes of the cut of the test rows.
     """
     experiment = folder.experiment()
-    session = trained(folder, data, "evaluate", device)
+    session = trained(folder, _asking_training_rows(data), "evaluate", device).run()
     rows = torch.from_numpy(data[experiment.label.party].split.test)
     secrets = {name: Secret.of_simulation(experiment.seed, name) for name in data}
     parties = {
         client.name: _measured(client, rows, experiment.train.batch_rows, secrets[client.name])
         for client in session.clients
     }
-    return stamp() | {"parties": parties}
+    train = {
+        name.removeprefix("test_"): value
+        for name, value in session.label.history[-1].items()
+        if name.startswith("test_") and math.isfinite(value)
+    }
+    return stamp() | {"train": train, "parties": parties}
+
+
+def _asking_training_rows(data: Mapping[str, PartyData]) -> dict[str, PartyData]:
+    """The same rows, of which an evaluation asks those of the training."""
+    return {
+        name: replace(own, split=replace(own.split, test=own.split.train))
+        for name, own in data.items()
+    }
 
 
 def _measured(client: FeatureParty, rows: Tensor, batch_rows: int, secret: Secret) -> Any:

@@ -25,15 +25,13 @@ class Epoch:
     Attributes:
         epoch: from 1.
         score: of the validation rows.
-        train_loss: mean over the training rows.
-        gap: as that of `Measured`, with validation rows for test rows.
+        train_loss: mean over the training rows, with the draws of training.
         total_bytes: both directions since the start.
     """
 
     epoch: int
     score: float | None
     train_loss: float | None
-    gap: float | None
     total_bytes: int
 
 
@@ -43,9 +41,8 @@ class Measured:
 
     Attributes:
         score: of the test rows.
-        train_loss, test_loss: of the epoch whose weights were kept.
-        gap: the generalisation gap, how much better training rows are than test rows.
-        gap_measure: what the gap is one of; the loss where training rows have no score.
+        train_score: of the training rows, without the draws of training.
+        train_loss, test_loss: of the epoch whose weights were kept, with its draws; of the test.
         formula_ratio: as the literature prints it, forward.
         forward_ratio, backward_ratio: of the frames of the training, headers included.
         frame_ratio, bound_ratio: of frames of the test rows, and the least they could take.
@@ -61,10 +58,9 @@ class Measured:
     """
 
     score: float | None
+    train_score: float | None
     train_loss: float | None
     test_loss: float | None
-    gap: float | None
-    gap_measure: str
     formula_ratio: float
     forward_ratio: float
     backward_ratio: float
@@ -127,7 +123,8 @@ def _result(cell: Cell, path: Path, settings: CompareSettings) -> Result:
 
 def _measured(path: Path, settings: CompareSettings) -> Measured:
     summary, records = read_json(path / "summary.json"), list(read_lines(path / "metrics.jsonl"))
-    parties: list[Mapping[str, Any]] = list(read_json(path / CODEC)["parties"].values())
+    record = read_json(path / CODEC)
+    parties: list[Mapping[str, Any]] = list(record["parties"].values())
     epochs = tuple(_epoch(record, settings.measure) for record in records)
     usage = tuple(count for party in parties for count in party["usage"])
     kept = records[summary.get("best_epoch", len(records)) - 1]
@@ -135,10 +132,9 @@ def _measured(path: Path, settings: CompareSettings) -> Measured:
     dense_bytes = _sum(parties, "dense_bytes")
     return Measured(
         score=_number(summary.get(f"test_{measure}")),
+        train_score=_number(record["train"].get(measure)),
         train_loss=_number(kept.get("train_loss")),
         test_loss=_number(summary.get("test_loss")),
-        gap=_gap(kept | summary, "test", measure),
-        gap_measure=_gap_measure(kept, measure),
         formula_ratio=summary["formula_ratio"],
         forward_ratio=summary["wire_ratio_up"],
         backward_ratio=summary["wire_ratio_down"],
@@ -164,22 +160,8 @@ def _epoch(record: Mapping[str, Any], measure: str) -> Epoch:
         epoch=record["epoch"],
         score=_number(record.get(f"validation_{measure}")),
         train_loss=_number(record.get("train_loss")),
-        gap=_gap(record, "validation", measure),
         total_bytes=record["bytes_up"] + record["bytes_down"],
     )
-
-
-def _gap_measure(record: Mapping[str, Any], measure: str) -> str:
-    return measure if f"train_{measure}" in record else "loss"
-
-
-def _gap(record: Mapping[str, Any], rows: str, measure: str) -> float | None:
-    """How much better training rows are than others, in the measure or else in the loss."""
-    word = _gap_measure(record, measure)
-    train, others = (_number(record.get(f"{name}_{word}")) for name in ("train", rows))
-    if train is None or others is None:
-        return None
-    return others - train if word in LOWER_IS_BETTER else train - others
 
 
 def _reached(epochs: Sequence[Epoch], wanted: float, measure: str) -> int | None:

@@ -14,7 +14,7 @@ from vfl.grid.interval import Estimate
 from vfl.grid.results import LOWER_IS_BETTER, SHARES, Measured, Result
 from vfl.ledger import size
 
-_NO_NUMBERS = ("gap_measure", "usage", "epochs", "reached")
+_NO_NUMBERS = ("usage", "epochs", "reached")
 _SCALARS = [one.name for one in fields(Measured) if one.name not in _NO_NUMBERS]
 _ABOUT = ("name", "variant", "method", "codec", "level", "repeat")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from vfl.grid import Estimate, Group
-from vfl.grid.results import LOWER_IS_BETTER, SHARES, Epoch
+from vfl.grid.results import Measured
 from vfl.registry import parse
 from vfl.report.charts import STYLES, Series, line_chart
 from vfl.report.compare_curves import (
@@ -77,52 +77,36 @@ def alpha_drawings(groups: Sequence[Group], measure: str) -> Iterator[Drawing]:
     losses = [_series(one, lambda group: group.over(lambda cell: cell.train_loss)) for one in known]
     words = "with the draws of training, mean over repeats"
     yield from _drawing("alpha-loss", "Training loss by alpha", words, losses)
-    gap_measure = next(one.gap_measure for group in groups for one in group.trained)
-    words = _gap_words(gap_measure)
-    factor = percent(gap_measure)
-    gaps = [_series(one, lambda group: group.over(lambda cell: cell.gap), factor) for one in known]
-    yield from _drawing(
-        "alpha-gap", "Generalisation gap by alpha", f"{words}test rows, mean over repeats", gaps
-    )
+    gaps = [_series(one, lambda group: group.over(gap), percent(measure)) for one in known]
+    words = caption(measure, "training rows less test rows, without draws")
+    yield from _drawing("alpha-gap", "Generalisation gap by alpha", words, gaps)
     for place, family in enumerate(known):
-        yield from _by_epoch(
-            f"loss-{place}",
-            f"Training loss by epoch, {family.name}",
-            "with the draws of training, mean over repeats",
-            family,
-            lambda epoch: epoch.train_loss,
-        )
-        yield from _by_epoch(
-            f"gap-{place}",
-            f"Generalisation gap by epoch, {family.name}",
-            f"{words}validation rows, mean over repeats",
-            family,
-            lambda epoch: None if epoch.gap is None else factor * epoch.gap,
-        )
+        yield from _loss_by_epoch(family, f"loss-{place}")
 
 
-def _gap_words(measure: str) -> str:
-    if measure in LOWER_IS_BETTER:
-        return f"{measure.replace('_', ' ')} of training rows, subtracted from that of "
-    unit = "percent, " if measure in SHARES else ""
-    return f"{unit}{measure.replace('_', ' ')} of training rows (with their draws) less that of "
+def gap(one: Measured) -> float | None:
+    """The score of the training rows less that of the test rows."""
+    if one.train_score is None or one.score is None:
+        return None
+    return one.train_score - one.score
 
 
-def _by_epoch(
-    key: str,
-    title: str,
-    words: str,
-    family: Family,
-    figure: Callable[[Epoch], float | None],
-) -> Iterator[Drawing]:
+def _loss_by_epoch(family: Family, key: str) -> Iterator[Drawing]:
     lines = [
-        Series(f"alpha = {alpha:g}", mean_by_epoch(group, figure), 1 + (place + 1) % STYLES)
+        Series(
+            f"alpha = {alpha:g}",
+            mean_by_epoch(group, lambda epoch: epoch.train_loss),
+            1 + (place + 1) % STYLES,
+        )
         for place, (alpha, group) in enumerate(sorted(family.members.items()))
     ]
     drawn = [line for line in lines if line.points]
     if drawn:
+        title = f"Training loss by epoch, {family.name}"
         chart = line_chart(key, title, ends(drawn), drawn, "epoch", whole_x=True, legend=False)
-        yield Drawing(title, words, chart, legend_of(drawn))
+        yield Drawing(
+            title, "with the draws of training, mean over repeats", chart, legend_of(drawn)
+        )
 
 
 def _drawing(key: str, title: str, words: str, lines: Sequence[Series]) -> Iterator[Drawing]:
