@@ -12,7 +12,7 @@ CONTENT = {
     "data": {"rows": 400},
     "parties": {"client": {"width": 16, "bottom": "mlp:hidden=16,last=relu"}},
     "label": {"top": "linear"},
-    "train": {"epochs": 3, "checkpoint_every": 3},
+    "train": {"epochs": 3, "checkpoint_every": 3, "learning_rate": 0.02},
     "compare": {
         "codecs": ["none", "topk:k=?"],
         "levels": [20],

@@ -43,7 +43,7 @@ def test_scores_and_losses_are_those_of_the_run(trained, results):
         assert one.measured.total_bytes <= sent  # those of the last epoch, without the test rows
 
 
-def test_a_measure_that_training_rows_lack_and_of_which_less_is_better(trained, tmp_path):
+def test_a_measure_of_which_less_is_better(trained, tmp_path):
     path = tmp_path / "copy"
     shutil.copytree(trained.path, path)
     text = (path / "config.toml").read_text()
