@@ -16,8 +16,8 @@ FLOORS = {
     1: "bundle compression datasets mpc privacy transport",
     2: "defenses exchange models session trace",
     3: "attacks clients server",
-    4: "demo deployment doctor estimators federated local plan project run service specs split "
-    "supervise templates",
+    4: "demo deployment doctor estimators federated grid local plan project run service specs "
+    "split supervise templates",
     5: "bench report",
     6: "cli testing __init__ __main__",
 }
@@ -30,6 +30,9 @@ BESIDE = {
     ("run", "local"): "a run in process is a local session with a folder",
     ("estimators", "local"): "fit is a local session on arrays",
     ("doctor", "project"): "the doctor looks at the files of a project",
+    ("grid", "run"): "a cell of a grid is an ordinary run",
+    ("grid", "specs"): "a comparison checks every variant before it trains",
+    ("plan", "grid"): "a plan says what a comparison would train",
     ("plan", "project"): "a plan reads the files of a project",
     ("plan", "specs"): "a plan checks every spec before it reads data",
     ("plan", "run"): "a plan loads the data as the run would",

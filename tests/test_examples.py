@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ PROGRAMS = {
     "outside_defense.py": 0.93,
     "outside_codec.py": None,
 }
-EXPERIMENTS = ["breast_cancer.toml", "mnist_halves.toml"]
+EXPERIMENTS = ["breast_cancer.toml", "compare_digits.toml", "mnist_halves.toml"]
 SHORT = 80  # lines
 END = "=" * 40 + "\n"
 RUN_ALL = f"""
@@ -84,3 +85,13 @@ def test_the_experiment_on_mnist_finds_its_pictures(data_root, monkeypatch):
     monkeypatch.setenv("VFL_DATA", str(data_root))
     facts = of_experiment(EXAMPLES / "mnist_halves.toml", ["data.rows=700"])
     assert facts["inputs"] == {"left": "1x28x14", "right": "1x28x14"}
+
+
+def test_the_comparison_is_the_one_its_page_shows():
+    path = EXAMPLES / "compare_digits.toml"
+    page = (EXAMPLES.parent / "docs" / "comparing.md").read_text()
+    shown = next(block for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL))
+    assert tomllib.loads(shown) == tomllib.loads(path.read_text())
+    codecs = of_experiment(path)["compared"]
+    assert codecs[:3] == ["none", "topk:k=2", "topk:k=5"]
+    assert all(f"| {codec} |" in page for codec in codecs)

@@ -19,6 +19,7 @@ from vfl.config import (
 )
 from vfl.datasets import PartyData, Split
 from vfl.errors import ConfigError, DataError
+from vfl.grid.compare import comparison_of
 from vfl.project import LabelFolder
 from vfl.run import load_data, session_of
 from vfl.seeds import Secret
@@ -57,7 +58,7 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         if own.inputs is not None
     }
     facts |= _rows(split) | _labels(experiment, data) | {"inputs": columns}
-    facts |= _traffic(experiment, split)
+    facts |= _traffic(experiment, split) | _compared(experiment, places)
     return facts | _trace(experiment.trace, session.terms, split, session.weights(), _RUNS)
 
 
@@ -214,6 +215,16 @@ def check_public(experiment: Experiment, places: Places | None = None) -> dict[s
             fix="put it in the party.toml of the party that wants to record its own side",
         )
     return check_specs(experiment, places)
+
+
+def _compared(experiment: Experiment, places: Places) -> dict[str, Any]:
+    """What `vfl compare` would train of an experiment that says so."""
+    if experiment.compare is None:
+        return {}
+    comparison = comparison_of(experiment, places)
+    codecs = dict.fromkeys(cell.experiment.codec for cell in comparison.cells)
+    facts: dict[str, Any] = {"compared": list(codecs), "trainings": len(comparison.cells)}
+    return facts | ({"left_out": list(comparison.notes)} if comparison.notes else {})
 
 
 def _rows(split: Split) -> dict[str, Any]:

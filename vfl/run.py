@@ -85,6 +85,14 @@ def session_of(
     )
 
 
+def trained(
+    folder: RunFolder, data: Mapping[str, PartyData], mode: Mode, device: str = "cpu"
+) -> LocalSession:
+    """A session of a finished run with its weights, ready to evaluate or predict."""
+    weights = {party: PartyFolder(folder.party(party)).weights() for party in data}
+    return session_of(folder.experiment(), data, mode, weights=weights, device=device)
+
+
 def train(
     experiment: Experiment,
     root: Path,
@@ -93,6 +101,7 @@ def train(
     command: str = "vfl train",
     resume: bool = False,
     download: bool = False,
+    data: Mapping[str, PartyData] | None = None,
     observers: Sequence[Observer] = (),
     on_epoch: Callable[[EpochRecord], None] = lambda record: None,
     device: str = "cpu",
@@ -107,6 +116,7 @@ def train(
         command: how to repeat it, for the record.
         resume: go on with that run from its last committed checkpoint.
         download: fetch a bundled data set that is not here.
+        data: what `load_data` gave for this experiment; None loads it.
         observers: told about every frame besides the ledger.
         on_epoch: told one record an epoch.
         device: where everybody's models run.
@@ -115,7 +125,7 @@ def train(
     Raises:
         VFLError: also left in the run folder as failure.json.
     """
-    data = load_data(experiment, download=download)
+    data = load_data(experiment, download=download) if data is None else data
     if resume:
         folder = RunFolder.reopen(root / name)
     else:
@@ -150,7 +160,7 @@ def train(
 def evaluate(folder: RunFolder, device: str = "cpu") -> dict[str, Any]:
     """Evaluate a run's weights on its test rows."""
     experiment = folder.experiment()
-    session = _trained(folder, load_data(experiment), "evaluate", device).run()
+    session = trained(folder, load_data(experiment), "evaluate", device).run()
     summary = summarise(session.label, session.weights_digest(), str(folder.path))
     folder.evaluated(summary)
     return summary
@@ -160,7 +170,7 @@ def predict(folder: RunFolder, device: str = "cpu") -> Path:
     """Predict the test rows of a run; the CSV file with the answers."""
     experiment = folder.experiment()
     data = load_data(experiment)
-    session = _trained(folder, data, "predict", device).run()
+    session = trained(folder, data, "predict", device).run()
     path = folder.path / "predictions.csv"
     label = data[experiment.label.party]
     write_predictions(path, label, session.label.outputs, label.classes)
@@ -175,10 +185,3 @@ def _check_no_columns(experiment: Experiment) -> None:
             got=f"the bundled set '{experiment.data.source}', which parties share evenly in order",
             fix="leave 'columns' out, or name a CSV or Parquet file as 'data.source'",
         )
-
-
-def _trained(
-    folder: RunFolder, data: dict[str, PartyData], mode: Mode, device: str
-) -> LocalSession:
-    weights = {party: PartyFolder(folder.party(party)).weights() for party in data}
-    return session_of(folder.experiment(), data, mode, weights=weights, device=device)

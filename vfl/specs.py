@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from vfl import compression, defenses, models
-from vfl.config import Experiment, LabelSettings, PartySettings, Places
+from vfl.config import WANTED, Experiment, LabelSettings, PartySettings, Places
 from vfl.config.toml import mistakes
 from vfl.errors import SpecError
 
@@ -87,6 +87,12 @@ def _wrong_specs(content: Mapping[str, Any]) -> Iterator[tuple[Setting, SpecErro
         (("parties", name, "bottom"), _table(parties, name).get("bottom"), models.make_bottom)
         for name in parties
     ]
+    codecs = _table(content, "compare").get("codecs", ())
+    compared = [codecs] if isinstance(codecs, str) else codecs
+    if isinstance(compared, list | tuple):
+        checks += [
+            (("compare", "codecs"), spec, partial(_check_wanted, widths)) for spec in compared
+        ]
     for setting, spec, check in checks:
         if isinstance(spec, str):
             try:
@@ -100,6 +106,15 @@ def _check_codec(widths: Sequence[object], spec: str) -> None:
     for width in widths:
         if isinstance(width, int) and width > 0:
             codec.check(width)
+
+
+def _check_wanted(widths: Sequence[object], spec: str) -> None:
+    """A codec of a comparison; 1 stands in for a number that is looked for later."""
+    try:
+        _check_codec(widths, spec.replace(WANTED, "1"))
+    except SpecError as error:
+        error.what = f"{spec}: {error.what}"
+        raise
 
 
 def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:

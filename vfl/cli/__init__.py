@@ -12,6 +12,7 @@ import typer
 from vfl.cli import (
     bench,
     check,
+    compare,
     compress,
     demo,
     doctor,
@@ -38,6 +39,8 @@ app.command("demo")(demo.demo)
 app.command("init")(init.init)
 app.command("check")(check.check)
 app.command("train")(train.train)
+app.command("compare")(compare.compare)
+app.command("grid-worker", hidden=True)(compare.worker)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("report")(report.report)

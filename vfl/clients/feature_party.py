@@ -17,6 +17,7 @@ from vfl.exchange.adversary import HONEST
 from vfl.link import Link
 from vfl.seeds import Secret, scoped
 from vfl.session import Checkpoints, Course, Exchange, Terms
+from vfl.session.schedule import QUERY_ROWS
 from vfl.storage import weights_digest
 
 
@@ -99,6 +100,15 @@ class FeatureParty:
         for exchange in schedule:
             self.begin(exchange)
             self.finish(exchange)
+
+    def cut(self, rows: Tensor) -> Tensor:
+        """The cut of some rows, as queries would send it; axes (rows, width on the wire).
+
+        Args:
+            rows: positions into the aligned rows, int64.
+        """
+        parts = torch.split(rows, QUERY_ROWS)
+        return torch.cat([self.half.query_cut(self.inputs.index_select(0, one)) for one in parts])
 
     def weights(self) -> dict[str, Tensor]:
         """This party's own weights; they never leave it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vfl.config.comparison import WANTED, CompareSettings
 from vfl.config.experiment import (
     DataSettings,
     Experiment,
@@ -18,6 +19,8 @@ from vfl.config.places import Places
 from vfl.config.toml import to_toml
 
 __all__ = [
+    "WANTED",
+    "CompareSettings",
     "Consent",
     "DataSettings",
     "Experiment",

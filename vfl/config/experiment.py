@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from vfl.config.toml import MoreMistakes, Settings, check, override, read_toml
+from vfl.config.comparison import CompareSettings
+from vfl.config.toml import MoreMistakes, Settings, check, override, read_toml, several
 
 PartyName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -129,10 +130,6 @@ class TrainSettings(Settings):
     keep: Literal["last", "best"] = "last"
 
 
-def _several(value: Any) -> Any:
-    return (value,) if isinstance(value, str | int) else value
-
-
 class TraceSettings(Settings):
     """What a party records of its own side of a training; nothing unless it is asked for.
 
@@ -143,9 +140,9 @@ class TraceSettings(Settings):
     """
 
     phases: Annotated[
-        tuple[Literal["train", "validation", "test"], ...], BeforeValidator(_several)
+        tuple[Literal["train", "validation", "test"], ...], BeforeValidator(several)
     ] = ()
-    epochs: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_several)] = ()
+    epochs: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(several)] = ()
     snapshots: int = Field(default=0, ge=0)
 
     @property
@@ -200,6 +197,7 @@ class Experiment(Settings):
     train: TrainSettings = TrainSettings()
     trace: TraceSettings = TraceSettings()
     federation: FederationSettings = FederationSettings()
+    compare: CompareSettings | None = None
 
     @property
     def feature_parties(self) -> list[str]:

@@ -26,6 +26,11 @@ class Settings(BaseModel):
 Model = TypeVar("Model", bound=Settings)
 
 
+def several(value: Any) -> Any:
+    """A list of one, for a single value that needs no list; for `pydantic.BeforeValidator`."""
+    return (value,) if isinstance(value, str | int | float) else value
+
+
 def read_toml(
     path: Path,
     model: type[Model],

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vfl.compression import Codec, Encoded, Moment
+from vfl.compression import INFERENCE, Codec, Encoded, Moment
 from vfl.defenses import Defense
 from vfl.defenses.none import Undefended
 from vfl.errors import NonFiniteError
@@ -126,11 +126,15 @@ class FeatureHalf:
     def send_query(self, inputs: Tensor, step: int) -> None:
         """Forward rows for evaluation or prediction and send their cut; nothing is random."""
         moment = Moment(step)
+        cut = self.query_cut(inputs, moment)
+        payload, _ = self._encode(self.adversary.cut(cut, moment), moment)
+        self.link.send(Frame(Kind.QUERY, step, payload))
+
+    def query_cut(self, inputs: Tensor, moment: Moment = INFERENCE) -> Tensor:
+        """What `send_query` encodes: nothing is random; axes (rows, width on the wire)."""
         self._set_training(False)
         with torch.no_grad():
-            cut = self._forward(inputs.to(self._compute.device), moment, None)
-        payload, _ = self._encode(self.adversary.cut(cut.cpu(), moment), moment)
-        self.link.send(Frame(Kind.QUERY, step, payload))
+            return self._forward(inputs.to(self._compute.device), moment, None).cpu()
 
     def take_receipt(self, step: int) -> bytes:
         """Wait until the label party has the query; what it says to it."""

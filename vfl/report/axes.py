@@ -59,6 +59,22 @@ def widened(low: float, high: float, least: float = 1e-6) -> tuple[float, float]
     return low - room, high + room
 
 
+def powers(low: float, high: float) -> list[float]:
+    """Round values for an axis of logarithms: powers of ten, with 2 and 5 times where few.
+
+    >>> powers(800, 30_000), powers(1, 1e6)
+    ([1000, 2000, 5000, 10000, 20000], [1, 10, 100, 1000, 10000, 100000, 1000000])
+
+    Args:
+        low: where the range begins, above 0.
+        high: where it ends.
+    """
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    factors = (1, 2, 5) if last - first <= 3 else (1,)
+    found = [factor * 10**power for power in range(first, last + 1) for factor in factors]
+    return [value for value in found if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+
+
 def tick_text(value: float, step: float) -> str:
     """A tick with the decimals its step needs.
 

@@ -6,20 +6,22 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from vfl.grid import GridFolder, is_grid
+from vfl.report.compare_page import ComparisonPage, comparison_page
 from vfl.report.folder import read_run
-from vfl.report.page import page_of
+from vfl.report.page import Page, page_of
 from vfl.storage import write_text
 
 PAGE = "report.html"
 
 
 def build_report(run_folder: Path) -> Path:
-    """Write `report.html` into a run folder, from what the folder holds and nothing else.
+    """Write `report.html` into the folder of a run or a comparison, from what it holds.
 
     The page is one static file: no script, nothing fetched, and the same bytes every time.
 
     Args:
-        run_folder: a folder that training wrote.
+        run_folder: a folder that training or comparing wrote.
 
     Returns:
         The path of the page.
@@ -45,5 +47,8 @@ def render(run_folder: Path) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    template = environment.get_template("template.html")
-    return template.render(page=page_of(read_run(run_folder)))
+    if is_grid(run_folder):
+        page: Page | ComparisonPage = comparison_page(GridFolder(run_folder))
+        return environment.get_template("compare.html").render(page=page)
+    page = page_of(read_run(run_folder))
+    return environment.get_template("template.html").render(page=page)

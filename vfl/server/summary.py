@@ -12,14 +12,18 @@ def summarise(party: LabelParty, weights_sha256: str, run: str) -> dict[str, Any
     """Quality, bytes and speed of a finished training or evaluation.
 
     The formula ratio is the codec's as the literature prints it; the wire ratio divides all bytes
-    of training frames, both ways and headers included, by dense float32 both ways.
+    of training frames, both ways and headers included, by dense float32 both ways; those with `up`
+    and `down` are of one way alone.
     """
     terms, ledger, progress = party.terms, party.ledger, party.progress
     last = party.history[-1] if party.history else {}
     codec = compression.make(terms.codec)
     widths = [terms.parties[name].width for name in terms.feature_parties]
-    dense_bytes = 2 * 4 * progress.train_rows * sum(widths)
-    sent = sum(row.wire_bytes for row in ledger.rows() if row.phase == "train")
+    dense_bytes = 4 * progress.train_rows * sum(widths)
+    sent = {"up": 0, "down": 0}
+    for row in ledger.rows():
+        if row.phase == "train":
+            sent[row.direction] += row.wire_bytes
     formula = sum(codec.formula_ratio(width) * width for width in widths) / sum(widths)
     speed = progress.train_steps / progress.train_seconds if progress.train_seconds else None
     figures = {key: value for key, value in last.items() if key.startswith("test_")}
@@ -35,7 +39,9 @@ def summarise(party: LabelParty, weights_sha256: str, run: str) -> dict[str, Any
         "codec": terms.codec,
         "defense": terms.defense,
         "formula_ratio": formula,
-        "wire_ratio": sent / dense_bytes if dense_bytes else None,
+        "wire_ratio": sum(sent.values()) / (2 * dense_bytes) if dense_bytes else None,
+        "wire_ratio_up": sent["up"] / dense_bytes if dense_bytes else None,
+        "wire_ratio_down": sent["down"] / dense_bytes if dense_bytes else None,
         "weights_sha256": weights_sha256,
         "run": run,
     }

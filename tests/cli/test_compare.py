@@ -1,0 +1,96 @@
+"""`vfl compare` from the command line."""
+
+import json
+
+import pytest
+
+TINY = """\
+name = "tiny"
+
+[data]
+rows = 300
+
+[parties.client]
+width = 16
+bottom = "mlp:hidden=16,last=relu"
+
+[label]
+top = "linear"
+
+[train]
+epochs = 2
+"""
+OPTIONS = ("--codec", "none", "--codec", "topk:k=?", "--level", "20", "--seeds", "0,1")
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+def test_an_ordinary_experiment_with_options(vfl, file, tmp_path):
+    plan = vfl("compare", file, *OPTIONS, "--dry-run")
+    assert plan.code == 0
+    assert [line.split()[2:] for line in plan.out.splitlines()[1:3]] == [
+        ["none", "seed=0"],
+        ["topk:k=2", "at", "20", "%", "seed=0"],
+    ]
+    assert not (tmp_path / "runs").exists()
+
+    part = vfl("compare", file, *OPTIONS, "--only", "seed=0")
+    assert part.code == 0
+    assert "2 of 4 cells are not trained yet" in part.out
+
+    whole = vfl("compare", file, *OPTIONS, "--json")
+    assert whole.code == 0
+    assert "4 of 4  topk:k=2 at 20 % seed=1" in whole.err
+    assert "none seed=0" not in whole.err
+    content = json.loads(whole.out)
+    assert [line["repeats"] for line in content["codecs"]] == [2, 2]
+    page = (tmp_path / "runs/tiny/report.html").read_text()
+    assert "Accuracy by bytes, at 20 %" in page
+    assert '<th scope="row">topk:k=2</th>' in page
+    assert "<script" not in page
+    (tmp_path / "runs/tiny/report.html").unlink()
+    assert vfl("report", tmp_path / "runs/tiny").code == 0
+    assert (tmp_path / "runs/tiny/report.html").read_text() == page
+    assert content == json.loads((tmp_path / "runs/tiny/results.json").read_text()) | {
+        "report": "runs/tiny/report.html"
+    }
+
+
+def test_the_other_commands_do_not_look_at_the_table(vfl, file):
+    file.write_text(TINY + '[compare]\ncodecs = ["topk:k=?"]\nlevels = [20]\nseeds = [0, 1]\n')
+    assert vfl("train", file, "-s", "train.epochs=1").code == 0
+    done = vfl("check", file)
+    assert done.code == 0
+    assert "codec                    none" in done.out
+    assert "compared                 topk:k=2" in done.out
+    assert "trainings                2" in done.out
+
+
+def test_check_tells_what_cannot_be_compared(vfl, file):
+    file.write_text(TINY + '[compare]\ncodecs = ["rate:bits=?"]\nlevels = [20]\n')
+    for command in ("check", "compare"):
+        done = vfl(command, file)
+        assert done.code == 2
+        assert "where tiny.toml:16: compare.codecs" in done.err
+        assert "depends on the data" in done.err
+
+
+def test_a_failed_cell_is_told_at_the_end(vfl, file):
+    wild = ("-s", "train.optimizer=sgd", "-s", "train.learning_rate=1e30")
+    done = vfl("compare", file, "--codec", "none", "--seeds", "0", *wild)
+    assert done.code == 2
+    assert "1 of 1 cells failed and are left out" in done.out
+    told, *more = done.err.splitlines()[-6:]
+    assert told.startswith("failed: none seed=0: ")
+    assert [line.split()[0] for line in more] == ["where", "got", "want", "try", "more"]
+
+
+def test_nothing_to_compare_is_told(vfl, file):
+    done = vfl("compare", file)
+    assert done.code == 2
+    assert "nothing says which codecs are compared" in done.err

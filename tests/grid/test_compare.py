@@ -1,0 +1,120 @@
+"""Which cells a comparison has, and how they are kept."""
+
+import pytest
+
+from vfl.config import Experiment, Places, with_overrides
+from vfl.errors import ConfigError, RunFolderError, SpecError
+from vfl.grid import GridFolder, chosen
+from vfl.grid.compare import comparison_of, plan_lines
+from vfl.run_folder import RunFolder
+
+
+def titles(cells):
+    return [cell.title for cell in cells]
+
+
+def test_one_repeat_is_whole_before_the_next(tiny):
+    cells = comparison_of(tiny()).cells
+    assert titles(cells) == [
+        "none seed=0",
+        "topk:k=2 at 20 % seed=0",
+        "none seed=1",
+        "topk:k=2 at 20 % seed=1",
+    ]
+    assert [(cell.experiment.codec, cell.experiment.seed) for cell in cells] == [
+        ("none", 0),
+        ("topk:k=2", 0),
+        ("none", 1),
+        ("topk:k=2", 1),
+    ]
+    assert all(cell.experiment.compare is None for cell in cells)
+
+
+def test_every_codec_is_trained_under_every_variant(tiny):
+    variants = {"plain": [], "wide": ["parties.client.width=32", "train.epochs=1"]}
+    cells = comparison_of(tiny(variants=variants, seeds=[0])).cells
+    assert titles(cells) == [
+        "plain none seed=0",
+        "plain topk:k=2 at 20 % seed=0",
+        "wide none seed=0",
+        "wide topk:k=5 at 20 % seed=0",
+    ]
+    assert [cell.experiment.parties["client"].width for cell in cells] == [16, 16, 32, 32]
+
+
+def test_what_does_not_fit_is_left_out_and_told(tiny):
+    comparison = comparison_of(tiny(codecs=["none", "size:k=?"], levels=[1, 20], seeds=[0]))
+    assert titles(comparison.cells) == ["none seed=0", "size:k=3 at 20 % seed=0"]
+    assert comparison.notes == ("size:k=? is left out at 1 %: not even 1 fits",)
+
+
+def test_a_plan_says_the_bytes_of_a_row(tiny):
+    head, none, topk, *_ = plan_lines(comparison_of(tiny(seeds=[0])).cells)
+    assert head.split() == ["bytes", "a", "row", "of", "dense", "cell"]
+    assert none.split()[:2] == ["64.25", "100.39%"]  # 16 x 4 bytes, and 16 over 64 rows
+    assert topk.split()[:2] == ["9.12", "14.26%"]  # 2 x 32 + ceil(log2 120) bits, and the header
+
+
+def test_nothing_to_compare():
+    with pytest.raises(ConfigError, match=r"a table \[compare\] with codecs, or --codec SPEC"):
+        comparison_of(Experiment.model_validate({"parties": {"client": {}}}))
+
+
+@pytest.mark.parametrize(
+    ("compare", "error", "where"),
+    [
+        ({"codecs": ["rate:bits=?"]}, SpecError, "file.toml:3: compare.codecs"),
+        (
+            {"variants": {"odd": ["train.epoch=1"]}},
+            ConfigError,
+            "file.toml:5: compare.variants.odd",
+        ),
+        (
+            {"variants": {"odd": ["parties.client.bottom=mpl"]}},
+            SpecError,
+            "file.toml:5: compare.variants.odd, parties.client.bottom",
+        ),
+    ],
+    ids=["codec", "setting", "spec"],
+)
+def test_mistakes_name_their_line(tiny, compare, error, where):
+    text = "\n[compare]\ncodecs = []\n[compare.variants]\nodd = []\n"
+    with pytest.raises(error) as caught:
+        comparison_of(tiny(**compare), Places.of_text("file.toml", text))
+    assert caught.value.where == where
+
+
+def test_a_cells_name_follows_from_its_experiment_alone(tiny):
+    one, other = (comparison_of(tiny(**changes)).cells for changes in ({}, {"seeds": [1, 5]}))
+    assert one[2].name == other[0].name
+    assert len({cell.name for cell in (*one, *other)}) == 6
+    longer = with_overrides(tiny(), ["train.epochs=4"])
+    assert not {cell.name for cell in comparison_of(longer).cells} & {cell.name for cell in one}
+
+
+def test_cells_are_read_as_they_were_written(tiny, written, tmp_path):
+    folder, cells = written(tmp_path / "grid", tiny())
+    again = GridFolder(tmp_path / "grid")
+    assert again.cells() == list(cells)
+    assert [cell.name for cell in again.cells()] == [cell.name for cell in cells]
+    assert again.experiment() == tiny()
+    created = folder.words("created")
+    written(tmp_path / "grid", tiny(seeds=[0]))
+    assert folder.words("created") == created
+    assert len(folder.cells()) == 2
+
+
+def test_cells_are_chosen_by_words(tiny):
+    cells = comparison_of(tiny()).cells
+    assert titles(chosen(cells, "topk")) == titles([cells[1], cells[3]])
+    assert chosen(cells, cells[0].name) == [cells[0]]
+    with pytest.raises(ConfigError, match="no cell is called so"):
+        chosen(cells, "size")
+
+
+def test_other_folders_are_refused(tiny, written, tmp_path):
+    with pytest.raises(RunFolderError, match="there is no grid in this folder"):
+        GridFolder(tmp_path).cells()
+    RunFolder.create(tmp_path / "run", tiny(), "in-process", "vfl train")
+    with pytest.raises(RunFolderError, match="this is the folder of a single training"):
+        written(tmp_path / "run", tiny())

@@ -1,0 +1,124 @@
+"""Cells are trained once, gone on with, and do not stop each other."""
+
+import fcntl
+
+import pytest
+
+from vfl.errors import RunFolderError
+from vfl.grid import failure_of, is_done, train
+from vfl.grid.run import go_through
+from vfl.run import train as train_once
+from vfl.storage import read_json
+
+
+class Killed(BaseException):
+    """Stands for a process that ends between two frames."""
+
+
+def kill_after(frames):
+    left = iter(range(frames))
+
+    def observer(party, direction, frame):
+        if next(left, None) is None:
+            raise Killed
+
+    return observer
+
+
+def digests(folder):
+    cells = folder.cells()
+    return [
+        read_json(folder.cells_path / cell.name / "summary.json")["weights_sha256"]
+        for cell in cells
+    ]
+
+
+def test_every_cell_is_an_ordinary_run(trained):
+    paths = [trained.cells_path / cell.name for cell in trained.cells()]
+    assert len(set(digests(trained))) == 4
+    for path in paths:
+        assert is_done(path)
+        assert failure_of(path) is None
+        assert (path / "parties" / "client" / "weights.safetensors").exists()
+        assert not list(path.rglob("checkpoints"))
+
+
+def test_what_is_done_is_not_trained_again(trained, monkeypatch):
+    monkeypatch.setattr(train, "train", None)
+    assert go_through(trained, trained.cells()) == []
+
+
+def test_what_was_begun_goes_on_to_the_same_weights(trained, written, tiny, tmp_path, monkeypatch):
+    folder, cells = written(tmp_path / "grid", tiny())
+
+    def killed(*arguments, **options):
+        return train_once(*arguments, **options, observers=[kill_after(25)])
+
+    monkeypatch.setattr(train, "train", killed)
+    with pytest.raises(Killed):
+        go_through(folder, cells)
+    begun = folder.cells_path / cells[0].name
+    assert not is_done(begun)
+    assert list(begun.rglob("checkpoints/*.pt"))
+
+    resumed = []
+
+    def noted(*arguments, resume, **options):
+        resumed.append(resume)
+        return train_once(*arguments, resume=resume, **options)
+
+    monkeypatch.setattr(train, "train", noted)
+    assert go_through(folder, cells) == []
+    assert resumed == [True, False, False, False]
+    assert digests(folder) == digests(trained)
+
+
+def test_a_folder_that_was_hardly_begun_is_begun_anew(written, tiny, tmp_path):
+    folder, (cell, *_) = written(tmp_path / "grid", tiny(seeds=[0]))
+    path = folder.cells_path / cell.name
+    path.mkdir(parents=True)
+    (path / "run.json").write_text("{}")
+    assert go_through(folder, [cell]) == []
+    assert is_done(path)
+
+
+def test_a_cell_that_fails_stops_no_other(written, tiny, tmp_path):
+    variants = {"wild": ["train.optimizer=sgd", "train.learning_rate=1e30"], "plain": []}
+    folder, cells = written(tmp_path / "grid", tiny(variants=variants, seeds=[0]))
+    told = []
+    failed = go_through(folder, cells, on_end=told.append)
+    assert [ended.cell.about["variant"] for ended in failed] == ["wild", "wild"]
+    assert {ended.failure["code"] for ended in failed} == {"V005"}
+    assert [(ended.done, ended.total) for ended in told] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert told[-1].left_s == 0
+    assert [is_done(folder.cells_path / cell.name) for cell in cells] == [False, False, True, True]
+    again = go_through(folder, cells)
+    assert [ended.cell.name for ended in again] == [ended.cell.name for ended in failed]
+
+
+def test_a_bug_is_a_failure_without_its_text(written, tiny, tmp_path, monkeypatch):
+    def broken(*arguments, **options):
+        raise KeyError("the cell of a table")
+
+    monkeypatch.setattr(train, "train", broken)
+    folder, cells = written(tmp_path / "grid", tiny(seeds=[0]))
+    failed = go_through(folder, cells)
+    assert [ended.failure for ended in failed] == 2 * [
+        {"what": "this is a bug of vfl: KeyError", "exit": 1}
+    ]
+
+
+def test_rows_are_loaded_once_for_cells_about_the_same(trained, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(train, "load_data", lambda experiment: loaded.append(1) or {})
+    rows = train.Rows()
+    for cell in trained.cells():
+        rows.of(cell.experiment)
+    assert len(loaded) == 2  # a seed each
+
+
+def test_only_one_process_trains_a_folder(trained):
+    with (trained.path / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(RunFolderError, match="another process trains"):
+            go_through(trained, trained.cells())

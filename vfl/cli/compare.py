@@ -1,0 +1,160 @@
+"""``vfl compare``: each codec trained on the same data, side by side, as often as it takes."""
+
+from __future__ import annotations
+
+import json as jsons
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vfl.cli.output import Device, Json, Set, emit, say
+
+if TYPE_CHECKING:
+    from vfl.config import Experiment
+    from vfl.grid import Cell, GridFolder
+    from vfl.grid.compare import Comparison
+    from vfl.grid.run import Ended
+
+
+def compare(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="EXPERIMENT.toml", help="An experiment file, with [compare] or not."
+        ),
+    ],
+    codec: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SPEC", help="A codec; a ? is a number that --level finds. Repeat."),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="0,1,2", help="One training of each codec a seed.")
+    ] = None,
+    level: Annotated[
+        list[float] | None,
+        typer.Option(metavar="PERCENT", help="Of dense float32 that a frame may take. Repeat."),
+    ] = None,
+    settings: Set = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where; otherwise runs/NAME.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Trainings at a time, a process each.")] = 1,
+    only: Annotated[
+        str | None, typer.Option(metavar="WORDS", help="Train only cells that are called so.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the cells and their bytes; train nothing.")
+    ] = False,
+    download: Annotated[
+        bool, typer.Option("--download", help="Fetch a data set that is not here.")
+    ] = False,
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
+    """Compare codecs: train each with several seeds and write table and page.
+
+    The same command goes on where an earlier one stopped, in the middle of a training as well, and
+    trains only what is new.
+    """
+    overrides = [*(settings or []), *_table(codec, seeds, level)]
+    experiment, comparison = _read(path, overrides)
+    from vfl.grid import GridFolder, chosen
+    from vfl.grid.compare import plan_lines
+
+    cells = chosen(comparison.cells, only) if only else list(comparison.cells)
+    if dry_run:
+        print("\n".join(plan_lines(cells)))
+        print("".join(f"{note}\n" for note in comparison.notes), end="")
+        return
+    folder = GridFolder(out or Path("runs") / experiment.name)
+    words = ["vfl", "compare", str(path), *(f"-s{one}" for one in overrides)]
+    folder.write(experiment, comparison.cells, shlex.join(words), comparison.notes)
+    failed = _train(folder, cells, jobs, device, download)
+    _tell(folder, failed, json)
+
+
+def worker(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a grid.")],
+    device: Device = "cpu",
+) -> None:
+    """Train the cells whose names come on standard input; `vfl compare --jobs` starts it."""
+    from vfl.grid.workers import serve
+    from vfl.threads import use_one_thread
+
+    use_one_thread()
+    serve(folder, device)
+
+
+def _table(codecs: list[str] | None, seeds: str | None, levels: list[float] | None) -> list[str]:
+    """Options as overrides of the table, so that they are checked as if they stood there."""
+    found = [f"compare.codecs={jsons.dumps(codecs)}"] if codecs else []
+    if seeds:
+        found.append(f"compare.seeds=[{seeds}]")
+    if levels:
+        found.append(f"compare.levels={jsons.dumps(levels)}")
+    return found
+
+
+def _read(path: Path, overrides: Sequence[str]) -> tuple[Experiment, Comparison]:
+    from vfl.config import Places, read_experiment
+    from vfl.grid.compare import comparison_of
+    from vfl.specs import check_specs, spec_mistakes
+
+    experiment = read_experiment(path, overrides, spec_mistakes)
+    places = Places.of(path, overrides)
+    check_specs(experiment, places)
+    return experiment, comparison_of(experiment, places)
+
+
+def _train(
+    folder: GridFolder, cells: Sequence[Cell], jobs: int, device: str, download: bool
+) -> list[Ended]:
+    from vfl.grid.run import go_through
+    from vfl.run import load_data
+    from vfl.threads import use_one_thread
+
+    use_one_thread()
+    if download:
+        load_data(cells[0].experiment, download=True)
+    say(f"{len(cells)} cells in {folder.path}")
+    return go_through(folder, cells, jobs, device, on_end=_say_cell)
+
+
+def _say_cell(ended: Ended) -> None:
+    from vfl.report.units import seconds_text
+
+    left = "" if ended.done == ended.total else f"  about {seconds_text(ended.left_s)} left"
+    state = f"failed: {ended.failure['what']}" if ended.failure else seconds_text(ended.seconds)
+    say(f"{ended.done} of {ended.total}  {ended.cell.title}  {state}{left}")
+
+
+def _tell(folder: GridFolder, failed: Sequence[Ended], json: bool) -> None:
+    from vfl.grid import write_results
+    from vfl.report import build_report
+
+    table, content = write_results(folder)
+    page = build_report(folder.path)
+    if json:
+        emit(content | {"report": str(page)})
+    else:
+        print(table)
+        print(f"{'report':<16} {page}")
+    for ended in failed:
+        say(_failure(ended))
+    if failed:
+        raise typer.Exit(max(int((ended.failure or {})["exit"]) for ended in failed))
+
+
+def _failure(ended: Ended) -> str:
+    """What went wrong in a cell, in the form of every error."""
+    record = ended.failure or {}
+    parts = {"where": "where", "got": "got", "want": "want", "fix": "try", "code": "more"}
+    more = [
+        f"  {word:<5} {'vfl explain ' if key == 'code' else ''}{record[key]}"
+        for key, word in parts.items()
+        if record.get(key)
+    ]
+    return "\n".join([f"failed: {ended.cell.title}: {record['what']}", *more])

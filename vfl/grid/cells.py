@@ -1,0 +1,170 @@
+"""Cells: what a grid trains, each a run of its own, named by what is in it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from vfl.config import CompareSettings, Experiment, read_experiment, to_toml
+from vfl.errors import ConfigError, RunFolderError
+from vfl.storage import check_format, read_json, stamp, write_json, write_text
+
+#: What makes a folder that of a grid.
+GRID = "grid.json"
+CONFIG = "config.toml"
+CELLS = "cells"
+#: What a cell's run folder holds besides: measures of its codec, or why it ended badly.
+CODEC, FAILURE = "codec.json", "failure.json"
+_SPELLING, _KEY_DIGITS = 40, 12
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training of a grid.
+
+    Attributes:
+        experiment: what is trained.
+        title: what people call it.
+        about: what it is in words of the grid, by column.
+    """
+
+    experiment: Experiment
+    title: str
+    about: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """Its folder's name; it follows from the experiment alone, whatever else is trained."""
+        content = self.experiment.model_dump_json(exclude={"compare"})
+        key = hashlib.sha256(content.encode()).hexdigest()[:_KEY_DIGITS]
+        spelt = re.sub(r"[^A-Za-z0-9=.,-]+", "_", self.experiment.codec)[:_SPELLING]
+        return f"{spelt}-seed{self.experiment.seed}-{key}"
+
+
+class GridFolder:
+    """The folder of a grid: its experiment, its list of cells, and a run folder for each.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def cells_path(self) -> Path:
+        """Where the run folders lie."""
+        return self.path / CELLS
+
+    def write(
+        self, experiment: Experiment, cells: Sequence[Cell], command: str, notes: Sequence[str] = ()
+    ) -> None:
+        """Say what the grid is; what earlier calls trained of it stays.
+
+        Args:
+            experiment: with its table of what is compared.
+            cells: what is trained.
+            command: how to repeat it.
+            notes: what a reader of the results must know.
+
+        Raises:
+            RunFolderError: the folder is that of a single run, or of another version.
+        """
+        if (self.path / "run.json").exists():
+            raise RunFolderError(
+                "this is the folder of a single training",
+                where=str(self.path),
+                fix="give another folder with --out",
+            )
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        if (self.path / GRID).exists():
+            created = self._record()["created"]
+        listed = [
+            {
+                "name": cell.name,
+                "title": cell.title,
+                "about": dict(cell.about),
+                "experiment": cell.experiment.model_dump(mode="json", exclude_none=True),
+            }
+            for cell in cells
+        ]
+        about = stamp() | {"name": experiment.name, "created": created, "command": command}
+        write_text(self.path / CONFIG, to_toml(experiment))
+        write_json(self.path / GRID, about | {"notes": list(notes), "cells": listed})
+
+    def experiment(self) -> Experiment:
+        """What the grid was made from."""
+        return read_experiment(self.path / CONFIG)
+
+    def cells(self) -> list[Cell]:
+        """What is trained, in order."""
+        return [
+            Cell(Experiment.model_validate(one["experiment"]), one["title"], one["about"])
+            for one in self._record()["cells"]
+        ]
+
+    def words(self, key: str) -> Any:
+        """`name`, `created`, `command`, `vfl` or `notes`."""
+        return self._record()[key]
+
+    def _record(self) -> Any:
+        if not (self.path / GRID).exists():
+            raise RunFolderError(
+                "there is no grid in this folder",
+                where=str(self.path),
+                fix="give the folder that vfl compare printed",
+            )
+        record = read_json(self.path / GRID)
+        check_format(record, self.path / GRID)
+        return record
+
+
+def is_grid(path: Path) -> bool:
+    """Whether a folder is that of a grid."""
+    return (path / GRID).exists()
+
+
+def chosen(cells: Sequence[Cell], words: str) -> list[Cell]:
+    """The cells whose title or name holds these words.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = [cell for cell in cells if words in cell.title or words in cell.name]
+    if not found:
+        raise ConfigError(
+            "no cell is called so",
+            got=words,
+            want="a part of what --dry-run lists",
+        )
+    return found
+
+
+def is_done(path: Path) -> bool:
+    """Whether a cell's run folder is whole."""
+    return (path / "summary.json").exists() and (path / CODEC).exists()
+
+
+def failure_of(path: Path) -> dict[str, Any] | None:
+    """Why a cell ended badly, as an error's record with its exit code; None if it did not."""
+    failed = path / FAILURE
+    return read_json(failed) if failed.exists() and not is_done(path) else None
+
+
+def settings_of(experiment: Experiment) -> CompareSettings:
+    """What is compared.
+
+    Raises:
+        ConfigError: nothing says so.
+    """
+    if experiment.compare is None:
+        raise ConfigError(
+            "nothing says which codecs are compared",
+            want="a table [compare] with codecs, or --codec SPEC --codec SPEC",
+        )
+    return experiment.compare

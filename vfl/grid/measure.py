@@ -1,0 +1,96 @@
+"""What a finished training leaves to measure: training rows without draws, and its codec."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vfl.clients import FeatureParty
+from vfl.compression import Codec
+from vfl.compression.measure import measure_codec
+from vfl.datasets import PartyData
+from vfl.run import trained
+from vfl.run_folder import RunFolder
+from vfl.seeds import Secret
+from vfl.session.schedule import QUERY_ROWS
+from vfl.storage import stamp
+
+
+def measure_cell(
+    folder: RunFolder, data: Mapping[str, PartyData], device: str = "cpu"
+) -> dict[str, Any]:
+    """The record `codec.json` of a finished run.
+
+    Args:
+        folder: the run, with its weights.
+        data: each party's rows.
+        device: where the bottoms run.
+
+    Returns:
+        `train`, the figures of the training rows when nothing is random, which those of the epochs
+        are not; and by feature party what its codec makes of the cut of the test rows.
+    """
+    experiment = folder.experiment()
+    session = trained(folder, _asking_training_rows(data), "evaluate", device).run()
+    rows = torch.from_numpy(data[experiment.label.party].split.test)
+    secrets = {name: Secret.of_simulation(experiment.seed, name) for name in data}
+    parties = {
+        client.name: _measured(client, rows, experiment.train.batch_rows, secrets[client.name])
+        for client in session.clients
+    }
+    train = {
+        name.removeprefix("test_"): value
+        for name, value in session.label.history[-1].items()
+        if name.startswith("test_") and math.isfinite(value)
+    }
+    return stamp() | {"train": train, "parties": parties}
+
+
+def _asking_training_rows(data: Mapping[str, PartyData]) -> dict[str, PartyData]:
+    """The same rows, of which an evaluation asks those of the training."""
+    return {
+        name: replace(own, split=replace(own.split, test=own.split.train))
+        for name, own in data.items()
+    }
+
+
+def _measured(client: FeatureParty, rows: Tensor, batch_rows: int, secret: Secret) -> Any:
+    codec, cut = client.half.codec, client.cut(rows)
+    units = unit_usage(codec, cut)
+    sizes = measure_codec(codec, cut, width=client.half.width, batch_rows=batch_rows, secret=secret)
+    bound = sizes.entropy_bound_bytes
+    told = {"entropy_bound_bytes": bound if math.isfinite(bound) else None}  # NaN is no JSON
+    return asdict(sizes) | told | units
+
+
+def unit_usage(codec: Codec, cut: Tensor) -> dict[str, Any]:
+    """Which units of a cut arrive at the other end when nothing is random.
+
+    For a codec that keeps k values of a row, `usage` is C_i of thesis equation (3-21), the rows
+    whose top k contain unit i; a unit that is zero does not count, though it may fill up the k.
+
+    Args:
+        codec: as it was trained.
+        cut: what it encodes, axes (rows, width).
+
+    Returns:
+        `usage`, rows in which each unit arrives; `dead_units`, those that are zero in every row;
+        `nonzeros`, units a row that arrive, on average.
+    """
+    arrived = torch.cat([_arrived(codec, part) for part in torch.split(cut, QUERY_ROWS)])
+    return {
+        "usage": arrived.sum(dim=0).tolist(),
+        "dead_units": int((cut == 0).all(dim=0).sum()),
+        "nonzeros": float(arrived.sum(dim=1).float().mean()),
+    }
+
+
+def _arrived(codec: Codec, cut: Tensor) -> Tensor:
+    rows, width = cut.shape
+    decoded = codec.decode(codec.encode(cut).payload, rows, width).cut
+    return (decoded != 0) & (cut != 0)
