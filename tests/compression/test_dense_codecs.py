@@ -13,7 +13,6 @@ from vfl.datasets import load_bundled
 from vfl.errors import (
     BadOptionError,
     CorruptFrameError,
-    NonFiniteError,
     TruncatedFrameError,
     WidthError,
 )
@@ -143,15 +142,6 @@ def test_a_marked_zero_is_no_payload():
     payload[-1] = 0
     with pytest.raises(CorruptFrameError, match="marks a zero"):
         codec.decode(payload, 1, 2, TRAINING)
-
-
-@pytest.mark.parametrize("spec", ["quantise", "relu", "size:k=3", "sign"])
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_is_refused(spec, bad):
-    cut = normal(2, 3)
-    cut[1, 1] = bad
-    with pytest.raises(NonFiniteError):
-        make(spec).encode(cut, TRAINING)
 
 
 def test_signs_are_one_bit_each():
