@@ -31,7 +31,7 @@ from vfl.frame import Frame, Kind
 from vfl.local import LocalSession
 from vfl.seeds import Secret, scoped
 
-WIDTH, BATCH_ROWS = 128, 128
+WIDTH = 128
 Parts = tuple[np.ndarray, np.ndarray, tuple[int, int, int]]
 
 
@@ -177,10 +177,15 @@ def entropy(codes: np.ndarray) -> float:
 
 
 def measure(
-    data: dict[str, PartyData], codec: str, seed: int, epochs: int, batch_norm: bool
+    data: dict[str, PartyData],
+    codec: str,
+    seed: int,
+    epochs: int = 15,
+    batch_rows: int = 128,
+    batch_norm: bool = True,
 ) -> dict[str, Any]:
     """Train once; the figures of the module's first lines."""
-    train = {"epochs": epochs, "batch_rows": BATCH_ROWS}
+    train = {"epochs": epochs, "batch_rows": batch_rows}
     client = {"client": {"width": WIDTH}}
     experiment = Experiment.model_validate(
         {
@@ -220,12 +225,15 @@ def main() -> None:
     parser.add_argument("--codec", action="append", required=True)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--batch-rows", type=int, default=128)
     parser.add_argument("--no-batch-norm", action="store_true")
     asked = parser.parse_args()
     data = parties(asked.task)
     for codec in asked.codec:
         for seed in range(asked.seeds):
-            found = measure(data, codec, seed, asked.epochs, not asked.no_batch_norm)
+            found = measure(
+                data, codec, seed, asked.epochs, asked.batch_rows, not asked.no_batch_norm
+            )
             print(json.dumps({"task": asked.task, **found}), flush=True)
 
 

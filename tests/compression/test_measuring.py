@@ -18,7 +18,7 @@ def script():
 
 def test_bits_entropy_and_values_above_zero(script):
     data = script["parties"]("digit_pairs")
-    found = script["measure"](data, "quantise:values=2", 0, 1, batch_norm=True)
+    found = script["measure"](data, "quantise:values=2", seed=0, epochs=1)
     rows = ROWS - BATCHES // 2 * 128  # of the second half
     header_and_scale_bytes = 20 * (BATCHES // 2)
     assert found["bits_up"] == pytest.approx(2 * 128 + 8 * header_and_scale_bytes / rows, abs=1e-3)
