@@ -35,8 +35,11 @@ class TestRegisteredCodecs(CodecContract):
         "relu:values=fp32,packer=bitmap",
         "relu:values=2,packer=bitmap,scale=row,grad=4",
         "relu:values=8,packer=dense",
+        "relu:values=4,packer=enumerative",
+        "relu:values=fp32,packer=enumerative,grad=bf16",
         "l1",
         "l1:target=0,weight=0.001,packer=bitmap,grad=3",
+        "l1:target=3,values=1,packer=enumerative,scale=row",
         "size:k=4",
         "size:k=12,kind=mask,values=4,grad=4",
         "sign",
@@ -54,12 +57,18 @@ class TestRegisteredCodecs(CodecContract):
 
 
 class TestNarrowCut(CodecContract):
-    specs = ("none", "topk:k=1,packer=index", "topk:k=1,values=8", "randtopk:k=1,alpha=1")
+    specs = (
+        "none",
+        "topk:k=1,packer=index",
+        "topk:k=1,values=8",
+        "randtopk:k=1,alpha=1",
+        "relu:packer=enumerative",
+    )
     width = 1
 
 
 class TestManyLimbs(CodecContract):
-    specs = ("topk:k=14,values=4", "randtopk:k=14")
+    specs = ("topk:k=14,values=4", "randtopk:k=14", "relu:packer=enumerative")
     width = 600
 
 

@@ -1,9 +1,13 @@
 import doctest
 from pathlib import Path
 
+import pytest
 
-def test_the_code_of_the_documentation_shows_what_it_says():
-    page = Path(__file__).parents[2] / "docs" / "compression.md"
-    result = doctest.testfile(str(page), module_relative=False)
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("page", ["compression.md", "reproduction.md"])
+def test_the_code_of_the_documentation_shows_what_it_says(page):
+    result = doctest.testfile(str(DOCS / page), module_relative=False)
     assert result.attempted > 5
     assert result.failed == 0

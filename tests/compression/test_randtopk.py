@@ -94,20 +94,3 @@ def test_bad_options_are_refused():
         RandTopK(k=1, law="uniform")
     with pytest.raises(WidthError):
         make("randtopk:k=9").check(8)
-
-
-def test_the_toy_example_of_the_thesis_escapes():
-    """Section 3.3.2: with alpha = 0.1 the unit that top-1 never tries is tried, and wins."""
-    features = torch.tensor([[1.0, 0.0], [0.5, 1.0]])
-    targets = torch.tensor([1.0, -1.0])
-    codec = make("randtopk:k=1,alpha=0.1")
-    weights = torch.tensor([1.0, -0.1], requires_grad=True)
-    optimiser = torch.optim.SGD([weights], lr=0.05)
-    for step in range(2000):
-        output = torch.tanh(codec.simulate(features * weights, training(step)).sum(dim=1))
-        loss = (output - targets).square().mean()
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    assert weights[0] > 1
-    assert weights[1] < -1.5

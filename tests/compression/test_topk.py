@@ -1,6 +1,5 @@
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,16 +13,16 @@ from vfl.errors import (
     WidthError,
 )
 from vfl.frame import HEADER_BYTES
-from vfl.seeds import generator
+from vfl.seeds import Secret, generator
 
-TRAINING = Moment(step=1, training=True)
+TRAINING = Moment(step=1, training=True, secret=Secret.of_simulation(0, "feature"))
 
-# Thesis table 3.2: width, values kept, percent of dense as printed.
+# Thesis table 3.2: width, values kept.
 TABLE_3_2 = [
-    *((128, 3, "2.86"), (128, 6, "5.71"), (128, 13, "12.4")),
-    *((300, 2, "0.85"), (300, 4, "1.71"), (300, 9, "3.84")),
-    *((600, 2, "0.44"), (600, 4, "0.88"), (600, 9, "1.97"), (600, 14, "3.06")),
-    *((1280, 2, "0.21"), (1280, 4, "0.42"), (1280, 9, "0.94")),
+    *((128, k) for k in (3, 6, 13)),
+    *((300, k) for k in (2, 4, 9)),
+    *((600, k) for k in (2, 4, 9, 14)),
+    *((1280, k) for k in (2, 4, 9)),
 ]
 
 
@@ -37,17 +36,11 @@ def round_trip(spec, cut, moment=INFERENCE):
 
 
 @pytest.mark.parametrize("name", ["topk", "randtopk"])
-@pytest.mark.parametrize(("width", "k", "percent"), TABLE_3_2)
-def test_formula_ratio_prints_the_digits_of_table_3_2(name, width, k, percent):
-    digits = len(percent.partition(".")[2])
-    assert f"{100 * make(f'{name}:k={k}').formula_ratio(width):.{digits}f}" == percent
-
-
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize(("width", "k", "percent"), TABLE_3_2)
-def test_frames_stay_within_five_percent_of_the_bound(width, k, percent, bits):
+@pytest.mark.parametrize(("width", "k"), TABLE_3_2)
+def test_frames_stay_within_five_percent_of_the_bound(width, k, bits, name):
     rows = 256
-    payload = make(f"topk:k={k},values={bits}").encode(normal_cut(rows, width), TRAINING).payload
+    payload = make(f"{name}:k={k},values={bits}").encode(normal_cut(rows, width), TRAINING).payload
     bound_bytes = rows * (math.log2(math.comb(width, k)) + k * bits) / 8
     assert HEADER_BYTES + len(payload) <= 1.05 * bound_bytes
 
@@ -177,21 +170,3 @@ def test_bad_options_are_refused(spec):
 def test_an_unknown_packer_is_refused_in_python_too():
     with pytest.raises(BadOptionError, match="enumerative, index"):
         type(make("topk:k=1"))(k=1, packer="enumerate")
-
-
-def test_the_toy_example_of_the_thesis_sticks_at_a_local_minimum():
-    """Section 3.3.2 with erratum E11: top-1 freezes the unit that would mend sample two."""
-    inputs = np.array([[1.0, 0.0], [0.5, 1.0]])
-    targets = np.array([1.0, -1.0])
-    codec = make("topk:k=1")
-    weights = torch.tensor([1.0, -0.1], requires_grad=True)
-    optimiser = torch.optim.SGD([weights], lr=0.05)
-    features = torch.tensor(inputs, dtype=torch.float32)
-    for step in range(2000):
-        cut = features * weights
-        output = torch.tanh(codec.simulate(cut, Moment(step, training=True)).sum(dim=1))
-        loss = (output - torch.tensor(targets, dtype=torch.float32)).square().mean()
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    assert weights.detach().tolist() == pytest.approx([0.365, -0.1], abs=0.02)

@@ -20,6 +20,7 @@ CODEC_SPECS = [
     "quantise:values=3",
     "relu:values=4",
     "l1:target=3,grad=bf16",
+    "l1:target=3,packer=enumerative",
     "size:k=3",
     "sign",
     "rate",

@@ -36,6 +36,7 @@ SPECS = (
     "quantise:values=2,packer=range,scale=row",
     "relu:values=4,packer=bitmap,grad=4",
     "relu:values=fp32,packer=dense",
+    "relu:values=4,packer=enumerative",
     "l1:target=3",
     "size:k=2,values=8",
     "sign:grad=2",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from vfl.compression.base import INFERENCE, Decoded, Encoded, Moment
 from vfl.compression.bound import Counts, Symbols
+from vfl.compression.dense_enumerative import DenseEnumerative
 from vfl.compression.dense_fixed import DenseBitmap, DenseFixed
 from vfl.compression.layout import DenseLayout, groups_of
 from vfl.compression.layout_codec import LayoutCodec, step_of
@@ -18,7 +20,7 @@ from vfl.compression.values import ValueCode
 from vfl.errors import NonFiniteError
 from vfl.frame import Payload
 
-Packer = Literal["dense", "bitmap", "range"]
+Packer = Literal["dense", "bitmap", "enumerative", "range"]
 
 
 class DenseCodec(LayoutCodec[DenseLayout]):
@@ -27,7 +29,8 @@ class DenseCodec(LayoutCodec[DenseLayout]):
     Args:
         code: spells the values.
         packer: ``dense`` (the same bits for each), ``bitmap`` (a bit for each and more for those
-            that are not zero) or ``range`` (adaptive; codes of at most 8 bits).
+            that are not zero), ``enumerative`` (for each row one number that says which are not
+            zero, and theirs) or ``range`` (adaptive; codes of at most 8 bits).
         scale: ``batch`` or ``row``, what shares a scale in training; a query has one a row.
         grad: ``fp32``, ``bf16``, or the bits of a gradient from 2 to 8.
         rectified: no value is negative and zeros stay zero, so that gradients travel for the
@@ -83,5 +86,11 @@ class DenseCodec(LayoutCodec[DenseLayout]):
             from vfl.compression.dense_range import DenseRange
 
             return DenseRange(width, self._code)
-        kind = DenseFixed if self.packer == "dense" else DenseBitmap
-        return kind(width, self._code)
+        return _FIXED[self.packer](width, self._code)
+
+
+_FIXED: dict[str, Callable[[int, ValueCode], DenseLayout]] = {
+    "dense": DenseFixed,
+    "bitmap": DenseBitmap,
+    "enumerative": DenseEnumerative,
+}

@@ -18,7 +18,7 @@ class Rectified(DenseCodec):
 
     Args:
         values: the bits of a value from 1 to 8, or ``fp32`` (not with ``packer=range``).
-        packer: ``range`` (adaptive), ``bitmap`` or ``dense``.
+        packer: ``range`` (adaptive), ``enumerative``, ``bitmap`` or ``dense``; see `DenseCodec`.
         scale: see `DenseCodec`.
         grad: see `DenseCodec`.
 

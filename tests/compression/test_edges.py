@@ -1,0 +1,93 @@
+"""Every codec at the edges: what is not finite, no rows, one row, rows of one value."""
+
+import math
+
+import pytest
+import torch
+
+from vfl.compression import INFERENCE, Moment, make
+from vfl.errors import NonFiniteError
+from vfl.seeds import Secret, generator
+
+WIDTH = 6
+TRAINING = Moment(1, training=True, secret=Secret.of_simulation(0, "party"))
+SPECS = [
+    *("topk:k=2", "topk:k=5,values=4", "topk:k=6,values=8,packer=range", "topk:k=2,packer=bitmap"),
+    *("randtopk:k=2", "randtopk:k=5,alpha=1", "randtopk:k=6,law=multinomial,values=1"),
+    *("quantise", "quantise:values=2,packer=range", "quantise:values=bf16,scale=row"),
+    *("relu", "relu:values=fp32,packer=bitmap", "relu:packer=enumerative", "relu:packer=dense"),
+    *("l1", "l1:packer=enumerative,scale=row", "size:k=6", "size:k=6,values=4", "sign", "rate"),
+]
+
+
+def normal(rows=4):
+    return torch.randn(rows, WIDTH, generator=generator(rows, "edges"))
+
+
+def trip(spec, cut, moment):
+    """The decoded cut and gradient of a constant gradient of 1."""
+    sender, receiver = make(spec), make(spec)
+    payload, kept = sender.encode(cut, moment)
+    arrived, saved = receiver.decode(bytes(payload), *cut.shape, moment)
+    grad = receiver.encode_grad(torch.ones_like(cut), saved, moment)
+    return arrived, sender.decode_grad(bytes(grad), kept, *cut.shape, moment)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_cut_that_is_not_finite_never_leaves(spec, bad):
+    for moment in (TRAINING, INFERENCE):
+        for place in (0, 5):
+            cut = normal()
+            cut[2, place] = bad
+            with pytest.raises(NonFiniteError):
+                make(spec).encode(cut, moment)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_gradient_that_is_not_finite_never_leaves(spec, bad):
+    cut, codec = normal().abs() + 1, make(spec)
+    saved = codec.decode(codec.encode(cut, TRAINING).payload, *cut.shape, TRAINING).saved
+    with pytest.raises(NonFiniteError):
+        codec.encode_grad(torch.full_like(cut, bad), saved, TRAINING)
+
+
+@pytest.mark.parametrize("moment", [TRAINING, INFERENCE], ids=["training", "inference"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_rows_of_one_value_and_of_zeros_among_others(spec, moment):
+    cut = normal(5)
+    cut[0], cut[2] = 0.0, 1.5
+    arrived, grad = trip(spec, cut, moment)
+    assert torch.isfinite(arrived).all()
+    kept = WIDTH if "k=" not in spec else make(spec).k
+    assert int((grad[2] != 0).sum()) == kept
+    if spec.startswith(("relu", "l1")):
+        assert not arrived[0].any()
+        assert not grad[0].any()
+
+
+@pytest.mark.parametrize("moment", [TRAINING, INFERENCE], ids=["training", "inference"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_no_rows_and_one_row(spec, moment):
+    for rows in (0, 1):
+        arrived, grad = trip(spec, normal(rows), moment)
+        assert arrived.shape == grad.shape == (rows, WIDTH)
+
+
+@pytest.mark.parametrize("values", ["fp32", "8"])
+@pytest.mark.parametrize("packer", ["enumerative", "index", "bitmap"])
+def test_all_units_kept_are_the_whole_cut(packer, values):
+    cut = normal()
+    arrived, grad = trip(f"topk:k={WIDTH},values={values},packer={packer}", cut, INFERENCE)
+    step = (cut.max(dim=1).values - cut.min(dim=1).values).max() / 2**8
+    assert float((arrived - cut).abs().max()) <= (0 if values == "fp32" else 0.6 * float(step))
+    assert torch.equal(grad, torch.ones_like(cut))
+
+
+def test_fewer_others_than_kept():
+    """d - k < k: with alpha = 1 the one other place is taken, and k - 1 of the top ones stay."""
+    cut = torch.arange(WIDTH, 0, -1.0).expand(30, WIDTH)
+    arrived, _ = trip("randtopk:k=5,alpha=1", cut, TRAINING)
+    assert ((arrived != 0).sum(dim=1) == 5).all()
+    assert (arrived[:, WIDTH - 1] == 1).all()
