@@ -71,30 +71,30 @@ class _CodecTurn:
         cut = self._module(batch) if self._module is not None else batch
         rows, width = cut.shape
         sender, reader = Moment(step, True, self._secret), Moment(step, True)
-        began = time.perf_counter()
+        began = time.thread_time()
         raw = to_bytes(Frame(Kind.CUT, step, self._codec.encode(cut, sender).payload))
-        encoded = time.perf_counter()
+        encoded = time.thread_time()
         self._codec.decode(from_bytes(raw).payload, rows, width, reader)
-        decoded = time.perf_counter()
+        decoded = time.thread_time()
         self._codec.commit(step)
         return Cost(encoded - began, decoded - encoded, len(raw))
 
 
 def _memcpy(step: int, batch: Tensor) -> Cost:
-    began = time.perf_counter()
+    began = time.thread_time()
     batch.clone()
-    return Cost(time.perf_counter() - began, 0.0, 4 * batch.numel())
+    return Cost(time.thread_time() - began, 0.0, 4 * batch.numel())
 
 
 def _topk(k: int, step: int, batch: Tensor) -> Cost:
-    began = time.perf_counter()
+    began = time.thread_time()
     torch.topk(batch.abs(), k)
-    return Cost(time.perf_counter() - began, 0.0, 0)
+    return Cost(time.thread_time() - began, 0.0, 0)
 
 
 def _zstd(step: int, batch: Tensor) -> Cost:
-    began = time.perf_counter()
+    began = time.thread_time()
     raw = zstandard.ZstdCompressor(level=1).compress(batch.numpy().data)
-    encoded = time.perf_counter()
+    encoded = time.thread_time()
     zstandard.ZstdDecompressor().decompress(raw)
-    return Cost(encoded - began, time.perf_counter() - encoded, len(raw))
+    return Cost(encoded - began, time.thread_time() - encoded, len(raw))

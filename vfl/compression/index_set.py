@@ -100,11 +100,15 @@ class Enumerative(IndexSet):
         self.count = math.comb(width, k)
         self.bits = (self.count - 1).bit_length()
         self._columns = _columns(width, k)
+        narrow = [column for column in self._columns if column.dtype == np.int64]
+        self._narrow = np.concatenate(narrow)
+        self._starts = np.arange(len(narrow)) * (width - k)
 
     def to_bits(self, places: Places) -> Bits:
-        rank = np.zeros(len(places), np.int64)
-        for j, column in enumerate(self._columns):
-            rank = rank + column[places[:, j] - j]
+        narrow = len(self._starts)
+        rank = np.einsum("ij->i", self._narrow[places[:, :narrow] + self._starts])
+        for j in range(narrow, self.k):
+            rank = rank + self._columns[j][places[:, j] - j]
         return to_bits(rank[:, None], self.bits)
 
     def from_bits(self, bits: Bits) -> Places:
