@@ -8,15 +8,27 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from vfl.compression.bits import WORD_BITS, Bits, from_bits, to_bits
+from vfl.compression import kernels
+from vfl.compression.bits import (
+    WORD_BITS,
+    Bits,
+    from_bits,
+    pack,
+    packed_bytes,
+    require_rows,
+    to_bits,
+    unpack,
+)
 from vfl.errors import CorruptFrameError, WidthError
+from vfl.frame import Payload
 
 Places = npt.NDArray[np.int64]
+Codes = np.ndarray  # whole numbers of any type
 TABLE_LIMIT = 2**19  # binomials an enumerative packer may hold; 4 MB of them below 2^63
 
 
@@ -49,6 +61,26 @@ class IndexSet(ABC):
         Raises:
             CorruptFrameError: bits that no set of places has.
         """
+
+    def pack_rows(self, places: Places, codes: Codes, code_bits: int) -> bytes:
+        """Each row's places and then its codes, back to back.
+
+        Args:
+            places: strictly increasing, axes (rows, k).
+            codes: numbers below 2^code_bits, axes (rows, k).
+            code_bits: bits of a code.
+        """
+        return pack(np.concatenate([self.to_bits(places), to_bits(codes, code_bits)], axis=1))
+
+    def unpack_rows(self, payload: Payload, rows: int, code_bits: int) -> tuple[Places, Codes]:
+        """The places and codes `pack_rows` wrote.
+
+        Raises:
+            FrameError: what it could not have written.
+        """
+        bits = unpack(payload, rows, self.bits + self.k * code_bits)
+        places = self.from_bits(bits[:, : self.bits])
+        return places, from_bits(bits[:, self.bits :], code_bits, self.k)
 
 
 class PlainIndex(IndexSet):
@@ -114,7 +146,7 @@ class Enumerative(IndexSet):
     def from_bits(self, bits: Bits) -> Places:
         rank = from_bits(bits, self.bits, 1)[:, 0]
         if (rank >= self.count).any():
-            raise CorruptFrameError("a payload names a set of places that does not exist")
+            raise self._unknown()
         places = np.empty((len(rank), self.k), np.int64)
         for j in reversed(range(self.k)):
             column = self._columns[j]
@@ -123,6 +155,46 @@ class Enumerative(IndexSet):
             places[:, j] = above + j
             rank = rank - column[above]
         return places
+
+    def pack_rows(self, places: Places, codes: Codes, code_bits: int) -> bytes:
+        if not self._is_compiled:
+            return super().pack_rows(places, codes, code_bits)
+        out = np.zeros(packed_bytes(len(places), self.bits + self.k * code_bits), np.uint8)
+        numbers = codes.astype(np.int64, copy=False)
+        kernels.pack_rows(places, numbers, self._table, self.bits, code_bits, out)
+        return out.tobytes()
+
+    def unpack_rows(self, payload: Payload, rows: int, code_bits: int) -> tuple[Places, Codes]:
+        if not self._is_compiled:
+            return super().unpack_rows(payload, rows, code_bits)
+        raw = require_rows(payload, rows, self.bits + self.k * code_bits)
+        places, codes = np.empty((2, rows, self.k), np.int64)
+        count, sizes = _limbs(np.array(self.count), self._limb_count), (self.bits, code_bits)
+        if not kernels.unpack_rows(raw.copy(), self._table, count, *sizes, places, codes):
+            raise self._unknown()
+        return places, codes
+
+    @property
+    def _is_compiled(self) -> bool:
+        return kernels.USED and self._limb_count <= kernels.MOST_LIMBS
+
+    @property
+    def _limb_count(self) -> int:
+        return max(1, -(-self.bits // kernels.LIMB_BITS))
+
+    @cached_property
+    def _table(self) -> np.ndarray:
+        """The columns for `kernels.pack_rows`."""
+        return _limbs(np.array(self._columns, object), self._limb_count)
+
+    def _unknown(self) -> CorruptFrameError:
+        return CorruptFrameError("a payload names a set of places that does not exist")
+
+
+def _limbs(numbers: np.ndarray, count: int) -> np.ndarray:
+    """Python integers in `count` parts of `kernels.LIMB_BITS` bits, along a new first axis."""
+    parts = [numbers >> kernels.LIMB_BITS * limb for limb in range(count)]
+    return np.array([part & 2**kernels.LIMB_BITS - 1 for part in parts], np.int64)
 
 
 def _columns(width: int, k: int) -> list[np.ndarray]:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vfl.compression import kernels
 from vfl.compression.index_set import Places
 from vfl.errors import NonFiniteError
 
@@ -36,17 +37,26 @@ def top_places(cut: Tensor, k: int) -> Places:
     Raises:
         NonFiniteError: a row holds NaN or Inf.
     """
+    if kernels.USED and k <= kernels.MOST_PLACES:
+        found = np.empty((len(cut), k), np.int64)
+        if not kernels.find_top(cut.contiguous().view(torch.int32).numpy(), found):
+            raise _not_finite()
+        return found
     magnitude = cut.abs()
-    largest, found = torch.topk(magnitude, k, dim=1)
+    largest, unordered = torch.topk(magnitude, k, dim=1)
     if not torch.isfinite(largest[:, 0]).all():  # NaN sorts above Inf and both above all others
-        raise NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
-    places: Places = found.numpy()
+        raise _not_finite()
+    places: Places = unordered.numpy()
     size, least = magnitude.numpy(), largest[:, -1:].numpy()
     enough = size >= least
     if np.count_nonzero(enough) > places.size:
         tied = enough.sum(axis=1) > k
         places[tied] = _lower_of_tied(size[tied], least[tied], k)
     return np.sort(places, axis=1)
+
+
+def _not_finite() -> NonFiniteError:
+    return NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
 
 
 def _lower_of_tied(size: np.ndarray, least: np.ndarray, k: int) -> Places:
@@ -70,7 +80,12 @@ def random_places(top: Places, width: int, alpha: float, law: Law, draws: Draws)
     """
     k, others = top.shape[1], width - top.shape[1]
     choose = sequential_drops if law == "sequential" else multinomial_drops
-    return _replaced(top, choose(draws[:, k:], others, alpha), draws[:, :k], others)
+    drops = choose(draws[:, k:], others, alpha)
+    if not kernels.USED:
+        return _replaced(top, drops, draws, others)
+    places: Places = np.array(top)
+    kernels.replace(places, drops, draws, others)
+    return places
 
 
 def sequential_drops(draws: Draws, others: int, alpha: float) -> Drops:
@@ -119,7 +134,7 @@ def _smallest(draws: Draws, counts: Counts) -> Drops:
 
 
 def _replaced(top: Places, drops: Drops, draws: Draws, others: int) -> Places:
-    """Increasing places, each marked one replaced by any outside `top`; all axes (rows, k)."""
+    """Increasing places, each marked one replaced by any outside `top`; see `kernels.replace`."""
     rows, k = top.shape
     counts = drops @ np.ones(k, np.int64)
     most = counts.max(initial=0)
