@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vfl.compression import kernels
+from vfl.compression import compiled, row_loops
 from vfl.compression.bits import (
     WORD_BITS,
     Bits,
@@ -161,7 +163,7 @@ class Enumerative(IndexSet):
             return super().pack_rows(places, codes, code_bits)
         out = np.zeros(packed_bytes(len(places), self.bits + self.k * code_bits), np.uint8)
         numbers = codes.astype(np.int64, copy=False)
-        kernels.pack_rows(places, numbers, self._table, self.bits, code_bits, out)
+        row_loops.pack_rows(places, numbers, self._table, self.bits, code_bits, out)
         return out.tobytes()
 
     def unpack_rows(self, payload: Payload, rows: int, code_bits: int) -> tuple[Places, Codes]:
@@ -169,32 +171,37 @@ class Enumerative(IndexSet):
             return super().unpack_rows(payload, rows, code_bits)
         raw = require_rows(payload, rows, self.bits + self.k * code_bits)
         places, codes = np.empty((2, rows, self.k), np.int64)
-        count, sizes = _limbs(np.array(self.count), self._limb_count), (self.bits, code_bits)
-        if not kernels.unpack_rows(raw.copy(), self._table, count, *sizes, places, codes):
+        tables, sizes = (self._table, self._count_table), (self.bits, code_bits)
+        if not row_loops.unpack_rows(raw.copy(), *tables, *sizes, places, codes):
             raise self._unknown()
         return places, codes
 
     @property
     def _is_compiled(self) -> bool:
-        return kernels.USED and self._limb_count <= kernels.MOST_LIMBS
+        return compiled.COMPILED and self._limb_count <= row_loops.MOST_LIMBS
 
     @property
     def _limb_count(self) -> int:
-        return max(1, -(-self.bits // kernels.LIMB_BITS))
+        return max(1, -(-self.bits // row_loops.LIMB_BITS))
 
     @cached_property
     def _table(self) -> np.ndarray:
-        """The columns for `kernels.pack_rows`."""
-        return _limbs(np.array(self._columns, object), self._limb_count)
+        """The columns for `row_loops.pack_rows`."""
+        return _limbs(self._columns, self._limb_count)
+
+    @cached_property
+    def _count_table(self) -> np.ndarray:
+        return _limbs([[self.count]], self._limb_count)
 
     def _unknown(self) -> CorruptFrameError:
         return CorruptFrameError("a payload names a set of places that does not exist")
 
 
-def _limbs(numbers: np.ndarray, count: int) -> np.ndarray:
-    """Python integers in `count` parts of `kernels.LIMB_BITS` bits, along a new first axis."""
-    parts = [numbers >> kernels.LIMB_BITS * limb for limb in range(count)]
-    return np.array([part & 2**kernels.LIMB_BITS - 1 for part in parts], np.int64)
+def _limbs(numbers: Sequence[Any], count: int) -> np.ndarray:
+    """Integers in `count` parts of `row_loops.LIMB_BITS` bits each, along a new first axis."""
+    whole = np.array(numbers, object)
+    parts = [whole >> row_loops.LIMB_BITS * limb for limb in range(count)]
+    return np.array([part & 2**row_loops.LIMB_BITS - 1 for part in parts], np.int64)
 
 
 def _columns(width: int, k: int) -> list[np.ndarray]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vfl.compression import kernels
+from vfl.compression import compiled, top_loops
 from vfl.compression.index_set import Places
 from vfl.errors import NonFiniteError
 
@@ -37,9 +37,9 @@ def top_places(cut: Tensor, k: int) -> Places:
     Raises:
         NonFiniteError: a row holds NaN or Inf.
     """
-    if kernels.USED and k <= kernels.MOST_PLACES:
+    if compiled.COMPILED and k <= top_loops.MOST_PLACES:
         found = np.empty((len(cut), k), np.int64)
-        if not kernels.find_top(cut.contiguous().view(torch.int32).numpy(), found):
+        if not top_loops.find_top(cut.contiguous().view(torch.int32).numpy(), found):
             raise _not_finite()
         return found
     magnitude = cut.abs()
@@ -81,10 +81,10 @@ def random_places(top: Places, width: int, alpha: float, law: Law, draws: Draws)
     k, others = top.shape[1], width - top.shape[1]
     choose = sequential_drops if law == "sequential" else multinomial_drops
     drops = choose(draws[:, k:], others, alpha)
-    if not kernels.USED:
+    if not compiled.COMPILED:
         return _replaced(top, drops, draws, others)
     places: Places = np.array(top)
-    kernels.replace(places, drops, draws, others)
+    top_loops.replace(places, drops, draws, others)
     return places
 
 
@@ -134,7 +134,7 @@ def _smallest(draws: Draws, counts: Counts) -> Drops:
 
 
 def _replaced(top: Places, drops: Drops, draws: Draws, others: int) -> Places:
-    """Increasing places, each marked one replaced by any outside `top`; see `kernels.replace`."""
+    """Increasing places, each marked one replaced by any outside `top`; see `top_loops.replace`."""
     rows, k = top.shape
     counts = drops @ np.ones(k, np.int64)
     most = counts.max(initial=0)
