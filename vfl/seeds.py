@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -150,7 +151,7 @@ class Secret:
 
         Row r of a two-dimensional draw does not depend on how many rows follow it.
         """
-        words = np.frombuffer(self.stream(8 * int(np.prod(shape)), *purpose), dtype="<u8")
+        words = np.frombuffer(self.stream(8 * math.prod(shape), *purpose), dtype="<u8")
         return ((words >> np.uint64(11)) * 2.0**-53).reshape(shape)
 
     def __repr__(self) -> str:

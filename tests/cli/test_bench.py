@@ -1,11 +1,12 @@
-"""`vfl bench step` and `memory` as commands; what they measure is tested with the benchmarks."""
+"""`vfl bench step`, `codecs` and `memory` as commands; what they measure has tests of its own."""
 
 import inspect
 import json
 
 import pytest
 
-from vfl.bench import memory, step
+from vfl.bench import codecs, memory, step
+from vfl.bench.messages import CodecRow
 
 
 @pytest.fixture
@@ -58,3 +59,38 @@ def test_what_cannot_be_measured_is_told(vfl):
     done = vfl("bench", "memory", "--format", "xlsx")
     assert done.code == 2
     assert "csv or parquet" in done.err
+
+
+@pytest.fixture
+def codecs_asked(monkeypatch):
+    calls = []
+
+    def measured(pairs, *, rounds, say):
+        calls.append((list(pairs), rounds))
+        numbers = dict.fromkeys(CodecRow.model_fields, 1.0)
+        return [CodecRow(**numbers | {"width": 8, "k": 2, "name": "topk", "compiled": True})]
+
+    monkeypatch.setattr(codecs, "bench_codecs", measured)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("options", "pairs", "rounds"),
+    [
+        ([], list(codecs.PAIRS), 96),
+        (["--width", "300"], [(300, 2), (300, 4), (300, 9)], 96),
+        (["--width", "64", "--rounds", "5"], [(64, 2)], 5),
+        (["--width", "64", "--k", "1,7"], [(64, 1), (64, 7)], 96),
+    ],
+)
+def test_widths_and_values_kept_can_be_chosen(vfl, codecs_asked, options, pairs, rounds):
+    done = vfl("bench", "codecs", "--json", *options)
+    assert codecs_asked == [(pairs, rounds)]
+    assert [row["name"] for row in json.loads(done.out)] == ["topk"]
+    assert "topk" in vfl("bench", "codecs", *options).out
+
+
+@pytest.mark.parametrize("options", [["--k", "3"], ["--width", "64", "--k", "few"]])
+def test_a_choice_that_makes_no_sense_is_refused(vfl, codecs_asked, options):
+    assert vfl("bench", "codecs", *options).code == 2
+    assert codecs_asked == []

@@ -98,3 +98,52 @@ class Marks(Settings):
     """What a training over a slow link led to; a feature party has nothing to tell."""
 
     marks: tuple[Mark, ...] = ()
+
+
+class CodecJob(Settings):
+    """Cuts to send in every way there is.
+
+    Attributes:
+        width: of the cut.
+        k: values of each row that are kept by whatever keeps some.
+        rounds: turns of each way.
+        seed: of the batches.
+    """
+
+    width: int
+    k: int
+    rounds: int
+    seed: int
+
+
+class CodecRow(Settings):
+    """What one way to send a cut costs.
+
+    Attributes:
+        width, k: see `CodecJob`.
+        name: a codec's spec, or what else was measured.
+        compiled: whether loops ran as machine code.
+        rounds: how often it was measured.
+        encode_us, decode_us: medians in microseconds, header and checksum of a frame included.
+        encode_ratio, decode_ratio: the same in times of torch.topk.
+        wire_bytes: median of the bytes that travel; 0 where none do.
+        wire_ratio: the same in sizes of the dense float32 cut.
+    """
+
+    width: int
+    k: int
+    name: str
+    compiled: bool
+    rounds: int
+    encode_us: float
+    decode_us: float
+    encode_ratio: float
+    decode_ratio: float
+    wire_bytes: float
+    wire_ratio: float
+
+
+class CodecRows(Settings):
+    """All ways to send cuts of one width."""
+
+    rows: tuple[CodecRow, ...]

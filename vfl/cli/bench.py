@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -58,6 +59,33 @@ def fuzz(
         raise typer.Exit(1)
 
 
+@app.command("codecs")
+def codecs(
+    width: Annotated[
+        int | None, typer.Option(help="Of the cut; the published widths if not given.")
+    ] = None,
+    k: Annotated[
+        str | None, typer.Option(help="Values kept of a row, such as 3,6; needs --width.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Turns of each; 96 if not given.")] = None,
+    json: Json = False,
+) -> None:
+    """Encoding and decoding of every codec, in times of torch.topk; bytes of real frames."""
+    from vfl.bench.codecs import PAIRS, ROUNDS, bench_codecs, format_codecs
+
+    if k is not None and width is None:
+        raise typer.BadParameter("k belongs to a width", param_hint="--k")
+    pairs: Sequence[tuple[int, int]] = PAIRS
+    if width is not None:
+        known = [each for wide, each in PAIRS if wide == width] or [max(1, width // 32)]
+        pairs = [(width, each) for each in (_numbers(k, "--k") if k else known)]
+    rows = bench_codecs(pairs, rounds=ROUNDS if rounds is None else rounds, say=say)
+    if json:
+        emit([row.model_dump() for row in rows])
+    else:
+        print(format_codecs(rows))
+
+
 @app.command("wan")
 def wan(
     delay_ms: Annotated[
@@ -80,18 +108,18 @@ def wan(
     from vfl.bench.wan import bench_wan, format_wan, wan_experiment
 
     experiment = wan_experiment(source, codec, batch_rows, learning_rate, epochs, seed)
-    rows = bench_wan(experiment, _numbers(in_flight), delay_ms, mbps, until, say=say)
+    rows = bench_wan(experiment, _numbers(in_flight, "--in-flight"), delay_ms, mbps, until, say=say)
     if json:
         emit([asdict(row) for row in rows])
     else:
         print(format_wan(rows))
 
 
-def _numbers(text: str) -> list[int]:
+def _numbers(text: str, option: str) -> list[int]:
     try:
         return [int(each) for each in text.split(",")]
     except ValueError:
-        raise typer.BadParameter("numbers, such as 1,5", param_hint="--in-flight") from None
+        raise typer.BadParameter("numbers, such as 1,5", param_hint=option) from None
 
 
 @app.command("memory")

@@ -87,12 +87,23 @@ def unpack(payload: Payload, rows: int, row_bits: int) -> Bits:
         TruncatedFrameError: the payload is not exactly as long as its rows.
         CorruptFrameError: a bit behind the last row is set.
     """
+    raw = require_rows(payload, rows, row_bits)
+    return np.unpackbits(raw, count=rows * row_bits).reshape(rows, row_bits)
+
+
+def require_rows(payload: Payload, rows: int, row_bits: int) -> npt.NDArray[np.uint8]:
+    """The bytes of a payload that holds so many rows of bits and zeros behind them.
+
+    Raises:
+        TruncatedFrameError: the payload is not exactly as long as its rows.
+        CorruptFrameError: a bit behind the last row is set.
+    """
     require_bytes(payload, packed_bytes(rows, row_bits), rows)
-    bits = np.unpackbits(np.frombuffer(payload, np.uint8))
-    used = rows * row_bits
-    if bits[used:].any():
+    raw = np.frombuffer(payload, np.uint8)
+    behind = -rows * row_bits % 8
+    if behind and raw[-1] & ((1 << behind) - 1):
         raise CorruptFrameError("a payload has bits behind its last row")
-    return bits[:used].reshape(rows, row_bits)
+    return raw
 
 
 def require_bytes(payload: Payload, wanted_bytes: int, rows: int) -> None:

@@ -8,15 +8,29 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vfl.compression.bits import WORD_BITS, Bits, from_bits, to_bits
+from vfl.compression import compiled, row_loops
+from vfl.compression.bits import (
+    WORD_BITS,
+    Bits,
+    from_bits,
+    pack,
+    packed_bytes,
+    require_rows,
+    to_bits,
+    unpack,
+)
 from vfl.errors import CorruptFrameError, WidthError
+from vfl.frame import Payload
 
 Places = npt.NDArray[np.int64]
+Codes = np.ndarray  # whole numbers of any type
 TABLE_LIMIT = 2**19  # binomials an enumerative packer may hold; 4 MB of them below 2^63
 
 
@@ -49,6 +63,26 @@ class IndexSet(ABC):
         Raises:
             CorruptFrameError: bits that no set of places has.
         """
+
+    def pack_rows(self, places: Places, codes: Codes, code_bits: int) -> bytes:
+        """Each row's places and then its codes, back to back.
+
+        Args:
+            places: strictly increasing, axes (rows, k).
+            codes: numbers below 2^code_bits, axes (rows, k).
+            code_bits: bits of a code.
+        """
+        return pack(np.concatenate([self.to_bits(places), to_bits(codes, code_bits)], axis=1))
+
+    def unpack_rows(self, payload: Payload, rows: int, code_bits: int) -> tuple[Places, Codes]:
+        """The places and codes `pack_rows` wrote.
+
+        Raises:
+            FrameError: what it could not have written.
+        """
+        bits = unpack(payload, rows, self.bits + self.k * code_bits)
+        places = self.from_bits(bits[:, : self.bits])
+        return places, from_bits(bits[:, self.bits :], code_bits, self.k)
 
 
 class PlainIndex(IndexSet):
@@ -100,17 +134,21 @@ class Enumerative(IndexSet):
         self.count = math.comb(width, k)
         self.bits = (self.count - 1).bit_length()
         self._columns = _columns(width, k)
+        narrow = [column for column in self._columns if column.dtype == np.int64]
+        self._narrow = np.concatenate(narrow)
+        self._starts = np.arange(len(narrow)) * (width - k)
 
     def to_bits(self, places: Places) -> Bits:
-        rank = np.zeros(len(places), np.int64)
-        for j, column in enumerate(self._columns):
-            rank = rank + column[places[:, j] - j]
+        narrow = len(self._starts)
+        rank = np.einsum("ij->i", self._narrow[places[:, :narrow] + self._starts])
+        for j in range(narrow, self.k):
+            rank = rank + self._columns[j][places[:, j] - j]
         return to_bits(rank[:, None], self.bits)
 
     def from_bits(self, bits: Bits) -> Places:
         rank = from_bits(bits, self.bits, 1)[:, 0]
         if (rank >= self.count).any():
-            raise CorruptFrameError("a payload names a set of places that does not exist")
+            raise self._unknown()
         places = np.empty((len(rank), self.k), np.int64)
         for j in reversed(range(self.k)):
             column = self._columns[j]
@@ -119,6 +157,51 @@ class Enumerative(IndexSet):
             places[:, j] = above + j
             rank = rank - column[above]
         return places
+
+    def pack_rows(self, places: Places, codes: Codes, code_bits: int) -> bytes:
+        if not self._is_compiled:
+            return super().pack_rows(places, codes, code_bits)
+        out = np.zeros(packed_bytes(len(places), self.bits + self.k * code_bits), np.uint8)
+        numbers = codes.astype(np.int64, copy=False)
+        row_loops.pack_rows(places, numbers, self._table, self.bits, code_bits, out)
+        return out.tobytes()
+
+    def unpack_rows(self, payload: Payload, rows: int, code_bits: int) -> tuple[Places, Codes]:
+        if not self._is_compiled:
+            return super().unpack_rows(payload, rows, code_bits)
+        raw = require_rows(payload, rows, self.bits + self.k * code_bits)
+        places, codes = np.empty((2, rows, self.k), np.int64)
+        tables, sizes = (self._table, self._count_table), (self.bits, code_bits)
+        if not row_loops.unpack_rows(raw.copy(), *tables, *sizes, places, codes):
+            raise self._unknown()
+        return places, codes
+
+    @property
+    def _is_compiled(self) -> bool:
+        return compiled.COMPILED and self._limb_count <= row_loops.MOST_LIMBS
+
+    @property
+    def _limb_count(self) -> int:
+        return max(1, -(-self.bits // row_loops.LIMB_BITS))
+
+    @cached_property
+    def _table(self) -> np.ndarray:
+        """The columns for `row_loops.pack_rows`."""
+        return _limbs(self._columns, self._limb_count)
+
+    @cached_property
+    def _count_table(self) -> np.ndarray:
+        return _limbs([[self.count]], self._limb_count)
+
+    def _unknown(self) -> CorruptFrameError:
+        return CorruptFrameError("a payload names a set of places that does not exist")
+
+
+def _limbs(numbers: Sequence[Any], count: int) -> np.ndarray:
+    """Integers in `count` parts of `row_loops.LIMB_BITS` bits each, along a new first axis."""
+    whole = np.array(numbers, object)
+    parts = [whole >> row_loops.LIMB_BITS * limb for limb in range(count)]
+    return np.array([part & 2**row_loops.LIMB_BITS - 1 for part in parts], np.int64)
 
 
 def _columns(width: int, k: int) -> list[np.ndarray]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from vfl.compression.base import Moment
 from vfl.compression.index_set import Places
 from vfl.compression.options import Scale, require_choice
-from vfl.compression.select import Law, random_places, top_places
+from vfl.compression.select import DRAWS, Law, random_places, top_places
 from vfl.compression.sparse_codec import Packer, SparseCodec
 from vfl.errors import BadOptionError, UserError
 
@@ -71,5 +71,5 @@ class RandTopK(SparseCodec):
                 where=f"step {moment.step}",
                 fix="Moment(step, training=True, secret=Secret.fresh())",
             )
-        draws = moment.secret.uniform((len(top), 3 * self.k), "randtopk", moment.step)
+        draws = moment.secret.uniform((len(top), DRAWS[self.law] * self.k), "randtopk", moment.step)
         return random_places(top, cut.shape[1], self.alpha, self.law, draws)

@@ -17,12 +17,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vfl.compression import compiled, top_loops
 from vfl.compression.index_set import Places
 from vfl.errors import NonFiniteError
 
 Law = Literal["sequential", "multinomial"]
 Draws = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
+Drops = npt.NDArray[np.bool_]
 
 
 def top_places(cut: Tensor, k: int) -> Places:
@@ -35,17 +37,26 @@ def top_places(cut: Tensor, k: int) -> Places:
     Raises:
         NonFiniteError: a row holds NaN or Inf.
     """
+    if compiled.COMPILED and k <= top_loops.MOST_PLACES:
+        found = np.empty((len(cut), k), np.int64)
+        if not top_loops.find_top(cut.contiguous().view(torch.int32).numpy(), found):
+            raise _not_finite()
+        return found
     magnitude = cut.abs()
-    largest, found = torch.topk(magnitude, k, dim=1)
+    largest, unordered = torch.topk(magnitude, k, dim=1)
     if not torch.isfinite(largest[:, 0]).all():  # NaN sorts above Inf and both above all others
-        raise NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
-    places: Places = found.numpy()
+        raise _not_finite()
+    places: Places = unordered.numpy()
     size, least = magnitude.numpy(), largest[:, -1:].numpy()
     enough = size >= least
     if np.count_nonzero(enough) > places.size:
         tied = enough.sum(axis=1) > k
         places[tied] = _lower_of_tied(size[tied], least[tied], k)
     return np.sort(places, axis=1)
+
+
+def _not_finite() -> NonFiniteError:
+    return NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
 
 
 def _lower_of_tied(size: np.ndarray, least: np.ndarray, k: int) -> Places:
@@ -65,41 +76,72 @@ def random_places(top: Places, width: int, alpha: float, law: Law, draws: Draws)
         width: width of the cut.
         alpha: weight of the places outside the top k, in [0, 1].
         law: distribution of the number of replacements.
-        draws: uniform on [0, 1), axes (rows, 3 k); row r of the result uses row r alone.
+        draws: uniform on [0, 1), axes (rows, `DRAWS[law]` k); row r of the result uses row r alone.
     """
-    k = top.shape[1]
-    count_draws, order_draws, place_draws = np.split(draws, 3, axis=1)
-    counts = _COUNTS[law](count_draws, width - k, alpha)
-    order = np.argsort(order_draws, axis=1)
-    others = _other_places(_distinct(place_draws, width - k), top)
-    replaced = np.arange(k) < counts[:, None]
-    return np.sort(np.where(replaced, others, np.take_along_axis(top, order, axis=1)), axis=1)
+    k, others = top.shape[1], width - top.shape[1]
+    choose = sequential_drops if law == "sequential" else multinomial_drops
+    drops = choose(draws[:, k:], others, alpha)
+    if not compiled.COMPILED:
+        return _replaced(top, drops, draws, others)
+    places: Places = np.array(top)
+    top_loops.replace(places, drops, draws, others)
+    return places
 
 
-def sequential_counts(draws: Draws, others: int, alpha: float) -> Counts:
-    """Replacements a row under equation (3-19): min(Binomial(k, alpha), others).
+def sequential_drops(draws: Draws, others: int, alpha: float) -> Drops:
+    """Which of the top places give way under equation (3-19): each with probability alpha.
 
-    A pool that is empty passes its mass to the other pool, hence the minimum.
+    There are no more than `others`: a pool that is empty passes its mass to the other pool.
+
+    Args:
+        draws: uniform on [0, 1), axes (rows, k).
+        others: places outside the top k.
+        alpha: weight of those.
     """
-    counts: Counts = np.minimum((draws < alpha).sum(axis=1), others)
-    return counts
+    drops: Drops = draws < alpha
+    if others < draws.shape[1]:
+        drops = _smallest(draws, np.minimum(drops.sum(axis=1), others))
+    return drops
 
 
-def multinomial_counts(draws: Draws, others: int, alpha: float) -> Counts:
-    """Replacements a row when k places are drawn one after another with fixed weights.
+def multinomial_drops(draws: Draws, others: int, alpha: float) -> Drops:
+    """Which of the top places give way when k are drawn one by one with fixed weights.
 
-    A draw falls outside the top k with probability proportional to the weight left there.
+    Args:
+        draws: uniform on [0, 1), axes (rows, 2 k).
+        others: places outside the top k.
+        alpha: weight of those.
     """
-    k = draws.shape[1]
+    count_draws, order_draws = np.split(draws, 2, axis=1)
+    k = count_draws.shape[1]
     counts = np.zeros(len(draws), np.int64)
-    for drawn in range(k):
+    for drawn in range(k):  # one falls outside in proportion to the weight that is left there
         outside = alpha * (others - counts) / max(others, 1)
         inside = (1 - alpha) * (k - drawn + counts) / k
-        counts += draws[:, drawn] * (outside + inside) < outside
-    return counts
+        counts += count_draws[:, drawn] * (outside + inside) < outside
+    return _smallest(order_draws, counts)
 
 
-_COUNTS = {"sequential": sequential_counts, "multinomial": multinomial_counts}
+#: Draws for each of the k places of a row.
+DRAWS = {"sequential": 2, "multinomial": 3}
+
+
+def _smallest(draws: Draws, counts: Counts) -> Drops:
+    """Marks as many of the smallest draws of each row as `counts` says."""
+    ends = np.sort(np.pad(draws, ((0, 0), (0, 1)), constant_values=1.0), axis=1)
+    smallest: Drops = draws < np.take_along_axis(ends, counts[:, None], axis=1)
+    return smallest
+
+
+def _replaced(top: Places, drops: Drops, draws: Draws, others: int) -> Places:
+    """Increasing places, each marked one replaced by any outside `top`; see `top_loops.replace`."""
+    rows, k = top.shape
+    counts = drops @ np.ones(k, np.int64)
+    most = counts.max(initial=0)
+    ranks = _distinct(draws[:, :most], others)[np.arange(most) < counts[:, None]]
+    places = top.copy()
+    places[drops] = _outside(ranks, np.repeat(np.arange(rows), counts), top, others)
+    return np.sort(places, axis=1)
 
 
 def _distinct(draws: Draws, count: int) -> Places:
@@ -108,16 +150,22 @@ def _distinct(draws: Draws, count: int) -> Places:
     Draw t becomes a rank among the `count` - t numbers still free (a Lehmer code), and ranks become
     numbers from the last to the first. Columns from `count` on mean nothing and are never used.
     """
-    k = draws.shape[1]
-    numbers = (draws * np.maximum(count - np.arange(k), 0)).astype(np.int64)
-    for t in reversed(range(k - 1)):
-        numbers[:, t + 1 :] += numbers[:, t + 1 :] >= numbers[:, t : t + 1]
-    return numbers
+    most = draws.shape[1]
+    free = np.maximum(count - np.arange(most), 0)[:, None]
+    numbers = (np.ascontiguousarray(draws.T) * free).astype(np.int64)
+    for t in reversed(range(most - 1)):
+        numbers[t + 1 :] += numbers[t + 1 :] >= numbers[t]
+    return numbers.T
 
 
-def _other_places(ranks: Places, top: Places) -> Places:
-    """The places with the given ranks among those outside `top`, which is increasing."""
-    places = ranks.copy()
-    for t in range(top.shape[1]):
-        places += places >= top[:, t : t + 1]
+def _outside(ranks: Places, row: Places, top: Places, others: int) -> Places:
+    """The places with the given ranks, each in its row, among the `others` outside `top`.
+
+    Rank r stands behind every top place that has at most r others before it.
+    """
+    rows, k = top.shape
+    width = others + k
+    before = top - np.arange(k) + width * np.arange(rows)[:, None]  # rows follow one another
+    behind = np.searchsorted(before.reshape(-1), ranks + width * row, side="right")
+    places: Places = ranks + behind - k * row
     return places

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from vfl.compression.bits import from_bits, pack, packed_bytes, require_bytes, to_bits, unpack
+from vfl.compression.bits import packed_bytes, require_bytes
 from vfl.compression.index_set import IndexSet, Places
 from vfl.compression.layout import SparseLayout, groups_of
 from vfl.compression.values import ValueCode, Values
@@ -42,8 +40,7 @@ class SparseFixed(SparseLayout):
 
     def pack(self, places: Places, values: Values, per_row: bool, step: int | None) -> bytes:
         scale, codes = self.code.encode(values, groups_of(len(places), per_row))
-        fields = [self.sets.to_bits(places), to_bits(codes, self.code.bits)]
-        return scale + pack(np.concatenate(fields, axis=1))
+        return scale + self.sets.pack_rows(places, codes, self.code.bits)
 
     def unpack(
         self, payload: Payload, rows: int, per_row: bool, step: int | None
@@ -52,7 +49,5 @@ class SparseFixed(SparseLayout):
         groups = groups_of(rows, per_row)
         view = memoryview(payload)
         body = self.code.scale_bytes(groups)
-        bits = unpack(view[body:], rows, self.row_bits)
-        places = self.sets.from_bits(bits[:, : self.sets.bits])
-        codes = from_bits(bits[:, self.sets.bits :], self.code.bits, self.sets.k)
+        places, codes = self.sets.unpack_rows(view[body:], rows, self.code.bits)
         return places, self.code.decode(view[:body], codes, groups)

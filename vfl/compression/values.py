@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from vfl.compression import compiled, value_loops
 from vfl.compression.options import require_choice
 from vfl.errors import CorruptFrameError
 from vfl.frame import Payload
@@ -24,6 +25,7 @@ Codes = npt.NDArray[np.int64]
 VALUES = ("fp32", "bf16", "1", "2", "3", "4", "5", "6", "7", "8")
 
 _SIGN = np.uint16(0x8000)
+_UPPER_SIGN = np.array([0, 0x8000], np.uint16)
 LARGEST_BFLOAT16 = np.uint16(0x7F7F)  # the largest finite one
 _SMALLEST = np.float32(2**-149)
 
@@ -182,9 +184,13 @@ class AffineValues(ValueCode):
 
     def encode(self, values: Values, groups: int) -> Coded:
         grouped = values if groups == len(values) else values.reshape(1, -1)
-        lower = bfloat16_below(grouped.min(axis=1))
-        upper = bfloat16_above(grouped.max(axis=1))
-        ends = np.stack([lower, upper], axis=1)
+        if compiled.COMPILED:
+            ends, codes = np.empty((groups, 2), np.uint16), np.empty(values.shape, np.int64)
+            value_loops.quantise(grouped, self.bits, ends, codes.reshape(grouped.shape))
+            return Coded(ends.astype("<u2").tobytes(), codes)
+        zero = np.float32(0)  # added, it leaves one zero of the two
+        outer = np.array([grouped.min(axis=1) + zero, -(grouped.max(axis=1) + zero)]).T
+        ends = bfloat16_below(outer) ^ _UPPER_SIGN
         low, high = _ends(ends)
         return Coded(ends.astype("<u2").tobytes(), quantise(values, low, high, self.bits))
 
@@ -206,8 +212,10 @@ def quantise(
     Equation (3-1) with the code of `high` clamped, which the equation leaves one bit too large.
     """
     span = np.subtract(high, low, dtype=np.float64)
-    steps = (values - np.float64(low)) * 2.0**bits / np.where(span > 0, span, 1.0)
-    return np.clip(np.floor(steps), 0, 2**bits - 1).astype(np.int64)
+    steps: npt.NDArray[np.float64] = np.subtract(values, low, dtype=np.float64)
+    steps /= np.where(span > 0, span, 1.0) / 2.0**bits
+    np.minimum(np.maximum(steps, 0, out=steps), 2**bits - 1, out=steps)
+    return steps.astype(np.int64)
 
 
 def dequantise(
@@ -259,10 +267,9 @@ def bfloat16_below(values: Values) -> npt.NDArray[np.uint16]:
     Below the range of bfloat16 its lowest number is taken; `quantise` then clips.
     """
     bits = np.ascontiguousarray(values).view(np.uint32)
-    away = (bits >> 31) & ((bits & 0xFFFF) != 0)
-    rounded: npt.NDArray[np.uint16] = ((bits >> 16) + away).astype(np.uint16)
-    rounded = (rounded & _SIGN) | np.minimum(rounded & ~_SIGN, LARGEST_BFLOAT16)
-    return rounded
+    rounded = ((bits + (bits >> 31) * np.uint32(0xFFFF)) >> 16).astype(np.uint16)
+    finite: npt.NDArray[np.uint16] = np.minimum(rounded & ~_SIGN, LARGEST_BFLOAT16)
+    return (rounded & _SIGN) | finite
 
 
 def _ends(ends: npt.NDArray[np.uint16]) -> tuple[np.ndarray, np.ndarray]:
