@@ -108,7 +108,7 @@ def test_an_evaluation_in_parts_goes_on_with_what_it_kept(tmp_path):
         session(rows, tmp_path, [Killer(between + 1)], settings).run()
     kept = Checkpoints(tmp_path / "label" / "checkpoints", whole.terms.digest(), between)
     assert kept.committed() == between
-    assert len(kept.load(between)["progress"]["meters"]["validation"]["answers"]) == 1
+    assert len(kept.load(between)["progress"]["meters"]["validation"]["evidence"]) == 1
     resumed = session(rows, tmp_path, settings=settings).run()
     assert without_times(resumed.label.history) == without_times(whole.label.history)
 

@@ -86,6 +86,17 @@ def test_sets_of_other_shapes_are_not_stacked(other):
         stacked([drawn_set(5, 2, 3), drawn_set(6, 2, 3, **other)]).read()
 
 
+def test_sets_of_other_sizes_are_joined_at_one_size(monkeypatch):
+    small = {"mnist": drawn_set(5, 2, 3), "fashion_mnist": drawn_set(6, 2, 3, side=6)}
+    readers = {name: lambda root, download, each=each: each for name, each in small.items()}
+    monkeypatch.setattr("vfl.datasets.picture_sources._READERS", readers)
+    form = SetFormat(side=2, classes=4)
+    data = read_bundled("mnist+fashion_mnist", form=form)
+    assert data.cells.shape[1:] == (1, 2, 2)
+    assert data.classes == ("5:0", "5:1", "5:2", "6:0")
+    assert set(data.labels) <= set(range(4))
+
+
 def test_one_mean_and_spread_for_stacked_sets_is_that_of_all_their_pixels():
     rng = np.random.default_rng(0)
     pixels = [rng.normal(0.1307, 0.3081, 100_000), rng.normal(0.2860, 0.3530, 100_000)]

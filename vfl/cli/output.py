@@ -23,7 +23,7 @@ Device = Annotated[
 
 _PER_PARTY = ("bytes_up", "bytes_down")
 #: What fits a line of progress; the run folder has the rest.
-_PER_EPOCH = ("loss", "accuracy", "rmse")
+_PER_EPOCH = ("loss", "accuracy", "hit_rate", "rmse")
 
 
 def say(line: str) -> None:

@@ -24,7 +24,8 @@ def first_classes(found: PictureSet, classes: int) -> PictureSet:
     if classes > len(found.classes):
         raise BadOptionError(
             "the data set has fewer classes",
-            got=f"data.classes = {classes}",
+            where="data.classes",
+            got=str(classes),
             want=f"at most {len(found.classes)}",
         )
 
@@ -101,6 +102,7 @@ def _taker(
         if len({pictures.shape[1:] for pictures in found}) > 1:
             raise DataError(
                 "these picture sets differ in shape",
+                where="data.source",
                 got=", ".join("x".join(map(str, pictures.shape[1:])) for pictures in found),
                 want="as many channels; data.side gives all of them one size",
             )

@@ -89,7 +89,9 @@ def read_bundled(
     for name in names:
         _check_name(name, PIXELS if len(names) > 1 else SOURCES)
     if len(set(names)) < len(names):
-        raise BadOptionError("a data set is named twice", got=source, want="different sets")
+        raise BadOptionError(
+            "a data set is named twice", where="data.source", got=source, want="different sets"
+        )
     if limit is not None and limit < 1:
         raise BadOptionError("a limit of rows is at least 1", got=str(limit))
     form = form or SetFormat()
@@ -104,6 +106,7 @@ def _check_name(name: str, known: Sequence[str] | Mapping[str, object]) -> None:
             f"no data set is called '{name}'"
             if known is SOURCES
             else f"no set of pictures is called '{name}'",
+            where="data.source",
             want=", ".join(known),
             fix=nearest(name, known),
         )

@@ -80,6 +80,7 @@ def _split(
         if data.train_rows is not None:
             raise BadOptionError(
                 f"data set '{source}' has test rows of its own",
+                where="data.folds",
                 got=f"fold {fold.number} of {fold.of}",
                 fix="leave data.folds out",
             )

@@ -39,6 +39,7 @@ class SetFormat:
             options = ", ".join(f"data.{name}" for name in known)
             raise BadOptionError(
                 f"data set '{source}' has no use for data.{foreign[0]}",
+                where=f"data.{foreign[0]}",
                 want=f"of these settings only {options}" if options else "none of these settings",
                 fix=f"leave data.{foreign[0]} out",
             )

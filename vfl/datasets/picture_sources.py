@@ -55,10 +55,11 @@ def read_pictures(
         BadOptionError: more classes are asked for than there are.
         DataError: see the readers, and `stacked`.
     """
-    found = stacked([_READERS[name](root, download) for name in names])
-    if form.classes is not None:
-        found = first_classes(found, form.classes)
-    return found if form.side is None else resized(found, form.side)
+    sets = [_READERS[name](root, download) for name in names]
+    if form.side is not None:
+        sets = [resized(each, form.side) for each in sets]
+    found = stacked(sets)
+    return found if form.classes is None else first_classes(found, form.classes)
 
 
 def mean_and_spread(names: Sequence[str]) -> tuple[Channels, Channels]:
