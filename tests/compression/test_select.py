@@ -150,7 +150,7 @@ def test_an_exhausted_pool_passes_its_mass_on(law):
 
 
 def test_each_row_uses_its_own_draws():
-    draws = np.random.default_rng(0).random((20, 6))
+    draws = np.random.default_rng(0).random((20, 3))
     top = np.sort(np.random.default_rng(1).permuted(np.tile(np.arange(30), (20, 1)), axis=1)[:, :3])
     together = random_places(top, 30, 0.4, "sequential", draws)
     for row in range(20):

@@ -69,7 +69,7 @@ def unpack_rows(
     Returns:
         Whether every rank is below `count`; if not, nothing in `places` counts.
     """
-    limbs, k, sets = table.shape
+    limbs, k, _ = table.shape
     rank = np.zeros(limbs, np.int64)
     end = 0
     for row in range(len(places)):
@@ -77,17 +77,12 @@ def unpack_rows(
             bits = min(rank_bits - limb * LIMB_BITS, LIMB_BITS)
             rank[limb] = _read(raw, end, bits)
             end += bits
-        if _is_at_most(count, 0, 0, rank):
+        if _is_at_most(count[:, 0, 0], rank):
             return False
-        above = sets - 1
-        for j in range(k - 1, -1, -1):
-            above = _last_at_most(table, j, above, rank)
-            places[row, j] = above + j
-            borrow = 0
-            for limb in range(limbs):
-                borrow += rank[limb] - table[limb, j, above]
-                rank[limb] = borrow & _LIMB
-                borrow >>= LIMB_BITS
+        if limbs == 1:
+            _unrank(table[0], rank[0], places[row])
+        else:
+            _unrank_wide(table, rank, places[row])
         for j in range(k):
             codes[row, j] = _read(raw, end, code_bits)
             end += code_bits
@@ -95,23 +90,48 @@ def unpack_rows(
 
 
 @compiled
-def _last_at_most(table: Any, j: int, last: int, rank: Any) -> int:
-    """The last of the numbers 0 to `last` for place j that is at most `rank`; the first is 0."""
-    first = last
-    while first > 0 and not _is_at_most(table, j, first, rank):
-        first -= _STRIDE
-    first = max(first, 0)
-    more = 0
-    for at in range(first + 1, min(first + _STRIDE, last + 1)):  # no branch to guess
-        more += _is_at_most(table, j, at, rank)
-    return first + more
+def _unrank(table: Any, rank: int, places: Any) -> None:
+    """The places of a rank of one limb: each is the last whose number is at most what is left."""
+    last = table.shape[1] - 1
+    for j in range(len(places) - 1, -1, -1):
+        first = last
+        while first > 0 and table[j, first] > rank:
+            first -= _STRIDE
+        first = max(first, 0)
+        more = 0
+        for at in range(first + 1, min(first + _STRIDE, last + 1)):  # no branch to guess
+            more += table[j, at] <= rank
+        last = first + more
+        places[j] = last + j
+        rank -= table[j, last]
 
 
 @compiled
-def _is_at_most(table: Any, j: int, at: int, rank: Any) -> bool:
-    if len(rank) > 1 and table[1, j, at] != rank[1]:
-        return bool(table[1, j, at] < rank[1])
-    return bool(table[0, j, at] <= rank[0])
+def _unrank_wide(table: Any, rank: Any, places: Any) -> None:
+    """`_unrank` for a rank of several limbs, which is used up."""
+    last = table.shape[2] - 1
+    for j in range(len(places) - 1, -1, -1):
+        first, size = 0, last + 1
+        while size > 1:
+            half = size >> 1
+            if _is_at_most(table[:, j, first + half], rank):
+                first += half
+            size -= half
+        last = first
+        places[j] = last + j
+        borrow = 0
+        for limb in range(len(rank)):
+            borrow += rank[limb] - table[limb, j, last]
+            rank[limb] = borrow & _LIMB
+            borrow >>= LIMB_BITS
+
+
+@compiled
+def _is_at_most(one: Any, other: Any) -> bool:
+    for limb in range(len(one) - 1, -1, -1):
+        if one[limb] != other[limb]:
+            return bool(one[limb] < other[limb])
+    return True
 
 
 @compiled

@@ -79,12 +79,17 @@ def random_places(top: Places, width: int, alpha: float, law: Law, draws: Draws)
         draws: uniform on [0, 1), axes (rows, `DRAWS[law]` k); row r of the result uses row r alone.
     """
     k, others = top.shape[1], width - top.shape[1]
-    choose = sequential_drops if law == "sequential" else multinomial_drops
-    drops = choose(draws[:, k:], others, alpha)
+    if law == "sequential":
+        drops = sequential_drops(draws, others, alpha)
+        # Below alpha a draw is uniform again. A row with more of those has all others in any case.
+        chances = draws[drops] / alpha
+    else:
+        drops = multinomial_drops(draws[:, k:], others, alpha)
+        chances = draws[:, :k][drops]
     if not compiled.COMPILED:
-        return _replaced(top, drops, draws, others)
+        return _replaced(top, drops, chances, others)
     places: Places = np.array(top)
-    top_loops.replace(places, drops, draws, others)
+    top_loops.replace(places, drops, chances, others)
     return places
 
 
@@ -123,7 +128,7 @@ def multinomial_drops(draws: Draws, others: int, alpha: float) -> Drops:
 
 
 #: Draws for each of the k places of a row.
-DRAWS = {"sequential": 2, "multinomial": 3}
+DRAWS = {"sequential": 1, "multinomial": 3}
 
 
 def _smallest(draws: Draws, counts: Counts) -> Drops:
@@ -133,12 +138,14 @@ def _smallest(draws: Draws, counts: Counts) -> Drops:
     return smallest
 
 
-def _replaced(top: Places, drops: Drops, draws: Draws, others: int) -> Places:
+def _replaced(top: Places, drops: Drops, chances: Draws, others: int) -> Places:
     """Increasing places, each marked one replaced by any outside `top`; see `top_loops.replace`."""
     rows, k = top.shape
     counts = drops @ np.ones(k, np.int64)
-    most = counts.max(initial=0)
-    ranks = _distinct(draws[:, :most], others)[np.arange(most) < counts[:, None]]
+    marked = np.arange(counts.max(initial=0)) < counts[:, None]
+    draws = np.zeros(marked.shape)
+    draws[marked] = chances
+    ranks = _distinct(draws, others)[marked]
     places = top.copy()
     places[drops] = _outside(ranks, np.repeat(np.arange(rows), counts), top, others)
     return np.sort(places, axis=1)

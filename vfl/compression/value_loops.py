@@ -38,6 +38,32 @@ def quantise(values: Any, bits: int, ends: Any, codes: Any) -> None:
 
 
 @compiled
+def dequantise(ends: Any, bits: int, codes: Any, values: Any) -> bool:
+    """Read back what `quantise` wrote.
+
+    Args:
+        ends: see `quantise`; finite.
+        bits: see `quantise`.
+        codes: see `quantise`.
+        values: float32, axes as `codes`; filled.
+
+    Returns:
+        Whether every range ends where it starts or above.
+    """
+    cells = np.empty(2, np.float32)
+    raw = cells.view(np.uint32)
+    for group in range(len(values)):
+        raw[0], raw[1] = np.uint32(ends[group, 0]) << 16, np.uint32(ends[group, 1]) << 16
+        start = np.float64(cells[0])
+        step = (np.float64(cells[1]) - start) / 2.0**bits
+        if step < 0:
+            return False
+        for i in range(values.shape[1]):
+            values[group, i] = np.float32(start + (codes[group, i] + 0.5) * step)
+    return True
+
+
+@compiled
 def _below(raw: Any) -> int:
     """The bits of the largest finite bfloat16 that is not above a float32 of these bits."""
     rounded = (int(raw) + (int(raw) >> 31) * 0xFFFF) >> 16

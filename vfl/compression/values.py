@@ -183,25 +183,32 @@ class AffineValues(ValueCode):
         return 4 * groups
 
     def encode(self, values: Values, groups: int) -> Coded:
-        grouped = values if groups == len(values) else values.reshape(1, -1)
+        grouped = _in_groups(values, groups)
         if compiled.COMPILED:
-            ends, codes = np.empty((groups, 2), np.uint16), np.empty(values.shape, np.int64)
-            value_loops.quantise(grouped, self.bits, ends, codes.reshape(grouped.shape))
-            return Coded(ends.astype("<u2").tobytes(), codes)
-        zero = np.float32(0)  # added, it leaves one zero of the two
-        outer = np.array([grouped.min(axis=1) + zero, -(grouped.max(axis=1) + zero)]).T
-        ends = bfloat16_below(outer) ^ _UPPER_SIGN
-        low, high = _ends(ends)
-        return Coded(ends.astype("<u2").tobytes(), quantise(values, low, high, self.bits))
+            ends, codes = np.empty((groups, 2), np.uint16), np.empty(grouped.shape, np.int64)
+            value_loops.quantise(grouped, self.bits, ends, codes)
+        else:
+            zero = np.float32(0)  # added, it leaves one zero of the two
+            outer = np.array([grouped.min(axis=1) + zero, -(grouped.max(axis=1) + zero)]).T
+            ends = bfloat16_below(outer) ^ _UPPER_SIGN
+            codes = quantise(grouped, *_ends(ends), self.bits)
+        return Coded(ends.astype("<u2").tobytes(), codes.reshape(values.shape))
 
     def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
-        ends = np.frombuffer(scale, "<u2").reshape(groups, 2)
+        ends = np.frombuffer(scale, "<u2").astype(np.uint16).reshape(groups, 2)
         if ((ends & ~_SIGN) > LARGEST_BFLOAT16).any():
             raise CorruptFrameError("a payload's range of values is not finite")
-        low, high = _ends(ends)
-        if (low > high).any():
+        grouped = _in_groups(codes, groups)
+        if compiled.COMPILED:
+            values = np.empty(grouped.shape, np.float32)
+            ordered = value_loops.dequantise(ends, self.bits, grouped, values)
+        else:
+            low, high = _ends(ends)
+            ordered = bool((low <= high).all())
+            values = dequantise(grouped, low, high, self.bits)
+        if not ordered:
             raise CorruptFrameError("a payload's range of values ends below its start")
-        return dequantise(codes, low, high, self.bits)
+        return values.reshape(codes.shape)
 
 
 def quantise(
@@ -276,3 +283,8 @@ def _ends(ends: npt.NDArray[np.uint16]) -> tuple[np.ndarray, np.ndarray]:
     """Lower and upper end of each group, float64 of axes (groups, 1)."""
     exact = from_bfloat16(ends).astype(np.float64)
     return exact[:, :1], exact[:, 1:]
+
+
+def _in_groups(rows: np.ndarray, groups: int) -> np.ndarray:
+    """Numbers of axes (rows, k) with one line for each scale."""
+    return np.ascontiguousarray(rows).reshape(groups, max(1, rows.size // max(1, groups)))
