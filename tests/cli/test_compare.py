@@ -1,6 +1,7 @@
 """`vfl compare` from the command line."""
 
 import json
+import shlex
 
 import pytest
 
@@ -49,6 +50,9 @@ def test_an_ordinary_experiment_with_options(vfl, file, tmp_path):
     assert "none seed=0" not in whole.err
     content = json.loads(whole.out)
     assert [line["repeats"] for line in content["codecs"]] == [2, 2]
+    command = json.loads((tmp_path / "runs/tiny/grid.json").read_text())["command"]
+    again = vfl(*shlex.split(command)[1:], "--dry-run")
+    assert again.out == plan.out
     page = (tmp_path / "runs/tiny/report.html").read_text()
     assert "Accuracy by bytes, at 20 %" in page
     assert '<th scope="row">topk:k=2</th>' in page

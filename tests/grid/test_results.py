@@ -158,6 +158,12 @@ def test_a_reference_with_levels_is_that_of_the_same_level(results):
     both = grouped([*results, *moved], "size:k=?")
     assert [len(group.reference) for group in both] == [0, 0, 0, 0]
     levels = [replace(one, level="5") if one.level else one for one in results]
+    only = grouped([*levels, moved[0]], "size:k=?")
+    assert [{one.codec for one in group.reference} for group in only] == [
+        {"size:k=5"},
+        {"size:k=5"},
+        set(),
+    ]
     five = grouped([*levels, *moved], "size:k=?")
     assert [{one.codec for one in group.reference} for group in five] == [
         set(),

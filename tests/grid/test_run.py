@@ -4,6 +4,7 @@ import fcntl
 
 import pytest
 
+from vfl.config import with_overrides
 from vfl.errors import RunFolderError
 from vfl.grid import failure_of, is_done, train
 from vfl.grid.run import go_through
@@ -94,6 +95,13 @@ def test_a_cell_that_fails_stops_no_other(written, tiny, tmp_path):
     assert [is_done(folder.cells_path / cell.name) for cell in cells] == [False, False, True, True]
     again = go_through(folder, cells)
     assert [ended.cell.name for ended in again] == [ended.cell.name for ended in failed]
+
+
+def test_without_test_rows_nothing_is_trained(written, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "train", None)
+    plain = with_overrides(tiny(seeds=[0]), ["data.test=0"])
+    failed = go_through(*written(tmp_path / "grid", plain))
+    assert [ended.failure["where"] for ended in failed] == ["data.test"] * 2
 
 
 def test_a_bug_is_a_failure_without_its_text(written, tiny, tmp_path, monkeypatch):

@@ -70,7 +70,7 @@ def compare(
         print("".join(f"{note}\n" for note in comparison.notes), end="")
         return
     folder = GridFolder(out or Path("runs") / experiment.name)
-    words = ["vfl", "compare", str(path), *(f"-s{one}" for one in overrides)]
+    words = ["vfl", "compare", str(path), *(word for one in overrides for word in ("-s", one))]
     folder.write(experiment, comparison.cells, shlex.join(words), comparison.notes)
     failed = _train(folder, cells, jobs, device, download)
     _tell(folder, failed, json)

@@ -66,7 +66,7 @@ def grouped(results: Sequence[Result], reference: str) -> list[Group]:
 
     Args:
         results: of all cells.
-        reference: the method all others are set against; at their own level if it has levels.
+        reference: the method all others are set against, at their own level where both have one.
     """
     groups: dict[tuple[str, str, str, str], list[Result]] = {}
     for one in results:
@@ -88,13 +88,10 @@ def grouped(results: Sequence[Result], reference: str) -> list[Group]:
 def _beside(group: Group, groups: Sequence[Group], reference: str) -> tuple[Result, ...]:
     if group.method == reference:
         return ()
-    beside = (
-        one.results
-        for one in groups
-        if (one.method, one.variant) == (reference, group.variant)
-        and one.level in ("", group.level)
-    )
-    return next(beside, ())
+    beside = [one for one in groups if (one.method, one.variant) == (reference, group.variant)]
+    if len(beside) == 1 and "" in (group.level, beside[0].level):
+        return beside[0].results
+    return next((one.results for one in beside if one.level == group.level), ())
 
 
 def _scores(results: Sequence[Result]) -> dict[str, float]:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vfl import compression
-from vfl.compression import Codec, Moment
+from vfl.compression import Moment
 from vfl.config import WANTED, Experiment
 from vfl.errors import BadOptionError, WidthError
 from vfl.frame import HEADER_BYTES
-from vfl.seeds import Secret, generator, scoped
+from vfl.seeds import Secret, generator
 
 _LARGEST = 2**22
 
@@ -48,16 +48,18 @@ def frame_bytes(spec: str, cut: Cut, drawn: int = 0) -> int:
     Args:
         spec: the codec.
         cut: its shape.
-        drawn: which random cut; it goes through the codec's own module where there is one.
+        drawn: which random cut.
 
     Raises:
         SpecError: the codec cannot be built, or does not fit the width.
     """
+    moment = Moment(training=True, secret=Secret.of_simulation(0, "match"))
     codecs = [compression.make(spec) for _ in cut.widths]
     for codec, width in zip(codecs, cut.widths, strict=True):
         codec.check(width)
     return sum(
-        HEADER_BYTES + len(codec.encode(_drawn(codec, width, cut.rows, drawn), _moment()).payload)
+        HEADER_BYTES
+        + len(codec.encode(_drawn(codec.wire_width(width), cut.rows, drawn), moment).payload)
         for codec, width in zip(codecs, cut.widths, strict=True)
     )
 
@@ -137,13 +139,6 @@ def _last(fits: Callable[[int], bool]) -> int | None:
     return low
 
 
-def _moment() -> Moment:
-    return Moment(training=True, secret=Secret.of_simulation(0, "match"))
-
-
-def _drawn(codec: Codec, width: int, rows: int, drawn: int) -> Tensor:
-    """A cut with as many values above zero as below; of odd draws, fewer."""
-    cut = torch.randn(rows, width, generator=generator(drawn, "match")) - drawn
-    with scoped(0), torch.no_grad():
-        module: nn.Module | None = codec.client_module(width)
-        return cut if module is None else module(cut).detach()
+def _drawn(width: int, rows: int, drawn: int) -> Tensor:
+    """A rectified cut; the higher `drawn`, the fewer values are above zero."""
+    return (torch.randn(rows, width, generator=generator(drawn, "match")) - drawn).relu()

@@ -10,7 +10,7 @@ from typing import Any
 
 from vfl.config import Experiment
 from vfl.datasets import PartyData
-from vfl.errors import VFLError
+from vfl.errors import TooFewRowsError, VFLError
 from vfl.grid.cells import CODEC, FAILURE, Cell
 from vfl.grid.measure import measure_cell
 from vfl.run import load_data, train
@@ -63,6 +63,10 @@ def _advance(cell: Cell, path: Path, rows: Rows, command: str, device: str) -> N
         shutil.rmtree(path)  # ended before its folder was whole
     (path / FAILURE).unlink(missing_ok=True)
     data = rows.of(cell.experiment)
+    if not len(data[cell.experiment.label.party].split.test):
+        raise TooFewRowsError(
+            "nothing can be compared without test rows", where="data.test", want="data.test > 0"
+        )
     if not (path / "summary.json").exists():
         train(
             cell.experiment,
