@@ -54,23 +54,28 @@ def test_the_length_of_a_fixed_packer_never_varies(packer):
     assert len(sizes) == 1
 
 
-def seen(steps, rows):
+def sparse(step, rows):
+    """Mostly zeros, fewer above zero than travel."""
+    return (normal_cut(step, rows) - 1).relu()
+
+
+def seen(made, steps, rows):
     """Magnitudes of what frames hold, where it stands in them, and which was drawn at random."""
-    codec, sizes, orders, drawn = make(f"randtopk:k={K},alpha=0.3"), [], [], []
+    codec, same = make(f"randtopk:k={K},alpha=0.3"), make(f"randtopk:k={K},alpha=0")
+    sizes, orders, drawn = [], [], []
     for step in range(steps):
-        cut = normal_cut(step, rows)
-        payload, _ = codec.encode(cut, Moment(step, training=True, secret=SECRET))
-        arrived, places = codec.decode(payload, rows, WIDTH, Moment(step, training=True))
-        least = cut.abs().sort(dim=1, descending=True).values[:, K - 1 : K]
-        sizes.append(arrived.gather(1, places).abs().numpy())
+        cut, moment = made(step, rows), Moment(step, training=True, secret=SECRET)
+        top, places = same.encode(cut, moment).saved, codec.encode(cut, moment).saved
+        sizes.append(cut.gather(1, places).abs().numpy())
         orders.append(places.numpy())
-        drawn.append((cut.gather(1, places).abs() < least).numpy())
+        drawn.append(~(places[:, :, None] == top[:, None, :]).any(dim=2).numpy())
     return tuple(np.concatenate(each) for each in (sizes, orders, drawn))
 
 
 def magnitudes(sizes):
     """Each magnitude, its logarithm, its rank in the row and how far it is from the others."""
     rank = sizes.argsort(axis=1).argsort(axis=1)
+    sizes = sizes + 1e-3
     gaps = [sizes - sizes.mean(axis=1, keepdims=True), sizes / sizes.max(axis=1, keepdims=True)]
     one_hot = [rank == value for value in range(K)]
     return np.stack([sizes, sizes**2, np.log(sizes), *gaps, *one_hot], axis=2)
@@ -99,8 +104,9 @@ def gain(before, after):
     return saved.mean() / (saved.std() / np.sqrt(len(saved)))
 
 
-def test_a_guesser_that_sees_the_frame_knows_no_more_than_the_magnitudes_tell():
-    sizes, places, drawn = seen(steps=20, rows=400)
+@pytest.mark.parametrize("made", [normal_cut, with_ties, sparse])
+def test_a_guesser_that_sees_the_frame_knows_no_more_than_the_magnitudes_tell(made):
+    sizes, places, drawn = seen(made, steps=20, rows=400)
     own = magnitudes(sizes)
     alone = losses(own, drawn)
     constant = losses(np.ones((*drawn.shape, 1)), drawn)
@@ -112,3 +118,11 @@ def test_a_guesser_that_sees_the_frame_knows_no_more_than_the_magnitudes_tell():
     leaking = drawn.argsort(axis=1, kind="stable").argsort(axis=1)
     told = np.concatenate([own, frame_features(places, leaking)], axis=2)
     assert gain(alone, losses(told, drawn)) > 10
+
+
+def test_of_equal_magnitudes_any_may_count_as_top():
+    """alpha = 0 draws nothing else; each of six equal places is taken by half of the rows."""
+    cut = torch.tensor([[1.0, 2.0, 1.0, 1.0, 0.5, 1.0, 1.0, 1.0]]).expand(4000, 8)
+    places = make("randtopk:k=4,alpha=0").encode(cut, Moment(1, training=True, secret=SECRET)).saved
+    shares = torch.zeros(4000, 8).scatter(1, places, 1.0).mean(dim=0)
+    assert shares.tolist() == pytest.approx([0.5, 1, 0.5, 0.5, 0, 0.5, 0.5, 0.5], abs=0.04)

@@ -11,6 +11,7 @@ from vfl.compression.index_set import Places
 from vfl.compression.options import Scale, require_choice
 from vfl.compression.select import DRAWS, Law, random_places, top_places
 from vfl.compression.sparse_codec import Packer, SparseCodec
+from vfl.compression.ties import broken_at_random
 from vfl.errors import BadOptionError, UserError
 
 
@@ -71,5 +72,6 @@ class RandTopK(SparseCodec):
                 where=f"step {moment.step}",
                 fix="Moment(step, training=True, secret=Secret.fresh())",
             )
+        top = broken_at_random(cut, top, moment)
         draws = moment.secret.uniform((len(top), DRAWS[self.law] * self.k), "randtopk", moment.step)
         return random_places(top, cut.shape[1], self.alpha, self.law, draws)
