@@ -10,7 +10,9 @@ ROWS, WIDTH = 6, 3
 
 
 def holdings():
-    rows = Evidence(torch.ones(ROWS, 2), torch.zeros(ROWS, WIDTH), torch.arange(ROWS))
+    rows = Evidence(
+        torch.ones(ROWS, 2), torch.zeros(ROWS, WIDTH), torch.arange(ROWS), torch.ones(ROWS, 2)
+    )
     return Holdings(
         targets=rows,
         leaked=rows,
@@ -19,6 +21,8 @@ def holdings():
         bottom=lambda: torch.nn.Linear(2, WIDTH),
         new_bottom=lambda: torch.nn.Linear(2, WIDTH),
         new_top=lambda width: torch.nn.Linear(width, 2),
+        top=lambda: torch.nn.Linear(WIDTH, 2),
+        others_bottom=lambda: torch.nn.Linear(2, WIDTH),
     )
 
 
@@ -26,12 +30,14 @@ REACHES = {
     Grant.INPUTS: lambda view: view.targets.inputs,
     Grant.CUTS: lambda view: view.targets.cuts,
     Grant.LABELS: lambda view: view.targets.labels,
-    Grant.LEAKED: lambda view: view.leaked.labels,
+    Grant.OUTPUTS: lambda view: view.targets.outputs,
     Grant.UNLABELLED: lambda view: view.unlabelled.rows,
     Grant.PRIOR: lambda view: view.prior,
     Grant.BOTTOM: lambda view: view.bottom(),
     Grant.BOTTOM_RECIPE: lambda view: view.new_bottom(),
     Grant.TOP_RECIPE: lambda view: view.new_top(WIDTH),
+    Grant.TOP: lambda view: view.top(),
+    Grant.OTHERS_BOTTOM: lambda view: view.others_bottom(),
 }
 
 
@@ -45,6 +51,17 @@ def test_a_grant_opens_its_own_door_alone(grant):
     others = [one for one in Grant if one not in (grant, Grant.GRADIENTS)]
     with pytest.raises(NotGrantedError, match=str(grant)):
         REACHES[grant](view(*others))
+
+
+def test_leaks_open_the_leaked_rows_and_no_others():
+    seen = view(Grant.LEAKED, Grant.LEAKED_INPUTS)
+    assert seen.leaked.labels is not None
+    assert seen.leaked.inputs is not None
+    for reach in (lambda: seen.targets.inputs, lambda: seen.targets.labels):
+        with pytest.raises(NotGrantedError):
+            reach()
+    with pytest.raises(NotGrantedError, match="gradients"):
+        _ = seen.heard
 
 
 def test_leaked_rows_are_opened_column_by_column():

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from vfl.attacks.base import Attack, Goal
 from vfl.attacks.threat import Grant, ThreatModel
-from vfl.attacks.view import Evidence, Holdings, Seen, View
+from vfl.attacks.view import Evidence, Heard, Holdings, Seen, View
 from vfl.registry import Registry
 
 ATTACKS: Registry[Attack] = Registry(
@@ -41,6 +41,7 @@ __all__ = [
     "Evidence",
     "Goal",
     "Grant",
+    "Heard",
     "Holdings",
     "Seen",
     "ThreatModel",

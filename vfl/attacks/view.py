@@ -6,7 +6,7 @@ Truth about the target rows is never here: it stays with whoever scores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,17 +27,38 @@ class Evidence:
         inputs: float32, the columns.
         cuts: float32, axes (rows, width), as they travelled.
         labels: int64, axes (rows,).
+        outputs: float32, axes (rows, outputs), what the network answered.
     """
 
     inputs: Tensor | None = None
     cuts: Tensor | None = None
     labels: Tensor | None = None
+    outputs: Tensor | None = None
 
     @property
     def rows(self) -> int:
         """How many rows the group has."""
-        known = (self.inputs, self.cuts, self.labels)
+        known = (self.inputs, self.cuts, self.labels, self.outputs)
         return next((len(values) for values in known if values is not None), 0)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Heard:
+    """One training exchange as it was recorded.
+
+    Attributes:
+        step: its number.
+        epoch: the one it belongs to.
+        rows: which of the targets, int64, axes (rows,).
+        cuts: what went up, decoded, axes (rows, width).
+        gradients: what came down, decoded, axes (rows, width).
+    """
+
+    step: int
+    epoch: int
+    rows: Tensor
+    cuts: Tensor
+    gradients: Tensor
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -48,29 +69,38 @@ class Holdings:
         targets: the rows that are attacked, without what is to be found out.
         leaked: rows of which the attacker learned the labels (or, of a victim's columns, inputs).
         unlabelled: further rows.
+        heard: the training, exchange by exchange; the targets are then training rows.
         prior: share of each class, axes (classes,).
         bottom: makes a copy of the attacker's trained bottom.
         new_bottom: makes an untrained bottom of the architecture in use.
         new_top: makes an untrained top of the architecture in use, for cuts of a given width.
+        top: makes a copy of the attacker's trained top (label party).
+        others_bottom: makes a copy of the victim's trained bottom.
     """
 
     targets: Evidence = field(default_factory=Evidence)
     leaked: Evidence | None = None
     unlabelled: Evidence | None = None
+    heard: Sequence[Heard] | None = None
     prior: Tensor | None = None
     bottom: Maker | None = None
     new_bottom: Maker | None = None
     new_top: TopMaker | None = None
+    top: Maker | None = None
+    others_bottom: Maker | None = None
 
 
-#: Which grant opens which holding; rows are opened column by column as well.
+#: Any of these grants opens a holding; rows are opened column by column as well.
 _OPENS = {
-    "leaked": Grant.LEAKED,
-    "unlabelled": Grant.UNLABELLED,
-    "prior": Grant.PRIOR,
-    "bottom": Grant.BOTTOM,
-    "new_bottom": Grant.BOTTOM_RECIPE,
-    "new_top": Grant.TOP_RECIPE,
+    "leaked": (Grant.LEAKED, Grant.LEAKED_INPUTS),
+    "unlabelled": (Grant.UNLABELLED,),
+    "heard": (Grant.GRADIENTS,),
+    "prior": (Grant.PRIOR,),
+    "bottom": (Grant.BOTTOM,),
+    "new_bottom": (Grant.BOTTOM_RECIPE,),
+    "new_top": (Grant.TOP_RECIPE,),
+    "top": (Grant.TOP,),
+    "others_bottom": (Grant.OTHERS_BOTTOM,),
 }
 
 
@@ -80,13 +110,13 @@ class Seen:
     Args:
         view: whose grants count.
         evidence: what there is.
-        labelled: whether its labels are what leaked.
+        leaked: whether these are the leaked rows, which have doors of their own.
     """
 
-    def __init__(self, view: View, evidence: Evidence, labelled: bool = False) -> None:
+    def __init__(self, view: View, evidence: Evidence, leaked: bool = False) -> None:
         self._view = view
         self._evidence = evidence
-        self._labelled = labelled
+        self._leaked = leaked
 
     @property
     def rows(self) -> int:
@@ -96,7 +126,8 @@ class Seen:
     @property
     def inputs(self) -> Tensor:
         """The columns, float32, axes (rows, ...)."""
-        return self._column("inputs", Grant.INPUTS)
+        leaked = (Grant.LEAKED_INPUTS,) if self._leaked else ()
+        return self._column("inputs", Grant.INPUTS, *leaked)
 
     @property
     def cuts(self) -> Tensor:
@@ -105,12 +136,18 @@ class Seen:
 
     @property
     def labels(self) -> Tensor:
-        """The classes that leaked, int64, axes (rows,)."""
-        return self._column("labels", Grant.LEAKED if self._labelled else Grant.LABELS)
+        """The classes, int64, axes (rows,)."""
+        leaked = (Grant.LEAKED,) if self._leaked else ()
+        return self._column("labels", Grant.LABELS, *leaked)
 
-    def _column(self, name: str, grant: Grant) -> Tensor:
-        self._view.require(grant)
-        values: Tensor = there(getattr(self._evidence, name), grant)
+    @property
+    def outputs(self) -> Tensor:
+        """What the network answered, float32, axes (rows, outputs)."""
+        return self._column("outputs", Grant.OUTPUTS)
+
+    def _column(self, name: str, *grants: Grant) -> Tensor:
+        self._view.require(*grants)
+        values: Tensor = there(getattr(self._evidence, name), grants[-1])
         return values
 
 
@@ -148,12 +185,18 @@ class View:
     @property
     def leaked(self) -> Seen:
         """The rows with leaked labels."""
-        return Seen(self, self._held("leaked"), labelled=True)
+        return Seen(self, self._held("leaked"), leaked=True)
 
     @property
     def unlabelled(self) -> Seen:
         """Further rows, which may be the targets themselves."""
         return Seen(self, self._held("unlabelled"))
+
+    @property
+    def heard(self) -> Sequence[Heard]:
+        """The training, exchange by exchange; its rows are positions among the targets."""
+        heard: Sequence[Heard] = self._held("heard")
+        return heard
 
     @property
     def prior(self) -> Tensor:
@@ -176,23 +219,33 @@ class View:
         make: TopMaker = self._held("new_top")
         return make(width)
 
-    def require(self, grant: Grant) -> None:
-        """Refuse what is not granted.
+    def top(self) -> nn.Module:
+        """A copy of the attacker's own trained top."""
+        make: Maker = self._held("top")
+        return make()
+
+    def others_bottom(self) -> nn.Module:
+        """A copy of the victim's trained bottom, which no real party has."""
+        make: Maker = self._held("others_bottom")
+        return make()
+
+    def require(self, *any_of: Grant) -> None:
+        """Refuse what none of these grants opens.
 
         Raises:
-            NotGrantedError: with what is.
+            NotGrantedError: with what was granted.
         """
-        if grant not in self.threat.grants:
+        if self.threat.grants.isdisjoint(any_of):
             raise NotGrantedError(
-                f"this attacker was not granted {grant}",
+                f"this attacker was not granted {' or '.join(any_of)}",
                 where=f"a {self.threat.who} in the {self.threat.phase} phase",
                 got=", ".join(one.name for one in Grant if one in self.threat.grants),
-                want=grant.name,
+                want=" or ".join(one.name for one in any_of),
             )
 
     def _held(self, name: str) -> Any:
-        self.require(_OPENS[name])
-        return there(getattr(self._holdings, name), _OPENS[name])
+        self.require(*_OPENS[name])
+        return there(getattr(self._holdings, name), _OPENS[name][0])
 
     def __repr__(self) -> str:
         return f"View({self.threat.who}, {self.threat.phase} phase)"
