@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from vfl import SplitModule, deployment, errors
+from vfl.attacks import Grant, Holdings, ThreatModel, View
 from vfl.config import Consent, Experiment, FederationSettings, Places, read_experiment
 from vfl.datasets import load_bundled
 from vfl.errors import UnknownNameError, VFLError
@@ -189,6 +190,11 @@ def corrupt():
     from_bytes(bytes(raw))
 
 
+def feature_party_view():
+    threat = ThreatModel("feature party", "inference", frozenset({Grant.INPUTS, Grant.BOTTOM}))
+    return View(threat, 2, Holdings())
+
+
 def other_frame_version():
     raw = bytearray(to_bytes(Frame(Kind.CUT, 3, b"payload")))
     raw[4] += 1
@@ -214,6 +220,7 @@ PROVOCATIONS = {
     "V205": lambda: check('"mean_*"', '"defaulted"'),
     "V206": ids_of_another_form,
     "V207": lambda: check(rows=3),
+    "V300": lambda: feature_party_view().only({Grant.GRADIENTS}),
     "V401": absent_party,
     "V402": other_experiment,
     "V403": no_consent,

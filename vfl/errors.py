@@ -19,6 +19,7 @@
           LabelLeakError       V205  the label column is also a feature
           MisalignedError      V206  the parties' rows differ
           TooFewRowsError      V207  fewer rows than a batch or a split needs
+        NotGrantedError        V300  an attack needs what its threat model does not grant
       PeerError                V400  exit 3   another party, or the way to it
         MissingPartyError      V401  a party did not come in time
         DisagreementError      V402  the parties run different experiments or code
@@ -164,6 +165,10 @@ class MisalignedError(DataError):
 
 class TooFewRowsError(DataError):
     code = "V207"
+
+
+class NotGrantedError(UserError):
+    code = "V300"
 
 
 class PeerError(VFLError):

@@ -11,17 +11,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vfl.testing.attack import AttackContract
     from vfl.testing.codec import CodecContract
     from vfl.testing.defense import DefenseContract
     from vfl.testing.link import LinkContract
 
 _HOMES = {
+    "AttackContract": "vfl.testing.attack",
     "CodecContract": "vfl.testing.codec",
     "DefenseContract": "vfl.testing.defense",
     "LinkContract": "vfl.testing.link",
 }
 
-__all__ = ["CodecContract", "DefenseContract", "LinkContract"]
+__all__ = ["AttackContract", "CodecContract", "DefenseContract", "LinkContract"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,53 @@
+"""Scalings against what defines them."""
+
+import numpy as np
+import pytest
+import torch
+
+from vfl.attacks.features import before_last
+from vfl.attacks.scaling import scale_by
+from vfl.errors import BadOptionError
+from vfl.seeds import generator
+
+
+def rows():
+    draw = torch.randn(200, 5, generator=generator(0, "rows"))
+    return draw @ torch.randn(5, 5, generator=generator(1, "rows")) + 3
+
+
+def test_standard_features_have_mean_zero_and_variance_one():
+    found = scale_by("standard", rows())(rows()).numpy()
+    assert np.allclose(found.mean(0), 0, atol=1e-5)
+    assert np.allclose(found.std(0, ddof=1), 1)
+
+
+def test_white_features_are_uncorrelated_with_variance_one():
+    found = scale_by("whiten", rows())(rows()).double().numpy()
+    assert np.allclose(np.cov(found.T), np.eye(5), atol=1e-4)
+
+
+def test_whitening_leaves_out_what_never_varies():
+    flat = torch.cat([rows(), rows()[:, :1]], 1)  # a column twice: one direction is empty
+    assert scale_by("whiten", flat)(flat).shape == (200, 5)
+
+
+def test_cosine_rows_lie_on_the_sphere():
+    assert torch.allclose(scale_by("cosine", rows())(rows()).norm(dim=1), torch.ones(200))
+
+
+def test_a_feature_that_never_varies_is_left_alone():
+    constant = torch.full((4, 1), 7.0)
+    assert torch.equal(scale_by("standard", constant)(constant), torch.zeros(4, 1))
+
+
+def test_an_unknown_scaling_is_refused():
+    with pytest.raises(BadOptionError):
+        scale_by("minmax", rows())
+
+
+def test_before_the_last_layer_is_what_it_is_given():
+    bottom = torch.nn.Sequential(
+        torch.nn.Linear(5, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3), torch.nn.LayerNorm(3)
+    )
+    expected = bottom[1](bottom[0](rows())).detach()
+    assert torch.equal(before_last(bottom, rows()), expected)

@@ -1,0 +1,115 @@
+"""An attacker reaches what it was granted, and nothing else."""
+
+import pytest
+import torch
+
+from vfl.attacks import Evidence, Grant, Holdings, ThreatModel, View
+from vfl.errors import NotGrantedError, UserError
+
+ROWS, WIDTH = 6, 3
+
+
+def holdings():
+    rows = Evidence(
+        torch.ones(ROWS, 2), torch.zeros(ROWS, WIDTH), torch.arange(ROWS), torch.ones(ROWS, 2)
+    )
+    return Holdings(
+        targets=rows,
+        leaked=rows,
+        unlabelled=rows,
+        prior=torch.ones(2) / 2,
+        bottom=lambda: torch.nn.Linear(2, WIDTH),
+        new_bottom=lambda: torch.nn.Linear(2, WIDTH),
+        new_top=lambda width: torch.nn.Linear(width, 2),
+        top=lambda: torch.nn.Linear(WIDTH, 2),
+        others_bottom=lambda: torch.nn.Linear(2, WIDTH),
+    )
+
+
+REACHES = {
+    Grant.INPUTS: lambda view: view.targets.inputs,
+    Grant.CUTS: lambda view: view.targets.cuts,
+    Grant.LABELS: lambda view: view.targets.labels,
+    Grant.OUTPUTS: lambda view: view.targets.outputs,
+    Grant.UNLABELLED: lambda view: view.unlabelled.rows,
+    Grant.PRIOR: lambda view: view.prior,
+    Grant.BOTTOM: lambda view: view.bottom(),
+    Grant.BOTTOM_RECIPE: lambda view: view.new_bottom(),
+    Grant.TOP_RECIPE: lambda view: view.new_top(WIDTH),
+    Grant.TOP: lambda view: view.top(),
+    Grant.OTHERS_BOTTOM: lambda view: view.others_bottom(),
+}
+
+
+def view(*grants, who="feature party"):
+    return View(ThreatModel(who, "inference", frozenset(grants)), 2, holdings())
+
+
+@pytest.mark.parametrize("grant", REACHES)
+def test_a_grant_opens_its_own_door_alone(grant):
+    assert REACHES[grant](view(grant)) is not None
+    others = [one for one in Grant if one not in (grant, Grant.GRADIENTS)]
+    with pytest.raises(NotGrantedError, match=str(grant)):
+        REACHES[grant](view(*others))
+
+
+def test_leaks_open_the_leaked_rows_and_no_others():
+    seen = view(Grant.LEAKED, Grant.LEAKED_INPUTS)
+    assert seen.leaked.labels is not None
+    assert seen.leaked.inputs is not None
+    for reach in (lambda: seen.targets.inputs, lambda: seen.targets.labels):
+        with pytest.raises(NotGrantedError):
+            reach()
+    with pytest.raises(NotGrantedError, match="gradients"):
+        _ = seen.heard
+
+
+def test_leaked_rows_are_opened_column_by_column():
+    with pytest.raises(NotGrantedError, match="columns"):
+        _ = view(Grant.LEAKED).leaked.inputs
+
+
+def test_an_attack_gets_no_more_than_it_says_it_needs():
+    seen = view(Grant.CUTS, Grant.INPUTS).only({Grant.CUTS})
+    assert seen.targets.cuts.shape == (ROWS, WIDTH)
+    with pytest.raises(NotGrantedError):
+        _ = seen.targets.inputs
+
+
+def test_an_attack_that_needs_more_is_refused_before_it_runs():
+    with pytest.raises(NotGrantedError) as problem:
+        view(Grant.CUTS).only({Grant.CUTS, Grant.LEAKED})
+    assert (problem.value.got, problem.value.want) == ("CUTS", "LEAKED")
+
+
+def test_what_is_granted_and_not_there_is_said():
+    empty = View(ThreatModel("feature party", "inference", frozenset(Grant) - {Grant.GRADIENTS}), 2,
+                 Holdings())  # fmt: skip
+    with pytest.raises(NotGrantedError, match="nothing of a few leaked labels"):
+        _ = empty.leaked
+
+
+def test_a_view_shows_no_data():
+    assert "tensor" not in repr(view(*REACHES)) + repr(holdings()) + repr(view(*REACHES).targets)
+
+
+def test_what_no_such_party_has_is_counterfactual():
+    own = ThreatModel("feature party", "training", frozenset({Grant.GRADIENTS, Grant.BOTTOM}))
+    assert own.counterfactual == frozenset()
+    white_box = ThreatModel(
+        "label party", "inference", frozenset({Grant.CUTS, Grant.OTHERS_BOTTOM})
+    )
+    assert white_box.counterfactual == {Grant.OTHERS_BOTTOM}
+    assert white_box.sentence() == (
+        "A semi-honest label party, alone, in the inference phase, holding the cuts that "
+        "travelled, and counterfactually the victim's bottom."
+    )
+
+
+def test_a_threat_that_contradicts_itself_is_refused():
+    with pytest.raises(UserError, match="gradients travel in the training phase only"):
+        ThreatModel("feature party", "inference", frozenset({Grant.GRADIENTS}))
+    with pytest.raises(UserError, match="nobody saw a training phase"):
+        ThreatModel("feature party", "training", frozenset(), trained_by="owner")
+    with pytest.raises(UserError, match="no such who"):
+        ThreatModel("bank", "training", frozenset())

@@ -1,0 +1,45 @@
+"""The attack contract: from a view to a guess, and nothing else.
+
+Hyper-parameters are the constructor's arguments, fixed in advance: what an attack tunes, it tunes
+on what it holds. It never sees the truth; `vfl.attacks.score` compares afterwards.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from vfl.attacks.threat import Grant
+from vfl.attacks.view import View
+
+Goal = Literal["labels", "clusters", "inputs", "scores"]
+
+
+class Attack(ABC):
+    """One attack.
+
+    Attributes:
+        goal: what `run` gives. "labels": a score for each class, axes (targets, classes), the
+            largest being the guess. "clusters": int64 codes without a meaning, axes (targets,).
+            "inputs": reconstructed columns, axes (targets, ...). "scores": one number a target,
+            larger for what is looked for (a positive label, a member), axes (targets,).
+        needs: every grant it uses; it is given a view of these and no more.
+    """
+
+    goal: ClassVar[Goal] = "labels"
+    needs: frozenset[Grant] = frozenset()
+
+    @abstractmethod
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        """The guess about `view.targets`, as `goal` says.
+
+        Args:
+            view: what the attacker holds.
+            draw: everything random comes from here.
+
+        Raises:
+            NotGrantedError: it reached for what it does not name in `needs`.
+        """

@@ -1,0 +1,42 @@
+"""Training inside an attack: a few rows at once, many steps, nothing global touched."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vfl.seeds import scoped
+
+
+def key_of(draw: torch.Generator) -> int:
+    """A number for `seeds.scoped`, from the attack's own generator."""
+    return int(torch.randint(2**62, (), generator=draw))
+
+
+def fit(
+    module: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    steps: int,
+    rate: float,
+    draw: torch.Generator,
+) -> nn.Module:
+    """The module after so many full-batch Adam steps on the cross-entropy (Kingma and Ba 2015).
+
+    Args:
+        module: gives logits, axes (rows, classes).
+        inputs: axes (rows, ...).
+        labels: int64 codes, axes (rows,), or class shares, axes (rows, classes).
+        steps: how many.
+        rate: the learning rate.
+        draw: dropout draws from here.
+    """
+    module.train()
+    optimizer = torch.optim.Adam(module.parameters(), lr=rate)
+    with scoped(key_of(draw)):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            F.cross_entropy(module(inputs), labels).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return module.eval()

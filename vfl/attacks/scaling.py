@@ -1,0 +1,56 @@
+"""Scaling features by what unlabelled rows tell; weak directions are made as loud as strong ones.
+
+A defense that hides the classes where the variance is low is undone by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from vfl.compression.options import require_choice
+
+Scale = Callable[[Tensor], Tensor]
+Scaler = Literal["none", "standard", "whiten", "cosine"]
+
+
+def scale_by(kind: Scaler, reference: Tensor) -> Scale:
+    """A scaling fitted on rows of axes (rows, features).
+
+    Args:
+        kind: "standard": mean 0 and variance 1 of each feature; "whiten": of each principal
+            component; "cosine": every row on the unit sphere, after centring.
+        reference: the rows it is fitted on.
+
+    Raises:
+        BadOptionError: no such kind.
+    """
+    require_choice("scaler", kind, get_args(Scaler))
+    if kind == "none":
+        return lambda rows: rows
+    mean = reference.mean(0)
+    if kind == "standard":
+        spread = _safe(reference.std(0))
+        return lambda rows: (rows - mean) / spread
+    if kind == "cosine":
+        return lambda rows: torch.nn.functional.normalize(rows - mean, dim=1)
+    turned = _whitening(reference - mean)
+    return lambda rows: (rows - mean) @ turned
+
+
+def _whitening(centred: Tensor) -> Tensor:
+    """Maps centred rows to uncorrelated features of variance 1; axes (features, components)."""
+    _, spread, directions = torch.linalg.svd(centred.double(), full_matrices=False)
+    kept = spread > 1e-6 * spread[0]
+    scale = math.sqrt(len(centred) - 1) / spread[kept]
+    turned: Tensor = (directions[kept].T * scale).float()
+    return turned
+
+
+def _safe(spread: Tensor) -> Tensor:
+    """Spreads to divide by; a feature that never varies is left as it is."""
+    return torch.where(spread > 1e-6 * spread.max(), spread, torch.ones_like(spread))

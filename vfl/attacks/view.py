@@ -1,0 +1,262 @@
+"""What an attacker sees: the granted things and no others.
+
+Inputs and cuts are tensors of rows; models come as makers, so that an attack may change its copy.
+Truth about the target rows is never here: it stays with whoever scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from vfl.attacks.threat import Grant, ThreatModel
+from vfl.errors import NotGrantedError
+
+Maker = Callable[[], nn.Module]
+TopMaker = Callable[[int], nn.Module]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evidence:
+    """What is known about one group of rows; axes (rows, ...) all alike, None where unknown.
+
+    Attributes:
+        inputs: float32, the columns.
+        cuts: float32, axes (rows, width), as they travelled.
+        labels: int64, axes (rows,).
+        outputs: float32, axes (rows, outputs), what the network answered.
+    """
+
+    inputs: Tensor | None = None
+    cuts: Tensor | None = None
+    labels: Tensor | None = None
+    outputs: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows the group has."""
+        known = (self.inputs, self.cuts, self.labels, self.outputs)
+        return next((len(values) for values in known if values is not None), 0)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Heard:
+    """One training exchange as it was recorded.
+
+    Attributes:
+        step: its number.
+        epoch: the one it belongs to.
+        rows: which of the targets, int64, axes (rows,).
+        cuts: what went up, decoded, axes (rows, width).
+        gradients: what came down, decoded, axes (rows, width).
+    """
+
+    step: int
+    epoch: int
+    rows: Tensor
+    cuts: Tensor
+    gradients: Tensor
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Holdings:
+    """Everything that might be granted; what is None is not there at all.
+
+    Attributes:
+        targets: the rows that are attacked, without what is to be found out.
+        leaked: rows of which the attacker learned the labels (or, of a victim's columns, inputs).
+        unlabelled: further rows.
+        heard: the training, exchange by exchange; the targets are then training rows.
+        prior: share of each class, axes (classes,).
+        bottom: makes a copy of the attacker's trained bottom.
+        new_bottom: makes an untrained bottom of the architecture in use.
+        new_top: makes an untrained top of the architecture in use, for cuts of a given width.
+        top: makes a copy of the attacker's trained top (label party).
+        others_bottom: makes a copy of the victim's trained bottom.
+    """
+
+    targets: Evidence = field(default_factory=Evidence)
+    leaked: Evidence | None = None
+    unlabelled: Evidence | None = None
+    heard: Sequence[Heard] | None = None
+    prior: Tensor | None = None
+    bottom: Maker | None = None
+    new_bottom: Maker | None = None
+    new_top: TopMaker | None = None
+    top: Maker | None = None
+    others_bottom: Maker | None = None
+
+
+#: Any of these grants opens a holding; rows are opened column by column as well.
+_OPENS = {
+    "leaked": (Grant.LEAKED, Grant.LEAKED_INPUTS),
+    "unlabelled": (Grant.UNLABELLED,),
+    "heard": (Grant.GRADIENTS,),
+    "prior": (Grant.PRIOR,),
+    "bottom": (Grant.BOTTOM,),
+    "new_bottom": (Grant.BOTTOM_RECIPE,),
+    "new_top": (Grant.TOP_RECIPE,),
+    "top": (Grant.TOP,),
+    "others_bottom": (Grant.OTHERS_BOTTOM,),
+}
+
+
+class Seen:
+    """One group of rows as an attacker may see them; reaching for anything else raises.
+
+    Args:
+        view: whose grants count.
+        evidence: what there is.
+        leaked: whether these are the leaked rows, which have doors of their own.
+    """
+
+    def __init__(self, view: View, evidence: Evidence, leaked: bool = False) -> None:
+        self._view = view
+        self._evidence = evidence
+        self._leaked = leaked
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return self._evidence.rows
+
+    @property
+    def inputs(self) -> Tensor:
+        """The columns, float32, axes (rows, ...)."""
+        leaked = (Grant.LEAKED_INPUTS,) if self._leaked else ()
+        return self._column("inputs", Grant.INPUTS, *leaked)
+
+    @property
+    def cuts(self) -> Tensor:
+        """What travelled, float32, axes (rows, width)."""
+        return self._column("cuts", Grant.CUTS)
+
+    @property
+    def labels(self) -> Tensor:
+        """The classes, int64, axes (rows,)."""
+        leaked = (Grant.LEAKED,) if self._leaked else ()
+        return self._column("labels", Grant.LABELS, *leaked)
+
+    @property
+    def outputs(self) -> Tensor:
+        """What the network answered, float32, axes (rows, outputs)."""
+        return self._column("outputs", Grant.OUTPUTS)
+
+    def _column(self, name: str, *grants: Grant) -> Tensor:
+        self._view.require(*grants)
+        values: Tensor = there(getattr(self._evidence, name), grants[-1])
+        return values
+
+
+class View:
+    """What one attacker may use; reaching for anything else raises.
+
+    Args:
+        threat: who it is and what it is granted.
+        classes: how many classes there are, which is public.
+        holdings: what there is to grant.
+    """
+
+    def __init__(self, threat: ThreatModel, classes: int, holdings: Holdings) -> None:
+        self.threat = threat
+        self.classes = classes
+        self._holdings = holdings
+
+    def only(self, grants: Iterable[Grant]) -> View:
+        """The same view with fewer grants: an attack gets what it says it needs.
+
+        Raises:
+            NotGrantedError: it needs what the threat model does not grant.
+        """
+        wanted = frozenset(grants)
+        for grant in Grant:
+            if grant in wanted:
+                self.require(grant)
+        return View(replace(self.threat, grants=wanted), self.classes, self._holdings)
+
+    @property
+    def targets(self) -> Seen:
+        """The rows that are attacked; their labels are nobody's to see."""
+        return Seen(self, self._holdings.targets)
+
+    @property
+    def leaked(self) -> Seen:
+        """The rows with leaked labels."""
+        return Seen(self, self._held("leaked"), leaked=True)
+
+    @property
+    def unlabelled(self) -> Seen:
+        """Further rows, which may be the targets themselves."""
+        return Seen(self, self._held("unlabelled"))
+
+    @property
+    def heard(self) -> Sequence[Heard]:
+        """The training, exchange by exchange; its rows are positions among the targets."""
+        heard: Sequence[Heard] = self._held("heard")
+        return heard
+
+    @property
+    def prior(self) -> Tensor:
+        """Share of each class, axes (classes,)."""
+        prior: Tensor = self._held("prior")
+        return prior
+
+    def bottom(self) -> nn.Module:
+        """A copy of the attacker's own trained bottom."""
+        make: Maker = self._held("bottom")
+        return make()
+
+    def new_bottom(self) -> nn.Module:
+        """An untrained bottom of the architecture in use."""
+        make: Maker = self._held("new_bottom")
+        return make()
+
+    def new_top(self, width: int) -> nn.Module:
+        """An untrained top of the architecture in use, for cuts of this width."""
+        make: TopMaker = self._held("new_top")
+        return make(width)
+
+    def top(self) -> nn.Module:
+        """A copy of the attacker's own trained top."""
+        make: Maker = self._held("top")
+        return make()
+
+    def others_bottom(self) -> nn.Module:
+        """A copy of the victim's trained bottom, which no real party has."""
+        make: Maker = self._held("others_bottom")
+        return make()
+
+    def require(self, *any_of: Grant) -> None:
+        """Refuse what none of these grants opens.
+
+        Raises:
+            NotGrantedError: with what was granted.
+        """
+        if self.threat.grants.isdisjoint(any_of):
+            raise NotGrantedError(
+                f"this attacker was not granted {' or '.join(any_of)}",
+                where=f"a {self.threat.who} in the {self.threat.phase} phase",
+                got=", ".join(one.name for one in Grant if one in self.threat.grants),
+                want=" or ".join(one.name for one in any_of),
+            )
+
+    def _held(self, name: str) -> Any:
+        self.require(*_OPENS[name])
+        return there(getattr(self._holdings, name), _OPENS[name][0])
+
+    def __repr__(self) -> str:
+        return f"View({self.threat.who}, {self.threat.phase} phase)"
+
+
+def there(found: Any, grant: Grant) -> Any:
+    """What was granted, as far as there is any.
+
+    Raises:
+        NotGrantedError: there is none in this case.
+    """
+    if found is None:
+        raise NotGrantedError(f"this case has nothing of {grant}", want=grant.name)
+    return found
