@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vfl.config import WANTED, CompareSettings, Experiment, Places, with_overrides
 from vfl.errors import UserError
 from vfl.grid.cells import Cell, settings_of
-from vfl.grid.match import Cut, frame_bytes, matched
+from vfl.grid.match import Cut, follows_data, frame_bytes, matched
 from vfl.specs import check_specs
 
 
@@ -96,9 +96,12 @@ def plan_lines(cells: Sequence[Cell]) -> Iterator[str]:
     """What would be trained, a line each, with the bytes a row of its training frames."""
     yield f"{'bytes a row':>11}  {'of dense':>8}  cell"
     for cell in cells:
-        cut = Cut.of(cell.experiment)
-        sent = frame_bytes(cell.experiment.codec, cut)
-        yield f"{sent / cut.rows:>11.2f}  {sent / cut.dense_bytes:>8.2%}  {cell.title}"
+        cut, codec = Cut.of(cell.experiment), cell.experiment.codec
+        if follows_data(codec, cut.widths):
+            yield f"{'as the data':>11}  {'asks':>8}  {cell.title}"
+        else:
+            sent = frame_bytes(codec, cut)
+            yield f"{sent / cut.rows:>11.2f}  {sent / cut.dense_bytes:>8.2%}  {cell.title}"
 
 
 def _variants(settings: CompareSettings) -> dict[str, tuple[str, ...]]:

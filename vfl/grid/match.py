@@ -64,6 +64,16 @@ def frame_bytes(spec: str, cut: Cut, drawn: int = 0) -> int:
     )
 
 
+def follows_data(spec: str, widths: tuple[int, ...]) -> bool:
+    """Whether the length of a codec's frames depends on the data, or on what it learned.
+
+    >>> follows_data("topk:k=3,values=8", (128,)), follows_data("l1:target=6", (128,))
+    (False, True)
+    """
+    few = Cut(widths, 8)
+    return compression.make(spec).learns or frame_bytes(spec, few) != frame_bytes(spec, few, 1)
+
+
 def matched(spec: str, level: float, cut: Cut) -> str | None:
     """The spec with the largest number whose frames take at most `level` percent of dense float32.
 
@@ -101,7 +111,7 @@ def require_matchable(spec: str, cut: Cut) -> None:
     """
     least = _with(spec, 1)
     plain = Cut(cut.widths, min(cut.rows, 8))
-    if compression.make(least).learns or frame_bytes(least, plain) != frame_bytes(least, plain, 1):
+    if follows_data(least, cut.widths):
         raise BadOptionError(
             "no number can be looked for here: how long its frames are depends on the data",
             got=spec,
