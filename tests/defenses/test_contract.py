@@ -10,7 +10,28 @@ from vfl.testing import DefenseContract
 
 
 class TestRegisteredDefenses(DefenseContract):
-    specs = ("none", "layer_norm", "layer_norm+none", "none+none+layer_norm")
+    specs = (
+        "none",
+        "layer_norm",
+        "layer_norm+none",
+        "none+none+layer_norm",
+        "potential",
+        "potential:alpha=16,distance=chordal,norm=no",
+        "dcor:alpha=8",
+        "nopeek",
+        "dcor+nopeek:alpha=2",
+        "probe",
+        "probe:support=2,whiten=yes",
+        "bottleneck:alpha=0.1",
+        "confusion",
+        "confusion:contrast=1,entropy=0",
+        "confusion+potential",
+        "label_free:features=16",
+        "label_free:features=0",
+        "label_free:kind=random",
+        "label_free:kind=autoencoder,epochs=2",
+        "potential+label_free:kind=autoencoder,epochs=1",
+    )
 
     def test_every_registered_name_is_here(self):
         named = {parse(part)[0] for spec in self.specs for part in spec.split("+")}
@@ -18,8 +39,14 @@ class TestRegisteredDefenses(DefenseContract):
 
 
 class TestNarrowCut(DefenseContract):
-    specs = ("none", "layer_norm")
+    specs = ("none", "layer_norm", "potential", "dcor", "probe:whiten=yes", "label_free:features=0")
     width = 1
+
+
+class TestManyClasses(DefenseContract):
+    specs = ("potential", "probe", "confusion")
+    width = 40
+    classes = 12
 
 
 def test_a_contract_without_specs_is_an_error():
