@@ -59,17 +59,23 @@ def potential_energy(cut: Tensor, labels: Tensor, distance: Distance = "angular"
 
 def _pair_cosines(units: Tensor, labels: Tensor) -> Tensor:
     """u.v of each pair of one class once; axes (pairs,). Other pairs never enter the graph."""
+    if len(units) <= _FEW_ROWS:
+        return _from_all(units, labels)
     sizes = torch.bincount(labels)
     largest = int(sizes.max())
-    if len(units) <= _FEW_ROWS or len(sizes) * largest**2 >= len(units) ** 2:
-        same = torch.eq(labels[:, None], labels).triu_(1)
-        return (units @ units.T).masked_select(same)
+    if len(sizes) * largest**2 >= len(units) ** 2:  # one class has most of the rows
+        return _from_all(units, labels)
     filled = torch.arange(largest, device=units.device) < sizes[:, None]
     place = torch.zeros_like(filled, dtype=torch.long)
     place[filled] = labels.argsort()
     blocks = units.index_select(0, place.flatten()).view(*place.shape, -1)
     same = (filled[:, :, None] & filled[:, None, :]).triu_(1)
     return torch.bmm(blocks, blocks.transpose(1, 2)).masked_select(same)
+
+
+def _from_all(units: Tensor, labels: Tensor) -> Tensor:
+    same = torch.eq(labels[:, None], labels).triu_(1)
+    return (units @ units.T).masked_select(same)
 
 
 class Potential(Defense):
