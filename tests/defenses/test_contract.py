@@ -105,6 +105,31 @@ class Widening(Defense):
         return nn.Sequential(bottom, nn.Linear(width, width + 1))
 
 
+class Unsaved(Defense):
+    """Keeps what it fits where no checkpoint looks."""
+
+    def wrap_bottom(self, bottom, width):
+        self.scale = 1.0
+        return Scaled(self, bottom)
+
+    def fit(self, bottom, inputs, secret):
+        self.scale = float(inputs.std())
+
+
+class Scaled(nn.Module):
+    def __init__(self, defense, bottom):
+        super().__init__()
+        self.defense, self.bottom = defense, bottom
+
+    def forward(self, inputs):
+        return self.bottom(inputs) / self.defense.scale
+
+
+class HalfChances(Defense):
+    def targets(self, targets, classes, moment):
+        return torch.full((len(targets), classes), 0.5)
+
+
 class OtherClasses(Defense):
     def labels(self, labels, secret):
         return labels + 1
@@ -115,6 +140,8 @@ class OtherClasses(Defense):
     [
         (Narrowing, "hooks_keep_shapes_and_types"),
         (OtherClasses, "labels_stay_labels"),
+        (HalfChances, "hooks_keep_shapes_and_types"),
+        (Unsaved, "what_it_fits_is_repeatable_and_saved"),
         (InPlace, "what_a_hook_is_given_is_left_alone"),
         (GlobalNoise, "global_random_state_is_left_alone"),
         (GlobalNoise, "the_same_moment_gives_the_same_result"),

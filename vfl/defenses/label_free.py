@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn, optim
@@ -119,5 +119,6 @@ class LabelFree(Defense):
 
 
 def _decoder(width: int, columns: int) -> nn.Module:
-    hidden: Any = nn.Linear(width, _DECODER_WIDTH)
-    return nn.Sequential(hidden, nn.ReLU(), nn.Linear(_DECODER_WIDTH, columns))
+    return nn.Sequential(
+        nn.Linear(width, _DECODER_WIDTH), nn.ReLU(), nn.Linear(_DECODER_WIDTH, columns)
+    )

@@ -62,8 +62,8 @@ class DefenseContract:
         assert all(torch.isfinite(value).all() for value in made.values())
 
     def test_labels_stay_labels(self, spec: str) -> None:
-        made = self._play(make(spec))
-        assert set(made["labels"].tolist()) <= set(range(self.classes)), "a label of no class"
+        labels = self._play(make(spec))["labels"]
+        assert set(labels.tolist()) <= set(range(self.classes)), "a label of no class"
 
     def test_what_a_hook_is_given_is_left_alone(self, spec: str) -> None:
         given, before = self._values(), self._values()
