@@ -96,7 +96,17 @@ def test_several_wrong_specs_are_told_together(path):
     with pytest.raises(ConfigError, match="2 problems in plan") as caught:
         plan.of_experiment(path, ["label.top=liner", "defense=zzzzz"])
     assert "label.top: no top is called 'liner'; did you mean 'linear'?" in caught.value.what
-    assert "defense: no defense is called 'zzzzz'; want layer_norm, none" in caught.value.what
+    assert "defense: no defense is called 'zzzzz'; want bottleneck, " in caught.value.what
+
+
+def test_a_defense_must_serve_the_task(path):
+    overrides = ["defense=dcor+potential", "label.task=regression"]
+    with pytest.raises(SpecError, match="'potential' does not serve a regression") as caught:
+        plan.of_experiment(path, overrides)
+    assert (caught.value.where, caught.value.want) == ("plan.toml: defense", "classification")
+    with pytest.raises(ConfigError, match=r"label\.task") as caught:
+        plan.of_experiment(path, ["defense=potential", "label.task=regresion"])
+    assert "does not serve" not in str(caught.value)
 
 
 def test_a_bottom_must_fit_the_rows(path):

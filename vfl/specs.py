@@ -80,7 +80,7 @@ def _wrong_specs(content: Mapping[str, Any]) -> Iterator[tuple[Setting, SpecErro
     ]
     checks: list[tuple[Setting, object, Callable[[str], object]]] = [
         (("codec",), content.get("codec"), partial(_check_codec, widths)),
-        (("defense",), content.get("defense"), defenses.make),
+        (("defense",), content.get("defense"), partial(defenses.make, task=_task(label))),
         (("label", "top"), label.get("top"), models.make_top),
     ]
     checks += [
@@ -115,6 +115,12 @@ def _check_wanted(widths: Sequence[object], spec: str) -> None:
     except SpecError as error:
         error.what = f"{spec}: {error.what}"
         raise
+
+
+def _task(label: Mapping[str, Any]) -> str | None:
+    """The task, unless it is a mistake itself."""
+    task = label.get("task", LabelSettings().task)
+    return task if task in ("classification", "regression") else None
 
 
 def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vfl import compression, defenses
 from vfl.compression import Codec, Moment
-from vfl.errors import DataError, WidthError
+from vfl.errors import DataError, SpecError, WidthError
 from vfl.exchange.guards import check_finite
 from vfl.frame import Frame, Kind
 from vfl.ledger import Ledger
@@ -39,7 +39,8 @@ class SplitModule(nn.Module):
     torch.Size([6, 2])
 
     Raises:
-        SpecError: an unknown codec or defense, or one that does not fit a width.
+        SpecError: an unknown codec or defense, one that does not fit a width, or a defense that
+            needs the training loop or all the training rows.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class SplitModule(nn.Module):
         self.ledger = Ledger()
         self.step = 0
         self._observers: tuple[Observer, ...] = (self.ledger, *observers)
-        self._defense = defenses.make(defense)
+        self._defense = _reachable(defense)
         self._codecs = {name: compression.make(codec) for name in bottoms}
         self._secrets = {name: Secret.of_simulation(seed, name) for name in bottoms}
         self._label_secret = Secret.of_simulation(seed, "label")
@@ -186,6 +187,20 @@ class _Cross(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         crossing, kept, saved = ctx.way_back
         return crossing.down(grads[0], kept, saved), None
+
+
+def _reachable(spec: str) -> defenses.Defense:
+    """The defense, unless it acts where this module has no hand."""
+    defense = defenses.make(spec)
+    missed = [h for h in ("labels", "batch", "fit", "targets") if defenses.uses(defense, h)]
+    if missed:
+        raise SpecError(
+            "SplitModule cannot apply this defense: labels and loop are the caller's",
+            got=f"{spec}, which acts on {', '.join(missed)}",
+            want="a defense of models, cuts, losses or gradients",
+            fix="train with VFLClassifier or vfl train",
+        )
+    return defense
 
 
 def _check_parties(bottoms: Mapping[str, nn.Module], widths: Mapping[str, int], merge: str) -> None:

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from vfl.compression import Moment
-from vfl.defenses import Chain, Defense, PrivacyStatement, make, parts
+from vfl.defenses import Chain, Defense, PrivacyStatement, make, parts, uses
 from vfl.errors import UnknownNameError
 from vfl.seeds import Secret, generator
 
@@ -21,6 +21,8 @@ def test_every_hook_does_nothing_by_default():
     assert defense.embedding(tensor, MOMENT) is tensor
     assert defense.logits(tensor, MOMENT) is tensor
     assert defense.gradient(tensor, tensor, MOMENT) is tensor
+    assert defense.targets(tensor, 2, MOMENT) is tensor
+    assert defense.fit(module, tensor, SECRET) is None
     assert defense.local_loss(tensor, tensor, MOMENT) is None
     assert defense.loss({"bank": tensor}, tensor, tensor, MOMENT) is None
     assert defense.privacy() == ()
@@ -58,6 +60,12 @@ class Affine(Defense):
     def gradient(self, grad, labels, moment):
         return self._of(grad)
 
+    def targets(self, targets, classes, moment):
+        return self._of(targets)
+
+    def fit(self, bottom, inputs, secret):
+        bottom.lambd = self._of(bottom.lambd)
+
     def local_loss(self, cut, inputs, moment):
         return self.scale * cut.sum()
 
@@ -84,8 +92,12 @@ class TestChain:
             chain.embedding(ones, MOMENT),
             chain.logits(ones, MOMENT),
             chain.gradient(ones, ones, MOMENT),
+            chain.targets(ones, 2, MOMENT),
         ]
-        assert [result.tolist() for result in results] == [[10, 10]] * 5
+        assert [result.tolist() for result in results] == [[10, 10]] * 6
+        bottom = nn.Softshrink(1)
+        chain.fit(bottom, ones, SECRET)
+        assert bottom.lambd == 10
         assert Chain([Affine(3), Affine(2)]).embedding(ones, MOMENT).tolist() == [9, 9]
 
     @pytest.mark.parametrize("wrap", ["wrap_bottom", "wrap_top"])
@@ -108,6 +120,12 @@ class TestChain:
         other = Chain([Affine(0) for _ in range(12)])
         other.load_state_dict(chain.state_dict())
         assert [int(member.kept) for member in other.members] == list(range(1, 13))
+
+
+def test_what_a_defense_uses_is_what_it_overrides():
+    assert uses(make("label_free"), "fit")
+    assert uses(make("none+label_free"), "fit")
+    assert not uses(make("none+layer_norm"), "fit")
 
 
 def test_a_spec_of_several_is_a_chain():

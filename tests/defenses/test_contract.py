@@ -10,7 +10,28 @@ from vfl.testing import DefenseContract
 
 
 class TestRegisteredDefenses(DefenseContract):
-    specs = ("none", "layer_norm", "layer_norm+none", "none+none+layer_norm")
+    specs = (
+        "none",
+        "layer_norm",
+        "layer_norm+none",
+        "none+none+layer_norm",
+        "potential",
+        "potential:alpha=16,distance=chordal,norm=no",
+        "dcor:alpha=8",
+        "nopeek",
+        "dcor+nopeek:alpha=2",
+        "probe",
+        "probe:support=2,whiten=yes",
+        "bottleneck:alpha=0.1",
+        "confusion",
+        "confusion:contrast=1,entropy=0",
+        "confusion+potential",
+        "label_free:features=16",
+        "label_free:features=0",
+        "label_free:kind=random",
+        "label_free:kind=autoencoder,epochs=2",
+        "potential+label_free:kind=autoencoder,epochs=1",
+    )
 
     def test_every_registered_name_is_here(self):
         named = {parse(part)[0] for spec in self.specs for part in spec.split("+")}
@@ -18,8 +39,14 @@ class TestRegisteredDefenses(DefenseContract):
 
 
 class TestNarrowCut(DefenseContract):
-    specs = ("none", "layer_norm")
+    specs = ("none", "layer_norm", "potential", "dcor", "probe:whiten=yes", "label_free:features=0")
     width = 1
+
+
+class TestManyClasses(DefenseContract):
+    specs = ("potential", "probe", "confusion")
+    width = 40
+    classes = 12
 
 
 def test_a_contract_without_specs_is_an_error():
@@ -78,6 +105,31 @@ class Widening(Defense):
         return nn.Sequential(bottom, nn.Linear(width, width + 1))
 
 
+class Unsaved(Defense):
+    """Keeps what it fits where no checkpoint looks."""
+
+    def wrap_bottom(self, bottom, width):
+        self.scale = 1.0
+        return Scaled(self, bottom)
+
+    def fit(self, bottom, inputs, secret):
+        self.scale = float(inputs.std())
+
+
+class Scaled(nn.Module):
+    def __init__(self, defense, bottom):
+        super().__init__()
+        self.defense, self.bottom = defense, bottom
+
+    def forward(self, inputs):
+        return self.bottom(inputs) / self.defense.scale
+
+
+class HalfChances(Defense):
+    def targets(self, targets, classes, moment):
+        return torch.full((len(targets), classes), 0.5)
+
+
 class OtherClasses(Defense):
     def labels(self, labels, secret):
         return labels + 1
@@ -88,6 +140,8 @@ class OtherClasses(Defense):
     [
         (Narrowing, "hooks_keep_shapes_and_types"),
         (OtherClasses, "labels_stay_labels"),
+        (HalfChances, "hooks_keep_shapes_and_types"),
+        (Unsaved, "what_it_fits_is_repeatable_and_saved"),
         (InPlace, "what_a_hook_is_given_is_left_alone"),
         (GlobalNoise, "global_random_state_is_left_alone"),
         (GlobalNoise, "the_same_moment_gives_the_same_result"),

@@ -3,20 +3,22 @@
 Order of the hooks in one training round, as the data meets them:
 
     label party, once    labels
-    either, once         wrap_bottom (feature party), wrap_top (label party)
+    either, once         wrap_bottom, then fit (feature party); wrap_top (label party)
     each party           batch
     feature party        embedding -> codec ... ; local_loss joins its own backward pass
-    label party          ... -> merge -> top -> logits -> task loss + loss ; gradient -> codec
+    label party          ... -> merge -> top -> logits -> task loss of targets + loss
+                         gradient -> codec
 
 A defense overrides the hooks it needs. What protects draws from `moment.secret`, which belongs to
-the party the hook runs at, never from the run's seed.
+the party the hook runs at, never from the run's seed. Columns of the label party's own never leave
+it: their bottom is not wrapped, and their cut is not in a loss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from torch import Tensor, nn
 
@@ -24,6 +26,7 @@ from vfl.compression import Moment
 from vfl.seeds import Secret
 
 Side = Literal["feature", "label", "both"]
+Task = Literal["classification", "regression"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,11 @@ class Defense:
 
     Attributes:
         side: who must run it. "both" means both sides build it from the same spec.
+        tasks: what it can serve; a defense that compares classes has nothing to do in a regression.
     """
 
     side: ClassVar[Side] = "both"
+    tasks: ClassVar[tuple[Task, ...]] = get_args(Task)
 
     def labels(self, labels: Tensor, secret: Secret) -> Tensor:
         """The training labels the label party really uses; axes (rows,), called once."""
@@ -60,6 +65,17 @@ class Defense:
     def wrap_bottom(self, bottom: nn.Module, width: int) -> nn.Module:
         """The bottom the feature party really trains; its output keeps axes (rows, width)."""
         return bottom
+
+    def fit(self, bottom: nn.Module, inputs: Tensor, secret: Secret) -> None:
+        """Look at the feature party's own training inputs once, before the first step.
+
+        What is learned stays in `bottom`, so that it is saved with the party's weights.
+
+        Args:
+            bottom: what `wrap_bottom` gave, and the wraps of other defenses around it.
+            inputs: axes (rows, ...), on the CPU, in ascending order of the rows; not a label.
+            secret: the feature party's.
+        """
 
     def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
         """The top the label party really trains; `width` is that of the merged cut."""
@@ -83,10 +99,23 @@ class Defense:
         """The output that is really used, at the label party; differentiable."""
         return logits
 
+    def targets(self, targets: Tensor, classes: int, moment: Moment) -> Tensor:
+        """What the task loss compares the logits of a training batch with.
+
+        Args:
+            targets: labels of axes (rows,), or what an earlier defense made of them.
+            classes: columns of the logits.
+            moment: step, and the label party's private draws.
+
+        Returns:
+            Labels of axes (rows,), or probabilities of axes (rows, classes).
+        """
+        return targets
+
     def loss(
         self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, moment: Moment
     ) -> Tensor | None:
-        """A scalar the label party adds to the task loss; `cuts` by party, as decoded."""
+        """A scalar the label party adds to the task loss; `cuts` as decoded, by feature party."""
         return None
 
     def gradient(self, grad: Tensor, labels: Tensor, moment: Moment) -> Tensor:
@@ -121,6 +150,10 @@ class Chain(Defense):
             bottom = member.wrap_bottom(bottom, width)
         return bottom
 
+    def fit(self, bottom: nn.Module, inputs: Tensor, secret: Secret) -> None:
+        for member in self.members:
+            member.fit(bottom, inputs, secret)
+
     def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
         for member in self.members:
             top = member.wrap_top(top, width)
@@ -145,6 +178,11 @@ class Chain(Defense):
         for member in self.members:
             logits = member.logits(logits, moment)
         return logits
+
+    def targets(self, targets: Tensor, classes: int, moment: Moment) -> Tensor:
+        for member in self.members:
+            targets = member.targets(targets, classes, moment)
+        return targets
 
     def loss(
         self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, moment: Moment
@@ -171,6 +209,13 @@ class Chain(Defense):
             prefix = f"{position}."
             own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
             member.load_state_dict(own)
+
+
+def uses(defense: Defense, hook: str) -> bool:
+    """Whether a defense, or one member of a chain, has a version of its own of a hook."""
+    if isinstance(defense, Chain):
+        return any(uses(member, hook) for member in defense.members)
+    return getattr(type(defense), hook) is not getattr(Defense, hook)
 
 
 def _total(terms: Sequence[Tensor | None]) -> Tensor | None:

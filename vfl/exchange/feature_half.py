@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vfl.compression import INFERENCE, Codec, Encoded, Moment
-from vfl.defenses import Defense
+from vfl.defenses import Defense, uses
 from vfl.defenses.none import Undefended
 from vfl.errors import NonFiniteError
 from vfl.exchange.adversary import HONEST, Adversary
@@ -23,7 +23,7 @@ from vfl.exchange.stash import Stash
 from vfl.exchange.state import gather, restore
 from vfl.frame import Frame, Kind, Payload
 from vfl.link import Link
-from vfl.seeds import Secret
+from vfl.seeds import Secret, scoped
 
 
 @dataclass(slots=True)
@@ -89,6 +89,12 @@ class FeatureHalf:
         if optimizer is not None and self._trainable:
             self._optimizer = adversary.optimizer(optimizer(self._trainable))
         self._pending: deque[_Pending] = deque()
+
+    def fit(self, inputs: Callable[[], Tensor]) -> None:
+        """Let the defense look at the training inputs once, if it wants to, before step 0."""
+        if uses(self.defense, "fit"):
+            with scoped(self._secret.number("fit")):
+                self.defense.fit(self.model["bottom"], inputs(), self._secret)
 
     @property
     def awaiting(self) -> int:

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from vfl import compression, defenses, models
 from vfl.datasets import PartyData
-from vfl.defenses import Defense
 from vfl.errors import DataError
 from vfl.exchange import Adversary, Compute, LabelHalf, optimizer_factory
 from vfl.exchange.adversary import HONEST
@@ -60,13 +59,13 @@ def build_label_party(
         device: where its models run.
         on_epoch: told one record an epoch.
     """
-    defense = defenses.make(terms.defense)
+    defense = defenses.make(terms.defense, task)
     compute = Compute(device, terms.train.precision)
     with scoped(secret.number("init")):
         if not isinstance(top, nn.Module):
             top = models.make_top(top).build(terms.merged_width, outputs)
         top = defense.wrap_top(top, terms.merged_width)
-        own = _own_bottom(data, terms, defense, own_bottom)
+        own = _own_bottom(data, terms, own_bottom)
         halves = {
             name: LabelHalf(
                 name,
@@ -103,9 +102,7 @@ def build_label_party(
     return party
 
 
-def _own_bottom(
-    data: PartyData, terms: Terms, defense: Defense, given: nn.Module | None
-) -> nn.Module | None:
+def _own_bottom(data: PartyData, terms: Terms, given: nn.Module | None) -> nn.Module | None:
     if data.name not in terms.parties:
         return None
     if data.inputs is None:
@@ -115,5 +112,4 @@ def _own_bottom(
         )
     asked = terms.parties[data.name]
     shape = tuple(data.inputs.shape[1:])
-    bottom = given or models.make_bottom(asked.bottom).build(shape, asked.width)
-    return defense.wrap_bottom(bottom, asked.width)
+    return given or models.make_bottom(asked.bottom).build(shape, asked.width)

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from vfl.compression import INFERENCE, Moment
-from vfl.defenses import Chain, Defense, PrivacyStatement, Side, make
+from vfl.defenses import Chain, Defense, PrivacyStatement, Side, make, uses
 from vfl.seeds import Secret, generator, scoped
 
 ROWS = 9
-_FEATURE_HOOKS = ("wrap_bottom", "embedding", "local_loss")
-_LABEL_HOOKS = ("labels", "wrap_top", "logits", "loss", "gradient")
+_FEATURE_HOOKS = ("wrap_bottom", "fit", "embedding", "local_loss")
+_LABEL_HOOKS = ("labels", "wrap_top", "logits", "targets", "loss", "gradient")
 
 
 class DefenseContract:
@@ -47,9 +47,15 @@ class DefenseContract:
 
     def test_hooks_keep_shapes_and_types(self, spec: str) -> None:
         given, made = self._values(), self._play(make(spec))
+        given["targets"] = given["labels"]
         for name, value in made.items():
             if name.endswith("loss"):
                 assert value.shape == (), f"{name} is no scalar"
+                continue
+            if name == "targets" and value.is_floating_point():
+                assert value.shape == (ROWS, self.classes), "targets fit neither labels nor logits"
+                assert (value >= 0).all(), "a negative probability"
+                assert torch.allclose(value.sum(1), torch.ones(ROWS), atol=1e-5), "no distribution"
                 continue
             assert value.shape == given[name].shape, f"{name} changed its shape"
             assert value.dtype == given[name].dtype, f"{name} changed its type"
@@ -78,7 +84,9 @@ class DefenseContract:
 
     def test_global_random_state_is_left_alone(self, spec: str) -> None:
         before = torch.random.get_rng_state(), random.getstate(), str(np.random.get_state())
-        self._play(make(spec))
+        defense = make(spec)
+        self._play(defense)
+        self._wrapped(defense, "bottom")
         after = torch.random.get_rng_state(), random.getstate(), str(np.random.get_state())
         assert torch.equal(before[0], after[0]), "torch's global generator moved"
         assert before[1:] == after[1:], "a global generator moved"
@@ -94,14 +102,29 @@ class DefenseContract:
     def test_wrapped_models_keep_their_shapes_and_train(self, spec: str) -> None:
         for part, outputs in (("bottom", self.width), ("top", self.classes)):
             module = self._wrapped(make(spec), part).train()
+            trains = any(weights.requires_grad for weights in module.parameters())
+            assert trains or part == "bottom", "a top that cannot train"
             with scoped(0):
                 result = module(self._values()["cut"])
-                result.square().sum().backward()
+                if trains:
+                    result.square().sum().backward()
             assert result.shape == (ROWS, outputs), f"the wrapped {part} has another shape"
-            assert any(weights.grad is not None for weights in module.parameters())
+            assert not trains or any(w.grad is not None for w in module.parameters())
+
+    def test_what_it_fits_is_repeatable_and_saved(self, spec: str) -> None:
+        first, second = (self._wrapped(make(spec), "bottom") for _ in range(2))
+        with scoped(2):
+            bottom = nn.Linear(self.width, self.width)
+            loaded = make(spec).wrap_bottom(bottom, self.width)
+        loaded.load_state_dict(first.state_dict())
+        rows = self._values()["cut"]
+        expected, *others = (each.eval()(rows) for each in (first, second, loaded))
+        assert torch.equal(expected, others[0]), "not repeatable"
+        assert torch.equal(expected, others[1]), "what it fitted is not among the weights"
 
     def test_a_prediction_needs_no_secret_and_does_not_depend_on_its_batch(self, spec: str) -> None:
         defense = make(spec)
+        self._play(defense)
         bottom = self._wrapped(defense, "bottom").eval()
         top = self._wrapped(defense, "top").eval()
 
@@ -131,7 +154,7 @@ class DefenseContract:
         if isinstance(defense, Chain) or defense.side == "both":
             return
         others = _LABEL_HOOKS if defense.side == "feature" else _FEATURE_HOOKS
-        own = [hook for hook in others if hook in _overridden(defense)]
+        own = [hook for hook in others if uses(defense, hook)]
         assert not own, f"{', '.join(own)} never run at side '{defense.side}'"
 
     def test_its_promise_can_be_stated(self, spec: str) -> None:
@@ -163,6 +186,7 @@ class DefenseContract:
         made = dict(zip(("inputs", "labels"), defense.batch(inputs, labels, moment), strict=True))
         made["labels"] = defense.labels(labels, Secret.of_simulation(0, "contract"))
         made["cut"] = defense.embedding(values["cut"], moment)
+        made["targets"] = defense.targets(labels, self.classes, moment)
         made["logits"] = defense.logits(values["logits"], moment)
         made["gradient"] = defense.gradient(values["gradient"], labels, moment)
         made["local_loss"] = defense.local_loss(values["cut"], inputs, moment)
@@ -171,21 +195,14 @@ class DefenseContract:
         return {name: value for name, value in made.items() if value is not None}
 
     def _wrapped(self, defense: Defense, part: str) -> nn.Module:
-        """A linear bottom or top of fixed weights as the defense would have it."""
+        """A linear bottom or top of fixed weights as the defense has it before a training."""
         with scoped(1):
             if part == "bottom":
-                return defense.wrap_bottom(nn.Linear(self.width, self.width), self.width)
+                bottom = defense.wrap_bottom(nn.Linear(self.width, self.width), self.width)
+                defense.fit(bottom, self._values()["cut"], Secret.of_simulation(0, "contract"))
+                return bottom
             return defense.wrap_top(nn.Linear(self.width, self.classes), self.width)
 
 
 def _moment(step: int = 0) -> Moment:
     return Moment(step, training=True, secret=Secret.of_simulation(0, "contract"))
-
-
-def _overridden(defense: Defense) -> set[str]:
-    """The hooks a defense has versions of its own of."""
-    return {
-        hook
-        for hook in (*_FEATURE_HOOKS, *_LABEL_HOOKS)
-        if getattr(type(defense), hook) is not getattr(Defense, hook)
-    }
