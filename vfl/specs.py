@@ -57,7 +57,7 @@ def _wrong_specs(content: Mapping[str, Any]) -> Iterator[tuple[Setting, SpecErro
     ]
     checks: list[tuple[Setting, object, Callable[[str], object]]] = [
         (("codec",), content.get("codec"), partial(_check_codec, widths)),
-        (("defense",), content.get("defense"), defenses.make),
+        (("defense",), content.get("defense"), partial(_check_defense, label.get("task"))),
         (("label", "top"), label.get("top"), models.make_top),
     ]
     checks += [
@@ -77,6 +77,12 @@ def _check_codec(widths: Sequence[object], spec: str) -> None:
     for width in widths:
         if isinstance(width, int) and width > 0:
             codec.check(width)
+
+
+def _check_defense(task: object, spec: str) -> None:
+    defense = defenses.make(spec)
+    if task == "regression":  # how many classes there are is known when the labels are read
+        defense.prepare(defenses.LabelKind(classes=None))
 
 
 def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from vfl import compression, defenses
 from vfl.compression import Codec, Moment
-from vfl.errors import DataError, WidthError
+from vfl.defenses.base import overrides
+from vfl.errors import DataError, SpecError, WidthError
 from vfl.exchange.guards import check_finite
 from vfl.frame import Frame, Kind
 from vfl.ledger import Ledger
@@ -39,7 +40,8 @@ class SplitModule(nn.Module):
     torch.Size([6, 2])
 
     Raises:
-        SpecError: an unknown codec or defense, or one that does not fit a width.
+        SpecError: an unknown codec or defense, one that does not fit a width, or a defense that
+            acts on labels or batches, which never come by here.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class SplitModule(nn.Module):
         self.ledger = Ledger()
         self.step = 0
         self._observers: tuple[Observer, ...] = (self.ledger, *observers)
-        self._defense = defenses.make(defense)
+        self._defense = _made(defense)
         self._codecs = {name: compression.make(codec) for name in bottoms}
         self._secrets = {name: Secret.of_simulation(seed, name) for name in bottoms}
         self._label_secret = Secret.of_simulation(seed, "label")
@@ -103,7 +105,8 @@ class SplitModule(nn.Module):
     def _cross(self, name: str, rows: Tensor, labels: Tensor | None, moment: Moment) -> Tensor:
         codec = self._codecs[name]
         here = self._moment(moment, self._secrets[name])
-        cut: Tensor = self._defense.embedding(self.bottoms[name](rows), here)
+        guarded = Moment(moment.step, moment.training, self._secrets[name])
+        cut: Tensor = self._defense.embedding(self.bottoms[name](rows), guarded)
         if cut.shape != (len(rows), self.widths[name]):
             raise WidthError(
                 f"the bottom of party '{name}' gives another shape than agreed",
@@ -115,7 +118,8 @@ class SplitModule(nn.Module):
         if self.training:
             self._add(codec.local_loss(cut, here))
             self._add(self._defense.local_loss(cut, rows, here))
-        there = self._moment(moment, self._label_secret)
+        # Each party's gradients get draws of their own, as in `vfl.exchange.LabelHalf`.
+        there = self._moment(moment, Secret(self._label_secret.key("half", name)))
         crossing = _Crossing(name, codec, self._defense, labels, self._observers, here, there)
         arrived: Tensor = self.decoders[name](_Cross.apply(cut, crossing))  # type: ignore[no-untyped-call]
         return arrived
@@ -186,6 +190,19 @@ class _Cross(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         crossing, kept, saved = ctx.way_back
         return crossing.down(grads[0], kept, saved), None
+
+
+def _made(spec: str) -> defenses.Defense:
+    defense = defenses.make(spec)
+    members = defense.members if isinstance(defense, defenses.Chain) else (defense,)
+    for member in members:
+        if beyond := overrides(member, "labels", "batch", "received"):
+            raise SpecError(
+                f"a defense of '{beyond[0]}' needs the training loop, and here the loop is yours",
+                got=spec,
+                fix="an estimator or an experiment file, or a defense that needs none",
+            )
+    return defense
 
 
 def _check_parties(bottoms: Mapping[str, nn.Module], widths: Mapping[str, int], merge: str) -> None:

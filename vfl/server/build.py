@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from vfl import compression, defenses, models
 from vfl.datasets import PartyData
-from vfl.defenses import Defense
-from vfl.errors import DataError
+from vfl.defenses import Defense, LabelKind
+from vfl.errors import DataError, SpecError
 from vfl.exchange import Adversary, Compute, LabelHalf, optimizer_factory
 from vfl.exchange.adversary import HONEST
 from vfl.ledger import Ledger
@@ -56,8 +56,12 @@ def build_label_party(
         adversary: tampering on this side.
         device: where its models run.
         on_epoch: told one record an epoch.
+
+    Raises:
+        SpecError: a plug-in does not fit, or the defense means nothing for such labels.
     """
-    defense = defenses.make(terms.defense)
+    weighted = class_weight != "none" or data.row_weights is not None
+    defense = _defense(terms, outputs if task == "classification" else None, weighted)
     compute = Compute(device, terms.train.precision)
     with scoped(secret.number("init")):
         if not isinstance(top, nn.Module):
@@ -98,6 +102,17 @@ def build_label_party(
     if weights is not None:
         party.load_weights(weights)
     return party
+
+
+def _defense(terms: Terms, classes: int | None, weighted: bool) -> Defense:
+    """The label party's instance, told what its labels are."""
+    defense = defenses.make(terms.defense)
+    try:
+        defense.prepare(LabelKind(classes, weighted))
+    except SpecError as error:
+        error.where = error.where or "defense"
+        raise
+    return defense
 
 
 def _own_bottom(
