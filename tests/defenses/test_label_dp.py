@@ -8,9 +8,12 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from vfl.config import Experiment
+from vfl.datasets import load_bundled
 from vfl.defenses import LabelKind, make
 from vfl.defenses.label_dp import answers_of, flip_of, respond_with_prior
 from vfl.errors import BadOptionError, SpecError
+from vfl.local import LocalSession
 from vfl.seeds import Secret
 
 LENDER, OTHER = (Secret.of_simulation(0, name) for name in ("lender", "other"))
@@ -117,3 +120,23 @@ def test_labels_it_does_not_fit():
     with pytest.raises(SpecError, match="another number of classes") as caught:
         make("label_dp:epsilon=1,prior=0.5-0.5").prepare(LabelKind(3))
     assert caught.value.got == "2 shares"
+
+
+@pytest.mark.parametrize("changed", ["nothing", "seed", "secret"])
+def test_in_a_training_flips_follow_from_the_secret_and_not_from_the_seed(changed):
+    data = load_bundled("breast_cancer", ["bank", "shop"], 0, "lender")
+    label = data["lender"]
+
+    def trained_on(seed, secret):
+        parties = {"bank": {"width": 4}, "shop": {"width": 4}}
+        content = {"seed": seed, "parties": parties, "label": {"party": "lender"}}
+        experiment = Experiment.model_validate(content | {"defense": "label_dp:flip=0.3"})
+        session = LocalSession(experiment, data, outputs=2, secrets={"lender": secret})
+        return session.label._labels.numpy()
+
+    first = trained_on(0, LENDER)
+    second = trained_on(int(changed == "seed"), OTHER if changed == "secret" else LENDER)
+    assert np.array_equal(first, second) == (changed != "secret")
+    moved = first != label.labels.numpy()
+    assert moved[label.split.train].mean() == pytest.approx(0.3, abs=0.08)
+    assert not moved[label.split.test].any()

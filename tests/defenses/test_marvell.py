@@ -180,9 +180,9 @@ def sent(spec, grad, labels, secret=LENDER, step=2):
 
 @pytest.mark.slow
 def test_norms_and_directions_of_real_gradients():
-    """One digit against the other nine: the goal is 0.95 and more, then 0.6 and less."""
-    norms, cosines, quality = figures("none", epochs=20)
-    hidden_norms, hidden_cosines, kept_quality = figures("marvell:power=2", epochs=20)
-    assert min(norms, cosines) > 0.9
-    assert max(hidden_norms, hidden_cosines) < 0.6
-    assert kept_quality > quality - 0.02
+    """Li et al. 2022 find both to tell labels of a rare class; at most 2 points for hiding them."""
+    norms, cosines, quality = figures("none", epochs=15, rate=0.002, first=3)
+    hidden = figures("marvell:power=2", epochs=15, rate=0.002, first=3)
+    assert min(norms, cosines) > 0.95
+    assert max(hidden[:2]) < 0.6
+    assert hidden[2] > quality - 0.02

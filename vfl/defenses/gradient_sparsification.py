@@ -16,7 +16,7 @@ from vfl.defenses.refusals import require
 class GradientSparsification(Defense):
     """The values of largest magnitude of each row of the gradient; the rest are zeros.
 
-    As Aji and Heafield (2017, section 3) drop gradients, but what is dropped is not added to a
+    As Aji and Heafield (2017) drop gradients, but what is dropped is not added to a
     later step: it belongs to other rows by then. A weak defense: signs of what is left tell.
 
     Args:

@@ -21,7 +21,7 @@ class LabelDP(Defense):
 
     Without a prior, another label, all equally likely, comes in its place with probability `flip`;
     epsilon = ln((1 - flip)(K - 1) / flip) for K classes. With a public `prior`, RRWithPrior (Ghazi
-    et al. 2021, algorithms 2 and 3): answers are among the likely classes only, as many as keep
+    et al. 2021, algorithms 1 and 2): answers are among the likely classes only, as many as keep
     most labels true on average.
 
     It is the one promise that holds for everything that follows: all epochs, messages and weights.
@@ -146,7 +146,7 @@ def respond_with_prior(
 
 
 def answers_of(prior: Sequence[float], epsilon: float) -> list[int]:
-    """The k likeliest classes, k being what keeps most labels true (Ghazi et al., algorithm 3)."""
+    """The k likeliest classes, k being what keeps most labels true (Ghazi et al., algorithm 2)."""
     order = sorted(range(len(prior)), key=lambda label: -prior[label])
     kept = [
         (1 - flip_of(epsilon, k)) * sum(prior[label] for label in order[:k])

@@ -18,7 +18,7 @@ from vfl.seeds import derive
 
 
 class Mixup(Defense):
-    """Rows become lambda x + (1 - lambda) x', and so do their labels (Zhang et al. 2018, eq 1).
+    """Rows become lambda x + (1 - lambda) x', and so do their labels (Zhang et al. 2018).
 
     All parties must mix the same rows alike, so pairs and lambda, one draw of Beta(alpha, alpha) a
     step, follow from a public number. It therefore hides nothing from a party: it only lets the

@@ -10,7 +10,7 @@ from vfl.defenses.refusals import require
 
 
 class Passport(Defense):
-    """A passport layer behind each bottom and before the top (FedPass: Gu et al. 2023, eq 3-5).
+    """A passport layer behind each bottom and before the top (FedPass: Gu et al. 2023).
 
     The layer is linear, and its scale and shift follow from its own weights W and from secret
     passports s: gamma = mean over s of D(E(W s)), beta likewise, with a small autoencoder D(E(.)).

@@ -21,7 +21,7 @@ _FAKE, _REGULAR, _OTHER = range(3)
 class SplitGuard(Defense):
     """Some batches hold their rows in a wrong order; an honest label party's gradients show it.
 
-    The original (Erdogan et al. 2022, sections 3.1-3.2) sends false labels with a batch. Here the
+    The original (Erdogan et al. 2022, arXiv 2108.09052) sends false labels with a batch. Here the
     labels are elsewhere, so the rows are false: exchanged among themselves, they meet each other's
     labels. For an honest top that is a batch of mistakes, and its gradient for a last layer of the
     bottom, cut^T gradient, is long and points elsewhere than those of regular batches. A label
@@ -135,7 +135,7 @@ class SplitGuard(Defense):
 
 
 def score(fake: Tensor, regular: Tensor, other: Tensor) -> float:
-    """How sure one can be that mean gradients follow the labels, 0 to 1 (section 3.2).
+    """How sure one can be that mean gradients follow the labels, 0 to 1 (the SplitGuard score).
 
     Args:
         fake: mean gradient of batches with false rows, axes (values,).

@@ -21,12 +21,12 @@ from vfl.defenses.refusals import (
 
 
 class TranscriptPrivacy(Defense):
-    """Laplace noise on the gradient of every row's logits (TPSL: Yang et al. 2022, section 4).
+    """Laplace noise on the gradient of every row's logits (TPSL: Yang et al. 2022).
 
     The label enters a row's gradient through its one-hot code alone. With two classes the gradients
     of both labels differ by (1, -1), and noise of scale 1 / epsilon along that direction is enough;
     with more, each logit gets noise of scale 2 / epsilon. What follows, every message to every
-    party and the top's own weights, only processes the noisy gradient.
+    party and the top's own weights, only processes the noisy gradient (arXiv 2203.02073).
 
     Args:
         epsilon: of one label in one epoch.
