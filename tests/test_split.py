@@ -151,6 +151,19 @@ def test_a_defense_that_needs_the_whole_training_is_refused():
     assert SplitModule(bottoms, top, widths, defense="potential+bottleneck")
 
 
+def test_the_noise_of_two_parties_does_not_cancel():
+    """Two parties of equal models and rows, whose gradients differ by their noise alone."""
+    bottoms = {name: nn.Linear(3, 4) for name in ("bank", "shop")}
+    bottoms["shop"].load_state_dict(bottoms["bank"].state_dict())
+    defense = "gradient_noise:norm=inf,sigma=1"
+    model = SplitModule(
+        bottoms, nn.Linear(4, 2), {"bank": 4, "shop": 4}, merge="sum", defense=defense
+    )
+    rows = torch.ones(5, 3)
+    model({"bank": rows, "shop": rows}, torch.zeros(5).long()).sum().backward()
+    assert not torch.isclose(bottoms["bank"].weight.grad, bottoms["shop"].weight.grad).any()
+
+
 def test_what_does_not_fit_is_refused():
     bottoms, top, widths = parts()
     with pytest.raises(DataError, match="one bottom and one width"):

@@ -80,7 +80,7 @@ def _wrong_specs(content: Mapping[str, Any]) -> Iterator[tuple[Setting, SpecErro
     ]
     checks: list[tuple[Setting, object, Callable[[str], object]]] = [
         (("codec",), content.get("codec"), partial(_check_codec, widths)),
-        (("defense",), content.get("defense"), partial(defenses.make, task=_task(label))),
+        (("defense",), content.get("defense"), partial(_check_defense, label.get("task"))),
         (("label", "top"), label.get("top"), models.make_top),
     ]
     checks += [
@@ -117,10 +117,10 @@ def _check_wanted(widths: Sequence[object], spec: str) -> None:
         raise
 
 
-def _task(label: Mapping[str, Any]) -> str | None:
-    """The task, unless it is a mistake itself."""
-    task = label.get("task", LabelSettings().task)
-    return task if task in ("classification", "regression") else None
+def _check_defense(task: object, spec: str) -> None:
+    defense = defenses.make(spec)
+    if task == "regression":  # how many classes there are is known when the labels are read
+        defense.prepare(defenses.LabelKind(classes=None))
 
 
 def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:

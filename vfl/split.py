@@ -104,7 +104,8 @@ class SplitModule(nn.Module):
     def _cross(self, name: str, rows: Tensor, labels: Tensor | None, moment: Moment) -> Tensor:
         codec = self._codecs[name]
         here = self._moment(moment, self._secrets[name])
-        cut: Tensor = self._defense.embedding(self.bottoms[name](rows), here)
+        guarded = Moment(moment.step, moment.training, self._secrets[name])
+        cut: Tensor = self._defense.embedding(self.bottoms[name](rows), guarded)
         if cut.shape != (len(rows), self.widths[name]):
             raise WidthError(
                 f"the bottom of party '{name}' gives another shape than agreed",
@@ -116,7 +117,8 @@ class SplitModule(nn.Module):
         if self.training:
             self._add(codec.local_loss(cut, here))
             self._add(self._defense.local_loss(cut, rows, here))
-        there = self._moment(moment, self._label_secret)
+        # Each party's gradients get draws of their own, as in `vfl.exchange.LabelHalf`.
+        there = self._moment(moment, Secret(self._label_secret.key("half", name)))
         crossing = _Crossing(name, codec, self._defense, labels, self._observers, here, there)
         arrived: Tensor = self.decoders[name](_Cross.apply(cut, crossing))  # type: ignore[no-untyped-call]
         return arrived
@@ -192,8 +194,7 @@ class _Cross(torch.autograd.Function):
 def _reachable(spec: str) -> defenses.Defense:
     """The defense, unless it acts where this module has no hand."""
     defense = defenses.make(spec)
-    missed = [h for h in ("labels", "batch", "fit", "targets") if defenses.uses(defense, h)]
-    if missed:
+    if missed := defenses.uses(defense, "labels", "batch", "fit", "targets", "received"):
         raise SpecError(
             "SplitModule cannot apply this defense: labels and loop are the caller's",
             got=f"{spec}, which acts on {', '.join(missed)}",

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from vfl.defenses import DEFENSES, Defense
+from vfl.errors import SpecError
 from vfl.registry import parse
 from vfl.testing import DefenseContract
 
@@ -31,11 +32,35 @@ class TestRegisteredDefenses(DefenseContract):
         "label_free:kind=random",
         "label_free:kind=autoencoder,epochs=2",
         "potential+label_free:kind=autoencoder,epochs=1",
+        "label_dp:epsilon=1",
+        "label_dp:flip=0.6",
+        "label_dp:epsilon=0,prior=0.5-0.3-0.2",
+        "gradient_noise",
+        "gradient_noise:norm=inf,sigma=0.1",
+        "gradient_noise:norm=0.1,sigma=3,law=laplace",
+        "tpsl:epsilon=0.1",
+        "clipped_noise",
+        "clipped_noise:norm=inf,sigma=0,queries=false",
+        "clipped_noise:norm=0.5,sigma=2,law=laplace",
+        "mixup:alpha=1",
+        "gradient_averaging",
+        "gradient_averaging:rows=0",
+        "gradient_sparsification:share=0.01",
+        "passport:count=2",
+        "passport:reach=0,sigma=0",
+        "split_guard:start=0,share=0.5,checks=100",
+        "label_dp:epsilon=1+gradient_noise+gradient_averaging+layer_norm+clipped_noise",
     )
 
     def test_every_registered_name_is_here(self):
-        named = {parse(part)[0] for spec in self.specs for part in spec.split("+")}
+        specs = [*self.specs, *TestTwoClasses.specs]
+        named = {parse(part)[0] for spec in specs for part in spec.split("+")}
         assert named == set(DEFENSES.names())
+
+
+class TestTwoClasses(DefenseContract):
+    specs = ("marvell", "marvell:shape=iso", "marvell:power=0", "max_norm", "tpsl+max_norm")
+    classes = 2
 
 
 class TestNarrowCut(DefenseContract):
@@ -80,6 +105,22 @@ class Detached(Defense):
 class BatchScaled(Defense):
     def embedding(self, cut, moment):
         return cut / cut.abs().max()
+
+
+class Averageable(Defense):
+    """New noise for every query."""
+
+    asked = 0
+
+    def embedding(self, cut, moment):
+        type(self).asked += 1
+        return cut + self.asked
+
+
+class Unhelpful(Defense):
+    def prepare(self, kind):
+        if kind.classes is None:
+            raise SpecError("no")
 
 
 class Forgetful(Defense):
@@ -148,6 +189,8 @@ class OtherClasses(Defense):
         (Detached, "gradients_flow_through"),
         (Widening, "wrapped_models_keep_their_shapes_and_train"),
         (BatchScaled, "a_prediction_needs_no_secret_and_does_not_depend_on_its_batch"),
+        (Averageable, "a_query_that_is_repeated_gives_nothing_new"),
+        (Unhelpful, "labels_that_are_numbers_are_taken_or_refused_with_a_reason"),
         (Forgetful, "state_survives_a_checkpoint"),
         (Misplaced, "its_side_has_its_hooks"),
     ],

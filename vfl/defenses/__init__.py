@@ -8,9 +8,8 @@ an entry point in the group ``vfl.defenses``), and the contract tests of `vfl.te
 
 from __future__ import annotations
 
-from vfl.defenses.base import Chain, Defense, PrivacyStatement, Side, uses
-from vfl.errors import SpecError
-from vfl.registry import Registry, parse, parts
+from vfl.defenses.base import Chain, Defense, LabelKind, PrivacyStatement, Side, uses
+from vfl.registry import Registry, parts
 
 DEFENSES: Registry[Defense] = Registry(
     kind="defense",
@@ -25,33 +24,41 @@ DEFENSES: Registry[Defense] = Registry(
         "bottleneck": "vfl.defenses.bottleneck:Bottleneck",
         "confusion": "vfl.defenses.confusion:Confusion",
         "label_free": "vfl.defenses.label_free:LabelFree",
+        "label_dp": "vfl.defenses.label_dp:LabelDP",
+        "gradient_noise": "vfl.defenses.gradient_noise:GradientNoise",
+        "tpsl": "vfl.defenses.tpsl:TranscriptPrivacy",
+        "marvell": "vfl.defenses.marvell:Marvell",
+        "max_norm": "vfl.defenses.max_norm:MaxNorm",
+        "clipped_noise": "vfl.defenses.clipped_noise:ClippedNoise",
+        "mixup": "vfl.defenses.mixup:Mixup",
+        "gradient_averaging": "vfl.defenses.gradient_averaging:GradientAveraging",
+        "gradient_sparsification": "vfl.defenses.gradient_sparsification:GradientSparsification",
+        "passport": "vfl.defenses.passport:Passport",
+        "split_guard": "vfl.defenses.split_guard:SplitGuard",
     },
     group="vfl.defenses",
 )
 
 
-def make(spec: str, task: str | None = None) -> Defense:
+def make(spec: str) -> Defense:
     """The defense a spec names; ``a+b`` applies a, then b.
 
-    Args:
-        spec: one or several.
-        task: what the labels are for; None does not ask.
-
     Raises:
-        SpecError: an unknown name or option, with the nearest known one, or a defense that has
-            nothing to do in this task.
+        SpecError: an unknown name or option, with the nearest known one, or two members of which
+            one makes the other's promise untrue.
     """
-    members = [_member(part, task) for part in parts(spec)]
+    members = [DEFENSES.make(part) for part in parts(spec)]
     return members[0] if len(members) == 1 else Chain(members)
 
 
-def _member(spec: str, task: str | None) -> Defense:
-    member = DEFENSES.make(spec)
-    if task is not None and task not in member.tasks:
-        raise SpecError(
-            f"the defense '{parse(spec)[0]}' does not serve a {task}", want=", ".join(member.tasks)
-        )
-    return member
-
-
-__all__ = ["DEFENSES", "Chain", "Defense", "PrivacyStatement", "Side", "make", "parts", "uses"]
+__all__ = [
+    "DEFENSES",
+    "Chain",
+    "Defense",
+    "LabelKind",
+    "PrivacyStatement",
+    "Side",
+    "make",
+    "parts",
+    "uses",
+]

@@ -2,12 +2,13 @@
 
 Order of the hooks in one training round, as the data meets them:
 
-    label party, once    labels
+    label party, once    prepare, labels
     either, once         wrap_bottom, then fit (feature party); wrap_top (label party)
     each party           batch
     feature party        embedding -> codec ... ; local_loss joins its own backward pass
     label party          ... -> merge -> top -> logits -> task loss of targets + loss
                          gradient -> codec
+    feature party        ... -> received -> backward pass
 
 A defense overrides the hooks it needs. What protects draws from `moment.secret`, which belongs to
 the party the hook runs at, never from the run's seed. Columns of the label party's own never leave
@@ -18,15 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
 from vfl.compression import Moment
+from vfl.errors import SpecError
 from vfl.seeds import Secret
 
 Side = Literal["feature", "label", "both"]
-Task = Literal["classification", "regression"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +47,56 @@ class PrivacyStatement:
     delta: float | None = None
     unit: str = ""
 
+    def __str__(self) -> str:
+        text = f"{self.protects} against {self.against}"
+        if self.epsilon is None:
+            return f"{text} (no epsilon)"
+        delta = f", delta {self.delta:g}" if self.delta else ""
+        return f"{text}: epsilon {self.epsilon:.4g}{delta} for {self.unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class LabelKind:
+    """What the labels of a session are; nothing that depends on one of them.
+
+    Attributes:
+        classes: how many there are; None where labels are numbers, in a regression.
+        weighted: whether rows or classes weigh differently in the loss.
+    """
+
+    classes: int | None
+    weighted: bool = False
+
 
 class Defense:
     """One defense; its hyper-parameters are the constructor's arguments, every hook a no-op.
 
     Attributes:
         side: who must run it. "both" means both sides build it from the same spec.
-        tasks: what it can serve; a defense that compares classes has nothing to do in a regression.
+        label_free: its hooks at the label party look at no label, so that after them a promise
+            about labels still holds.
+        rows_apart: no hook makes a row out of several, so that a promise about a row still holds.
+        once: not twice in a chain, for both would make the same draws.
     """
 
     side: ClassVar[Side] = "both"
-    tasks: ClassVar[tuple[Task, ...]] = get_args(Task)
+    label_free: ClassVar[bool] = False
+    rows_apart: ClassVar[bool] = False
+    once: ClassVar[bool] = False
+
+    def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
+        """Refuse the other members of a chain, in whose company a promise would be untrue.
+
+        Raises:
+            SpecError: with the member that is in the way.
+        """
+
+    def prepare(self, kind: LabelKind) -> None:
+        """Told what the labels are, at the label party, before any other hook runs there.
+
+        Raises:
+            SpecError: the defense has no meaning for such labels.
+        """
 
     def labels(self, labels: Tensor, secret: Secret) -> Tensor:
         """The training labels the label party really uses; axes (rows,), called once."""
@@ -122,6 +162,16 @@ class Defense:
         """The gradient of one party's cut that is really encoded, at the label party."""
         return grad
 
+    def received(self, cut: Tensor, grad: Tensor, moment: Moment) -> Tensor:
+        """The gradient the feature party really uses, of the one that came back for its cut.
+
+        Both detached, axes (rows, width); with a codec that changes the width, its width.
+
+        Raises:
+            PeerError: no honest label party would send that.
+        """
+        return grad
+
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         """What is promised; empty when it promises nothing that can be stated."""
         return ()
@@ -139,6 +189,17 @@ class Chain(Defense):
 
     def __init__(self, members: Sequence[Defense]) -> None:
         self.members = tuple(members)
+        for at, member in enumerate(self.members):
+            if member.once and any(type(other) is type(member) for other in self.members[:at]):
+                raise SpecError(
+                    f"{type(member).__name__} stands twice in a chain, and would draw the same",
+                    fix="name it once, with stronger options",
+                )
+            member.beside(self.members[:at], self.members[at + 1 :])
+
+    def prepare(self, kind: LabelKind) -> None:
+        for member in self.members:
+            member.prepare(kind)
 
     def labels(self, labels: Tensor, secret: Secret) -> Tensor:
         for member in self.members:
@@ -194,6 +255,11 @@ class Chain(Defense):
             grad = member.gradient(grad, labels, moment)
         return grad
 
+    def received(self, cut: Tensor, grad: Tensor, moment: Moment) -> Tensor:
+        for member in self.members:
+            grad = member.received(cut, grad, moment)
+        return grad
+
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         return tuple(statement for member in self.members for statement in member.privacy())
 
@@ -211,11 +277,11 @@ class Chain(Defense):
             member.load_state_dict(own)
 
 
-def uses(defense: Defense, hook: str) -> bool:
-    """Whether a defense, or one member of a chain, has a version of its own of a hook."""
+def uses(defense: Defense, *hooks: str) -> list[str]:
+    """Which of these hooks a defense, or a member of a chain, has versions of its own of."""
     if isinstance(defense, Chain):
-        return any(uses(member, hook) for member in defense.members)
-    return getattr(type(defense), hook) is not getattr(Defense, hook)
+        return [hook for hook in hooks if any(uses(member, hook) for member in defense.members)]
+    return [hook for hook in hooks if getattr(type(defense), hook) is not getattr(Defense, hook)]
 
 
 def _total(terms: Sequence[Tensor | None]) -> Tensor | None:

@@ -10,8 +10,9 @@ from torch import Tensor, nn, optim
 from torch.nn.functional import log_softmax
 
 from vfl.compression import Moment
-from vfl.defenses.base import Defense, Side, Task
+from vfl.defenses.base import Defense, LabelKind, Side
 from vfl.defenses.options import require_range
+from vfl.defenses.refusals import require_classes
 from vfl.seeds import Secret, scoped
 
 _STEPS = 200
@@ -42,7 +43,6 @@ class Confusion(Defense):
     """
 
     side: ClassVar[Side] = "label"
-    tasks: ClassVar[tuple[Task, ...]] = ("classification",)
 
     def __init__(self, contrast: float = 1.0, entropy: float = 0.05) -> None:
         require_range("contrast", contrast, 0)
@@ -51,6 +51,9 @@ class Confusion(Defense):
         self.entropy = entropy
         self._codes: Tensor | None = None
         self._decoder: nn.Module | None = None
+
+    def prepare(self, kind: LabelKind) -> None:
+        require_classes("confusion", kind)
 
     def targets(self, targets: Tensor, classes: int, moment: Moment) -> Tensor:
         if self._codes is None:

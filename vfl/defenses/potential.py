@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from vfl.compression import Moment
-from vfl.defenses.base import Defense, Side, Task
+from vfl.defenses.base import Defense, LabelKind, Side
 from vfl.defenses.layer_norm import LayerNorm
 from vfl.defenses.options import require_range
+from vfl.defenses.refusals import require_classes
 from vfl.errors import BadOptionError
 
 Distance = Literal["angular", "chordal"]
@@ -100,7 +101,6 @@ class Potential(Defense):
     """
 
     side: ClassVar[Side] = "both"
-    tasks: ClassVar[tuple[Task, ...]] = ("classification",)
 
     def __init__(
         self,
@@ -124,6 +124,9 @@ class Potential(Defense):
         self.alpha = alpha
         self.distance: Distance = distance
         self.norm = norm
+
+    def prepare(self, kind: LabelKind) -> None:
+        require_classes("potential", kind)
 
     def wrap_bottom(self, bottom: nn.Module, width: int) -> nn.Module:
         return LayerNorm().wrap_bottom(bottom, width) if self.norm else bottom

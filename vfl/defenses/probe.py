@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from vfl.compression import Moment
-from vfl.defenses.base import Defense, Side, Task
+from vfl.defenses.base import Defense, LabelKind, Side
 from vfl.defenses.options import require_range
+from vfl.defenses.refusals import require_classes
 
 _RIDGE = 0.3
 #: Added to the covariance before whitening, as a share of the mean variance.
@@ -92,7 +93,6 @@ class Probe(Defense):
     """
 
     side: ClassVar[Side] = "label"
-    tasks: ClassVar[tuple[Task, ...]] = ("classification",)
 
     def __init__(self, alpha: float = 0.6, support: int = 50, whiten: bool = False) -> None:
         require_range("alpha", alpha, 0)
@@ -100,6 +100,9 @@ class Probe(Defense):
         self.alpha = alpha
         self.support = support
         self.whiten = whiten
+
+    def prepare(self, kind: LabelKind) -> None:
+        require_classes("probe", kind)
 
     def loss(
         self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, moment: Moment
