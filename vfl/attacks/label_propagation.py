@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import torch
 from scipy import sparse
@@ -15,6 +17,7 @@ from vfl.attacks.options import require_range
 from vfl.attacks.scaling import Scaler, scale_by
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
+from vfl.compression.options import require_choice
 
 
 class LabelPropagation(EmbeddingAttack):
@@ -47,7 +50,7 @@ class LabelPropagation(EmbeddingAttack):
         require_range("neighbours", neighbours, 1)
         require_range("spread", spread, 0, 0.9999)
         super().__init__(at)
-        scale_by(scaler, torch.zeros(2, 1))
+        require_choice("scaler", scaler, get_args(Scaler))
         self.neighbours = neighbours
         self.spread = spread
         self.scaler: Scaler = scaler
