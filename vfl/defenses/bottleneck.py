@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 
 from vfl.compression import Moment
 from vfl.defenses.base import Defense, Side
-from vfl.defenses.options import require_range
+from vfl.options import require_range
 
 
 def divergence(mean: Tensor, deviation: Tensor) -> Tensor:

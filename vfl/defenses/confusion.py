@@ -11,8 +11,8 @@ from torch.nn.functional import log_softmax
 
 from vfl.compression import Moment
 from vfl.defenses.base import Defense, LabelKind, Side
-from vfl.defenses.options import require_range
 from vfl.defenses.refusals import require_classes
+from vfl.options import require_range
 from vfl.seeds import Secret, scoped
 
 _STEPS = 200

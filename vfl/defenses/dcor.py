@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vfl.compression import Moment
 from vfl.defenses.base import Defense, Side
-from vfl.defenses.options import require_range
+from vfl.options import require_range
 
 #: Squared distances end here: the root of 0 has no finite slope, and a rounded square may be < 0.
 _LEAST_SQUARE = 1e-8

@@ -11,8 +11,8 @@ from torch.nn.functional import mse_loss
 from vfl.compression import Moment
 from vfl.defenses.base import Defense, PrivacyStatement, Side
 from vfl.defenses.components import Components
-from vfl.defenses.options import require_range
 from vfl.errors import BadOptionError
+from vfl.options import require_range
 from vfl.seeds import Secret
 
 Kind = Literal["random", "pca", "autoencoder"]

@@ -9,7 +9,7 @@ from torch import Tensor
 from vfl.compression import Moment
 from vfl.defenses.base import Defense, Side
 from vfl.defenses.dcor import distance_correlation, distances
-from vfl.defenses.options import require_range
+from vfl.options import require_range
 
 
 class NoPeek(Defense):

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from vfl.compression import Moment
 from vfl.defenses.base import Defense, LabelKind, Side
 from vfl.defenses.layer_norm import LayerNorm
-from vfl.defenses.options import require_range
 from vfl.defenses.refusals import require_classes
 from vfl.errors import BadOptionError
+from vfl.options import require_range
 
 Distance = Literal["angular", "chordal"]
 

@@ -11,8 +11,8 @@ from torch.nn.functional import one_hot
 
 from vfl.compression import Moment
 from vfl.defenses.base import Defense, LabelKind, Side
-from vfl.defenses.options import require_range
 from vfl.defenses.refusals import require_classes
+from vfl.options import require_range
 
 _RIDGE = 0.3
 #: Added to the covariance before whitening, as a share of the mean variance.
