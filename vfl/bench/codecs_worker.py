@@ -1,6 +1,6 @@
 """The process of ``vfl bench codecs``: measures all ways to send a cut in turns.
 
-A turn is two batches, of which the second counts: its data are new, but the code is where the
+A turn is a few batches, of which the last counts: its data are new, but the code is where the
 processor wants it, whatever ran before.
 Started as ``python -m vfl.bench.codecs_worker``; it ends when its input does.
 """
@@ -22,7 +22,8 @@ from vfl.bench.worker import tell
 from vfl.compression.compiled import COMPILED
 from vfl.seeds import generator, permutation
 
-_ENOUGH_S = 2.0  # what took so long already skips the rounds that are left
+_AHEAD = 3  # batches of a turn that do not count
+_ENOUGH_S = 1.0  # what took so long already skips the rounds that are left
 _INPUTS = 64
 
 
@@ -37,8 +38,10 @@ def measure(job: CodecJob) -> CodecRows:
             for place in permutation(job.seed, len(turns), "order of turns", count):
                 name, turn = turns[place]
                 if sum(cost.encode_s + cost.decode_s for cost in costs[name]) < _ENOUGH_S:
-                    turn(2 * count, batches[count % BATCHES - 1])
-                    costs[name].append(turn(2 * count + 1, batches[count % BATCHES]))
+                    for ahead in range(_AHEAD, -1, -1):
+                        step = (_AHEAD + 1) * (count + 1) - ahead
+                        cost = turn(step, batches[(count - ahead) % BATCHES])
+                    costs[name].append(cost)
     return CodecRows(rows=tuple(_rows(job, costs)))
 
 
