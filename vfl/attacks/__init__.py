@@ -21,6 +21,11 @@ ATTACKS: Registry[Attack] = Registry(
         "fine_tuning": "vfl.attacks.fine_tuning:FineTuning",
         "logistic": "vfl.attacks.logistic:Logistic",
         "kmeans": "vfl.attacks.kmeans:KMeans",
+        "direct_label": "vfl.attacks.direct_label:DirectLabel",
+        "gradient_norm": "vfl.attacks.gradient_norm:GradientNorm",
+        "gradient_direction": "vfl.attacks.gradient_direction:GradientDirection",
+        "gradient_similarity": "vfl.attacks.gradient_similarity:GradientSimilarity",
+        "surrogate": "vfl.attacks.surrogate:Surrogate",
     },
     group="vfl.attacks",
 )

@@ -49,7 +49,7 @@ class Heard:
     Attributes:
         step: its number.
         epoch: the one it belongs to.
-        rows: which of the targets, int64, axes (rows,).
+        rows: which of the targets, int64, axes (rows,); leaked rows are counted on after them.
         cuts: what went up, decoded, axes (rows, width).
         gradients: what came down, decoded, axes (rows, width).
     """
@@ -194,7 +194,7 @@ class View:
 
     @property
     def heard(self) -> Sequence[Heard]:
-        """The training, exchange by exchange; its rows are positions among the targets."""
+        """The training, exchange by exchange; see `Heard` for how its rows are counted."""
         heard: Sequence[Heard] = self._held("heard")
         return heard
 
