@@ -26,6 +26,12 @@ ATTACKS: Registry[Attack] = Registry(
         "gradient_direction": "vfl.attacks.gradient_direction:GradientDirection",
         "gradient_similarity": "vfl.attacks.gradient_similarity:GradientSimilarity",
         "surrogate": "vfl.attacks.surrogate:Surrogate",
+        "inversion": "vfl.attacks.inversion:Inversion",
+        "white_box_inversion": "vfl.attacks.white_box_inversion:WhiteBoxInversion",
+        "unsplit": "vfl.attacks.unsplit:UnSplit",
+        "pseudo_client": "vfl.attacks.pseudo_client:PseudoClient",
+        "generative": "vfl.attacks.generative:Generative",
+        "attribute": "vfl.attacks.attribute:Attribute",
     },
     group="vfl.attacks",
 )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vfl.testing.codec import CodecContract
     from vfl.testing.defense import DefenseContract
     from vfl.testing.gradient_attack import GradientAttackContract
+    from vfl.testing.input_attack import InputAttackContract
     from vfl.testing.link import LinkContract
 
 _HOMES = {
@@ -22,6 +23,7 @@ _HOMES = {
     "CodecContract": "vfl.testing.codec",
     "DefenseContract": "vfl.testing.defense",
     "GradientAttackContract": "vfl.testing.gradient_attack",
+    "InputAttackContract": "vfl.testing.input_attack",
     "LinkContract": "vfl.testing.link",
 }
 
@@ -30,6 +32,7 @@ __all__ = [
     "CodecContract",
     "DefenseContract",
     "GradientAttackContract",
+    "InputAttackContract",
     "LinkContract",
 ]
 

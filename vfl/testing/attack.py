@@ -101,7 +101,8 @@ class AttackContract:
         assert case.labels is not None
         rows = len(case.labels)
         wanted = {"labels": (rows, self.classes), "clusters": (rows,), "scores": (rows,)}
-        assert found.shape == wanted.get(attack.goal, found.shape)
+        inputs = None if case.inputs is None else case.inputs.shape
+        assert found.shape == wanted.get(attack.goal, inputs)
         assert found.dtype == (torch.int64 if attack.goal == "clusters" else torch.float32)
         assert torch.isfinite(found).all()
 
