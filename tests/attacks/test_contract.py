@@ -5,8 +5,10 @@ from torch import nn
 
 from vfl.attacks import ATTACKS, Evidence, Holdings, ThreatModel, View
 from vfl.attacks.case import Case
+from vfl.attacks.features import through
+from vfl.attacks.fit import fit
 from vfl.registry import parse
-from vfl.seeds import generator
+from vfl.seeds import generator, scoped
 from vfl.testing import AttackContract, GradientAttackContract, InputAttackContract
 
 SPECS = [
@@ -94,6 +96,36 @@ class TestAttribute(AttackContract):
         return Case(view, values[60:])
 
 
+class TestMembership(AttackContract):
+    """Half the rows were trained on, until they were learned by heart; or none of them."""
+
+    specs = ("membership", "likelihood_ratio:shadows=4,steps=100")
+    width = 16
+    wins = 0.8
+
+    def case(self, leaking, grants):
+        draw = generator(0, "membership")
+        rows = 2 * self.rows
+        inputs = torch.randn(rows, self.width, generator=draw)
+        noise = 3 * torch.randn(rows, generator=draw)
+        labels = (inputs[:, 0] + noise > 0).long()
+        member = torch.arange(self.rows) % 2 == 0
+        trained = torch.nonzero(member)[:, 0] if leaking else torch.arange(self.rows, rows)[::2]
+        with scoped(4):
+            net = nn.Sequential(nn.Linear(self.width, 128), nn.ReLU(), nn.Linear(128, self.classes))
+        fit(net, inputs[trained], labels[trained], 200, 0.03, draw)
+        holdings = Holdings(
+            targets=Evidence(
+                inputs[: self.rows], None, labels[: self.rows], through(net, inputs[: self.rows])
+            ),
+            leaked=Evidence(inputs[self.rows :], labels=labels[self.rows :]),
+            new_bottom=lambda: nn.Sequential(nn.Linear(self.width, 128), nn.ReLU()),
+            new_top=lambda width: nn.Linear(width, self.classes),
+        )
+        view = View(ThreatModel("outsider", "inference", grants), self.classes, holdings)
+        return Case(view, labels[: self.rows], positive=member)
+
+
 CONTRACTS = (
     TestAttacks,
     TestGradientAttacks,
@@ -104,6 +136,7 @@ CONTRACTS = (
     TestUnSplit,
     TestPictures,
     TestAttribute,
+    TestMembership,
 )
 
 

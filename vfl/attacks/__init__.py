@@ -32,6 +32,8 @@ ATTACKS: Registry[Attack] = Registry(
         "pseudo_client": "vfl.attacks.pseudo_client:PseudoClient",
         "generative": "vfl.attacks.generative:Generative",
         "attribute": "vfl.attacks.attribute:Attribute",
+        "membership": "vfl.attacks.membership:Membership",
+        "likelihood_ratio": "vfl.attacks.likelihood_ratio:LikelihoodRatio",
     },
     group="vfl.attacks",
 )

@@ -60,7 +60,10 @@ OBTAINABLE: dict[str, frozenset[Grant]] = {
             *_PUBLIC,
         }
     ),
-    "outsider": frozenset({Grant.OUTPUTS, *_PUBLIC}),
+    # Whoever asks for predictions holds the rows it asks about, and others of their kind.
+    "outsider": frozenset(
+        {Grant.INPUTS, Grant.OUTPUTS, Grant.LABELS, Grant.LEAKED_INPUTS, *_PUBLIC}
+    ),
 }
 
 
