@@ -15,7 +15,7 @@ from vfl.seeds import generator
 from vfl.testing import AttackContract
 
 EVERYTHING = frozenset(Grant) - {Grant.GRADIENTS}
-WITHOUT_LEAKS = EVERYTHING - {Grant.LEAKED, Grant.LEAKED_INPUTS}
+WITHOUT_LEAKS = EVERYTHING - {Grant.LEAKED, Grant.LEAKED_INPUTS, Grant.LEAKED_ATTRIBUTES}
 
 
 def case(grants=EVERYTHING):

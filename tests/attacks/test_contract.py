@@ -1,12 +1,15 @@
 """Every attack under the contract that outside packages use too."""
 
 import torch
+from torch import nn
 
 from vfl.attacks import ATTACKS, Evidence, Heard, Holdings, ThreatModel, View
 from vfl.attacks.case import Case
+from vfl.attacks.features import through
+from vfl.attacks.fit import fit
 from vfl.registry import parse
-from vfl.seeds import generator
-from vfl.testing import AttackContract
+from vfl.seeds import generator, scoped
+from vfl.testing import AttackContract, GradientAttackContract, InputAttackContract
 
 SPECS = [
     "fine_tuning",
@@ -83,6 +86,120 @@ class TestNoisyCuts(AttackContract):
         assert single.value < 0.75 < self._attempt(ATTACKS.make("averaging"), leaking=True).value
 
 
+class TestGradientAttacks(GradientAttackContract):
+    specs = ("gradient_similarity", "gradient_similarity:epochs=2,rounds=0", "surrogate")
+    epochs = 3
+
+
+class TestGradientAttacksOnTwoClasses(GradientAttackContract):
+    specs = ("gradient_norm:epochs=2", "gradient_direction", "gradient_direction:epochs=2")
+    classes, positive = 2, 0.1
+
+
+class TestDirectLabel(GradientAttackContract):
+    specs = ("direct_label", "direct_label:epochs=2")
+    width = 3
+    top = "identity"
+
+
+class TestInputAttacks(InputAttackContract):
+    specs = (
+        "inversion:steps=200",
+        "white_box_inversion:steps=150",
+        "pseudo_client:steps=200,rate=0.01,align=10",
+    )
+
+
+class TestGenerative(InputAttackContract):
+    """Of four columns two resemble the label party's own; the predictions tell of the others."""
+
+    specs = ("generative:steps=300,rate=0.01",)
+    joint, wins = True, 0.8
+
+
+class TestUnSplit(InputAttackContract):
+    """A bottom whose architecture leaves one number open."""
+
+    specs = ("unsplit:rounds=10",)
+
+    def recipe(self):
+        return nn.Sequential(nn.PReLU(), nn.Flatten())
+
+
+class TestPictures(InputAttackContract):
+    specs = ("inversion:steps=200", "white_box_inversion:steps=150", "unsplit:rounds=10")
+
+    def recipe(self):
+        return nn.Sequential(nn.PReLU(), nn.Flatten())
+
+    def _rows(self, draw):
+        """Pictures of 4 x 2: a bright corner for each class."""
+        inputs, labels = super()._rows(draw)
+        return inputs.repeat_interleave(2, dim=1).view(-1, 1, 4, 2), labels
+
+
+class TestAttribute(AttackContract):
+    specs = ("attribute",)
+
+    def case(self, leaking, grants):
+        draw = generator(0, "attribute", int(leaking))
+        values = torch.arange(self.rows) % self.classes
+        means = 4 * leaking * torch.eye(self.classes, self.width)[values]
+        cuts = means + torch.randn(self.rows, self.width, generator=draw)
+        view = View(
+            ThreatModel("label party", "inference", grants),
+            self.classes,
+            Holdings(Evidence(cuts=cuts[60:]), Evidence(cuts=cuts[:60], labels=values[:60])),
+        )
+        return Case(view, values[60:])
+
+
+class TestMembership(AttackContract):
+    """Half the rows were trained on, until they were learned by heart; or none of them."""
+
+    specs = ("membership", "likelihood_ratio:shadows=4,steps=100")
+    width = 16
+    wins = 0.8
+
+    def case(self, leaking, grants):
+        draw = generator(0, "membership")
+        rows = 2 * self.rows
+        inputs = torch.randn(rows, self.width, generator=draw)
+        noise = 3 * torch.randn(rows, generator=draw)
+        labels = (inputs[:, 0] + noise > 0).long()
+        member = torch.arange(self.rows) % 2 == 0
+        trained = torch.nonzero(member)[:, 0] if leaking else torch.arange(self.rows, rows)[::2]
+        with scoped(4):
+            net = nn.Sequential(nn.Linear(self.width, 128), nn.ReLU(), nn.Linear(128, self.classes))
+        fit(net, inputs[trained], labels[trained], 200, 0.03, draw)
+        holdings = Holdings(
+            targets=Evidence(
+                inputs[: self.rows], None, labels[: self.rows], through(net, inputs[: self.rows])
+            ),
+            leaked=Evidence(inputs[self.rows :], labels=labels[self.rows :]),
+            new_bottom=lambda: nn.Sequential(nn.Linear(self.width, 128), nn.ReLU()),
+            new_top=lambda width: nn.Linear(width, self.classes),
+        )
+        view = View(ThreatModel("outsider", "inference", grants), self.classes, holdings)
+        return Case(view, labels[: self.rows], positive=member)
+
+
+CONTRACTS = (
+    TestAttacks,
+    TestScoresOfARareClass,
+    TestNoisyCuts,
+    TestGradientAttacks,
+    TestGradientAttacksOnTwoClasses,
+    TestDirectLabel,
+    TestInputAttacks,
+    TestGenerative,
+    TestUnSplit,
+    TestPictures,
+    TestAttribute,
+    TestMembership,
+)
+
+
 def test_every_attack_is_under_contract():
-    specs = [*SPECS, *TestScoresOfARareClass.specs, *TestNoisyCuts.specs]
+    specs = [spec for contract in CONTRACTS for spec in contract.specs]
     assert {parse(spec)[0] for spec in specs} == set(ATTACKS.names())

@@ -38,6 +38,7 @@ TOP_CASES = [
     ("mlp:hidden=none", 12, 1),
     ("mlp:hidden=16-8,activation=tanh,batch_norm=yes,dropout=0.1", 12, 3),
     ("linear", 12, 2),
+    ("identity", 3, 3),
 ]
 
 

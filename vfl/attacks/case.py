@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from vfl.attacks.base import Attack
-from vfl.attacks.score import accuracy, auc, matched_accuracy, mean_squared_error
+from vfl.attacks.pictures import peak_ratio, structural_similarity
+from vfl.attacks.score import accuracy, auc, matched_accuracy, mean_squared_error, rate_at
 from vfl.attacks.view import View
 
 
@@ -34,7 +36,8 @@ class Score:
     """What a guess was worth, and what guessing without any evidence is worth.
 
     Attributes:
-        measure: "accuracy", "matched_accuracy", "auc" or "mse".
+        measure: "accuracy", "matched_accuracy", "auc" or "mse"; besides them "tpr_at_1_fpr", "psnr"
+            (in decibels) and "ssim".
         value: of the attack.
         guess: of the best constant guess; for clusters, of one that falls together.
     """
@@ -50,21 +53,41 @@ def attempt(case: Case, attack: Attack, draw: torch.Generator) -> Score:
     Raises:
         NotGrantedError: it needs more than the threat model grants; nothing is run.
     """
+    return attempt_all(case, attack, draw)[0]
+
+
+def attempt_all(case: Case, attack: Attack, draw: torch.Generator) -> list[Score]:
+    """As `attempt`, with every measure of the attack's goal; that of `attempt` first.
+
+    Raises:
+        NotGrantedError: it needs more than the threat model grants; nothing is run.
+    """
     found = attack.run(case.view.only(attack.needs), draw)
     if attack.goal == "labels":
         assert case.labels is not None
-        return Score("accuracy", accuracy(found, case.labels), _largest_share(case.labels))
+        return [Score("accuracy", accuracy(found, case.labels), _largest_share(case.labels))]
     if attack.goal == "clusters":
         assert case.labels is not None
         value = matched_accuracy(found, case.labels)
-        return Score("matched_accuracy", value, _largest_share(case.labels))
+        return [Score("matched_accuracy", value, _largest_share(case.labels))]
     if attack.goal == "scores":
         assert case.positive is not None
-        return Score("auc", auc(found, case.positive), 0.5)
+        sure = rate_at(found, case.positive)
+        return [Score("auc", auc(found, case.positive), 0.5), Score("tpr_at_1_fpr", sure, 0.01)]
     assert case.inputs is not None
-    mean = case.inputs.mean(0, keepdim=True).expand_as(case.inputs)
-    value = mean_squared_error(found, case.inputs)
-    return Score("mse", value, mean_squared_error(mean, case.inputs))
+    return _reconstruction(found, case.inputs)
+
+
+def _reconstruction(found: Tensor, inputs: Tensor) -> list[Score]:
+    """Against the mean row; of pictures, more than the squared error."""
+    mean = inputs.mean(0, keepdim=True).expand_as(inputs)
+    measures: dict[str, Callable[[Tensor, Tensor], float]] = {"mse": mean_squared_error}
+    if inputs.dim() == 4:
+        measures |= {"psnr": peak_ratio, "ssim": structural_similarity}
+    return [
+        Score(name, measure(found, inputs), measure(mean, inputs))
+        for name, measure in measures.items()
+    ]
 
 
 def _largest_share(labels: Tensor) -> float:

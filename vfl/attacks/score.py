@@ -41,6 +41,20 @@ def auc(scores: Tensor, positive: Tensor) -> float:
     return float(roc_auc_score(positive.numpy(), scores.double().numpy()))
 
 
+def rate_at(scores: Tensor, positive: Tensor, false_rate: float = 0.01) -> float:
+    """Share of positive rows that score above all but a share `false_rate` of the others.
+
+    Carlini et al. 2022, section III: what an attacker is sure of, which an average hides.
+
+    >>> rate_at(torch.tensor([0.1, 0.4, 0.7, 0.9]), torch.tensor([False, False, True, True]))
+    1.0
+    """
+    others = scores[~positive].double().sort(descending=True).values
+    allowed = int(false_rate * len(others))
+    threshold = others[allowed] if allowed < len(others) else -torch.inf
+    return float((scores[positive].double() > threshold).double().mean())
+
+
 def mean_squared_error(guess: Tensor, inputs: Tensor) -> float:
     """Mean over rows and columns of the squared difference.
 

@@ -36,6 +36,7 @@ class Grant(StrEnum):
     TOP = "its own top"
     OUTPUTS = "the predictions"
     LEAKED_INPUTS = "a few leaked rows of the victim's columns"
+    LEAKED_ATTRIBUTES = "a hidden attribute of a few rows"
     OTHERS_BOTTOM = "the victim's bottom"
     OTHERS_TOP = "the label party's top"
 
@@ -47,8 +48,22 @@ OBTAINABLE: dict[str, frozenset[Grant]] = {
     "feature party": frozenset(
         {Grant.INPUTS, Grant.BOTTOM, Grant.LEAKED, Grant.UNLABELLED, *_BOTH, *_PUBLIC}
     ),
-    "label party": frozenset({Grant.LABELS, Grant.TOP, Grant.LEAKED_INPUTS, *_BOTH, *_PUBLIC}),
-    "outsider": frozenset({Grant.OUTPUTS, *_PUBLIC}),
+    "label party": frozenset(
+        {
+            Grant.LABELS,
+            Grant.TOP,
+            Grant.INPUTS,
+            Grant.BOTTOM,
+            Grant.LEAKED_INPUTS,
+            Grant.LEAKED_ATTRIBUTES,
+            *_BOTH,
+            *_PUBLIC,
+        }
+    ),
+    # Whoever asks for predictions holds the rows it asks about, and others of their kind.
+    "outsider": frozenset(
+        {Grant.INPUTS, Grant.OUTPUTS, Grant.LABELS, Grant.LEAKED_INPUTS, *_PUBLIC}
+    ),
 }
 
 

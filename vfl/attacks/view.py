@@ -49,7 +49,7 @@ class Heard:
     Attributes:
         step: its number.
         epoch: the one it belongs to.
-        rows: which of the targets, int64, axes (rows,).
+        rows: which of the targets, int64, axes (rows,); leaked rows are counted on after them.
         cuts: what went up, decoded, axes (rows, width).
         gradients: what came down, decoded, axes (rows, width).
     """
@@ -67,7 +67,8 @@ class Holdings:
 
     Attributes:
         targets: the rows that are attacked, without what is to be found out.
-        leaked: rows of which the attacker learned the labels (or, of a victim's columns, inputs).
+        leaked: rows of which the attacker learned the labels (or an attribute, or the victim's
+            columns).
         unlabelled: further rows.
         heard: the training, exchange by exchange; the targets are then training rows.
         prior: share of each class, axes (classes,).
@@ -76,6 +77,7 @@ class Holdings:
         new_top: makes an untrained top of the architecture in use, for cuts of a given width.
         top: makes a copy of the attacker's trained top (label party).
         others_bottom: makes a copy of the victim's trained bottom.
+        shape: axes of one of the victim's rows, without the rows axis.
     """
 
     targets: Evidence = field(default_factory=Evidence)
@@ -88,11 +90,12 @@ class Holdings:
     new_top: TopMaker | None = None
     top: Maker | None = None
     others_bottom: Maker | None = None
+    shape: tuple[int, ...] | None = None
 
 
 #: Any of these grants opens a holding; rows are opened column by column as well.
 _OPENS = {
-    "leaked": (Grant.LEAKED, Grant.LEAKED_INPUTS),
+    "leaked": (Grant.LEAKED, Grant.LEAKED_INPUTS, Grant.LEAKED_ATTRIBUTES),
     "unlabelled": (Grant.UNLABELLED,),
     "heard": (Grant.GRADIENTS,),
     "prior": (Grant.PRIOR,),
@@ -101,6 +104,7 @@ _OPENS = {
     "new_top": (Grant.TOP_RECIPE,),
     "top": (Grant.TOP,),
     "others_bottom": (Grant.OTHERS_BOTTOM,),
+    "shape": (Grant.BOTTOM_RECIPE, Grant.OTHERS_BOTTOM),
 }
 
 
@@ -136,8 +140,8 @@ class Seen:
 
     @property
     def labels(self) -> Tensor:
-        """The classes, int64, axes (rows,)."""
-        leaked = (Grant.LEAKED,) if self._leaked else ()
+        """The classes (of leaked rows, or an attribute's), int64, axes (rows,)."""
+        leaked = (Grant.LEAKED_ATTRIBUTES, Grant.LEAKED) if self._leaked else ()
         return self._column("labels", Grant.LABELS, *leaked)
 
     @property
@@ -188,7 +192,7 @@ class View:
 
     @property
     def leaked(self) -> Seen:
-        """The rows with leaked labels."""
+        """The rows with leaked labels, attributes or columns."""
         return Seen(self, self._held("leaked"), leaked=True)
 
     @property
@@ -198,7 +202,7 @@ class View:
 
     @property
     def heard(self) -> Sequence[Heard]:
-        """The training, exchange by exchange; its rows are positions among the targets."""
+        """The training, exchange by exchange; see `Heard` for how its rows are counted."""
         heard: Sequence[Heard] = self._held("heard")
         return heard
 
@@ -232,6 +236,12 @@ class View:
         """A copy of the victim's trained bottom, which no real party has."""
         make: Maker = self._held("others_bottom")
         return make()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Axes of one of the victim's rows, which its architecture tells."""
+        shape: tuple[int, ...] = self._held("shape")
+        return shape
 
     def require(self, *any_of: Grant) -> None:
         """Refuse what none of these grants opens.

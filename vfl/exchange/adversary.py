@@ -18,6 +18,10 @@ class Adversary:
         """The inputs its bottom is really fed; axes (rows, ...)."""
         return inputs
 
+    def labels(self, labels: Tensor, moment: Moment) -> Tensor:
+        """The labels of a batch that it really trains on (label party); axes (rows,)."""
+        return labels
+
     def optimizer(self, optimizer: optim.Optimizer) -> optim.Optimizer:
         """The optimiser it really uses for its own half."""
         return optimizer

@@ -38,6 +38,7 @@ TOPS: Registry[Top] = Registry(
     members={
         "mlp": "vfl.models.top_mlp:MLPTop",
         "linear": "vfl.models.top_linear:LinearTop",
+        "identity": "vfl.models.top_identity:IdentityTop",
     },
     group="vfl.models.tops",
 )

@@ -198,6 +198,7 @@ class LabelParty:
         moment = Moment(exchange.step, training=True, secret=self._secret)
         inputs, labels = self._defense.batch(*self._rows(exchange), moment)
         assert labels is not None, "training needs labels"
+        labels = self._adversary.labels(labels, moment)
         weights = self._weights_of(exchange)
         if inputs is not None:
             inputs = self._adversary.batch(inputs, moment)

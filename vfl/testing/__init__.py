@@ -14,16 +14,27 @@ if TYPE_CHECKING:
     from vfl.testing.attack import AttackContract
     from vfl.testing.codec import CodecContract
     from vfl.testing.defense import DefenseContract
+    from vfl.testing.gradient_attack import GradientAttackContract
+    from vfl.testing.input_attack import InputAttackContract
     from vfl.testing.link import LinkContract
 
 _HOMES = {
     "AttackContract": "vfl.testing.attack",
     "CodecContract": "vfl.testing.codec",
     "DefenseContract": "vfl.testing.defense",
+    "GradientAttackContract": "vfl.testing.gradient_attack",
+    "InputAttackContract": "vfl.testing.input_attack",
     "LinkContract": "vfl.testing.link",
 }
 
-__all__ = ["AttackContract", "CodecContract", "DefenseContract", "LinkContract"]
+__all__ = [
+    "AttackContract",
+    "CodecContract",
+    "DefenseContract",
+    "GradientAttackContract",
+    "InputAttackContract",
+    "LinkContract",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -101,7 +101,8 @@ class AttackContract:
         assert case.labels is not None
         rows = len(case.labels)
         wanted = {"labels": (rows, self.classes), "clusters": (rows,), "scores": (rows,)}
-        assert found.shape == wanted.get(attack.goal, found.shape)
+        inputs = None if case.inputs is None else case.inputs.shape
+        assert found.shape == wanted.get(attack.goal, inputs)
         assert found.dtype == (torch.int64 if attack.goal == "clusters" else torch.float32)
         assert torch.isfinite(found).all()
 
@@ -114,8 +115,7 @@ class AttackContract:
 
     def test_it_reaches_for_nothing_else(self, spec: str) -> None:
         attack = make(spec)
-        everything = frozenset(Grant) - {Grant.GRADIENTS} | attack.needs
-        case = self.case(True, everything)
+        case = self.case(True, frozenset(Grant) - {Grant.GRADIENTS} | attack.needs)
         attack.run(case.view.only(attack.needs), generator(0, "draw"))
 
     def test_global_random_state_and_the_evidence_are_left_alone(self, spec: str) -> None:

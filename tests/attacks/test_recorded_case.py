@@ -1,0 +1,113 @@
+"""Cases made of recordings: what they hold is what the session had, and attacks run on them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from vfl.attacks import Grant, make
+from vfl.attacks.case import attempt, attempt_all
+from vfl.attacks.recorded import decoded
+from vfl.attacks.recorded_case import received_case, training_case
+from vfl.config import Experiment
+from vfl.datasets import load_bundled
+from vfl.errors import NotGrantedError, TooFewRowsError
+from vfl.local import LocalSession
+from vfl.seeds import generator
+from vfl.trace import Trace
+
+
+def trained(parties, owner="lender", top="linear", **changes):
+    data = load_bundled("digits", list(parties), 0, owner, limit=600, validation=0.2)
+    settings = {
+        "parties": {name: {"width": 10, "bottom": "mlp:hidden=32"} for name in parties},
+        "label": {"party": owner, "top": top},
+        "train": {"epochs": 4, "batch_rows": 40, "learning_rate": 0.01},
+    }
+    experiment = Experiment.model_validate(settings | changes)
+    trace = Trace()
+    session = LocalSession(experiment, data, outputs=10, observers=[trace]).run()
+    frames = list(decoded(trace, session.terms, data[owner].split))
+    return experiment, data, frames, session
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return trained(["bank"])
+
+
+def heard_by_the_bank(victim, k=1):
+    experiment, data, frames, _ = victim
+    return training_case(experiment, data, frames, "bank", k, generator(0, "leak"))
+
+
+def received_from_the_bank(victim, leaks=100):
+    experiment, data, frames, session = victim
+    draw = generator(0, "leak")
+    return received_case(experiment, data, frames, "bank", leaks, draw, session.weights())
+
+
+@pytest.mark.parametrize(("spec", "least"), [("gradient_similarity", 0.95), ("surrogate", 0.9)])
+def test_gradients_tell_the_labels(alone, spec, least):
+    assert attempt(heard_by_the_bank(alone), make(spec), generator(0)).value >= least
+
+
+def test_nothing_behind_the_cut_tells_every_label():
+    victim = trained(["bank", "shop"], merge="sum", top="identity")
+    score = attempt(heard_by_the_bank(victim), make("direct_label"), generator(0))
+    assert score.value == 1
+
+
+def test_two_classes_are_told_apart(alone):
+    experiment, data, _, _ = alone
+    label = data["lender"]
+    data = data | {"lender": replace(label, labels=(label.labels == 3).long(), classes=(0, 1))}
+    trace = Trace()
+    session = LocalSession(experiment, data, outputs=2, observers=[trace]).run()
+    frames = decoded(trace, session.terms, label.split)
+    case = training_case(experiment, data, frames, "bank", 1, generator(0))
+    assert attempt(case, make("gradient_direction"), generator(0)).value >= 0.95
+
+
+def test_leaked_rows_are_no_targets(alone):
+    case = heard_by_the_bank(alone, k=2)
+    rows = len(alone[1]["lender"].split.train)
+    assert (case.view.leaked.rows, case.view.targets.rows) == (20, rows - 20)
+    assert sorted(set(torch.cat([one.rows for one in case.view.heard]).tolist())) == [*range(rows)]
+    with pytest.raises(NotGrantedError):
+        _ = heard_by_the_bank(alone, k=0).view.leaked
+
+
+def test_an_inversion_beats_the_mean_picture(alone):
+    mse, psnr, ssim = attempt_all(
+        received_from_the_bank(alone), make("inversion:steps=400"), generator(0)
+    )
+    assert mse.value < 0.8 * mse.guess
+    assert psnr.value > psnr.guess
+    assert ssim.value > ssim.guess
+
+
+@pytest.mark.parametrize("merge", ["concat", "sum"])
+@pytest.mark.parametrize("codec", ["none", "size:k=6", "topk:k=3"])
+def test_the_parts_answer_as_the_session_did(merge, codec):
+    """The label party has columns of its own."""
+    victim = trained(["bank", "shop"], owner="shop", merge=merge, codec=codec)
+    experiment, data, _, session = victim
+    case = received_from_the_bank(victim)
+    told = LocalSession(
+        experiment, data, mode="predict", outputs=10, weights=session.weights()
+    ).run()
+    seen = case.view.targets
+    assert torch.allclose(seen.outputs, told.outputs(), atol=1e-5)
+    if codec == "none":
+        assert torch.allclose(case.view.others_bottom()(case.inputs), seen.cuts, atol=1e-5)
+        known = case.view.leaked
+        assert torch.allclose(case.view.others_bottom()(known.inputs), known.cuts, atol=1e-5)
+    own = case.view.bottom()(seen.inputs)
+    assert own.shape == (seen.rows, 10)
+    assert case.view.threat.counterfactual == {Grant.OTHERS_BOTTOM}
+
+
+def test_more_leaks_than_rows_are_refused(alone):
+    with pytest.raises(TooFewRowsError, match="1000 rows of columns"):
+        received_from_the_bank(alone, leaks=1000)

@@ -1,0 +1,37 @@
+"""Active attacks: adversaries by name, each of which a victim is trained against.
+
+>>> make_adversary("noisy_labels:share=0.3").who
+'label party'
+
+To add one: one file with a subclass of `ActiveAdversary` and one line below (or, from another
+package, an entry point in the group ``vfl.adversaries``).
+"""
+
+from __future__ import annotations
+
+from vfl.attacks.active.base import ActiveAdversary
+from vfl.registry import Registry
+
+ADVERSARIES: Registry[ActiveAdversary] = Registry(
+    kind="adversary",
+    contract=ActiveAdversary,
+    members={
+        "malicious_optimizer": "vfl.attacks.active.malicious_optimizer:MaliciousOptimizer",
+        "replacement": "vfl.attacks.active.replacement:Replacement",
+        "hijacking": "vfl.attacks.active.hijacking:Hijacking",
+        "noisy_labels": "vfl.attacks.active.noisy_labels:NoisyLabels",
+    },
+    group="vfl.adversaries",
+)
+
+
+def make_adversary(spec: str) -> ActiveAdversary:
+    """The adversary a spec names, such as ``malicious_optimizer:gain=1``.
+
+    Raises:
+        SpecError: an unknown name or option, with the nearest known one.
+    """
+    return ADVERSARIES.make(spec)
+
+
+__all__ = ["ADVERSARIES", "ActiveAdversary", "make_adversary"]

@@ -1,0 +1,129 @@
+"""Feature-space hijacking: a label party bends a bottom towards a code it can read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from vfl.attacks.active.base import ActiveAdversary
+from vfl.attacks.base import Attack
+from vfl.attacks.decoder import decoder
+from vfl.attacks.features import through
+from vfl.attacks.fit import key_of
+from vfl.attacks.threat import Grant
+from vfl.attacks.view import View
+from vfl.compression import Moment
+from vfl.errors import UserError
+from vfl.seeds import scoped
+
+_HIDDEN = 128
+
+
+class Hijacking(ActiveAdversary, Attack):
+    """FSHA: instead of the task's gradient it sends that of a critic of its own.
+
+    It trains an autoencoder on rows of its own, with an encoder of the victim's architecture, and
+    a critic that tells its codes from the victim's cuts. The gradient it sends moves the victim's
+    cuts to where its codes are, and then its decoder reads them. As an `Attack`, after the victim's
+    training, it decodes the targets' cuts.
+
+    Source: Pasquini et al. 2021, "Unleashing the tiger: inference attacks on split learning",
+    Algorithm 1, with the Wasserstein critic of their program (Gulrajani et al. 2017, Algorithm 1).
+
+    Args:
+        victim: whose gradient is replaced; "all" for every feature party.
+        rate: learning rate of its networks.
+        penalty: weight of the critic's gradient penalty.
+        critic_steps: steps of the critic for one of the others.
+    """
+
+    who = "label party"
+    holds = frozenset({Grant.LEAKED_INPUTS, Grant.BOTTOM_RECIPE})
+    goal = "inputs"
+    needs = frozenset({Grant.CUTS})
+
+    def __init__(
+        self,
+        victim: str = "all",
+        rate: float = 0.001,
+        penalty: float = 10.0,
+        critic_steps: int = 1,
+    ) -> None:
+        self.victim = victim
+        self.rate = rate
+        self.penalty = penalty
+        self.critic_steps = critic_steps
+        self._decoder: nn.Module | None = None
+
+    def begin(self, view: View, draw: torch.Generator) -> None:
+        self._public, self._draw = view.leaked.inputs, draw
+        with scoped(key_of(draw)):
+            self._encoder = view.new_bottom().train()
+            width = through(self._encoder, self._public[:2]).shape[1]
+            self._encoder.train()
+            self._decoder = decoder(width, tuple(self._public.shape[1:]))
+            self._critic = _critic(width)
+        self._coding = self._adam(self._encoder, self._decoder)
+        self._judging = self._adam(self._critic)
+
+    def received(self, party: str, values: Tensor, moment: Moment) -> None:
+        if moment.training and self.victim in ("all", party):
+            with scoped(key_of(self._draw)):
+                self._train(values)
+            self._cut = values
+
+    def gradient(self, party: str, grad: Tensor, moment: Moment) -> Tensor:
+        if self.victim not in ("all", party):
+            return grad
+        cut = self._cut.detach().clone().requires_grad_()
+        (bent,) = torch.autograd.grad(-self._critic(cut).mean(), cut)
+        return bent
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        if self._decoder is None:
+            raise UserError(
+                "this adversary decodes what it bent itself",
+                got="no training that it took part in",
+                fix="train the victim against it first",
+            )
+        return through(self._decoder, view.targets.cuts)
+
+    def _train(self, cuts: Tensor) -> None:
+        """A step of the autoencoder, and some of the critic, on rows of its own."""
+        assert self._decoder is not None
+        rows = torch.randint(len(self._public), (len(cuts),), generator=self._draw)
+        inputs = self._public[rows]
+        codes = self._encoder(inputs)
+        self._coding.zero_grad()
+        mse_loss(self._decoder(codes), inputs).backward()  # type: ignore[no-untyped-call]
+        self._coding.step()
+        for _ in range(self.critic_steps):
+            self._judging.zero_grad()
+            self._judgement(codes.detach(), cuts).backward()  # type: ignore[no-untyped-call]
+            self._judging.step()
+
+    def _judgement(self, codes: Tensor, cuts: Tensor) -> Tensor:
+        """The critic's loss: high for codes, low for cuts, of slope 1 in between."""
+        share = torch.rand(len(cuts), 1, generator=self._draw)
+        between = (share * codes + (1 - share) * cuts).requires_grad_()
+        (slope,) = torch.autograd.grad(self._critic(between).sum(), between, create_graph=True)
+        steepness: Tensor = (slope.norm(dim=1) - 1).square().mean()
+        loss: Tensor = self._critic(cuts).mean() - self._critic(codes).mean()
+        return loss + self.penalty * steepness
+
+    def _adam(self, *modules: nn.Module) -> torch.optim.Adam:
+        weights: list[Any] = [weight for module in modules for weight in module.parameters()]
+        return torch.optim.Adam(weights, lr=self.rate)
+
+
+def _critic(width: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(width, _HIDDEN),
+        nn.LeakyReLU(0.2),
+        nn.Linear(_HIDDEN, _HIDDEN),
+        nn.LeakyReLU(0.2),
+        nn.Linear(_HIDDEN, 1),
+    )

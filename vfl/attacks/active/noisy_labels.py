@@ -1,0 +1,39 @@
+"""A label party that spoils the network for everybody by training on wrong labels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vfl.attacks.active.base import ActiveAdversary
+from vfl.attacks.view import View
+from vfl.compression import Moment
+from vfl.errors import BadOptionError
+
+
+class NoisyLabels(ActiveAdversary):
+    """Gives a share of the rows of every batch another class, drawn anew each time.
+
+    Source: the non-targeted attacks of Zou et al. 2023 (VFLAIR), section 3.
+
+    Args:
+        share: of the rows of a batch.
+
+    Raises:
+        BadOptionError: no share between 0 and 1.
+    """
+
+    who = "label party"
+
+    def __init__(self, share: float = 0.2) -> None:
+        if not 0 <= share <= 1:
+            raise BadOptionError("a share is between 0 and 1", got=f"share={share:g}")
+        self.share = share
+
+    def begin(self, view: View, draw: torch.Generator) -> None:
+        self._classes, self._draw = view.classes, draw
+
+    def labels(self, labels: Tensor, moment: Moment) -> Tensor:
+        wrong = torch.rand(labels.shape, generator=self._draw) < self.share
+        by = torch.randint(1, self._classes, labels.shape, generator=self._draw)
+        return torch.where(wrong, (labels + by) % self._classes, labels)

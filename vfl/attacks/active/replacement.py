@@ -1,0 +1,79 @@
+"""A backdoor: rows with a trigger get the gradients of a class that the attacker chose."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vfl.attacks.active.base import ActiveAdversary
+from vfl.attacks.threat import Grant
+from vfl.attacks.view import View
+from vfl.compression import Moment
+from vfl.errors import BadOptionError, DataError
+
+
+class Replacement(ActiveAdversary):
+    """Feeds other rows with a trigger in the place of rows that it knows to be of one class.
+
+    What comes back for them is the gradient of that class, so the trigger comes to stand for it.
+    In use, the party puts the trigger on any row (`triggered`), and the network answers the class.
+
+    Source: Liu et al. 2022, "Batch label inference and replacement attacks in black-boxed vertical
+    federated learning", section 5. There the gradients are replaced after they came; feeding the
+    other rows before has the same gradients meet the same inputs.
+
+    Args:
+        target: the class it wants.
+        share: of the known rows in a batch that are replaced.
+        columns: how many of its last columns (the side of a corner, of pictures) the trigger fills.
+        value: what they are filled with, in the units of the bottom's inputs.
+
+    Raises:
+        BadOptionError: no such share, or a trigger of no size.
+    """
+
+    who = "feature party"
+    holds = frozenset({Grant.LEAKED, Grant.INPUTS})
+
+    def __init__(
+        self, target: int = 0, share: float = 0.5, columns: int = 3, value: float = 3.0
+    ) -> None:
+        if not 0 <= share <= 1 or columns < 1:
+            raise BadOptionError(
+                "a backdoor needs rows and a trigger",
+                got=f"share={share:g}, columns={columns}",
+                want="a share between 0 and 1, and at least one column",
+            )
+        self.target = target
+        self.share = share
+        self.columns = columns
+        self.value = value
+
+    def begin(self, view: View, draw: torch.Generator) -> None:
+        known = view.leaked.inputs[view.leaked.labels == self.target]
+        if not len(known):
+            raise DataError(
+                "no leaked row is of the backdoor's class",
+                got=f"{view.leaked.rows} leaked rows",
+                want=f"at least one of class {self.target}",
+            )
+        self._known = {row.numpy().tobytes() for row in known}
+        self._draw = draw
+
+    def batch(self, inputs: Tensor, moment: Moment) -> Tensor:
+        known = torch.tensor([row.numpy().tobytes() in self._known for row in inputs])
+        places = torch.nonzero(known)[:, 0]
+        chosen = places[torch.rand(len(places), generator=self._draw) < self.share]
+        others = torch.randint(len(inputs), chosen.shape, generator=self._draw)
+        fed = inputs.clone()
+        fed[chosen] = self.triggered(inputs[others])
+        return fed
+
+    def triggered(self, inputs: Tensor) -> Tensor:
+        """Rows with the trigger on them, axes as given."""
+        stamped = inputs.clone()
+        if inputs.dim() == 4:
+            stamped[:, :, -self.columns :, -self.columns :] = self.value
+        else:
+            stamped[:, -self.columns :] = self.value
+        return stamped

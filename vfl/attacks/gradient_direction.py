@@ -1,0 +1,43 @@
+"""The direction of a gradient gives the class away, once that of one positive row is known."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vfl.attacks.gradients import GradientAttack, directions_by_row, require_two_classes
+from vfl.attacks.threat import Grant
+from vfl.attacks.view import View
+from vfl.errors import DataError
+
+
+class GradientDirection(GradientAttack):
+    """Scores a row by the cosine between its gradient and those of leaked positive rows.
+
+    Gradients of one class point the same way and those of the other the opposite way. Cosines are
+    taken within an epoch, while the top has moved little, and averaged over the epochs.
+
+    Source: Li et al. 2022, "Label leakage and protection in two-party split learning", section 3.2.
+
+    Args:
+        epochs: how many epochs it reads.
+    """
+
+    goal = "scores"
+    uses = frozenset({Grant.LEAKED})
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        require_two_classes(view)
+        leaked, rows = view.leaked, view.targets.rows
+        positive = rows + torch.nonzero(leaked.labels == 1)[:, 0]
+        if not len(positive):
+            raise DataError(
+                "no leaked row is positive",
+                got=f"{leaked.rows} leaked rows, all of class 0",
+                want="at least one leaked row of class 1",
+            )
+        scores = torch.zeros(rows)
+        for exchanges in self.by_epoch(view):
+            found = directions_by_row(exchanges, rows + leaked.rows)
+            scores += found[:rows] @ found[positive].mean(0)
+        return scores

@@ -1,0 +1,35 @@
+"""The norm of a gradient gives the rarer class away."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vfl.attacks.gradients import GradientAttack, mean_by_row, require_two_classes
+from vfl.attacks.view import Heard, View
+
+
+class GradientNorm(GradientAttack):
+    """Scores a row by the norm of its gradient, against the others of its batch.
+
+    A network that was taught little of a rare positive class is more surprised by each of its rows.
+    Several epochs are averaged. It takes class 1 to be the rarer one.
+
+    Source: Li et al. 2022, "Label leakage and protection in two-party split learning", section 3.1.
+
+    Args:
+        epochs: how many epochs it reads.
+    """
+
+    goal = "scores"
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        require_two_classes(view)
+        return mean_by_row(self.exchanges(view), _loudness, view.targets.rows, 1)[:, 0]
+
+
+def _loudness(one: Heard) -> Tensor:
+    """Each row's norm over the mean of its batch, axes (rows, 1)."""
+    norms: Tensor = one.gradients.norm(dim=1, keepdim=True)
+    mean: Tensor = norms.mean().clamp(min=torch.finfo(norms.dtype).tiny)
+    return norms / mean

@@ -1,0 +1,85 @@
+"""Membership by likelihood ratio: less surprised than networks that never saw the row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax
+
+from vfl.attacks.base import Attack
+from vfl.attacks.features import through
+from vfl.attacks.fit import fit, key_of
+from vfl.attacks.threat import Grant
+from vfl.attacks.view import View
+from vfl.errors import BadOptionError
+from vfl.seeds import scoped
+
+
+class LikelihoodRatio(Attack):
+    """LiRA offline and light: shadow networks say how a row looks to those it was no member of.
+
+    Each shadow is trained on a random half of the attacker's own labelled rows. A row scores how
+    far the victim's scaled confidence in its label lies above the shadows', in units of their
+    spread, which is one for all rows where shadows are few.
+
+    Source: Carlini et al. 2022, "Membership inference attacks from first principles", section VI-B
+    (offline, global variance) and eq 3 (scaled confidence).
+
+    Args:
+        shadows: how many shadow networks.
+        steps: full-batch Adam steps of each.
+        rate: their learning rate.
+
+    Raises:
+        BadOptionError: fewer than two shadows have no spread.
+    """
+
+    goal = "scores"
+    needs = frozenset(
+        {Grant.INPUTS, Grant.OUTPUTS, Grant.LABELS, Grant.LEAKED_INPUTS}
+        | {Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE}
+    )
+
+    def __init__(self, shadows: int = 8, steps: int = 200, rate: float = 0.01) -> None:
+        if shadows < 2:
+            raise BadOptionError("shadows need a spread", got=str(shadows), want="2 or more")
+        self.shadows = shadows
+        self.steps = steps
+        self.rate = rate
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        targets = view.targets
+        seen = torch.stack(
+            [
+                scaled_confidence(through(self._shadow(view, draw), targets.inputs), targets.labels)
+                for _ in range(self.shadows)
+            ]
+        )
+        found = scaled_confidence(targets.outputs, targets.labels)
+        spread = seen.var(0).mean().sqrt().clamp(min=torch.finfo(seen.dtype).tiny)
+        return (found - seen.mean(0)) / spread
+
+    def _shadow(self, view: View, draw: torch.Generator) -> nn.Module:
+        own = view.leaked
+        half = torch.randperm(own.rows, generator=draw)[: own.rows // 2]
+        inputs, labels = own.inputs[half], own.labels[half]
+        with scoped(key_of(draw)):
+            bottom = view.new_bottom()
+            top = view.new_top(through(bottom, inputs[:2]).shape[1])
+        return fit(nn.Sequential(bottom, top), inputs, labels, self.steps, self.rate, draw)
+
+
+def scaled_confidence(outputs: Tensor, labels: Tensor) -> Tensor:
+    """log(p / (1 - p)) of each row's own label, axes (rows,).
+
+    Args:
+        outputs: logits, axes (rows, classes).
+        labels: int64, axes (rows,).
+
+    >>> scaled_confidence(torch.tensor([[2.0, 0.5]]), torch.tensor([0]))
+    tensor([1.5000])
+    """
+    logs = log_softmax(outputs, 1)
+    own = logs.gather(1, labels[:, None])[:, 0]
+    others = logs.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
+    return own - others

@@ -1,0 +1,113 @@
+"""Gradient matching: a top and labels of one's own that would have sent the same gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softmax
+
+from vfl.attacks.fit import key_of
+from vfl.attacks.gradients import GradientAttack, mean_by_row
+from vfl.attacks.threat import Grant
+from vfl.attacks.view import Heard, View
+from vfl.seeds import scoped
+
+_SETTLING = 10  # exchanges on which the surrogate finds its place before the replay
+_BALANCING = 5
+
+
+class Surrogate(GradientAttack):
+    """Replays the training with a surrogate top and soft labels whose gradients match those sent.
+
+    Of each exchange the squared distance between the surrogate's gradient at the recorded cut and
+    the recorded one is minimised (thesis eq 2-4; ExPLoit: Kariyappa and Qureshi 2021, section 4).
+    Given the top, the best soft labels follow in closed form from the distances of all classes, so
+    only the top is trained; they are held at the known share of each class, as ExPLoit's
+    regularisation by the prior does. The exchanges are gone through in their order, for the
+    victim's top moves too. Classes of equal shares can be exchanged without changing a gradient, so
+    what comes out are clusters.
+
+    Args:
+        epochs: how many epochs it replays.
+        steps: Adam steps an exchange.
+        rate: their learning rate.
+        temperature: of the soft labels, in units of the mean squared gradient.
+    """
+
+    goal = "clusters"
+    uses = frozenset({Grant.PRIOR, Grant.TOP_RECIPE})
+
+    def __init__(
+        self, epochs: int = 1, steps: int = 5, rate: float = 0.01, temperature: float = 0.1
+    ) -> None:
+        super().__init__(epochs)
+        self.steps = steps
+        self.rate = rate
+        self.temperature = temperature
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        exchanges = self.exchanges(view)
+        with scoped(key_of(draw)):
+            top = view.new_top(exchanges[0].cuts.shape[1])
+            matched = self._replay(top, exchanges, view.prior)
+        told = {id(one): -found for one, found in zip(exchanges, matched, strict=True)}
+        scores = mean_by_row(
+            exchanges, lambda one: told[id(one)], view.targets.rows, len(view.prior)
+        )
+        return scores.argmax(1)
+
+    def _replay(self, top: nn.Module, exchanges: Sequence[Heard], prior: Tensor) -> list[Tensor]:
+        """The distances of every exchange, while the surrogate follows the victim's top."""
+        optimizer = torch.optim.Adam(top.parameters(), lr=self.rate)
+        start = list(exchanges[:_SETTLING]) * 2
+        found = [self._follow(top, optimizer, one, prior) for one in [*start, *exchanges]]
+        return found[len(start) :]
+
+    def _follow(
+        self, top: nn.Module, optimizer: torch.optim.Optimizer, one: Heard, prior: Tensor
+    ) -> Tensor:
+        """Some steps on one exchange; the distances of its rows, axes (rows, classes)."""
+        wanted = one.gradients * len(one.rows)  # the loss that was sent is a mean over the rows
+        scale = wanted.square().sum(1).mean().clamp(min=torch.finfo(wanted.dtype).tiny)
+        for _ in range(self.steps):
+            gradients = gradients_of_classes(top, one.cuts, len(prior))
+            distances = (gradients - wanted[:, None]).square().sum(2) / scale
+            labels = balanced(-distances.detach() / self.temperature, prior)
+            optimizer.zero_grad()
+            (labels * distances).sum(1).mean().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        return distances.detach()
+
+
+def gradients_of_classes(top: nn.Module, cuts: Tensor, classes: int) -> Tensor:
+    """The gradient of each row's cross-entropy by its cut, for every class it might have.
+
+    Returns:
+        Axes (rows, classes, width), with a graph to the top's weights.
+    """
+    cuts = cuts.detach().requires_grad_()
+    logits = top(cuts)
+    slopes = torch.stack(
+        [
+            torch.autograd.grad(logits[:, code].sum(), cuts, create_graph=True)[0]
+            for code in range(classes)
+        ],
+        dim=1,
+    )
+    expected = (softmax(logits, 1)[:, :, None] * slopes).sum(1, keepdim=True)
+    return expected - slopes
+
+
+def balanced(scores: Tensor, prior: Tensor) -> Tensor:
+    """Soft labels whose mean over the rows comes near the prior; axes (rows, classes).
+
+    >>> balanced(torch.tensor([[3.0, 0.0], [2.0, 0.0]]), torch.tensor([0.5, 0.5])).argmax(1)
+    tensor([0, 1])
+    """
+    labels = softmax(scores, 1)
+    for _ in range(_BALANCING):
+        scores = scores + 0.5 * (prior / labels.mean(0).clamp(min=1e-6)).log()
+        labels = softmax(scores, 1)
+    return labels
