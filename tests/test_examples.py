@@ -17,6 +17,7 @@ PROGRAMS = {
     "own_loop.py": 0.93,
     "outside_defense.py": 0.93,
     "outside_codec.py": None,
+    "attack_a_training.py": None,
 }
 EXPERIMENTS = ["breast_cancer.toml", "mnist_halves.toml"]
 SHORT = 80  # lines
@@ -66,6 +67,15 @@ def test_the_codec_from_outside_halves_the_bytes(outputs):
     first, *values = outputs["outside_codec.py"].splitlines()
     assert first == "3 values in 6 bytes"
     assert "2.0000" in values[0]
+
+
+def test_attacks_on_a_training_beat_their_guesses(outputs):
+    found = re.findall(r"(\w+) +(\d+\.\d+) +guess +(\d+\.\d+)", outputs["attack_a_training.py"])
+    assert {measure for measure, _, _ in found} == {
+        "accuracy", "matched_accuracy", "mse", "psnr", "ssim",
+    }  # fmt: skip
+    for measure, value, guess in found:
+        assert (float(value) < float(guess)) == (measure == "mse")
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
