@@ -19,6 +19,7 @@ PROGRAMS = {
     "outside_defense.py": 0.93,
     "inner_layers.py": 0.9,
     "outside_codec.py": None,
+    "attack_a_training.py": None,
 }
 EXPERIMENTS = ["breast_cancer.toml", "compare_digits.toml", "mnist_halves.toml"]
 SHORT = 80  # lines
@@ -73,6 +74,15 @@ def test_the_codec_from_outside_halves_the_bytes(outputs):
 def test_inner_layers_tell_less_when_they_repel(outputs):
     read = [int(share) for share in re.findall(r"read (\d+)%", outputs["inner_layers.py"])]
     assert read[1] < read[0] - 10
+
+
+def test_attacks_on_a_training_beat_their_guesses(outputs):
+    found = re.findall(r"(\w+) +(\d+\.\d+) +guess +(\d+\.\d+)", outputs["attack_a_training.py"])
+    assert {measure for measure, _, _ in found} == {
+        "accuracy", "matched_accuracy", "mse", "psnr", "ssim",
+    }  # fmt: skip
+    for measure, value, guess in found:
+        assert (float(value) < float(guess)) == (measure == "mse")
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -93,7 +93,10 @@ def test_the_parts_answer_as_the_session_did(merge, codec):
     """The label party has columns of its own."""
     victim = trained(["bank", "shop"], owner="shop", merge=merge, codec=codec)
     experiment, data, _, session = victim
+    state = torch.random.get_rng_state()
     case = received_from_the_bank(victim)
+    assert case.view.others_bottom() is not case.view.others_bottom()
+    assert torch.equal(torch.random.get_rng_state(), state)
     told = LocalSession(
         experiment, data, mode="predict", outputs=10, weights=session.weights()
     ).run()

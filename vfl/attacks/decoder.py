@@ -12,7 +12,7 @@ from vfl.attacks.fit import key_of
 from vfl.seeds import scoped
 
 _HIDDEN = 256
-_BATCH_ROWS = 128
+_BATCH_ROWS = 64
 
 
 class PictureDecoder(nn.Module):

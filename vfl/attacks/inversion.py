@@ -21,14 +21,14 @@ class Inversion(Attack):
     Source: thesis eq 2-2 and section 3.4.4; He et al. 2019, section 5 (black-box).
 
     Args:
-        steps: Adam steps, each on 128 pairs.
+        steps: Adam steps, each on 64 pairs.
         rate: their learning rate.
     """
 
     goal = "inputs"
     needs = frozenset({Grant.CUTS, Grant.LEAKED_INPUTS})
 
-    def __init__(self, steps: int = 2000, rate: float = 0.001) -> None:
+    def __init__(self, steps: int = 1000, rate: float = 0.001) -> None:
         self.steps = steps
         self.rate = rate
 

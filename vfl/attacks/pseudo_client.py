@@ -15,7 +15,7 @@ from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
 from vfl.seeds import scoped
 
-_BATCH_ROWS = 128
+_BATCH_ROWS = 64
 
 
 class PseudoClient(Attack):
@@ -30,7 +30,7 @@ class PseudoClient(Attack):
     must be the only one who feeds the top.
 
     Args:
-        steps: Adam steps, each on 128 rows, of the bottom and then of the inversion.
+        steps: Adam steps, each on 64 rows, of the bottom and then of the inversion.
         rate: their learning rate.
         align: weight of the distance between the distributions of cuts.
     """
@@ -40,7 +40,7 @@ class PseudoClient(Attack):
         {Grant.CUTS, Grant.LEAKED_INPUTS, Grant.LABELS, Grant.TOP, Grant.BOTTOM_RECIPE}
     )
 
-    def __init__(self, steps: int = 2000, rate: float = 0.001, align: float = 1.0) -> None:
+    def __init__(self, steps: int = 1000, rate: float = 0.001, align: float = 1.0) -> None:
         self.steps = steps
         self.rate = rate
         self.align = align

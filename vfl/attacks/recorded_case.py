@@ -25,8 +25,10 @@ TRAINING = frozenset(
 #: What a label party has once the network is in use, and the victim's bottom as a bound.
 RECEIVING = frozenset(
     {Grant.CUTS, Grant.LABELS, Grant.LEAKED_INPUTS, Grant.BOTTOM_RECIPE, Grant.OUTPUTS}
-    | {Grant.INPUTS, Grant.BOTTOM, Grant.TOP, Grant.OTHERS_BOTTOM}
+    | {Grant.TOP, Grant.OTHERS_BOTTOM}
 )
+#: What it has besides if it has columns of its own.
+OWN_COLUMNS = frozenset({Grant.INPUTS, Grant.BOTTOM})
 
 
 def training_case(
@@ -126,7 +128,8 @@ def received_case(
         others_bottom=lambda: parts.bottom(party),
         shape=shape,
     )
-    threat = ThreatModel("label party", "inference", RECEIVING)
+    grants = RECEIVING if own is None else RECEIVING | OWN_COLUMNS
+    threat = ThreatModel("label party", "inference", grants)
     return Case(
         View(threat, len(label.classes), holdings), label.labels[targets], victim.inputs[targets]
     )

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softmax
+from torch.optim import Optimizer
 
 from vfl.attacks.fit import key_of
 from vfl.attacks.gradients import GradientAttack, mean_by_row
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import Heard, View
+from vfl.errors import BadOptionError
 from vfl.seeds import scoped
 
 _SETTLING = 10  # exchanges on which the surrogate finds its place before the replay
@@ -31,6 +33,7 @@ class Surrogate(GradientAttack):
 
     Args:
         epochs: how many epochs it replays.
+        starts: surrogates that are drawn; the one that matches the first exchanges best goes on.
         steps: Adam steps an exchange.
         rate: their learning rate.
         temperature: of the soft labels, in units of the mean squared gradient.
@@ -40,9 +43,17 @@ class Surrogate(GradientAttack):
     uses = frozenset({Grant.PRIOR, Grant.TOP_RECIPE})
 
     def __init__(
-        self, epochs: int = 1, steps: int = 5, rate: float = 0.01, temperature: float = 0.1
+        self,
+        epochs: int = 1,
+        starts: int = 3,
+        steps: int = 5,
+        rate: float = 0.01,
+        temperature: float = 0.1,
     ) -> None:
         super().__init__(epochs)
+        if starts < 1:
+            raise BadOptionError("a replay needs a surrogate", got=f"starts={starts}")
+        self.starts = starts
         self.steps = steps
         self.rate = rate
         self.temperature = temperature
@@ -50,30 +61,35 @@ class Surrogate(GradientAttack):
     def run(self, view: View, draw: torch.Generator) -> Tensor:
         exchanges = self.exchanges(view)
         with scoped(key_of(draw)):
-            top = view.new_top(exchanges[0].cuts.shape[1])
-            matched = self._replay(top, exchanges, view.prior)
+            top, optimizer = self._settled(view, exchanges[:_SETTLING] * 2)
+            matched = [self._follow(top, optimizer, one, view.prior) for one in exchanges]
         told = {id(one): -found for one, found in zip(exchanges, matched, strict=True)}
         scores = mean_by_row(
             exchanges, lambda one: told[id(one)], view.targets.rows, len(view.prior)
         )
         return scores.argmax(1)
 
-    def _replay(self, top: nn.Module, exchanges: Sequence[Heard], prior: Tensor) -> list[Tensor]:
-        """The distances of every exchange, while the surrogate follows the victim's top."""
-        optimizer = torch.optim.Adam(top.parameters(), lr=self.rate)
-        start = list(exchanges[:_SETTLING]) * 2
-        found = [self._follow(top, optimizer, one, prior) for one in [*start, *exchanges]]
-        return found[len(start) :]
+    def _settled(self, view: View, exchanges: Sequence[Heard]) -> tuple[nn.Module, Optimizer]:
+        """The surrogate that matches these exchanges best, and its optimiser."""
+        found: list[tuple[float, nn.Module, Optimizer]] = []
+        for _ in range(self.starts):
+            top = view.new_top(exchanges[0].cuts.shape[1])
+            optimizer: Optimizer = torch.optim.Adam(top.parameters(), lr=self.rate)
+            distances = [self._follow(top, optimizer, one, view.prior) for one in exchanges]
+            last = distances[len(distances) // 2 :]
+            mismatch = float(torch.stack([each.min(1).values.mean() for each in last]).mean())
+            found.append((mismatch, top, optimizer))
+        _, top, optimizer = min(found, key=lambda one: one[0])
+        return top, optimizer
 
-    def _follow(
-        self, top: nn.Module, optimizer: torch.optim.Optimizer, one: Heard, prior: Tensor
-    ) -> Tensor:
+    def _follow(self, top: nn.Module, optimizer: Optimizer, one: Heard, prior: Tensor) -> Tensor:
         """Some steps on one exchange; the distances of its rows, axes (rows, classes)."""
         wanted = one.gradients * len(one.rows)  # the loss that was sent is a mean over the rows
+        sent = wanted != 0  # a sparse codec sends nothing of the others
         scale = wanted.square().sum(1).mean().clamp(min=torch.finfo(wanted.dtype).tiny)
         for _ in range(self.steps):
             gradients = gradients_of_classes(top, one.cuts, len(prior))
-            distances = (gradients - wanted[:, None]).square().sum(2) / scale
+            distances = ((gradients - wanted[:, None]) * sent[:, None]).square().sum(2) / scale
             labels = balanced(-distances.detach() / self.temperature, prior)
             optimizer.zero_grad()
             (labels * distances).sum(1).mean().backward()  # type: ignore[no-untyped-call]

@@ -13,6 +13,7 @@ from vfl.attacks.recorded import Frames, last_cuts
 from vfl.compression import Moment
 from vfl.config import Experiment
 from vfl.datasets import PartyData
+from vfl.seeds import scoped
 from vfl.session import Terms
 
 Weights = Mapping[str, Mapping[str, Tensor]]
@@ -38,10 +39,11 @@ class TrainedParts:
         """A party's bottom, with what defense and codec put around it."""
         asked, codec = self._terms.parties[party], compression.make(self._terms.codec)
         shape = tuple(self._inputs(party, torch.zeros(1, dtype=torch.int64)).shape[1:])
-        bottom = models.make_bottom(asked.bottom).build(shape, asked.width)
-        made = nn.ModuleDict({"bottom": self._defense().wrap_bottom(bottom, asked.width)})
-        if party != self._terms.label_party and (adapter := codec.client_module(asked.width)):
-            made["codec"] = adapter
+        with scoped(0):  # whatever is drawn is overwritten
+            bottom = models.make_bottom(asked.bottom).build(shape, asked.width)
+            made = nn.ModuleDict({"bottom": self._defense().wrap_bottom(bottom, asked.width)})
+            if party != self._terms.label_party and (adapter := codec.client_module(asked.width)):
+                made["codec"] = adapter
         self._load(made, party)
         return nn.Sequential(*made.values()).eval()
 
@@ -49,8 +51,9 @@ class TrainedParts:
         """The label party's top."""
         classes, width = self._data[self._terms.label_party].classes, self._terms.merged_width
         assert classes is not None
-        top = models.make_top(self._top_spec).build(width, len(classes))
-        made = nn.ModuleDict({"top": self._defense().wrap_top(top, width)})
+        with scoped(0):
+            top = models.make_top(self._top_spec).build(width, len(classes))
+            made = nn.ModuleDict({"top": self._defense().wrap_top(top, width)})
         self._load(made, self._terms.label_party)
         return made["top"].eval()
 
@@ -73,7 +76,8 @@ class TrainedParts:
         if party == self._terms.label_party:
             return through(self.bottom(party), self._inputs(party, rows))
         cuts, width = last_cuts(queries, party, rows), self._terms.parties[party].width
-        adapter = compression.make(self._terms.codec).server_module(width)
+        with scoped(0):
+            adapter = compression.make(self._terms.codec).server_module(width)
         if adapter is None:
             return cuts
         self._load(nn.ModuleDict({f"codec-{party}": adapter}), self._terms.label_party)

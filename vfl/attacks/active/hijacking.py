@@ -30,6 +30,10 @@ class Hijacking(ActiveAdversary, Attack):
     cuts to where its codes are, and then its decoder reads them. As an `Attack`, after the victim's
     training, it decodes the targets' cuts.
 
+    The critic only sees that cuts are spread like codes; that each means what its code means
+    follows from the shared architecture. A bottom of convolutions is read almost exactly, one with
+    dense layers is bent and still not understood.
+
     Source: Pasquini et al. 2021, "Unleashing the tiger: inference attacks on split learning",
     Algorithm 1, with the Wasserstein critic of their program (Gulrajani et al. 2017, Algorithm 1).
 

@@ -1,0 +1,44 @@
+"""What a training tells: labels to the feature party that hears gradients, pictures to the other.
+
+Change SOURCE to "mnist" and CODEC to "topk:k=3" or "randtopk:k=3,alpha=0.1" to see what they do.
+"""
+
+import torch
+
+from vfl.attacks import make
+from vfl.attacks.case import attempt_all
+from vfl.attacks.recorded import decoded
+from vfl.attacks.recorded_case import received_case, training_case
+from vfl.config import Experiment
+from vfl.datasets import load_bundled
+from vfl.local import LocalSession
+from vfl.seeds import generator
+from vfl.trace import Trace
+
+SOURCE, ROWS, CODEC = "digits", 1000, "none"
+
+torch.set_num_threads(1)
+data = load_bundled(SOURCE, ["bank"], seed=0, label_party="lender", validation=0.2, limit=ROWS)
+experiment = Experiment.model_validate(
+    {
+        "codec": CODEC,
+        "parties": {"bank": {"width": 32, "bottom": "mlp:hidden=128"}},
+        "label": {"party": "lender", "top": "mlp:hidden=64"},
+        "train": {"epochs": 3, "batch_rows": 64, "learning_rate": 0.003},
+    }
+)
+trace = Trace()
+session = LocalSession(experiment, data, outputs=10, observers=[trace]).run()
+frames = list(decoded(trace, session.terms, data["lender"].split))
+
+draw = generator(0, "leak")
+heard = training_case(experiment, data, frames, "bank", 1, draw)
+received = received_case(experiment, data, frames, "bank", 200, draw, session.weights())
+for case, specs in (
+    (heard, ["gradient_similarity", "surrogate"]),
+    (received, ["inversion:steps=200", "white_box_inversion"]),
+):
+    print(case.view.threat.sentence())
+    for spec in specs:
+        for score in attempt_all(case, make(spec), generator(0, spec)):
+            print(f"  {spec:22} {score.measure:17} {score.value:7.3f}  guess {score.guess:7.3f}")
