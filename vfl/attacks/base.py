@@ -7,7 +7,7 @@ on what it holds. It never sees the truth; `vfl.attacks.score` compares afterwar
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class Attack(ABC):
         needs: every grant it uses; it is given a view of these and no more.
     """
 
-    goal: ClassVar[Goal] = "labels"
+    goal: Goal = "labels"
     needs: frozenset[Grant] = frozenset()
 
     @abstractmethod

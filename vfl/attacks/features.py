@@ -12,10 +12,11 @@ from vfl.attacks.threat import Grant
 from vfl.attacks.view import Seen, View
 from vfl.compression.options import require_choice
 
-Layer = Literal["cut", "before", "inputs"]
+Layer = Literal["cut", "bottom", "before", "inputs"]
 #: What each layer asks of a view.
 LAYER_NEEDS: dict[str, frozenset[Grant]] = {
     "cut": frozenset({Grant.CUTS}),
+    "bottom": frozenset({Grant.INPUTS, Grant.BOTTOM}),
     "before": frozenset({Grant.INPUTS, Grant.BOTTOM}),
     "inputs": frozenset({Grant.INPUTS}),
 }
@@ -53,19 +54,27 @@ def features(view: View, seen: Seen, layer: Layer) -> Tensor:
     Args:
         view: where the bottom comes from.
         seen: the group.
-        layer: "cut": as it travelled; "before": what the bottom's last layer with weights is given
-            (thesis 4.4.3); "inputs": the columns.
+        layer: "cut": as it travelled; "bottom": before noise and codec, which the bottom's owner
+            can leave out; "before": what the bottom's last layer with weights is given (thesis
+            4.4.3); "inputs": the columns.
     """
     if layer == "cut":
         return seen.cuts.flatten(1)
     if layer == "inputs":
         return seen.inputs.flatten(1)
+    if layer == "bottom":
+        return through(view.bottom(), seen.inputs).flatten(1)
     return before_last(view.bottom(), seen.inputs)
 
 
 def before_last(bottom: nn.Module, inputs: Tensor) -> Tensor:
-    """What the last layer with weights of a bottom is given, axes (rows, features)."""
+    """What the last layer with weights of a bottom is given, axes (rows, features).
+
+    A bottom without weights is given the inputs.
+    """
     layers = [one for one in bottom.modules() if "weight" in one._parameters and _maps(one)]
+    if not layers:
+        return inputs.flatten(1)
     found: list[Tensor] = []
     hook = layers[-1].register_forward_pre_hook(lambda _, given: found.append(given[0].flatten(1)))
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from vfl.seeds import scoped
 
@@ -21,6 +22,7 @@ def fit(
     steps: int,
     rate: float,
     draw: torch.Generator,
+    keep_norms: bool = False,
 ) -> nn.Module:
     """The module after so many full-batch Adam steps on the cross-entropy (Kingma and Ba 2015).
 
@@ -31,8 +33,9 @@ def fit(
         steps: how many.
         rate: the learning rate.
         draw: dropout draws from here.
+        keep_norms: batch normalisation uses and keeps the statistics it has.
     """
-    module.train()
+    training(module, keep_norms)
     optimizer = torch.optim.Adam(module.parameters(), lr=rate)
     with scoped(key_of(draw)):
         for _ in range(steps):
@@ -40,3 +43,11 @@ def fit(
             F.cross_entropy(module(inputs), labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     return module.eval()
+
+
+def training(module: nn.Module, keep_norms: bool) -> None:
+    """Set training mode, batch normalisation apart if its statistics are to stay."""
+    module.train()
+    for part in module.modules():
+        if keep_norms and isinstance(part, _BatchNorm):
+            part.eval()

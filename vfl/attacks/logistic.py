@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from vfl.attacks.features import EmbeddingAttack, Layer
-from vfl.attacks.scaling import Scaler, scale_by
-from vfl.attacks.threat import Grant
-from vfl.attacks.view import View
+from vfl.attacks.features import Layer
+from vfl.attacks.reader import Read, Reader, as_scores
+from vfl.attacks.scaling import Scaler
 
 
-class Logistic(EmbeddingAttack):
+class Logistic(Reader):
     """Fits the leaked rows by a logistic regression, after scaling by the unlabelled rows.
 
     What hides classes in directions of low variance (distance correlation, potential energy)
@@ -23,23 +21,31 @@ class Logistic(EmbeddingAttack):
         at: the layer it reads.
     """
 
-    uses = frozenset({Grant.LEAKED, Grant.UNLABELLED})
-
     def __init__(
         self, scaler: Scaler = "standard", strength: float = 1.0, at: Layer = "cut"
     ) -> None:
-        super().__init__(at)
-        self.scaler: Scaler = scaler
+        super().__init__(scaler, at)
         self.strength = strength
 
-    def run(self, view: View, draw: torch.Generator) -> Tensor:
-        from sklearn.linear_model import LogisticRegression
+    def learn(self, rows: Tensor, labels: Tensor, classes: int) -> Read:
+        return fit_logistic(rows, labels, classes, self.strength)
 
-        scale = scale_by(self.scaler, self.rows(view, view.unlabelled))
-        leaked = view.leaked
-        model = LogisticRegression(C=self.strength, max_iter=1000)
-        model.fit(scale(self.rows(view, leaked)).numpy(), leaked.labels.numpy())
-        found = model.decision_function(scale(self.rows(view, view.targets)).numpy())
-        if found.ndim == 1:  # two classes: one number a row
-            return torch.from_numpy(found).float()[:, None] * torch.tensor([-0.5, 0.5])
-        return torch.from_numpy(found).float()
+
+def fit_logistic(
+    rows: Tensor, labels: Tensor, classes: int, strength: float, weights: Tensor | None = None
+) -> Read:
+    """A logistic regression; softmax of what it gives is what it believes.
+
+    Args:
+        rows: axes (rows, features).
+        labels: int64, axes (rows,).
+        classes: how many there are.
+        strength: inverse weight of the squared penalty.
+        weights: how much each row counts, axes (rows,); None counts all alike.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    model = LogisticRegression(C=strength, max_iter=1000)
+    counts = None if weights is None else weights.numpy()
+    model.fit(rows.numpy(), labels.numpy(), sample_weight=counts)
+    return lambda some: as_scores(model.decision_function(some.numpy()), model.classes_, classes)

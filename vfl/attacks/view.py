@@ -177,6 +177,10 @@ class View:
                 self.require(grant)
         return View(replace(self.threat, grants=wanted), self.classes, self._holdings)
 
+    def instead(self, **held: Any) -> View:
+        """The same attacker with other holdings, by name, such as cuts it has averaged itself."""
+        return View(self.threat, self.classes, replace(self._holdings, **held))
+
     @property
     def targets(self) -> Seen:
         """The rows that are attacked; their labels are nobody's to see."""

@@ -114,7 +114,8 @@ class AttackContract:
 
     def test_it_reaches_for_nothing_else(self, spec: str) -> None:
         attack = make(spec)
-        case = self.case(True, frozenset(Grant) - {Grant.GRADIENTS})
+        everything = frozenset(Grant) - {Grant.GRADIENTS} | attack.needs
+        case = self.case(True, everything)
         attack.run(case.view.only(attack.needs), generator(0, "draw"))
 
     def test_global_random_state_and_the_evidence_are_left_alone(self, spec: str) -> None:

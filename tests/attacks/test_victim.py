@@ -1,0 +1,134 @@
+"""A finished run as a case: the cuts are those that travel, and the rows those of the split."""
+
+import numpy as np
+import pytest
+import torch
+
+from vfl import compression, run
+from vfl.attacks import Grant, make
+from vfl.attacks.case import attempt
+from vfl.attacks.features import through
+from vfl.attacks.victim import Setting, Victim
+from vfl.compression import Moment
+from vfl.config import Experiment
+from vfl.errors import RunFolderError, TooFewRowsError, UserError
+from vfl.frame import Kind
+from vfl.run_folder import RunFolder
+from vfl.seeds import generator
+from vfl.trace import EVALUATION, Trace
+
+
+def experiment(**settings):
+    parties = {name: {"width": 8, "bottom": "mlp:hidden=16"} for name in ("left", "right")}
+    content = {
+        "name": "attacked",
+        "data": {"source": "digits", "rows": 400},
+        "parties": parties,
+        "label": {"top": "linear"},
+        "train": {"epochs": 4, "batch_rows": 32},
+    }
+    return Experiment.model_validate(content | settings)
+
+
+@pytest.fixture(scope="module", params=["none", "topk:k=2,values=4", "size:k=3"])
+def trained(request, tmp_path_factory):
+    asked = experiment(codec=request.param, defense="layer_norm")
+    root = tmp_path_factory.mktemp("runs")
+    run.train(asked, root, "one")
+    data = run.load_data(asked)
+    return (
+        RunFolder.open(root / "one"),
+        data,
+        Victim.of_run(RunFolder.open(root / "one"), data, "left"),
+    )
+
+
+def leak():
+    return generator(0, "leak")
+
+
+def test_cuts_are_what_the_label_party_decodes(trained):
+    folder, data, victim = trained
+    trace = Trace(EVALUATION, ["left"])
+    asked = folder.experiment()
+    weights = {name: run.PartyFolder(folder.party(name)).weights() for name in data}
+    run.session_of(asked, data, "predict", weights=weights, observers=[trace]).run()
+    codec, rows = compression.make(asked.codec), len(data["left"].split.test)
+    (frame,) = [one for one in trace if one.kind is Kind.QUERY]
+    width = codec.wire_width(8)
+    decoded = codec.decode(frame.payload, rows, width, Moment(frame.step)).cut
+    assert torch.equal(victim.case(1, leak()).view.targets.cuts, decoded)
+
+
+def test_the_bottom_gives_the_cut_before_the_codec(trained):
+    folder, _, victim = trained
+    view = victim.case(1, leak()).view
+    found, cuts = through(view.bottom(), view.targets.inputs), view.targets.cuts
+    codec = compression.make(folder.experiment().codec)
+    if folder.experiment().codec == "none":
+        assert torch.allclose(found.mean(1), torch.zeros(len(found)), atol=1e-5)  # layer norm
+    expected = codec.decode(codec.encode(found).payload, *found.shape).cut
+    assert torch.allclose(expected, cuts, atol=1e-6)
+
+
+def test_rows_are_those_of_the_split(trained):
+    _, data, victim = trained
+    labels, split = data["label"].labels, data["left"].split
+    case = victim.case(2, leak(), Setting(targets="validation", leaks="test", unlabelled="train"))
+    view, inputs = case.view, data["left"].inputs
+    assert torch.equal(case.labels, labels[split.validation])
+    assert torch.equal(view.targets.inputs, inputs[split.validation])
+    assert torch.equal(view.unlabelled.inputs, inputs[split.train])
+    assert view.leaked.labels.bincount().tolist() == [2] * 10
+    test = {tuple(row.flatten().tolist()) for row in inputs[split.test]}
+    assert {tuple(row.flatten().tolist()) for row in view.leaked.inputs} <= test
+    shares = np.bincount(labels[split.train]) / len(split.train)
+    assert np.allclose(view.prior.numpy(), shares)
+
+
+def test_a_larger_leak_holds_the_smaller_one(trained):
+    small, large = (trained[2].case(k, leak()).view.leaked.inputs for k in (1, 3))
+    rows = {tuple(row.flatten().tolist()) for row in large}
+    assert {tuple(row.flatten().tolist()) for row in small} <= rows
+
+
+def test_without_leaks_none_are_granted(trained):
+    threat = trained[2].case(0, leak()).view.threat
+    assert Grant.LEAKED not in threat.grants
+    assert threat.counterfactual == frozenset()
+
+
+def test_recipes_build_what_the_experiment_names(trained):
+    view = trained[2].case(1, leak(), Setting(trained_by="owner")).view
+    assert [tuple(w.shape) for w in view.new_bottom().parameters()] == [
+        (16, 32), (16,), (8, 16), (8,),
+    ]  # fmt: skip
+    assert tuple(view.new_top(5).weight.shape) == (10, 5)
+    assert view.threat.sentence().endswith("the owner trained both halves.")
+
+
+def test_a_trained_bottom_is_worth_something(trained):
+    case = trained[2].case(5, leak())
+    found = attempt(case, make("logistic:at=bottom"), generator(0))
+    assert found.value > 0.35 > 2 * found.guess
+
+
+def test_what_cannot_be_attacked_is_refused(trained):
+    folder, data, victim = trained
+    with pytest.raises(RunFolderError):
+        Victim.of_run(folder, data, "nobody")
+    for party in ("label", "middle"):
+        with pytest.raises(UserError, match="no feature party"):
+            Victim(folder.experiment(), data, party, {})
+    with pytest.raises(TooFewRowsError):
+        victim.case(500, leak())
+
+
+def test_a_regression_has_no_classes():
+    asked = experiment()
+    data = run.load_data(asked)
+    data["label"] = type(data["label"])(
+        "label", None, torch.zeros(400), None, data["label"].split, b"x" * 32
+    )
+    with pytest.raises(UserError, match="no classes"):
+        Victim(asked, data, "left", {})

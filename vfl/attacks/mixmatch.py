@@ -1,0 +1,89 @@
+"""MixMatch: training with few labels and many rows without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vfl.attacks.fit import key_of, training
+from vfl.seeds import scoped
+
+
+@dataclass(frozen=True, slots=True)
+class MixMatch:
+    """How MixMatch goes on, step by step (Berthelot et al. 2019, Algorithm 1).
+
+    As in Fu et al. 2022 a guessed label is the model's answer to the row itself: columns of a
+    party have no augmentation that is known to leave the class as it is.
+
+    Attributes:
+        steps: of the optimiser.
+        batch: rows of each kind in a step, drawn with replacement.
+        temperature: guesses are raised to the power of its inverse (eq 7).
+        alpha: of the Beta law that rows are mixed by (eq 8).
+        weight: of the unlabelled rows' loss in the end; it grows evenly from 0.
+    """
+
+    steps: int
+    batch: int
+    temperature: float
+    alpha: float
+    weight: float
+
+    def train(
+        self,
+        network: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        known: Tensor,
+        labels: Tensor,
+        further: Tensor,
+        classes: int,
+        draw: torch.Generator,
+    ) -> nn.Module:
+        """The network after all steps; batch normalisation keeps its statistics.
+
+        Args:
+            network: from inputs to logits, axes (rows, classes).
+            optimizer: of what is to be trained of it.
+            known: inputs of the leaked rows, axes (leaked, ...).
+            labels: their classes, int64.
+            further: inputs without labels, axes (rows, ...).
+            classes: how many there are.
+            draw: everything random comes from here.
+        """
+        training(network, keep_norms=True)
+        shares = F.one_hot(labels, classes).float()
+        with scoped(key_of(draw)):
+            for step in range(self.steps):
+                own = torch.randint(len(known), (self.batch,))
+                some = further[torch.randint(len(further), (self.batch,))]
+                guesses = self._guess(network, some)
+                inputs, wanted = self._mixed(
+                    torch.cat([known[own], some]), torch.cat([shares[own], guesses])
+                )
+                grown = self.weight * step / self.steps
+                optimizer.zero_grad()
+                self._loss(network(inputs), wanted, grown).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+        return network.eval()
+
+    def _guess(self, network: nn.Module, rows: Tensor) -> Tensor:
+        """Sharpened answers, axes (rows, classes)."""
+        with torch.no_grad():
+            return F.softmax(network(rows) / self.temperature, dim=1)
+
+    def _mixed(self, inputs: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """Each row mixed with another, its own share being the larger (eq 8-11)."""
+        share = float(torch.distributions.Beta(self.alpha, self.alpha).sample())
+        share = max(share, 1 - share)
+        other = torch.randperm(len(inputs))
+        return torch.lerp(inputs[other], inputs, share), torch.lerp(wanted[other], wanted, share)
+
+    def _loss(self, logits: Tensor, wanted: Tensor, weight: float) -> Tensor:
+        """Cross-entropy of the first half, squared error of the other (eq 2-5)."""
+        labelled = F.cross_entropy(logits[: self.batch], wanted[: self.batch])
+        believed = logits[self.batch :].softmax(1)
+        return labelled + weight * F.mse_loss(believed, wanted[self.batch :])

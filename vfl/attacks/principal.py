@@ -1,0 +1,35 @@
+"""The principal direction of the cut, as a score of the rare class."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vfl.attacks.features import EmbeddingAttack, Layer
+from vfl.attacks.view import View
+
+
+class Principal(EmbeddingAttack):
+    """Scores each target by its place along the first principal direction of all of them.
+
+    In a binary task the top pulls the classes apart, and what it pulls varies most. The longer tail
+    is taken for the rarer class, which the attacker calls positive.
+
+    Source: Sun et al. 2022, section 3.2 (spectral attack; after Tran et al. 2018).
+
+    Args:
+        at: the layer it reads.
+    """
+
+    goal = "scores"
+
+    def __init__(self, at: Layer = "cut") -> None:
+        super().__init__(at)
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        rows = self.rows(view, view.targets)
+        centred = (rows - rows.mean(0)).double()
+        _, directions = torch.linalg.eigh(centred.T @ centred)
+        places = centred @ directions[:, -1]
+        scores: Tensor = (places * places.pow(3).mean().sign()).float()
+        return scores

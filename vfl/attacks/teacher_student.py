@@ -1,0 +1,82 @@
+"""Teacher and student: a model without the bottom labels rows, and the bottom cleans the labels."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from vfl.attacks.features import Layer, through
+from vfl.attacks.label_propagation import propagate
+from vfl.attacks.logistic import fit_logistic
+from vfl.attacks.options import require_range
+from vfl.attacks.pseudo import leaked_of_each, most_confident
+from vfl.attacks.reader import Read, Reader
+from vfl.attacks.scaling import Scaler
+from vfl.attacks.scratch import Scratch
+from vfl.attacks.threat import Grant
+from vfl.attacks.view import View
+from vfl.compression.options import require_choice
+
+Teacher = Literal["propagation", "scratch"]
+
+
+class TeacherStudent(Reader):
+    """Teaches a student on the bottom's features what a teacher guesses from the inputs alone.
+
+    The teacher errs, but not in the way the bottom arranges its rows: where the victim's own top
+    can tell classes apart, the student learns the classes and not the errors.
+
+    Args:
+        teacher: "propagation": labels spread over the graph of inputs; "scratch": an untrained
+            network of the same architecture, trained on the leaked rows.
+        share: of the rows guessed to be of a class, those the student is taught.
+        scaler: see `scale_by`.
+        strength: inverse weight of the student's squared penalty.
+        at: the layer the student reads.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    uses = frozenset({Grant.LEAKED, Grant.UNLABELLED, Grant.INPUTS})
+
+    def __init__(
+        self,
+        teacher: Teacher = "propagation",
+        share: float = 0.5,
+        scaler: Scaler = "standard",
+        strength: float = 1.0,
+        at: Layer = "cut",
+    ) -> None:
+        require_choice("teacher", teacher, get_args(Teacher))
+        require_range("share", share, 0, 1)
+        super().__init__(scaler, at)
+        self.teacher: Teacher = teacher
+        self.share = share
+        self.strength = strength
+        self._scratch = Scratch()
+        if teacher == "scratch":
+            self.needs |= self._scratch.needs
+
+    def learn(self, rows: Tensor, labels: Tensor, classes: int) -> Read:
+        return fit_logistic(rows, labels, classes, self.strength)
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        scale, labels = self.scale(view), view.leaked.labels
+        known, further = (scale(self.rows(view, one)) for one in (view.leaked, view.unlabelled))
+        scores = self._taught(view, draw)
+        sure = most_confident(scores, self.share, leaked_of_each(labels, view.classes))
+        rows = torch.cat([known, further[sure]])
+        read = self.learn(rows, torch.cat([labels, scores[sure].argmax(1)]), view.classes)
+        return read(scale(self.rows(view, view.targets)))
+
+    def _taught(self, view: View, draw: torch.Generator) -> Tensor:
+        """The teacher's logits of the unlabelled rows, axes (rows, classes)."""
+        leaked, further = view.leaked, view.unlabelled.inputs
+        if self.teacher == "scratch":
+            return through(self._scratch.trained(view, draw), further)
+        rows = torch.cat([leaked.inputs, further]).flatten(1)
+        spread = propagate(rows, leaked.labels, view.classes, neighbours=10, spread=0.99)
+        return spread[len(leaked.labels) :].clamp_min(1e-12).log()

@@ -1,0 +1,58 @@
+"""Unfreezing: the bottom is where training starts, not what stays."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vfl.attacks.base import Attack
+from vfl.attacks.features import through
+from vfl.attacks.fine_tuning import start_at_means
+from vfl.attacks.fit import fit, key_of
+from vfl.attacks.options import require_range
+from vfl.attacks.threat import Grant
+from vfl.attacks.view import View
+from vfl.seeds import scoped
+
+
+class Unfreeze(Attack):
+    """Trains bottom and top together on the leaked rows, from the bottom's trained weights.
+
+    A linear top starts at the class means of the bottom's outputs, others as drawn. What the bottom
+    gives is used before noise and codec, which its owner can leave out. Batch normalisation keeps
+    the statistics of the training: a few leaked rows have worse ones.
+
+    Args:
+        steps: full-batch Adam steps.
+        rate: their learning rate.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    needs = frozenset({Grant.INPUTS, Grant.BOTTOM, Grant.LEAKED, Grant.TOP_RECIPE})
+
+    def __init__(self, steps: int = 150, rate: float = 1e-3) -> None:
+        require_range("steps", steps, 0)
+        require_range("rate", rate, 0)
+        self.steps = steps
+        self.rate = rate
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        leaked = view.leaked
+        network = completed(view, draw)
+        fit(network, leaked.inputs, leaked.labels, self.steps, self.rate, draw, keep_norms=True)
+        return through(network, view.targets.inputs)
+
+
+def completed(view: View, draw: torch.Generator) -> nn.Sequential:
+    """The attacker's bottom with a top of its own, started at the class means if it is linear."""
+    bottom, leaked = view.bottom(), view.leaked
+    known = through(bottom, leaked.inputs)
+    with scoped(key_of(draw)):
+        top = view.new_top(known.shape[1])
+    if isinstance(top, nn.Linear):
+        start_at_means(top, known, leaked.labels)
+    for weights in bottom.parameters():
+        weights.requires_grad_(True)
+    return nn.Sequential(bottom, top)

@@ -1,0 +1,202 @@
+"""A finished training as a case: what its feature party holds and sends when queries come."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from vfl import compression, defenses, models
+from vfl.attacks.case import Case
+from vfl.attacks.leak import draw_leak
+from vfl.attacks.threat import Grant, ThreatModel, TrainedBy
+from vfl.attacks.view import Evidence, Holdings, View
+from vfl.compression import Moment
+from vfl.config import Experiment
+from vfl.datasets import PartyData
+from vfl.errors import UserError
+from vfl.exchange import FeatureHalf
+from vfl.link import Link
+from vfl.run_folder import RunFolder
+from vfl.seeds import Secret, scoped
+from vfl.session import PartyFolder, Terms
+from vfl.session.schedule import queries
+from vfl.transport.local import local_pair
+
+Part = Literal["train", "validation", "test"]
+#: What a feature party has once the network is in use; an attack is given what it needs of it.
+INFERENCE = frozenset(
+    {
+        Grant.INPUTS,
+        Grant.BOTTOM,
+        Grant.CUTS,
+        Grant.LEAKED,
+        Grant.UNLABELLED,
+        Grant.PRIOR,
+        Grant.BOTTOM_RECIPE,
+        Grant.TOP_RECIPE,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Which rows play which part, by the run's own split, and who trained.
+
+    Attributes:
+        targets: the rows that are attacked.
+        leaks: where leaked labels are drawn from.
+        unlabelled: further rows; the targets themselves unless told otherwise.
+        trained_by: see `ThreatModel`.
+    """
+
+    targets: Part = "test"
+    leaks: Part = "train"
+    unlabelled: Part = "test"
+    trained_by: TrainedBy = "split"
+
+
+class Victim:
+    """A trained feature party that answers queries, and the labels it is not to find out.
+
+    The architectures it knows are the experiment's, without what a defense adds to them.
+
+    Args:
+        experiment: what was trained.
+        data: every party's aligned rows; the label party's labels are the truth.
+        party: the feature party that attacks.
+        weights: its trained weights.
+        secret: its own; noise on queries comes from here. None takes a stand-in of the seed.
+
+    Raises:
+        UserError: no such feature party, or the task has no classes.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        data: Mapping[str, PartyData],
+        party: str,
+        weights: Mapping[str, Tensor],
+        secret: Secret | None = None,
+    ) -> None:
+        label = data[experiment.label.party]
+        if party not in experiment.feature_parties or data[party].inputs is None:
+            known = ", ".join(experiment.feature_parties)
+            raise UserError("no feature party has that name", got=party, want=known)
+        if label.classes is None or label.labels is None:
+            raise UserError("a regression has no classes to infer", where="label.task")
+        self._experiment, self._data = experiment, data[party]
+        self._terms = Terms.of(experiment, "predict", experiment.name)
+        self.labels, self.classes = label.labels, len(label.classes)
+        self._secret = secret or Secret.of_simulation(experiment.seed, party)
+        self._half, self._there = self._trained(weights)
+        self._evidence: dict[Part, Evidence] = {}
+
+    @classmethod
+    def of_run(cls, folder: RunFolder, data: Mapping[str, PartyData], party: str) -> Victim:
+        """The party as `vfl train` left it in a run folder.
+
+        Args:
+            folder: the run.
+            data: every party's rows, as `vfl.run.load_data` gives them for its experiment.
+            party: the feature party that attacks.
+
+        Raises:
+            RunFolderError: its weights are not there; a federation leaves them with the party.
+        """
+        weights = PartyFolder(folder.party(party)).weights()
+        return cls(folder.experiment(), data, party, weights)
+
+    def case(self, k: int, draw: torch.Generator, setting: Setting | None = None) -> Case:
+        """The case of k leaked labels of each class.
+
+        Args:
+            k: 0 leaks nothing, and the view grants no leaked labels then.
+            draw: which rows leak.
+            setting: which rows play which part.
+
+        Raises:
+            TooFewRowsError: a class has fewer rows to leak.
+        """
+        setting = setting or Setting()
+        grants = INFERENCE if k else INFERENCE - {Grant.LEAKED}
+        threat = ThreatModel("feature party", "inference", grants, trained_by=setting.trained_by)
+        targets = self._rows(setting.targets)
+        view = View(threat, self.classes, self._holdings(k, draw, setting))
+        return Case(view, self.labels[targets])
+
+    def cuts(self, rows: Tensor) -> Tensor:
+        """What the label party gets when it asks for these rows, axes (rows, width)."""
+        codec = compression.make(self._terms.codec)
+        codec.load_state_dict(self._half.codec.state_dict())
+        found = []
+        for step, part in enumerate(queries(rows.numpy())):
+            self._half.send_query(self._inputs(torch.from_numpy(part)), step)
+            payload = self._there.receive().payload
+            width = self._half.wire_width
+            found.append(codec.decode(payload, len(part), width, Moment(step)).cut)
+        return torch.cat(found)
+
+    def _holdings(self, k: int, draw: torch.Generator, setting: Setting) -> Holdings:
+        width, spec = self._half.width, self._terms.parties[self._data.name].bottom
+        train = self.labels[self._rows("train")]
+        return Holdings(
+            targets=self._part(setting.targets),
+            leaked=self._leak(k, draw, setting.leaks) if k else None,
+            unlabelled=self._part(setting.unlabelled),
+            prior=train.bincount(minlength=self.classes) / len(train),
+            bottom=self._bottom,
+            new_bottom=lambda: models.make_bottom(spec).build(self._shape, width),
+            new_top=lambda given: models.make_top(self._experiment.label.top).build(
+                given, self.classes
+            ),
+        )
+
+    def _leak(self, k: int, draw: torch.Generator, part: Part) -> Evidence:
+        rows = self._rows(part)
+        leaked = rows[draw_leak(self.labels[rows], k, draw)]
+        return Evidence(self._inputs(leaked), self.cuts(leaked), self.labels[leaked])
+
+    def _part(self, part: Part) -> Evidence:
+        """Inputs and cuts of a part of the split, without labels; asked for once."""
+        if part not in self._evidence:
+            rows = self._rows(part)
+            self._evidence[part] = Evidence(self._inputs(rows), self.cuts(rows))
+        return self._evidence[part]
+
+    def _trained(self, weights: Mapping[str, Tensor]) -> tuple[FeatureHalf, Link]:
+        here, there = local_pair()
+        terms, name = self._terms, self._data.name
+        with scoped(self._secret.number("init")):
+            bottom = models.make_bottom(terms.parties[name].bottom)
+            half = FeatureHalf(
+                name,
+                bottom.build(self._shape, terms.parties[name].width),
+                terms.parties[name].width,
+                compression.make(terms.codec),
+                defenses.make(terms.defense),
+                there,
+                self._secret,
+            )
+        half.load_state_dict(weights)
+        return half, here
+
+    def _bottom(self) -> nn.Module:
+        """A copy of the bottom with what defense and codec put around it."""
+        return nn.Sequential(*copy.deepcopy(self._half.model).values())
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return tuple(self._inputs(torch.zeros(1, dtype=torch.int64)).shape[1:])
+
+    def _inputs(self, rows: Tensor) -> Tensor:
+        assert self._data.inputs is not None
+        return self._data.inputs.index_select(0, rows)
+
+    def _rows(self, part: Part) -> Tensor:
+        return torch.from_numpy(getattr(self._data.split, part))
