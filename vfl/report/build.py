@@ -47,6 +47,8 @@ def render(run_folder: Path) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    if is_grid(run_folder) and GridFolder(run_folder).kind == "attacks":
+        return "<p>soon</p>"
     if is_grid(run_folder):
         page: Page | ComparisonPage = comparison_page(GridFolder(run_folder))
         return environment.get_template("compare.html").render(page=page)

@@ -1,0 +1,102 @@
+"""The cells of a grid of attacks: a victim for each defense and seed, and its baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vfl import attacks
+from vfl.attacks import Grant
+from vfl.attacks.victim import Setting, Victim
+from vfl.config import Experiment, GridSettings
+from vfl.datasets import PartyData
+from vfl.errors import ConfigError
+from vfl.grid.cells import Cell, GridFolder, grid_settings_of
+from vfl.grid.ground import Ground
+from vfl.grid.identity import data_digest, experiment_digest
+from vfl.grid.packs import unpacked
+from vfl.grid.scores_file import ScoresFile, write_scores
+from vfl.grid.train import train_cell
+from vfl.grid.trials import BASELINES, Attempts, setting_words
+from vfl.run import session_of
+from vfl.run_folder import RunFolder
+from vfl.storage import read_json
+
+
+def grid_cells(experiment: Experiment) -> list[Cell]:
+    """The cells of an experiment with a `grid` table; one seed is whole before the next.
+
+    Raises:
+        ConfigError: there is no such table, or it names no feature party.
+        SpecError: a defense or an attack cannot be built.
+    """
+    settings = grid_settings_of(experiment)
+    _attacker(experiment, settings)
+    attempts_of(settings)
+    plain = experiment.model_copy(update={"compare": None, "grid": None})
+    return [
+        _cell(plain.model_copy(update={"seed": seed, "defense": defense}), called)
+        for seed in settings.seeds
+        for defense, called in [
+            ("none", BASELINES),
+            *((spec, spec) for spec in settings.victims),
+        ]
+    ]
+
+
+def attack_cell(
+    cell: Cell, folder: GridFolder, data: Mapping[str, PartyData], device: str = "cpu"
+) -> None:
+    """Train a victim unless it is trained, and go through every trial that has no score yet.
+
+    Args:
+        cell: the victim, or the baselines of its seed.
+        folder: of the grid.
+        data: every party's rows.
+        device: where the model is trained; attacks run on the CPU.
+    """
+    settings = grid_settings_of(folder.experiment())
+    attempts = attempts_of(settings)
+    path, party = folder.cells_path / cell.name, _attacker(cell.experiment, settings)
+    about = {"experiment": experiment_digest(cell.experiment), "data": data_digest(data)}
+    if cell.called == BASELINES:
+        untrained = session_of(cell.experiment, data, "predict").weights()[party]
+        victim = Victim(cell.experiment, data, party, untrained)
+        trials = attempts.baselines(settings.baselines)
+    else:
+        train_cell(cell, folder, data, device)
+        about["weights"] = read_json(path / "summary.json")["weights_sha256"]
+        victim = Victim.of_run(RunFolder(path), data, party)
+        trials = attempts.on()
+    width = cell.experiment.parties[party].width
+    setting = Setting("test", settings.leaks_from, settings.unlabelled, settings.trained_by)
+    ground = Ground(victim, cell.experiment.seed, setting, width, about | {"party": party})
+    scores = list(ground.go_through(trials, ScoresFile(path)))
+    write_scores(path, setting_words(settings), scores)
+
+
+def attempts_of(settings: GridSettings) -> Attempts:
+    """The attacks of a grid, and how often each is tried.
+
+    Raises:
+        SpecError: an attack cannot be built.
+    """
+    made = {spec: attacks.make(spec) for spec in unpacked(settings.attacks)}
+    leaking = [spec for spec, attack in made.items() if Grant.LEAKED in attack.needs]
+    once = [spec for spec in made if spec not in leaking]
+    return Attempts(leaking, once, settings.leaks, settings.draws)
+
+
+def _attacker(experiment: Experiment, settings: GridSettings) -> str:
+    known = experiment.feature_parties
+    party = settings.party or known[0]
+    if party not in known:
+        raise ConfigError(
+            "no feature party has that name", where="grid.party", got=party, want=", ".join(known)
+        )
+    return party
+
+
+def _cell(experiment: Experiment, called: str) -> Cell:
+    about: dict[str, Any] = {"defense": called, "seed": str(experiment.seed)}
+    return Cell(experiment, f"{called} seed={experiment.seed}", about, called)
