@@ -10,6 +10,7 @@ import traceback
 import typer
 
 from vfl.cli import (
+    attack,
     bench,
     cells,
     check,
@@ -44,6 +45,7 @@ app.command("train")(train.train)
 app.command("compare")(compare.compare)
 app.command("grid")(grid.grid)
 app.command("grid-worker", hidden=True)(cells.worker)
+app.command("attack")(attack.attack)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("report")(report.report)

@@ -58,6 +58,20 @@ def said_failures(failed: Sequence[Ended]) -> None:
         raise typer.Exit(max(int((ended.failure or {})["exit"]) for ended in failed))
 
 
+def numbers(text: str | None) -> list[int] | None:
+    """Whole numbers between commas.
+
+    Raises:
+        ConfigError: something else.
+    """
+    from vfl.errors import ConfigError
+
+    try:
+        return None if text is None else [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError("a list of whole numbers", got=text, want="1,5,10") from None
+
+
 def _say_cell(ended: Ended) -> None:
     from vfl.report.units import seconds_text
 

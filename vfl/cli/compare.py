@@ -15,7 +15,7 @@ from vfl.cli.output import Device, Json, Set, emit
 
 if TYPE_CHECKING:
     from vfl.config import Experiment
-    from vfl.grid import Cell, GridFolder
+    from vfl.grid import GridFolder
     from vfl.grid.compare import Comparison
     from vfl.grid.run import Ended
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vfl.cli.cells import said_failures, train_cells
+from vfl.cli.cells import numbers, said_failures, train_cells
 from vfl.cli.output import Device, Json, Set, emit
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def grid(
     Victims are trained once a defense and seed; leaked rows are the same for every defense. The
     same command goes on where an earlier one stopped, and does only what is new.
     """
-    listed = {"defenses": defense, "attacks": attack, "leaks": _numbers(leaks)}
-    listed |= {"draws": draws, "seeds": _numbers(seeds)}
+    listed: dict[str, object] = {"defenses": defense, "attacks": attack, "draws": draws}
+    listed |= {"leaks": numbers(leaks), "seeds": numbers(seeds)}
     table = [f"grid.{key}={jsons.dumps(value)}" for key, value in listed.items() if value]
     experiment, cells = _read(path, [*(settings or []), *table])
     if dry_run:
@@ -86,20 +86,6 @@ def grid(
         print(text)
         print(f"{'report':<16} {page}")
     said_failures(failed)
-
-
-def _numbers(text: str | None) -> list[int] | None:
-    """Whole numbers between commas.
-
-    Raises:
-        ConfigError: something else.
-    """
-    from vfl.errors import ConfigError
-
-    try:
-        return None if text is None else [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError("a list of whole numbers", got=text, want="1,5,10") from None
 
 
 def _read(path: Path, overrides: list[str]) -> tuple[Experiment, list[Cell]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from vfl import attacks
@@ -15,9 +16,9 @@ from vfl.grid.cells import Cell, GridFolder, grid_settings_of
 from vfl.grid.ground import Ground
 from vfl.grid.identity import data_digest, experiment_digest
 from vfl.grid.packs import unpacked
-from vfl.grid.scores_file import ScoresFile, write_scores
+from vfl.grid.scores_file import OF_CELL, Scored, ScoresFile, write_scores
 from vfl.grid.train import train_cell
-from vfl.grid.trials import BASELINES, Attempts, setting_words
+from vfl.grid.trials import BASELINES, Attempts, Trial, setting_words
 from vfl.run import session_of
 from vfl.run_folder import RunFolder
 from vfl.storage import read_json
@@ -31,7 +32,7 @@ def grid_cells(experiment: Experiment) -> list[Cell]:
         SpecError: a defense or an attack cannot be built.
     """
     settings = grid_settings_of(experiment)
-    _attacker(experiment, settings)
+    attacker_of(experiment, settings)
     attempts_of(settings)
     plain = experiment.model_copy(update={"compare": None, "grid": None})
     return [
@@ -56,23 +57,60 @@ def attack_cell(
         device: where the model is trained; attacks run on the CPU.
     """
     settings = grid_settings_of(folder.experiment())
-    attempts = attempts_of(settings)
-    path, party = folder.cells_path / cell.name, _attacker(cell.experiment, settings)
-    about = {"experiment": experiment_digest(cell.experiment), "data": data_digest(data)}
+    path, attempts = folder.cells_path / cell.name, attempts_of(settings)
     if cell.called == BASELINES:
+        party = attacker_of(cell.experiment, settings)
         untrained = session_of(cell.experiment, data, "predict").weights()[party]
         victim = Victim(cell.experiment, data, party, untrained)
         trials = attempts.baselines(settings.baselines)
+        scores = go_at(victim, cell.experiment, data, settings, trials, path)
     else:
         train_cell(cell, folder, data, device)
-        about["weights"] = read_json(path / "summary.json")["weights_sha256"]
-        victim = Victim.of_run(RunFolder(path), data, party)
-        trials = attempts.on()
-    width = cell.experiment.parties[party].width
+        scores = attack_run(RunFolder(path), data, settings, attempts.on())
+    write_scores(path / OF_CELL, setting_words(settings), scores)
+
+
+def attack_run(
+    folder: RunFolder, data: Mapping[str, PartyData], settings: GridSettings, trials: list[Trial]
+) -> list[Scored]:
+    """Attack the feature party of a finished run; each score is kept in its folder.
+
+    Args:
+        folder: the run.
+        data: every party's rows.
+        settings: who attacks, with what.
+        trials: what is tried.
+
+    Raises:
+        ConfigError: no feature party has that name.
+        RunFolderError: the run has not ended, or its weights are not there.
+    """
+    experiment = folder.experiment()
+    victim = Victim.of_run(folder, data, attacker_of(experiment, settings))
+    weights = read_json(folder.path / "summary.json")["weights_sha256"]
+    return go_at(victim, experiment, data, settings, trials, folder.path, weights)
+
+
+def go_at(
+    victim: Victim,
+    experiment: Experiment,
+    data: Mapping[str, PartyData],
+    settings: GridSettings,
+    trials: list[Trial],
+    path: Path,
+    weights: str = "",
+) -> list[Scored]:
+    """Go through trials against a victim and keep the scores in a folder; see `attack_run`."""
+    party = attacker_of(experiment, settings)
     setting = Setting("test", settings.leaks_from, settings.unlabelled, settings.trained_by)
-    ground = Ground(victim, cell.experiment.seed, setting, width, about | {"party": party})
-    scores = list(ground.go_through(trials, ScoresFile(path)))
-    write_scores(path, setting_words(settings), scores)
+    about = {
+        "experiment": experiment_digest(experiment),
+        "data": data_digest(data),
+        "weights": weights,
+        "party": party,
+    }
+    ground = Ground(victim, experiment.seed, setting, experiment.parties[party].width, about)
+    return list(ground.go_through(trials, ScoresFile(path)))
 
 
 def attempts_of(settings: GridSettings) -> Attempts:
@@ -87,7 +125,12 @@ def attempts_of(settings: GridSettings) -> Attempts:
     return Attempts(leaking, once, settings.leaks, settings.draws)
 
 
-def _attacker(experiment: Experiment, settings: GridSettings) -> str:
+def attacker_of(experiment: Experiment, settings: GridSettings) -> str:
+    """The feature party that attacks.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
     known = experiment.feature_parties
     party = settings.party or known[0]
     if party not in known:

@@ -9,12 +9,9 @@ from dataclasses import asdict, dataclass, fields
 
 from vfl.grid.cells import GridFolder, grid_settings_of
 from vfl.grid.packs import unpacked
-from vfl.grid.scores_file import Scored, read_scores
-from vfl.grid.trials import BASELINES, Trial, baselines_of, setting_words
+from vfl.grid.scores_file import OF_CELL, Scored, read_scores
+from vfl.grid.trials import BASELINES, baselines_of, setting_words
 from vfl.storage import read_json
-
-#: (seed, trial) of a baseline.
-_Place = tuple[int, Trial]
 
 
 @dataclass(frozen=True)
@@ -53,24 +50,47 @@ def read_rows(folder: GridFolder) -> list[Row]:
     """
     settings = grid_settings_of(folder.experiment())
     asked, setting = set(unpacked(settings.attacks)), setting_words(settings)
-    free: dict[_Place, float] = {}
+    free: dict[int, list[Scored]] = {}
     found: dict[str, list[Row]] = {spec: [] for spec in settings.victims}
     for cell in folder.cells():
         path, seed = folder.cells_path / cell.name, cell.experiment.seed
-        scores = read_scores(path, setting)
+        scores = read_scores(path / OF_CELL, setting)
         if cell.called == BASELINES:
-            free |= {(seed, one.trial): one.value for one in scores}
-            continue
-        accuracy = read_json(path / "summary.json")["test_accuracy"] if scores else 0.0
-        for one in scores:
-            if one.attack in asked:
-                beside = {
-                    name: free[seed, trial]
-                    for name, trial in baselines_of(one.trial, settings.baselines).items()
-                    if (seed, trial) in free
-                }
-                found[cell.called].append(_row(cell.called, seed, one, beside, accuracy))
+            free[seed] = scores
+        elif scores:
+            mine = [one for one in scores if one.attack in asked]
+            accuracy = read_json(path / "summary.json")["test_accuracy"]
+            found[cell.called] += rows_of(
+                mine, free[seed], settings.baselines, cell.called, seed, accuracy
+            )
     return [row for rows in found.values() for row in rows]
+
+
+def rows_of(
+    scores: Sequence[Scored],
+    free: Sequence[Scored],
+    baselines: Sequence[str],
+    defense: str,
+    seed: int,
+    accuracy: float,
+) -> list[Row]:
+    """The rows of one victim.
+
+    Args:
+        scores: on its bottom.
+        free: without it, on the same leaked rows.
+        baselines: names of those that count.
+        defense: of the victim.
+        seed: of the victim.
+        accuracy: of the victim, on test rows.
+    """
+    known = {one.trial: one.value for one in free}
+    found = []
+    for one in scores:
+        beside = baselines_of(one.trial, baselines).items()
+        values = {name: known[trial] for name, trial in beside if trial in known}
+        found.append(_row(defense, seed, one, values, accuracy))
+    return found
 
 
 def _row(

@@ -10,6 +10,7 @@ from vfl.grid.attack_rows import Row, read_rows, to_csv
 from vfl.grid.cells import GridFolder, failure_of, grid_settings_of
 from vfl.grid.interval import Estimate
 from vfl.grid.leaderboard import OF_LABELS, Place, Standing, leaderboard
+from vfl.grid.scores_file import OF_CELL
 from vfl.grid.statistics import over_victims
 from vfl.storage import stamp, write_json, write_text
 
@@ -28,7 +29,7 @@ def write_attack_results(folder: GridFolder) -> tuple[str, list[dict[str, Any]]]
     settings = grid_settings_of(folder.experiment())
     rows = read_rows(folder)
     places = leaderboard(rows, settings.margin)
-    parts = [_text(one) for one in tables(rows, places, settings.margin)]
+    parts = [markdown(one) for one in tables(rows, places, settings.margin)]
     table = "\n".join([*parts, *(f"{line}\n" for line in missing(folder))])
     records = [asdict(row) for row in rows]
     board = [asdict(place) for place in places]
@@ -108,7 +109,7 @@ def missing(folder: GridFolder) -> list[str]:
     """What a reader of the table must know about cells that are not in it."""
     paths = {cell.name: folder.cells_path / cell.name for cell in folder.cells()}
     failed = sum(failure_of(path) is not None for path in paths.values())
-    whole = sum((path / "attacks.json").exists() for path in paths.values())
+    whole = sum((path / OF_CELL).exists() for path in paths.values())
     found = [f"{failed} of {len(paths)} cells failed and are left out"] if failed else []
     if left := len(paths) - whole - failed:
         found.append(f"{left} of {len(paths)} cells are not done yet")
@@ -137,7 +138,8 @@ def _plain(rows: Sequence[Row], name: str) -> str:
     return f"{found.mean:.3g}{half}"
 
 
-def _text(table: Table) -> str:
+def markdown(table: Table) -> str:
+    """A table in Markdown, columns aligned."""
     head, lines = table
     texts = [list(head), *lines]
     widths = [max(len(line[place]) for line in texts) for place in range(len(head))]

@@ -23,8 +23,9 @@ from vfl.storage import (
 
 #: Of a run's folder.
 SCORES = "attacks.jsonl"
-#: The scores that the last call wanted, in its order, once it had them all.
-WANTED = "attacks.json"
+#: The scores that the last call wanted, in its order, once it had them all: of `vfl attack`, and
+#: of the grid that the run is a cell of.
+OF_RUN, OF_CELL = "attacks.json", "trials.json"
 _KEY_DIGITS = 16
 
 
@@ -102,25 +103,24 @@ def key_of(about: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
 
 
-def write_scores(folder: Path, setting: str, scores: Iterable[Scored]) -> None:
+def write_scores(path: Path, setting: str, scores: Iterable[Scored]) -> None:
     """Say which scores of a run are the wanted ones.
 
     Args:
-        folder: of the run.
+        path: the file, `OF_RUN` or `OF_CELL` of the run's folder.
         setting: which rows played which part, in words of its own.
         scores: in order.
     """
     listed = [asdict(one) for one in scores]
-    write_json(folder / WANTED, stamp() | {"setting": setting, "scores": listed})
+    write_json(path, stamp() | {"setting": setting, "scores": listed})
 
 
-def read_scores(folder: Path, setting: str | None = None) -> list[Scored]:
-    """The wanted scores of a run; none unless they are those of that setting.
+def read_scores(path: Path, setting: str | None = None) -> list[Scored]:
+    """The wanted scores in a file; none unless they are those of that setting.
 
     Raises:
         RunFolderError: the file is damaged, or of another format.
     """
-    path = folder / WANTED
     if not path.exists():
         return []
     record = read_json(path)
