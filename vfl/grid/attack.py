@@ -6,22 +6,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vfl import attacks
 from vfl.attacks import Grant
 from vfl.attacks.victim import Setting, Victim
 from vfl.config import Experiment, GridSettings
 from vfl.datasets import PartyData
 from vfl.errors import ConfigError
-from vfl.grid.cells import Cell, GridFolder, grid_settings_of
+from vfl.grid.cells import PICTURES, Cell, GridFolder, grid_settings_of
 from vfl.grid.ground import Ground
 from vfl.grid.identity import data_digest, experiment_digest
 from vfl.grid.packs import unpacked
+from vfl.grid.pictures import pictures_of
 from vfl.grid.scores_file import OF_CELL, Scored, ScoresFile, write_scores
 from vfl.grid.train import train_cell
 from vfl.grid.trials import BASELINES, Attempts, Trial, setting_words
 from vfl.run import session_of
 from vfl.run_folder import RunFolder
-from vfl.storage import read_json
+from vfl.storage import read_json, stamp, write_json
 
 
 def grid_cells(experiment: Experiment) -> list[Cell]:
@@ -67,6 +70,8 @@ def attack_cell(
     else:
         train_cell(cell, folder, data, device)
         scores = attack_run(RunFolder(path), data, settings, attempts.on())
+        if cell.experiment.seed == settings.seeds[0] and settings.pictures:
+            draw_pictures(RunFolder(path), data, settings)
     write_scores(path / OF_CELL, setting_words(settings), scores)
 
 
@@ -89,6 +94,23 @@ def attack_run(
     victim = Victim.of_run(folder, data, attacker_of(experiment, settings))
     weights = read_json(folder.path / "summary.json")["weights_sha256"]
     return go_at(victim, experiment, data, settings, trials, folder.path, weights)
+
+
+def draw_pictures(folder: RunFolder, data: Mapping[str, PartyData], settings: GridSettings) -> None:
+    """Keep what the cut of a run's test rows looks like, unless that is there; see `pictures_of`.
+
+    Args:
+        folder: the run.
+        data: every party's rows.
+        settings: how many rows, and whose.
+    """
+    experiment, path = folder.experiment(), folder.path / PICTURES
+    if path.exists() and read_json(path)["rows"] == settings.pictures:
+        return
+    victim = Victim.of_run(folder, data, attacker_of(experiment, settings))
+    rows = torch.from_numpy(data[experiment.label.party].split.test)[: settings.pictures]
+    drawn = pictures_of(victim.cuts(rows), victim.labels[rows])
+    write_json(path, stamp() | {"rows": settings.pictures} | drawn)
 
 
 def go_at(

@@ -18,8 +18,8 @@ from vfl.storage import check_format, read_json, stamp, write_json, write_text
 GRID = "grid.json"
 CONFIG = "config.toml"
 CELLS = "cells"
-#: What a cell's run folder holds besides: measures of its codec, or why it ended badly.
-CODEC, FAILURE = "codec.json", "failure.json"
+#: What a cell's run folder holds besides: measures of its codec, why it ended badly, its cut's looks.
+CODEC, FAILURE, PICTURES = "codec.json", "failure.json", "pictures.json"
 _SPELLING = 40
 
 Kind = Literal["codecs", "attacks"]
