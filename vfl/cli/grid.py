@@ -14,7 +14,7 @@ from vfl.cli.output import Device, Json, Set, emit
 
 if TYPE_CHECKING:
     from vfl.config import Experiment
-    from vfl.grid import Cell
+    from vfl.grid import Cell, GridFolder
 
 #: Experiments that come with vfl, by name.
 _PROFILES = Path(__file__).parents[1] / "grid"
@@ -68,13 +68,23 @@ def grid(
     if dry_run:
         print("\n".join(cell.title for cell in cells))
         return
-    from vfl.grid import GridFolder
-
-    folder = GridFolder(out or Path("runs") / experiment.name)
     words = ["vfl", "grid", str(path)]
     words += [word for one in [*(settings or []), *table] for word in ("-s", one)]
-    folder.write(experiment.model_copy(update={"compare": None}), cells, shlex.join(words))
+    folder = _written(out or Path("runs") / experiment.name, experiment, cells, words)
     failed = train_cells(folder, cells, jobs, device, download)
+    _tell(folder, json)
+    said_failures(failed)
+
+
+def _written(path: Path, experiment: Experiment, cells: list[Cell], words: list[str]) -> GridFolder:
+    from vfl.grid import GridFolder
+
+    folder = GridFolder(path)
+    folder.write(experiment.model_copy(update={"compare": None}), cells, shlex.join(words))
+    return folder
+
+
+def _tell(folder: GridFolder, json: bool) -> None:
     from vfl.grid.attack_table import write_attack_results
     from vfl.report import build_report
 
@@ -85,7 +95,6 @@ def grid(
     else:
         print(text)
         print(f"{'report':<16} {page}")
-    said_failures(failed)
 
 
 def _read(path: Path, overrides: list[str]) -> tuple[Experiment, list[Cell]]:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
+from vfl.config.packs import unpacked
 from vfl.config.toml import Settings, several
 
 Specs = Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)]
@@ -22,7 +23,7 @@ class GridSettings(Settings):
     Attributes:
         defenses: specs; each is trained once a seed. The undefended model is trained as well, for a
             defense can only pass where an attack succeeds on that.
-        attacks: specs, or names of `vfl.grid.packs`.
+        attacks: specs, or names of `vfl.config.packs`.
         baselines: what attacks are set against: training from scratch on the leaked rows, on
             unlabelled ones too, and the same attack on bottoms that never saw a label.
         leaks: leaked labels of each class, one curve point each.
@@ -62,6 +63,11 @@ class GridSettings(Settings):
     def victims(self) -> tuple[str, ...]:
         """The defenses with the undefended model first."""
         return (_UNDEFENDED, *(spec for spec in self.defenses if spec != _UNDEFENDED))
+
+    @property
+    def attack_specs(self) -> tuple[str, ...]:
+        """The attacks one by one."""
+        return unpacked(self.attacks)
 
     @field_validator("defenses", "attacks", "baselines", "leaks", "seeds")
     @classmethod

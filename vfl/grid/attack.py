@@ -17,7 +17,6 @@ from vfl.errors import ConfigError
 from vfl.grid.cells import PICTURES, Cell, GridFolder, grid_settings_of
 from vfl.grid.ground import Ground
 from vfl.grid.identity import data_digest, experiment_digest
-from vfl.grid.packs import unpacked
 from vfl.grid.pictures import pictures_of
 from vfl.grid.scores_file import OF_CELL, Scored, ScoresFile, write_scores
 from vfl.grid.train import train_cell
@@ -141,7 +140,7 @@ def attempts_of(settings: GridSettings) -> Attempts:
     Raises:
         SpecError: an attack cannot be built.
     """
-    made = {spec: attacks.make(spec) for spec in unpacked(settings.attacks)}
+    made = {spec: attacks.make(spec) for spec in settings.attack_specs}
     leaking = [spec for spec, attack in made.items() if Grant.LEAKED in attack.needs]
     once = [spec for spec in made if spec not in leaking]
     return Attempts(leaking, once, settings.leaks, settings.draws)

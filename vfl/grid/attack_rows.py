@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
 from vfl.grid.cells import GridFolder, grid_settings_of
-from vfl.grid.packs import unpacked
 from vfl.grid.scores_file import OF_CELL, Scored, read_scores
 from vfl.grid.trials import BASELINES, baselines_of, setting_words
 from vfl.storage import read_json
@@ -49,7 +48,7 @@ def read_rows(folder: GridFolder) -> list[Row]:
         RunFolderError: a file of a cell is damaged.
     """
     settings = grid_settings_of(folder.experiment())
-    asked, setting = set(unpacked(settings.attacks)), setting_words(settings)
+    asked, setting = set(settings.attack_specs), setting_words(settings)
     free: dict[int, list[Scored]] = {}
     found: dict[str, list[Row]] = {spec: [] for spec in settings.victims}
     for cell in folder.cells():

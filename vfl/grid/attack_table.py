@@ -66,7 +66,7 @@ def board_table(places: Sequence[Place], margin: float) -> Table:
                 str(worst.k),
                 percent(worst.value),
                 percent(worst.advantage, "+"),
-                ", ".join(safe) or "none",
+                ", ".join(safe) or "nowhere",
             ]
         )
     return head, lines

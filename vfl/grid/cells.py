@@ -18,7 +18,7 @@ from vfl.storage import check_format, read_json, stamp, write_json, write_text
 GRID = "grid.json"
 CONFIG = "config.toml"
 CELLS = "cells"
-#: What a cell's run folder holds besides: measures of its codec, why it ended badly, its cut's looks.
+#: What a cell's run folder holds besides: measures of its codec; why it ended badly; its cut.
 CODEC, FAILURE, PICTURES = "codec.json", "failure.json", "pictures.json"
 _SPELLING = 40
 

@@ -80,10 +80,9 @@ def _board(places: Sequence[Place], settings: GridSettings) -> Table:
     """The leaderboard with the number that each defense has in the drawings."""
     head, lines = board_table(places, settings.margin)
     numbers = numbered(places)
-    counted = [
-        [str(numbers[place.defense]), *line] for place, line in zip(places, lines, strict=True)
-    ]
-    return _table((["", *head], counted), 2)
+    for place, line in zip(places, lines, strict=True):
+        line[0] = f"{numbers[place.defense]} {place.defense}"
+    return _table((head, lines), 1)
 
 
 def _table(content: Lines, words: int) -> Table:

@@ -7,6 +7,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from vfl.grid import GridFolder, is_grid
+from vfl.grid.attack_run import read_run_rows
 from vfl.report.attack_page import attack_page
 from vfl.report.compare_page import comparison_page
 from vfl.report.folder import read_run
@@ -53,5 +54,5 @@ def render(run_folder: Path) -> str:
         if folder.kind == "attacks":
             return environment.get_template("attack.html").render(page=attack_page(folder))
         return environment.get_template("compare.html").render(page=comparison_page(folder))
-    page = page_of(read_run(run_folder))
+    page = page_of(read_run(run_folder), read_run_rows(run_folder))
     return environment.get_template("template.html").render(page=page)

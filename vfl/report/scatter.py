@@ -10,6 +10,8 @@ from markupsafe import Markup
 from vfl.report.axes import enclosing, tick_step, tick_text, ticks_inside, widened
 from vfl.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, Scale, svg, x_axis, y_axis
 
+_ROOM = 4  # of the y axis, below the top of a shaded area
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -60,12 +62,14 @@ def scatter_chart(
     """
     xs = [point.x for point in points] + ([area.left] if area else [])
     ys = [point.y for point in points] + [height for height, _ in lines]
+    ys += [area.top - _ROOM] if area else []
     x_low, x_high = widened(min(xs), max(xs))
     y_low, y_high = widened(min(ys), max(ys))
     x_step, y_step = tick_step(x_low, x_high, 6), tick_step(y_low, y_high)
     x_scale = Scale(*enclosing(x_low, x_high, x_step), LEFT, RIGHT)
     y_scale = Scale(*enclosing(y_low, y_high, y_step), BOTTOM, TOP)
-    ticks = [(one, tick_text(one, x_step)) for one in ticks_inside(*_range(x_scale), x_step)]
+    places = ticks_inside(x_scale.low, x_scale.high, x_step)
+    ticks = [(one, tick_text(one, x_step)) for one in places]
     parts = [
         *([_shaded(area, x_scale, y_scale)] if area else []),
         *y_axis(y_scale, y_step),
@@ -84,10 +88,6 @@ def map_chart(key: str, title: str, description: str, points: Sequence[Point]) -
     dot = Markup('<circle class="dot s{}" cx="{:.1f}" cy="{:.1f}" r="1.8"/>')
     dots = [dot.format(one.style, x_scale(one.x), y_scale(one.y)) for one in points]
     return svg(key, title, description, HEIGHT, dots)
-
-
-def _range(scale: Scale) -> tuple[float, float]:
-    return scale.low, scale.high
 
 
 def _shaded(area: Area, x_scale: Scale, y_scale: Scale) -> Markup:
