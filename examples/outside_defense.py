@@ -1,15 +1,13 @@
-"""A defense from outside the package, in one file: clip the rows of a cut, then add noise.
+"""A defense from outside the package, in one file: the label party rounds what it tells.
 
 Registered here for this process; a package of your own declares an entry point instead:
 
     [project.entry-points."vfl.defenses"]
-    clipped_noise = "my_package.clipped_noise:ClippedNoise"
+    rounded_gradient = "my_package.rounded_gradient:RoundedGradient"
 """
 
-from statistics import NormalDist
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from vfl import VFLClassifier
@@ -17,36 +15,29 @@ from vfl.compression import Moment
 from vfl.defenses import DEFENSES, Defense, PrivacyStatement, Side
 
 
-class ClippedNoise(Defense):
-    """Each row of the cut is clipped to a norm and gets Gaussian noise, from the party's secret."""
+class RoundedGradient(Defense):
+    """Each value of the gradient is rounded to so many steps of the batch's largest."""
 
-    side: ClassVar[Side] = "feature"
+    side: ClassVar[Side] = "label"
+    label_free: ClassVar[bool] = True  # `gradient` looks at no label
 
-    def __init__(self, norm: float = 4.0, sigma: float = 0.1) -> None:
-        self.norm = norm
-        self.sigma = sigma
+    def __init__(self, steps: int = 8) -> None:
+        self.steps = steps
 
-    def embedding(self, cut: Tensor, moment: Moment) -> Tensor:
-        norms = cut.norm(dim=1, keepdim=True).clamp_min(1e-12)
-        clipped = cut * (self.norm / norms).clamp(max=1.0)
-        if moment.secret is None:  # inference: the same row always gives the same answer
-            return clipped
-        uniform = moment.secret.uniform(tuple(cut.shape), "clipped_noise", moment.step)
-        gauss = torch.erfinv(torch.tensor(2 * uniform - 1).clamp(-1 + 1e-12, 1 - 1e-12)) * 2**0.5
-        return clipped + self.sigma * self.norm * gauss.float()
+    def gradient(self, grad: Tensor, labels: Tensor, moment: Moment) -> Tensor:
+        step = grad.abs().max().clamp_min(1e-30) / self.steps
+        return (grad / step).round() * step
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        step = NormalDist().cdf(1 / self.sigma)
-        against = f"whoever sees one noisy cut of one step; tells two rows apart at most {step:.0%}"
-        return (PrivacyStatement(protects="inputs", against=against),)
+        return (PrivacyStatement("labels", "whoever reads small differences of gradients"),)
 
 
-DEFENSES.register("clipped_noise", ClippedNoise)
+DEFENSES.register("rounded_gradient", RoundedGradient)
 
 if __name__ == "__main__":
     from sklearn.datasets import load_breast_cancer
 
     X, y = load_breast_cancer(return_X_y=True)
-    for spec in ("none", "clipped_noise:norm=4,sigma=0.1", "clipped_noise:norm=4,sigma=1"):
+    for spec in ("none", "rounded_gradient:steps=8", "rounded_gradient:steps=2"):
         model = VFLClassifier(2, defense=spec, random_state=0).fit(X[:400], y[:400])
         print(f"{spec:<32} accuracy {model.score(X[400:], y[400:]):.3f}")

@@ -12,7 +12,8 @@ PACKAGE = Path(__file__).parents[1] / "vfl"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = {
-    0: "config errors explain frame ledger link registry run_folder seeds storage threads version",
+    0: "config errors explain frame ledger link options registry run_folder seeds storage "
+    "threads version",
     1: "bundle compression datasets mpc privacy transport",
     2: "defenses exchange models session trace",
     3: "attacks clients server",

@@ -17,6 +17,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAMS = {
     "own_loop.py": 0.93,
     "outside_defense.py": 0.93,
+    "inner_layers.py": 0.9,
     "outside_codec.py": None,
 }
 EXPERIMENTS = ["breast_cancer.toml", "compare_digits.toml", "mnist_halves.toml"]
@@ -67,6 +68,11 @@ def test_the_codec_from_outside_halves_the_bytes(outputs):
     first, *values = outputs["outside_codec.py"].splitlines()
     assert first == "3 values in 6 bytes"
     assert "2.0000" in values[0]
+
+
+def test_inner_layers_tell_less_when_they_repel(outputs):
+    read = [int(share) for share in re.findall(r"read (\d+)%", outputs["inner_layers.py"])]
+    assert read[1] < read[0] - 10
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

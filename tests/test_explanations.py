@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from vfl import SplitModule, deployment, errors
+from vfl import SplitModule, defenses, deployment, errors
 from vfl.attacks import Grant, Holdings, ThreatModel, View
+from vfl.compression import Moment
 from vfl.config import Consent, Experiment, FederationSettings, Places, read_experiment
 from vfl.datasets import load_bundled
 from vfl.errors import UnknownNameError, VFLError
@@ -24,6 +25,7 @@ from vfl.frame import Frame, Kind, from_bytes, to_bytes
 from vfl.project import LabelFolder, write_project
 from vfl.run import load_data
 from vfl.run_folder import RunFolder
+from vfl.seeds import Secret
 from vfl.session import Introduction, Terms, check_consent, check_introduction
 from vfl.session.report import PartyReport
 from vfl.specs import check_specs, spec_mistakes
@@ -201,6 +203,15 @@ def other_frame_version():
     from_bytes(bytes(raw))
 
 
+def hijacked():
+    """A label party whose gradients never look at the rows that came."""
+    guard = defenses.make("split_guard:start=0,share=0.5,checks=4")
+    secret, same = Secret.of_simulation(0, "bank"), torch.ones(4, 2)
+    for step in range(40):
+        moment = Moment(step, training=True, secret=secret)
+        guard.received(same, same, moment)
+
+
 PROVOCATIONS = {
     "V001": named_like_a_folder,
     "V003": four_mistakes,
@@ -228,6 +239,7 @@ PROVOCATIONS = {
     "V405": lost_peer,
     "V406": peer_failed,
     "V407": lambda: PartyReport.of(Frame(Kind.CUT), "bank"),
+    "V408": hijacked,
     "V451": lambda: from_bytes(to_bytes(Frame(Kind.CUT, 3, b"payload"))[:10]),
     "V452": lambda: from_bytes(to_bytes(Frame(Kind.CUT, 3, bytes(9000))), limit_bytes=8192),
     "V453": corrupt,

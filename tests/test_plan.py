@@ -6,6 +6,7 @@ import pytest
 
 from vfl import plan
 from vfl.config import read_experiment
+from vfl.defenses import DEFENSES
 from vfl.errors import ConfigError, DataError, SpecError, WidthError
 from vfl.frame import HEADER_BYTES
 from vfl.run import train
@@ -96,7 +97,18 @@ def test_several_wrong_specs_are_told_together(path):
     with pytest.raises(ConfigError, match="2 problems in plan") as caught:
         plan.of_experiment(path, ["label.top=liner", "defense=zzzzz"])
     assert "label.top: no top is called 'liner'; did you mean 'linear'?" in caught.value.what
-    assert "defense: no defense is called 'zzzzz'; want layer_norm, none" in caught.value.what
+    known = ", ".join(DEFENSES.names())
+    assert f"defense: no defense is called 'zzzzz'; want {known}" in caught.value.what
+
+
+def test_a_defense_must_serve_the_task(path):
+    overrides = ["defense=dcor+potential", "label.task=regression"]
+    with pytest.raises(SpecError, match="'potential' is about classes") as caught:
+        plan.of_experiment(path, overrides)
+    assert caught.value.where == "plan.toml: defense"
+    with pytest.raises(ConfigError, match=r"label\.task") as caught:
+        plan.of_experiment(path, ["defense=potential", "label.task=regresion"])
+    assert "about classes" not in str(caught.value)
 
 
 def test_a_bottom_must_fit_the_rows(path):
@@ -105,6 +117,35 @@ def test_a_bottom_must_fit_the_rows(path):
     overrides = ["data.source=breast_cancer", "parties.left.bottom=cnn"]
     with pytest.raises(SpecError, match="takes pictures"):
         plan.of_experiment(path, overrides)
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("label_dp:flip=0.16", "epsilon 3.855 for one training label"),  # ln(0.84 * 9 / 0.16)
+        ("gradient_noise:sigma=4", "epsilon 1.993, delta 1e-05 for one gradient of a row"),
+        ("gradient_noise:norm=inf", "by noise without a bound (no epsilon)"),
+    ],
+)
+def test_what_a_defense_promises(path, spec, told):
+    assert plan.of_experiment(path, [f"defense={spec}"])["privacy"].endswith(told)
+
+
+def test_a_defense_that_means_nothing_for_the_labels(path):
+    with pytest.raises(SpecError, match="'marvell' hides which of two classes") as caught:
+        plan.of_experiment(path, ["defense=layer_norm+marvell"])
+    assert (caught.value.where, caught.value.got) == ("plan.toml: defense", "10 classes")
+    with pytest.raises(SpecError, match="'tpsl' needs every row to weigh the same"):
+        plan.of_experiment(path, ["defense=tpsl", "label.class_weight=balanced"])
+    with pytest.raises(SpecError, match="'label_dp' is about classes") as caught:
+        plan.of_experiment(path, ["defense=label_dp:flip=0.1", "label.task=regression"])
+    assert caught.value.where == "plan.toml: defense"
+
+
+def test_defenses_that_do_not_go_together(path):
+    with pytest.raises(SpecError, match="does not hold beside Mixup") as caught:
+        plan.of_experiment(path, ["defense=mixup+gradient_noise"])
+    assert caught.value.where == "plan.toml: defense"
 
 
 def party_toml(folder, label=""):

@@ -7,10 +7,12 @@ import sys
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import kstest
 
 from vfl.errors import RunFolderError
 from vfl.seeds import Secret, derive, generator, permutation, scoped
@@ -180,3 +182,30 @@ def test_a_damaged_secret_is_refused_and_left_alone(tmp_path):
         Secret.kept_at(path)
     assert caught.value.want == "32 bytes"
     assert path.read_bytes() == RAW[:31]
+
+
+@pytest.mark.parametrize(("draw", "law"), [("normal", "norm"), ("laplace", "laplace")])
+def test_draws_have_their_law(draw, law):
+    values = getattr(SECRET, draw)((200, 50), "law")
+    assert values.dtype == np.float64
+    assert kstest(values.ravel(), law).pvalue > 0.01
+    assert abs(np.corrcoef(values[:, 0], values[:, 1])[0, 1]) < 0.25
+    tails = np.abs(values) > 3
+    expected = 2 * getattr(scipy.stats, law).sf(3) * values.size
+    assert tails.sum() == pytest.approx(expected, abs=4 * expected**0.5)
+
+
+@pytest.mark.parametrize("draw", ["normal", "laplace"])
+def test_draws_belong_to_secret_purpose_and_row(draw):
+    values = getattr(SECRET, draw)((4, 3), "noise", 5)
+    assert np.array_equal(getattr(SECRET, draw)((2, 3), "noise", 5), values[:2])
+    assert not np.isclose(getattr(SECRET, draw)((4, 3), "noise", 6), values).any()
+    other = Secret.of_simulation(0, "bank")
+    assert not np.isclose(getattr(other, draw)((4, 3), "noise", 5), values).any()
+
+
+def test_the_least_and_largest_uniform_draws_give_finite_noise(monkeypatch):
+    for ends in ([0.0, 0.0], [1 - 2.0**-53, 1 - 2.0**-53], [1 - 2.0**-53, 0.0]):
+        monkeypatch.setattr(Secret, "uniform", lambda *_, ends=ends: np.array([ends]))
+        assert abs(SECRET.normal((1,))[0]) < 8.6
+        assert abs(SECRET.laplace((1,))[0]) < 36.8

@@ -9,7 +9,7 @@ from vfl import SplitModule, compression
 from vfl.config import Experiment
 from vfl.datasets import load_bundled
 from vfl.defenses import DEFENSES, Defense
-from vfl.errors import DataError, NonFiniteError, WidthError
+from vfl.errors import DataError, NonFiniteError, SpecError, WidthError
 from vfl.local import LocalSession
 from vfl.session import Terms
 from vfl.trace import Trace
@@ -140,6 +140,28 @@ def test_a_defense_sees_labels_when_it_is_given_them(monkeypatch):
     bottoms["bank"].weight.grad = None
     model(batch()).sum().backward()
     torch.testing.assert_close(doubled, 2 * bottoms["bank"].weight.grad)
+
+
+def test_a_defense_that_needs_the_whole_training_is_refused():
+    bottoms, top, widths = parts()
+    for spec, acts in (("confusion", "targets"), ("layer_norm+label_free", "fit")):
+        with pytest.raises(SpecError, match="loop are the caller's") as caught:
+            SplitModule(bottoms, top, widths, defense=spec)
+        assert caught.value.got == f"{spec}, which acts on {acts}"
+    assert SplitModule(bottoms, top, widths, defense="potential+bottleneck")
+
+
+def test_the_noise_of_two_parties_does_not_cancel():
+    """Two parties of equal models and rows, whose gradients differ by their noise alone."""
+    bottoms = {name: nn.Linear(3, 4) for name in ("bank", "shop")}
+    bottoms["shop"].load_state_dict(bottoms["bank"].state_dict())
+    defense = "gradient_noise:norm=inf,sigma=1"
+    model = SplitModule(
+        bottoms, nn.Linear(4, 2), {"bank": 4, "shop": 4}, merge="sum", defense=defense
+    )
+    rows = torch.ones(5, 3)
+    model({"bank": rows, "shop": rows}, torch.zeros(5).long()).sum().backward()
+    assert not torch.isclose(bottoms["bank"].weight.grad, bottoms["shop"].weight.grad).any()
 
 
 def test_what_does_not_fit_is_refused():

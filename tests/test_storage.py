@@ -1,4 +1,5 @@
 import hashlib
+import json
 import os
 import stat
 from pathlib import Path
@@ -98,6 +99,13 @@ def test_lines_are_appended_and_a_torn_one_is_left_out(tmp_path):
     with path.open("a") as file:
         file.write('{"epoch": 3')
     assert [record["epoch"] for record in read_lines(path)] == [1, 2]
+
+
+def test_a_damaged_line_is_never_left_out_in_silence(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"epoch": 1}\x0b{"epoch": 2}\n')  # one flipped bit makes \v of \n
+    with pytest.raises(json.JSONDecodeError):
+        list(read_lines(path))
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from vfl.config import read_experiment
+from vfl.config import Places, read_experiment
 from vfl.errors import MissingDataError
+from vfl.grid.compare import comparison_of
 from vfl.plan import check_specs
 from vfl.run import load_data, session_of
 from vfl.session.schedule import steps_per_epoch
@@ -15,8 +16,8 @@ THESIS = Path(__file__).parents[1] / "examples" / "thesis"
 SMALL = {
     "digit_pairs": (["data.rows=450"], (1, 8, 16), 100),
     "fm20": (["data.rows=700"], (1, 14, 14), 20),
-    "tiny_imagenet_32": (["data.rows=150"], (3, 32, 32), 100),
-    "yoochoose_filtered": (["data.rows=300"], (50,), 5399),
+    "tiny_imagenet_32": (["data.rows=150", "train.batch_rows=32"], (3, 32, 32), 100),
+    "yoochoose_filtered": (["data.rows=1200"], (20,), 5399),
     "review_polarity": (["data.rows=80", "data.length=50"], (50,), 2),
 }
 FOLDERS = {
@@ -41,16 +42,15 @@ def file_of(name):
 
 def test_every_file_is_tested():
     files = list(THESIS.iterdir())
-    assert {path.stem for path in files} == {*SMALL, *FULL, "fm20_no_batch_norm"}
+    assert {path.stem for path in files} == {*SMALL, *FULL}
     assert max(len(line) for path in files for line in path.read_text().splitlines()) <= 100
 
 
-def test_without_batch_norm_nothing_else_differs():
-    plain, without = (read_experiment(file_of(f"fm20{end}")) for end in ("", "_no_batch_norm"))
-    client = plain.parties["client"]
-    bare = client.model_copy(update={"bottom": "mlp:hidden=192,dropout=0.2,last=relu"})
-    changed = {"name": "fm20-no-batch-norm", "parties": {"client": bare}}
-    assert without == plain.model_copy(update=changed)
+@pytest.mark.parametrize("name", SMALL)
+def test_those_for_a_cpu_say_what_they_compare(name):
+    cells = comparison_of(read_experiment(file_of(name)), Places()).cells
+    assert len({cell.name for cell in cells}) == len(cells)
+    assert {"none", "topk:k=3"} & {cell.experiment.codec for cell in cells}
 
 
 @pytest.mark.parametrize("name", [*SMALL, *FULL])

@@ -28,6 +28,7 @@
         LostPeerError          V405  a party went away and did not come back
         PeerFailedError        V406  a party reported an error of its own
         ProtocolError          V407  a message out of turn
+        HijackError            V408  gradients that do not come from the labels
         FrameError             V450  bytes that are not a frame we accept
           TruncatedFrameError  V451
           OversizedFrameError  V452
@@ -202,6 +203,10 @@ class PeerFailedError(PeerError):
 
 class ProtocolError(PeerError):
     code = "V407"
+
+
+class HijackError(PeerError):
+    code = "V408"
 
 
 class FrameError(PeerError):

@@ -134,7 +134,10 @@ class LocalSession:
         """
         if states is not None:
             self.label.load_training_state(states[self.label.data.name])
-            for client in self.clients:
+        for client in self.clients:
+            if states is None:
+                client.start()
+            else:
                 client.load_training_state(states[client.name])
         self.label.run(schedule, before=self._begin, after=self._finish)
         return self

@@ -52,8 +52,10 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     facts = check_specs(experiment, places)
     with places.told(Experiment):
         data = load_data(experiment)
-    session = session_of(experiment, data, "train")  # a model may not fit the rows it gets
-    split = data[experiment.label.party].split
+    label = data[experiment.label.party]
+    with places.told(Experiment):  # a model may not fit its rows, a defense not the labels
+        session = session_of(experiment, data, "train")
+    split = label.split
     columns = {
         name: "x".join(map(str, own.inputs.shape[1:]))
         for name, own in data.items()
@@ -62,6 +64,7 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     facts |= _rows(split) | _labels(experiment, data) | {"inputs": columns}
     facts |= _traffic(experiment, split) | _compared(experiment, places)
     facts |= _attacked(experiment)
+    facts["privacy"] = _privacy(experiment, label)
     return facts | _trace(experiment.trace, session.terms, split, session.weights(), _RUNS)
 
 
@@ -76,9 +79,11 @@ def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, A
     party = read_party_file(label.party_file)
     terms = Terms.of(experiment, "train", experiment.name)
     data = _own_data(party, label.party_file, terms, experiment.label.task)
-    split, owners = data.split, {party.party: _label_weights(experiment, terms, data)}
+    with label.places(overrides).told(Experiment):
+        split, owners = data.split, {party.party: _label_weights(experiment, terms, data)}
     registered = sorted(key.stem for key in label.keys.glob("*.pub"))
     facts |= _rows(split) | {"keys_of": registered} | _traffic(experiment, split)
+    facts["privacy"] = _privacy(experiment, data)
     return facts | _trace(party.trace, terms, split, owners, party.store_path)
 
 
@@ -175,7 +180,6 @@ def check_specs(experiment: Experiment, places: Places | None = None) -> dict[st
     """The facts of an experiment's plug-ins; see `vfl.specs.check_specs` for what is refused."""
     specs.check_specs(experiment, places)
     codec = compression.make(experiment.codec)
-    promises = [promise.against for promise in defenses.make(experiment.defense).privacy()]
     width = experiment.parties[experiment.feature_parties[0]].width
     return {
         "parties": ", ".join(experiment.feature_parties),
@@ -183,8 +187,17 @@ def check_specs(experiment: Experiment, places: Places | None = None) -> dict[st
         "codec": experiment.codec,
         "formula_ratio": round(codec.formula_ratio(width), 5),
         "defense": experiment.defense,
-        "privacy": "; ".join(promises) or "promises nothing",
+        "privacy": _privacy(experiment),
     }
+
+
+def _privacy(experiment: Experiment, data: PartyData | None = None) -> str:
+    """What the defense promises; some epsilons follow from the classes in the data."""
+    defense = defenses.make(experiment.defense)
+    if data is not None:
+        classes = None if data.classes is None else len(data.classes)
+        defense.prepare(defenses.LabelKind(classes, experiment.label.class_weight != "none"))
+    return "; ".join(map(str, defense.privacy())) or "promises nothing"
 
 
 def check_public(experiment: Experiment, places: Places | None = None) -> dict[str, Any]:

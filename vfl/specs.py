@@ -79,9 +79,10 @@ def _wrong_specs(content: Mapping[str, Any]) -> Iterator[tuple[Setting, SpecErro
         for name in parties
         if name != label_party
     ]
+    defended = partial(_check_defense, label.get("task"))
     checks: list[tuple[Setting, object, Callable[[str], object]]] = [
         (("codec",), content.get("codec"), partial(_check_codec, widths)),
-        (("defense",), content.get("defense"), defenses.make),
+        (("defense",), content.get("defense"), defended),
         (("label", "top"), label.get("top"), models.make_top),
     ]
     checks += [
@@ -90,7 +91,7 @@ def _wrong_specs(content: Mapping[str, Any]) -> Iterator[tuple[Setting, SpecErro
     ]
     lists: list[tuple[Setting, Callable[[str], object]]] = [
         (("compare", "codecs"), partial(_check_wanted, widths)),
-        (("grid", "defenses"), partial(_check_listed, defenses.make)),
+        (("grid", "defenses"), partial(_check_listed, defended)),
         (("grid", "attacks"), partial(_check_listed, _check_attack)),
     ]
     checks += [
@@ -140,6 +141,12 @@ def _list(content: Mapping[str, Any], table: str, key: str) -> Sequence[object]:
     """A list of specs in a table; one spec needs no list."""
     found = _table(content, table).get(key, ())
     return [found] if isinstance(found, str) else found if isinstance(found, list | tuple) else ()
+
+
+def _check_defense(task: object, spec: str) -> None:
+    defense = defenses.make(spec)
+    if task == "regression":  # how many classes there are is known when the labels are read
+        defense.prepare(defenses.LabelKind(classes=None))
 
 
 def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vfl import compression, defenses
 from vfl.compression import Codec, Moment
-from vfl.errors import DataError, WidthError
+from vfl.errors import DataError, SpecError, WidthError
 from vfl.exchange.guards import check_finite
 from vfl.frame import Frame, Kind
 from vfl.ledger import Ledger
@@ -39,7 +39,8 @@ class SplitModule(nn.Module):
     torch.Size([6, 2])
 
     Raises:
-        SpecError: an unknown codec or defense, or one that does not fit a width.
+        SpecError: an unknown codec or defense, one that does not fit a width, or a defense that
+            needs the training loop or all the training rows.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class SplitModule(nn.Module):
         self.ledger = Ledger()
         self.step = 0
         self._observers: tuple[Observer, ...] = (self.ledger, *observers)
-        self._defense = defenses.make(defense)
+        self._defense = _reachable(defense)
         self._codecs = {name: compression.make(codec) for name in bottoms}
         self._secrets = {name: Secret.of_simulation(seed, name) for name in bottoms}
         self._label_secret = Secret.of_simulation(seed, "label")
@@ -103,7 +104,8 @@ class SplitModule(nn.Module):
     def _cross(self, name: str, rows: Tensor, labels: Tensor | None, moment: Moment) -> Tensor:
         codec = self._codecs[name]
         here = self._moment(moment, self._secrets[name])
-        cut: Tensor = self._defense.embedding(self.bottoms[name](rows), here)
+        guarded = Moment(moment.step, moment.training, self._secrets[name])
+        cut: Tensor = self._defense.embedding(self.bottoms[name](rows), guarded)
         if cut.shape != (len(rows), self.widths[name]):
             raise WidthError(
                 f"the bottom of party '{name}' gives another shape than agreed",
@@ -115,7 +117,8 @@ class SplitModule(nn.Module):
         if self.training:
             self._add(codec.local_loss(cut, here))
             self._add(self._defense.local_loss(cut, rows, here))
-        there = self._moment(moment, self._label_secret)
+        # Each party's gradients get draws of their own, as in `vfl.exchange.LabelHalf`.
+        there = self._moment(moment, Secret(self._label_secret.key("half", name)))
         crossing = _Crossing(name, codec, self._defense, labels, self._observers, here, there)
         arrived: Tensor = self.decoders[name](_Cross.apply(cut, crossing))  # type: ignore[no-untyped-call]
         return arrived
@@ -186,6 +189,19 @@ class _Cross(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         crossing, kept, saved = ctx.way_back
         return crossing.down(grads[0], kept, saved), None
+
+
+def _reachable(spec: str) -> defenses.Defense:
+    """The defense, unless it acts where this module has no hand."""
+    defense = defenses.make(spec)
+    if missed := defenses.uses(defense, "labels", "batch", "fit", "targets", "received"):
+        raise SpecError(
+            "SplitModule cannot apply this defense: labels and loop are the caller's",
+            got=f"{spec}, which acts on {', '.join(missed)}",
+            want="a defense of models, cuts, losses or gradients",
+            fix="train with VFLClassifier or vfl train",
+        )
+    return defense
 
 
 def _check_parties(bottoms: Mapping[str, nn.Module], widths: Mapping[str, int], merge: str) -> None:

@@ -81,6 +81,8 @@ def test_the_most_confident_rows_of_each_guessed_class():
         "label_propagation:spread=1",
         "model_completion:temperature=0",
         "spectral:most=1",
+        "svm:scaler=minmax",
+        "label_propagation:scaler=minmax",
         "averaging:last=-1",
         "scratch:steps=nan",
         "unfreeze:rate=inf",

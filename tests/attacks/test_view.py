@@ -76,6 +76,13 @@ def test_an_attack_gets_no_more_than_it_says_it_needs():
         _ = seen.targets.inputs
 
 
+def test_other_holdings_grant_nothing_more():
+    seen = view(Grant.CUTS).instead(targets=Evidence(torch.ones(2, 2), torch.ones(2, WIDTH)))
+    assert seen.targets.cuts.shape == (2, WIDTH)
+    with pytest.raises(NotGrantedError):
+        _ = seen.targets.inputs
+
+
 def test_an_attack_that_needs_more_is_refused_before_it_runs():
     with pytest.raises(NotGrantedError) as problem:
         view(Grant.CUTS).only({Grant.CUTS, Grant.LEAKED})

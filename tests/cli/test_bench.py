@@ -65,7 +65,8 @@ def test_what_cannot_be_measured_is_told(vfl):
 def codecs_asked(monkeypatch):
     calls = []
 
-    def measured(pairs, *, rounds, say):
+    def measured(pairs, *, rounds, seed, say):
+        assert seed == 0
         calls.append((list(pairs), rounds))
         numbers = dict.fromkeys(CodecRow.model_fields, 1.0)
         return [CodecRow(**numbers | {"width": 8, "k": 2, "name": "topk", "compiled": True})]

@@ -10,9 +10,18 @@ import pytest
 import torch
 
 from vfl.compression import Moment, make
-from vfl.seeds import generator
+from vfl.seeds import Secret, generator
 
-SPECS = ("topk:k=3,values=4,packer=range", "quantise:values=3,packer=range", "relu", "rate")
+SPECS = (
+    "topk:k=3,values=4,packer=range",
+    "topk:k=4,values=8",
+    "randtopk:k=3,values=4,grad=4",
+    "randtopk:k=6,law=multinomial",
+    "quantise:values=3,packer=range",
+    "quantise:values=8",
+    "relu",
+    "rate",
+)
 
 
 def digest():
@@ -22,11 +31,13 @@ def digest():
         codec = make(spec)
         for step in range(4):
             cut = torch.randn(30, 20, generator=generator(step, "compiled")).relu()
-            moment = Moment(step, training=True)
-            payload = bytes(codec.encode(cut, moment).payload)
-            decoded = codec.decode(payload, 30, 20, moment).cut
+            moment = Moment(step, training=True, secret=Secret.of_simulation(0, "feature"))
+            payload, kept = codec.encode(cut, moment)
+            decoded, saved = codec.decode(payload, 30, 20, moment)
+            gradient = codec.encode_grad(cut / 8, saved, moment)
             codec.commit(step)
-            found.update(payload + decoded.numpy().tobytes())
+            found.update(bytes(payload) + decoded.numpy().tobytes() + bytes(gradient))
+            found.update(codec.decode_grad(gradient, kept, 30, 20, moment).numpy().tobytes())
     return found.hexdigest()
 
 

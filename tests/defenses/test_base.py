@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from vfl.compression import Moment
-from vfl.defenses import Chain, Defense, PrivacyStatement, make, parts
-from vfl.errors import UnknownNameError
+from vfl.defenses import DEFENSES, Chain, Defense, PrivacyStatement, make, parts, uses
+from vfl.errors import SpecError, UnknownNameError
 from vfl.seeds import Secret, generator
 
 MOMENT = Moment(2, training=True, secret=Secret.of_simulation(0, "bank"))
@@ -21,8 +21,11 @@ def test_every_hook_does_nothing_by_default():
     assert defense.embedding(tensor, MOMENT) is tensor
     assert defense.logits(tensor, MOMENT) is tensor
     assert defense.gradient(tensor, tensor, MOMENT) is tensor
+    assert defense.targets(tensor, 2, MOMENT) is tensor
+    assert defense.fit(module, tensor, SECRET) is None
     assert defense.local_loss(tensor, tensor, MOMENT) is None
     assert defense.loss({"bank": tensor}, tensor, tensor, MOMENT) is None
+    assert defense.received(tensor, tensor, MOMENT) is tensor
     assert defense.privacy() == ()
     assert defense.state_dict() == {}
 
@@ -55,8 +58,17 @@ class Affine(Defense):
     def logits(self, logits, moment):
         return self._of(logits)
 
+    def received(self, cut, grad, moment):
+        return self._of(grad)
+
     def gradient(self, grad, labels, moment):
         return self._of(grad)
+
+    def targets(self, targets, classes, moment):
+        return self._of(targets)
+
+    def fit(self, bottom, inputs, secret):
+        bottom.lambd = self._of(bottom.lambd)
 
     def local_loss(self, cut, inputs, moment):
         return self.scale * cut.sum()
@@ -84,8 +96,13 @@ class TestChain:
             chain.embedding(ones, MOMENT),
             chain.logits(ones, MOMENT),
             chain.gradient(ones, ones, MOMENT),
+            chain.targets(ones, 2, MOMENT),
+            chain.received(ones, ones, MOMENT),
         ]
-        assert [result.tolist() for result in results] == [[10, 10]] * 5
+        assert [result.tolist() for result in results] == [[10, 10]] * 7
+        bottom = nn.Softshrink(1)
+        chain.fit(bottom, ones, SECRET)
+        assert bottom.lambd == 10
         assert Chain([Affine(3), Affine(2)]).embedding(ones, MOMENT).tolist() == [9, 9]
 
     @pytest.mark.parametrize("wrap", ["wrap_bottom", "wrap_top"])
@@ -108,6 +125,12 @@ class TestChain:
         other = Chain([Affine(0) for _ in range(12)])
         other.load_state_dict(chain.state_dict())
         assert [int(member.kept) for member in other.members] == list(range(1, 13))
+
+
+def test_what_a_defense_uses_is_what_it_overrides():
+    assert uses(make("label_free"), "fit")
+    assert uses(make("none+label_free"), "fit")
+    assert not uses(make("none+layer_norm"), "fit")
 
 
 def test_a_spec_of_several_is_a_chain():
@@ -145,3 +168,87 @@ def test_a_chain_promises_what_its_members_promise():
 def test_the_sign_of_a_number_joins_nothing():
     assert parts("none+layer_norm") == ["none", "layer_norm"]
     assert parts("noise:sigma=1e+2+none") == ["noise:sigma=1e+2", "none"]
+
+
+def test_a_promise_in_words():
+    plain = PrivacyStatement("labels", "everybody")
+    assert str(plain) == "labels against everybody (no epsilon)"
+    bound = PrivacyStatement("labels", "everybody", 2.0, 0.0, "one label")
+    assert str(bound) == "labels against everybody: epsilon 2 for one label"
+
+
+class Peeking(Defense):
+    """Looks at labels to shape gradients."""
+
+    side = "label"
+
+    def gradient(self, grad, labels, moment):
+        return grad * labels[:, None]
+
+
+class LabelLoss(Defense):
+    def loss(self, cuts, labels, logits, moment):
+        return logits.sum()
+
+
+@pytest.fixture
+def strangers(monkeypatch):
+    monkeypatch.setitem(DEFENSES._members, "peeking", Peeking)
+    monkeypatch.setitem(DEFENSES._members, "label_loss", LabelLoss)
+
+
+@pytest.mark.parametrize(
+    ("spec", "where"),
+    [
+        ("mixup+gradient_noise", "Mixup, which looks at labels in 'loss'"),
+        ("gradient_noise+label_loss", "LabelLoss, which looks at labels in 'loss'"),
+        ("gradient_noise+peeking", "Peeking, which looks at labels in 'gradient'"),
+        ("gradient_averaging+gradient_noise", "GradientAveraging, which may mix rows"),
+        ("tpsl+peeking", "Peeking, which looks at labels in 'gradient'"),
+        ("tpsl+marvell", "Marvell, which looks at labels in 'gradient'"),
+        ("label_loss+tpsl", "LabelLoss, which looks at labels in 'loss'"),
+        ("clipped_noise+mixup", "Mixup, which may mix rows in 'batch'"),
+    ],
+)
+def test_company_in_which_an_epsilon_is_untrue(strangers, spec, where):
+    with pytest.raises(SpecError, match="does not hold beside") as caught:
+        make(spec)
+    assert where in caught.value.what
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "gradient_noise+gradient_averaging",
+        "gradient_noise+max_norm",
+        "gradient_sparsification+gradient_noise",
+        "label_dp:epsilon=1+peeking+label_loss",
+        "tpsl+gradient_noise+gradient_sparsification",
+        "gradient_noise:norm=inf+label_loss",
+        "clipped_noise:norm=inf+mixup",
+        "passport+layer_norm+clipped_noise+split_guard:share=0.1",
+    ],
+)
+def test_company_that_changes_nothing(strangers, spec):
+    parted = [promise for part in parts(spec) for promise in make(part).privacy()]
+    assert list(make(spec).privacy()) == parted
+
+
+@pytest.mark.parametrize("name", ["clipped_noise", "gradient_noise", "tpsl", "max_norm", "mixup"])
+def test_the_same_draws_are_not_made_twice(name):
+    with pytest.raises(SpecError, match="stands twice in a chain"):
+        make(f"{name}+layer_norm+{name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "wrap"), [("clipped_noise", "wrap_bottom"), ("gradient_noise", "wrap_top")]
+)
+def test_a_model_that_mixes_rows_has_no_epsilon_a_row(name, wrap):
+    mixing = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    with pytest.raises(SpecError, match="the model normalises over the batch"):
+        getattr(make(name), wrap)(mixing, 4)
+    unbounded = make(f"{name}:norm=inf")
+    assert getattr(unbounded, wrap)(mixing, 4) is mixing
+    plain = nn.Linear(4, 4)
+    assert getattr(make(name), wrap)(plain, 4) is plain

@@ -5,21 +5,73 @@ import torch
 from torch import nn
 
 from vfl.defenses import DEFENSES, Defense
+from vfl.errors import SpecError
 from vfl.registry import parse
 from vfl.testing import DefenseContract
 
 
 class TestRegisteredDefenses(DefenseContract):
-    specs = ("none", "layer_norm", "layer_norm+none", "none+none+layer_norm")
+    specs = (
+        "none",
+        "layer_norm",
+        "layer_norm+none",
+        "none+none+layer_norm",
+        "potential",
+        "potential:alpha=16,distance=chordal,norm=no",
+        "dcor:alpha=8",
+        "nopeek",
+        "dcor+nopeek:alpha=2",
+        "probe",
+        "probe:support=2,whiten=yes",
+        "bottleneck:alpha=0.1",
+        "confusion",
+        "confusion:contrast=1,entropy=0",
+        "confusion+potential",
+        "label_free:features=16",
+        "label_free:features=0",
+        "label_free:kind=random",
+        "label_free:kind=autoencoder,epochs=2",
+        "potential+label_free:kind=autoencoder,epochs=1",
+        "label_dp:epsilon=1",
+        "label_dp:flip=0.6",
+        "label_dp:epsilon=0,prior=0.5-0.3-0.2",
+        "gradient_noise",
+        "gradient_noise:norm=inf,sigma=0.1",
+        "gradient_noise:norm=0.1,sigma=3,law=laplace",
+        "tpsl:epsilon=0.1",
+        "clipped_noise",
+        "clipped_noise:norm=inf,sigma=0,queries=false",
+        "clipped_noise:norm=0.5,sigma=2,law=laplace",
+        "mixup:alpha=1",
+        "gradient_averaging",
+        "gradient_averaging:rows=0",
+        "gradient_sparsification:share=0.01",
+        "passport:count=2",
+        "passport:reach=0,sigma=0",
+        "split_guard:start=0,share=0.5,checks=100",
+        "label_dp:epsilon=1+gradient_noise+gradient_averaging+layer_norm+clipped_noise",
+    )
 
     def test_every_registered_name_is_here(self):
-        named = {parse(part)[0] for spec in self.specs for part in spec.split("+")}
+        specs = [*self.specs, *TestTwoClasses.specs]
+        named = {parse(part)[0] for spec in specs for part in spec.split("+")}
         assert named == set(DEFENSES.names())
 
 
+class TestTwoClasses(DefenseContract):
+    specs = ("marvell", "marvell:shape=iso", "marvell:power=0", "max_norm", "tpsl+max_norm")
+    classes = 2
+
+
 class TestNarrowCut(DefenseContract):
-    specs = ("none", "layer_norm")
+    specs = ("none", "layer_norm", "potential", "dcor", "probe:whiten=yes", "label_free:features=0")
     width = 1
+
+
+class TestManyClasses(DefenseContract):
+    specs = ("potential", "probe", "confusion")
+    width = 40
+    classes = 12
 
 
 def test_a_contract_without_specs_is_an_error():
@@ -55,6 +107,22 @@ class BatchScaled(Defense):
         return cut / cut.abs().max()
 
 
+class Averageable(Defense):
+    """New noise for every query."""
+
+    asked = 0
+
+    def embedding(self, cut, moment):
+        type(self).asked += 1
+        return cut + self.asked
+
+
+class Unhelpful(Defense):
+    def prepare(self, kind):
+        if kind.classes is None:
+            raise SpecError("no")
+
+
 class Forgetful(Defense):
     """Counts, and forgets the count in its checkpoint."""
 
@@ -78,6 +146,31 @@ class Widening(Defense):
         return nn.Sequential(bottom, nn.Linear(width, width + 1))
 
 
+class Unsaved(Defense):
+    """Keeps what it fits where no checkpoint looks."""
+
+    def wrap_bottom(self, bottom, width):
+        self.scale = 1.0
+        return Scaled(self, bottom)
+
+    def fit(self, bottom, inputs, secret):
+        self.scale = float(inputs.std())
+
+
+class Scaled(nn.Module):
+    def __init__(self, defense, bottom):
+        super().__init__()
+        self.defense, self.bottom = defense, bottom
+
+    def forward(self, inputs):
+        return self.bottom(inputs) / self.defense.scale
+
+
+class HalfChances(Defense):
+    def targets(self, targets, classes, moment):
+        return torch.full((len(targets), classes), 0.5)
+
+
 class OtherClasses(Defense):
     def labels(self, labels, secret):
         return labels + 1
@@ -88,12 +181,16 @@ class OtherClasses(Defense):
     [
         (Narrowing, "hooks_keep_shapes_and_types"),
         (OtherClasses, "labels_stay_labels"),
+        (HalfChances, "hooks_keep_shapes_and_types"),
+        (Unsaved, "what_it_fits_is_repeatable_and_saved"),
         (InPlace, "what_a_hook_is_given_is_left_alone"),
         (GlobalNoise, "global_random_state_is_left_alone"),
         (GlobalNoise, "the_same_moment_gives_the_same_result"),
         (Detached, "gradients_flow_through"),
         (Widening, "wrapped_models_keep_their_shapes_and_train"),
         (BatchScaled, "a_prediction_needs_no_secret_and_does_not_depend_on_its_batch"),
+        (Averageable, "a_query_that_is_repeated_gives_nothing_new"),
+        (Unhelpful, "labels_that_are_numbers_are_taken_or_refused_with_a_reason"),
         (Forgetful, "state_survives_a_checkpoint"),
         (Misplaced, "its_side_has_its_hooks"),
     ],

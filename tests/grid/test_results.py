@@ -182,7 +182,7 @@ def test_files_of_results(trained):
     assert "| encode ms | decode ms | values a row | units | never sent | dead |" in work[0]
     head = [cell.strip() for cell in lines[0].strip("|").split("|")]
     assert head[:3] == ["codec", "level", "formula"]
-    assert {"accuracy", "less none", "bytes to >= 0.15", "bytes to >= 2"} <= set(head)
+    assert {"accuracy", "less none, points", "bytes to >= 0.15", "bytes to >= 2"} <= set(head)
     row = dict(zip(head, (c.strip() for c in lines[3].strip("|").split("|")), strict=True))
     assert row["codec"] == "topk:k=2"
     assert row["formula"] == "14.06 %"

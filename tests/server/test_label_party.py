@@ -146,6 +146,39 @@ def test_the_hooks_of_a_defense_at_the_label_party(data, noted):
     assert session.label.history[-1]["test_loss"] == pytest.approx(float(test_loss), rel=1e-5)
 
 
+class Softened(Defense):
+    """Trains on outputs minus one and even chances; predicts outputs times 100."""
+
+    def targets(self, targets, classes, moment):
+        assert moment.secret is not None
+        return torch.full((len(targets), classes), 1 / classes)
+
+    def logits(self, logits, moment):
+        return logits - 1 if moment.training else 100 * logits
+
+
+def test_targets_are_what_the_loss_is_taken_of_and_figures_are_of_predictions(data, monkeypatch):
+    monkeypatch.setitem(DEFENSES._members, "softened", Softened)
+    raw = []
+    session = session_of(data, experiment={"defense": "softened"})
+    session.label.model["top"].register_forward_hook(
+        lambda top, given, out: raw.append(out.detach())
+    )
+    first = next(iter(session.terms.schedule(data["lender"].split)))
+    session.label.run([first], before=session._begin, after=session._finish)
+    figures = session.label.history[0]
+    even = -torch.log_softmax(raw[0] - 1, dim=1).mean()
+    assert figures["train_loss"] == pytest.approx(float(even), rel=1e-5)
+    right = (raw[0].argmax(1) == data["lender"].labels[first.rows]).float().mean()
+    assert figures["train_accuracy"] == pytest.approx(float(right))
+
+
+def test_a_loss_is_of_the_cuts_that_were_sent(data, noted):
+    session_of(data, [*PARTIES, "lender"], experiment={"defense": "noted"}).run()
+    parties = {note[1] for note in noted if note[0] == "loss"}
+    assert parties == {("bank", "shop")}
+
+
 def test_the_loss_of_a_defense_is_added(data, monkeypatch):
     """Gradients of a mean cross-entropy at the outputs add up to zero, those of 3 sum to 3 each."""
     monkeypatch.setattr(DEFENSES, "_members", DEFENSES._members | {"pushing": Pushing})

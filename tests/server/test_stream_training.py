@@ -19,10 +19,11 @@ SESSION = "0" * 32
 PARTIES = ("left", "right")
 
 
-def experiment(codec, **train):
+def experiment(codec, defense="none", **train):
     return Experiment.model_validate(
         {
             "codec": codec,
+            "defense": defense,
             "parties": {name: {"width": 8, "bottom": "mlp:hidden=16"} for name in PARTIES},
             "train": {"epochs": 2, "batch_rows": 50, **train},
         }
@@ -76,6 +77,7 @@ def over_streams(data, settings, moments=(), tls=True):
             own = Cutting(link, moments if name == "right" else ())
             secret = Secret.of_simulation(0, name)
             parties[name] = build_feature_party(data[name], terms, own, secret)
+            parties[name].start()
             schedule = terms.schedule(data[name].split)
             threads.append(threading.Thread(target=parties[name].run, args=(schedule,)))
         hub.wait_all(PARTIES, 10.0)
@@ -115,6 +117,13 @@ def test_a_stream_gives_the_weights_of_one_process(data, codec, tls):
     assert losses == same_losses
     assert ledger.bytes_by_party("up") == same_ledger.bytes_by_party("up")
     assert ledger.bytes_by_party("down") == same_ledger.bytes_by_party("down")
+
+
+@pytest.mark.parametrize("defense", ["potential:alpha=2+dcor", "label_free:kind=autoencoder"])
+def test_defenses_with_losses_and_models_are_the_same_over_a_stream(data, defense):
+    settings = experiment("none", defense, epochs=1)
+    digest, losses, _ = over_streams(data, settings, tls=False)
+    assert (digest, losses) == alone(data, settings)[:2]
 
 
 LAST = 16  # 2 epochs of 7 batches, a validation query each, and the test rows

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from vfl.attacks import make
 from vfl.attacks.base import Attack
-from vfl.attacks.options import require_range
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import Evidence, Heard, View
 from vfl.errors import UserError
+from vfl.options import require_range
 
 
 class Averaging(Attack):

@@ -21,7 +21,7 @@ from vfl.attacks.fit import key_of
 from vfl.attacks.scratch import Scratch
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import Evidence, Seen
-from vfl.compression.options import require_choice
+from vfl.options import require_choice
 from vfl.seeds import scoped
 
 Kind = Literal["raw", "pca", "random"]

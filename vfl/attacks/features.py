@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vfl.attacks.base import Attack
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import Seen, View
-from vfl.compression.options import require_choice
+from vfl.options import require_choice
 
 Layer = Literal["cut", "bottom", "before", "inputs"]
 #: What each layer asks of a view.

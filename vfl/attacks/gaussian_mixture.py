@@ -10,9 +10,8 @@ from torch import Tensor
 
 from vfl.attacks.features import EmbeddingAttack, Layer
 from vfl.attacks.fit import key_of
-from vfl.attacks.options import require_range
 from vfl.attacks.view import View
-from vfl.compression.options import require_choice
+from vfl.options import require_choice, require_range
 
 Covariance = Literal["full", "tied", "diag", "spherical"]
 

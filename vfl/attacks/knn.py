@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from vfl.attacks.features import Layer
-from vfl.attacks.options import require_range
 from vfl.attacks.reader import Read, Reader
 from vfl.attacks.scaling import Scaler
+from vfl.options import require_range
 
 
 class KNN(Reader):

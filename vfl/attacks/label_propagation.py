@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import torch
 from scipy import sparse
@@ -11,10 +13,10 @@ from torch.nn.functional import one_hot
 
 from vfl.attacks.features import EmbeddingAttack, Layer
 from vfl.attacks.graph import neighbour_graph
-from vfl.attacks.options import require_range
 from vfl.attacks.scaling import Scaler, scale_by
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
+from vfl.options import require_choice, require_range
 
 
 class LabelPropagation(EmbeddingAttack):
@@ -47,7 +49,7 @@ class LabelPropagation(EmbeddingAttack):
         require_range("neighbours", neighbours, 1)
         require_range("spread", spread, 0, 0.9999)
         super().__init__(at)
-        scale_by(scaler, torch.zeros(2, 1))
+        require_choice("scaler", scaler, get_args(Scaler))
         self.neighbours = neighbours
         self.spread = spread
         self.scaler: Scaler = scaler

@@ -10,10 +10,10 @@ from torch import Tensor
 from vfl.attacks.base import Attack
 from vfl.attacks.features import through
 from vfl.attacks.mixmatch import MixMatch
-from vfl.attacks.options import require_range
 from vfl.attacks.threat import Grant
 from vfl.attacks.unfreeze import completed
 from vfl.attacks.view import View
+from vfl.options import require_range
 
 
 class ModelCompletion(Attack):

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from vfl.attacks.features import Layer
 from vfl.attacks.reader import Read, Reader
 from vfl.attacks.scaling import Scaler
-from vfl.compression.options import require_choice
+from vfl.options import require_choice
 
 Measure = Literal["cosine", "euclid"]
 

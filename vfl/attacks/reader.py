@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from vfl.attacks.features import EmbeddingAttack, Layer
 from vfl.attacks.scaling import Scale, Scaler, scale_by
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
+from vfl.options import require_choice
 
 #: From rows of axes (rows, features) to scores of axes (rows, classes).
 Read = Callable[[Tensor], Tensor]
@@ -34,7 +35,7 @@ class Reader(EmbeddingAttack):
 
     def __init__(self, scaler: Scaler, at: Layer) -> None:
         super().__init__(at)
-        scale_by(scaler, torch.zeros(2, 1))
+        require_choice("scaler", scaler, get_args(Scaler))
         self.scaler: Scaler = scaler
         if scaler != "none":
             self.needs |= {Grant.UNLABELLED}

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from vfl.compression.options import require_choice
+from vfl.options import require_choice
 
 Scale = Callable[[Tensor], Tensor]
 Scaler = Literal["none", "standard", "whiten", "cosine"]

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from vfl.attacks.base import Attack
 from vfl.attacks.features import through
 from vfl.attacks.fit import fit, key_of
-from vfl.attacks.options import require_range
 from vfl.attacks.pseudo import leaked_of_each, most_confident
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
+from vfl.options import require_range
 from vfl.seeds import scoped
 
 

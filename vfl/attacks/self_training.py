@@ -7,12 +7,12 @@ from torch import Tensor
 
 from vfl.attacks.features import Layer
 from vfl.attacks.logistic import fit_logistic
-from vfl.attacks.options import require_range
 from vfl.attacks.pseudo import leaked_of_each, most_confident
 from vfl.attacks.reader import Read, Reader
 from vfl.attacks.scaling import Scaler
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
+from vfl.options import require_range
 
 
 class SelfTraining(Reader):
@@ -63,16 +63,30 @@ class SelfTraining(Reader):
         known, further = (scale(self.rows(view, one)) for one in (view.leaked, view.unlabelled))
         read = self.learn(known, labels, view.classes)
         for _ in range(self.rounds):
-            read = self._taught_again(read(further), further, known, labels, view.classes)
+            rows, taught, weights = taught_rows(
+                known, labels, further, read, self.share, self.every
+            )
+            read = fit_logistic(rows, taught, view.classes, self.strength, weights)
         return read(scale(self.rows(view, view.targets)))
 
-    def _taught_again(
-        self, scores: Tensor, further: Tensor, known: Tensor, labels: Tensor, classes: int
-    ) -> Read:
-        """The regression on leaked rows and on the surest of some guesses about further ones."""
-        sure = most_confident(scores, self.share, leaked_of_each(labels, classes), self.every)
-        rows = torch.cat([known, further[sure]])
-        taught = torch.cat([labels, scores[sure].argmax(1)])
-        weights = torch.ones(len(rows))
-        weights[: len(known)] = 2
-        return fit_logistic(rows, taught, classes, self.strength, weights)
+
+def taught_rows(
+    known: Tensor, labels: Tensor, further: Tensor, read: Read, share: float, every: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Leaked rows, counted twice, and the surest guesses about further ones.
+
+    Args:
+        known: the leaked rows, axes (leaked, features).
+        labels: their classes.
+        further: rows without labels, axes (rows, features).
+        read: guesses.
+        share: of the guesses about each class, the surest; see `most_confident`.
+        every: of which each such one.
+
+    Returns:
+        Rows, their classes, and how much each counts.
+    """
+    scores = read(further)
+    sure = most_confident(scores, share, leaked_of_each(labels, scores.shape[1]), every)
+    weights = torch.cat([torch.full((len(known),), 2.0), torch.ones(len(sure))])
+    return torch.cat([known, further[sure]]), torch.cat([labels, scores[sure].argmax(1)]), weights

@@ -13,8 +13,8 @@ from torch.nn.functional import normalize
 from vfl.attacks.features import EmbeddingAttack, Layer
 from vfl.attacks.fit import key_of
 from vfl.attacks.graph import neighbour_graph
-from vfl.attacks.options import require_range
 from vfl.attacks.view import View
+from vfl.options import require_range
 
 _SPARE = 5  # vectors that make the block find the leading ones sooner
 

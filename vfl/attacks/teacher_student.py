@@ -10,14 +10,14 @@ from torch import Tensor
 from vfl.attacks.features import Layer, through
 from vfl.attacks.label_propagation import propagate
 from vfl.attacks.logistic import fit_logistic
-from vfl.attacks.options import require_range
 from vfl.attacks.pseudo import leaked_of_each, most_confident
 from vfl.attacks.reader import Read, Reader
 from vfl.attacks.scaling import Scaler
 from vfl.attacks.scratch import Scratch
+from vfl.attacks.self_training import taught_rows
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
-from vfl.compression.options import require_choice
+from vfl.options import require_choice, require_range
 
 Teacher = Literal["propagation", "scratch"]
 
@@ -26,14 +26,17 @@ class TeacherStudent(Reader):
     """Teaches a student on the bottom's features what a teacher guesses from the inputs alone.
 
     The teacher errs, but not in the way the bottom arranges its rows: where the victim's own top
-    can tell classes apart, the student learns the classes and not the errors.
+    can tell classes apart, the student learns the classes and not the errors. It is a logistic
+    regression, held back at first and then self-trained.
 
     Args:
         teacher: "propagation": labels spread over the graph of inputs; "scratch": an untrained
             network of the same architecture, trained on the leaked rows.
         share: of the rows guessed to be of a class, those the student is taught.
         scaler: see `scale_by`.
-        strength: inverse weight of the student's squared penalty.
+        strength: inverse weight of the student's squared penalty while it learns from the teacher;
+            small, for the teacher's errors are many.
+        rounds: of self-training after that, as `SelfTraining` does it.
         at: the layer the student reads.
 
     Raises:
@@ -47,15 +50,18 @@ class TeacherStudent(Reader):
         teacher: Teacher = "propagation",
         share: float = 0.5,
         scaler: Scaler = "standard",
-        strength: float = 1.0,
+        strength: float = 0.01,
+        rounds: int = 4,
         at: Layer = "cut",
     ) -> None:
         require_choice("teacher", teacher, get_args(Teacher))
         require_range("share", share, 0, 1)
+        require_range("rounds", rounds, 0)
         super().__init__(scaler, at)
         self.teacher: Teacher = teacher
         self.share = share
         self.strength = strength
+        self.rounds = rounds
         self._scratch = Scratch()
         if teacher == "scratch":
             self.needs |= self._scratch.needs
@@ -70,6 +76,9 @@ class TeacherStudent(Reader):
         sure = most_confident(scores, self.share, leaked_of_each(labels, view.classes))
         rows = torch.cat([known, further[sure]])
         read = self.learn(rows, torch.cat([labels, scores[sure].argmax(1)]), view.classes)
+        for _ in range(self.rounds):
+            rows, taught, weights = taught_rows(known, labels, further, read, 0.5, every=4)
+            read = fit_logistic(rows, taught, view.classes, 1.0, weights)
         return read(scale(self.rows(view, view.targets)))
 
     def _taught(self, view: View, draw: torch.Generator) -> Tensor:

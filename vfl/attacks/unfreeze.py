@@ -9,9 +9,9 @@ from vfl.attacks.base import Attack
 from vfl.attacks.features import through
 from vfl.attacks.fine_tuning import start_at_means
 from vfl.attacks.fit import fit, key_of
-from vfl.attacks.options import require_range
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
+from vfl.options import require_range
 from vfl.seeds import scoped
 
 

@@ -1,9 +1,9 @@
 """``vfl bench codecs``: what encoding and decoding a cut costs, beside finding its largest values.
 
 All ways take turns, in an order drawn anew each round, over many different batches, in a process of
-their own with one thread. Medians are told, also in times of ``torch.topk(cut.abs(), k)`` alone.
-A single batch in a tight loop would teach the processor its branches and flatter every selector
-several times over.
+their own with one thread. A single batch in a tight loop would teach the processor its branches and
+flatter every selector several times over. What counts is CPU time, so that others on the machine
+matter little; medians are told, also in times of ``torch.topk(cut.abs(), k)`` alone.
 """
 
 from __future__ import annotations

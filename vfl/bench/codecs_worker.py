@@ -1,5 +1,7 @@
 """The process of ``vfl bench codecs``: measures all ways to send a cut in turns.
 
+A turn is a few batches, of which the last counts: its data are new, but the code is where the
+processor wants it, whatever ran before.
 Started as ``python -m vfl.bench.codecs_worker``; it ends when its input does.
 """
 
@@ -20,8 +22,8 @@ from vfl.bench.worker import tell
 from vfl.compression.compiled import COMPILED
 from vfl.seeds import generator, permutation
 
-_WARMUP_ROUNDS = 2
-_ENOUGH_S = 2.0  # what took so long already skips the rounds that are left
+_AHEAD = 3  # batches of a turn that do not count
+_ENOUGH_S = 1.0  # what took so long already skips the rounds that are left
 _INPUTS = 64
 
 
@@ -32,13 +34,14 @@ def measure(job: CodecJob) -> CodecRows:
         turns: list[tuple[str, Turn]] = [*contenders(job.width, job.k).items()]
         turns.append(("csr + pickle, top k", csr_pickle))
         costs: dict[str, list[Cost]] = {name: [] for name, _ in turns}
-        for step in range(_WARMUP_ROUNDS + job.rounds):
-            if step == _WARMUP_ROUNDS:
-                costs = {name: [] for name in costs}
-            for place in permutation(job.seed, len(turns), "order of turns", step):
+        for count in range(job.rounds):
+            for place in permutation(job.seed, len(turns), "order of turns", count):
                 name, turn = turns[place]
                 if sum(cost.encode_s + cost.decode_s for cost in costs[name]) < _ENOUGH_S:
-                    costs[name].append(turn(step, batches[step % BATCHES]))
+                    for ahead in range(_AHEAD, -1, -1):
+                        step = (_AHEAD + 1) * (count + 1) - ahead
+                        cost = turn(step, batches[(count - ahead) % BATCHES])
+                    costs[name].append(cost)
     return CodecRows(rows=tuple(_rows(job, costs)))
 
 

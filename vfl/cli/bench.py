@@ -68,6 +68,7 @@ def codecs(
         str | None, typer.Option(help="Values kept of a row, such as 3,6; needs --width.")
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Turns of each; 96 if not given.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the batches.")] = 0,
     json: Json = False,
 ) -> None:
     """Encoding and decoding of every codec, in times of torch.topk; bytes of real frames."""
@@ -79,7 +80,7 @@ def codecs(
     if width is not None:
         known = [each for wide, each in PAIRS if wide == width] or [max(1, width // 32)]
         pairs = [(width, each) for each in (_numbers(k, "--k") if k else known)]
-    rows = bench_codecs(pairs, rounds=ROUNDS if rounds is None else rounds, say=say)
+    rows = bench_codecs(pairs, rounds=ROUNDS if rounds is None else rounds, seed=seed, say=say)
     if json:
         emit([row.model_dump() for row in rows])
     else:

@@ -66,7 +66,7 @@ def _rows(family: str, registry: Registry[Any]) -> list[dict[str, str]]:
 
 def _spec(name: str, registry: Registry[Any]) -> str:
     options = [
-        key if option.default is option.empty else f"{key}={option.default}"
+        key if option.default in (option.empty, None) else f"{key}={option.default}"
         for key, option in registry.options(name).items()
     ]
     return name + (f":{','.join(options)}" if options else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +30,7 @@ class FeatureParty:
         half: its half of the exchange.
         settings: how long the training goes on and which weights it keeps.
         checkpoints: where it saves while it trains; None saves nothing.
+        train: positions of its training rows; None for a party that does not train.
     """
 
     def __init__(
@@ -37,8 +39,10 @@ class FeatureParty:
         half: FeatureHalf,
         settings: TrainSettings | None = None,
         checkpoints: Checkpoints | None = None,
+        train: np.ndarray | None = None,
     ) -> None:
         self.inputs = inputs
+        self._train = train
         self.half = half
         self.checkpoints = checkpoints
         self.course = Course(settings or TrainSettings(), half.state_dict, half.load_state_dict)
@@ -80,8 +84,16 @@ class FeatureParty:
         Raises:
             RunFolderError: there is no such checkpoint.
         """
-        if step > 0 and self.checkpoints is not None:
+        if step == 0:
+            self.start()
+        elif self.checkpoints is not None:
             self.load_training_state(self.checkpoints.load(step), before)
+
+    def start(self) -> None:
+        """What happens once, before the first step of a training."""
+        if self._train is not None:
+            rows = torch.from_numpy(self._train)
+            self.half.fit(lambda: self.inputs.index_select(0, rows))
 
     def training_state(self) -> dict[str, Any]:
         """What training needs to go on exactly."""
@@ -174,7 +186,8 @@ def build_feature_party(
         )
     if weights is not None:
         half.load_state_dict(weights)
-    return FeatureParty(data.inputs, half, terms.train, checkpoints)
+    train = data.split.train if terms.mode == "train" else None
+    return FeatureParty(data.inputs, half, terms.train, checkpoints, train)
 
 
 def own_bottom(text: str) -> models.Bottom:

@@ -26,8 +26,9 @@ class Moment:
 
     Attributes:
         step: number of the exchange.
-        training: False for evaluation and prediction, where nothing is random.
-        secret: the encoding party's secret; None at the decoding end and at inference.
+        training: False for evaluation and prediction, where no codec draws.
+        secret: the encoding party's secret; None at the decoding end. At inference only a feature
+            party's defense has it.
     """
 
     step: int = 0

@@ -1,7 +1,9 @@
 """Loops that run as they stand, or as machine code where numba is installed.
 
-There is one source of each loop, so both give the same bytes. ``pip install 'vfl[fast]'`` installs
-numba; the environment variable VFL_COMPILED=0 leaves it unused.
+There is one source of each loop, so both give the same bytes. Where plain Python would take far too
+long, numpy does the same in passes over the whole batch, and `COMPILED` says which is used; tests
+hold both to the same bits. ``pip install 'vfl[fast]'`` installs numba; the environment variable
+VFL_COMPILED=0 leaves it unused.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from vfl.compression.base import Moment
 from vfl.compression.bits import from_bits, pack, packed_bytes, require_bytes, to_bits, unpack
-from vfl.compression.options import require_choice
 from vfl.compression.values import (
     LARGEST_BFLOAT16,
     Values,
@@ -23,6 +22,7 @@ from vfl.compression.values import (
 )
 from vfl.errors import CorruptFrameError, NonFiniteError
 from vfl.frame import Payload
+from vfl.options import require_choice
 
 GRADIENTS = ("fp32", "bf16", "2", "3", "4", "5", "6", "7", "8")
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from vfl.compression.base import Codec, Moment
 from vfl.compression.gradients import GradientCode
 from vfl.compression.layout import Layout
-from vfl.compression.options import Scale, require_choice
+from vfl.compression.options import Scale
 from vfl.compression.values import ValueCode
+from vfl.options import require_choice
 
 _Layout = TypeVar("_Layout", bound=Layout)
 

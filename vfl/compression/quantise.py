@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from vfl.compression.dense_codec import DenseCodec
-from vfl.compression.options import Scale, require_choice, require_packable
+from vfl.compression.options import Scale, require_packable
 from vfl.compression.values import value_code
+from vfl.options import require_choice
 
 
 class Quantise(DenseCodec):

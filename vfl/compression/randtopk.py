@@ -8,11 +8,12 @@ from torch import Tensor
 
 from vfl.compression.base import Moment
 from vfl.compression.index_set import Places
-from vfl.compression.options import Scale, require_choice
+from vfl.compression.options import Scale
 from vfl.compression.select import DRAWS, Law, random_places, top_places
 from vfl.compression.sparse_codec import Packer, SparseCodec
 from vfl.compression.ties import broken_at_random
 from vfl.errors import BadOptionError, UserError
+from vfl.options import require_choice
 
 
 class RandTopK(SparseCodec):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from vfl.compression.dense_codec import DenseCodec, Packer
-from vfl.compression.options import Scale, require_choice, require_packable
+from vfl.compression.options import Scale, require_packable
 from vfl.compression.values import RectifiedFloats, RectifiedValues
+from vfl.options import require_choice
 
 
 class Rectified(DenseCodec):

@@ -153,7 +153,8 @@ def _read(raw: Any, start: int, bits: int) -> int:
     while bits > 0:
         room = 8 - (start & 7)
         taken = min(room, bits)
-        number = (number << taken) | ((raw[start >> 3] >> (room - taken)) & ((1 << taken) - 1))
+        byte: Any = np.int64(raw[start >> 3])
+        number = (number << taken) | ((byte >> (room - taken)) & ((1 << taken) - 1))
         start += taken
         bits -= taken
     return number

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from vfl.compression.dense_codec import DenseCodec
-from vfl.compression.options import Scale, require_choice
+from vfl.compression.options import Scale
 from vfl.compression.values import value_code
 from vfl.errors import BadOptionError, WidthError
+from vfl.options import require_choice
 from vfl.seeds import permutation
 
 

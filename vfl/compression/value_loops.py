@@ -64,7 +64,8 @@ def dequantise(ends: Any, bits: int, codes: Any, values: Any) -> bool:
 
 
 @compiled
-def _below(raw: Any) -> int:
+def _below(raw: Any) -> Any:
     """The bits of the largest finite bfloat16 that is not above a float32 of these bits."""
-    rounded = (int(raw) + (int(raw) >> 31) * 0xFFFF) >> 16
+    number: Any = np.int64(raw)
+    rounded = (number + (number >> 31) * 0xFFFF) >> 16
     return (rounded & _SIGN) | min(rounded & ~_SIGN, _LARGEST)

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl.compression import compiled, value_loops
-from vfl.compression.options import require_choice
 from vfl.errors import CorruptFrameError
 from vfl.frame import Payload
+from vfl.options import require_choice
 
 Values = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.int64]

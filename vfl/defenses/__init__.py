@@ -8,7 +8,7 @@ an entry point in the group ``vfl.defenses``), and the contract tests of `vfl.te
 
 from __future__ import annotations
 
-from vfl.defenses.base import Chain, Defense, PrivacyStatement, Side
+from vfl.defenses.base import Chain, Defense, LabelKind, PrivacyStatement, Side, uses
 from vfl.registry import Registry, parts
 
 DEFENSES: Registry[Defense] = Registry(
@@ -17,6 +17,24 @@ DEFENSES: Registry[Defense] = Registry(
     members={
         "none": "vfl.defenses.none:Undefended",
         "layer_norm": "vfl.defenses.layer_norm:LayerNorm",
+        "potential": "vfl.defenses.potential:Potential",
+        "dcor": "vfl.defenses.dcor:LabelCorrelation",
+        "nopeek": "vfl.defenses.nopeek:NoPeek",
+        "probe": "vfl.defenses.probe:Probe",
+        "bottleneck": "vfl.defenses.bottleneck:Bottleneck",
+        "confusion": "vfl.defenses.confusion:Confusion",
+        "label_free": "vfl.defenses.label_free:LabelFree",
+        "label_dp": "vfl.defenses.label_dp:LabelDP",
+        "gradient_noise": "vfl.defenses.gradient_noise:GradientNoise",
+        "tpsl": "vfl.defenses.tpsl:TranscriptPrivacy",
+        "marvell": "vfl.defenses.marvell:Marvell",
+        "max_norm": "vfl.defenses.max_norm:MaxNorm",
+        "clipped_noise": "vfl.defenses.clipped_noise:ClippedNoise",
+        "mixup": "vfl.defenses.mixup:Mixup",
+        "gradient_averaging": "vfl.defenses.gradient_averaging:GradientAveraging",
+        "gradient_sparsification": "vfl.defenses.gradient_sparsification:GradientSparsification",
+        "passport": "vfl.defenses.passport:Passport",
+        "split_guard": "vfl.defenses.split_guard:SplitGuard",
     },
     group="vfl.defenses",
 )
@@ -26,10 +44,21 @@ def make(spec: str) -> Defense:
     """The defense a spec names; ``a+b`` applies a, then b.
 
     Raises:
-        SpecError: an unknown name or option, with the nearest known one.
+        SpecError: an unknown name or option, with the nearest known one, or two members of which
+            one makes the other's promise untrue.
     """
     members = [DEFENSES.make(part) for part in parts(spec)]
     return members[0] if len(members) == 1 else Chain(members)
 
 
-__all__ = ["DEFENSES", "Chain", "Defense", "PrivacyStatement", "Side", "make", "parts"]
+__all__ = [
+    "DEFENSES",
+    "Chain",
+    "Defense",
+    "LabelKind",
+    "PrivacyStatement",
+    "Side",
+    "make",
+    "parts",
+    "uses",
+]

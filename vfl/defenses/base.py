@@ -2,14 +2,17 @@
 
 Order of the hooks in one training round, as the data meets them:
 
-    label party, once    labels
-    either, once         wrap_bottom (feature party), wrap_top (label party)
+    label party, once    prepare, labels
+    either, once         wrap_bottom, then fit (feature party); wrap_top (label party)
     each party           batch
     feature party        embedding -> codec ... ; local_loss joins its own backward pass
-    label party          ... -> merge -> top -> logits -> task loss + loss ; gradient -> codec
+    label party          ... -> merge -> top -> logits -> task loss of targets + loss
+                         gradient -> codec
+    feature party        ... -> received -> backward pass
 
 A defense overrides the hooks it needs. What protects draws from `moment.secret`, which belongs to
-the party the hook runs at, never from the run's seed.
+the party the hook runs at, never from the run's seed. Columns of the label party's own never leave
+it: their bottom is not wrapped, and their cut is not in a loss.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from vfl.compression import Moment
+from vfl.errors import SpecError
 from vfl.seeds import Secret
 
 Side = Literal["feature", "label", "both"]
@@ -43,15 +47,56 @@ class PrivacyStatement:
     delta: float | None = None
     unit: str = ""
 
+    def __str__(self) -> str:
+        text = f"{self.protects} against {self.against}"
+        if self.epsilon is None:
+            return f"{text} (no epsilon)"
+        delta = f", delta {self.delta:g}" if self.delta else ""
+        return f"{text}: epsilon {self.epsilon:.4g}{delta} for {self.unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class LabelKind:
+    """What the labels of a session are; nothing that depends on one of them.
+
+    Attributes:
+        classes: how many there are; None where labels are numbers, in a regression.
+        weighted: whether rows or classes weigh differently in the loss.
+    """
+
+    classes: int | None
+    weighted: bool = False
+
 
 class Defense:
     """One defense; its hyper-parameters are the constructor's arguments, every hook a no-op.
 
     Attributes:
         side: who must run it. "both" means both sides build it from the same spec.
+        label_free: its hooks at the label party look at no label, so that after them a promise
+            about labels still holds.
+        rows_apart: no hook makes a row out of several, so that a promise about a row still holds.
+        once: not twice in a chain, for both would make the same draws.
     """
 
     side: ClassVar[Side] = "both"
+    label_free: ClassVar[bool] = False
+    rows_apart: ClassVar[bool] = False
+    once: ClassVar[bool] = False
+
+    def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
+        """Refuse the other members of a chain, in whose company a promise would be untrue.
+
+        Raises:
+            SpecError: with the member that is in the way.
+        """
+
+    def prepare(self, kind: LabelKind) -> None:
+        """Told what the labels are, at the label party, before any other hook runs there.
+
+        Raises:
+            SpecError: the defense has no meaning for such labels.
+        """
 
     def labels(self, labels: Tensor, secret: Secret) -> Tensor:
         """The training labels the label party really uses; axes (rows,), called once."""
@@ -60,6 +105,17 @@ class Defense:
     def wrap_bottom(self, bottom: nn.Module, width: int) -> nn.Module:
         """The bottom the feature party really trains; its output keeps axes (rows, width)."""
         return bottom
+
+    def fit(self, bottom: nn.Module, inputs: Tensor, secret: Secret) -> None:
+        """Look at the feature party's own training inputs once, before the first step.
+
+        What is learned stays in `bottom`, so that it is saved with the party's weights.
+
+        Args:
+            bottom: what `wrap_bottom` gave, and the wraps of other defenses around it.
+            inputs: axes (rows, ...), on the CPU, in ascending order of the rows; not a label.
+            secret: the feature party's.
+        """
 
     def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
         """The top the label party really trains; `width` is that of the merged cut."""
@@ -83,14 +139,37 @@ class Defense:
         """The output that is really used, at the label party; differentiable."""
         return logits
 
+    def targets(self, targets: Tensor, classes: int, moment: Moment) -> Tensor:
+        """What the task loss compares the logits of a training batch with.
+
+        Args:
+            targets: labels of axes (rows,), or what an earlier defense made of them.
+            classes: columns of the logits.
+            moment: step, and the label party's private draws.
+
+        Returns:
+            Labels of axes (rows,), or probabilities of axes (rows, classes).
+        """
+        return targets
+
     def loss(
         self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, moment: Moment
     ) -> Tensor | None:
-        """A scalar the label party adds to the task loss; `cuts` by party, as decoded."""
+        """A scalar the label party adds to the task loss; `cuts` as decoded, by feature party."""
         return None
 
     def gradient(self, grad: Tensor, labels: Tensor, moment: Moment) -> Tensor:
         """The gradient of one party's cut that is really encoded, at the label party."""
+        return grad
+
+    def received(self, cut: Tensor, grad: Tensor, moment: Moment) -> Tensor:
+        """The gradient the feature party really uses, of the one that came back for its cut.
+
+        Both detached, axes (rows, width); with a codec that changes the width, its width.
+
+        Raises:
+            PeerError: no honest label party would send that.
+        """
         return grad
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
@@ -110,6 +189,17 @@ class Chain(Defense):
 
     def __init__(self, members: Sequence[Defense]) -> None:
         self.members = tuple(members)
+        for at, member in enumerate(self.members):
+            if member.once and any(type(other) is type(member) for other in self.members[:at]):
+                raise SpecError(
+                    f"{type(member).__name__} stands twice in a chain, and would draw the same",
+                    fix="name it once, with stronger options",
+                )
+            member.beside(self.members[:at], self.members[at + 1 :])
+
+    def prepare(self, kind: LabelKind) -> None:
+        for member in self.members:
+            member.prepare(kind)
 
     def labels(self, labels: Tensor, secret: Secret) -> Tensor:
         for member in self.members:
@@ -120,6 +210,10 @@ class Chain(Defense):
         for member in self.members:
             bottom = member.wrap_bottom(bottom, width)
         return bottom
+
+    def fit(self, bottom: nn.Module, inputs: Tensor, secret: Secret) -> None:
+        for member in self.members:
+            member.fit(bottom, inputs, secret)
 
     def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
         for member in self.members:
@@ -146,6 +240,11 @@ class Chain(Defense):
             logits = member.logits(logits, moment)
         return logits
 
+    def targets(self, targets: Tensor, classes: int, moment: Moment) -> Tensor:
+        for member in self.members:
+            targets = member.targets(targets, classes, moment)
+        return targets
+
     def loss(
         self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, moment: Moment
     ) -> Tensor | None:
@@ -154,6 +253,11 @@ class Chain(Defense):
     def gradient(self, grad: Tensor, labels: Tensor, moment: Moment) -> Tensor:
         for member in self.members:
             grad = member.gradient(grad, labels, moment)
+        return grad
+
+    def received(self, cut: Tensor, grad: Tensor, moment: Moment) -> Tensor:
+        for member in self.members:
+            grad = member.received(cut, grad, moment)
         return grad
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
@@ -171,6 +275,13 @@ class Chain(Defense):
             prefix = f"{position}."
             own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
             member.load_state_dict(own)
+
+
+def uses(defense: Defense, *hooks: str) -> list[str]:
+    """Which of these hooks a defense, or a member of a chain, has versions of its own of."""
+    if isinstance(defense, Chain):
+        return [hook for hook in hooks if any(uses(member, hook) for member in defense.members)]
+    return [hook for hook in hooks if getattr(type(defense), hook) is not getattr(Defense, hook)]
 
 
 def _total(terms: Sequence[Tensor | None]) -> Tensor | None:

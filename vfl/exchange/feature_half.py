@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vfl.compression import INFERENCE, Codec, Encoded, Moment
-from vfl.defenses import Defense
+from vfl.defenses import Defense, uses
 from vfl.defenses.none import Undefended
 from vfl.errors import NonFiniteError
 from vfl.exchange.adversary import HONEST, Adversary
@@ -23,7 +23,7 @@ from vfl.exchange.stash import Stash
 from vfl.exchange.state import gather, restore
 from vfl.frame import Frame, Kind, Payload
 from vfl.link import Link
-from vfl.seeds import Secret
+from vfl.seeds import Secret, scoped
 
 
 @dataclass(slots=True)
@@ -90,6 +90,12 @@ class FeatureHalf:
             self._optimizer = adversary.optimizer(optimizer(self._trainable))
         self._pending: deque[_Pending] = deque()
 
+    def fit(self, inputs: Callable[[], Tensor]) -> None:
+        """Let the defense look at the training inputs once, if it wants to, before step 0."""
+        if uses(self.defense, "fit"):
+            with scoped(self._secret.number("fit")):
+                self.defense.fit(self.model["bottom"], inputs(), self._secret)
+
     @property
     def awaiting(self) -> int:
         """Cuts whose gradients have not been taken yet."""
@@ -108,7 +114,7 @@ class FeatureHalf:
         """Wait for the gradient of the oldest cut, go backward, step the optimiser.
 
         Raises:
-            ProtocolError, FrameError, NonFiniteError: the model is left as it was.
+            ProtocolError, FrameError, NonFiniteError, HijackError: the model is left as it was.
         """
         assert self._pending, "no cut was sent"
         pending = self._pending[0]
@@ -119,12 +125,13 @@ class FeatureHalf:
         )
         check_finite(grad, "gradient", self.party, moment.step)
         self.adversary.received(self.party, grad, moment)
+        grad = self.defense.received(pending.cut.detach().cpu(), grad, moment)
         self._pending.popleft()
         self._backward(pending, grad.to(self._compute.device))
         self.codec.commit(moment.step)
 
     def send_query(self, inputs: Tensor, step: int) -> None:
-        """Forward rows for evaluation or prediction and send their cut; nothing is random."""
+        """Forward rows for evaluation or prediction and send their cut; only a defense may draw."""
         moment = Moment(step)
         cut = self.query_cut(inputs, moment)
         payload, _ = self._encode(self.adversary.cut(cut, moment), moment)
@@ -134,7 +141,8 @@ class FeatureHalf:
         """What `send_query` encodes: nothing is random; axes (rows, width on the wire)."""
         self._set_training(False)
         with torch.no_grad():
-            return self._forward(inputs.to(self._compute.device), moment, None).cpu()
+            guarded = Moment(moment.step, secret=self._secret)
+            return self._forward(inputs.to(self._compute.device), guarded, None).cpu()
 
     def take_receipt(self, step: int) -> bytes:
         """Wait until the label party has the query; what it says to it."""

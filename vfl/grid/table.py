@@ -43,7 +43,7 @@ def tables(settings: CompareSettings, groups: Sequence[Group]) -> tuple[list[Col
     word = measure.replace("_", " ")
     scores = [Column(word, lambda group: score_text(group.score, measure))]
     if any(group.reference for group in groups):
-        less = f"less {settings.reference}"
+        less = f"less {settings.reference}" + (", points" if measure in SHARES else "")
         scores.append(Column(less, lambda group: score_text(group.difference, measure, "+")))
     quality = [
         Column("formula", _percent(lambda one: one.formula_ratio)),
@@ -77,7 +77,7 @@ def markdown(columns: Sequence[Column], groups: Sequence[Group]) -> str:
 
 
 def score_text(found: Estimate | None, measure: str, sign: str = "") -> str:
-    """A measure with its interval, shares in percent.
+    """A measure with its interval, shares in percent; with a sign it is a difference, in points.
 
     >>> score_text(Estimate(0.7213, 0.0131, 3), "accuracy")
     '72.1 ± 1.3 %'
@@ -86,7 +86,7 @@ def score_text(found: Estimate | None, measure: str, sign: str = "") -> str:
         return ""
     if measure in SHARES:
         half = "" if found.half_width is None else f" ± {100 * found.half_width:.1f}"
-        return f"{100 * found.mean:{sign}.1f}{half} %"
+        return f"{100 * found.mean:{sign}.1f}{half}{'' if sign else ' %'}"
     half = "" if found.half_width is None else f" ± {found.half_width:.2g}"
     return f"{found.mean:{sign}.4g}{half}"
 

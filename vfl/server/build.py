@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from vfl import compression, defenses, models
 from vfl.datasets import PartyData
-from vfl.defenses import Defense
-from vfl.errors import DataError
+from vfl.defenses import Defense, LabelKind
+from vfl.errors import DataError, SpecError
 from vfl.exchange import Adversary, Compute, LabelHalf, optimizer_factory
 from vfl.exchange.adversary import HONEST
 from vfl.ledger import Ledger
@@ -59,28 +59,19 @@ def build_label_party(
         adversary: tampering on this side.
         device: where its models run.
         on_epoch: told one record an epoch.
+
+    Raises:
+        SpecError: a plug-in does not fit, or the defense means nothing for such labels.
     """
-    defense = defenses.make(terms.defense)
+    weighted = class_weight != "none" or data.row_weights is not None
+    defense = _defense(terms, outputs if task == "classification" else None, weighted)
     compute = Compute(device, terms.train.precision)
     with scoped(secret.number("init")):
         if not isinstance(top, nn.Module):
             top = models.make_top(top).build(terms.merged_width, outputs)
         top = defense.wrap_top(top, terms.merged_width)
-        own = _own_bottom(data, terms, defense, own_bottom)
-        halves = {
-            name: LabelHalf(
-                name,
-                terms.parties[name].width,
-                compression.make(terms.codec),
-                defense,
-                links[name],
-                secret,
-                adversary,
-                terms.train.in_flight,
-                compute,
-            )
-            for name in terms.feature_parties
-        }
+        own = _own_bottom(data, terms, own_bottom)
+        halves = _halves(terms, links, defense, secret, adversary, compute)
     party = LabelParty(
         data,
         terms,
@@ -103,9 +94,43 @@ def build_label_party(
     return party
 
 
-def _own_bottom(
-    data: PartyData, terms: Terms, defense: Defense, given: nn.Module | None
-) -> nn.Module | None:
+def _halves(
+    terms: Terms,
+    links: Mapping[str, Link],
+    defense: Defense,
+    secret: Secret,
+    adversary: Adversary,
+    compute: Compute,
+) -> dict[str, LabelHalf]:
+    """The label party's half of the exchange with every feature party."""
+    return {
+        name: LabelHalf(
+            name,
+            terms.parties[name].width,
+            compression.make(terms.codec),
+            defense,
+            links[name],
+            secret,
+            adversary,
+            terms.train.in_flight,
+            compute,
+        )
+        for name in terms.feature_parties
+    }
+
+
+def _defense(terms: Terms, classes: int | None, weighted: bool) -> Defense:
+    """The label party's instance, told what its labels are."""
+    defense = defenses.make(terms.defense)
+    try:
+        defense.prepare(LabelKind(classes, weighted))
+    except SpecError as error:
+        error.where = error.where or "defense"
+        raise
+    return defense
+
+
+def _own_bottom(data: PartyData, terms: Terms, given: nn.Module | None) -> nn.Module | None:
     if data.name not in terms.parties:
         return None
     if data.inputs is None:
@@ -115,5 +140,4 @@ def _own_bottom(
         )
     asked = terms.parties[data.name]
     shape = tuple(data.inputs.shape[1:])
-    bottom = given or models.make_bottom(asked.bottom).build(shape, asked.width)
-    return defense.wrap_bottom(bottom, asked.width)
+    return given or models.make_bottom(asked.bottom).build(shape, asked.width)

@@ -205,9 +205,12 @@ class LabelParty:
         cuts = self._cuts(exchange, inputs)
         truth = labels.to(self._compute.device)
         with self._draws.at(exchange.step):
-            logits = self._defense.logits(self._top(cuts), moment)
-            loss = self._task(logits, truth, weights)
-            extra = self._defense.loss(cuts, truth, logits, moment)
+            outputs = self._top(cuts)
+            logits = self._defense.logits(outputs, moment)
+            targets = self._defense.targets(truth, logits.shape[1], moment)
+            loss = self._task(logits, targets, weights)
+            sent = {name: cuts[name] for name in self.halves}
+            extra = self._defense.loss(sent, truth, logits, moment)
         total = loss if extra is None else loss + extra
         check_finite(total, "loss", self.data.name, exchange.step)
         drop_gradients(self._trainable)
@@ -220,7 +223,9 @@ class LabelParty:
         if self._optimizer is not None:
             self._optimizer.step()
         self.progress.trained(len(exchange.rows))
-        self.progress.meter("train").add(logits.detach(), truth, float(loss.detach()), weights)
+        # Figures are of outputs as a prediction gives them, whatever the loss is taken of.
+        shown = self._defense.logits(outputs.detach(), Moment(exchange.step))
+        self.progress.meter("train").add(shown, truth, float(loss.detach()), weights)
 
     @torch.no_grad()
     def _evaluate(self, exchange: Exchange) -> None:
@@ -282,16 +287,11 @@ class LabelParty:
         return cut
 
     def _top(self, cuts: Mapping[str, Tensor]) -> Tensor:
-        merged = self._merge(cuts)
+        parts, concat = list(cuts.values()), self.terms.merge == "concat"
+        merged = torch.cat(parts, dim=1) if concat else sum(parts[1:], start=parts[0])
         with self._compute.forward():
             logits: Tensor = self.model["top"](merged)
         return logits.float()
-
-    def _merge(self, cuts: Mapping[str, Tensor]) -> Tensor:
-        parts = list(cuts.values())
-        if self.terms.merge == "concat":
-            return torch.cat(parts, dim=1)
-        return sum(parts[1:], start=parts[0])
 
     def _set_training(self, training: bool) -> None:
         if self.model.training is not training:

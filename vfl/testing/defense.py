@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from vfl.compression import INFERENCE, Moment
-from vfl.defenses import Chain, Defense, PrivacyStatement, Side, make
+from vfl.defenses import Chain, Defense, LabelKind, PrivacyStatement, Side, make, uses
+from vfl.errors import SpecError
 from vfl.seeds import Secret, generator, scoped
 
 ROWS = 9
-_FEATURE_HOOKS = ("wrap_bottom", "embedding", "local_loss")
-_LABEL_HOOKS = ("labels", "wrap_top", "logits", "loss", "gradient")
+_FEATURE_HOOKS = ("wrap_bottom", "fit", "embedding", "local_loss", "received")
+_LABEL_HOOKS = ("prepare", "labels", "wrap_top", "logits", "targets", "loss", "gradient")
 
 
 class DefenseContract:
@@ -46,45 +47,54 @@ class DefenseContract:
             metafunc.parametrize("spec", self.specs)
 
     def test_hooks_keep_shapes_and_types(self, spec: str) -> None:
-        given, made = self._values(), self._play(make(spec))
+        given, made = self._values(), self._play(self._made(spec))
+        given["targets"] = given["labels"]
         for name, value in made.items():
             if name.endswith("loss"):
                 assert value.shape == (), f"{name} is no scalar"
                 continue
-            assert value.shape == given[name].shape, f"{name} changed its shape"
-            assert value.dtype == given[name].dtype, f"{name} changed its type"
+            if name == "targets" and value.is_floating_point():
+                assert value.shape == (ROWS, self.classes), "targets fit neither labels nor logits"
+                assert (value >= 0).all(), "a negative probability"
+                assert torch.allclose(value.sum(1), torch.ones(ROWS), atol=1e-5), "no distribution"
+                continue
+            before = given["gradient" if name == "received" else name]
+            assert value.shape == before.shape, f"{name} changed its shape"
+            assert value.dtype == before.dtype, f"{name} changed its type"
         assert all(torch.isfinite(value).all() for value in made.values())
 
     def test_labels_stay_labels(self, spec: str) -> None:
-        labels = self._play(make(spec))["labels"]
+        labels = self._play(self._made(spec))["labels"]
         assert set(labels.tolist()) <= set(range(self.classes)), "a label of no class"
 
     def test_what_a_hook_is_given_is_left_alone(self, spec: str) -> None:
         given, before = self._values(), self._values()
-        self._play(make(spec), given=given)
+        self._play(self._made(spec), given=given)
         changed = [name for name in given if not torch.equal(given[name], before[name])]
         assert not changed, f"changed in place: {', '.join(changed)}"
 
     def test_what_a_party_lacks_it_still_lacks(self, spec: str) -> None:
         values = self._values()
-        assert make(spec).batch(values["inputs"], None, _moment())[1] is None
-        assert make(spec).batch(None, values["labels"], _moment())[0] is None
+        assert self._made(spec).batch(values["inputs"], None, _moment())[1] is None
+        assert self._made(spec).batch(None, values["labels"], _moment())[0] is None
 
     def test_the_same_moment_gives_the_same_result(self, spec: str) -> None:
-        first, second = (self._play(make(spec)) for _ in range(2))
+        first, second = (self._play(self._made(spec)) for _ in range(2))
         assert first.keys() == second.keys()
         differing = [name for name in first if not torch.equal(first[name], second[name])]
         assert not differing, f"not repeatable: {', '.join(differing)}"
 
     def test_global_random_state_is_left_alone(self, spec: str) -> None:
         before = torch.random.get_rng_state(), random.getstate(), str(np.random.get_state())
-        self._play(make(spec))
+        defense = self._made(spec)
+        self._play(defense)
+        self._wrapped(defense, "bottom")
         after = torch.random.get_rng_state(), random.getstate(), str(np.random.get_state())
         assert torch.equal(before[0], after[0]), "torch's global generator moved"
         assert before[1:] == after[1:], "a global generator moved"
 
     def test_gradients_flow_through(self, spec: str) -> None:
-        defense = make(spec)
+        defense = self._made(spec)
         for hook, name in ((defense.embedding, "cut"), (defense.logits, "logits")):
             leaf = self._values()[name].requires_grad_()
             hook(leaf * 1, _moment()).square().sum().backward()  # type: ignore[no-untyped-call]
@@ -93,15 +103,30 @@ class DefenseContract:
 
     def test_wrapped_models_keep_their_shapes_and_train(self, spec: str) -> None:
         for part, outputs in (("bottom", self.width), ("top", self.classes)):
-            module = self._wrapped(make(spec), part).train()
+            module = self._wrapped(self._made(spec), part).train()
+            trains = any(weights.requires_grad for weights in module.parameters())
+            assert trains or part == "bottom", "a top that cannot train"
             with scoped(0):
                 result = module(self._values()["cut"])
-                result.square().sum().backward()
+                if trains:
+                    result.square().sum().backward()
             assert result.shape == (ROWS, outputs), f"the wrapped {part} has another shape"
-            assert any(weights.grad is not None for weights in module.parameters())
+            assert not trains or any(w.grad is not None for w in module.parameters())
+
+    def test_what_it_fits_is_repeatable_and_saved(self, spec: str) -> None:
+        first, second = (self._wrapped(self._made(spec), "bottom") for _ in range(2))
+        with scoped(2):
+            bottom = nn.Linear(self.width, self.width)
+            loaded = make(spec).wrap_bottom(bottom, self.width)
+        loaded.load_state_dict(first.state_dict())
+        rows = self._values()["cut"]
+        expected, *others = (each.eval()(rows) for each in (first, second, loaded))
+        assert torch.equal(expected, others[0]), "not repeatable"
+        assert torch.equal(expected, others[1]), "what it fitted is not among the weights"
 
     def test_a_prediction_needs_no_secret_and_does_not_depend_on_its_batch(self, spec: str) -> None:
-        defense = make(spec)
+        defense = self._made(spec)
+        self._play(defense)
         bottom = self._wrapped(defense, "bottom").eval()
         top = self._wrapped(defense, "top").eval()
 
@@ -115,8 +140,22 @@ class DefenseContract:
             together = predict(rows)
         assert torch.allclose(alone, together, atol=1e-5), "a row depends on its batch"
 
+    def test_a_query_that_is_repeated_gives_nothing_new(self, spec: str) -> None:
+        query = Moment(step=3, secret=Secret.of_simulation(0, "contract"))
+        cut = self._values()["cut"]
+        first, second = (self._made(spec).embedding(cut.clone(), query) for _ in range(2))
+        assert torch.equal(first, second), "whoever asks often could average"
+
+    def test_labels_that_are_numbers_are_taken_or_refused_with_a_reason(self, spec: str) -> None:
+        refusal = None
+        try:
+            make(spec).prepare(LabelKind(classes=None))
+        except SpecError as error:
+            refusal = error
+        assert refusal is None or refusal.fix or refusal.want, "refused without a way out"
+
     def test_state_survives_a_checkpoint(self, spec: str) -> None:
-        defense, restored = make(spec), make(spec)
+        defense, restored = self._made(spec), self._made(spec)
         for step in range(3):
             self._play(defense, step)
         state = defense.state_dict()
@@ -126,22 +165,29 @@ class DefenseContract:
         assert all(torch.equal(expected[name], found[name]) for name in expected)
 
     def test_its_side_has_its_hooks(self, spec: str) -> None:
-        defense = make(spec)
+        defense = self._made(spec)
         assert defense.side in get_args(Side)
         if isinstance(defense, Chain) or defense.side == "both":
             return
         others = _LABEL_HOOKS if defense.side == "feature" else _FEATURE_HOOKS
-        own = [hook for hook in others if hook in _overridden(defense)]
+        own = uses(defense, *others)
         assert not own, f"{', '.join(own)} never run at side '{defense.side}'"
 
     def test_its_promise_can_be_stated(self, spec: str) -> None:
-        for promise in make(spec).privacy():
+        for promise in self._made(spec).privacy():
             assert isinstance(promise, PrivacyStatement)
             assert promise.protects in ("labels", "inputs", "model")
             assert promise.against, "against whom?"
             assert (promise.epsilon is None) == (not promise.unit), "epsilon and unit go together"
             assert promise.epsilon is None or promise.epsilon >= 0
             assert promise.delta is None or 0 <= promise.delta < 1
+            assert promise.against in str(promise)
+
+    def _made(self, spec: str) -> Defense:
+        """The defense, told what labels there are."""
+        defense = make(spec)
+        defense.prepare(LabelKind(self.classes))
+        return defense
 
     def _values(self) -> dict[str, Tensor]:
         """What the hooks of one round are given, by the name of the value."""
@@ -163,29 +209,24 @@ class DefenseContract:
         made = dict(zip(("inputs", "labels"), defense.batch(inputs, labels, moment), strict=True))
         made["labels"] = defense.labels(labels, Secret.of_simulation(0, "contract"))
         made["cut"] = defense.embedding(values["cut"], moment)
+        made["targets"] = defense.targets(labels, self.classes, moment)
         made["logits"] = defense.logits(values["logits"], moment)
         made["gradient"] = defense.gradient(values["gradient"], labels, moment)
+        made["received"] = defense.received(values["cut"], values["gradient"], moment)
         made["local_loss"] = defense.local_loss(values["cut"], inputs, moment)
         cuts = {"bank": values["cut"]}
         made["loss"] = defense.loss(cuts, labels, values["logits"], moment)
         return {name: value for name, value in made.items() if value is not None}
 
     def _wrapped(self, defense: Defense, part: str) -> nn.Module:
-        """A linear bottom or top of fixed weights as the defense would have it."""
+        """A linear bottom or top of fixed weights as the defense has it before a training."""
         with scoped(1):
             if part == "bottom":
-                return defense.wrap_bottom(nn.Linear(self.width, self.width), self.width)
+                bottom = defense.wrap_bottom(nn.Linear(self.width, self.width), self.width)
+                defense.fit(bottom, self._values()["cut"], Secret.of_simulation(0, "contract"))
+                return bottom
             return defense.wrap_top(nn.Linear(self.width, self.classes), self.width)
 
 
 def _moment(step: int = 0) -> Moment:
     return Moment(step, training=True, secret=Secret.of_simulation(0, "contract"))
-
-
-def _overridden(defense: Defense) -> set[str]:
-    """The hooks a defense has versions of its own of."""
-    return {
-        hook
-        for hook in (*_FEATURE_HOOKS, *_LABEL_HOOKS)
-        if getattr(type(defense), hook) is not getattr(Defense, hook)
-    }

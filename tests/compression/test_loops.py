@@ -1,0 +1,198 @@
+"""The loops for machine code do what numpy does, bit for bit; without numba they run as Python."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from vfl.compression import INFERENCE, Moment, compiled, make
+from vfl.compression.index_set import index_set
+from vfl.compression.select import random_places, top_places
+from vfl.compression.values import value_code
+from vfl.errors import CorruptFrameError, NonFiniteError, VFLError
+from vfl.seeds import Secret, generator
+
+PAIRS = [
+    *((128, k) for k in (3, 6, 13)),
+    *((300, k) for k in (2, 4, 9)),
+    *((600, k) for k in (2, 4, 9, 14)),
+    *((1280, k) for k in (2, 4, 9)),
+]
+#: All are kept, more than half, one, and ranks of 62, 63, 124 and 195 bits.
+EDGES = [(1, 1), (7, 7), (6, 4), (40, 1), (66, 28), (67, 28), (128, 60), (200, 100), (60, 32)]
+SECRET = Secret.of_simulation(0, "feature")
+
+
+@pytest.fixture
+def both(monkeypatch):
+    """What a call gives in numpy, and what it gives with the loops."""
+
+    def run(call):
+        results = []
+        for loops in (False, True):
+            monkeypatch.setattr(compiled, "COMPILED", loops)
+            results.append(call())
+        return results
+
+    return run
+
+
+def rectified(rows, width, seed=0):
+    return torch.randn(rows, width, generator=generator(seed, "loops", rows, width)).relu()
+
+
+def cuts(width):
+    """Cuts as they occur, and what is special about each of the others."""
+    levels = torch.randint(-2, 3, (9, width), generator=generator(0, "levels", width))
+    fading = torch.arange(width).float().expand(3, width)
+    yield rectified(6, width)
+    yield -rectified(3, width) - 1
+    yield levels.float()  # many ties
+    yield torch.zeros(3, width)
+    yield torch.full((2, width), -1.7)
+    yield -levels.clamp(max=0).float() * -0.0  # zeros of both signs
+    yield fading  # each place is larger than those before it
+    yield fading.flip(1)
+    yield rectified(1, width)
+    yield rectified(0, width)
+    yield torch.full((1, width), 3e38) * torch.tensor([1.0, -1.0]).repeat(width)[:width]
+    yield torch.full((2, width), 1e-45)
+
+
+def traffic(spec, cut):
+    """Every byte and number of a cut, a query and a gradient."""
+    found = []
+    for moment in (Moment(3, training=True, secret=SECRET), INFERENCE):
+        codec = make(spec)
+        payload, kept = codec.encode(cut, moment)
+        decoded, saved = codec.decode(payload, *cut.shape, moment)
+        gradient = codec.encode_grad(cut.clamp(-9, 9) / 3, saved, moment)
+        back = codec.decode_grad(gradient, kept, *cut.shape, moment)
+        found += [
+            bytes(payload),
+            decoded.numpy().tobytes(),
+            bytes(gradient),
+            back.numpy().tobytes(),
+        ]
+    return found
+
+
+@pytest.mark.parametrize(("width", "k"), [*PAIRS, *EDGES])
+def test_bytes_values_and_gradients_are_the_same(both, width, k):
+    for spec in (f"topk:k={k},values=8", f"randtopk:k={k},values=8,alpha=0.3"):
+        first, second = both(lambda spec=spec: traffic(spec, rectified(6, width)))
+        assert first == second
+
+
+@pytest.mark.parametrize(("width", "k"), [(128, 3), (128, 13), (300, 9), *EDGES])
+def test_special_cuts_are_treated_alike(both, width, k):
+    for cut in cuts(width):
+        for spec in (f"topk:k={k},values=3,scale=row", f"topk:k={k}"):
+            first, second = both(lambda spec=spec, cut=cut: traffic(spec, cut))
+            assert first == second
+
+
+@pytest.mark.parametrize("law", ["sequential", "multinomial"])
+@pytest.mark.parametrize("alpha", [0.0, 0.1, 0.7, 1.0])
+@pytest.mark.parametrize(("width", "k"), [(128, 13), (9, 3), (6, 4), (7, 7), (40, 1)])
+def test_the_same_places_are_drawn(both, width, k, alpha, law):
+    top = np.argsort(np.random.default_rng(0).random((50, width)), axis=1)[:, :k]
+    top.sort(axis=1)
+    draws = np.random.default_rng(1).random((50, 3 * k))[:, : k if law == "sequential" else 3 * k]
+    first, second = both(lambda: random_places(top, width, alpha, law, draws))
+    assert first.tolist() == second.tolist()
+    assert (np.diff(second) > 0).all()
+    assert second.min() >= 0
+    assert second.max() < width
+
+
+def top_by_sorting(row, k):
+    return sorted(sorted(range(len(row)), key=lambda place: (-abs(row[place]), place))[:k])
+
+
+@pytest.mark.parametrize("k", [1, 2, 9, 31, 33])
+@pytest.mark.parametrize("width", [33, 64, 100])
+def test_both_find_the_first_of_a_stable_sort(both, width, k):
+    for cut in cuts(width):
+        expected = [top_by_sorting(row, k) for row in cut.tolist()]
+        for places in both(lambda cut=cut: top_places(cut, k)):
+            assert places.tolist() == expected
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, 40, 69])
+def test_a_cut_that_is_not_finite_is_refused_alike(both, bad, place):
+    cut = rectified(4, 70)
+    cut[2, place] = bad
+
+    def refusal():
+        with pytest.raises(NonFiniteError) as caught:
+            make("topk:k=3").encode(cut)
+        return str(caught.value)
+
+    first, second = both(refusal)
+    assert first == second
+
+
+def test_a_view_is_read_in_its_own_order(both):
+    cut = rectified(8, 90)
+    for view in (cut[:, ::2], cut.T, cut[2:5]):
+        first, second = both(lambda view=view: traffic("topk:k=2,values=4", view))
+        assert first == second == traffic("topk:k=2,values=4", view.clone())
+
+
+@pytest.mark.parametrize(("width", "k"), [(128, 3), (128, 13), (600, 14), (1280, 9), (5, 5)])
+def test_damaged_payloads_are_read_or_refused_alike(both, width, k):
+    codec, training = make(f"topk:k={k},values=5"), Moment(1, training=True)
+    payload = codec.encode(rectified(3, width), training).payload
+    draw = np.random.default_rng(0)
+
+    def outcome(raw):
+        try:
+            return codec.decode(raw, 3, width, training).cut.numpy().tobytes()
+        except VFLError as refusal:
+            return str(refusal)
+
+    for case in range(60):
+        raw = bytearray(payload)
+        for bit in draw.integers(0, 8 * len(raw), 1 + case % 3):
+            raw[bit // 8] ^= 1 << bit % 8
+        damaged = [
+            bytes(raw),
+            bytes(raw[: case % len(raw)]),
+            bytes(raw) + b"\0",
+            draw.bytes(len(raw)),
+        ]
+        for each in damaged:
+            first, second = both(lambda each=each: outcome(each))
+            assert first == second
+
+
+@pytest.mark.parametrize(("width", "k"), [(5, 2), (128, 3), (600, 14), (1280, 9)])
+def test_a_rank_without_a_set_is_refused_by_both(both, width, k):
+    sets = index_set("enumerative", width, k)
+    for rank in (math.comb(width, k), 2**sets.bits - 1):
+        row = f"{rank:0{sets.bits}b}" + "1" * 3 * k
+        raw = int(row.ljust(8 * -(-len(row) // 8), "0"), 2).to_bytes(-(-len(row) // 8), "big")
+
+        def refused(raw=raw):
+            with pytest.raises(CorruptFrameError, match="does not exist"):
+                sets.unpack_rows(raw, 1, 3)
+
+        both(refused)
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("groups", [1, 40])
+def test_values_are_quantised_alike(both, bits, groups):
+    draw = np.random.default_rng(bits)
+    values = (draw.standard_normal((40, 7)) * 10.0 ** draw.integers(-38, 38, (40, 1))).astype(
+        np.float32
+    )
+    code = value_code(str(bits))
+    first, second = both(lambda: code.encode(values, groups))
+    assert first.scale == second.scale
+    assert first.codes.tolist() == second.codes.tolist()
+    first, second = both(lambda: code.decode(second.scale, second.codes, groups))
+    assert first.tobytes() == second.tobytes()

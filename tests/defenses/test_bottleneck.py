@@ -1,0 +1,70 @@
+"""The bottleneck against torch's own divergence, in training and at inference."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Normal, kl_divergence
+from torch.nn.functional import softplus
+
+from vfl import SplitModule
+from vfl.compression import Moment
+from vfl.defenses import make
+from vfl.seeds import generator, scoped
+
+CUT = torch.randn(30, 5, generator=generator(0, "bottleneck"))
+
+
+def wrapped(spec="bottleneck:alpha=2"):
+    defense = make(spec)
+    with scoped(1):
+        return defense, defense.wrap_top(nn.Identity(), 5)
+
+
+def test_what_it_costs_is_the_divergence_from_the_standard_normal():
+    defense, top = wrapped()
+    with scoped(0):
+        top(CUT)
+    code = Normal(top.mean(CUT), softplus(top.deviation(CUT) - 0.5) + 1e-6)
+    expected = 2 * kl_divergence(code, Normal(0.0, 1.0)).sum(1).mean().item()
+    assert defense.loss({}, CUT, CUT, Moment()).item() == pytest.approx(expected, rel=1e-5)
+    assert defense.loss({}, CUT, CUT, Moment()) is None, "paid twice"
+
+
+def test_the_code_is_drawn_in_training_and_its_mean_at_inference():
+    _, top = wrapped()
+    with scoped(0):
+        draws = top(CUT.repeat(4000, 1)).detach().view(4000, 30, 5)
+    deviation = softplus(top.deviation(CUT) - 0.5).detach()
+    torch.testing.assert_close(draws.std(0), deviation, rtol=0.08, atol=0)
+    torch.testing.assert_close(draws.mean(0), top.mean(CUT).detach(), rtol=0, atol=0.08)
+    assert torch.equal(top.eval()(CUT), top.mean(CUT))
+    assert top.told is not None
+    top.told = None
+    top(CUT)
+    assert top.told is None, "a prediction tells nothing"
+
+
+def test_a_high_price_leaves_nothing_to_read():
+    """The gradient at the cut fades as the code forgets it."""
+    left = {}
+    for alpha in (0.0, 10.0):
+        defense, top = wrapped(f"bottleneck:alpha={alpha}")
+        steps = torch.optim.Adam(top.parameters(), lr=0.05)
+        for step in range(60):
+            with scoped(step):
+                loss = (top(CUT) - CUT).square().mean()
+            extra = defense.loss({}, CUT, CUT, Moment(step))
+            steps.zero_grad()
+            (loss + extra).backward()
+            steps.step()
+        left[alpha] = top.eval()(CUT).detach().std(0).mean().item()
+    assert left[0.0] > 0.5
+    assert left[10.0] < 0.05
+
+
+def test_a_loop_of_ones_own_gets_the_cost_too():
+    bottoms = {"bank": nn.Linear(4, 5)}
+    model = SplitModule(bottoms, nn.Linear(5, 2), {"bank": 5}, defense="bottleneck:alpha=1")
+    with scoped(0):
+        model({"bank": torch.ones(6, 4)}, torch.zeros(6, dtype=torch.long))
+    assert model.extra_loss().item() > 0

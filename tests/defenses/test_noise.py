@@ -1,0 +1,171 @@
+"""Row noise against its laws: clipping, deviations, and epsilons by numerical integration."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+from scipy.stats import kstest, norm
+
+from vfl.compression import Moment
+from vfl.defenses import LabelKind, make
+from vfl.defenses.noise import RowNoise, gaussian_epsilon
+from vfl.errors import BadOptionError, SpecError
+from vfl.seeds import Secret, generator
+
+BANK, SHOP = (Secret.of_simulation(0, name) for name in ("bank", "shop"))
+ROWS = torch.randn(64, 8, generator=generator(0, "rows")) * 3
+LABELS = torch.arange(64) % 2
+
+
+def delta_of(epsilon, sigma, sensitivity):
+    """How far the densities of two shifted normal laws exceed e^epsilon times each other."""
+
+    def excess(at):
+        near, far = norm.pdf(at, 0, sigma), norm.pdf(at, sensitivity, sigma)
+        return max(0.0, near - np.exp(epsilon) * far)
+
+    where = sensitivity / 2 - epsilon * sigma**2 / sensitivity  # to its left the excess is positive
+    return quad(excess, where - 40 * sigma, where, epsabs=1e-14, limit=500)[0]
+
+
+@pytest.mark.parametrize("sigma", [0.7, 2.0, 10.0])
+@pytest.mark.parametrize("delta", [1e-3, 1e-6])
+def test_the_epsilon_of_gaussian_noise_by_integration(sigma, delta):
+    epsilon = gaussian_epsilon(sigma, 2.0, delta)
+    assert delta_of(epsilon, sigma, 2.0) == pytest.approx(delta, rel=1e-4)
+
+
+def test_epsilons_at_the_ends():
+    assert gaussian_epsilon(1e6, 1.0, 1e-5) == 0.0  # two laws 4e-7 apart in all
+    assert gaussian_epsilon(0.01, 2.0, 1e-5) > 20_000  # s^2 / 2 of s = 200, and finite
+    assert RowNoise(1.0, 0.0, "gaussian", 1e-5).epsilon is None
+    assert RowNoise(float("inf"), 1.0, "laplace", 1e-5).epsilon is None
+    assert RowNoise(3.0, 0.5, "laplace", 1e-5).epsilon == 4.0  # 2 C over 0.5 C
+
+
+@pytest.mark.parametrize(("law", "order"), [("gaussian", 2), ("laplace", 1)])
+def test_rows_are_clipped_in_the_norm_of_their_law(law, order):
+    clipped = RowNoise(5.0, 1.0, law, 1e-5).clip(ROWS).numpy()
+    before = np.linalg.norm(ROWS.numpy(), order, axis=1)
+    after = np.linalg.norm(clipped, order, axis=1)
+    assert (before > 5).any()
+    assert (before < 5).any() or law == "laplace"
+    np.testing.assert_allclose(after, np.minimum(before, 5), rtol=1e-5)
+    np.testing.assert_allclose(clipped * before[:, None], ROWS.numpy() * after[:, None], rtol=1e-4)
+
+
+def test_rows_of_zeros_and_no_rows_at_all():
+    noise = RowNoise(1.0, 0.0, "gaussian", 1e-5)
+    zeros = torch.zeros(2, 3, requires_grad=True)
+    noise.clip(zeros).sum().backward()
+    assert torch.isfinite(zeros.grad).all()
+    assert noise.noised(torch.zeros(0, 3), BANK, "none").shape == (0, 3)
+
+
+@pytest.mark.parametrize(("law", "name"), [("gaussian", "norm"), ("laplace", "laplace")])
+def test_what_is_added_has_the_law_and_the_scale(law, name):
+    rows = torch.zeros(4000, 5)
+    found = RowNoise(2.0, 0.5, law, 1e-5).noised(rows, BANK, "law", unit=0.1).double().numpy()
+    assert kstest(found.ravel() / (2.0 * 0.5 * 0.1), name).pvalue > 0.01
+
+
+@pytest.mark.parametrize(
+    "text", ["norm=0", "norm=-1", "sigma=-1", "sigma=inf", "delta=0", "delta=1", "law=uniform"]
+)
+@pytest.mark.parametrize("name", ["gradient_noise", "clipped_noise"])
+def test_options_out_of_range(name, text):
+    with pytest.raises(BadOptionError):
+        make(f"{name}:{text}")
+
+
+class TestGradientNoise:
+    def test_it_clips_the_gradient_of_a_rows_own_loss(self):
+        grad = ROWS / len(ROWS)  # what a mean loss sends
+        sent = make("gradient_noise:norm=2,sigma=0").gradient(grad, LABELS, moment(BANK))
+        sizes = np.linalg.norm(len(ROWS) * sent.numpy(), axis=1)
+        np.testing.assert_allclose(sizes, np.minimum(ROWS.norm(dim=1).numpy(), 2), rtol=1e-5)
+
+    def test_its_noise_is_the_label_partys(self):
+        assert_secret_noise(
+            lambda at: make("gradient_noise:sigma=1").gradient(ROWS, LABELS, at),
+        )
+
+    def test_a_step_that_is_repeated_with_another_gradient_draws_anew(self):
+        """A party that comes back with another cut must not see the difference without noise."""
+        defense, other = make("gradient_noise:norm=inf,sigma=1"), ROWS.clone()
+        other[0] += 1
+        first = defense.gradient(ROWS, LABELS, moment(BANK)) - ROWS
+        second = defense.gradient(other, LABELS, moment(BANK)) - other
+        agreement = torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1]
+        assert abs(agreement) < 4 / np.sqrt(ROWS.numel())
+
+    def test_its_promise(self):
+        (promise,) = make("gradient_noise:norm=0.1,sigma=4,delta=1e-6").privacy()
+        assert delta_of(promise.epsilon, 0.4, 0.2) == pytest.approx(1e-6, rel=1e-4)
+        assert (promise.delta, promise.protects) == (1e-6, "labels")
+        (none,) = make("gradient_noise:norm=inf,sigma=4").privacy()
+        assert none.epsilon is None
+
+    def test_weights_of_rows_are_refused(self):
+        with pytest.raises(SpecError, match="every row to weigh the same"):
+            make("gradient_noise").prepare(LabelKind(2, weighted=True))
+        make("gradient_noise:norm=inf").prepare(LabelKind(2, weighted=True))
+
+
+class TestClippedNoise:
+    def test_its_noise_is_the_feature_partys(self):
+        assert_secret_noise(lambda at: make("clipped_noise:sigma=1").embedding(ROWS, at))
+
+    def test_its_promise(self):
+        (promise,) = make("clipped_noise:norm=7,sigma=2").privacy()
+        assert promise.epsilon == gaussian_epsilon(2.0, 2.0, 1e-5)
+        assert (promise.protects, promise.unit) == ("inputs", "one cut of a row")
+        assert "training only" in make("clipped_noise:queries=false").privacy()[0].against
+        assert make("clipped_noise:norm=inf").privacy()[0].epsilon is None
+
+    def test_queries_that_repeat_give_nothing_to_average(self):
+        defense = make("clipped_noise:norm=1,sigma=1")
+        answer = defense.embedding(ROWS, query(step=3))
+        assert torch.equal(answer, defense.embedding(ROWS.clone(), query(step=3)))
+        assert answer.sub(clip(ROWS)).std() == pytest.approx(1.0, abs=0.1)
+
+    @pytest.mark.parametrize("other", ["step", "rows", "secret", "phase"])
+    def test_noise_is_never_used_for_other_rows(self, other):
+        """Otherwise the difference of two answers would be that of the cuts."""
+        defense = make("clipped_noise:norm=1,sigma=1")
+        rows = torch.cat([ROWS[:-1], -ROWS[-1:]]) if other == "rows" else ROWS
+        moments = {"step": query(4), "secret": query(3, SHOP), "phase": moment(BANK, 3)}
+        first = defense.embedding(ROWS, query(3)) - clip(ROWS)
+        second = defense.embedding(rows, moments.get(other, query(3))) - clip(rows)
+        agreement = torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1]
+        assert abs(agreement) < 4 / np.sqrt(ROWS.numel())
+
+    def test_without_queries_cuts_are_only_clipped(self):
+        found = make("clipped_noise:norm=1,sigma=1,queries=false").embedding(ROWS, query(3))
+        assert torch.equal(found, clip(ROWS))
+
+    def test_averaging_over_steps_leaves_a_root_of_the_noise(self):
+        """What the promise says adds up over epochs: 100 cuts of one row leave a tenth."""
+        defense = make("clipped_noise:norm=1,sigma=1")
+        cuts = [defense.embedding(ROWS, moment(BANK, step)) for step in range(100)]
+        left = torch.stack(cuts).mean(0) - clip(ROWS)
+        assert left.std() == pytest.approx(0.1, abs=0.01)
+
+
+def clip(rows):
+    return RowNoise(1.0, 1.0, "gaussian", 1e-5).clip(rows)
+
+
+def moment(secret, step=2):
+    return Moment(step, training=True, secret=secret)
+
+
+def query(step, secret=BANK):
+    return Moment(step, training=False, secret=secret)
+
+
+def assert_secret_noise(noised):
+    """The same secret and step repeat it; another secret or step draws anew."""
+    assert torch.equal(noised(moment(BANK)), noised(moment(BANK)))
+    assert not torch.isclose(noised(moment(BANK)), noised(moment(SHOP))).any()
+    assert not torch.isclose(noised(moment(BANK)), noised(moment(BANK, 3))).any()

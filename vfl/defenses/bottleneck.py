@@ -1,0 +1,93 @@
+"""Mutual information bottleneck: the top sees a noisy code that says little about the cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from vfl.compression import Moment
+from vfl.defenses.base import Defense, Side
+from vfl.options import require_range
+
+
+def divergence(mean: Tensor, deviation: Tensor) -> Tensor:
+    """KL(N(mean, deviation^2) || N(0, 1)), summed over the width and averaged over rows, in nats.
+
+    Args:
+        mean: axes (rows, width).
+        deviation: the same axes, above 0.
+
+    >>> divergence(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]))
+    tensor(0.5000)
+    """
+    each = (mean.square() + deviation.square() - 1) / 2 - deviation.log()
+    return each.sum() / max(len(mean), 1)
+
+
+class NoisyTop(nn.Module):
+    """A top behind a Gaussian code: mean + deviation x noise in training, the mean otherwise.
+
+    Args:
+        top: what reads the code.
+        width: of the merged cut and of the code.
+    """
+
+    def __init__(self, top: nn.Module, width: int) -> None:
+        super().__init__()
+        self.mean = nn.Linear(width, width)
+        self.deviation = nn.Linear(width, width)
+        self.top = top
+        self.told: Tensor | None = None
+
+    def forward(self, cut: Tensor) -> Tensor:
+        """Outputs of axes (rows, outputs); in training `told` is what the code tells of the cut."""
+        code = self.mean(cut)
+        if self.training:
+            deviation = softplus(self.deviation(cut) - 0.5) + 1e-6
+            self.told = divergence(code, deviation)
+            code = code + deviation * torch.randn_like(code)
+        outputs: Tensor = self.top(code)
+        return outputs
+
+
+class Bottleneck(Defense):
+    """The label party's top starts with a Gaussian code whose information about the cut costs.
+
+    It adds alpha x KL(code || N(0, 1)), an upper bound of the mutual information of merged cut and
+    code, to its loss. Source: Zou et al. 2023 (MID), with the variational bound of Alemi et al.
+    2017, eq 17. What a top does not use, its gradients do not teach the bottoms. The code's layers
+    train with the top and are saved with it; the noise of a training comes from the label party's
+    secret, a prediction has none. The cut itself is sent as it is: a reader with labelled rows
+    finds what the bottoms learned. It promises nothing that could be stated.
+
+    Args:
+        alpha: price of a nat.
+
+    >>> wrapped = Bottleneck().wrap_top(nn.Identity(), width=2).eval()
+    >>> torch.equal(wrapped(torch.ones(1, 2)), wrapped(torch.ones(1, 2)))
+    True
+    """
+
+    side: ClassVar[Side] = "label"
+    label_free: ClassVar[bool] = True
+
+    def __init__(self, alpha: float = 0.001) -> None:
+        require_range("alpha", alpha, 0)
+        self.alpha = alpha
+        self._top: NoisyTop | None = None
+
+    def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
+        self._top = NoisyTop(top, width)
+        return self._top
+
+    def loss(
+        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, moment: Moment
+    ) -> Tensor | None:
+        if self._top is None or self._top.told is None:
+            return None
+        told, self._top.told = self._top.told, None
+        return self.alpha * told

@@ -1,0 +1,113 @@
+"""Confusional autoencoder: the network learns labels that look like others, and are decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn, optim
+from torch.nn.functional import log_softmax
+
+from vfl.compression import Moment
+from vfl.defenses.base import Defense, LabelKind, Side
+from vfl.defenses.refusals import require_classes
+from vfl.options import require_range
+from vfl.seeds import Secret, scoped
+
+_STEPS = 200
+
+
+class Confusion(Defense):
+    """The label party trains on soft labels that an autoencoder of its own made, and decodes.
+
+    Source: Zou et al. 2022 (CAE). Before the first step, a code for each class y (what an encoder
+    of one-hot labels comes to) and a decoder C -> 6C -> C are trained to minimise
+
+        CE(y, decoded) - contrast x log(1 - code_y) - entropy x H(code)
+
+    so that codes are far from the true class and from certain, and can still be told apart. The
+    paper prints -CE(y, code) for the middle term, which has no lower end and drives the codes of
+    different classes into one. Only the label party runs it and draws from its own secret; codes
+    and decoder are its state. What gradients tell are codes; who has a few labelled rows learns
+    which code is which, so cuts are as easy to read as without it. It promises nothing that could
+    be stated.
+
+    Args:
+        contrast: how much a code shuns its own class.
+        entropy: how much a code is to be uncertain; the more, the harder codes are to learn.
+
+    >>> codes = Confusion().targets(torch.tensor([0, 1]), 3, Moment(0, True, Secret(bytes(32))))
+    >>> codes.argmax(dim=1).tolist() != [0, 1], round(codes.sum().item(), 4)
+    (True, 2.0)
+    """
+
+    side: ClassVar[Side] = "label"
+
+    def __init__(self, contrast: float = 1.0, entropy: float = 0.05) -> None:
+        require_range("contrast", contrast, 0)
+        require_range("entropy", entropy, 0)
+        self.contrast = contrast
+        self.entropy = entropy
+        self._codes: Tensor | None = None
+        self._decoder: nn.Module | None = None
+
+    def prepare(self, kind: LabelKind) -> None:
+        require_classes("confusion", kind)
+
+    def targets(self, targets: Tensor, classes: int, moment: Moment) -> Tensor:
+        if self._codes is None:
+            assert moment.secret is not None, "training has a secret"
+            self._train(classes, moment.secret)
+        assert self._codes is not None, "trained or restored"
+        codes = self._codes.to(targets.device)
+        return targets @ codes if targets.is_floating_point() else codes[targets]
+
+    def logits(self, logits: Tensor, moment: Moment) -> Tensor:
+        if moment.training or self._decoder is None:
+            return logits
+        decoded = self._decoder.to(logits.device)(torch.softmax(logits, dim=1))
+        return log_softmax(decoded, dim=1)
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        if self._codes is None or self._decoder is None:
+            return {}
+        decoder = self._decoder.state_dict()
+        return {"codes": self._codes} | {f"decoder.{name}": w for name, w in decoder.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        if not state:
+            self._codes = self._decoder = None
+            return
+        self._codes = state["codes"]
+        self._decoder = _decoder(len(self._codes)).requires_grad_(False)
+        self._decoder.load_state_dict(
+            {k.removeprefix("decoder."): w for k, w in state.items() if k != "codes"}
+        )
+
+    def _train(self, classes: int, secret: Secret) -> None:
+        with scoped(secret.number("confusion")), torch.enable_grad():
+            # On the far side from the start: with two classes there is no way around the middle.
+            table = nn.Parameter(torch.randn(classes, classes) - 3 * torch.eye(classes))
+            decoder = _decoder(classes)
+            steps = optim.Adam([table, *decoder.parameters()], lr=0.02)
+            for _ in range(_STEPS):
+                steps.zero_grad()
+                self._cost(table, decoder).backward()  # type: ignore[no-untyped-call]
+                steps.step()
+        self._codes = torch.softmax(table, dim=1).detach()
+        self._decoder = decoder.requires_grad_(False)
+
+    def _cost(self, table: Tensor, decoder: nn.Module) -> Tensor:
+        logs = log_softmax(table, dim=1)
+        codes = logs.exp()
+        told = log_softmax(decoder(codes), dim=1).diagonal()
+        near = -torch.log1p(-codes.diagonal().clamp_max(1 - 1e-6))
+        certain = (codes * logs).sum(dim=1)
+        return (self.contrast * near + self.entropy * certain - told).mean()
+
+
+def _decoder(classes: int) -> nn.Module:
+    """From a code to the logits of the true classes."""
+    hidden = 6 * classes
+    return nn.Sequential(nn.Linear(classes, hidden), nn.ReLU(), nn.Linear(hidden, classes))

@@ -1,0 +1,124 @@
+"""Bottoms that never learn a label: the trivial reference for every defense of labels."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn, optim
+from torch.nn.functional import mse_loss
+
+from vfl.compression import Moment
+from vfl.defenses.base import Defense, PrivacyStatement, Side
+from vfl.defenses.components import Components
+from vfl.errors import BadOptionError
+from vfl.options import require_range
+from vfl.seeds import Secret
+
+Kind = Literal["random", "pca", "autoencoder"]
+_BATCH_ROWS = 128
+_DECODER_WIDTH = 256
+
+
+class Frozen(nn.Module):
+    """A model whose weights and statistics no training moves.
+
+    Args:
+        model: it always runs as in evaluation: no dropout, no moving batch statistics.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model.requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> Frozen:
+        self.training = mode
+        return self
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """What the model gives, without a graph."""
+        with torch.no_grad():
+            outputs: Tensor = self.model(inputs)
+        return outputs
+
+
+class LabelFree(Defense):
+    """Bottoms are made without labels and stay as they are; the label party answers with zeros.
+
+    random: the bottom at its first weights. pca: principal components of `features` random ones of
+    the inputs (0: of the inputs themselves) instead of the bottom. autoencoder: the bottom,
+    trained to rebuild inputs of which a share `mask` was set to 0 (Vincent et al. 2008), on the
+    feature party's own training rows. All come from the feature party's secret, before the first
+    step, and are saved with its weights. Both sides run it: the gradient the label party sends is
+    all zeros, and a feature party that gets another one ignores it. Only the top learns labels.
+
+    Args:
+        kind: "random", "pca" or "autoencoder".
+        features: of pca.
+        epochs: of the autoencoder, over the training rows.
+        mask: of the autoencoder, 0 to 0.9.
+
+    >>> LabelFree("random").gradient(torch.ones(1, 2), torch.tensor([0]), Moment()).tolist()
+    [[0.0, 0.0]]
+    """
+
+    side: ClassVar[Side] = "both"
+
+    def __init__(
+        self, kind: Kind = "pca", features: int = 1024, epochs: int = 10, mask: float = 0.3
+    ) -> None:
+        if kind not in get_args(Kind):
+            raise BadOptionError("no such kind", got=kind, want=", ".join(get_args(Kind)))
+        require_range("features", features, 0)
+        require_range("epochs", epochs, 1)
+        require_range("mask", mask, 0, 0.9)
+        self.kind = kind
+        self.features = features
+        self.epochs = epochs
+        self.mask = mask
+
+    def wrap_bottom(self, bottom: nn.Module, width: int) -> nn.Module:
+        return Frozen(Components(width, self.features) if self.kind == "pca" else bottom)
+
+    def fit(self, bottom: nn.Module, inputs: Tensor, secret: Secret) -> None:
+        draw = torch.Generator().manual_seed(secret.number("label_free"))
+        frozen = next(part for part in bottom.modules() if isinstance(part, Frozen))
+        if isinstance(frozen.model, Components):
+            frozen.model.fit(inputs, draw)
+        elif self.kind == "autoencoder":
+            self._train(frozen.model, inputs, draw)
+
+    def gradient(self, grad: Tensor, labels: Tensor, moment: Moment) -> Tensor:
+        return torch.zeros_like(grad)
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        against = (
+            "a feature party and whoever reads its cuts: labels enter neither cut nor gradient"
+        )
+        return (PrivacyStatement(protects="labels", against=against),)
+
+    def _train(self, encoder: nn.Module, inputs: Tensor, draw: torch.Generator) -> None:
+        """Train a bottom to rebuild its inputs, and freeze it again."""
+        device = next((weights.device for weights in encoder.parameters()), inputs.device)
+        with torch.no_grad():
+            width = encoder(inputs[:1].to(device)).shape[1]
+        encoder.requires_grad_(True).train()
+        decoder = _decoder(width, inputs[0].numel()).to(device)
+        steps = optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=1e-3)
+        for _ in range(self.epochs):
+            order = torch.randperm(len(inputs), generator=draw)
+            for start in range(0, max(len(order) - 1, 1), _BATCH_ROWS):  # no batch of one row
+                whole = inputs.index_select(0, order[start : start + _BATCH_ROWS])
+                seen = whole * (torch.rand(whole.shape, generator=draw) >= self.mask)
+                rebuilt = decoder(encoder(seen.to(device)))
+                loss = mse_loss(rebuilt, whole.flatten(1).to(device))
+                steps.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                steps.step()
+        encoder.requires_grad_(False).eval()
+
+
+def _decoder(width: int, columns: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(width, _DECODER_WIDTH), nn.ReLU(), nn.Linear(_DECODER_WIDTH, columns)
+    )

@@ -1,0 +1,172 @@
+"""Marvell: the Gaussian noise that makes the gradients of two classes look most alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import ClassVar, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from vfl.compression import Moment
+from vfl.defenses.base import Defense, LabelKind, PrivacyStatement, Side
+from vfl.defenses.noise import fingerprint
+from vfl.defenses.refusals import require, require_two_classes
+
+Shape = Literal["optimal", "iso"]
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_STEPS = 30
+
+
+class Gradients(NamedTuple):
+    """What the noise depends on: the gradients of a batch, as two round Gaussians.
+
+    Attributes:
+        distance2: squared distance of the classes' means.
+        spread0, spread1: variance of a class around its mean, per unit of the cut.
+        share1: share of rows of class 1.
+        width: units of the cut.
+    """
+
+    distance2: float
+    spread0: float
+    spread1: float
+    share1: float
+    width: int
+
+
+class Noise(NamedTuple):
+    """Variances of the noise of both classes, along the means' difference and across it."""
+
+    along0: float
+    across0: float
+    along1: float
+    across1: float
+
+
+class Marvell(Defense):
+    """Noise on the gradients of two classes that minimises what divides them (Li et al. 2022).
+
+    Each class gets Gaussian noise of its own covariance. They are those for which the sum of both
+    Kullback-Leibler divergences between the classes' gradients is least (section 4.2, theorem 2),
+    at a mean squared norm of `power` times the squared distance of the classes' means. A batch's
+    gradients are taken for two round Gaussians. A batch of one class gets round noise, of `power`
+    times its mean's squared norm. Cuts stay as they are: labels may be inferred from them.
+
+    Args:
+        power: of the noise.
+        shape: "optimal", or "iso" for round noise of the same power.
+
+    >>> far = Gradients(distance2=1.0, spread0=0.1, spread1=0.1, share1=0.5, width=4)
+    >>> round(divergence(far, Noise(0, 0, 0, 0)), 3), round(divergence(far, best(far, 4.0)), 3)
+    (10.0, 0.244)
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    side: ClassVar[Side] = "label"
+    once: ClassVar[bool] = True
+
+    def __init__(self, power: float = 4.0, shape: Shape = "optimal") -> None:
+        require("power", power, "0 or more", 0 <= power < math.inf)
+        require("shape", shape, "optimal or iso", shape in get_args(Shape))
+        self.power = power
+        self.shape = shape
+
+    def prepare(self, kind: LabelKind) -> None:
+        require_two_classes("marvell", kind)
+
+    def gradient(self, grad: Tensor, labels: Tensor, moment: Moment) -> Tensor:
+        assert moment.secret is not None, "gradients travel in training only"
+        purpose = "marvell", moment.step, fingerprint(grad)
+        draws = torch.from_numpy(moment.secret.normal(tuple(grad.shape), *purpose))
+        return (grad + self._scaled(draws, grad.double(), labels == 1)).to(grad.dtype)
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        against = "a feature party that scores norms or directions of gradients; not of cuts"
+        return (PrivacyStatement("labels", against),)
+
+    def _scaled(self, draws: Tensor, grad: Tensor, is_one: Tensor) -> Tensor:
+        width = grad.shape[1]
+        if is_one.all() or not is_one.any():
+            power = self.power * float(grad.mean(0).square().sum()) if len(grad) else 0.0
+            return draws * math.sqrt(power / width)
+        difference = grad[is_one].mean(0) - grad[~is_one].mean(0)
+        found = measure(grad, is_one, float(difference.square().sum()))
+        power = self.power * found.distance2
+        if self.shape == "iso" or power == 0:
+            return draws * math.sqrt(power / width)
+        noise = best(found, power)
+        direction = difference / math.sqrt(found.distance2)
+        along = torch.where(is_one, noise.along1, noise.along0).sqrt()[:, None]
+        across = torch.where(is_one, noise.across1, noise.across0).sqrt()[:, None]
+        on_axis = (draws @ direction)[:, None] * direction
+        return across * draws + (along - across) * on_axis
+
+
+def measure(grad: Tensor, is_one: Tensor, distance2: float) -> Gradients:
+    """The figures of a batch's gradients; axes (rows, width), both classes among the rows."""
+    rows, width = grad.shape
+    spreads = [float(grad[one].var(0, correction=0).mean()) for one in (~is_one, is_one)]
+    return Gradients(distance2, spreads[0], spreads[1], float(is_one.sum()) / rows, width)
+
+
+def divergence(found: Gradients, noise: Noise) -> float:
+    """Sum of both Kullback-Leibler divergences of the classes' gradients under a noise."""
+    along0, across0 = found.spread0 + noise.along0, found.spread0 + noise.across0
+    along1, across1 = found.spread1 + noise.along1, found.spread1 + noise.across1
+    across = across0 / across1 + across1 / across0
+    along = (along0 + found.distance2) / along1 + (along1 + found.distance2) / along0
+    return ((found.width - 1) * across + along) / 2 - found.width
+
+
+def best(found: Gradients, power: float) -> Noise:
+    """The noise of least `divergence` whose mean squared norm is at most `power`.
+
+    Across the difference only the narrower class gets noise, up to the other's spread. In the
+    logarithms of the variances the problem is convex, so two nested golden sections find the
+    narrower class's two variances; the other's variance along the difference has a closed form.
+    """
+    if found.spread0 > found.spread1:
+        mirrored = found._replace(
+            spread0=found.spread1, spread1=found.spread0, share1=1 - found.share1
+        )
+        noise = best(mirrored, power)
+        return Noise(noise.along1, noise.across1, noise.along0, noise.across0)
+    floor = 1e-9 * (found.distance2 + power)  # a class of equal gradients has no spread
+    found = found._replace(spread0=max(found.spread0, floor), spread1=max(found.spread1, floor))
+    share0 = 1 - found.share1
+
+    def along(across0: float) -> Noise:
+        """The best noise along the difference with what noise across it leaves of the power."""
+        left = power - share0 * (found.width - 1) * across0
+
+        def at(along0: float) -> Noise:
+            wide = found.spread0 + along0
+            wished = math.sqrt(wide * (wide + found.distance2)) - found.spread1
+            most = (left - share0 * along0) / found.share1
+            return Noise(along0, across0, min(max(wished, 0.0), max(most, 0.0)), 0.0)
+
+        least = golden(lambda along0: divergence(found, at(along0)), across0, left / share0)
+        return at(least)
+
+    most = min(found.spread1 - found.spread0, power / (share0 * found.width))
+    return along(golden(lambda across0: divergence(found, along(across0)), 0.0, most))
+
+
+def golden(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function with one valley is least between two ends (Kiefer 1953), to 1e-6 of them."""
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_left, at_right = function(left), function(right)
+    for _ in range(_STEPS):
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - _GOLDEN * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + _GOLDEN * (high - low)
+            at_right = function(right)
+    return (low + high) / 2

@@ -1,0 +1,75 @@
+"""Mixup: every party feeds the same random mixtures of two rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from vfl.compression import Moment
+from vfl.defenses.base import Defense, LabelKind, PrivacyStatement
+from vfl.defenses.refusals import require, require_classes, require_equal_weights
+from vfl.seeds import derive
+
+
+class Mixup(Defense):
+    """Rows become lambda x + (1 - lambda) x', and so do their labels (Zhang et al. 2018).
+
+    All parties must mix the same rows alike, so pairs and lambda, one draw of Beta(alpha, alpha) a
+    step, follow from a public number. It therefore hides nothing from a party: it only lets the
+    models memorise single rows less. Cross-entropy is linear in the labels, so the label party
+    minimises lambda L(y) + (1 - lambda) L(y').
+
+    Args:
+        alpha: 1 mixes evenly, towards 0 hardly.
+        seed: of the public draws, the same at every party.
+
+    >>> pairs, share = mixture(step=1, rows=4, alpha=1.0, seed=0)
+    >>> sorted(pairs.tolist()), 0 <= share <= 1
+    ([0, 1, 2, 3], True)
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    once: ClassVar[bool] = True
+
+    def __init__(self, alpha: float = 0.2, seed: int = 0) -> None:
+        require("alpha", alpha, "above 0", 0 < alpha < math.inf)
+        self.alpha = alpha
+        self.seed = seed
+
+    def prepare(self, kind: LabelKind) -> None:
+        require_classes("mixup", kind)
+        require_equal_weights("mixup", kind)
+
+    def batch(
+        self, inputs: Tensor | None, labels: Tensor | None, moment: Moment
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if inputs is None:
+            return inputs, labels
+        pairs, share = mixture(moment.step, len(inputs), self.alpha, self.seed)
+        return torch.lerp(inputs[pairs], inputs, share), labels
+
+    def loss(
+        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, moment: Moment
+    ) -> Tensor | None:
+        pairs, share = mixture(moment.step, len(labels), self.alpha, self.seed)
+        others = labels[pairs.to(labels.device)]
+        # Added to the task loss L(y), this makes share L(y) + (1 - share) L(y').
+        return (1 - share) * (cross_entropy(logits, others) - cross_entropy(logits, labels))
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        against = "an outsider who asks the trained model about its rows; no party of the training"
+        return (PrivacyStatement("inputs", against),)
+
+
+def mixture(step: int, rows: int, alpha: float, seed: int) -> tuple[Tensor, float]:
+    """The other row of each row, axes (rows,), and the first one's share, of a step."""
+    draw = np.random.default_rng(derive(seed, "mixup", step))
+    return torch.from_numpy(draw.permutation(rows)), float(draw.beta(alpha, alpha))

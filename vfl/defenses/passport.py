@@ -1,0 +1,91 @@
+"""Passports: scales and shifts of a model's last layer that only their owner knows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vfl.defenses.base import Defense, PrivacyStatement
+from vfl.defenses.refusals import require
+
+
+class Passport(Defense):
+    """A passport layer behind each bottom and before the top (FedPass: Gu et al. 2023).
+
+    The layer is linear, and its scale and shift follow from its own weights W and from secret
+    passports s: gamma = mean over s of D(E(W s)), beta likewise, with a small autoencoder D(E(.)).
+    In training passports are drawn anew in every step around secret means; a prediction uses the
+    means. Means and draws follow from each party's own secret, as its first weights do.
+
+    Args:
+        count: passports of scale and of shift.
+        reach: means lie evenly between -reach and 0.
+        sigma: deviation of the draws around them.
+
+    >>> layer = PassportLayer(4, count=1, reach=1.0, sigma=0.1)
+    >>> tuple(layer.scale_passports.shape), layer(torch.zeros(3, 4)).shape
+    ((1, 4), torch.Size([3, 4]))
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    def __init__(self, count: int = 1, reach: float = 1.0, sigma: float = 0.1) -> None:
+        require("count", count, "1 or more", count >= 1)
+        require("reach", reach, "0 or more", reach >= 0)
+        require("sigma", sigma, "0 or more", sigma >= 0)
+        self.count = count
+        self.reach = reach
+        self.sigma = sigma
+
+    def wrap_bottom(self, bottom: nn.Module, width: int) -> nn.Module:
+        return nn.Sequential(bottom, self._layer(width))
+
+    def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
+        return nn.Sequential(self._layer(width), top)
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        return tuple(
+            PrivacyStatement(protects, f"{who}, which lacks the passports of the other side")
+            for protects, who in (("inputs", "the label party"), ("labels", "a feature party"))
+        )
+
+    def _layer(self, width: int) -> nn.Module:
+        return PassportLayer(width, self.count, self.reach, self.sigma)
+
+
+class PassportLayer(nn.Module):
+    """gamma * (W x) + beta of rows x; axes (rows, width) in and out.
+
+    Draws from the generator of the block it is built and run in; see `vfl.seeds.scoped`.
+
+    Args:
+        width: units.
+        count, reach, sigma: as in `Passport`.
+    """
+
+    scale_passports: Tensor
+    shift_passports: Tensor
+
+    def __init__(self, width: int, count: int, reach: float, sigma: float) -> None:
+        super().__init__()
+        self.sigma = sigma
+        self.linear = nn.Linear(width, width, bias=False)
+        hidden = max(1, width // 4)
+        self.autoencoder = nn.Sequential(
+            nn.Linear(width, hidden), nn.LeakyReLU(), nn.Linear(hidden, width)
+        )
+        for name in ("scale", "shift"):
+            self.register_buffer(f"{name}_passports", -reach * torch.rand(count, width))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """The layer's output."""
+        scale, shift = self._of(self.scale_passports), self._of(self.shift_passports)
+        outputs: Tensor = scale * self.linear(rows) + shift
+        return outputs
+
+    def _of(self, passports: Tensor) -> Tensor:
+        if self.training and self.sigma:
+            passports = passports + self.sigma * torch.randn_like(passports)
+        made: Tensor = self.autoencoder(self.linear(passports)).mean(0)
+        return made

@@ -1,0 +1,138 @@
+"""Potential energy: rows of one class repel each other until a class has no centre to find."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from vfl.compression import Moment
+from vfl.defenses.base import Defense, LabelKind, Side
+from vfl.defenses.layer_norm import LayerNorm
+from vfl.defenses.refusals import require_classes
+from vfl.errors import BadOptionError
+from vfl.options import require_range
+
+Distance = Literal["angular", "chordal"]
+
+#: Cosines end this far from 1: below 1e-7 float32 knows no difference, and 1e-4 never trained into
+#: a number that is not finite. Closer rows, duplicates too, do not repel each other.
+MARGIN = 1e-4
+#: Rows up to here are compared by one product of all with all; class blocks cost more to set up.
+_FEW_ROWS = 192
+#: A shorter row has no direction worth a gradient, which grows with 1 / length.
+_LEAST_LENGTH = 1e-4
+
+
+def potential_energy(cut: Tensor, labels: Tensor, distance: Distance = "angular") -> Tensor:
+    """Mean of 1 / distance over all ordered pairs of different rows of one class.
+
+    Angular: the angle arccos(u.v) of rows made unit length (thesis eq 4-22, which sums where this
+    takes the mean, so that the weight does not depend on the batch). Chordal: sqrt(2 - 2 u.v).
+    Both are bounded by about 71; without a pair the energy is 0. The gradient is always finite.
+
+    Args:
+        cut: axes (rows, width).
+        labels: codes 0..C-1, axes (rows,).
+        distance: "angular" or "chordal".
+
+    Returns:
+        A scalar with a graph to `cut`.
+
+    >>> cut = torch.tensor([[1.0, 0.0], [0.0, 2.0], [5.0, 5.0]])
+    >>> round(potential_energy(cut, torch.tensor([0, 0, 1])).item(), 4)  # one right angle
+    0.6366
+    """
+    if len(cut) < 2:
+        return cut.sum() * 0
+    squares = cut.square().sum(dim=1, keepdim=True)
+    units = cut * squares.clamp_min(_LEAST_LENGTH**2).rsqrt()
+    cosines = _pair_cosines(units, labels)
+    if len(cosines) == 0:
+        return cut.sum() * 0
+    cosines = cosines.clamp(MARGIN - 1, 1 - MARGIN)
+    if distance == "angular":
+        return torch.arccos(cosines).reciprocal().mean()
+    return (2 - 2 * cosines).rsqrt().mean()
+
+
+def _pair_cosines(units: Tensor, labels: Tensor) -> Tensor:
+    """u.v of each pair of one class once; axes (pairs,). Other pairs never enter the graph."""
+    if len(units) <= _FEW_ROWS:
+        return _from_all(units, labels)
+    sizes = torch.bincount(labels)
+    largest = int(sizes.max())
+    if len(sizes) * largest**2 >= len(units) ** 2:  # one class has most of the rows
+        return _from_all(units, labels)
+    filled = torch.arange(largest, device=units.device) < sizes[:, None]
+    place = torch.zeros_like(filled, dtype=torch.long)
+    place[filled] = labels.argsort()
+    blocks = units.index_select(0, place.flatten()).view(*place.shape, -1)
+    same = (filled[:, :, None] & filled[:, None, :]).triu_(1)
+    return torch.bmm(blocks, blocks.transpose(1, 2)).masked_select(same)
+
+
+def _from_all(units: Tensor, labels: Tensor) -> Tensor:
+    same = torch.eq(labels[:, None], labels).triu_(1)
+    return (units @ units.T).masked_select(same)
+
+
+class Potential(Defense):
+    """The label party adds alpha x potential energy of each feature party's cut to its loss.
+
+    Source: thesis section 4.3, eq 4-22; the weights 0.25 to 32 of its sweep mean the same here.
+    With `norm` each feature party's bottom ends in layer normalisation without scale and shift, so
+    that cuts lie on a sphere; the thesis asks for it, angles as such do not need it.
+    Both sides run it from the same spec and the halves are trained with it from the first step on;
+    it has no state. It promises nothing that could be stated: a reader who whitens the cut, has
+    unlabelled rows or reaches an earlier layer finds the classes again.
+
+    Args:
+        alpha: weight in the label party's loss.
+        distance: "angular" or "chordal".
+        norm: layer normalisation at the end of the bottoms.
+        layers: where it acts; "cut" only, for labels and inner layers are at different parties.
+
+    >>> cut, labels = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0])
+    >>> round(Potential(alpha=4).loss({"bank": cut}, labels, cut, Moment()).item(), 4)
+    2.5465
+    """
+
+    side: ClassVar[Side] = "both"
+
+    def __init__(
+        self,
+        alpha: float = 4.0,
+        distance: Distance = "angular",
+        norm: bool = True,
+        layers: str = "cut",
+    ) -> None:
+        require_range("alpha", alpha, 0)
+        if distance not in get_args(Distance):
+            raise BadOptionError("no such distance", got=distance, want="angular, chordal")
+        if layers != "cut":
+            raise BadOptionError(
+                "labels and inner layers are at different parties",
+                where="option 'layers'",
+                got=layers,
+                want="cut",
+                fix="who owns both halves adds vfl.defenses.potential.potential_energy of an "
+                "inner layer to the loss of a SplitModule (examples/inner_layers.py)",
+            )
+        self.alpha = alpha
+        self.distance: Distance = distance
+        self.norm = norm
+
+    def prepare(self, kind: LabelKind) -> None:
+        require_classes("potential", kind)
+
+    def wrap_bottom(self, bottom: nn.Module, width: int) -> nn.Module:
+        return LayerNorm().wrap_bottom(bottom, width) if self.norm else bottom
+
+    def loss(
+        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, moment: Moment
+    ) -> Tensor | None:
+        energies = [potential_energy(cut, labels, self.distance) for cut in cuts.values()]
+        return self.alpha * torch.stack(energies).sum()

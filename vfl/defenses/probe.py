@@ -1,0 +1,115 @@
+"""The few-shot probe: a cut of which a linear reader with few labels learns nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from vfl.compression import Moment
+from vfl.defenses.base import Defense, LabelKind, Side
+from vfl.defenses.refusals import require_classes
+from vfl.options import require_range
+
+_RIDGE = 0.3
+#: Added to the covariance before whitening, as a share of the mean variance.
+_FLOOR = 2e-3
+
+
+def probe_alignment(
+    cut: Tensor, labels: Tensor, classes: int, support: int, whiten: bool = False
+) -> Tensor:
+    """How well a ridge regression fitted on some rows of a batch reads the classes of the others.
+
+    Columns are standardised by the batch (or whitened). With S the first `support` rows, Q the
+    others, T = onehot - 1/C: predictions P = (Q S'/width) (S S'/width + 0.3)^-1 T. A class's
+    alignment is the mean of <P, onehot - 1/C> over its queries; the result is the mean of its
+    absolute value over the classes among the queries. Gradients go through S and Q.
+
+    Args:
+        cut: axes (rows, width).
+        labels: codes 0..C-1, axes (rows,).
+        classes: C.
+        support: rows the reader knows; half of the batch at most.
+        whiten: remove correlations too, by the Cholesky factor of the covariance.
+
+    >>> cut = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])
+    >>> round(probe_alignment(cut, torch.tensor([0, 1, 0, 1]), 2, 2).item(), 4)  # 0.5 * 2 / 2.3
+    0.4348
+    """
+    support = min(support, len(cut) // 2)
+    if support == 0:
+        return cut.sum() * 0
+    rows = _whitened(cut) if whiten else _standardised(cut)
+    truth = one_hot(labels, classes).to(cut.dtype) - 1 / classes
+    known, asked = rows[:support], rows[support:]
+    ridge = _RIDGE * torch.eye(support, dtype=cut.dtype, device=cut.device)
+    solved = torch.linalg.solve(known @ known.T / cut.shape[1] + ridge, truth[:support])
+    right = ((asked @ (known.T @ solved)) / cut.shape[1] * truth[support:]).sum(dim=1)
+    counts = torch.bincount(labels[support:], minlength=classes)
+    sums = torch.zeros_like(counts, dtype=cut.dtype).index_add(0, labels[support:], right)
+    present = counts > 0
+    return (sums[present] / counts[present]).abs().mean()
+
+
+def _standardised(cut: Tensor) -> Tensor:
+    centred = cut - cut.mean(dim=0)
+    return centred * (centred.square().mean(dim=0) + 1e-6).rsqrt()
+
+
+def _whitened(cut: Tensor) -> Tensor:
+    centred = cut - cut.mean(dim=0)
+    # In float64: a wide cut has fewer rows than columns, and rounding alone may be below the floor.
+    exact = centred.double()
+    covariance = exact.T @ exact / len(cut)
+    floor = _FLOOR * covariance.diagonal().mean() + 1e-6
+    factor = torch.linalg.cholesky(covariance + floor * torch.eye(cut.shape[1]).to(exact))
+    whitened: Tensor = torch.linalg.solve_triangular(factor, exact.T, upper=False).T
+    return whitened.to(cut.dtype)
+
+
+class Probe(Defense):
+    """The label party plays a reader with few labels and keeps the cuts from helping it.
+
+    It adds alpha x `probe_alignment` of each feature party's cut to its loss; the reader knows
+    `support` rows in even steps and twice as many in odd ones, so give it batches of 256 rows or
+    so. A top with a hidden layer then still finds the classes. Our own, in the family of
+    adversarial regularisation with a closed-form adversary (Bertinetto et al. 2019 for the ridge).
+    Only the label party runs it, while it trains; it has no state. Readers that are not linear, or
+    that have unlabelled rows, still find classes: it promises nothing that could be stated.
+
+    Args:
+        alpha: weight in the label party's loss.
+        support: labelled rows of the reader.
+        whiten: let the reader whiten the cut first.
+
+    >>> cut, labels = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]), torch.tensor([0, 1, 0, 1])
+    >>> logits = torch.zeros(4, 2)
+    >>> round(Probe(alpha=2, support=2).loss({"bank": cut}, labels, logits, Moment()).item(), 4)
+    0.8696
+    """
+
+    side: ClassVar[Side] = "label"
+
+    def __init__(self, alpha: float = 0.6, support: int = 50, whiten: bool = False) -> None:
+        require_range("alpha", alpha, 0)
+        require_range("support", support, 1)
+        self.alpha = alpha
+        self.support = support
+        self.whiten = whiten
+
+    def prepare(self, kind: LabelKind) -> None:
+        require_classes("probe", kind)
+
+    def loss(
+        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, moment: Moment
+    ) -> Tensor | None:
+        support = self.support * (1 + moment.step % 2)
+        found = [
+            probe_alignment(cut, labels, logits.shape[1], support, self.whiten)
+            for cut in cuts.values()
+        ]
+        return self.alpha * torch.stack(found).sum()

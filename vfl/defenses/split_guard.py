@@ -1,0 +1,158 @@
+"""SplitGuard: a feature party finds out whether its gradients still come from the labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from vfl.compression import Moment
+from vfl.defenses.base import Defense, PrivacyStatement, Side
+from vfl.defenses.refusals import require
+from vfl.errors import HijackError
+
+_STEEPNESS, _EXPONENT = 5.0, 2
+_FAKE, _REGULAR, _OTHER = range(3)
+
+
+class SplitGuard(Defense):
+    """Some batches hold their rows in a wrong order; an honest label party's gradients show it.
+
+    The original (Erdogan et al. 2022, arXiv 2108.09052) sends false labels with a batch. Here the
+    labels are elsewhere, so the rows are false: exchanged among themselves, they meet each other's
+    labels. For an honest top that is a batch of mistakes, and its gradient for a last layer of the
+    bottom, cut^T gradient, is long and points elsewhere than those of regular batches. A label
+    party with an aim of its own for the bottom, as in feature-space hijacking (Pasquini et al.
+    2021), looks at no label and treats both alike. The party does not learn from a false batch.
+
+    A defense of gradients that hides labels well looks like hijacking too; so does a cut that has
+    nothing to do with the labels.
+
+    Args:
+        share: of the steps whose rows are exchanged.
+        start: steps before the first of them; a model that has learned nothing makes no mistakes.
+        checks: false batches before the mean of as many latest scores is judged.
+        threshold: what that mean must reach; honest is near 1, hijacked near 0.25.
+
+    >>> vector = torch.tensor([1.0, 0.0])
+    >>> round(score(-5 * vector, vector, 1.1 * vector), 3), round(score(vector, vector, vector), 3)
+    (1.0, 0.25)
+
+    Raises:
+        BadOptionError: an option out of range.
+        HijackError: while training, when the mean score is too low.
+    """
+
+    side: ClassVar[Side] = "feature"
+    rows_apart: ClassVar[bool] = True
+    once: ClassVar[bool] = True
+
+    def __init__(
+        self, share: float = 0.1, start: int = 100, checks: int = 10, threshold: float = 0.8
+    ) -> None:
+        require("share", share, "above 0, at most 0.5", 0 < share <= 0.5)
+        require("start", start, "0 or more", start >= 0)
+        require("checks", checks, "1 or more", checks >= 1)
+        require("threshold", threshold, "0 to 1", 0 <= threshold <= 1)
+        self.share = share
+        self.start = start
+        self.checks = checks
+        self.threshold = threshold
+        self._sums: Tensor | None = None
+        self._counts = torch.zeros(3, dtype=torch.float64)
+        self._scores = torch.zeros(0, dtype=torch.float64)
+
+    def batch(
+        self, inputs: Tensor | None, labels: Tensor | None, moment: Moment
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if inputs is None or labels is not None or self._group(moment) != _FAKE:
+            return inputs, labels
+        assert moment.secret is not None, "batches are for training only"
+        turn = int(moment.secret.uniform((1,), "split_guard turn", moment.step)[0] * len(inputs))
+        return inputs.roll(max(1, turn), 0), labels
+
+    def received(self, cut: Tensor, grad: Tensor, moment: Moment) -> Tensor:
+        if moment.step < self.start:
+            return grad
+        group = self._group(moment)
+        self._keep(group, (cut.double().T @ grad.double()).flatten())
+        if group != _FAKE:
+            return grad
+        if self._sums is not None and bool((self._counts > 0).all()):
+            self._judge(self._sums / self._counts[:, None], moment)
+        return torch.zeros_like(grad)
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        against = (
+            "a label party that trains the bottom for something else than its labels; it is found"
+        )
+        return (PrivacyStatement("inputs", against),)
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        if self._sums is None:
+            return {}
+        return {"sums": self._sums, "counts": self._counts, "scores": self._scores}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        if state:
+            self._sums = state["sums"].clone()
+            self._counts = state["counts"].clone()
+            self._scores = state["scores"].clone()
+
+    def _group(self, moment: Moment) -> int:
+        """What a step is for; its own party alone can tell."""
+        if moment.secret is None or moment.step < self.start:
+            return _REGULAR
+        draw = float(moment.secret.uniform((1,), "split_guard", moment.step)[0])
+        if draw < self.share:
+            return _FAKE
+        return _REGULAR if draw < (1 + self.share) / 2 else _OTHER
+
+    def _keep(self, group: int, values: Tensor) -> None:
+        sums = (
+            torch.zeros(3, len(values), dtype=torch.float64) if self._sums is None else self._sums
+        )
+        self._sums = sums.clone()
+        self._counts = self._counts.clone()
+        self._sums[group] += values
+        self._counts[group] += 1
+
+    def _judge(self, means: Tensor, moment: Moment) -> None:
+        found = score(means[_FAKE], means[_REGULAR], means[_OTHER])
+        self._scores = torch.cat([self._scores, torch.tensor([found]).double()])[-self.checks :]
+        mean = float(self._scores.mean())
+        if len(self._scores) == self.checks and mean < self.threshold:
+            raise HijackError(
+                "the gradients that come back do not depend on whose rows were sent",
+                where=f"step {moment.step}",
+                got=f"a mean score of {mean:.2f} over {self.checks} batches of exchanged rows",
+                want=f"at least {self.threshold:g}",
+                fix="ask the label party what it trains, and whether its defense hides labels",
+            )
+
+
+def score(fake: Tensor, regular: Tensor, other: Tensor) -> float:
+    """How sure one can be that mean gradients follow the labels, 0 to 1 (the SplitGuard score).
+
+    Args:
+        fake: mean gradient of batches with false rows, axes (values,).
+        regular: that of one half of the regular batches.
+        other: that of the other half.
+    """
+    far, near = _gap(fake, (regular + other) / 2), _gap(regular, other)
+    turned = _angle(fake, (regular + other) / 2) * far - _angle(regular, other) * near
+    sure = turned / (far + near + 1e-12)
+    return (1 / (1 + math.exp(-_STEEPNESS * sure))) ** _EXPONENT
+
+
+def _gap(first: Tensor, second: Tensor) -> float:
+    return abs(float(first.norm()) - float(second.norm()))
+
+
+def _angle(first: Tensor, second: Tensor) -> float:
+    sizes = float(first.norm()) * float(second.norm())
+    cosine = float(first @ second) / sizes if sizes else 1.0
+    return math.acos(min(1.0, max(-1.0, cosine)))

@@ -1,0 +1,80 @@
+"""Transcript-private split learning: noise where the label enters, before anything follows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl.compression import Moment
+from vfl.defenses.base import Defense, LabelKind, PrivacyStatement, Side
+from vfl.defenses.refusals import (
+    refuse_label_readers,
+    require,
+    require_classes,
+    require_equal_weights,
+)
+
+
+class TranscriptPrivacy(Defense):
+    """Laplace noise on the gradient of every row's logits (TPSL: Yang et al. 2022).
+
+    The label enters a row's gradient through its one-hot code alone. With two classes the gradients
+    of both labels differ by (1, -1), and noise of scale 1 / epsilon along that direction is enough;
+    with more, each logit gets noise of scale 2 / epsilon. What follows, every message to every
+    party and the top's own weights, only processes the noisy gradient (arXiv 2203.02073).
+
+    Args:
+        epsilon: of one label in one epoch.
+
+    >>> logit_noise(np.array([[1.0]]), epsilon=2.0).tolist()
+    [[0.5, -0.5]]
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    side: ClassVar[Side] = "label"
+    label_free: ClassVar[bool] = True
+    once: ClassVar[bool] = True
+
+    def __init__(self, epsilon: float = 1.0) -> None:
+        require("epsilon", epsilon, "above 0", 0 < epsilon < math.inf)
+        self.epsilon = epsilon
+
+    def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
+        refuse_label_readers("tpsl", before, after, "one of the two alone")
+
+    def prepare(self, kind: LabelKind) -> None:
+        require_classes("tpsl", kind)
+        require_equal_weights("tpsl", kind)
+
+    def loss(
+        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, moment: Moment
+    ) -> Tensor | None:
+        assert moment.secret is not None, "losses are for training only"
+        rows, classes = logits.shape
+        draws = moment.secret.laplace((rows, 1 if classes == 2 else classes), "tpsl", moment.step)
+        noise = torch.from_numpy(logit_noise(draws, self.epsilon)).to(logits)
+        # The gradient of this term is the noise: the mean loss's is (p - onehot) / rows.
+        return (noise * logits).sum() / max(1, rows)
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        against = "everybody, in one epoch; it adds up over epochs, and every training draws anew"
+        return (PrivacyStatement("labels", against, self.epsilon, 0.0, "one label in one epoch"),)
+
+
+def logit_noise(draws: np.ndarray, epsilon: float) -> np.ndarray:
+    """Noise for logits from Laplace draws of scale 1; axes (rows, classes).
+
+    Args:
+        draws: axes (rows, classes), or (rows, 1) for two classes.
+        epsilon: of one row.
+    """
+    if draws.shape[1] == 1:
+        return np.concatenate([draws, -draws], axis=1) / epsilon
+    return draws * (2 / epsilon)

@@ -1,0 +1,36 @@
+"""Checks of a plug-in's options that a constructor called from Python would otherwise not get."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from vfl.errors import BadOptionError, nearest
+
+
+def require_choice(option: str, given: str, choices: Sequence[str]) -> None:
+    """Refuse a word that is none of the choices.
+
+    Raises:
+        BadOptionError: with the choices and the nearest of them.
+    """
+    if given not in choices:
+        raise BadOptionError(
+            "no such choice",
+            where=f"option '{option}'",
+            got=str(given),
+            want=", ".join(choices),
+            fix=nearest(str(given), choices),
+        )
+
+
+def require_range(option: str, given: float, least: float, most: float = math.inf) -> None:
+    """Refuse a number outside [least, most], NaN and infinity too.
+
+    Raises:
+        BadOptionError: with the range.
+    """
+    if least <= given <= most and given < math.inf:
+        return
+    want = f"{least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
+    raise BadOptionError("out of range", where=f"option '{option}'", got=f"{given:g}", want=want)
