@@ -19,7 +19,9 @@ from vfl.config import (
 )
 from vfl.datasets import PartyData, Split
 from vfl.errors import ConfigError, DataError
+from vfl.grid.attack import attempts_of, grid_cells
 from vfl.grid.compare import comparison_of
+from vfl.grid.trials import BASELINES
 from vfl.project import LabelFolder
 from vfl.run import load_data, session_of
 from vfl.seeds import Secret
@@ -61,6 +63,7 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     }
     facts |= _rows(split) | _labels(experiment, data) | {"inputs": columns}
     facts |= _traffic(experiment, split) | _compared(experiment, places)
+    facts |= _attacked(experiment)
     facts["privacy"] = _privacy(experiment, label)
     return facts | _trace(experiment.trace, session.terms, split, session.weights(), _RUNS)
 
@@ -238,6 +241,15 @@ def _compared(experiment: Experiment, places: Places) -> dict[str, Any]:
     codecs = dict.fromkeys(cell.experiment.codec for cell in comparison.cells)
     facts: dict[str, Any] = {"compared": list(codecs), "trainings": len(comparison.cells)}
     return facts | ({"left_out": list(comparison.notes)} if comparison.notes else {})
+
+
+def _attacked(experiment: Experiment) -> dict[str, Any]:
+    """What `vfl grid` would train and try of an experiment that says so."""
+    if experiment.grid is None:
+        return {}
+    victims = sum(cell.called != BASELINES for cell in grid_cells(experiment))
+    trials = len(attempts_of(experiment.grid).on())
+    return {"attacked": list(experiment.grid.victims), "victims": victims, "attacks_each": trials}
 
 
 def _rows(split: Split) -> dict[str, Any]:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from vfl import compression, defenses, models
+from vfl import attacks, compression, defenses, models
 from vfl.config import WANTED, Experiment, LabelSettings, PartySettings, Places
+from vfl.config.packs import PACKS
 from vfl.config.toml import mistakes
-from vfl.errors import SpecError
+from vfl.errors import SpecError, UnknownNameError
 
 Setting = tuple[str, ...]
 
@@ -78,21 +79,24 @@ def _wrong_specs(content: Mapping[str, Any]) -> Iterator[tuple[Setting, SpecErro
         for name in parties
         if name != label_party
     ]
+    defended = partial(_check_defense, label.get("task"))
     checks: list[tuple[Setting, object, Callable[[str], object]]] = [
         (("codec",), content.get("codec"), partial(_check_codec, widths)),
-        (("defense",), content.get("defense"), partial(_check_defense, label.get("task"))),
+        (("defense",), content.get("defense"), defended),
         (("label", "top"), label.get("top"), models.make_top),
     ]
     checks += [
         (("parties", name, "bottom"), _table(parties, name).get("bottom"), models.make_bottom)
         for name in parties
     ]
-    codecs = _table(content, "compare").get("codecs", ())
-    compared = [codecs] if isinstance(codecs, str) else codecs
-    if isinstance(compared, list | tuple):
-        checks += [
-            (("compare", "codecs"), spec, partial(_check_wanted, widths)) for spec in compared
-        ]
+    lists: list[tuple[Setting, Callable[[str], object]]] = [
+        (("compare", "codecs"), partial(_check_wanted, widths)),
+        (("grid", "defenses"), partial(_check_listed, defended)),
+        (("grid", "attacks"), partial(_check_listed, _check_attack)),
+    ]
+    checks += [
+        (setting, spec, check) for setting, check in lists for spec in _list(content, *setting)
+    ]
     for setting, spec, check in checks:
         if isinstance(spec, str):
             try:
@@ -110,11 +114,33 @@ def _check_codec(widths: Sequence[object], spec: str) -> None:
 
 def _check_wanted(widths: Sequence[object], spec: str) -> None:
     """A codec of a comparison; 1 stands in for a number that is looked for later."""
+    _check_listed(lambda wanted: _check_codec(widths, wanted.replace(WANTED, "1")), spec)
+
+
+def _check_listed(make: Callable[[str], object], spec: str) -> None:
+    """One of several specs in a list; the message says which."""
     try:
-        _check_codec(widths, spec.replace(WANTED, "1"))
+        make(spec)
     except SpecError as error:
         error.what = f"{spec}: {error.what}"
         raise
+
+
+def _check_attack(spec: str) -> None:
+    """An attack, or the name of several."""
+    if spec in PACKS:
+        return
+    try:
+        attacks.make(spec)
+    except UnknownNameError as error:
+        error.want = f"{error.want}; or several at once: {', '.join(PACKS)}"
+        raise
+
+
+def _list(content: Mapping[str, Any], table: str, key: str) -> Sequence[object]:
+    """A list of specs in a table; one spec needs no list."""
+    found = _table(content, table).get(key, ())
+    return [found] if isinstance(found, str) else found if isinstance(found, list | tuple) else ()
 
 
 def _check_defense(task: object, spec: str) -> None:

@@ -10,7 +10,9 @@ import traceback
 import typer
 
 from vfl.cli import (
+    attack,
     bench,
+    cells,
     check,
     compare,
     compress,
@@ -18,6 +20,7 @@ from vfl.cli import (
     doctor,
     evaluate,
     explain,
+    grid,
     init,
     listing,
     nodes,
@@ -40,7 +43,9 @@ app.command("init")(init.init)
 app.command("check")(check.check)
 app.command("train")(train.train)
 app.command("compare")(compare.compare)
-app.command("grid-worker", hidden=True)(compare.worker)
+app.command("grid")(grid.grid)
+app.command("grid-worker", hidden=True)(cells.worker)
+app.command("attack")(attack.attack)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("report")(report.report)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vfl.cli.output import Device, Json, Set, emit, say
+from vfl.cli.cells import said_failures, train_cells
+from vfl.cli.output import Device, Json, Set, emit
 
 if TYPE_CHECKING:
     from vfl.config import Experiment
-    from vfl.grid import Cell, GridFolder
+    from vfl.grid import GridFolder
     from vfl.grid.compare import Comparison
     from vfl.grid.run import Ended
 
@@ -72,20 +73,8 @@ def compare(
     folder = GridFolder(out or Path("runs") / experiment.name)
     words = ["vfl", "compare", str(path), *(word for one in overrides for word in ("-s", one))]
     folder.write(experiment, comparison.cells, shlex.join(words), comparison.notes)
-    failed = _train(folder, cells, jobs, device, download)
+    failed = train_cells(folder, cells, jobs, device, download)
     _tell(folder, failed, json)
-
-
-def worker(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a grid.")],
-    device: Device = "cpu",
-) -> None:
-    """Train the cells whose names come on standard input; `vfl compare --jobs` starts it."""
-    from vfl.grid.workers import serve
-    from vfl.threads import use_one_thread
-
-    use_one_thread()
-    serve(folder, device)
 
 
 def _table(codecs: list[str] | None, seeds: str | None, levels: list[float] | None) -> list[str]:
@@ -104,31 +93,10 @@ def _read(path: Path, overrides: Sequence[str]) -> tuple[Experiment, Comparison]
     from vfl.specs import check_specs, spec_mistakes
 
     experiment = read_experiment(path, overrides, spec_mistakes)
+    experiment = experiment.model_copy(update={"grid": None})
     places = Places.of(path, overrides)
     check_specs(experiment, places)
     return experiment, comparison_of(experiment, places)
-
-
-def _train(
-    folder: GridFolder, cells: Sequence[Cell], jobs: int, device: str, download: bool
-) -> list[Ended]:
-    from vfl.grid.run import go_through
-    from vfl.run import load_data
-    from vfl.threads import use_one_thread
-
-    use_one_thread()
-    if download:
-        load_data(cells[0].experiment, download=True)
-    say(f"{len(cells)} cells in {folder.path}")
-    return go_through(folder, cells, jobs, device, on_end=_say_cell)
-
-
-def _say_cell(ended: Ended) -> None:
-    from vfl.report.units import seconds_text
-
-    left = "" if ended.done == ended.total else f"  about {seconds_text(ended.left_s)} left"
-    state = f"failed: {ended.failure['what']}" if ended.failure else seconds_text(ended.seconds)
-    say(f"{ended.done} of {ended.total}  {ended.cell.title}  {state}{left}")
 
 
 def _tell(folder: GridFolder, failed: Sequence[Ended], json: bool) -> None:
@@ -142,19 +110,4 @@ def _tell(folder: GridFolder, failed: Sequence[Ended], json: bool) -> None:
     else:
         print(table)
         print(f"{'report':<16} {page}")
-    for ended in failed:
-        say(_failure(ended))
-    if failed:
-        raise typer.Exit(max(int((ended.failure or {})["exit"]) for ended in failed))
-
-
-def _failure(ended: Ended) -> str:
-    """What went wrong in a cell, in the form of every error."""
-    record = ended.failure or {}
-    parts = {"where": "where", "got": "got", "want": "want", "fix": "try", "code": "more"}
-    more = [
-        f"  {word:<5} {'vfl explain ' if key == 'code' else ''}{record[key]}"
-        for key, word in parts.items()
-        if record.get(key)
-    ]
-    return "\n".join([f"failed: {ended.cell.title}: {record['what']}", *more])
+    said_failures(failed)

@@ -14,6 +14,7 @@ from vfl.config.experiment import (
     read_experiment,
     with_overrides,
 )
+from vfl.config.grid import GridSettings
 from vfl.config.party_file import Consent, OwnData, PartyFile, is_party_file, read_party_file
 from vfl.config.places import Places
 from vfl.config.toml import to_toml
@@ -25,6 +26,7 @@ __all__ = [
     "DataSettings",
     "Experiment",
     "FederationSettings",
+    "GridSettings",
     "LabelSettings",
     "OwnData",
     "PartyFile",

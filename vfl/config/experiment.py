@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from vfl.config.comparison import CompareSettings
+from vfl.config.grid import GridSettings
 from vfl.config.toml import MoreMistakes, Settings, check, override, read_toml, several
 
 PartyName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
@@ -198,6 +199,7 @@ class Experiment(Settings):
     trace: TraceSettings = TraceSettings()
     federation: FederationSettings = FederationSettings()
     compare: CompareSettings | None = None
+    grid: GridSettings | None = None
 
     @property
     def feature_parties(self) -> list[str]:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from vfl.config import CompareSettings, Experiment, read_experiment, to_toml
+from vfl.config import CompareSettings, Experiment, GridSettings, read_experiment, to_toml
 from vfl.errors import ConfigError, RunFolderError
+from vfl.grid.identity import experiment_digest
 from vfl.storage import check_format, read_json, stamp, write_json, write_text
 
 #: What makes a folder that of a grid.
 GRID = "grid.json"
 CONFIG = "config.toml"
 CELLS = "cells"
-#: What a cell's run folder holds besides: measures of its codec, or why it ended badly.
-CODEC, FAILURE = "codec.json", "failure.json"
-_SPELLING, _KEY_DIGITS = 40, 12
+#: What a cell's run folder holds besides: measures of its codec; why it ended badly; its cut.
+CODEC, FAILURE, PICTURES = "codec.json", "failure.json", "pictures.json"
+_SPELLING = 40
+
+Kind = Literal["codecs", "attacks"]
 
 
 @dataclass(frozen=True)
@@ -31,19 +33,20 @@ class Cell:
         experiment: what is trained.
         title: what people call it.
         about: what it is in words of the grid, by column.
+        called: what its folder's name begins with; the codec unless it is given.
     """
 
     experiment: Experiment
     title: str
     about: Mapping[str, str]
+    called: str = ""
 
     @property
     def name(self) -> str:
         """Its folder's name; it follows from the experiment alone, whatever else is trained."""
-        content = self.experiment.model_dump_json(exclude={"compare"})
-        key = hashlib.sha256(content.encode()).hexdigest()[:_KEY_DIGITS]
-        spelt = re.sub(r"[^A-Za-z0-9=.,-]+", "_", self.experiment.codec)[:_SPELLING]
-        return f"{spelt}-seed{self.experiment.seed}-{key}"
+        called = self.called or self.experiment.codec
+        spelt = re.sub(r"[^A-Za-z0-9=.,-]+", "_", called)[:_SPELLING]
+        return f"{spelt}-seed{self.experiment.seed}-{experiment_digest(self.experiment)}"
 
 
 class GridFolder:
@@ -81,19 +84,27 @@ class GridFolder:
                 where=str(self.path),
                 fix="give another folder with --out",
             )
-        created = datetime.now(UTC).isoformat(timespec="seconds")
+        created, kind = datetime.now(UTC).isoformat(timespec="seconds"), kind_of(experiment)
         if (self.path / GRID).exists():
-            created = self._record()["created"]
+            created = self.words("created")
+            if self.kind != kind:
+                raise RunFolderError(
+                    f"this is the folder of a grid of another kind, {self.kind}",
+                    where=str(self.path),
+                    fix="give another folder with --out",
+                )
         listed = [
             {
                 "name": cell.name,
                 "title": cell.title,
                 "about": dict(cell.about),
+                "called": cell.called,
                 "experiment": cell.experiment.model_dump(mode="json", exclude_none=True),
             }
             for cell in cells
         ]
-        about = stamp() | {"name": experiment.name, "created": created, "command": command}
+        about = stamp() | {"name": experiment.name, "kind": kind}
+        about |= {"created": created, "command": command}
         write_text(self.path / CONFIG, to_toml(experiment))
         write_json(self.path / GRID, about | {"notes": list(notes), "cells": listed})
 
@@ -104,9 +115,20 @@ class GridFolder:
     def cells(self) -> list[Cell]:
         """What is trained, in order."""
         return [
-            Cell(Experiment.model_validate(one["experiment"]), one["title"], one["about"])
+            Cell(
+                Experiment.model_validate(one["experiment"]),
+                one["title"],
+                one["about"],
+                one.get("called", ""),
+            )
             for one in self._record()["cells"]
         ]
+
+    @property
+    def kind(self) -> Kind:
+        """What its cells are for."""
+        kind: Kind = self._record().get("kind", "codecs")
+        return kind
 
     def words(self, key: str) -> Any:
         """`name`, `created`, `command`, `vfl` or `notes`."""
@@ -117,11 +139,16 @@ class GridFolder:
             raise RunFolderError(
                 "there is no grid in this folder",
                 where=str(self.path),
-                fix="give the folder that vfl compare printed",
+                fix="give the folder that vfl compare or vfl grid printed",
             )
         record = read_json(self.path / GRID)
         check_format(record, self.path / GRID)
         return record
+
+
+def kind_of(experiment: Experiment) -> Kind:
+    """What a grid of this experiment is for: what it compares."""
+    return "codecs" if experiment.grid is None else "attacks"
 
 
 def is_grid(path: Path) -> bool:
@@ -168,3 +195,17 @@ def settings_of(experiment: Experiment) -> CompareSettings:
             want="a table [compare] with codecs, or --codec SPEC --codec SPEC",
         )
     return experiment.compare
+
+
+def grid_settings_of(experiment: Experiment) -> GridSettings:
+    """What is attacked.
+
+    Raises:
+        ConfigError: nothing says so.
+    """
+    if experiment.grid is None:
+        raise ConfigError(
+            "nothing says what is attacked",
+            want="a table [grid] with defenses and attacks, or --defense SPEC --attack SPEC",
+        )
+    return experiment.grid

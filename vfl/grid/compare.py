@@ -54,7 +54,7 @@ def comparison_of(experiment: Experiment, places: Places | None = None) -> Compa
     """
     places = places or Places()
     settings = settings_of(experiment)
-    plain = experiment.model_copy(update={"compare": None})
+    plain = experiment.model_copy(update={"compare": None, "grid": None})
     notes: list[str] = []
     choices: dict[str, list[Choice]] = {}
     for variant, overrides in _variants(settings).items():

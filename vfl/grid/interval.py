@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from scipy.special import stdtrit
 
@@ -26,6 +27,23 @@ class Estimate:
     half_width: float | None
     count: int
 
+    @property
+    def low(self) -> float:
+        """Lower end of the interval; without bound for a single repeat."""
+        return -math.inf if self.half_width is None else self.mean - self.half_width
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval; without bound for a single repeat."""
+        return math.inf if self.half_width is None else self.mean + self.half_width
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean; without bound for a single repeat."""
+        if self.half_width is None:
+            return math.inf
+        return self.half_width / _quantile(self.count)
+
 
 def estimate(values: Sequence[float]) -> Estimate | None:
     """The mean of independent repeats with Student's 95 % interval; None without any.
@@ -41,13 +59,18 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     count, mean = len(values), statistics.fmean(values)
     if count == 1:
         return Estimate(mean, None, 1)
-    quantile = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
-    return Estimate(mean, quantile * statistics.stdev(values) / math.sqrt(count), count)
+    half_width = _quantile(count) * statistics.stdev(values) / math.sqrt(count)
+    return Estimate(mean, half_width, count)
 
 
-def paired_difference(ours: Mapping[str, float], reference: Mapping[str, float]) -> Estimate | None:
+def paired_difference(ours: Mapping[Any, float], reference: Mapping[Any, float]) -> Estimate | None:
     """The mean of ours minus the reference's, over the repeats that both have.
 
     Repeats share rows and seeds, so their differences vary less than they do themselves.
     """
     return estimate([ours[repeat] - reference[repeat] for repeat in ours if repeat in reference])
+
+
+def _quantile(count: int) -> float:
+    """Student's, for so many repeats."""
+    return float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))

@@ -46,7 +46,9 @@ def go_through(
     device: str = "cpu",
     on_end: Callable[[Ended], None] = lambda ended: None,
 ) -> list[Ended]:
-    """Train every cell that is not done yet.
+    """Do every cell that is not done yet.
+
+    Whether a cell of attacks is done follows from its rows, so each is looked at.
 
     Args:
         folder: where they lie.

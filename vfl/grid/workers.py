@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 from vfl.grid.cells import Cell, GridFolder
-from vfl.grid.train import Rows, do_cell
+from vfl.grid.do import do_cell
+from vfl.grid.train import Rows
 from vfl.storage import write_json
 
 _PATIENCE_S = 10.0
@@ -39,11 +40,10 @@ class Here:
     def __init__(self, folder: GridFolder, device: str) -> None:
         self._folder = folder
         self._device = device
-        self._command = str(folder.words("command"))
         self._rows = Rows()
 
     def do(self, cell: Cell) -> None:
-        do_cell(cell, self._folder.cells_path, self._rows, self._command, self._device)
+        do_cell(cell, self._folder, self._rows, self._device)
 
     def end(self) -> None:
         self._rows = Rows()

@@ -7,21 +7,23 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from vfl.grid import GridFolder, is_grid
-from vfl.report.compare_page import ComparisonPage, comparison_page
+from vfl.grid.attack_run import read_run_rows
+from vfl.report.attack_page import attack_page
+from vfl.report.compare_page import comparison_page
 from vfl.report.folder import read_run
-from vfl.report.page import Page, page_of
+from vfl.report.page import page_of
 from vfl.storage import write_text
 
 PAGE = "report.html"
 
 
 def build_report(run_folder: Path) -> Path:
-    """Write `report.html` into the folder of a run or a comparison, from what it holds.
+    """Write `report.html` into the folder of a run or a grid, from what it holds.
 
     The page is one static file: no script, nothing fetched, and the same bytes every time.
 
     Args:
-        run_folder: a folder that training or comparing wrote.
+        run_folder: a folder that training, comparing or attacking wrote.
 
     Returns:
         The path of the page.
@@ -48,7 +50,9 @@ def render(run_folder: Path) -> str:
         lstrip_blocks=True,
     )
     if is_grid(run_folder):
-        page: Page | ComparisonPage = comparison_page(GridFolder(run_folder))
-        return environment.get_template("compare.html").render(page=page)
-    page = page_of(read_run(run_folder))
+        folder = GridFolder(run_folder)
+        if folder.kind == "attacks":
+            return environment.get_template("attack.html").render(page=attack_page(folder))
+        return environment.get_template("compare.html").render(page=comparison_page(folder))
+    page = page_of(read_run(run_folder), read_run_rows(run_folder))
     return environment.get_template("template.html").render(page=page)

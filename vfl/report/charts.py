@@ -102,8 +102,8 @@ def line_chart(
     drawn = [each for each in series if each.points]
     dotted = sum(len(each.points) for each in drawn) <= _DOTS_IN_ALL
     parts = [
-        *_y_axis(y_scale, y_step),
-        *_x_axis(x_scale, x_ticks or _ticks(x_low, x_high, whole_x), x_label),
+        *y_axis(y_scale, y_step),
+        *x_axis(x_scale, x_ticks or _ticks(x_low, x_high, whole_x), x_label),
         *(_whiskers(each, x_scale, y_scale) for each in drawn if each.whiskers),
         *(_line(each, x_scale, y_scale, dotted) for each in drawn),
         *(_legend(drawn) if legend else ()),
@@ -121,7 +121,8 @@ def _ticks(low: float, high: float, whole: bool) -> list[Tick]:
     return [(tick, tick_text(tick, step)) for tick in ticks_inside(low, high, step)]
 
 
-def _y_axis(scale: Scale, step: float) -> list[Markup]:
+def y_axis(scale: Scale, step: float) -> list[Markup]:
+    """Rules and numbers at the multiples of a step."""
     rows = [
         (scale(tick), tick_text(tick, step)) for tick in ticks_inside(scale.low, scale.high, step)
     ]
@@ -133,7 +134,8 @@ def _y_axis(scale: Scale, step: float) -> list[Markup]:
     return [Markup('<path class="grid" d="{}"/>').format(rules), *words]
 
 
-def _x_axis(scale: Scale, ticks: Sequence[Tick], label: str) -> list[Markup]:
+def x_axis(scale: Scale, ticks: Sequence[Tick], label: str) -> list[Markup]:
+    """The ticks' words and what the axis shows."""
     words = [
         Markup('<text x="{:.1f}" y="{}" class="mid">{}</text>').format(
             scale(tick), BOTTOM + 17, text

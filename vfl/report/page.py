@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vfl.grid.attack_rows import Row
+from vfl.grid.attack_run import sentences, summary_table
+from vfl.grid.leaderboard import OF_LABELS
+from vfl.report.compare_page import Table
 from vfl.report.figures import Figure, figures_of
 from vfl.report.records import Run, Summary, last_of
 from vfl.report.scores import Score, scores
@@ -55,14 +59,21 @@ class Page:
     parties: Sequence[Line]
     phases: Sequence[Line]
     methods: Sequence[tuple[str, str]]
+    attacks: Table | None
+    attackers: Sequence[tuple[str, str]]
     environment: Sequence[tuple[str, str]]
     command: str
     weights: str
     config_text: str
 
 
-def page_of(run: Run) -> Page:
-    """The page of a run."""
+def page_of(run: Run, attacked: Sequence[Row] = ()) -> Page:
+    """The page of a run.
+
+    Args:
+        run: its records.
+        attacked: what attacks on it reached.
+    """
     meta = (date_text(run.created), run.mode, f"vfl {run.version}" if run.version else "")
     return Page(
         name=run.name,
@@ -73,7 +84,9 @@ def page_of(run: Run) -> Page:
         scores=scores(run.epochs),
         parties=party_lines(run.traffic),
         phases=phase_lines(run.traffic),
-        methods=_methods(run.summary),
+        methods=_methods(run.summary, attacked),
+        attacks=Table(*summary_table(attacked), words=1) if attacked else None,
+        attackers=list(sentences(attacked).items()),
         environment=sorted(run.environment.items()),
         command=run.command,
         weights=run.summary.weights_sha256 or "",
@@ -153,14 +166,24 @@ def _who_held_what(run: Run) -> str:
     return f"{holders}; {labels}. {_MODES.get(run.mode, '')}".strip()
 
 
-def _methods(summary: Summary) -> list[tuple[str, str]]:
+def _methods(summary: Summary, attacked: Sequence[Row]) -> list[tuple[str, str]]:
     return [
         ("Codec", summary.codec or _NOT_RECORDED),
         ("Size by formula", _ratio_text(summary.formula_ratio)),
         ("Size on the wire", _ratio_text(summary.wire_ratio)),
         ("Defense", summary.defense or _NOT_RECORDED),
-        ("Privacy", "not measured in this run: no attack was scored"),
+        ("Privacy", _privacy(attacked)),
     ]
+
+
+def _privacy(attacked: Sequence[Row]) -> str:
+    """The attack on labels that reached most, beside what it needs no run for."""
+    labels = [row for row in attacked if row.measure in OF_LABELS]
+    if not labels:
+        return "not measured in this run: no attack was scored"
+    worst = max(labels, key=lambda row: row.value)
+    leaked = f"{worst.k} leaked labels of each class" if worst.k else "no leaked label"
+    return f"{worst.attack} reaches {percent_text(worst.value)} of the labels with {leaked}"
 
 
 def _ratio_text(ratio: float | None) -> str:

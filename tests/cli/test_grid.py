@@ -1,0 +1,146 @@
+"""`vfl grid` and `vfl attack` from the command line."""
+
+import json
+import shlex
+
+import pytest
+
+from vfl.grid import ground
+
+TINY = """\
+name = "tiny"
+data.rows = 400
+train.epochs = 2
+label.top = "linear"
+
+[parties.client]
+width = 8
+bottom = "mlp:hidden=16"
+"""
+OPTIONS = (
+    "--defense", "layer_norm", "--attack", "kmeans:starts=1", "--attack", "fine_tuning:steps=9",
+    "--leaks", "1,2", "--draws", "1", "--seeds", "0", "-s", "grid.baselines=scratch",
+    "-s", "grid.pictures=0",
+)  # fmt: skip
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+def test_an_ordinary_experiment_with_options(vfl, file, tmp_path, monkeypatch):
+    plan = vfl("grid", file, *OPTIONS, "--dry-run")
+    assert plan.out.splitlines() == ["baselines seed=0", "none seed=0", "layer_norm seed=0"]
+    assert not (tmp_path / "runs").exists()
+
+    done = vfl("grid", file, *OPTIONS, "--json")
+    assert done.code == 0
+    assert "3 of 3  layer_norm seed=0" in done.err
+    assert "left" in done.err
+    rows = json.loads(done.out)
+    assert len(rows) == 6
+    wanted = {"defense", "attack", "k", "value", "scratch", "guess", "test_accuracy"}
+    assert all(wanted <= set(row) for row in rows)
+
+    command = json.loads((tmp_path / "runs/tiny/grid.json").read_text())["command"]
+    monkeypatch.setattr(ground, "attempt", None)
+    again = vfl(*shlex.split(command)[1:])
+    assert again.code == 0
+    assert "| layer_norm " in again.out
+    assert "| none " in again.out
+    page = (tmp_path / "runs/tiny/report.html").read_text()
+    assert "Leaderboard" in page
+    assert "<script" not in page
+    (tmp_path / "runs/tiny/report.html").unlink()
+    assert vfl("report", tmp_path / "runs/tiny").code == 0
+    assert (tmp_path / "runs/tiny/report.html").read_text() == page
+
+
+def test_the_quick_profile(vfl):
+    plan = vfl("grid", "quick", "--dry-run")
+    assert plan.code == 0
+    assert plan.out.splitlines()[:3] == ["baselines seed=0", "none seed=0", "layer_norm seed=0"]
+    assert vfl("grid", "slow", "--dry-run").code == 2
+
+
+@pytest.mark.slow
+def test_the_quick_profile_shows_what_layer_norm_does(vfl, tmp_path):
+    rows = json.loads(vfl("grid", "quick", "--out", tmp_path / "quick", "--json").out)
+    assert len(rows) == 2 * 3 * (3 * 3 * 2 + 1)  # defenses, seeds, then draws, leaks and attacks
+
+    def mean(defense, attack, k, field="value"):
+        found = [
+            row[field]
+            for row in rows
+            if (row["defense"], row["attack"], row["k"]) == (defense, attack, k)
+        ]
+        return sum(found) / len(found)
+
+    assert mean("none", "fine_tuning", 5) > mean("none", "fine_tuning", 5, "scratch") + 0.03
+    assert mean("layer_norm", "fine_tuning", 1) > mean("none", "fine_tuning", 1) + 0.05
+    assert mean("none", "kmeans", 0) > mean("none", "kmeans", 0, "guess") + 0.5
+
+
+def test_one_run_is_attacked(vfl, file, tmp_path, monkeypatch):
+    assert vfl("train", file, "--runs", tmp_path / "runs").code == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert "no attack was scored" in (run / "report.html").read_text()
+    words = ("attack", run, "--attack", "kmeans:starts=1", "--leaks", "1", "--draws", "1",
+             "-s", "baselines=raw")  # fmt: skip
+    done = vfl(*words, "--attack", "fine_tuning:steps=9")
+    assert done.code == 0
+    assert "| fine_tuning:steps=9 | 1 | accuracy" in done.out
+    sentence = "A semi-honest feature party, alone, in the inference phase, holding the cuts"
+    assert sentence in done.out
+    page = (run / "report.html").read_text()
+    assert sentence in page
+    assert "no attack was scored" not in page
+
+    monkeypatch.setattr(ground, "attempt", None)
+    again = vfl(*words, "--json")
+    (row,) = json.loads(again.out)
+    assert (row["attack"], row["k"], row["measure"]) == ("kmeans:starts=1", 0, "matched_accuracy")
+    assert row["scratch"] == row["baselines"]["raw"]
+
+
+def test_what_cannot_be_attacked(vfl, file, tmp_path):
+    assert vfl("train", file, "--runs", tmp_path / "runs").code == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert (
+        "no attack is called 'fine_tunning'" in vfl("attack", run, "--attack", "fine_tunning").err
+    )
+    assert "no feature party has that name" in vfl("attack", run, "--party", "label").err
+    wrong = vfl("attack", run, "--leaks", "one")
+    assert wrong.code == 2
+    assert "a list of whole numbers" in wrong.err
+    assert "no setting is called 'leak_from'" in vfl("attack", run, "-s", "leak_from=test").err
+    (run / "summary.json").unlink()
+    assert "this run has not ended" in vfl("attack", run).err
+
+
+def test_check_says_what_would_be_attacked(vfl, file):
+    table = '[grid]\ndefenses = ["layer_norm"]\nattacks = ["thesis"]\nseeds = [0, 1]\n'
+    file.write_text(TINY + table)
+    done = vfl("check", file)
+    assert done.code == 0
+    assert "attacked                 none layer_norm" in done.out
+    assert "victims                  4" in done.out
+    assert "attacks each             31" in done.out  # six leaks, five draws, and k-means
+
+    file.write_text(TINY + '[grid]\ndefenses = ["layer_nrom"]\nattacks = ["kmean"]\nleaks = [0]\n')
+    for command in ("check", "grid"):
+        done = vfl(command, file)
+        assert done.code == 2
+        assert "3 problems in tiny.toml" in done.err
+        assert "tiny.toml:10: grid.defenses: layer_nrom: no defense is called" in done.err
+        assert "tiny.toml:11: grid.attacks: kmean: no attack is called" in done.err
+        assert "tiny.toml:12: grid.leaks" in done.err
+
+
+def test_nothing_to_attack(vfl, file):
+    done = vfl("grid", file)
+    assert done.code == 2
+    assert "a table [grid] with defenses and attacks" in done.err

@@ -1,0 +1,286 @@
+"""A grid of attacks: what it does, keeps, does anew, and its table after a kill."""
+
+import json
+import shutil
+
+import pytest
+
+from vfl.config import Experiment, GridSettings, with_overrides
+from vfl.errors import ConfigError, RunFolderError, SpecError
+from vfl.grid import GridFolder, attack, ground
+from vfl.grid.attack import grid_cells
+from vfl.grid.attack_rows import read_rows, to_csv
+from vfl.grid.attack_table import write_attack_results
+from vfl.grid.cells import grid_settings_of
+from vfl.grid.compare import comparison_of
+from vfl.grid.run import go_through
+from vfl.grid.scores_file import SCORES, Scored, ScoresFile
+from vfl.grid.trials import TRAINED, Attempts, Trial, baselines_of
+
+CONTENT = {
+    "name": "attacked",
+    "data": {"rows": 400},
+    "parties": {"client": {"width": 8, "bottom": "mlp:hidden=16"}},
+    "label": {"top": "linear"},
+    "train": {"epochs": 3, "learning_rate": 0.02},
+    "grid": {
+        "defenses": ["layer_norm"],
+        "attacks": ["fine_tuning:steps=20", "kmeans:starts=1"],
+        "baselines": ["scratch", "raw", "pca"],
+        "leaks": [1, 3],
+        "draws": 2,
+        "seeds": [0, 1],
+        "pictures": 20,
+    },
+}
+
+
+def tiny(**changes):
+    return Experiment.model_validate(CONTENT | {"grid": CONTENT["grid"] | changes})
+
+
+def done(path, experiment, jobs=1):
+    folder = GridFolder(path)
+    folder.write(experiment, grid_cells(experiment), "vfl grid attacked.toml")
+    assert go_through(folder, folder.cells(), jobs=jobs) == []
+    return folder
+
+
+def timeless(folder):
+    """Every row without the seconds it took."""
+    return [vars(row) | {"seconds": None} for row in read_rows(folder)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return done(tmp_path_factory.mktemp("grid") / "whole", tiny())
+
+
+def copied(whole, path):
+    shutil.copytree(whole.path, path)
+    return GridFolder(path)
+
+
+def test_the_cells_are_baselines_and_victims_seed_by_seed():
+    cells = grid_cells(tiny())
+    assert [cell.title for cell in cells] == [
+        "baselines seed=0", "none seed=0", "layer_norm seed=0",
+        "baselines seed=1", "none seed=1", "layer_norm seed=1",
+    ]  # fmt: skip
+    assert [cell.experiment.defense for cell in cells[:3]] == ["none", "none", "layer_norm"]
+    assert len({cell.name for cell in cells}) == 6
+    assert all(cell.experiment.grid is None for cell in cells)
+
+
+def test_every_victim_meets_every_attack(whole):
+    rows = read_rows(whole)
+    seen = {(row.defense, row.attack, row.k, row.seed, row.draw) for row in rows}
+    wanted = {
+        (defense, "fine_tuning:steps=20", k, seed, draw)
+        for defense in ("none", "layer_norm")
+        for k in (1, 3)
+        for seed in (0, 1)
+        for draw in (0, 1)
+    } | {
+        (defense, "kmeans:starts=1", 0, seed, 0)
+        for defense in ("none", "layer_norm")
+        for seed in (0, 1)
+    }
+    assert seen == wanted
+    assert len(rows) == len(wanted)
+    for row in rows:
+        assert set(row.baselines) == {"scratch", "raw", "pca"}
+        assert row.scratch == row.baselines["scratch"]
+        assert 0 < row.guess < 0.2 < row.test_accuracy <= 1
+        assert row.threat.startswith("A semi-honest feature party, alone, in the inference phase")
+
+
+def test_leaked_rows_and_baselines_are_the_same_for_every_defense(whole):
+    rows = read_rows(whole)
+    mine, theirs = ([row for row in rows if row.defense == one] for one in ("none", "layer_norm"))
+    assert [row.baselines for row in mine] == [row.baselines for row in theirs]
+    assert [row.value for row in mine] != [row.value for row in theirs]
+    labelled = [row for row in mine if row.k]
+    assert len({row.scratch for row in labelled}) > 4  # a draw of its own for each victim
+
+
+def test_attacks_get_better_with_more_labels(whole):
+    rows = [row for row in read_rows(whole) if row.k]
+    few, many = (sum(row.value for row in rows if row.k == k) for k in (1, 3))
+    assert few < many
+
+
+def test_what_is_done_is_not_done_again(whole, tmp_path, monkeypatch):
+    folder, before = copied(whole, tmp_path / "again"), timeless(whole)
+    monkeypatch.setattr(ground, "attempt", None)
+    assert go_through(folder, folder.cells()) == []
+    assert timeless(folder) == before
+
+
+def test_a_grid_that_grows_does_only_what_is_new(whole, tmp_path, monkeypatch):
+    folder, tried = copied(whole, tmp_path / "more"), []
+    plain = ground.attempt
+
+    def counted(case, attack, draw):
+        tried.append(type(attack).__name__)
+        return plain(case, attack, draw)
+
+    monkeypatch.setattr(ground, "attempt", counted)
+    more = tiny(attacks=[*CONTENT["grid"]["attacks"], "nearest_mean"], leaks=[3], seeds=[0])
+    folder.write(more, grid_cells(more), "vfl grid attacked.toml")
+    assert go_through(folder, folder.cells()) == []
+    assert tried == ["NearestMean"] * 2 * 4  # two draws, on raw, pca and two victims
+    assert {row.attack for row in read_rows(folder)} == {*more.grid.attacks}
+    assert {row.k for row in read_rows(folder)} == {0, 3}
+
+
+@pytest.mark.parametrize("change", ["data.rows=399", "train.epochs=4"])
+def test_other_rows_or_another_training_are_attacked_anew(whole, tmp_path, change):
+    folder = copied(whole, tmp_path / "other")
+    other = with_overrides(tiny(seeds=[0]), [change])
+    folder.write(other, grid_cells(other), "vfl grid attacked.toml")
+    assert read_rows(folder) == []
+    assert go_through(folder, folder.cells()) == []
+    assert len(read_rows(folder)) == 10
+
+
+def test_scores_of_another_setting_are_not_shown(whole, tmp_path):
+    folder = copied(whole, tmp_path / "setting")
+    other = tiny(leaks_from="validation")
+    folder.write(other, grid_cells(other), "vfl grid attacked.toml")
+    assert read_rows(folder) == []
+
+
+def test_an_attack_that_changes_is_tried_anew(whole, tmp_path, monkeypatch):
+    folder, tried = copied(whole, tmp_path / "code"), []
+    monkeypatch.setattr(ground, "code_of", lambda module: "another")
+    plain = ground.attempt
+    monkeypatch.setattr(ground, "attempt", lambda *all_: tried.append(1) or plain(*all_))
+    assert go_through(folder, folder.cells()[1:2]) == []
+    assert len(tried) == 5
+
+
+class Killed(BaseException):
+    """Stands for a process that ends between two attacks."""
+
+
+def test_what_was_begun_goes_on_to_the_same_table(whole, tmp_path, monkeypatch):
+    left, plain = iter(range(30)), ground.attempt
+
+    def dying(case, attack, draw):
+        if next(left, None) is None:
+            raise Killed
+        return plain(case, attack, draw)
+
+    monkeypatch.setattr(ground, "attempt", dying)
+    with pytest.raises(Killed):
+        done(tmp_path / "begun", tiny())
+    monkeypatch.setattr(ground, "attempt", plain)
+    (torn,) = [path for path in (tmp_path / "begun").rglob(SCORES) if "layer_norm" in str(path)]
+    with torn.open("a") as file:
+        file.write('{"key": "half a li')
+    folder = done(tmp_path / "begun", tiny())
+    assert timeless(folder) == timeless(whole)
+    assert len(torn.read_text().splitlines()) == 5
+
+
+def test_results_are_files_and_rows(whole):
+    table, records = write_attack_results(whole)
+    assert {"defense", "attack", "k", "value", "scratch", "guess", "test_accuracy"} <= set(
+        records[0]
+    )
+    assert len(records) == 20
+    content = json.loads((whole.path / "results.json").read_text())
+    assert content["rows"] == json.loads(json.dumps(records))
+    assert {place["defense"] for place in content["leaderboard"]} == {"none", "layer_norm"}
+    lines = (whole.path / "results.csv").read_text().splitlines()
+    assert len(lines) == 21
+    assert lines[0].endswith("baseline_raw,baseline_pca,seconds")
+    assert table == (whole.path / "table.md").read_text()
+    assert "| none " in table
+    assert to_csv([]).startswith("defense,attack")
+
+
+def test_a_cell_that_fails_stops_no_other(tmp_path):
+    wild = with_overrides(tiny(seeds=[0]), ["train.optimizer=sgd", "train.learning_rate=1e30"])
+    folder = GridFolder(tmp_path / "wild")
+    folder.write(wild, grid_cells(wild), "vfl grid attacked.toml")
+    failed = go_through(folder, folder.cells())
+    assert "none" in [ended.cell.called for ended in failed]
+    assert "baselines" not in [ended.cell.called for ended in failed]
+    table, _ = write_attack_results(folder)
+    assert "cells failed and are left out" in table
+
+
+def test_mistakes_are_told_before_anything_is_trained(tmp_path):
+    with pytest.raises(ConfigError, match="no feature party has that name"):
+        grid_cells(tiny(party="label"))
+    with pytest.raises(SpecError, match="no attack is called"):
+        grid_cells(tiny(attacks=["fine_tunning"]))
+    with pytest.raises(ConfigError, match="nothing says what is attacked"):
+        grid_settings_of(Experiment.model_validate(CONTENT | {"grid": None}))
+
+
+def test_a_folder_holds_a_grid_of_one_kind(whole, tmp_path):
+    folder = copied(whole, tmp_path / "kind")
+    codecs = Experiment.model_validate(
+        CONTENT | {"grid": None, "compare": {"codecs": ["none"], "seeds": [0]}}
+    )
+    with pytest.raises(RunFolderError, match="a grid of another kind, attacks"):
+        folder.write(codecs, comparison_of(codecs).cells, "vfl compare attacked.toml")
+
+
+def test_the_cells_of_a_comparison_keep_their_names():
+    """A table [grid] beside [compare] changes no cell."""
+    codecs = {"compare": {"codecs": ["none"], "seeds": [0]}}
+    both = Experiment.model_validate(CONTENT | codecs)
+    one = Experiment.model_validate(CONTENT | codecs | {"grid": None})
+    assert comparison_of(both).cells == comparison_of(one).cells
+
+
+def test_the_undefended_model_is_always_a_victim():
+    assert GridSettings(defenses="layer_norm").victims == ("none", "layer_norm")
+    assert GridSettings(defenses=["layer_norm", "none"]).victims == ("none", "layer_norm")
+    assert GridSettings(attacks=["thesis", "svm", "kmeans"]).attack_specs == (
+        "fine_tuning", "kmeans", "svm",
+    )  # fmt: skip
+
+
+def test_trials_of_one_leak_stand_together():
+    attempts = Attempts(["a", "b"], ["c"], [1, 5], 2)
+    assert attempts.on() == [
+        Trial("c", 0, 0),
+        *(Trial(spec, k, draw) for draw in (0, 1) for k in (1, 5) for spec in "ab"),
+    ]
+    baselines = attempts.baselines(["scratch", "pca"])
+    assert {(one.attack, one.bottom) for one in baselines} == {
+        ("scratch", "raw"), ("a", "pca"), ("b", "pca"), ("c", "raw"), ("c", "pca"),
+    }  # fmt: skip
+    assert Attempts([], ["c"], [1], 1).baselines(["scratch"]) == [Trial("c", 0, 0, "raw")]
+    asked = [*baselines_of(Trial("a", 5, 1), ["scratch", "pca"]).values()]
+    assert set(asked) <= set(baselines)
+    assert baselines_of(Trial("c", 0, 0), ["scratch"]) == {"scratch": Trial("c", 0, 0, "raw")}
+
+
+def test_damaged_scores_are_told(tmp_path):
+    (tmp_path / SCORES).write_text('{"key": 1}\n')
+    with pytest.raises(RunFolderError, match="a score is damaged"):
+        ScoresFile(tmp_path)
+
+
+def test_a_score_is_on_disk_when_it_is_added(tmp_path):
+    one = Scored("k", "kmeans", TRAINED, 0, 0, "matched_accuracy", 0.5, 0.1, "A party.", 0.1)
+    ScoresFile(tmp_path / "run").add(one)
+    assert ScoresFile(tmp_path / "run").get("k") == one
+    assert ScoresFile(tmp_path / "run").get("other") is None
+
+
+def test_only_victims_of_the_first_seed_are_drawn(whole):
+    drawn = [path.parent.name.split("-")[0:2] for path in whole.path.rglob("pictures.json")]
+    assert sorted(drawn) == [["layer_norm", "seed0"], ["none", "seed0"]]
+
+
+def test_the_owner_trained_in_the_sentence(tmp_path):
+    folder = done(tmp_path / "owner", tiny(trained_by="owner", seeds=[0], attacks=["kmeans"]))
+    assert all(row.threat.endswith("the owner trained both halves.") for row in read_rows(folder))
+    assert attack.attacker_of(tiny(), tiny().grid) == "client"

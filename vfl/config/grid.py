@@ -1,0 +1,78 @@
+"""What `vfl grid` trains and attacks: the `[grid]` table of an experiment."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from vfl.config.packs import unpacked
+from vfl.config.toml import Settings, several
+
+Specs = Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)]
+Part = Literal["train", "validation", "test"]
+Baseline = Literal["scratch", "scratch_unlabelled", "raw", "pca", "random"]
+
+_UNDEFENDED = "none"
+_BASELINES: tuple[Baseline, ...] = ("scratch", "scratch_unlabelled", "raw", "pca", "random")
+
+
+class GridSettings(Settings):
+    """Victims, attacks and baselines; `vfl train` does not look at it.
+
+    Attributes:
+        defenses: specs; each is trained once a seed. The undefended model is trained as well, for a
+            defense can only pass where an attack succeeds on that.
+        attacks: specs, or names of `vfl.config.packs`.
+        baselines: what attacks are set against: training from scratch on the leaked rows, on
+            unlabelled ones too, and the same attack on bottoms that never saw a label.
+        leaks: leaked labels of each class, one curve point each.
+        draws: of leaked rows, for each victim anew; the same for every defense.
+        seeds: one victim each.
+        party: the feature party that attacks; the first one unless it is named.
+        trained_by: "owner": one owner trained both halves and handed the bottom out; "split": the
+            feature party trained its own.
+        leaks_from, unlabelled: which rows leak, and which the attacker has without labels.
+        margin: points of accuracy that a defense may cost.
+        pictures: test rows of each defense's first victim whose angles and t-SNE are drawn; 0 draws
+            none.
+    """
+
+    defenses: Specs = (_UNDEFENDED,)
+    attacks: Specs = ("light",)
+    baselines: Annotated[tuple[Baseline, ...], BeforeValidator(several), Field(min_length=1)] = (
+        _BASELINES
+    )
+    leaks: Annotated[
+        tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(several), Field(min_length=1)
+    ] = (1, 2, 5, 10, 20, 40)
+    draws: int = Field(default=5, ge=1)
+    seeds: Annotated[
+        tuple[Annotated[int, Field(ge=0, lt=2**31)], ...],
+        BeforeValidator(several),
+        Field(min_length=1),
+    ] = (0, 1, 2, 3, 4)
+    party: str | None = None
+    trained_by: Literal["owner", "split"] = "split"
+    leaks_from: Part = "train"
+    unlabelled: Part = "test"
+    margin: float = Field(default=0.5, gt=0, lt=100)
+    pictures: int = Field(default=1000, ge=0, le=1000)
+
+    @property
+    def victims(self) -> tuple[str, ...]:
+        """The defenses with the undefended model first."""
+        return (_UNDEFENDED, *(spec for spec in self.defenses if spec != _UNDEFENDED))
+
+    @property
+    def attack_specs(self) -> tuple[str, ...]:
+        """The attacks one by one."""
+        return unpacked(self.attacks)
+
+    @field_validator("defenses", "attacks", "baselines", "leaks", "seeds")
+    @classmethod
+    def _no_doubles(cls, listed: tuple[object, ...]) -> tuple[object, ...]:
+        doubles = [item for item in listed if listed.count(item) > 1]
+        if doubles:
+            raise ValueError(f"{doubles[0]} stands there twice")
+        return listed

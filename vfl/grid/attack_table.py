@@ -1,0 +1,148 @@
+"""A grid of attacks as tables for people and as files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from vfl.grid.attack_rows import Row, read_rows, to_csv
+from vfl.grid.cells import GridFolder, failure_of, grid_settings_of
+from vfl.grid.interval import Estimate
+from vfl.grid.leaderboard import OF_LABELS, Place, Standing, leaderboard
+from vfl.grid.scores_file import OF_CELL
+from vfl.grid.statistics import over_victims
+from vfl.storage import stamp, write_json, write_text
+
+Table = tuple[Sequence[str], list[list[str]]]
+
+
+def write_attack_results(folder: GridFolder) -> tuple[str, list[dict[str, Any]]]:
+    """Write `results.csv`, `results.json` and `table.md` from what the cells hold.
+
+    Returns:
+        The tables in Markdown with what they leave out, and every row as a JSON value.
+
+    Raises:
+        RunFolderError: there is no grid, or a file of it is damaged.
+    """
+    settings = grid_settings_of(folder.experiment())
+    rows = read_rows(folder)
+    places = leaderboard(rows, settings.margin)
+    parts = [markdown(one) for one in tables(rows, places, settings.margin)]
+    table = "\n".join([*parts, *(f"{line}\n" for line in missing(folder))])
+    records = [asdict(row) for row in rows]
+    board = [asdict(place) for place in places]
+    write_text(folder.path / "results.csv", to_csv(rows))
+    write_json(folder.path / "results.json", stamp() | {"leaderboard": board, "rows": records})
+    write_text(folder.path / "table.md", table)
+    return table, records
+
+
+def tables(rows: Sequence[Row], places: Sequence[Place], margin: float) -> list[Table]:
+    """The leaderboard, each defense at each k, and attacks on something else than labels."""
+    found = [board_table(places, margin), standings_table(places)] if places else []
+    others = [row for row in rows if row.measure not in OF_LABELS]
+    return found + ([others_table(others)] if others else [])
+
+
+def board_table(places: Sequence[Place], margin: float) -> Table:
+    """One line a defense, the best protected first."""
+    head = [
+        "defense", "test accuracy", "less none", f"within {margin:g} points",
+        "worst attack", "at k", "reaches", "above the best baseline", "protected at k",
+    ]  # fmt: skip
+    lines = []
+    for place in places:
+        worst = place.worst
+        safe = [str(one.k) for one in place.standings if one.verdict == "protected"]
+        lines.append(
+            [
+                place.defense,
+                percent(place.accuracy),
+                percent(place.difference, "+"),
+                "" if place.difference is None else "yes" if place.equal else "no",
+                worst.attack,
+                str(worst.k),
+                percent(worst.value),
+                percent(worst.advantage, "+"),
+                ", ".join(safe) or "nowhere",
+            ]
+        )
+    return head, lines
+
+
+def standings_table(places: Sequence[Place]) -> Table:
+    """One line a defense and k: the worst attack beside the best baseline."""
+    head = [
+        "defense", "k", "worst attack", "reaches", "best baseline", "it reaches", "advantage",
+        "over scratch", "verdict",
+    ]  # fmt: skip
+    return head, [_standing(place, one) for place in places for one in place.standings]
+
+
+def others_table(rows: Sequence[Row]) -> Table:
+    """Attacks whose measure is no accuracy: what they reach beside their guess."""
+    head = ["defense", "attack", "k", "measure", "reaches", "guess"]
+    groups: dict[tuple[str, str, int, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.defense, row.attack, row.k, row.measure), []).append(row)
+    return head, [
+        [defense, attack, str(k), measure, _plain(own, "value"), _plain(own, "guess")]
+        for (defense, attack, k, measure), own in groups.items()
+    ]
+
+
+def percent(found: Estimate | None, sign: str = "") -> str:
+    """A share with its interval in percent.
+
+    >>> percent(Estimate(0.7213, 0.0131, 3)), percent(Estimate(0.5, None, 1), "+")
+    ('72.1 ± 1.3 %', '+50.0 %')
+    """
+    if found is None:
+        return ""
+    half = "" if found.half_width is None else f" ± {100 * found.half_width:.1f}"
+    return f"{100 * found.mean:{sign}.1f}{half} %"
+
+
+def missing(folder: GridFolder) -> list[str]:
+    """What a reader of the table must know about cells that are not in it."""
+    paths = {cell.name: folder.cells_path / cell.name for cell in folder.cells()}
+    failed = sum(failure_of(path) is not None for path in paths.values())
+    whole = sum((path / OF_CELL).exists() for path in paths.values())
+    found = [f"{failed} of {len(paths)} cells failed and are left out"] if failed else []
+    if left := len(paths) - whole - failed:
+        found.append(f"{left} of {len(paths)} cells are not done yet")
+    return found
+
+
+def _standing(place: Place, one: Standing) -> list[str]:
+    return [
+        place.defense,
+        str(one.k),
+        one.attack,
+        percent(one.value),
+        one.baseline,
+        percent(one.baseline_value),
+        percent(one.advantage, "+"),
+        percent(one.over_scratch, "+"),
+        one.verdict,
+    ]
+
+
+def _plain(rows: Sequence[Row], name: str) -> str:
+    found = over_victims({(row.seed, row.draw): getattr(row, name) for row in rows})
+    if found is None:
+        return ""
+    half = "" if found.half_width is None else f" ± {found.half_width:.2g}"
+    return f"{found.mean:.3g}{half}"
+
+
+def markdown(table: Table) -> str:
+    """A table in Markdown, columns aligned."""
+    head, lines = table
+    texts = [list(head), *lines]
+    widths = [max(len(line[place]) for line in texts) for place in range(len(head))]
+    padded = [[cell.ljust(w) for cell, w in zip(line, widths, strict=True)] for line in texts]
+    padded.insert(1, ["-" * width for width in widths])
+    return "".join(f"| {' | '.join(line)} |\n" for line in padded)

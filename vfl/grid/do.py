@@ -1,0 +1,51 @@
+"""One cell: trained or gone on with, then measured or attacked; what goes wrong is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vfl.errors import TooFewRowsError, VFLError
+from vfl.grid.attack import attack_cell
+from vfl.grid.cells import CODEC, FAILURE, Cell, GridFolder
+from vfl.grid.measure import measure_cell
+from vfl.grid.train import Rows, train_cell
+from vfl.run_folder import RunFolder
+from vfl.storage import write_json
+
+
+def do_cell(cell: Cell, folder: GridFolder, rows: Rows, device: str = "cpu") -> None:
+    """Bring a cell to its end, from wherever an earlier call left it.
+
+    Whatever goes wrong is written to the cell's failure.json, and nothing is raised: one cell does
+    not stop the others.
+
+    Args:
+        cell: what is trained.
+        folder: of its grid, which says what is measured of it.
+        rows: where data come from.
+        device: where the models run.
+    """
+    path = folder.cells_path / cell.name
+    try:
+        (path / FAILURE).unlink(missing_ok=True)
+        data = rows.of(cell.experiment)
+        if not len(data[cell.experiment.label.party].split.test):
+            raise TooFewRowsError(
+                "nothing can be compared without test rows", where="data.test", want="data.test > 0"
+            )
+        if folder.kind == "attacks":
+            attack_cell(cell, folder, data, device)
+        else:
+            train_cell(cell, folder, data, device)
+            if not (path / CODEC).exists():
+                write_json(path / CODEC, measure_cell(RunFolder(path), data, device))
+    except VFLError as error:
+        _fail(path, error.record() | {"exit": error.exit_code})
+    except Exception as bug:  # its text may quote a cell of a table
+        _fail(path, {"what": f"this is a bug of vfl: {type(bug).__name__}", "exit": 1})
+
+
+def _fail(path: Path, record: Mapping[str, Any]) -> None:
+    write_json(path / FAILURE, record)

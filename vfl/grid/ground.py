@@ -1,0 +1,82 @@
+"""Where attacks meet a victim: the cases that trials ask for, and what each trial was worth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
+
+from vfl import attacks
+from vfl.attacks.baselines import Kind, label_free
+from vfl.attacks.case import Case, attempt
+from vfl.attacks.victim import Setting, Victim
+from vfl.grid.identity import code_of
+from vfl.grid.scores_file import Scored, ScoresFile, key_of
+from vfl.grid.trials import TRAINED, Trial
+from vfl.seeds import generator
+
+
+class Ground:
+    """A victim with the cases that trials ask for, the last of each kind kept.
+
+    Args:
+        victim: who is attacked.
+        seed: leaked rows and the attacks' own draws follow from it, alike for every victim of it.
+        setting: which rows play which part.
+        width: of label-free cuts.
+        about: what every value depends on besides the trial, for its key.
+    """
+
+    def __init__(
+        self, victim: Victim, seed: int, setting: Setting, width: int, about: Mapping[str, Any]
+    ) -> None:
+        self._victim, self._seed, self._setting, self._width = victim, seed, setting, width
+        self._about = dict(about) | {"setting": repr(setting), "seed": seed}
+        self._leak: tuple[int, int] | None = None
+        self._cases: dict[str, Case] = {}
+
+    def go_through(self, trials: Iterable[Trial], scores: ScoresFile) -> Iterator[Scored]:
+        """The score of each trial, from the file if it is there, else tried and added to it."""
+        scores.mend()
+        for trial in trials:
+            found = scores.get(self._key(trial))
+            if found is None:
+                found = self._tried(trial)
+                scores.add(found)
+            yield found
+
+    def _tried(self, trial: Trial) -> Scored:
+        case, attack = self._case(trial), attacks.make(trial.attack)
+        draw = generator(self._seed, "attack", trial.draw)
+        started = time.perf_counter()
+        score = attempt(case, attack, draw)
+        return Scored(
+            key=self._key(trial),
+            attack=trial.attack,
+            bottom=trial.bottom,
+            k=trial.k,
+            draw=trial.draw,
+            measure=score.measure,
+            value=score.value,
+            guess=score.guess,
+            threat=case.view.only(attack.needs).threat.sentence(),
+            seconds=round(time.perf_counter() - started, 4),
+        )
+
+    def _case(self, trial: Trial) -> Case:
+        leak = trial.k, trial.draw
+        if leak != self._leak:
+            drawn = generator(self._seed, "leak", trial.draw)
+            self._leak = leak
+            self._cases = {TRAINED: self._victim.case(trial.k, drawn, self._setting)}
+        if trial.bottom not in self._cases:
+            features = generator(self._seed, "label-free")
+            plain = self._cases[TRAINED]
+            kind = cast(Kind, trial.bottom)
+            self._cases[trial.bottom] = label_free(plain, kind, self._width, features)
+        return self._cases[trial.bottom]
+
+    def _key(self, trial: Trial) -> str:
+        code = code_of(type(attacks.make(trial.attack)).__module__)
+        tried = {"attack": trial.attack, "k": trial.k, "draw": trial.draw, "bottom": trial.bottom}
+        return key_of(self._about | tried | {"code": code})

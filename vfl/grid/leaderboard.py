@@ -1,0 +1,186 @@
+"""The worst case over attacks: how each defense stands at each number of leaked labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from vfl.grid.attack_rows import Row
+from vfl.grid.interval import Estimate, paired_difference
+from vfl.grid.statistics import (
+    ONE_SIDED,
+    Values,
+    advantage,
+    by_victim,
+    equivalence,
+    holm,
+    over_victims,
+    protected,
+    succeeds,
+)
+from vfl.grid.trials import SCRATCH
+
+#: "inconclusive": no attack succeeds on the undefended model either, so nothing is shown.
+Verdict = Literal["protected", "leaks", "undecided", "inconclusive"]
+#: Measures of attacks on labels, which one worst case is taken over.
+OF_LABELS = ("accuracy", "matched_accuracy")
+UNDEFENDED = "none"
+_EQUAL = 0.05
+
+#: Values of the attacks that an attacker with k leaked labels can run, by attack.
+ByAttack = Mapping[str, Values]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One defense at one number of leaked labels.
+
+    Attributes:
+        k: leaked labels of each class.
+        attack, value: the attack with the highest mean, and what it reached.
+        baseline, baseline_value: the highest mean of all baselines, whatever attack they are of.
+        advantage: value less baseline_value, victim by victim.
+        over_scratch: value less training from scratch on the leaked rows; None without leaks.
+        chance: p-value of perfect protection from every attack, adjusted over k.
+        verdict: what follows.
+    """
+
+    k: int
+    attack: str
+    value: Estimate
+    baseline: str
+    baseline_value: Estimate
+    advantage: Estimate
+    over_scratch: Estimate | None
+    chance: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One defense on the leaderboard.
+
+    Attributes:
+        defense: its spec.
+        accuracy: on test rows, over victims.
+        difference: of it to the undefended model's, victim by victim; None for that itself.
+        equal: whether the difference is within the margin (two one-sided tests).
+        standings: by k, ascending.
+    """
+
+    defense: str
+    accuracy: Estimate
+    difference: Estimate | None
+    equal: bool
+    standings: Sequence[Standing]
+
+    @property
+    def worst(self) -> Standing:
+        """The standing with the largest advantage."""
+        return max(self.standings, key=lambda one: one.advantage.mean)
+
+
+def leaderboard(rows: Sequence[Row], margin: float) -> list[Place]:
+    """Every defense that was attacked, the best protected first.
+
+    Args:
+        rows: of a grid.
+        margin: points of accuracy that a defense may cost.
+    """
+    labels = [row for row in rows if row.measure in OF_LABELS and row.baselines]
+    leaks = sorted({row.k for row in labels if row.k}) or [0]
+    plain = [row for row in labels if row.defense == UNDEFENDED]
+    found = []
+    for defense in dict.fromkeys(row.defense for row in labels):
+        own = [row for row in labels if row.defense == defense]
+        found.append(_place(defense, own, plain, leaks, margin))
+    return sorted(found, key=lambda place: place.worst.advantage.mean)
+
+
+def leaked(rows: Iterable[Row], k: int) -> list[Row]:
+    """The rows of attacks that k leaked labels allow: those with k, and those that use none."""
+    return [row for row in rows if row.k in (0, k)]
+
+
+def by_attack(rows: Iterable[Row]) -> dict[str, dict[tuple[int, int], float]]:
+    """Values by attack, each by victim and draw."""
+    found: dict[str, dict[tuple[int, int], float]] = {}
+    for row in rows:
+        found.setdefault(row.attack, {})[row.seed, row.draw] = row.value
+    return found
+
+
+def by_baseline(rows: Iterable[Row]) -> dict[str, dict[tuple[int, int], float]]:
+    """Values of the baselines, by what they are called, each by victim and draw."""
+    found: dict[str, dict[tuple[int, int], float]] = {}
+    for row in rows:
+        for name, value in row.baselines.items():
+            alone = name in SCRATCH and row.k > 0
+            called = name if alone else f"{row.attack} on {'raw' if name == 'scratch' else name}"
+            found.setdefault(called, {})[row.seed, row.draw] = value
+    return found
+
+
+def highest(found: ByAttack) -> str:
+    """The one with the highest mean over victims."""
+    return max(found, key=lambda name: mean_of(found[name]))
+
+
+def mean_of(values: Values) -> float:
+    """The mean over victims."""
+    estimate = over_victims(values)
+    assert estimate is not None
+    return estimate.mean
+
+
+def _place(
+    defense: str, own: Sequence[Row], plain: Sequence[Row], leaks: Sequence[int], margin: float
+) -> Place:
+    chances = {k: _chance(leaked(own, k)) for k in leaks if leaked(own, k)}
+    adjusted = holm(chances)
+    standings = [_standing(k, leaked(own, k), leaked(plain, k), adjusted[k]) for k in chances]
+    accuracy, undefended = _accuracy(own), _accuracy(plain)
+    difference = None if defense == UNDEFENDED else paired_difference(accuracy, undefended)
+    whole = over_victims({(seed, 0): value for seed, value in accuracy.items()})
+    assert whole is not None
+    equal = equivalence(difference, margin / 100) <= _EQUAL
+    return Place(defense, whole, difference, equal, standings)
+
+
+def _standing(k: int, own: Sequence[Row], plain: Sequence[Row], chance: float) -> Standing:
+    attacks, baselines = by_attack(own), by_baseline(own)
+    attack, baseline = highest(attacks), highest(baselines)
+    value, beside = over_victims(attacks[attack]), over_victims(baselines[baseline])
+    above = advantage(attacks[attack], baselines[baseline])
+    assert value is not None
+    assert beside is not None
+    assert above is not None
+    over_scratch = advantage(attacks[attack], baselines["scratch"]) if k else None
+    verdict = _verdict(above, chance, succeeds(_advantages(plain)))
+    return Standing(k, attack, value, baseline, beside, above, over_scratch, chance, verdict)
+
+
+def _verdict(above: Estimate, chance: float, conclusive: bool) -> Verdict:
+    if not conclusive:
+        return "inconclusive"
+    if chance <= ONE_SIDED:
+        return "protected"
+    return "leaks" if above.low > 0 else "undecided"
+
+
+def _chance(rows: Sequence[Row]) -> float:
+    return protected(_advantages(rows))
+
+
+def _advantages(rows: Sequence[Row]) -> list[Estimate | None]:
+    """Of every attack over the highest baseline."""
+    if not rows:
+        return []
+    baselines = by_baseline(rows)
+    best = baselines[highest(baselines)]
+    return [advantage(values, best) for values in by_attack(rows).values()]
+
+
+def _accuracy(rows: Iterable[Row]) -> dict[int, float]:
+    return by_victim({(row.seed, 0): row.test_accuracy for row in rows})

@@ -1,0 +1,106 @@
+"""What victims and leak draws say together: intervals, protection, equal accuracy, many tests.
+
+A value belongs to one victim (a training seed) and one draw of leaked rows. Draws of one victim
+share its weights, so victims are what counts: every figure is first averaged over the draws of a
+victim, and Student's interval is taken over the victims. `tests/grid/test_statistics.py` holds its
+coverage by simulation: a bootstrap of victims and draws covers too little with five victims, and
+so does Student's interval if all victims share their leaked rows; they are drawn anew for each.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from scipy.special import stdtr
+
+from vfl.grid.interval import CONFIDENCE, Estimate, estimate, paired_difference
+
+Key = TypeVar("Key", bound=Hashable)
+#: Values by (victim, draw).
+Values = Mapping[tuple[int, int], float]
+#: What a one-sided test may err by, so that it agrees with the end of a two-sided interval.
+ONE_SIDED = (1 - CONFIDENCE) / 2
+
+
+def by_victim(values: Values) -> dict[int, float]:
+    """The mean over the draws of each victim.
+
+    >>> by_victim({(0, 0): 0.5, (0, 1): 0.7, (1, 0): 0.9})
+    {0: 0.6, 1: 0.9}
+    """
+    victims = dict.fromkeys(victim for victim, _ in values)
+    return {
+        one: statistics.fmean(value for (victim, _), value in values.items() if victim == one)
+        for one in victims
+    }
+
+
+def over_victims(values: Values) -> Estimate | None:
+    """The mean with its 95 % interval over victims; None without any."""
+    return estimate(list(by_victim(values).values()))
+
+
+def advantage(attack: Values, baseline: Values) -> Estimate | None:
+    """How much an attack is above a baseline, victim by victim."""
+    return paired_difference(by_victim(attack), by_victim(baseline))
+
+
+def chance_below(found: Estimate | None, bound: float) -> float:
+    """One-sided p-value of "the mean is at least `bound`", small if it is clearly below.
+
+    P(T <= (mean - bound) / standard error), T of Student with n - 1 degrees of freedom; 1 where a
+    single victim, or none, says nothing about the spread.
+
+    >>> round(chance_below(Estimate(-0.02, 0.0248, 3), 0.0), 4)  # t = -3.464
+    0.0371
+    """
+    if found is None or found.half_width is None:
+        return 1.0
+    error = found.standard_error
+    if error == 0:
+        return 0.0 if found.mean < bound else 1.0
+    return float(stdtr(found.count - 1, (found.mean - bound) / error))
+
+
+def equivalence(difference: Estimate | None, margin: float) -> float:
+    """p-value of two one-sided tests that a difference lies within plus or minus `margin`.
+
+    The larger of the two (Schuirmann 1987): below 0.05 the difference is smaller than the margin.
+    """
+    if difference is None:
+        return 1.0
+    mirrored = Estimate(-difference.mean, difference.half_width, difference.count)
+    return max(chance_below(difference, margin), chance_below(mirrored, margin))
+
+
+def holm(chances: Mapping[Key, float]) -> dict[Key, float]:
+    """p-values of a family, adjusted so that none is rejected wrongly too often (Holm 1979).
+
+    The i-th smallest of m is multiplied by m - i + 1, then made not smaller than those before it.
+
+    >>> holm({1: 0.01, 5: 0.04, 10: 0.03})
+    {1: 0.03, 5: 0.06, 10: 0.06}
+    """
+    adjusted: dict[Key, float] = {}
+    largest = 0.0
+    for place, key in enumerate(sorted(chances, key=lambda one: chances[one])):
+        largest = max(largest, min(1.0, (len(chances) - place) * chances[key]))
+        adjusted[key] = largest
+    return {key: adjusted[key] for key in chances}
+
+
+def protected(advantages: Sequence[Estimate | None]) -> float:
+    """p-value of perfect protection: every attack is at or below its baseline.
+
+    The largest over the attacks: each has to be below by itself, so nothing is adjusted for their
+    number (intersection-union test, Berger 1982). `ONE_SIDED` or less means that the upper end of
+    each interval is 0 or less.
+    """
+    return max((chance_below(one, 0.0) for one in advantages), default=1.0)
+
+
+def succeeds(advantages: Iterable[Estimate | None]) -> bool:
+    """Whether some attack is clearly above its baseline: the lower end of its interval is."""
+    return any(one is not None and one.low > 0 for one in advantages)

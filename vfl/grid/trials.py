@@ -1,0 +1,87 @@
+"""Trials: which attack meets a victim, or a bottom that never saw a label, with which leak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from vfl.config import GridSettings
+
+#: The victim's own bottom, as opposed to a label-free one.
+TRAINED = "trained"
+#: The bottom that an attack from scratch meets: it looks at none.
+ANY = "raw"
+#: Baselines by the attack that they are; the others are bottoms.
+SCRATCH = {"scratch": "scratch", "scratch_unlabelled": "scratch:unlabelled=true"}
+
+#: What stands in the place of the defense in a cell of baselines.
+BASELINES = "baselines"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One attack, once.
+
+    Attributes:
+        attack: its spec.
+        k: leaked labels of each class, 0 where it uses none.
+        draw: which draw of them.
+        bottom: `TRAINED`, or a label-free one: "raw", "pca", "random".
+    """
+
+    attack: str
+    k: int
+    draw: int
+    bottom: str = TRAINED
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """Which attacks are tried, and how often.
+
+    Attributes:
+        leaking: specs of those that use leaked labels.
+        once: specs of those that use none, so that trying them once is enough.
+        leaks: leaked labels of each class.
+        draws: of leaked rows.
+    """
+
+    leaking: Sequence[str]
+    once: Sequence[str]
+    leaks: Sequence[int]
+    draws: int
+
+    def on(self, bottoms: Sequence[str] = (TRAINED,)) -> list[Trial]:
+        """Every attack on these bottoms, the trials of one leak together."""
+        found = [Trial(spec, 0, 0, bottom) for bottom in bottoms for spec in self.once]
+        return found + [
+            Trial(spec, k, draw, bottom)
+            for draw in range(self.draws)
+            for k in self.leaks
+            for bottom in bottoms
+            for spec in self.leaking
+        ]
+
+    def baselines(self, names: Sequence[str]) -> list[Trial]:
+        """What the trials on the victim are set against; see `GridSettings.baselines`."""
+        bottoms = [name for name in names if name not in SCRATCH]
+        scratch = [SCRATCH[name] for name in names if name in SCRATCH] if self.leaking else []
+        found = replace(self, leaking=scratch, once=()).on((ANY,))
+        found += replace(self, once=()).on(bottoms)
+        # Without labels the baseline of the thesis is the same attack on the inputs themselves.
+        return found + replace(self, leaking=()).on(list(dict.fromkeys([ANY, *bottoms])))
+
+
+def baselines_of(trial: Trial, names: Sequence[str]) -> dict[str, Trial]:
+    """The baselines of one trial by name; those from scratch need leaked labels."""
+    found = {name: replace(trial, bottom=name) for name in names if name not in SCRATCH}
+    if trial.k == 0:
+        return {"scratch": replace(trial, bottom=ANY)} | found
+    scratch = [name for name in names if name in SCRATCH]
+    return {name: Trial(SCRATCH[name], trial.k, trial.draw, ANY) for name in scratch} | found
+
+
+def setting_words(settings: GridSettings) -> str:
+    """Which rows play which part, to know scores of another setting."""
+    parts = settings.leaks_from, settings.unlabelled, settings.trained_by, settings.party
+    return ", ".join(map(str, parts))

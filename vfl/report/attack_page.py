@@ -1,0 +1,141 @@
+"""The page of a grid of attacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vfl.config import GridSettings
+from vfl.grid.attack_rows import Row, read_rows
+from vfl.grid.attack_run import sentences
+from vfl.grid.attack_table import Table as Lines
+from vfl.grid.attack_table import board_table, missing, others_table, standings_table
+from vfl.grid.cells import CONFIG, PICTURES, GridFolder, grid_settings_of
+from vfl.grid.leaderboard import OF_LABELS, Place, leaderboard
+from vfl.report.attack_curves import advantages, attack_advantages, numbered, pictures, tradeoffs
+from vfl.report.compare_curves import Drawing
+from vfl.report.compare_page import Table
+from vfl.report.units import bytes_text, date_text, list_text, percent_text, seconds_text
+from vfl.storage import read_json
+
+
+@dataclass(frozen=True, slots=True)
+class AttackPage:
+    """Everything the template prints."""
+
+    name: str
+    meta: str
+    sentence: str
+    notes: Sequence[str]
+    board: Table | None
+    standings: Table | None
+    others: Table | None
+    tradeoffs: Sequence[Drawing]
+    advantages: Sequence[Drawing]
+    pictures: Sequence[Drawing]
+    attackers: Sequence[tuple[str, str]]
+    victims: Table
+    margin: float
+    command: str
+    config_text: str
+
+
+def attack_page(folder: GridFolder) -> AttackPage:
+    """The page of a grid of attacks, from what its cells hold.
+
+    Raises:
+        RunFolderError: a file of it is damaged.
+    """
+    experiment = folder.experiment()
+    settings = grid_settings_of(experiment)
+    rows = read_rows(folder)
+    places = leaderboard(rows, settings.margin)
+    others = [row for row in rows if row.measure not in OF_LABELS]
+    meta = (
+        date_text(folder.words("created")),
+        f"{len(rows)} attacks",
+        f"vfl {folder.words('vfl')}",
+    )
+    return AttackPage(
+        name=experiment.name,
+        meta=" · ".join(meta),
+        sentence=_sentence(settings),
+        notes=missing(folder),
+        board=_board(places, settings) if places else None,
+        standings=_table(standings_table(places), 3) if places else None,
+        others=_table(others_table(others), 2) if others else None,
+        tradeoffs=list(tradeoffs(places, rows, settings.margin)) if places else [],
+        advantages=[*advantages(places), *attack_advantages(rows, places)] if places else [],
+        pictures=list(pictures(_drawn(folder, settings))),
+        attackers=list(sentences(rows).items()),
+        victims=_victims(folder, rows),
+        margin=settings.margin,
+        command=folder.words("command"),
+        config_text=(folder.path / CONFIG).read_text(encoding="utf-8").strip(),
+    )
+
+
+def _board(places: Sequence[Place], settings: GridSettings) -> Table:
+    """The leaderboard with the number that each defense has in the drawings."""
+    head, lines = board_table(places, settings.margin)
+    numbers = numbered(places)
+    for place, line in zip(places, lines, strict=True):
+        line[0] = f"{numbers[place.defense]} {place.defense}"
+    return _table((head, lines), 1)
+
+
+def _table(content: Lines, words: int) -> Table:
+    head, lines = content
+    return Table(head, lines, words)
+
+
+def _drawn(folder: GridFolder, settings: GridSettings) -> dict[str, dict[str, Any]]:
+    """Pictures of each defense's first victim, as far as they were drawn."""
+    found = {}
+    for cell in folder.cells():
+        path = folder.cells_path / cell.name / PICTURES
+        if cell.experiment.seed == settings.seeds[0] and path.exists():
+            found[cell.called] = read_json(path)
+    return found
+
+
+def _victims(folder: GridFolder, rows: Iterable[Row]) -> Table:
+    """One line a victim: what it cost and what was got out of it."""
+    head = ["defense", "seed", "accuracy", "on the wire", "trained in", "worst attack", "reached"]
+    mine: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        if row.measure in OF_LABELS:
+            mine.setdefault((row.defense, row.seed), []).append(row)
+    lines = []
+    for cell in folder.cells():
+        own = mine.get((cell.called, cell.experiment.seed), [])
+        if own:
+            summary = read_json(folder.cells_path / cell.name / "summary.json")
+            sent = sum(summary["bytes_up"].values()) + sum(summary["bytes_down"].values())
+            worst = max(own, key=lambda row: row.value)
+            lines.append(
+                [
+                    cell.called,
+                    str(cell.experiment.seed),
+                    percent_text(summary["test_accuracy"]),
+                    bytes_text(sent),
+                    seconds_text(summary["seconds"]),
+                    f"{worst.attack}, k = {worst.k}",
+                    percent_text(worst.value),
+                ]
+            )
+    return Table(head, lines, 1)
+
+
+def _sentence(settings: GridSettings) -> str:
+    leaks = list_text(tuple(str(k) for k in settings.leaks), shown=8)
+    trained = {
+        "owner": "One owner trained both halves and handed the bottom out.",
+        "split": "Each feature party trained its own bottom.",
+    }
+    return (
+        f"{len(settings.victims)} defenses, each trained on {len(settings.seeds)} seeds; "
+        f"{settings.draws} draws of {leaks} leaked labels of each class for every victim, the same "
+        f"for all defenses. {trained[settings.trained_by]}"
+    )
