@@ -44,7 +44,9 @@ def top_places(cut: Tensor, k: int) -> Places:
         return found
     magnitude = cut.abs()
     largest, unordered = torch.topk(magnitude, k, dim=1)
-    if not torch.isfinite(largest[:, 0]).all():  # NaN sorts above Inf and both above all others
+    if not np.isfinite(
+        largest[:, 0].numpy()
+    ).all():  # NaN sorts above Inf and both above all others
         raise _not_finite()
     places: Places = unordered.numpy()
     size, least = magnitude.numpy(), largest[:, -1:].numpy()
