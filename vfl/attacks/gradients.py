@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 from vfl.attacks.base import Attack
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import Heard, View
-from vfl.errors import BadOptionError, UserError
+from vfl.errors import BadOptionError, DataError, UserError
 
 
 class GradientAttack(Attack):
@@ -39,8 +39,16 @@ class GradientAttack(Attack):
         self.needs = frozenset({Grant.GRADIENTS}) | self.uses
 
     def by_epoch(self, view: View) -> list[list[Heard]]:
-        """The exchanges of each epoch it reads."""
+        """The exchanges of each epoch it reads, at least one.
+
+        Raises:
+            DataError: the recording holds no training exchange.
+        """
         wanted = sorted({one.epoch for one in view.heard})[: self.epochs]
+        if not wanted:
+            raise DataError(
+                "no training exchange was recorded", fix="record them: [trace] phases = train"
+            )
         return [[one for one in view.heard if one.epoch == epoch] for epoch in wanted]
 
     def exchanges(self, view: View) -> list[Heard]:
