@@ -19,9 +19,10 @@ from vfl.config import (
 )
 from vfl.datasets import PartyData, Split
 from vfl.errors import ConfigError, DataError
-from vfl.grid.attack import attempts_of, grid_cells
+from vfl.grid.attack import grid_cells
 from vfl.grid.compare import comparison_of
 from vfl.grid.trials import BASELINES
+from vfl.grid.victims import attempts_of
 from vfl.project import LabelFolder
 from vfl.run import load_data, session_of
 from vfl.seeds import Secret

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from vfl import attacks
-from vfl.attacks import Grant
-from vfl.attacks.victim import Setting, Victim
-from vfl.config import Experiment, GridSettings
+from vfl.attacks.victim import Victim
+from vfl.config import Experiment, GridSettings, TraceSettings
 from vfl.datasets import PartyData
-from vfl.errors import ConfigError
 from vfl.grid.cells import PICTURES, Cell, GridFolder, grid_settings_of
-from vfl.grid.ground import Ground
-from vfl.grid.identity import data_digest, experiment_digest
 from vfl.grid.pictures import pictures_of
-from vfl.grid.scores_file import OF_CELL, Scored, ScoresFile, write_scores
-from vfl.grid.train import train_cell
-from vfl.grid.trials import BASELINES, Attempts, Trial, setting_words
+from vfl.grid.scenes import (
+    is_recorded,
+    recorded_phases,
+    scene_of,
+)
+from vfl.grid.scores_file import OF_CELL, SCORES, ScoresFile, write_scores
+from vfl.grid.train import recording, train_cell
+from vfl.grid.trials import BASELINES, Trial, setting_words
+from vfl.grid.victims import (
+    attack_run,
+    attacker_of,
+    attempts_of,
+    check_attacks,
+    ground_of,
+    run_ground,
+)
 from vfl.run import session_of
 from vfl.run_folder import RunFolder
-from vfl.storage import read_json, stamp, write_json
+from vfl.storage import read_json, stamp, write_bytes, write_json
 
 
 def grid_cells(experiment: Experiment) -> list[Cell]:
@@ -34,8 +44,7 @@ def grid_cells(experiment: Experiment) -> list[Cell]:
         SpecError: a defense or an attack cannot be built.
     """
     settings = grid_settings_of(experiment)
-    attacker_of(experiment, settings)
-    attempts_of(settings)
+    check_attacks(experiment, settings)
     plain = experiment.model_copy(update={"compare": None, "grid": None})
     return [
         _cell(plain.model_copy(update={"seed": seed, "defense": defense}), called)
@@ -64,35 +73,40 @@ def attack_cell(
         party = attacker_of(cell.experiment, settings)
         untrained = session_of(cell.experiment, data, "predict").weights()[party]
         victim = Victim(cell.experiment, data, party, untrained)
-        trials = attempts.baselines(settings.baselines)
-        scores = go_at(victim, cell.experiment, data, settings, trials, path)
+        ground = ground_of(victim, cell.experiment, data, settings)
+        scores = list(ground.go_through(attempts.baselines(settings.baselines), ScoresFile(path)))
     else:
-        train_cell(cell, folder, data, device)
+        train_recorded(cell, folder, data, settings, device)
         scores = attack_run(RunFolder(path), data, settings, attempts.on())
         if cell.experiment.seed == settings.seeds[0] and settings.pictures:
             draw_pictures(RunFolder(path), data, settings)
+        for trace in path.glob("parties/*/trace"):
+            shutil.rmtree(trace)  # large, and a training can be recorded again
     write_scores(path / OF_CELL, setting_words(settings), scores)
 
 
-def attack_run(
-    folder: RunFolder, data: Mapping[str, PartyData], settings: GridSettings, trials: list[Trial]
-) -> list[Scored]:
-    """Attack the feature party of a finished run; each score is kept in its folder.
-
-    Args:
-        folder: the run.
-        data: every party's rows.
-        settings: who attacks, with what.
-        trials: what is tried.
-
-    Raises:
-        ConfigError: no feature party has that name.
-        RunFolderError: the run has not ended, or its weights are not there.
-    """
-    experiment = folder.experiment()
-    victim = Victim.of_run(folder, data, attacker_of(experiment, settings))
-    weights = read_json(folder.path / "summary.json")["weights_sha256"]
-    return go_at(victim, experiment, data, settings, trials, folder.path, weights)
+def train_recorded(
+    cell: Cell,
+    folder: GridFolder,
+    data: Mapping[str, PartyData],
+    settings: GridSettings,
+    device: str,
+) -> None:
+    """Train a victim with what its attacks need recorded; again, if that is all that is missing."""
+    path, trials = folder.cells_path / cell.name, attempts_of(settings).on()
+    plain = recording(cell.experiment, TraceSettings())
+    if (path / "summary.json").exists():
+        scores = ScoresFile(path)
+        scores.mend()
+        trials = run_ground(RunFolder(path), data, settings).lacking(trials, scores)
+        trace = _recorded(trials)
+        if trace.enabled and not is_recorded(path, trace):
+            kept = (path / SCORES).read_bytes() if (path / SCORES).exists() else b""
+            shutil.rmtree(path)
+            train_cell(replace(cell, experiment=plain), folder, data, device, trace)
+            write_bytes(path / SCORES, kept)
+        return
+    train_cell(replace(cell, experiment=plain), folder, data, device, _recorded(trials))
 
 
 def draw_pictures(folder: RunFolder, data: Mapping[str, PartyData], settings: GridSettings) -> None:
@@ -112,53 +126,10 @@ def draw_pictures(folder: RunFolder, data: Mapping[str, PartyData], settings: Gr
     write_json(path, stamp() | {"rows": settings.pictures} | drawn)
 
 
-def go_at(
-    victim: Victim,
-    experiment: Experiment,
-    data: Mapping[str, PartyData],
-    settings: GridSettings,
-    trials: list[Trial],
-    path: Path,
-    weights: str = "",
-) -> list[Scored]:
-    """Go through trials against a victim and keep the scores in a folder; see `attack_run`."""
-    party = attacker_of(experiment, settings)
-    setting = Setting("test", settings.leaks_from, settings.unlabelled, settings.trained_by)
-    about = {
-        "experiment": experiment_digest(experiment),
-        "data": data_digest(data),
-        "weights": weights,
-        "party": party,
-    }
-    ground = Ground(victim, experiment.seed, setting, experiment.parties[party].width, about)
-    return list(ground.go_through(trials, ScoresFile(path)))
-
-
-def attempts_of(settings: GridSettings) -> Attempts:
-    """The attacks of a grid, and how often each is tried.
-
-    Raises:
-        SpecError: an attack cannot be built.
-    """
-    made = {spec: attacks.make(spec) for spec in settings.attack_specs}
-    leaking = [spec for spec, attack in made.items() if Grant.LEAKED in attack.needs]
-    once = [spec for spec in made if spec not in leaking]
-    return Attempts(leaking, once, settings.leaks, settings.draws)
-
-
-def attacker_of(experiment: Experiment, settings: GridSettings) -> str:
-    """The feature party that attacks.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
-    known = experiment.feature_parties
-    party = settings.party or known[0]
-    if party not in known:
-        raise ConfigError(
-            "no feature party has that name", where="grid.party", got=party, want=", ".join(known)
-        )
-    return party
+def _recorded(trials: Iterable[Trial]) -> TraceSettings:
+    """What these trials need to have been recorded."""
+    specs = {trial.attack for trial in trials}
+    return recorded_phases(scene_of(attacks.make(one), one, own_columns=True) for one in specs)
 
 
 def _cell(experiment: Experiment, called: str) -> Cell:

@@ -32,11 +32,12 @@ def attacked(
             with their parties.
         SpecError: an attack cannot be built.
     """
-    from vfl.grid.attack import attack_run, attempts_of
+    from vfl.grid.victims import attack_run, attempts_of, check_attacks
     from vfl.run import load_data
 
     if not (folder.path / "summary.json").exists():
         raise RunFolderError("this run has not ended, so there is nothing to attack")
+    check_attacks(folder.experiment(), settings)
     attempts = attempts_of(settings)
     trials = attempts.on() + attempts.baselines(settings.baselines)
     say(f"{len(trials)} attacks on {folder.path}, baselines included")

@@ -42,8 +42,13 @@ def write_attack_results(folder: GridFolder) -> tuple[str, list[dict[str, Any]]]
 def tables(rows: Sequence[Row], places: Sequence[Place], margin: float) -> list[Table]:
     """The leaderboard, each defense at each k, and attacks on something else than labels."""
     found = [board_table(places, margin), standings_table(places)] if places else []
-    others = [row for row in rows if row.measure not in OF_LABELS]
+    others = without_baseline(rows)
     return found + ([others_table(others)] if others else [])
+
+
+def without_baseline(rows: Sequence[Row]) -> list[Row]:
+    """Rows that no worst case is taken over: other goals, and what only a training tells."""
+    return [row for row in rows if row.measure not in OF_LABELS or not row.baselines]
 
 
 def board_table(places: Sequence[Place], margin: float) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from vfl import attacks
@@ -11,6 +12,7 @@ from vfl.attacks.baselines import Kind, label_free
 from vfl.attacks.case import Case, attempt
 from vfl.attacks.victim import Setting, Victim
 from vfl.grid.identity import code_of
+from vfl.grid.scenes import Recordings, Scene, scene_of
 from vfl.grid.scores_file import Scored, ScoresFile, key_of
 from vfl.grid.trials import TRAINED, Trial
 from vfl.seeds import generator
@@ -25,12 +27,20 @@ class Ground:
         setting: which rows play which part.
         width: of label-free cuts.
         about: what every value depends on besides the trial, for its key.
+        recordings: of its training, for attacks on what was heard or received.
     """
 
     def __init__(
-        self, victim: Victim, seed: int, setting: Setting, width: int, about: Mapping[str, Any]
+        self,
+        victim: Victim,
+        seed: int,
+        setting: Setting,
+        width: int,
+        about: Mapping[str, Any],
+        recordings: Recordings | None = None,
     ) -> None:
         self._victim, self._seed, self._setting, self._width = victim, seed, setting, width
+        self._recordings = recordings
         self._about = dict(about) | {"setting": repr(setting), "seed": seed}
         self._leak: tuple[int, int] | None = None
         self._cases: dict[str, Case] = {}
@@ -45,8 +55,13 @@ class Ground:
                 scores.add(found)
             yield found
 
+    def lacking(self, trials: Iterable[Trial], scores: ScoresFile) -> list[Trial]:
+        """The trials that have no score in the file."""
+        return [trial for trial in trials if scores.get(self._key(trial)) is None]
+
     def _tried(self, trial: Trial) -> Scored:
-        case, attack = self._case(trial), attacks.make(trial.attack)
+        attack = attacks.make(trial.attack)
+        case = self._case(trial, scene_of(attack, trial.attack, own_columns=True))
         draw = generator(self._seed, "attack", trial.draw)
         started = time.perf_counter()
         score = attempt(case, attack, draw)
@@ -63,18 +78,24 @@ class Ground:
             seconds=round(time.perf_counter() - started, 4),
         )
 
-    def _case(self, trial: Trial) -> Case:
+    def _case(self, trial: Trial, scene: Scene) -> Case:
         leak = trial.k, trial.draw
         if leak != self._leak:
-            drawn = generator(self._seed, "leak", trial.draw)
-            self._leak = leak
-            self._cases = {TRAINED: self._victim.case(trial.k, drawn, self._setting)}
-        if trial.bottom not in self._cases:
+            self._leak, self._cases = leak, {}
+        drawn = generator(self._seed, "leak", trial.draw)
+        if scene != "asked" and scene not in self._cases:
+            assert self._recordings is not None
+            self._cases[scene] = self._recordings.case(scene, trial.k, drawn)
+        elif scene == "asked" and TRAINED not in self._cases:
+            case = self._victim.case(trial.k, drawn, self._setting)
+            assert case.labels is not None
+            self._cases[TRAINED] = replace(case, positive=case.labels == 1)
+        if scene == "asked" and trial.bottom not in self._cases:
             features = generator(self._seed, "label-free")
-            plain = self._cases[TRAINED]
             kind = cast(Kind, trial.bottom)
+            plain = self._cases[TRAINED]
             self._cases[trial.bottom] = label_free(plain, kind, self._width, features)
-        return self._cases[trial.bottom]
+        return self._cases[trial.bottom if scene == "asked" else scene]
 
     def _key(self, trial: Trial) -> str:
         code = code_of(type(attacks.make(trial.attack)).__module__)

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping
 
-from vfl.config import Experiment
+from vfl.config import Experiment, TraceSettings
 from vfl.datasets import PartyData
 from vfl.grid.cells import Cell, GridFolder
 from vfl.run import load_data, train
@@ -31,7 +31,11 @@ class Rows:
 
 
 def train_cell(
-    cell: Cell, folder: GridFolder, data: Mapping[str, PartyData], device: str = "cpu"
+    cell: Cell,
+    folder: GridFolder,
+    data: Mapping[str, PartyData],
+    device: str = "cpu",
+    trace: TraceSettings | None = None,
 ) -> None:
     """Train a cell, or go on from its last checkpoint, unless it is trained; then tidy up.
 
@@ -40,13 +44,15 @@ def train_cell(
         folder: of its grid.
         data: every party's rows.
         device: where the models run.
+        trace: what is recorded meanwhile, which changes no weight; None is what the cell says.
     """
+    experiment = cell.experiment if trace is None else recording(cell.experiment, trace)
     path = folder.cells_path / cell.name
     if path.exists() and not (path / "metrics.jsonl").exists():
         shutil.rmtree(path)  # ended before its folder was whole
     if not (path / "summary.json").exists():
         train(
-            cell.experiment,
+            experiment,
             path.parent,
             path.name,
             command=str(folder.words("command")),
@@ -56,6 +62,11 @@ def train_cell(
         )
     for checkpoints in path.glob(f"parties/*/{CHECKPOINTS}"):
         shutil.rmtree(checkpoints)
+
+
+def recording(experiment: Experiment, trace: TraceSettings) -> Experiment:
+    """The same training with something else recorded."""
+    return experiment.model_copy(update={"trace": trace})
 
 
 def _about_rows(experiment: Experiment) -> str:

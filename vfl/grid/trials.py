@@ -44,12 +44,14 @@ class Attempts:
         once: specs of those that use none, so that trying them once is enough.
         leaks: leaked labels of each class.
         draws: of leaked rows.
+        alone: specs of those that have no baseline, for they read what a training left.
     """
 
     leaking: Sequence[str]
     once: Sequence[str]
     leaks: Sequence[int]
     draws: int
+    alone: frozenset[str] = frozenset()
 
     def on(self, bottoms: Sequence[str] = (TRAINED,)) -> list[Trial]:
         """Every attack on these bottoms, the trials of one leak together."""
@@ -65,11 +67,14 @@ class Attempts:
     def baselines(self, names: Sequence[str]) -> list[Trial]:
         """What the trials on the victim are set against; see `GridSettings.baselines`."""
         bottoms = [name for name in names if name not in SCRATCH]
-        scratch = [SCRATCH[name] for name in names if name in SCRATCH] if self.leaking else []
+        leaking = [spec for spec in self.leaking if spec not in self.alone]
+        once = [spec for spec in self.once if spec not in self.alone]
+        scratch = [SCRATCH[name] for name in names if name in SCRATCH] if leaking else []
         found = replace(self, leaking=scratch, once=()).on((ANY,))
-        found += replace(self, once=()).on(bottoms)
+        found += replace(self, leaking=leaking, once=()).on(bottoms)
         # Without labels the baseline of the thesis is the same attack on the inputs themselves.
-        return found + replace(self, leaking=()).on(list(dict.fromkeys([ANY, *bottoms])))
+        own = list(dict.fromkeys([ANY, *bottoms]))
+        return found + replace(self, leaking=(), once=once).on(own)
 
 
 def baselines_of(trial: Trial, names: Sequence[str]) -> dict[str, Trial]:

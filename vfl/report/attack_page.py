@@ -10,7 +10,13 @@ from vfl.config import GridSettings
 from vfl.grid.attack_rows import Row, read_rows
 from vfl.grid.attack_run import sentences
 from vfl.grid.attack_table import Table as Lines
-from vfl.grid.attack_table import board_table, missing, others_table, standings_table
+from vfl.grid.attack_table import (
+    board_table,
+    missing,
+    others_table,
+    standings_table,
+    without_baseline,
+)
 from vfl.grid.cells import CONFIG, PICTURES, GridFolder, grid_settings_of
 from vfl.grid.leaderboard import OF_LABELS, Place, leaderboard
 from vfl.report.attack_curves import advantages, attack_advantages, numbered, pictures, tradeoffs
@@ -51,7 +57,7 @@ def attack_page(folder: GridFolder) -> AttackPage:
     settings = grid_settings_of(experiment)
     rows = read_rows(folder)
     places = leaderboard(rows, settings.margin)
-    others = [row for row in rows if row.measure not in OF_LABELS]
+    others = without_baseline(rows)
     meta = (
         date_text(folder.words("created")),
         f"{len(rows)} attacks",
