@@ -2,11 +2,20 @@ import json
 
 import pytest
 
+from vfl.attacks import ATTACKS
+from vfl.attacks.active import ADVERSARIES
 from vfl.compression import CODECS
 from vfl.defenses import DEFENSES
 from vfl.models import BOTTOMS, TOPS
 
-FAMILIES = {"codecs": CODECS, "defenses": DEFENSES, "bottoms": BOTTOMS, "tops": TOPS}
+FAMILIES = {
+    "codecs": CODECS,
+    "defenses": DEFENSES,
+    "attacks": ATTACKS,
+    "adversaries": ADVERSARIES,
+    "bottoms": BOTTOMS,
+    "tops": TOPS,
+}
 
 
 def test_every_registered_name_is_listed_with_its_options(vfl):

@@ -17,6 +17,8 @@ class Family(StrEnum):
 
     CODECS = "codecs"
     DEFENSES = "defenses"
+    ATTACKS = "attacks"
+    ADVERSARIES = "adversaries"
     BOTTOMS = "bottoms"
     TOPS = "tops"
 
@@ -27,9 +29,10 @@ def listing(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List codecs, defenses and models with their options.
+    """List codecs, defenses, attacks and models with their options.
 
-    A family is codecs, defenses, bottoms or tops; without one, all are listed.
+    A family is codecs, defenses, attacks, adversaries, bottoms or tops; without one, all are
+    listed.
     """
     rows = [
         row
@@ -41,15 +44,24 @@ def listing(
         emit(rows)
         return
     for row in rows:
-        print(f"{row['family']:<9} {row['spec']}\n{'':<9} {row['summary']}")
+        print(f"{row['family']:<11} {row['spec']}\n{'':<11} {row['summary']}")
 
 
 def _registries() -> dict[str, Registry[Any]]:
+    from vfl.attacks import ATTACKS
+    from vfl.attacks.active import ADVERSARIES
     from vfl.compression import CODECS
     from vfl.defenses import DEFENSES
     from vfl.models import BOTTOMS, TOPS
 
-    return {"codecs": CODECS, "defenses": DEFENSES, "bottoms": BOTTOMS, "tops": TOPS}
+    return {
+        "codecs": CODECS,
+        "defenses": DEFENSES,
+        "attacks": ATTACKS,
+        "adversaries": ADVERSARIES,
+        "bottoms": BOTTOMS,
+        "tops": TOPS,
+    }
 
 
 def _rows(family: str, registry: Registry[Any]) -> list[dict[str, str]]:

@@ -66,7 +66,7 @@ def board_table(places: Sequence[Place], margin: float) -> Table:
                 place.defense,
                 percent(place.accuracy),
                 percent(place.difference, "+"),
-                "" if place.difference is None else "yes" if place.equal else "no",
+                "" if place.equal is None else "yes" if place.equal else "no",
                 worst.attack,
                 str(worst.k),
                 percent(worst.value),

@@ -21,7 +21,7 @@ from vfl.grid.statistics import (
 )
 from vfl.grid.trials import SCRATCH
 
-#: "inconclusive": no attack succeeds on the undefended model either, so nothing is shown.
+#: "inconclusive": no attack succeeds here, nor on the undefended model, so nothing is shown.
 Verdict = Literal["protected", "leaks", "undecided", "inconclusive"]
 #: Measures of attacks on labels, which one worst case is taken over.
 OF_LABELS = ("accuracy", "matched_accuracy")
@@ -65,14 +65,15 @@ class Place:
         defense: its spec.
         accuracy: on test rows, over victims.
         difference: of it to the undefended model's, victim by victim; None for that itself.
-        equal: whether the difference is within the margin (two one-sided tests).
+        equal: whether the difference is within the margin (two one-sided tests); None where
+            that cannot be said, for there is no difference or a single victim.
         standings: by k, ascending.
     """
 
     defense: str
     accuracy: Estimate
     difference: Estimate | None
-    equal: bool
+    equal: bool | None
     standings: Sequence[Standing]
 
     @property
@@ -144,7 +145,9 @@ def _place(
     difference = None if defense == UNDEFENDED else paired_difference(accuracy, undefended)
     whole = over_victims({(seed, 0): value for seed, value in accuracy.items()})
     assert whole is not None
-    equal = equivalence(difference, margin / 100) <= _EQUAL
+    equal = None
+    if difference is not None and difference.half_width is not None:
+        equal = equivalence(difference, margin / 100) <= _EQUAL
     return Place(defense, whole, difference, equal, standings)
 
 
@@ -162,11 +165,11 @@ def _standing(k: int, own: Sequence[Row], plain: Sequence[Row], chance: float) -
 
 
 def _verdict(above: Estimate, chance: float, conclusive: bool) -> Verdict:
+    if above.low > 0:
+        return "leaks"
     if not conclusive:
         return "inconclusive"
-    if chance <= ONE_SIDED:
-        return "protected"
-    return "leaks" if above.low > 0 else "undecided"
+    return "protected" if chance <= ONE_SIDED else "undecided"
 
 
 def _chance(rows: Sequence[Row]) -> float:
