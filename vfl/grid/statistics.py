@@ -53,8 +53,8 @@ def chance_below(found: Estimate | None, bound: float) -> float:
     P(T <= (mean - bound) / standard error), T of Student with n - 1 degrees of freedom; 1 where a
     single victim, or none, says nothing about the spread.
 
-    >>> round(chance_below(Estimate(-0.02, 0.0248, 3), 0.0), 4)  # t = -3.464
-    0.0371
+    >>> round(chance_below(Estimate(-0.02, 0.0248, 3), 0.0), 4)  # t = -3.470
+    0.037
     """
     if found is None or found.half_width is None:
         return 1.0
