@@ -7,11 +7,11 @@ import torch
 from vfl import compression, run
 from vfl.attacks import Grant, make
 from vfl.attacks.case import attempt
-from vfl.attacks.features import through
+from vfl.attacks.features import before_last, features, through
 from vfl.attacks.victim import Setting, Victim
 from vfl.compression import Moment
 from vfl.config import Experiment
-from vfl.errors import RunFolderError, TooFewRowsError, UserError
+from vfl.errors import NotGrantedError, RunFolderError, TooFewRowsError, UserError
 from vfl.frame import Kind
 from vfl.run_folder import RunFolder
 from vfl.seeds import generator
@@ -105,6 +105,17 @@ def test_recipes_build_what_the_experiment_names(trained):
     ]  # fmt: skip
     assert tuple(view.new_top(5).weight.shape) == (10, 5)
     assert view.threat.sentence().endswith("the owner trained both halves.")
+
+
+def test_the_layer_before_the_cut_is_run_once_for_all_cases(trained, monkeypatch):
+    victim = trained[2]
+    views = [victim.case(1, generator(0, "leak", draw)).view for draw in (0, 1)]
+    plain = before_last(views[0].bottom(), views[0].targets.inputs)
+    assert torch.equal(features(views[0], views[0].targets, "before"), plain)
+    monkeypatch.setattr("vfl.attacks.features.before_last", None)
+    assert torch.equal(features(views[1], views[1].unlabelled, "before"), plain)
+    with pytest.raises(NotGrantedError):
+        features(views[0].only({Grant.INPUTS}), views[0].only({Grant.INPUTS}).targets, "before")
 
 
 def test_a_trained_bottom_is_worth_something(trained):

@@ -7,7 +7,7 @@ import pytest
 
 from vfl.config import Experiment, GridSettings, with_overrides
 from vfl.errors import ConfigError, RunFolderError, SpecError
-from vfl.grid import GridFolder, attack, ground
+from vfl.grid import GridFolder, ground, identity
 from vfl.grid.attack import grid_cells
 from vfl.grid.attack_rows import read_rows, to_csv
 from vfl.grid.attack_table import write_attack_results
@@ -153,11 +153,33 @@ def test_scores_of_another_setting_are_not_shown(whole, tmp_path):
 
 def test_an_attack_that_changes_is_tried_anew(whole, tmp_path, monkeypatch):
     folder, tried = copied(whole, tmp_path / "code"), []
-    monkeypatch.setattr(ground, "code_of", lambda module: "another")
+    monkeypatch.setattr(ground, "code_of", lambda *modules: "another")
     plain = ground.attempt
     monkeypatch.setattr(ground, "attempt", lambda *all_: tried.append(1) or plain(*all_))
     assert go_through(folder, folder.cells()[1:2]) == []
     assert len(tried) == 5
+
+
+def test_a_digest_follows_what_an_attack_stands_on(monkeypatch):
+    """Its own file and those of the room that it imports; not another attack's."""
+    sources = {
+        "vfl.attacks.one": b"from vfl.attacks.shared import thing",
+        "vfl.attacks.shared": b"",
+        "vfl.attacks.other": b"",
+    }
+    monkeypatch.setattr(identity, "_source", lambda name: sources[name])
+
+    def digest():
+        identity.code_of.cache_clear()
+        return identity.code_of("vfl.attacks.one")
+
+    first = digest()
+    sources["vfl.attacks.other"] = b"changed"
+    assert digest() == first
+    sources["vfl.attacks.shared"] = b"changed"
+    assert digest() != first
+    monkeypatch.undo()
+    identity.code_of.cache_clear()
 
 
 class Killed(BaseException):
@@ -283,4 +305,3 @@ def test_only_victims_of_the_first_seed_are_drawn(whole):
 def test_the_owner_trained_in_the_sentence(tmp_path):
     folder = done(tmp_path / "owner", tiny(trained_by="owner", seeds=[0], attacks=["kmeans"]))
     assert all(row.threat.endswith("the owner trained both halves.") for row in read_rows(folder))
-    assert attack.attacker_of(tiny(), tiny().grid) == "client"

@@ -119,21 +119,25 @@ def label_free(case: Case, kind: Kind, width: int, draw: torch.Generator) -> Cas
         BadOptionError: no such kind.
         NotGrantedError: the case has no inputs or unlabelled rows.
     """
-    require_choice("kind", kind, get_args(Kind))
-    view = case.view
-    bottom = _bottom(kind, view.unlabelled.inputs, width, draw)
+    return behind(case, label_free_bottom(kind, case.view.unlabelled.inputs, width, draw))
 
-    def behind(rows: Seen, labels: Tensor | None = None) -> Evidence:
+
+def behind(case: Case, bottom: nn.Module) -> Case:
+    """The same rows, leaks and targets behind another bottom, which the attacker then holds."""
+    view = case.view
+
+    def seen(rows: Seen, labels: Tensor | None = None) -> Evidence:
         return Evidence(rows.inputs, through(bottom, rows.inputs), labels)
 
-    groups = {"targets": behind(view.targets), "unlabelled": behind(view.unlabelled)}
+    groups = {"targets": seen(view.targets), "unlabelled": seen(view.unlabelled)}
     if Grant.LEAKED in view.threat.grants:
-        groups["leaked"] = behind(view.leaked, view.leaked.labels)
+        groups["leaked"] = seen(view.leaked, view.leaked.labels)
     return replace(case, view=view.instead(bottom=lambda: copy.deepcopy(bottom), **groups))
 
 
-def _bottom(kind: Kind, inputs: Tensor, width: int, draw: torch.Generator) -> nn.Module:
-    """A bottom fitted on inputs without labels."""
+def label_free_bottom(kind: Kind, inputs: Tensor, width: int, draw: torch.Generator) -> nn.Module:
+    """A bottom fitted on inputs without labels; see `label_free`."""
+    require_choice("kind", kind, get_args(Kind))
     layers: list[nn.Module] = [nn.Flatten()]
     if kind == "random":
         with scoped(key_of(draw)):

@@ -64,7 +64,8 @@ def features(view: View, seen: Seen, layer: Layer) -> Tensor:
         return seen.inputs.flatten(1)
     if layer == "bottom":
         return through(view.bottom(), seen.inputs).flatten(1)
-    return before_last(view.bottom(), seen.inputs)
+    kept = seen.before
+    return before_last(view.bottom(), seen.inputs) if kept is None else kept
 
 
 def before_last(bottom: nn.Module, inputs: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from vfl import compression, defenses, models
 from vfl.attacks.case import Case
+from vfl.attacks.features import before_last
 from vfl.attacks.leak import draw_leak
 from vfl.attacks.threat import Grant, ThreatModel, TrainedBy
 from vfl.attacks.view import Evidence, Holdings, View
@@ -163,10 +165,12 @@ class Victim:
         return Evidence(self._inputs(leaked), self.cuts(leaked), self.labels[leaked])
 
     def _part(self, part: Part) -> Evidence:
-        """Inputs and cuts of a part of the split, without labels; asked for once."""
+        """A part of the split without labels; the network runs once for all cases."""
         if part not in self._evidence:
             rows = self._rows(part)
-            self._evidence[part] = Evidence(self._inputs(rows), self.cuts(rows))
+            inputs = self._inputs(rows)
+            kept = cache(lambda: before_last(self._bottom(), inputs))
+            self._evidence[part] = Evidence(inputs, self.cuts(rows), before=kept)
         return self._evidence[part]
 
     def _trained(self, weights: Mapping[str, Tensor]) -> tuple[FeatureHalf, Link]:

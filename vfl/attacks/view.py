@@ -28,12 +28,15 @@ class Evidence:
         cuts: float32, axes (rows, width), as they travelled.
         labels: int64, axes (rows,).
         outputs: float32, axes (rows, outputs), what the network answered.
+        before: gives what the last layer of `Holdings.bottom` is given for these rows, axes (rows,
+            features), where that is kept; it follows from inputs and bottom.
     """
 
     inputs: Tensor | None = None
     cuts: Tensor | None = None
     labels: Tensor | None = None
     outputs: Tensor | None = None
+    before: Callable[[], Tensor] | None = None
 
     @property
     def rows(self) -> int:
@@ -143,6 +146,14 @@ class Seen:
         """The classes (of leaked rows, or an attribute's), int64, axes (rows,)."""
         leaked = (Grant.LEAKED_ATTRIBUTES, Grant.LEAKED) if self._leaked else ()
         return self._column("labels", Grant.LABELS, *leaked)
+
+    @property
+    def before(self) -> Tensor | None:
+        """What the bottom's last layer is given, axes (rows, features); None where not kept."""
+        self._view.require(Grant.INPUTS)
+        self._view.require(Grant.BOTTOM)
+        kept = self._evidence.before
+        return None if kept is None else kept()
 
     @property
     def outputs(self) -> Tensor:

@@ -54,8 +54,8 @@ def without_baseline(rows: Sequence[Row]) -> list[Row]:
 def board_table(places: Sequence[Place], margin: float) -> Table:
     """One line a defense, the best protected first."""
     head = [
-        "defense", "test accuracy", "less none", f"within {margin:g} points",
-        "worst attack", "at k", "reaches", "above the best baseline", "protected at k",
+        "defense", "protected at k", "test accuracy", "less none", f"within {margin:g} points",
+        "worst attack", "at k", "reaches", "above the best baseline",
     ]  # fmt: skip
     lines = []
     for place in places:
@@ -64,6 +64,7 @@ def board_table(places: Sequence[Place], margin: float) -> Table:
         lines.append(
             [
                 place.defense,
+                ", ".join(safe) or "nowhere",
                 percent(place.accuracy),
                 percent(place.difference, "+"),
                 "" if place.equal is None else "yes" if place.equal else "no",
@@ -71,7 +72,6 @@ def board_table(places: Sequence[Place], margin: float) -> Table:
                 str(worst.k),
                 percent(worst.value),
                 percent(worst.advantage, "+"),
-                ", ".join(safe) or "nowhere",
             ]
         )
     return head, lines
@@ -80,8 +80,8 @@ def board_table(places: Sequence[Place], margin: float) -> Table:
 def standings_table(places: Sequence[Place]) -> Table:
     """One line a defense and k: the worst attack beside the best baseline."""
     head = [
-        "defense", "k", "worst attack", "reaches", "best baseline", "it reaches", "advantage",
-        "over scratch", "verdict",
+        "defense", "k", "verdict", "worst attack", "reaches", "best baseline", "it reaches",
+        "advantage", "over scratch",
     ]  # fmt: skip
     return head, [_standing(place, one) for place in places for one in place.standings]
 
@@ -125,13 +125,13 @@ def _standing(place: Place, one: Standing) -> list[str]:
     return [
         place.defense,
         str(one.k),
+        one.verdict,
         one.attack,
         percent(one.value),
         one.baseline,
         percent(one.baseline_value),
         percent(one.advantage, "+"),
         percent(one.over_scratch, "+"),
-        one.verdict,
     ]
 
 

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from torch import nn
+
 from vfl import attacks
-from vfl.attacks.baselines import Kind, label_free
+from vfl.attacks.baselines import Kind, behind, label_free_bottom
 from vfl.attacks.case import Case, attempt
 from vfl.attacks.victim import Setting, Victim
 from vfl.grid.identity import code_of
@@ -16,6 +18,9 @@ from vfl.grid.scenes import Recordings, Scene, scene_of
 from vfl.grid.scores_file import Scored, ScoresFile, key_of
 from vfl.grid.trials import TRAINED, Trial
 from vfl.seeds import generator
+
+#: What shows an attack its victim, and scores it.
+_BEHIND = ("vfl.attacks.case", "vfl.attacks.recorded_case", "vfl.attacks.victim")
 
 
 class Ground:
@@ -44,6 +49,7 @@ class Ground:
         self._about = dict(about) | {"setting": repr(setting), "seed": seed}
         self._leak: tuple[int, int] | None = None
         self._cases: dict[str, Case] = {}
+        self._bottoms: dict[str, nn.Module] = {}
 
     def go_through(self, trials: Iterable[Trial], scores: ScoresFile) -> Iterator[Scored]:
         """The score of each trial, from the file if it is there, else tried and added to it."""
@@ -91,13 +97,21 @@ class Ground:
             assert case.labels is not None
             self._cases[TRAINED] = replace(case, positive=case.labels == 1)
         if scene == "asked" and trial.bottom not in self._cases:
-            features = generator(self._seed, "label-free")
-            kind = cast(Kind, trial.bottom)
             plain = self._cases[TRAINED]
-            self._cases[trial.bottom] = label_free(plain, kind, self._width, features)
+            self._cases[trial.bottom] = behind(plain, self._bottom(trial.bottom, plain))
         return self._cases[trial.bottom if scene == "asked" else scene]
 
+    def _bottom(self, kind: str, case: Case) -> nn.Module:
+        """A label-free bottom; it follows from unlabelled rows, which no leak changes."""
+        if kind not in self._bottoms:
+            features = generator(self._seed, "label-free")
+            inputs = case.view.unlabelled.inputs
+            made = label_free_bottom(cast(Kind, kind), inputs, self._width, features)
+            self._bottoms[kind] = made
+        return self._bottoms[kind]
+
     def _key(self, trial: Trial) -> str:
-        code = code_of(type(attacks.make(trial.attack)).__module__)
+        beside = _BEHIND if trial.bottom == TRAINED else (*_BEHIND, "vfl.attacks.baselines")
+        code = code_of(type(attacks.make(trial.attack)).__module__, *beside)
         tried = {"attack": trial.attack, "k": trial.k, "draw": trial.draw, "bottom": trial.bottom}
         return key_of(self._about | tried | {"code": code})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,24 +42,24 @@ def data_digest(data: Mapping[str, PartyData]) -> str:
 
 
 @cache
-def code_of(module: str) -> str:
-    """A digest of vfl's version, a module's source, and what that imports of the attacks room.
+def code_of(*modules: str) -> str:
+    """A digest of vfl's version, some modules' source, and what they import of the attacks room.
 
     A change of another attack leaves it as it is; what training stands on shows in the weights.
 
     Args:
-        module: of an attack, of ours or of another package.
+        modules: of an attack, ours or another package's, and of what shows it its victim.
     """
     digest = hashlib.sha256(VERSION.encode())
-    for name in sorted(_needed(module)):
+    for name in sorted(_needed(modules)):
         digest.update(name.encode())
         digest.update(_source(name))
     return digest.hexdigest()[:_DIGITS]
 
 
-def _needed(module: str) -> set[str]:
-    """The module, and all of the room that it imports by whatever way."""
-    found, waiting = {module}, [module]
+def _needed(modules: Iterable[str]) -> set[str]:
+    """The modules, and all of the room that they import by whatever way."""
+    found, waiting = set(modules), list(modules)
     while waiting:
         for name in _imports(waiting.pop()):
             if name not in found:

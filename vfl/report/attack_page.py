@@ -69,7 +69,7 @@ def attack_page(folder: GridFolder) -> AttackPage:
         sentence=_sentence(settings),
         notes=missing(folder),
         board=_board(places, settings) if places else None,
-        standings=_table(standings_table(places), 3) if places else None,
+        standings=_table(standings_table(places), 4) if places else None,
         others=_table(others_table(others), 2) if others else None,
         tradeoffs=list(tradeoffs(places, rows, settings.margin)) if places else [],
         advantages=[*advantages(places), *attack_advantages(rows, places)] if places else [],
