@@ -23,6 +23,8 @@ CELL_CASES = [
     ("resnet20", (3, 16, 16), 10),
     ("resnet20", (1, 8, 4), 64),
     ("efficientnet_b0", (3, 32, 32), 16),
+    ("vit:patch=4,tokens=16,layers=1,heads=2", (3, 8, 8), 16),
+    ("vit:patch=2,tokens=8,layers=2,heads=2,dropout=0.2", (1, 4, 4), 5),
     ("identity", (2, 3), 6),
 ]
 #: Bottoms of whole numbers, whose inputs have no gradient.

@@ -168,7 +168,7 @@ def test_options_out_of_range_are_refused(spec):
 def test_options_are_checked_without_a_registry_too():
     with pytest.raises(BadOptionError, match="did you mean 'tanh'"):
         MLPTop(activation="tanhh")
-    with pytest.raises(BadOptionError, match="batch_norm_relu or none"):
+    with pytest.raises(BadOptionError, match="batch_norm_relu, none"):
         MLPBottom(last="tanh")
 
 
@@ -177,3 +177,20 @@ def test_options_are_checked_without_a_registry_too():
 def test_convolutions_refuse_rows_that_are_no_pictures(spec, shape):
     with pytest.raises(SpecError, match="takes pictures"):
         make_bottom(spec).build(shape, 4)
+
+
+def test_the_convolutions_of_the_thesis():
+    spec = "cnn:activation=leaky_relu,pad=first,last=leaky_relu"
+    module = make_bottom(spec).build((1, 28, 28), 128)
+    assert count(module) == 32 * 26 + 64 * (9 * 32 + 1) + 128 * (2304 + 1)
+    cut = module(draws(2, 1, 28, 28))
+    assert (cut < 0).any()
+    assert not any(isinstance(layer, nn.ReLU) for layer in module)
+    with pytest.raises(SpecError, match="larger picture"):
+        make_bottom("cnn:pad=first").build((1, 4, 4), 8)
+
+
+def test_a_cut_that_leaks_a_little_below_zero():
+    module = make_bottom("mlp:hidden=none,last=leaky_relu").build((4,), 3)
+    rows = draws(6, 4)
+    torch.testing.assert_close(module(rows), F.leaky_relu(module[1](rows), 0.01))

@@ -25,6 +25,7 @@ BOTTOMS: Registry[Bottom] = Registry(
         "cnn": "vfl.models.cnn:CNNBottom",
         "resnet20": "vfl.models.resnet20:ResNet20Bottom",
         "efficientnet_b0": "vfl.models.efficientnet_b0:EfficientNetB0Bottom",
+        "vit": "vfl.models.vit:ViTBottom",
         "gru4rec": "vfl.models.gru4rec:GRU4RecBottom",
         "textcnn": "vfl.models.textcnn:TextCNNBottom",
         "identity": "vfl.models.identity:IdentityBottom",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import nn
 
-from vfl.errors import BadOptionError
 from vfl.models.base import Bottom, Shape
 from vfl.models.parts import (
     Activation,
@@ -16,6 +15,9 @@ from vfl.models.parts import (
     make_activation,
     parse_sizes,
 )
+from vfl.options import require_choice
+
+Last = Literal["relu", "leaky_relu", "batch_norm_relu", "none"]
 
 
 class MLPBottom(Bottom):
@@ -28,7 +30,7 @@ class MLPBottom(Bottom):
             Szegedy 2015, Algorithm 1); training batches then need two rows.
         dropout: probability after each hidden activation, 0 to below 1.
         last: "relu" makes the cut non-negative; "batch_norm_relu" normalises it before, which keeps
-            columns of the cut from falling silent.
+            columns of the cut from falling silent; "leaky_relu" leaves a little below zero.
 
     >>> module = MLPBottom(hidden="16").build(shape=(4,), width=8)
     >>> sum(p.numel() for p in module.parameters())  # 5 * 16 + 17 * 8
@@ -44,13 +46,11 @@ class MLPBottom(Bottom):
         activation: Activation = "relu",
         batch_norm: bool = False,
         dropout: float = 0.0,
-        last: Literal["relu", "batch_norm_relu", "none"] = "none",
+        last: Last = "none",
     ) -> None:
         self.hidden = parse_sizes(hidden, "hidden")
         make_activation(activation)
-        if last not in ("relu", "batch_norm_relu", "none"):
-            want = "relu, batch_norm_relu or none"
-            raise BadOptionError("no such last activation", got=last, want=want)
+        require_choice("last", last, get_args(Last))
         self.activation = activation
         self.batch_norm = batch_norm
         self.dropout = check_dropout(dropout)
@@ -63,5 +63,5 @@ class MLPBottom(Bottom):
         if self.last == "batch_norm_relu":
             layers.append(nn.BatchNorm1d(width))
         if self.last != "none":
-            layers.append(nn.ReLU())
+            layers.append(nn.LeakyReLU() if self.last == "leaky_relu" else nn.ReLU())
         return nn.Sequential(nn.Flatten(), *layers)

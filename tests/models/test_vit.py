@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vfl import seeds
+from vfl.errors import BadOptionError, SpecError
+from vfl.models import make_bottom
+
+
+def pictures(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=seeds.generator(0, "pictures"))
+
+
+def test_the_order_of_patches_matters_and_that_of_rows_does_not():
+    with seeds.scoped(1):
+        module = make_bottom("vit:patch=4,tokens=16,layers=2,heads=2").build((3, 8, 8), 5).eval()
+    rows = pictures(3, 3, 8, 8)
+    cut = module(rows)
+    assert cut.shape == (3, 5)
+    torch.testing.assert_close(module(rows.flip(0)), cut.flip(0))
+    assert not torch.allclose(module(rows.flip(3)), cut, atol=1e-3)
+
+
+def test_every_weight_learns():
+    module = make_bottom("vit:patch=2,tokens=8,layers=1,heads=2,hidden=4").build((1, 4, 4), 3)
+    for head in module.encoder.parameters():  # position embeddings start at random, biases at zero
+        assert head.requires_grad
+    module(pictures(2, 1, 4, 4)).square().sum().backward()
+    assert all(part.grad is not None and part.grad.any() for part in module.parameters())
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 4), (3, 10, 10), (12,)])
+def test_other_pictures_are_refused(shape):
+    with pytest.raises(SpecError, match="takes"):
+        make_bottom("vit:patch=4").build(shape, 5)
+
+
+@pytest.mark.parametrize("option", ["tokens=10,heads=3", "patch=0", "layers=0", "dropout=1"])
+def test_options_out_of_range_are_refused(option):
+    with pytest.raises(BadOptionError):
+        make_bottom(f"vit:{option}")
