@@ -25,6 +25,7 @@ DEFENSES: Registry[Defense] = Registry(
         "confusion": "vfl.defenses.confusion:Confusion",
         "label_free": "vfl.defenses.label_free:LabelFree",
         "label_dp": "vfl.defenses.label_dp:LabelDP",
+        "label_dp_two_stage": "vfl.defenses.label_dp_two_stage:TwoStageLabelDP",
         "gradient_noise": "vfl.defenses.gradient_noise:GradientNoise",
         "tpsl": "vfl.defenses.tpsl:TranscriptPrivacy",
         "marvell": "vfl.defenses.marvell:Marvell",

@@ -4,6 +4,7 @@ Order of the hooks in one training round, as the data meets them:
 
     label party, once    prepare, labels
     either, once         wrap_bottom, then fit (feature party); wrap_top (label party)
+    label party          counts
     each party           batch
     feature party        embedding -> codec ... ; local_loss joins its own backward pass
     label party          ... -> merge -> top -> logits -> task loss of targets + loss
@@ -21,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from vfl.compression import Moment
@@ -62,10 +64,12 @@ class LabelKind:
     Attributes:
         classes: how many there are; None where labels are numbers, in a regression.
         weighted: whether rows or classes weigh differently in the loss.
+        epochs: of the training; None where that is not known.
     """
 
     classes: int | None
     weighted: bool = False
+    epochs: int | None = None
 
 
 class Defense:
@@ -120,6 +124,18 @@ class Defense:
     def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
         """The top the label party really trains; `width` is that of the merged cut."""
         return top
+
+    def counts(self, places: Tensor, epoch: int) -> Tensor | None:
+        """Which rows of the coming training batch are learned from, at the label party.
+
+        Args:
+            places: where they stand among the labels that `labels` was given; int64, axes (rows,).
+            epoch: from 1.
+
+        Returns:
+            bool, axes (rows,), or None for all; the others are in no loss and in no figure.
+        """
+        return None
 
     def batch(
         self, inputs: Tensor | None, labels: Tensor | None, moment: Moment
@@ -219,6 +235,11 @@ class Chain(Defense):
         for member in self.members:
             top = member.wrap_top(top, width)
         return top
+
+    def counts(self, places: Tensor, epoch: int) -> Tensor | None:
+        found = [member.counts(places, epoch) for member in self.members]
+        present = [one for one in found if one is not None]
+        return torch.stack(present).all(dim=0) if present else None
 
     def batch(
         self, inputs: Tensor | None, labels: Tensor | None, moment: Moment
