@@ -20,7 +20,7 @@ class LabelDP(Defense):
 
     Without a prior, another label, all equally likely, comes in its place with probability `flip`;
     epsilon = ln((1 - flip)(K - 1) / flip) for K classes. With a public `prior`, RRWithPrior (Ghazi
-    et al. 2021, algorithms 1 and 2): answers are among the likely classes only, as many as keep
+    et al. 2021, algorithm 2): answers are among the likely classes only, as many as keep
     most labels true on average.
 
     It is the one promise that holds for everything that follows: all epochs, messages and weights.

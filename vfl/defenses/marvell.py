@@ -49,10 +49,10 @@ class Marvell(Defense):
     """Noise on the gradients of two classes that minimises what divides them (Li et al. 2022).
 
     Each class gets Gaussian noise of its own covariance. They are those for which the sum of both
-    Kullback-Leibler divergences between the classes' gradients is least (section 4.2, theorem 2),
-    at a mean squared norm of `power` times the squared distance of the classes' means. A batch's
-    gradients are taken for two round Gaussians. A batch of one class gets round noise, of `power`
-    times its mean's squared norm. Cuts stay as they are: labels may be inferred from them.
+    Kullback-Leibler divergences between the classes' gradients is least (thesis eq 2-6 has one of
+    them), at a mean squared norm of `power` times the squared distance of the classes' means. A
+    batch's gradients are taken for two round Gaussians. A batch of one class gets round noise, of
+    `power` times its mean's squared norm. Cuts stay as they are: labels may be inferred from them.
 
     Args:
         power: of the noise.

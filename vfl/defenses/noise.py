@@ -91,7 +91,7 @@ def gaussian_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
     """The least epsilon of Gaussian noise, exact for every epsilon.
 
     The root of Phi(s/2 - e/s) - exp(e) Phi(-s/2 - e/s) = delta in e, s = sensitivity / sigma
-    (Balle and Wang 2018, Theorem 8). The classic formula holds below epsilon 1 only.
+    (Balle and Wang 2018). The classic formula holds below epsilon 1 only.
 
     >>> round(gaussian_epsilon(sigma=3.7306, sensitivity=1.0, delta=1e-5), 4)
     1.0
