@@ -8,7 +8,8 @@ an entry point in the group ``vfl.defenses``), and the contract tests of `vfl.te
 
 from __future__ import annotations
 
-from vfl.defenses.base import Chain, Defense, LabelKind, PrivacyStatement, Side, uses
+from vfl.defenses.base import Defense, LabelKind, PrivacyStatement, Side
+from vfl.defenses.chain import Chain, uses
 from vfl.registry import Registry, parts
 
 DEFENSES: Registry[Defense] = Registry(

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from vfl.defenses.base import Defense, LabelKind, PrivacyStatement, Side
-from vfl.defenses.refusals import require, require_classes
+from vfl.defenses.refusals import require_classes
 from vfl.errors import BadOptionError, SpecError
+from vfl.options import require, require_range
 from vfl.seeds import Secret
 
 
@@ -53,7 +54,7 @@ class LabelDP(Defense):
                 fix="label_dp:epsilon=2",
             )
         if epsilon is not None:
-            require("epsilon", epsilon, "0 or more", 0 <= epsilon < math.inf)
+            require_range("epsilon", epsilon, 0)
         if flip is not None:
             require("flip", flip, "above 0 and below 1", 0 < flip < 1)
             require("prior", prior, "'epsilon' with it, not 'flip'", prior is None)

@@ -12,14 +12,9 @@ from torch import Tensor
 from vfl.compression import Moment
 from vfl.defenses.base import Defense, LabelKind, PrivacyStatement, Side
 from vfl.defenses.label_dp import flip_of, respond, respond_with_prior
-from vfl.defenses.refusals import (
-    refuse_early_readers,
-    require,
-    require_classes,
-    require_equal_weights,
-)
+from vfl.defenses.refusals import refuse_early_readers, require_classes, require_equal_weights
 from vfl.errors import SpecError
-from vfl.options import require_range
+from vfl.options import require, require_range
 from vfl.seeds import Secret
 
 

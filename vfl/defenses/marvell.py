@@ -12,7 +12,8 @@ from torch import Tensor
 from vfl.compression import Moment
 from vfl.defenses.base import Defense, LabelKind, PrivacyStatement, Side
 from vfl.defenses.noise import fingerprint
-from vfl.defenses.refusals import require, require_two_classes
+from vfl.defenses.refusals import require_two_classes
+from vfl.options import require_choice, require_range
 
 Shape = Literal["optimal", "iso"]
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -70,8 +71,8 @@ class Marvell(Defense):
     once: ClassVar[bool] = True
 
     def __init__(self, power: float = 4.0, shape: Shape = "optimal") -> None:
-        require("power", power, "0 or more", 0 <= power < math.inf)
-        require("shape", shape, "optimal or iso", shape in get_args(Shape))
+        require_range("power", power, 0)
+        require_choice("shape", shape, get_args(Shape))
         self.power = power
         self.shape = shape
 

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from vfl.defenses.refusals import require
+from vfl.options import require, require_choice, require_range
 from vfl.seeds import Secret
 
 Law = Literal["gaussian", "laplace"]
@@ -34,9 +34,9 @@ class RowNoise:
 
     def __init__(self, norm: float, sigma: float, law: Law, delta: float) -> None:
         require("norm", norm, "above 0, or inf", norm > 0)
-        require("sigma", sigma, "0 or more", 0 <= sigma < math.inf)
+        require_range("sigma", sigma, 0)
         require("delta", delta, "between 0 and 1", 0 < delta < 1)
-        require("law", law, "gaussian or laplace", law in get_args(Law))
+        require_choice("law", law, get_args(Law))
         self.norm = norm
         self.sigma = sigma
         self.law = law

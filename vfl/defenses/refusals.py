@@ -1,4 +1,4 @@
-"""What defenses refuse: options out of range, labels they mean nothing for, company and models."""
+"""What defenses refuse: labels they mean nothing for, company and models."""
 
 from __future__ import annotations
 
@@ -6,21 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from vfl.defenses.base import Defense, LabelKind, uses
-from vfl.errors import BadOptionError, SpecError
+from vfl.defenses.base import Defense, LabelKind
+from vfl.defenses.chain import uses
+from vfl.errors import SpecError
 
 _LOOKS = "looks at labels in '{}'"
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-
-def require(option: str, value: object, want: str, holds: bool) -> None:
-    """Refuse an option's value unless `holds`.
-
-    Raises:
-        BadOptionError: with the values that would be accepted.
-    """
-    if not holds:
-        raise BadOptionError("out of range", where=f"option '{option}'", got=str(value), want=want)
 
 
 def require_classes(defense: str, kind: LabelKind) -> int:

@@ -24,7 +24,7 @@ from vfl.ledger import Ledger
 from vfl.seeds import Secret
 from vfl.server.progress import EpochRecord, Progress
 from vfl.server.task import Task
-from vfl.server.weights import training_weights
+from vfl.server.weights import batch_weights, training_weights
 from vfl.session import Checkpoints, Course, Exchange, Terms
 from vfl.storage import weights_digest
 
@@ -198,12 +198,11 @@ class LabelParty:
 
     def _train(self, exchange: Exchange) -> None:
         moment = Moment(exchange.step, training=True, secret=self._secret)
-        places = self._places[torch.from_numpy(exchange.rows)]
-        counts = self._defense.counts(places, exchange.epoch)
+        counts = self._defense.counts(self._places[exchange.rows], exchange.epoch)
         inputs, labels = self._defense.batch(*self._rows(exchange), moment)
         assert labels is not None, "training needs labels"
         labels = self._adversary.labels(labels, moment)
-        weights = self._weights_of(exchange, counts)
+        weights = batch_weights(self._row_weights, exchange.rows, counts, self._compute.device)
         if inputs is not None:
             inputs = self._adversary.batch(inputs, moment)
         self._set_training(True)
@@ -258,13 +257,6 @@ class LabelParty:
         inputs = None if self.data.inputs is None else self.data.inputs.index_select(0, rows)
         source = self._labels if exchange.trains else self.data.labels
         return inputs, None if source is None else source.index_select(0, rows)
-
-    def _weights_of(self, exchange: Exchange, counts: Tensor | None) -> Tensor | None:
-        weights = None if counts is None else counts.float()
-        if self._row_weights is not None:
-            own = self._row_weights.index_select(0, torch.from_numpy(exchange.rows))
-            weights = own if weights is None else weights * own
-        return None if weights is None else weights.to(self._compute.device)
 
     def _cuts(self, exchange: Exchange, inputs: Tensor | None) -> dict[str, Tensor]:
         """Every party's cut in merge order; ours is computed while the others travel."""
