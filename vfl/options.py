@@ -8,6 +8,16 @@ from collections.abc import Sequence
 from vfl.errors import BadOptionError, nearest
 
 
+def require(option: str, given: object, want: str, holds: bool) -> None:
+    """Refuse an option's value unless `holds`; for what the two below do not say.
+
+    Raises:
+        BadOptionError: with what would be accepted.
+    """
+    if not holds:
+        raise BadOptionError("out of range", where=f"option '{option}'", got=str(given), want=want)
+
+
 def require_choice(option: str, given: str, choices: Sequence[str]) -> None:
     """Refuse a word that is none of the choices.
 
@@ -30,7 +40,5 @@ def require_range(option: str, given: float, least: float, most: float = math.in
     Raises:
         BadOptionError: with the range.
     """
-    if least <= given <= most and given < math.inf:
-        return
     want = f"{least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
-    raise BadOptionError("out of range", where=f"option '{option}'", got=f"{given:g}", want=want)
+    require(option, f"{given:g}", want, least <= given <= most and given < math.inf)

@@ -197,7 +197,8 @@ def _privacy(experiment: Experiment, data: PartyData | None = None) -> str:
     defense = defenses.make(experiment.defense)
     if data is not None:
         classes = None if data.classes is None else len(data.classes)
-        defense.prepare(defenses.LabelKind(classes, experiment.label.class_weight != "none"))
+        weighted = experiment.label.class_weight != "none"
+        defense.prepare(defenses.LabelKind(classes, weighted, experiment.train.epochs))
     return "; ".join(map(str, defense.privacy())) or "promises nothing"
 
 

@@ -194,7 +194,7 @@ class _Cross(torch.autograd.Function):
 def _reachable(spec: str) -> defenses.Defense:
     """The defense, unless it acts where this module has no hand."""
     defense = defenses.make(spec)
-    if missed := defenses.uses(defense, "labels", "batch", "fit", "targets", "received"):
+    if missed := defenses.uses(defense, "labels", "counts", "batch", "fit", "targets", "received"):
         raise SpecError(
             "SplitModule cannot apply this defense: labels and loop are the caller's",
             got=f"{spec}, which acts on {', '.join(missed)}",

@@ -120,14 +120,18 @@ class TestGenerative(InputAttackContract):
 class TestUnSplit(InputAttackContract):
     """A bottom whose architecture leaves one number open."""
 
-    specs = ("unsplit:rounds=10",)
+    specs = ("unsplit:rounds=10,input_rate=0.05",)
 
     def recipe(self):
         return nn.Sequential(nn.PReLU(), nn.Flatten())
 
 
 class TestPictures(InputAttackContract):
-    specs = ("inversion:steps=200", "white_box_inversion:steps=150", "unsplit:rounds=10")
+    specs = (
+        "inversion:steps=200",
+        "white_box_inversion:steps=150",
+        "unsplit:rounds=10,input_rate=0.05",
+    )
 
     def recipe(self):
         return nn.Sequential(nn.PReLU(), nn.Flatten())

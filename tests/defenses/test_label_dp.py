@@ -61,7 +61,7 @@ def law_of(prior, epsilon, label):
     side = 400
     ticks = (np.arange(side) + 0.5) / side
     draws = np.stack(np.meshgrid(ticks, ticks), -1).reshape(-1, 2)
-    told = respond_with_prior(np.full(len(draws), label), prior, epsilon, draws)
+    told = respond_with_prior(np.full(len(draws), label), np.array([prior]), epsilon, draws)
     return np.bincount(told, minlength=len(prior)) / len(draws)
 
 
@@ -82,11 +82,24 @@ def test_the_answers_keep_most_labels_true(epsilon):
         return sum(prior[c] for c in classes) / (1 + (len(classes) - 1) * math.exp(-epsilon))
 
     sets = [s for k in range(1, 5) for s in itertools.combinations(range(4), k)]
-    assert kept(answers_of(prior, epsilon)) == pytest.approx(max(map(kept, sets)))
+    ((order,), (count,)) = answers_of(np.array([prior]), epsilon)
+    assert kept(order[:count]) == pytest.approx(max(map(kept, sets)))
+
+
+def test_every_row_may_have_a_prior_of_its_own():
+    draw = np.random.default_rng(0)
+    priors, labels = draw.dirichlet(np.ones(4), 50), draw.integers(0, 4, 50)
+    draws = draw.random((50, 2))
+    together = respond_with_prior(labels, priors, 1.0, draws)
+    alone = [
+        respond_with_prior(labels[[row]], priors[[row]], 1.0, draws[[row]])[0] for row in range(50)
+    ]
+    assert together.tolist() == alone
 
 
 def test_a_prior_that_is_even_changes_nothing_but_the_draws():
-    assert answers_of([0.25] * 4, 2.0) == [0, 1, 2, 3]
+    order, counts = answers_of(np.full((1, 4), 0.25), 2.0)
+    assert (order.tolist(), counts.tolist()) == ([[0, 1, 2, 3]], [4])
     before, after = flipped("label_dp:epsilon=2,prior=0.5-0.25-0.25", 3)
     assert (before == after).mean() == pytest.approx(1 - flip_of(2.0, 3), abs=0.02)
 

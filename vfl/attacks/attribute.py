@@ -21,7 +21,7 @@ class Attribute(Attack):
     The classes of its case are the attribute's values. Rows of one value are no business of the
     task's, yet cuts tell of them.
 
-    Source: Song and Shmatikov 2020, "Overlearning reveals sensitive attributes", section 3.
+    Source: Song and Shmatikov 2020, "Overlearning reveals sensitive attributes".
 
     Args:
         steps: full-batch Adam steps.

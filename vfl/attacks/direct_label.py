@@ -18,7 +18,8 @@ class DirectLabel(GradientAttack):
     gradient of the cross-entropy is p - y: negative at the true class and nowhere else.
 
     Source: Liu et al. 2022, "Batch label inference and replacement attacks in black-boxed vertical
-    federated learning", section 4; Fu et al. 2022, section 4.3.
+    federated learning"; Fu et al. 2022, "Label inference attacks against vertical federated
+    learning" (direct label inference).
 
     Args:
         epochs: how many epochs it reads.

@@ -17,7 +17,7 @@ class FineTuning(EmbeddingAttack):
 
     A linear top starts with the class means of the leaked features as its weights, others as drawn.
 
-    Source: thesis section 4.4.1; Fu et al. 2022, section 4.1.
+    Source: thesis section 4.4.1; Fu et al. 2022 (model completion).
 
     Args:
         steps: full-batch Adam steps.

@@ -19,7 +19,7 @@ Covariance = Literal["full", "tied", "diag", "spherical"]
 class GaussianMixture(EmbeddingAttack):
     """Fits as many Gaussians as there are classes to the targets; each row joins the likeliest.
 
-    Source: Dempster et al. 1977, section 4.3; scored as k-means is.
+    Source: Dempster et al. 1977 (finite mixtures); scored as k-means is.
 
     Args:
         covariance: "tied": one for all; "full": each its own; "diag", "spherical": each its own,

@@ -30,7 +30,7 @@ class Generative(Attack):
     counterfactual here.
 
     Source: Luo et al. 2021, "Feature inference attack on model predictions in vertical federated
-    learning", section V (GRNA) with the penalty of variances of eq 8.
+    learning" (GRNA), with its penalty on variances.
 
     Args:
         steps: Adam steps, each on 128 rows.

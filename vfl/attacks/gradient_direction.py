@@ -17,7 +17,7 @@ class GradientDirection(GradientAttack):
     Gradients of one class point the same way and those of the other the opposite way. Cosines are
     taken within an epoch, while the top has moved little, and averaged over the epochs.
 
-    Source: Li et al. 2022, "Label leakage and protection in two-party split learning", section 3.2.
+    Source: Li et al. 2022, "Label leakage and protection in two-party split learning".
 
     Args:
         epochs: how many epochs it reads.

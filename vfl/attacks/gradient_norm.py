@@ -15,7 +15,7 @@ class GradientNorm(GradientAttack):
     A network that was taught little of a rare positive class is more surprised by each of its rows.
     Several epochs are averaged. It takes class 1 to be the rarer one.
 
-    Source: Li et al. 2022, "Label leakage and protection in two-party split learning", section 3.1.
+    Source: Li et al. 2022, "Label leakage and protection in two-party split learning".
 
     Args:
         epochs: how many epochs it reads.

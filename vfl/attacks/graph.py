@@ -11,7 +11,7 @@ def neighbour_graph(rows: Tensor, neighbours: int) -> sparse.csr_array:
     """D^-1/2 W D^-1/2 of the symmetric nearest-neighbour graph; float64, axes (rows, rows).
 
     Two rows are joined if one is among the nearest of the other, by exp(-|x - x'|^2 / (s s')),
-    where s is a row's distance to the last of its own nearest (Zelnik-Manor and Perona 2004, eq 1).
+    where s is a row's distance to the last of its own nearest (Zelnik-Manor and Perona 2004).
 
     Args:
         rows: axes (rows, features).

@@ -18,7 +18,8 @@ from vfl.seeds import scoped
 class Inversion(Attack):
     """Trains min sum ||R(h) - x||^2 on the leaked pairs, and applies R to the targets' cuts.
 
-    Source: thesis eq 2-2 and section 3.4.4; He et al. 2019, section 5 (black-box).
+    Source: thesis eq 2-2 and section 3.4.4; He et al. 2019, "Model inversion attacks
+    against collaborative inference" (black-box).
 
     Args:
         steps: Adam steps, each on 64 pairs.

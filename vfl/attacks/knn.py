@@ -15,7 +15,7 @@ from vfl.options import require_range
 class KNN(Reader):
     """Lets the nearest leaked rows vote, each with the inverse of its distance.
 
-    Source: Dudani 1976, section II.
+    Source: Dudani 1976 (votes weighted by distance).
 
     Args:
         neighbours: how many vote, at most; with fewer leaked rows all of them do.

@@ -25,7 +25,7 @@ class LabelPropagation(EmbeddingAttack):
     It needs no classifier, only that neighbours share a class: with ``at=inputs`` it is the
     strongest reference without the bottom.
 
-    Source: Zhou et al. 2004, section 2 (local and global consistency), its closed form.
+    Source: Zhou et al. 2004 (local and global consistency), its closed form.
 
     Args:
         neighbours: of each row in the graph.

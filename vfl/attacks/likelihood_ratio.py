@@ -22,8 +22,8 @@ class LikelihoodRatio(Attack):
     far the victim's scaled confidence in its label lies above the shadows', in units of their
     spread, which is one for all rows where shadows are few.
 
-    Source: Carlini et al. 2022, "Membership inference attacks from first principles", section VI-B
-    (offline, global variance) and eq 3 (scaled confidence).
+    Source: Carlini et al. 2022, "Membership inference attacks from first principles" (LiRA
+    offline, with a global variance, on scaled confidences).
 
     Args:
         shadows: how many shadow networks.

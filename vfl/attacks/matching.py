@@ -11,8 +11,7 @@ def closer_inputs(
 ) -> Tensor:
     """`start` after so many Adam steps towards inputs whose cuts are those given.
 
-    Each row minimises ||M(x) - h||^2 + smooth * TV(x) by itself (thesis eq 2-3; He et al. 2019,
-    section 4).
+    Each row minimises ||M(x) - h||^2 + smooth * TV(x) by itself (thesis eq 2-3; He et al. 2019).
 
     Args:
         bottom: M; its weights stay.

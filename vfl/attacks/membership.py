@@ -15,7 +15,7 @@ class Membership(Attack):
     """Scores a row by minus the cross-entropy of its prediction; a member scores high.
 
     Source: Yeom et al. 2018, "Privacy risk in machine learning: analyzing the connection to
-    overfitting", Adversary 2. A threshold on it is all that attack adds, and no score needs one.
+    overfitting" (the attack on the loss). A threshold is all it adds, and no score needs one.
     """
 
     goal = "scores"

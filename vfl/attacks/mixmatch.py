@@ -14,7 +14,7 @@ from vfl.seeds import scoped
 
 @dataclass(frozen=True, slots=True)
 class MixMatch:
-    """How MixMatch goes on, step by step (Berthelot et al. 2019, Algorithm 1).
+    """How MixMatch goes on, step by step (Berthelot et al. 2019).
 
     As in Fu et al. 2022 a guessed label is the model's answer to the row itself: columns of a
     party have no augmentation that is known to leave the class as it is.

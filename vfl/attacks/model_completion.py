@@ -23,7 +23,8 @@ class ModelCompletion(Attack):
     are those of the authors' program, but that the bottom stays as it is: with few labels, mixed
     inputs spoil it sooner than they teach it.
 
-    Source: Fu et al. 2022, section 4.1; training by Berthelot et al. 2019.
+    Source: Fu et al. 2022, "Label inference attacks against vertical federated learning" (passive
+    model completion); training by Berthelot et al. 2019.
 
     Args:
         steps: Adam steps.

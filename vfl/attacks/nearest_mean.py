@@ -19,7 +19,7 @@ Measure = Literal["cosine", "euclid"]
 class NearestMean(Reader):
     """Gives each target the class whose mean over the leaked rows is nearest.
 
-    Source: Snell et al. 2017, eq 1-2 (prototypes), without training.
+    Source: Snell et al. 2017 (prototypes), without training.
 
     Args:
         measure: "cosine" compares directions, "euclid" places.

@@ -27,7 +27,7 @@ def peak_ratio(guess: Tensor, pictures: Tensor) -> float:
 def structural_similarity(guess: Tensor, pictures: Tensor) -> float:
     """Mean SSIM over pictures and channels, 1 for equal ones.
 
-    Wang et al. 2004, eq 13, with their Gaussian window of 11 pixels and deviation 1.5 (smaller for
+    Wang et al. 2004, with their Gaussian window of 11 pixels and deviation 1.5 (smaller for
     smaller pictures) wherever it fits whole, K1 = 0.01, K2 = 0.03, and the range of all true
     pixels.
 

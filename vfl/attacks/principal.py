@@ -15,7 +15,8 @@ class Principal(EmbeddingAttack):
     In a binary task the top pulls the classes apart, and what it pulls varies most. The longer tail
     is taken for the rarer class, which the attacker calls positive.
 
-    Source: Sun et al. 2022, section 3.2 (spectral attack; after Tran et al. 2018).
+    Source: Sun et al. 2022, "Label leakage and protection from forward embedding in vertical
+    federated learning" (spectral attack; after Tran et al. 2018).
 
     Args:
         at: the layer it reads.

@@ -22,12 +22,13 @@ class PseudoClient(Attack):
     """Trains a bottom on rows of its own so that its own top works on it, and then inverts that.
 
     The label party's top is held fixed. Mean and covariance of the pseudo cuts are drawn to those
-    of the victim's, where SDAR has a discriminator. Of the leaked rows it uses columns and labels,
-    not their cuts: they need not be the victim's own.
+    of the victim's, where SDAR has a discriminator; what is left of a difference, each unit's mean
+    and deviation, is taken out before the inversion. Of the leaked rows it uses columns and
+    labels, not their cuts: they need not be the victim's own.
 
-    Source: Gao and Zhang 2023 (PCAT), section 4; Zhu et al. 2025 (SDAR), section IV, with the
-    alignment of Sun and Saenko 2016 (CORAL), eq 1, in place of a discriminator. The bottom's owner
-    must be the only one who feeds the top.
+    Source: Gao and Zhang 2023 (PCAT); Zhu et al. 2025 (SDAR), with the alignment of Sun and Saenko
+    2016 (CORAL) in place of a discriminator. The bottom's owner must be the only one who feeds the
+    top.
 
     Args:
         steps: Adam steps, each on 64 rows, of the bottom and then of the inversion.
@@ -47,12 +48,12 @@ class PseudoClient(Attack):
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
         inputs, cuts = view.leaked.inputs, view.targets.cuts
-        scale = scale_by("standard", cuts)
         with scoped(key_of(draw)):
             pseudo = self._pseudo(view, draw)
             network = decoder(cuts.shape[1], tuple(inputs.shape[1:]))
-        regress(network, scale(through(pseudo, inputs)), inputs, self.steps, self.rate, draw)
-        return through(network, scale(cuts))
+        made = through(pseudo, inputs)
+        regress(network, scale_by("standard", made)(made), inputs, self.steps, self.rate, draw)
+        return through(network, scale_by("standard", cuts)(cuts))
 
     def _pseudo(self, view: View, draw: torch.Generator) -> nn.Module:
         inputs, labels, cuts = view.leaked.inputs, view.leaked.labels, view.targets.cuts

@@ -44,7 +44,7 @@ def auc(scores: Tensor, positive: Tensor) -> float:
 def rate_at(scores: Tensor, positive: Tensor, false_rate: float = 0.01) -> float:
     """Share of positive rows that score above all but a share `false_rate` of the others.
 
-    Carlini et al. 2022, section III: what an attacker is sure of, which an average hides.
+    Carlini et al. 2022: what an attacker is sure of, which an average hides.
 
     >>> rate_at(torch.tensor([0.1, 0.4, 0.7, 0.9]), torch.tensor([False, False, True, True]))
     1.0

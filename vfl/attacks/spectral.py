@@ -22,7 +22,7 @@ _SPARE = 5  # vectors that make the block find the leading ones sooner
 class Spectral(EmbeddingAttack):
     """Clusters the targets by the leading eigenvectors of their neighbour graph.
 
-    Source: Ng, Jordan and Weiss 2001, section 2; k-means on the eigenvectors' rows.
+    Source: Ng, Jordan and Weiss 2001; k-means on the eigenvectors' rows.
 
     Args:
         neighbours: of each row in the graph.

@@ -24,7 +24,7 @@ class Surrogate(GradientAttack):
     """Replays the training with a surrogate top and soft labels whose gradients match those sent.
 
     Of each exchange the squared distance between the surrogate's gradient at the recorded cut and
-    the recorded one is minimised (thesis eq 2-4; ExPLoit: Kariyappa and Qureshi 2021, section 4).
+    the recorded one is minimised (thesis eq 2-4; ExPLoit: Kariyappa and Qureshi 2021).
     Given the top, the best soft labels follow in closed form from the distances of all classes, so
     only the top is trained; they are held at the known share of each class, as ExPLoit's
     regularisation by the prior does. The exchanges are gone through in their order, for the

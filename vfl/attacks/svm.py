@@ -15,7 +15,7 @@ class SVM(Reader):
     d is the number of features and v their variance over the leaked rows, so that nothing is left
     to tune. It reads classes that no linear boundary separates.
 
-    Source: Cortes and Vapnik 1995, section 4; several classes one against one.
+    Source: Cortes and Vapnik 1995; several classes one against one.
 
     Args:
         scaler: see `scale_by`.

@@ -17,11 +17,12 @@ from vfl.seeds import scoped
 class UnSplit(Attack):
     """Takes turns: inputs that a clone maps to the cuts, then a clone that maps them there.
 
-    It wins where the architecture leaves little open (a shallow bottom); a linear layer may be
-    undone by any other.
+    It wins where the architecture leaves little open, as few convolutions with something that is
+    not linear between them do; a linear layer may be undone by any other. Inputs have to move
+    slower than the clone learns, or both settle on another scale.
 
     Source: Erdogan et al. 2022, "UnSplit: data-oblivious model inversion, model stealing, and
-    label inference attacks against split learning", Algorithm 1.
+    label inference attacks against split learning".
 
     Args:
         rounds: turns of both.
@@ -35,10 +36,10 @@ class UnSplit(Attack):
 
     def __init__(
         self,
-        rounds: int = 30,
+        rounds: int = 60,
         input_steps: int = 20,
         model_steps: int = 20,
-        input_rate: float = 0.05,
+        input_rate: float = 0.005,
         model_rate: float = 0.001,
         smooth: float = 0.1,
     ) -> None:

@@ -18,7 +18,8 @@ class WhiteBoxInversion(Attack):
 
     No real party has the victim's bottom: what it finds bounds what others may.
 
-    Source: thesis eq 2-3; He et al. 2019, section 4 (white-box, with total variation).
+    Source: thesis eq 2-3; He et al. 2019, "Model inversion attacks against
+    collaborative inference" (white-box, with total variation).
 
     Args:
         steps: Adam steps.

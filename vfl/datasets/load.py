@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from vfl.datasets.align import align
+from vfl.datasets.align import Aligned, align
 from vfl.datasets.files import read_table
 from vfl.datasets.labels import encode_labels
 from vfl.datasets.party import PartyData, Split
@@ -100,19 +100,8 @@ def load_tables(
         MissingDataError, MissingColumnError, LabelLeakError, MisalignedError, TooFewRowsError,
         DataError: see `vfl.errors`; messages hold names and counts only.
     """
-    form = form or TableFormat()
-    without = [party for party in (*party_columns, label_party) if party not in sources]
-    if without:
-        raise MissingDataError(
-            f"party '{without[0]}' has no table",
-            where=f"parties.{without[0]}.source",
-            want="a file for every party, once one party has a file of its own",
-        )
-    frames = {
-        party: read_table(own, form, [id_column], f"parties.{party}.source")
-        for party, own in sources.items()
-    }
-    aligned = align(frames, id_column, form.id_type)
+    _check_sources(sources, (*party_columns, label_party))
+    aligned = _read_aligned(sources, id_column, form or TableFormat())
     check_column(
         aligned.frames[label_party].columns, label, f"the label of '{label_party}'", "label.column"
     )
@@ -138,6 +127,25 @@ def _split(
     if fold is None:
         return split_rows(len(labels), seed, validation, test)
     return split_fold(labels, seed, fold, validation, strata=task == "classification")
+
+
+def _check_sources(sources: Mapping[str, Source], parties: Sequence[str]) -> None:
+    without = [party for party in parties if party not in sources]
+    if without:
+        raise MissingDataError(
+            f"party '{without[0]}' has no table",
+            where=f"parties.{without[0]}.source",
+            want="a file for every party, once one party has a file of its own",
+        )
+
+
+def _read_aligned(sources: Mapping[str, Source], id_column: str, form: TableFormat) -> Aligned:
+    """Every party's table, with the rows that all of them have."""
+    frames = {
+        party: read_table(own, form, [id_column], f"parties.{party}.source")
+        for party, own in sources.items()
+    }
+    return align(frames, id_column, form.id_type)
 
 
 def _check_feature_parties(columns: Mapping[str, Sequence[str]], label_party: str) -> None:

@@ -8,7 +8,8 @@ an entry point in the group ``vfl.defenses``), and the contract tests of `vfl.te
 
 from __future__ import annotations
 
-from vfl.defenses.base import Chain, Defense, LabelKind, PrivacyStatement, Side, uses
+from vfl.defenses.base import Defense, LabelKind, PrivacyStatement, Side
+from vfl.defenses.chain import Chain, uses
 from vfl.registry import Registry, parts
 
 DEFENSES: Registry[Defense] = Registry(
@@ -25,6 +26,7 @@ DEFENSES: Registry[Defense] = Registry(
         "confusion": "vfl.defenses.confusion:Confusion",
         "label_free": "vfl.defenses.label_free:LabelFree",
         "label_dp": "vfl.defenses.label_dp:LabelDP",
+        "label_dp_two_stage": "vfl.defenses.label_dp_two_stage:TwoStageLabelDP",
         "gradient_noise": "vfl.defenses.gradient_noise:GradientNoise",
         "tpsl": "vfl.defenses.tpsl:TranscriptPrivacy",
         "marvell": "vfl.defenses.marvell:Marvell",

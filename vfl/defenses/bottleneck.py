@@ -59,7 +59,7 @@ class Bottleneck(Defense):
 
     It adds alpha x KL(code || N(0, 1)), an upper bound of the mutual information of merged cut and
     code, to its loss. Source: Zou et al. 2023 (MID), with the variational bound of Alemi et al.
-    2017, eq 17. What a top does not use, its gradients do not teach the bottoms. The code's layers
+    2017. What a top does not use, its gradients do not teach the bottoms. The code's layers
     train with the top and are saved with it; the noise of a training comes from the label party's
     secret, a prediction has none. The cut itself is sent as it is: a reader with labelled rows
     finds what the bottoms learned. It promises nothing that could be stated.

@@ -37,7 +37,7 @@ def distance_correlation(one: Tensor, other: Tensor) -> Tensor:
     """Squared distance correlation of a batch, from distances; 0 means not dependent at all.
 
     sum(A B) / sqrt(sum(A^2) sum(B^2)) of the doubly centred distances A and B (Szekely et al.
-    2007, eq 2.8 to 2.10; thesis eq 4-23, 4-24, which is the square).
+    2007; thesis eq 4-23, 4-24, which is the square).
 
     Args:
         one: distances, axes (rows, rows).

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vfl.compression import Moment
 from vfl.defenses.base import Defense, PrivacyStatement, Side
-from vfl.defenses.refusals import require
+from vfl.options import require_range
 
 
 class GradientAveraging(Defense):
@@ -35,7 +35,7 @@ class GradientAveraging(Defense):
     label_free: ClassVar[bool] = True
 
     def __init__(self, rows: int = 2) -> None:
-        require("rows", rows, "0 or more", rows >= 0)
+        require_range("rows", rows, 0)
         self.rows = rows
 
     def gradient(self, grad: Tensor, labels: Tensor, moment: Moment) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vfl.compression import Moment
 from vfl.defenses.base import Defense, PrivacyStatement, Side
-from vfl.defenses.refusals import require
+from vfl.options import require
 
 
 class GradientSparsification(Defense):

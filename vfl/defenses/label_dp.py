@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -11,8 +10,9 @@ import torch
 from torch import Tensor
 
 from vfl.defenses.base import Defense, LabelKind, PrivacyStatement, Side
-from vfl.defenses.refusals import require, require_classes
+from vfl.defenses.refusals import require_classes
 from vfl.errors import BadOptionError, SpecError
+from vfl.options import require, require_range
 from vfl.seeds import Secret
 
 
@@ -21,7 +21,7 @@ class LabelDP(Defense):
 
     Without a prior, another label, all equally likely, comes in its place with probability `flip`;
     epsilon = ln((1 - flip)(K - 1) / flip) for K classes. With a public `prior`, RRWithPrior (Ghazi
-    et al. 2021, algorithms 1 and 2): answers are among the likely classes only, as many as keep
+    et al. 2021, algorithm 2): answers are among the likely classes only, as many as keep
     most labels true on average.
 
     It is the one promise that holds for everything that follows: all epochs, messages and weights.
@@ -54,21 +54,21 @@ class LabelDP(Defense):
                 fix="label_dp:epsilon=2",
             )
         if epsilon is not None:
-            require("epsilon", epsilon, "0 or more", 0 <= epsilon < math.inf)
+            require_range("epsilon", epsilon, 0)
         if flip is not None:
             require("flip", flip, "above 0 and below 1", 0 < flip < 1)
             require("prior", prior, "'epsilon' with it, not 'flip'", prior is None)
         self.epsilon = epsilon
         self.flip = flip
         self.prior = None if prior is None else _shares(prior)
-        self._classes: int | None = None if self.prior is None else len(self.prior)
+        self._classes: int | None = None if self.prior is None else self.prior.size
 
     def prepare(self, kind: LabelKind) -> None:
         classes = require_classes("label_dp", kind)
-        if self.prior is not None and len(self.prior) != classes:
+        if self.prior is not None and self.prior.size != classes:
             raise SpecError(
                 "the prior of 'label_dp' has another number of classes than the labels",
-                got=f"{len(self.prior)} shares",
+                got=f"{self.prior.size} shares",
                 want=f"{classes}, joined by dashes",
             )
         if self.flip is not None and self.flip > 1 - 1 / classes:
@@ -114,13 +114,15 @@ def flip_of(epsilon: float, classes: int) -> float:
     return (classes - 1) / (math.exp(min(epsilon, 700.0)) + classes - 1)
 
 
-def respond(labels: np.ndarray, classes: int, flip: float, draws: np.ndarray) -> np.ndarray:
+def respond(
+    labels: np.ndarray, classes: int | np.ndarray, flip: float | np.ndarray, draws: np.ndarray
+) -> np.ndarray:
     """Labels of which some are others, all others equally likely.
 
     Args:
         labels: codes, axes (rows,).
-        classes: how many there are.
-        flip: probability of another label.
+        classes: how many there are, of each row where they differ.
+        flip: probability of another label, likewise.
         draws: uniform on [0, 1), axes (rows, 2).
     """
     shift = 1 + np.floor(draws[:, 1] * (classes - 1)).astype(labels.dtype)
@@ -128,38 +130,45 @@ def respond(labels: np.ndarray, classes: int, flip: float, draws: np.ndarray) ->
 
 
 def respond_with_prior(
-    labels: np.ndarray, prior: Sequence[float], epsilon: float, draws: np.ndarray
+    labels: np.ndarray, priors: np.ndarray, epsilon: float, draws: np.ndarray
 ) -> np.ndarray:
     """RRWithPrior: randomised response among the classes it is best to answer with.
 
     A label among them is told with probability e^epsilon / (e^epsilon + k - 1), else each of the
     others alike; a label that is not among them is answered by any of them alike.
-    Arguments as in `respond`.
+
+    Args:
+        labels: codes, axes (rows,).
+        priors: shares of the classes, axes (rows, classes), or (1, classes) for all rows.
+        epsilon: of one label.
+        draws: as in `respond`.
     """
-    likely = answers_of(prior, epsilon)
-    place = np.full(len(prior), -1)
-    place[likely] = np.arange(len(likely))
-    told = respond(place[labels], len(likely), flip_of(epsilon, len(likely)), draws)
-    anything = np.floor(draws[:, 1] * len(likely)).astype(told.dtype)
-    chosen: np.ndarray = np.asarray(likely)[np.where(place[labels] < 0, anything, told)]
+    order, counts = answers_of(priors, epsilon)
+    of_row = np.arange(len(labels)) % len(order)
+    place, count = np.argsort(order, axis=1)[of_row, labels], counts[of_row]
+    flips = np.array([flip_of(epsilon, k) for k in range(1, priors.shape[1] + 1)])
+    told = respond(place, count, flips[count - 1], draws)
+    anything = np.floor(draws[:, 1] * count).astype(told.dtype)
+    chosen: np.ndarray = order[of_row, np.where(place < count, told, anything)]
     return chosen
 
 
-def answers_of(prior: Sequence[float], epsilon: float) -> list[int]:
-    """The k likeliest classes, k being what keeps most labels true (Ghazi et al., algorithm 2)."""
-    order = sorted(range(len(prior)), key=lambda label: -prior[label])
-    kept = [
-        (1 - flip_of(epsilon, k)) * sum(prior[label] for label in order[:k])
-        for k in range(1, len(prior) + 1)
-    ]
-    return order[: 1 + kept.index(max(kept))]
+def answers_of(priors: np.ndarray, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
+    """Each row's classes, likeliest first, and how many keep most labels true as answers.
+
+    Ghazi et al. 2021, algorithm 2; axes (rows, classes) give (rows, classes) and (rows,).
+    """
+    order = np.argsort(-priors, axis=1, kind="stable")
+    reached = np.cumsum(np.take_along_axis(priors, order, axis=1), axis=1)
+    kept = np.array([1 - flip_of(epsilon, k) for k in range(1, priors.shape[1] + 1)])
+    return order, 1 + np.argmax(kept * reached, axis=1)
 
 
-def _shares(text: str) -> list[float]:
+def _shares(text: str) -> np.ndarray:
     try:
         shares = [float(part) for part in text.split("-")]
     except ValueError:
         shares = []
     right = len(shares) > 1 and min(shares) >= 0 and abs(sum(shares) - 1) < 1e-3
     require("prior", text, "shares that add up to 1, such as 0.6-0.3-0.1", right)
-    return shares
+    return np.array([shares])

@@ -11,8 +11,7 @@ from torch.nn.functional import mse_loss
 from vfl.compression import Moment
 from vfl.defenses.base import Defense, PrivacyStatement, Side
 from vfl.defenses.components import Components
-from vfl.errors import BadOptionError
-from vfl.options import require_range
+from vfl.options import require_choice, require_range
 from vfl.seeds import Secret
 
 Kind = Literal["random", "pca", "autoencoder"]
@@ -67,8 +66,7 @@ class LabelFree(Defense):
     def __init__(
         self, kind: Kind = "pca", features: int = 1024, epochs: int = 10, mask: float = 0.3
     ) -> None:
-        if kind not in get_args(Kind):
-            raise BadOptionError("no such kind", got=kind, want=", ".join(get_args(Kind)))
+        require_choice("kind", kind, get_args(Kind))
         require_range("features", features, 0)
         require_range("epochs", epochs, 1)
         require_range("mask", mask, 0, 0.9)

@@ -12,7 +12,7 @@ from vfl.defenses.base import Defense, Side
 class LayerNorm(Defense):
     """An anti-defense on its own: rows get mean 0 and variance 1, and labels easier to infer.
 
-    Source: Ba et al. 2016, eq 3-4, without the affine part. With one known label a class on MNIST,
+    Source: Ba et al. 2016, without the affine part. With one known label a class on MNIST,
     a fine-tuned top named 66 % of the rows from plain cuts and 97 % from normalised ones. It is the
     companion of losses that need a bounded cut (`potential` brings it along) and a row of its own
     in comparisons, so that nobody mistakes its effect for theirs. Only the feature party runs it;

@@ -12,7 +12,8 @@ from torch import Tensor
 from vfl.compression import Moment
 from vfl.defenses.base import Defense, LabelKind, PrivacyStatement, Side
 from vfl.defenses.noise import fingerprint
-from vfl.defenses.refusals import require, require_two_classes
+from vfl.defenses.refusals import require_two_classes
+from vfl.options import require_choice, require_range
 
 Shape = Literal["optimal", "iso"]
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -49,10 +50,10 @@ class Marvell(Defense):
     """Noise on the gradients of two classes that minimises what divides them (Li et al. 2022).
 
     Each class gets Gaussian noise of its own covariance. They are those for which the sum of both
-    Kullback-Leibler divergences between the classes' gradients is least (section 4.2, theorem 2),
-    at a mean squared norm of `power` times the squared distance of the classes' means. A batch's
-    gradients are taken for two round Gaussians. A batch of one class gets round noise, of `power`
-    times its mean's squared norm. Cuts stay as they are: labels may be inferred from them.
+    Kullback-Leibler divergences between the classes' gradients is least (thesis eq 2-6 has one of
+    them), at a mean squared norm of `power` times the squared distance of the classes' means. A
+    batch's gradients are taken for two round Gaussians. A batch of one class gets round noise, of
+    `power` times its mean's squared norm. Cuts stay as they are: labels may be inferred from them.
 
     Args:
         power: of the noise.
@@ -70,8 +71,8 @@ class Marvell(Defense):
     once: ClassVar[bool] = True
 
     def __init__(self, power: float = 4.0, shape: Shape = "optimal") -> None:
-        require("power", power, "0 or more", 0 <= power < math.inf)
-        require("shape", shape, "optimal or iso", shape in get_args(Shape))
+        require_range("power", power, 0)
+        require_choice("shape", shape, get_args(Shape))
         self.power = power
         self.shape = shape
 

@@ -14,7 +14,7 @@ from vfl.defenses.refusals import require_two_classes
 
 
 class MaxNorm(Defense):
-    """Each row of the gradient gets noise along itself (Li et al. 2022, section 4.1).
+    """Each row of the gradient gets noise along itself (Li et al. 2022).
 
     A row g becomes g (1 + s n), n normal, s^2 = max |g|^2 / |g|^2 - 1, the largest of the batch.
     So every row's squared norm is on average the largest of the batch, and the sign of its

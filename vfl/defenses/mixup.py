@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from vfl.compression import Moment
 from vfl.defenses.base import Defense, LabelKind, PrivacyStatement
-from vfl.defenses.refusals import require, require_classes, require_equal_weights
+from vfl.defenses.refusals import require_classes, require_equal_weights
+from vfl.options import require
 from vfl.seeds import derive
 
 

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from vfl.defenses.refusals import require
+from vfl.options import require, require_choice, require_range
 from vfl.seeds import Secret
 
 Law = Literal["gaussian", "laplace"]
@@ -34,9 +34,9 @@ class RowNoise:
 
     def __init__(self, norm: float, sigma: float, law: Law, delta: float) -> None:
         require("norm", norm, "above 0, or inf", norm > 0)
-        require("sigma", sigma, "0 or more", 0 <= sigma < math.inf)
+        require_range("sigma", sigma, 0)
         require("delta", delta, "between 0 and 1", 0 < delta < 1)
-        require("law", law, "gaussian or laplace", law in get_args(Law))
+        require_choice("law", law, get_args(Law))
         self.norm = norm
         self.sigma = sigma
         self.law = law
@@ -91,7 +91,7 @@ def gaussian_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
     """The least epsilon of Gaussian noise, exact for every epsilon.
 
     The root of Phi(s/2 - e/s) - exp(e) Phi(-s/2 - e/s) = delta in e, s = sensitivity / sigma
-    (Balle and Wang 2018, Theorem 8). The classic formula holds below epsilon 1 only.
+    (Balle and Wang 2018). The classic formula holds below epsilon 1 only.
 
     >>> round(gaussian_epsilon(sigma=3.7306, sensitivity=1.0, delta=1e-5), 4)
     1.0

@@ -15,7 +15,7 @@ from vfl.options import require_range
 class NoPeek(Defense):
     """A feature party adds alpha x dCor^2(cut, inputs) to its own backward pass.
 
-    Source: Vepakomma et al. 2020, eq 2; thesis eq 2-5. It makes rows harder to rebuild from their
+    Source: Vepakomma et al. 2020; thesis eq 2-5. It makes rows harder to rebuild from their
     cuts and says nothing of labels. Only the feature party runs it, while it trains; it has no
     state. The estimate of a batch gets worse with the width of the cut. It promises nothing that
     could be stated.

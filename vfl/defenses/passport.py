@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vfl.defenses.base import Defense, PrivacyStatement
-from vfl.defenses.refusals import require
+from vfl.options import require_range
 
 
 class Passport(Defense):
@@ -31,9 +31,9 @@ class Passport(Defense):
     """
 
     def __init__(self, count: int = 1, reach: float = 1.0, sigma: float = 0.1) -> None:
-        require("count", count, "1 or more", count >= 1)
-        require("reach", reach, "0 or more", reach >= 0)
-        require("sigma", sigma, "0 or more", sigma >= 0)
+        require_range("count", count, 1)
+        require_range("reach", reach, 0)
+        require_range("sigma", sigma, 0)
         self.count = count
         self.reach = reach
         self.sigma = sigma

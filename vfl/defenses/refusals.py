@@ -1,25 +1,17 @@
-"""What defenses refuse: options out of range, labels they mean nothing for, company and models."""
+"""What defenses refuse: labels they mean nothing for, company and models."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from vfl.defenses.base import Defense, LabelKind, uses
-from vfl.errors import BadOptionError, SpecError
+from vfl.defenses.base import Defense, LabelKind
+from vfl.defenses.chain import uses
+from vfl.errors import SpecError
 
+_LOOKS = "looks at labels in '{}'"
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-
-def require(option: str, value: object, want: str, holds: bool) -> None:
-    """Refuse an option's value unless `holds`.
-
-    Raises:
-        BadOptionError: with the values that would be accepted.
-    """
-    if not holds:
-        raise BadOptionError("out of range", where=f"option '{option}'", got=str(value), want=want)
 
 
 def require_classes(defense: str, kind: LabelKind) -> int:
@@ -75,11 +67,19 @@ def refuse_label_readers(
     Raises:
         SpecError: with the member that is in the way.
     """
-    for member in (*before, *after):
-        if member.side == "feature" or member.label_free:
-            continue
-        if found := uses(member, "loss", "targets", "batch", "gradient"):
-            _refuse(defense, member, f"looks at labels in '{found[0]}'", cure)
+    for member, hook in _label_readers((*before, *after)):
+        _refuse(f"the epsilon of '{defense}' does not hold", member, _LOOKS.format(hook), cure)
+
+
+def refuse_early_readers(defense: str, members: Sequence[Defense], cure: str) -> None:
+    """Refuse members that look at labels some of which are not told yet.
+
+    Raises:
+        SpecError: with the member that is in the way.
+    """
+    for member, hook in _label_readers(members, "labels"):
+        does = f"{_LOOKS.format(hook)} while some are not told"
+        _refuse(f"'{defense}' does not go", member, does, cure)
 
 
 def refuse_mixing(defense: str, members: Sequence[Defense], hook: str, cure: str) -> None:
@@ -90,7 +90,8 @@ def refuse_mixing(defense: str, members: Sequence[Defense], hook: str, cure: str
     """
     for member in members:
         if uses(member, hook) and not member.rows_apart:
-            _refuse(defense, member, f"may mix rows in '{hook}'", cure)
+            does = f"may mix rows in '{hook}'"
+            _refuse(f"the epsilon of '{defense}' does not hold", member, does, cure)
 
 
 def refuse_batch_norm(module: nn.Module, defense: str) -> None:
@@ -107,8 +108,14 @@ def refuse_batch_norm(module: nn.Module, defense: str) -> None:
         )
 
 
-def _refuse(defense: str, member: Defense, does: str, cure: str) -> None:
-    raise SpecError(
-        f"the epsilon of '{defense}' does not hold beside {type(member).__name__}, which {does}",
-        fix=cure,
-    )
+def _label_readers(members: Sequence[Defense], *more: str) -> Iterator[tuple[Defense, str]]:
+    """Members with hooks that look at labels at the label party, and one such hook of each."""
+    for member in members:
+        if member.side == "feature" or member.label_free:
+            continue
+        if found := uses(member, *more, "loss", "targets", "batch", "gradient"):
+            yield member, found[0]
+
+
+def _refuse(what: str, member: Defense, does: str, cure: str) -> None:
+    raise SpecError(f"{what} beside {type(member).__name__}, which {does}", fix=cure)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from vfl.compression import Moment
 from vfl.defenses.base import Defense, PrivacyStatement, Side
-from vfl.defenses.refusals import require
 from vfl.errors import HijackError
+from vfl.options import require, require_range
 
 _STEEPNESS, _EXPONENT = 5.0, 2
 _FAKE, _REGULAR, _OTHER = range(3)
@@ -54,9 +54,9 @@ class SplitGuard(Defense):
         self, share: float = 0.1, start: int = 100, checks: int = 10, threshold: float = 0.8
     ) -> None:
         require("share", share, "above 0, at most 0.5", 0 < share <= 0.5)
-        require("start", start, "0 or more", start >= 0)
-        require("checks", checks, "1 or more", checks >= 1)
-        require("threshold", threshold, "0 to 1", 0 <= threshold <= 1)
+        require_range("start", start, 0)
+        require_range("checks", checks, 1)
+        require_range("threshold", threshold, 0, 1)
         self.share = share
         self.start = start
         self.checks = checks

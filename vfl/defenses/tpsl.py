@@ -12,12 +12,8 @@ from torch import Tensor
 
 from vfl.compression import Moment
 from vfl.defenses.base import Defense, LabelKind, PrivacyStatement, Side
-from vfl.defenses.refusals import (
-    refuse_label_readers,
-    require,
-    require_classes,
-    require_equal_weights,
-)
+from vfl.defenses.refusals import refuse_label_readers, require_classes, require_equal_weights
+from vfl.options import require
 
 
 class TranscriptPrivacy(Defense):

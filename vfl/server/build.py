@@ -64,7 +64,8 @@ def build_label_party(
         SpecError: a plug-in does not fit, or the defense means nothing for such labels.
     """
     weighted = class_weight != "none" or data.row_weights is not None
-    defense = _defense(terms, outputs if task == "classification" else None, weighted)
+    kind = LabelKind(outputs if task == "classification" else None, weighted, terms.train.epochs)
+    defense = _defense(terms, kind)
     compute = Compute(device, terms.train.precision)
     with scoped(secret.number("init")):
         if not isinstance(top, nn.Module):
@@ -119,11 +120,11 @@ def _halves(
     }
 
 
-def _defense(terms: Terms, classes: int | None, weighted: bool) -> Defense:
+def _defense(terms: Terms, kind: LabelKind) -> Defense:
     """The label party's instance, told what its labels are."""
     defense = defenses.make(terms.defense)
     try:
-        defense.prepare(LabelKind(classes, weighted))
+        defense.prepare(kind)
     except SpecError as error:
         error.where = error.where or "defense"
         raise

@@ -24,7 +24,7 @@ from vfl.ledger import Ledger
 from vfl.seeds import Secret
 from vfl.server.progress import EpochRecord, Progress
 from vfl.server.task import Task
-from vfl.server.weights import training_weights
+from vfl.server.weights import batch_weights, training_weights
 from vfl.session import Checkpoints, Course, Exchange, Terms
 from vfl.storage import weights_digest
 
@@ -102,6 +102,8 @@ class LabelParty:
         self._labels, self._row_weights = data.labels, None
         if data.labels is not None and terms.mode == "train":
             train = torch.from_numpy(data.split.train)
+            self._places = torch.full((len(data.labels),), -1)
+            self._places[train] = torch.arange(len(train))
             self._labels = data.labels.clone()
             self._labels[train] = defense.labels(data.labels[train], secret)
             # Of the labels as trained: true ones would tell what a defense hides.
@@ -196,10 +198,11 @@ class LabelParty:
 
     def _train(self, exchange: Exchange) -> None:
         moment = Moment(exchange.step, training=True, secret=self._secret)
+        counts = self._defense.counts(self._places[exchange.rows], exchange.epoch)
         inputs, labels = self._defense.batch(*self._rows(exchange), moment)
         assert labels is not None, "training needs labels"
         labels = self._adversary.labels(labels, moment)
-        weights = self._weights_of(exchange)
+        weights = batch_weights(self._row_weights, exchange.rows, counts, self._compute.device)
         if inputs is not None:
             inputs = self._adversary.batch(inputs, moment)
         self._set_training(True)
@@ -226,6 +229,9 @@ class LabelParty:
         self.progress.trained(len(exchange.rows))
         # Figures are of outputs as a prediction gives them, whatever the loss is taken of.
         shown = self._defense.logits(outputs.detach(), Moment(exchange.step))
+        if counts is not None and weights is not None:
+            kept = counts.to(truth.device)
+            shown, truth, weights = shown[kept], truth[kept], weights[kept]
         self.progress.meter("train").add(shown, truth, float(loss.detach()), weights)
 
     @torch.no_grad()
@@ -251,12 +257,6 @@ class LabelParty:
         inputs = None if self.data.inputs is None else self.data.inputs.index_select(0, rows)
         source = self._labels if exchange.trains else self.data.labels
         return inputs, None if source is None else source.index_select(0, rows)
-
-    def _weights_of(self, exchange: Exchange) -> Tensor | None:
-        if self._row_weights is None:
-            return None
-        weights = self._row_weights.index_select(0, torch.from_numpy(exchange.rows))
-        return weights.to(self._compute.device)
 
     def _cuts(self, exchange: Exchange, inputs: Tensor | None) -> dict[str, Tensor]:
         """Every party's cut in merge order; ours is computed while the others travel."""

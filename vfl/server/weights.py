@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,6 +44,23 @@ def training_weights(
         weights[train] *= len(train) / (int((counts > 0).sum()) * counts[codes].double())
     counted = weights[train]
     return None if bool((counted == counted[0]).all()) else weights.float()
+
+
+def batch_weights(
+    weights: Tensor | None, rows: np.ndarray, counts: Tensor | None, device: torch.device
+) -> Tensor | None:
+    """What a batch's rows weigh, axes (rows,); None where all weigh the same.
+
+    Args:
+        weights: of all rows, as `training_weights` gives them.
+        rows: positions of the batch's rows.
+        counts: which of them are learned from, axes (rows,); None for all.
+        device: where the weights go.
+    """
+    if weights is None:
+        return None if counts is None else counts.float().to(device)
+    own = weights[rows]
+    return (own if counts is None else own * counts).to(device)
 
 
 def _check(row_weights: Tensor, rows: int, train: Tensor) -> None:

@@ -23,7 +23,9 @@ from vfl.seeds import Secret, generator, scoped
 
 ROWS = 9
 _FEATURE_HOOKS = ("wrap_bottom", "fit", "embedding", "local_loss", "received")
-_LABEL_HOOKS = ("prepare", "labels", "wrap_top", "logits", "targets", "loss", "gradient")
+_LABEL_HOOKS = (
+    "prepare", "labels", "counts", "wrap_top", "logits", "targets", "loss", "gradient",
+)  # fmt: skip
 
 
 class DefenseContract:
@@ -53,6 +55,9 @@ class DefenseContract:
             if name.endswith("loss"):
                 assert value.shape == (), f"{name} is no scalar"
                 continue
+            if name == "counts":
+                assert (value.shape, value.dtype) == ((ROWS,), torch.bool), "counts is no mask"
+                continue
             if name == "targets" and value.is_floating_point():
                 assert value.shape == (ROWS, self.classes), "targets fit neither labels nor logits"
                 assert (value >= 0).all(), "a negative probability"
@@ -64,8 +69,10 @@ class DefenseContract:
         assert all(torch.isfinite(value).all() for value in made.values())
 
     def test_labels_stay_labels(self, spec: str) -> None:
-        labels = self._play(self._made(spec))["labels"]
-        assert set(labels.tolist()) <= set(range(self.classes)), "a label of no class"
+        defense = self._made(spec)
+        told = self._told(defense, self._values()["labels"])
+        for labels in (told, *(self._play(defense, step)["labels"] for step in range(3))):
+            assert set(labels.tolist()) <= set(range(self.classes)), "a label of no class"
 
     def test_what_a_hook_is_given_is_left_alone(self, spec: str) -> None:
         given, before = self._values(), self._values()
@@ -156,6 +163,7 @@ class DefenseContract:
 
     def test_state_survives_a_checkpoint(self, spec: str) -> None:
         defense, restored = self._made(spec), self._made(spec)
+        self._told(restored, self._values()["labels"])
         for step in range(3):
             self._play(defense, step)
         state = defense.state_dict()
@@ -189,6 +197,10 @@ class DefenseContract:
         defense.prepare(LabelKind(self.classes))
         return defense
 
+    def _told(self, defense: Defense, labels: Tensor) -> Tensor:
+        """The labels a training begins with."""
+        return defense.labels(labels, Secret.of_simulation(0, "contract"))
+
     def _values(self) -> dict[str, Tensor]:
         """What the hooks of one round are given, by the name of the value."""
         draw = generator(0, "contract")
@@ -206,8 +218,14 @@ class DefenseContract:
         """One training round through every hook; what each gave, without those that gave None."""
         values, moment = given or self._values(), _moment(step)
         inputs, labels = values["inputs"], values["labels"]
-        made = dict(zip(("inputs", "labels"), defense.batch(inputs, labels, moment), strict=True))
-        made["labels"] = defense.labels(labels, Secret.of_simulation(0, "contract"))
+        if step == 0:  # a training begins
+            labels = self._told(defense, labels)
+        counts = defense.counts(torch.arange(ROWS), epoch=1 + step)
+        fed, used = defense.batch(inputs, labels, moment)
+        assert used is not None, "batch lost the labels"
+        made, labels = {"inputs": fed, "labels": used}, used
+        if counts is not None:
+            made["counts"] = counts
         made["cut"] = defense.embedding(values["cut"], moment)
         made["targets"] = defense.targets(labels, self.classes, moment)
         made["logits"] = defense.logits(values["logits"], moment)

@@ -31,11 +31,13 @@ class Hijacking(ActiveAdversary, Attack):
     training, it decodes the targets' cuts.
 
     The critic only sees that cuts are spread like codes; that each means what its code means
-    follows from the shared architecture. A bottom of convolutions is read almost exactly, one with
-    dense layers is bent and still not understood.
+    follows from the shared architecture. A bottom of convolutions is read almost exactly. One with
+    a dense layer is bent and still not understood: rotated inputs would give the same cuts (Semenov
+    et al. 2024, "Just a simple transformation is enough for data protection in vertical federated
+    learning").
 
     Source: Pasquini et al. 2021, "Unleashing the tiger: inference attacks on split learning",
-    Algorithm 1, with the Wasserstein critic of their program (Gulrajani et al. 2017, Algorithm 1).
+    with the Wasserstein critic of their program (Gulrajani et al. 2017).
 
     Args:
         victim: whose gradient is replaced; "all" for every feature party.

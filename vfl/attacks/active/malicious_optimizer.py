@@ -20,9 +20,9 @@ class MaliciousOptimizer(ActiveAdversary):
     top of whatever optimiser was agreed. The joint network then leans on this party's bottom, whose
     cuts tell more of the labels; completing a model on them is the second half of the attack.
 
-    Source: Fu et al. 2022, "Label inference attacks against vertical federated learning", section
-    4.2, where the gradients of a stochastic gradient descent are scaled; scaling the steps does the
-    same to it and works under Adam, which would undo scaled gradients.
+    Source: Fu et al. 2022, "Label inference attacks against vertical federated learning"
+    (active model completion), where the gradients of a stochastic gradient descent are scaled;
+    scaling the steps does the same to it and works under Adam, which would undo scaled gradients.
 
     Args:
         gain: weight of the ratio of two gradients.

@@ -14,7 +14,7 @@ from vfl.errors import BadOptionError
 class NoisyLabels(ActiveAdversary):
     """Gives a share of the rows of every batch another class, drawn anew each time.
 
-    Source: the non-targeted attacks of Zou et al. 2023 (VFLAIR), section 3.
+    Source: the non-targeted attacks of Zou et al. 2023 (VFLAIR).
 
     Args:
         share: of the rows of a batch.

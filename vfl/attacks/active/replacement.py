@@ -19,7 +19,7 @@ class Replacement(ActiveAdversary):
     In use, the party puts the trigger on any row (`triggered`), and the network answers the class.
 
     Source: Liu et al. 2022, "Batch label inference and replacement attacks in black-boxed vertical
-    federated learning", section 5. There the gradients are replaced after they came; feeding the
+    federated learning". There the gradients are replaced after they came; feeding the
     other rows before has the same gradients meet the same inputs.
 
     Args:

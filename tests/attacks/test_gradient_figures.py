@@ -1,0 +1,111 @@
+"""Norms and directions of gradients on tables and pictures (docs/training_attacks.md).
+
+`pytest tests/attacks/test_gradient_figures.py -m slow -s` prints a line for each task. The seeds
+are none that the attacks were tuned on.
+"""
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tables import table
+
+from vfl.attacks import make
+from vfl.attacks.case import attempt
+from vfl.attacks.recorded import decoded
+from vfl.attacks.recorded_case import training_case
+from vfl.config import Experiment
+from vfl.datasets import load_bundled
+from vfl.local import LocalSession
+from vfl.seeds import generator
+from vfl.trace import Trace
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif("VFL_DATA" not in os.environ, reason="files below VFL_DATA"),
+]
+SEEDS = (10, 11, 12)
+TASKS = [
+    ("bank-marketing", None),
+    ("credit-default", None),
+    ("adult", None),
+    ("bank-marketing", 0.02),
+    ("credit-default", 0.05),
+    ("adult", 0.05),
+    ("mnist noughts", None),
+    ("mnist threes", None),
+]
+
+
+def data_of(task, share, seed):
+    if not task.startswith("mnist"):
+        return table(task, seed, share)
+    data = load_bundled("mnist", ["bank"], seed, "lender", limit=15_000, flatten=True)
+    digit = {"noughts": 0, "threes": 3}[task.split()[1]]
+    label = data["lender"]
+    return data | {"lender": replace(label, labels=(label.labels == digit).long(), classes=(0, 1))}
+
+
+def leaks(task, share, seed, defense="none", epochs=1):
+    """AUC of norms and of directions over the first epoch, and of the task on the test rows."""
+    data, trace = data_of(task, share, seed), Trace()
+    experiment = Experiment.model_validate(
+        {
+            "seed": seed,
+            "defense": defense,
+            "parties": {"bank": {"width": 16, "bottom": "mlp:hidden=64"}},
+            "label": {"party": "lender", "top": "mlp:hidden=32"},
+            "train": {"epochs": epochs, "batch_rows": 128},
+        }
+    )
+    session = LocalSession(experiment, data, outputs=2, observers=[trace]).run()
+    frames = decoded(trace, session.terms, data["lender"].split)
+    case = training_case(experiment, data, frames, "bank", 1, generator(seed, "leak"))
+    told = [
+        attempt(case, make(f"gradient_{name}"), generator(seed, name)).value
+        for name in ("norm", "direction")
+    ]
+    return [*told, session.label.history[-1]["test_auc"]]
+
+
+@pytest.mark.parametrize(("task", "share"), TASKS)
+def test_figures_of_norm_and_direction(task, share):
+    found = np.array([leaks(task, share, seed) for seed in SEEDS]).T
+    rare = float(data_of(task, share, SEEDS[0])["lender"].labels.double().mean())
+    norms, directions = (" ".join(f"{value:.3f}" for value in each) for each in found[:2])
+    print(f"\n{task}, {rare:.2f}: norm {norms}; direction {directions}")
+    assert found[1].min() > 0.95
+
+
+@pytest.mark.parametrize("defense", ["none", "marvell:power=2", "marvell:power=4"])
+@pytest.mark.parametrize("task", ["bank-marketing", "credit-default", "adult"])
+def test_figures_under_marvell(task, defense):
+    """Epochs until the task is learned; one row in twenty is of class 1."""
+    found = np.array([leaks(task, 0.05, seed, defense, epochs=15) for seed in SEEDS]).mean(0)
+    print(f"\n{task} {defense}: norm {found[0]:.3f}, direction {found[1]:.3f}, task {found[2]:.3f}")
+    assert found[0] > 0.5
+
+
+@pytest.mark.parametrize("codec", ["none", "topk:k=3"])
+@pytest.mark.parametrize("top", ["linear", "mlp:hidden=64"])
+def test_figures_of_several_classes(top, codec):
+    """MNIST, one epoch, one leaked label a class; one seed."""
+    seed, trace = SEEDS[0], Trace()
+    data = load_bundled("mnist", ["bank"], seed, "lender", limit=15_000, flatten=True)
+    experiment = Experiment.model_validate(
+        {
+            "seed": seed,
+            "codec": codec,
+            "parties": {"bank": {"width": 32, "bottom": "mlp:hidden=128"}},
+            "label": {"party": "lender", "top": top},
+            "train": {"epochs": 1, "batch_rows": 128},
+        }
+    )
+    session = LocalSession(experiment, data, outputs=10, observers=[trace]).run()
+    frames = decoded(trace, session.terms, data["lender"].split)
+    case = training_case(experiment, data, frames, "bank", 1, generator(seed, "leak"))
+    specs = "surrogate", "gradient_similarity", "gradient_similarity:rounds=0"
+    found = [attempt(case, make(spec), generator(seed, spec)).value for spec in specs]
+    print(f"\n{top} {codec}: {' '.join(f'{one:.3f}' for one in found)}")
+    assert min(found) > 0.3
