@@ -10,11 +10,13 @@ import os
 import secrets
 import subprocess
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TypeVar
 
 from vfl.bench.messages import Door, Job, Measurement, Role
-from vfl.bench.workloads import FEATURE_PARTIES, Path
+from vfl.bench.network import Network
+from vfl.bench.workloads import FEATURE_PARTIES, LABEL_PARTY, Path
 from vfl.config.toml import Settings
 from vfl.errors import PeerFailedError
 
@@ -30,11 +32,16 @@ _Message = TypeVar("_Message", bound=Settings)
 
 
 class Crew:
-    """A context manager; the processes end with it, whatever they are doing."""
+    """A context manager; the processes end with it, whatever they are doing.
 
-    def __init__(self) -> None:
-        self._label = Process()
-        self._features = {party: Process() for party in FEATURE_PARTIES}
+    Args:
+        network: what the parties' streams go over.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._label = Process(at=network.command(LABEL_PARTY))
+        self._features = {party: Process(at=network.command(party)) for party in FEATURE_PARTIES}
 
     def __enter__(self) -> Crew:
         return self
@@ -56,8 +63,16 @@ class Crew:
         Raises:
             PeerFailedError: a process ended early; its standard error says why.
         """
-        role: Role = path if path in ("monolith", "inprocess") else "host"
-        job = Job(role=role, workload=workload, seed=seed, warmup_steps=warmup_steps, steps=steps)
+        role: Role = "host" if path == "tcp" or path == "tls" else path
+        job = Job(
+            role=role,
+            workload=workload,
+            seed=seed,
+            warmup_steps=warmup_steps,
+            steps=steps,
+            host=self._network.host(LABEL_PARTY),
+            wan=str(self._network.wan),
+        )
         if role == "host":
             return self._over_stream(job, tls=path == "tls")
         self._label.tell(job)
@@ -71,7 +86,8 @@ class Crew:
         self._label.tell(job)
         door = self._label.hear(Door)
         for party, process in self._features.items():
-            own = {"role": "join", "tokens": {party: tokens[party]}, "door": door}
+            near = door.seen(self._network, party, LABEL_PARTY)
+            own = {"role": "join", "tokens": {party: tokens[party]}, "door": near}
             process.tell(job.model_copy(update=own))
         label = self._label.hear(Measurement)
         others = [process.hear(Measurement).cpu_ms for process in self._features.values()]
@@ -83,12 +99,13 @@ class Process:
 
     Args:
         module: what it runs.
+        at: what its command line begins with, where it runs in a network of its own.
     """
 
-    def __init__(self, module: str = "vfl.bench.worker") -> None:
+    def __init__(self, module: str = "vfl.bench.worker", at: Sequence[str] = ()) -> None:
         # -P: a benchmark must not import what happens to lie in the working folder.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module],
+            [*at, sys.executable, "-P", "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

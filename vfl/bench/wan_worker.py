@@ -23,7 +23,6 @@ from vfl.session import Exchange, Terms
 from vfl.session.schedule import queries, steps_per_epoch, training
 from vfl.transport import Credential, Hello, TcpHub, TcpLink, session_certificate
 
-_HOST = "127.0.0.1"
 _JOIN_TIMEOUT_S = 60.0
 
 
@@ -81,15 +80,15 @@ def host(setup: _Setup) -> Marks:
         MissingPartyError: a feature party did not join.
     """
     job, terms = setup.job, setup.terms
-    certificate = session_certificate([_HOST])
+    certificate = session_certificate([job.host])
     credentials = {party: Credential(party, token) for party, token in job.tokens.items()}
     hub = TcpHub(
-        *(_HOST, 0, job.session, credentials),
+        *(job.host, 0, job.session, credentials),
         certificate=certificate,
         window=terms.window_frames,
     )
     try:
-        tell(Door(port=hub.port, ca_pem=certificate.ca_pem.decode()))
+        tell(Door(host=job.host, port=hub.port, ca_pem=certificate.ca_pem.decode()))
         hub.wait_all(terms.feature_parties, _JOIN_TIMEOUT_S)
         label, marks = _label_party(setup, hub)
         label.run(setup.schedule())
@@ -106,7 +105,8 @@ def join(setup: _Setup) -> Marks:
     assert job.door is not None, "a party that joins needs a door"
     hello = Hello(job.session, job.party, job.tokens[job.party])
     ca_pem = job.door.ca_pem.encode()
-    link = TcpLink.connect(_HOST, job.door.port, hello, ca_pem, window=terms.window_frames)
+    address = (job.door.host, job.door.port)
+    link = TcpLink.connect(*address, hello, ca_pem, window=terms.window_frames)
     try:
         party = build_feature_party(setup.data, terms, link, setup.secret)
         party.run(setup.schedule())

@@ -10,7 +10,7 @@ import sys
 import torch
 
 from vfl.bench.messages import Job, Measurement
-from vfl.bench.paths import in_process, monolith
+from vfl.bench.paths import in_process, modelled, monolith
 from vfl.bench.setup import Setup
 from vfl.bench.stream import host, join
 from vfl.config.toml import Settings
@@ -18,6 +18,8 @@ from vfl.config.toml import Settings
 
 def work(job: Job) -> Measurement:
     """Do one job."""
+    if job.role == "model":
+        return modelled(job)
     setup = Setup(job)
     if job.role == "monolith":
         return monolith(setup)
