@@ -66,7 +66,7 @@ class ScriptedCrew:
 
 def test_medians_are_of_ratios_and_paths_take_turns(monkeypatch):
     crew = ScriptedCrew()
-    monkeypatch.setattr(step, "Crew", lambda: crew)
+    monkeypatch.setattr(step, "Crew", lambda network: crew)
     tls = bench_step(["cnn"], repeats=3)[-1]
     assert crew.calls == list(PATHS) * 3
     assert (tls.cpu_ms, tls.wall_ms) == (4, 8)

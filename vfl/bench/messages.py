@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from vfl.bench.network import LOOPBACK, Network
+from vfl.bench.patterns import Send
 from vfl.config import Experiment
 from vfl.config.toml import Settings
 
@@ -113,6 +114,26 @@ class Marks(Settings):
     """What a training over a slow link led to; a feature party has nothing to tell."""
 
     marks: tuple[Mark, ...] = ()
+
+
+class LinesJob(Settings):
+    """Whom a process plays that tries a network, and where it listens."""
+
+    party: str
+    host: str
+
+
+class Play(Settings):
+    """Messages to exchange: rounds of (from, to, bytes); see `vfl.bench.patterns`."""
+
+    rounds: tuple[tuple[Send, ...], ...]
+
+
+class Played(Settings):
+    """When a party began to send and had received everything, on the machine's clock."""
+
+    began: float | None = None
+    ended: float | None = None
 
 
 class CodecJob(Settings):
