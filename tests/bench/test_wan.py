@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from vfl.bench import wan
-from vfl.bench.messages import Mark
+from vfl.bench.messages import Mark, WanJob
 from vfl.bench.network import Wan
 from vfl.bench.wan import bench_wan, format_wan, wan_experiment
-from vfl.bench.wan_setup import short_epochs
+from vfl.bench.wan_model import modelled
+from vfl.bench.wan_setup import Setup, short_epochs
+from vfl.config import with_overrides
 from vfl.datasets import load_bundled
 from vfl.errors import ConfigError, SpecError
 from vfl.session import Terms
@@ -88,6 +90,40 @@ def test_nothing_to_measure_is_refused(depths, line):
 def test_a_codec_that_does_not_exist_is_told_before_anything_starts():
     with pytest.raises(SpecError):
         bench_wan(wan_experiment("digits", "topkk:k=3", 50, 1e-3, 2, 0), [1], LINE, 0.9)
+
+
+def computed(in_flight, line=LINE):
+    experiment = wan_experiment("digits", "none", 50, 1e-3, 1, 0)
+    experiment = with_overrides(experiment, [f"train.in_flight={in_flight}"])
+    job = WanJob(party="label", experiment=experiment, tests=1, rows=400, wan=str(line))
+    (mark,) = modelled(Setup(job)).marks
+    return mark
+
+
+def test_computed_lines_take_exactly_the_bytes_and_the_delay():
+    """Two halves of 32 units, 50 rows: 6,416 bytes each way; the label party sends two of them."""
+    mark = computed(in_flight=1)
+    frame_s = (16 + 4 * 32 * 50) * 8 / 80e6
+    last_s = (16 + 4 * 32 * (mark_rows(mark) % 50 or 50)) * 8 / 80e6
+    steps = mark.exchanges
+    # A step awaits its gradients: the second party's leaves behind the first one's.
+    assert mark.seconds == pytest.approx((steps - 1) * (0.04 + 3 * frame_s) + 0.02 + last_s)
+    assert computed(in_flight=1) == mark
+
+
+def mark_rows(mark):
+    data = load_bundled("digits", ("left", "right"), 0, "label", 0.0, flatten=True, limit=400)
+    rows = len(data["label"].split.train)
+    assert mark.exchanges == -(-rows // 50)
+    return rows
+
+
+def test_computed_lines_show_what_cuts_in_flight_gain():
+    """The last of seven cuts waits for the third gradient: one round trip and a half, not six."""
+    one, four = computed(in_flight=1), computed(in_flight=4)
+    assert one.exchanges == four.exchanges == 7
+    assert one.seconds > 6.5 * 0.040
+    assert 1.5 * 0.040 < four.seconds < 2 * 0.040
 
 
 @pytest.mark.net

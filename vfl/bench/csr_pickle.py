@@ -43,12 +43,12 @@ class CsrPickle:
     """
 
     def __init__(self, batches: Sequence[Tensor], k: int) -> None:
-        self._process = Process(script=_SCRIPT)
-        self._process.write(json.dumps([len(batches), *batches[0].shape]).encode() + b"\n")
+        self.process = Process(script=_SCRIPT)
+        self.process.write(json.dumps([len(batches), *batches[0].shape]).encode() + b"\n")
         for batch in batches:
             places = torch.topk(batch.abs(), k).indices
             sparse = torch.zeros_like(batch).scatter_(1, places, batch.gather(1, places))
-            self._process.write(sparse.numpy().tobytes())
+            self.process.write(sparse.numpy().tobytes())
 
     def __enter__(self) -> CsrPickle:
         return self
@@ -59,7 +59,7 @@ class CsrPickle:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._process.end(at_once=error is not None)
+        self.process.end(at_once=error is not None)
 
     def __call__(self, step: int, batch: Tensor) -> Cost:
         """The cost of the process's next batch.
@@ -67,5 +67,5 @@ class CsrPickle:
         Raises:
             PeerFailedError: it ended early; its standard error says why.
         """
-        self._process.write(b"\n")
-        return Cost(*json.loads(self._process.read_line()))
+        self.process.write(b"\n")
+        return Cost(*json.loads(self.process.read_line()))

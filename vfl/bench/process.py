@@ -31,6 +31,9 @@ class Process:
         module: what it runs.
         at: what its command line begins with, where it runs in a network of its own.
         script: its text, to run instead of a module.
+
+    Attributes:
+        pid: of the process.
     """
 
     def __init__(self, module: str = "", at: Sequence[str] = (), script: str = "") -> None:
@@ -42,6 +45,7 @@ class Process:
             stdout=subprocess.PIPE,
             env=os.environ | _ENVIRONMENT,
         )
+        self.pid = self._process.pid
 
     def __enter__(self) -> Process:
         return self

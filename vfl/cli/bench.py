@@ -137,6 +137,29 @@ def wan(
         print(format_wan(rows))
 
 
+@app.command("network")
+def network(
+    wan: Line = "80mbps,40ms",
+    network: Annotated[
+        str, typer.Option(help="What to try: tun, proxy, model or several; all there are here.")
+    ] = "",
+    turns: Annotated[int, typer.Option(help="Of each pattern, after the first.")] = 5,
+    json: Json = False,
+) -> None:
+    """What the lines of the other benchmarks really do, beside what they should."""
+    from dataclasses import asdict
+
+    from vfl.bench.lines import bench_lines, format_lines
+    from vfl.bench.network import Wan, available
+
+    line, kinds = Wan.parse(wan), network.split(",") if network else available(say)
+    rows = bench_lines(line, kinds, turns=turns, say=say)
+    if json:
+        emit([asdict(row) for row in rows])
+    else:
+        print(format_lines(rows))
+
+
 def _numbers(text: str, option: str) -> list[int]:
     try:
         return [int(each) for each in text.split(",")]

@@ -32,7 +32,7 @@ def test_what_is_printed_can_be_read(text):
         ("fast", "'fast'"),
         ("-5ms", "'-5ms'"),
         ("80mbps;40ms", "80mbps;40ms"),
-        ("80mbits,40ms", "'mbits'"),
+        ("80mbits,40ms", "'80mbits'"),
         ("80mbps,90mbps", "says it twice"),
         ("0mbps,40ms", "0 mbps"),
     ],

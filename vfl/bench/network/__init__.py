@@ -6,7 +6,7 @@ Three members: `tun` delays packets (root, /dev/net/tun), `proxy` delays bytes o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vfl.bench.network.base import LOOPBACK, Address, Network
 from vfl.bench.network.model import LinkModel
@@ -29,6 +29,7 @@ __all__ = [
     "TcpProxy",
     "TunNetwork",
     "Wan",
+    "available",
     "choose",
     "open_network",
     "why_not",
@@ -45,6 +46,14 @@ def choose(kind: str) -> str:
     if kind == "auto":
         return "proxy" if why_not() else "tun"
     return kind
+
+
+def available(say: Callable[[str], None] = lambda line: None) -> list[str]:
+    """The members that can be had here; why one cannot is said."""
+    reason = why_not()
+    if reason:
+        say(f"no tun here: {reason}")
+    return ["proxy", "model"] if reason else ["tun", "proxy", "model"]
 
 
 def open_network(parties: Sequence[str], wan: Wan | None, kind: str = "auto") -> Network:

@@ -22,7 +22,6 @@ from vfl.bench.network.wan import Wan
 _PACKETS = 64
 _PACKET_BYTES = 65536
 _LAST_ADDRESS_BYTE = 19
-_FIRST = -20
 _Queue = deque[tuple[float, int, bytes]]
 
 
@@ -50,9 +49,6 @@ class Router:
         os.close(self._awaken)
 
     def _run(self) -> None:
-        # A line does not wait for a core; this thread alone goes before the processes measured.
-        with contextlib.suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _FIRST)
         watched = [*self._devices, self._awaken]
         while True:
             # `select` waits to the microsecond, `poll` to the millisecond.

@@ -50,16 +50,17 @@ class Wan:
         """
         found: dict[str, float] = {}
         for part in text.lower().split(","):
-            match = _PART.fullmatch(part.strip())
+            part = part.strip()
+            match = _PART.fullmatch(part)
             if match is None:
-                _refuse(f"'{part.strip()}' in '{text}'")
+                _refuse(f"'{part}'")
             number, unit = float(match[1]), match[2]
             if unit in _MBPS:
                 name, number = "mbps", number * _MBPS[unit]
             elif unit in _MS:
                 name, number = "round_trip_ms", number * _MS[unit]
             else:
-                _refuse(f"'{unit}'", f"a unit of {', '.join([*_MBPS, *_MS])}")
+                _refuse(f"'{part}'", f"a unit of {', '.join([*_MBPS, *_MS])}")
             if name in found:
                 _refuse(f"'{text}', which says it twice")
             found[name] = number
