@@ -74,12 +74,11 @@ class LocalSession:
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.terms = Terms.of(experiment, mode, experiment.name)
-        self.ledger, self.next_step = Ledger(), 0
+        self.ledger, self.next_step, self._say = Ledger(), 0, say
         label, links = experiment.label.party, dict[str, Link]()
         bottoms, weights, adversaries = bottoms or {}, weights or {}, adversaries or {}
         secrets = _secrets(experiment, data, secrets or {})
         kept, self._recorders = self._keepers(experiment, data, checkpoints)
-        self._say = say
         self.clients: list[FeatureParty] = []
         for name in self.terms.feature_parties:
             here, there = connect(name)
