@@ -140,6 +140,15 @@ def test_however_its_owner_ends_parties_and_namespaces_end_too(end):
 
 
 @needs_tun
+def test_requests_and_answers_are_not_paced_by_the_system_s_default():
+    if "cubic" not in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text():
+        pytest.skip("a kernel without cubic")
+    with TunNetwork(["bank"], Wan()) as network:
+        route = subprocess.check_output([*network.command("bank"), "ip", "route"], text=True)
+        assert "congctl cubic" in route
+
+
+@needs_tun
 def test_what_is_sent_to_nobody_is_dropped():
     with TunNetwork(["bank"], Wan()) as network:
         ask = "import socket; s = socket.socket(type=socket.SOCK_DGRAM)\n"
