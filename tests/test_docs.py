@@ -47,6 +47,13 @@ def name_of(page):
     return str(page.relative_to(ROOT))
 
 
+def test_the_sample_of_the_page_on_lines(tmp_path, capsys):
+    (sample,) = blocks(ROOT / "docs" / "wan.md", "python")
+    (tmp_path / "sample.py").write_text(sample)
+    runpy.run_path(str(tmp_path / "sample.py"))
+    assert capsys.readouterr().out == "91.2 ms, 2 hops, 256000 bytes\n"
+
+
 def test_the_sample_of_the_readme(tmp_path, capsys):
     sample, _ = blocks(ROOT / "README.md", "python")
     assert sum(bool(line.strip()) for line in sample.splitlines()) <= MOST_LINES

@@ -21,11 +21,14 @@ from vfl.server import EpochRecord, LabelParty, build_label_party
 from vfl.session import CHECKPOINTS, Checkpoints, Exchange, Mode, Terms
 from vfl.storage import joint_digest
 from vfl.trace import Recorder, recorders_of, recording
+from vfl.transport.base import TransportLink
 from vfl.transport.local import local_pair
 from vfl.transport.observed import Observed
 
 Weights = Mapping[str, Mapping[str, Tensor]]
 States = Mapping[str, Mapping[str, Any]]
+#: Two ends for a feature party's name: the label party's, and its own.
+Connect = Callable[[str], tuple[TransportLink, TransportLink]]
 
 
 class LocalSession:
@@ -47,6 +50,7 @@ class LocalSession:
         observers: told about every frame (a `Trace`, for example), besides the ledger.
         on_epoch: told one record an epoch.
         device: where everybody's models run.
+        connect: makes the links; frames are handed over at once if not given.
         say: told how large a trace may get, before it starts.
     """
 
@@ -66,18 +70,18 @@ class LocalSession:
         observers: Sequence[Observer] = (),
         on_epoch: Callable[[EpochRecord], None] = lambda record: None,
         device: str = "cpu",
+        connect: Connect = lambda party: local_pair(),
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.terms = Terms.of(experiment, mode, experiment.name)
-        self.ledger, self.next_step = Ledger(), 0
+        self.ledger, self.next_step, self._say = Ledger(), 0, say
         label, links = experiment.label.party, dict[str, Link]()
         bottoms, weights, adversaries = bottoms or {}, weights or {}, adversaries or {}
         secrets = _secrets(experiment, data, secrets or {})
         kept, self._recorders = self._keepers(experiment, data, checkpoints)
-        self._say = say
         self.clients: list[FeatureParty] = []
         for name in self.terms.feature_parties:
-            here, there = local_pair()
+            here, there = connect(name)
             links[name] = Observed(here, name, "label", self._observers(name, observers))
             self.clients.append(
                 build_feature_party(

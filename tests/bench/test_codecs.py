@@ -103,6 +103,6 @@ def test_a_process_that_ends_early_ends_the_benchmark(monkeypatch):
 def test_the_process_that_pickles_ends_with_its_context():
     with CsrPickle([torch.ones(2, 4)], 1) as pickled:
         assert pickled(0, torch.ones(2, 4)).wire_bytes > 0
-        pid = pickled._process.pid
+        pid = pickled.process.pid
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

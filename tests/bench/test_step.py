@@ -6,12 +6,18 @@ import sys
 import pytest
 
 from vfl.bench import step
-from vfl.bench.messages import Measurement
+from vfl.bench.messages import Job, Measurement
+from vfl.bench.network import Wan
+from vfl.bench.paths import in_process, modelled
+from vfl.bench.setup import Setup
 from vfl.bench.step import StepRow, bench_step, format_table
 from vfl.bench.workloads import PATHS, WORKLOADS
 from vfl.errors import ConfigError, PeerFailedError
 
 STEPS = 8  # and the warm-up
+LINE = Wan(mbps=80, round_trip_ms=40)
+#: A cut of 64 x 128 float32 with its header, then as many gradients as there are feature parties.
+LINE_MS = 40 + 3 * (16 + 4 * 64 * 128) / 1e4
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +51,24 @@ def test_ratios_are_to_the_monolith_of_the_same_turn(quick):
             assert row.wall_ratio == pytest.approx(row.wall_ms / monolith.wall_ms)
 
 
+@pytest.mark.net
+def test_over_a_line_a_step_takes_what_the_line_takes_at_least():
+    rows = bench_step(["mlp_small"], steps=5, repeats=1, wan=LINE, network="proxy")
+    monolith, _, tcp, tls = rows
+    assert {row.network for row in rows} == {"proxy"}
+    assert monolith.limit_ms is None
+    for row in (tcp, tls):
+        assert row.limit_ms == pytest.approx(LINE_MS)
+        assert row.limit_ms <= row.wall_ms < 3 * row.limit_ms
+
+
+def test_a_computed_line_takes_exactly_its_bytes_and_its_delay():
+    job = Job(role="model", workload="mlp_small", seed=0, warmup_steps=2, steps=3, wan=str(LINE))
+    found = modelled(job)
+    assert found.wall_ms == pytest.approx(LINE_MS)
+    assert found.final_loss == in_process(Setup(job)).final_loss
+
+
 class ScriptedCrew:
     """Three turns: the monolith takes 1, 3 and 4 ms, every other path 2, 9 and 4 ms."""
 
@@ -66,7 +90,7 @@ class ScriptedCrew:
 
 def test_medians_are_of_ratios_and_paths_take_turns(monkeypatch):
     crew = ScriptedCrew()
-    monkeypatch.setattr(step, "Crew", lambda: crew)
+    monkeypatch.setattr(step, "Crew", lambda network: crew)
     tls = bench_step(["cnn"], repeats=3)[-1]
     assert crew.calls == list(PATHS) * 3
     assert (tls.cpu_ms, tls.wall_ms) == (4, 8)
@@ -82,6 +106,13 @@ def test_the_table_has_a_line_a_row_and_the_aims():
     assert head.split()[:4] == ["model", "rows", "width", "path"]
     assert monolith.split()[3:] == ["monolith", "1.00", "(1.00x)", "1.00", "(1.00x)", "0.25000"]
     assert tls.split()[4:8] == ["2.50", "(2.50x)", "<=", "2.20x"]
+
+
+def test_the_table_shows_what_a_line_alone_takes():
+    row = StepRow("mlp", 64, 128, "tls", 2.5, 60.0, 2.5, 1.5, 0.25, "proxy", 50.0)
+    head, line = format_table([row]).splitlines()
+    assert head.split()[-2:] == ["line", "ms"]
+    assert line.split()[-2:] == ["50.00", "(1.20x)"]
 
 
 @pytest.mark.parametrize(

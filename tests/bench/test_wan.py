@@ -4,14 +4,18 @@ import numpy as np
 import pytest
 
 from vfl.bench import wan
-from vfl.bench.messages import Mark
+from vfl.bench.messages import Mark, WanJob
+from vfl.bench.network import Wan
 from vfl.bench.wan import bench_wan, format_wan, wan_experiment
-from vfl.bench.wan_worker import short_epochs
+from vfl.bench.wan_model import modelled
+from vfl.bench.wan_setup import Setup, short_epochs
+from vfl.config import with_overrides
 from vfl.datasets import load_bundled
 from vfl.errors import ConfigError, SpecError
 from vfl.session import Terms
 
 DIGITS = wan_experiment("digits", "none", 50, 1e-3, 2, 0)
+LINE = Wan(mbps=80, round_trip_ms=40)
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +53,9 @@ class Scripted:
     def __init__(self):
         self.asked = []
 
-    def __call__(self, experiment, tests, rows, delay_ms, mbps):
-        depth = experiment.train.in_flight
-        self.asked.append((depth, tests, delay_ms, mbps))
+    def __call__(self, job, wan, kind):
+        depth = job.experiment.train.in_flight
+        self.asked.append((depth, job.tests, wan, kind))
         seconds = {1: 10.0, 5: 10.0 / 3, 9: 1.0}[depth]
         best = 0.96 if depth == 9 else 0.975
         return [
@@ -63,8 +67,8 @@ class Scripted:
 def test_rows_compare_with_the_first(monkeypatch):
     scripted = Scripted()
     monkeypatch.setattr(wan, "_train", scripted)
-    one, five, nine = bench_wan(DIGITS, [1, 5, 9], 20.0, 80.0, 0.97)
-    assert scripted.asked == [(depth, 4, 20.0, 80.0) for depth in (1, 5, 9)]
+    one, five, nine = bench_wan(DIGITS, [1, 5, 9], LINE, 0.97, network="proxy")
+    assert scripted.asked == [(depth, 4, LINE, "proxy") for depth in (1, 5, 9)]
     assert (one.exchanges, one.seconds, one.speedup) == (300, 30.0, None)
     assert one.exchanges_per_second == pytest.approx(10)
     assert (five.exchanges, five.seconds) == (300, 10.0)
@@ -77,22 +81,55 @@ def test_rows_compare_with_the_first(monkeypatch):
     assert lines[3].split() == ["9", "100.0", "never", "0.9600", "0.9400"]
 
 
-@pytest.mark.parametrize(
-    ("depths", "delay_ms"), [([], 20.0), ([0], 20.0), ([65], 20.0), ([1], -1.0)]
-)
-def test_nothing_to_measure_is_refused(depths, delay_ms):
+@pytest.mark.parametrize(("depths", "line"), [([], LINE), ([0], LINE), ([65], LINE), ([1], Wan())])
+def test_nothing_to_measure_is_refused(depths, line):
     with pytest.raises(ConfigError):
-        bench_wan(DIGITS, depths, delay_ms, None, 0.9)
+        bench_wan(DIGITS, depths, line, 0.9)
 
 
 def test_a_codec_that_does_not_exist_is_told_before_anything_starts():
     with pytest.raises(SpecError):
-        bench_wan(wan_experiment("digits", "topkk:k=3", 50, 1e-3, 2, 0), [1], 0.0, None, 0.9)
+        bench_wan(wan_experiment("digits", "topkk:k=3", 50, 1e-3, 2, 0), [1], LINE, 0.9)
+
+
+def computed(in_flight, line=LINE):
+    experiment = wan_experiment("digits", "none", 50, 1e-3, 1, 0)
+    experiment = with_overrides(experiment, [f"train.in_flight={in_flight}"])
+    job = WanJob(party="label", experiment=experiment, tests=1, rows=400, wan=str(line))
+    (mark,) = modelled(Setup(job)).marks
+    return mark
+
+
+def test_computed_lines_take_exactly_the_bytes_and_the_delay():
+    """Two halves of 32 units, 50 rows: 6,416 bytes each way; the label party sends two of them."""
+    mark = computed(in_flight=1)
+    frame_s = (16 + 4 * 32 * 50) * 8 / 80e6
+    last_s = (16 + 4 * 32 * (mark_rows(mark) % 50 or 50)) * 8 / 80e6
+    steps = mark.exchanges
+    # A step awaits its gradients: the second party's leaves behind the first one's.
+    assert mark.seconds == pytest.approx((steps - 1) * (0.04 + 3 * frame_s) + 0.02 + last_s)
+    assert computed(in_flight=1) == mark
+
+
+def mark_rows(mark):
+    data = load_bundled("digits", ("left", "right"), 0, "label", 0.0, flatten=True, limit=400)
+    rows = len(data["label"].split.train)
+    assert mark.exchanges == -(-rows // 50)
+    return rows
+
+
+def test_computed_lines_show_what_cuts_in_flight_gain():
+    """The last of seven cuts waits for the third gradient: one round trip and a half, not six."""
+    one, four = computed(in_flight=1), computed(in_flight=4)
+    assert one.exchanges == four.exchanges == 7
+    assert one.seconds > 6.5 * 0.040
+    assert 1.5 * 0.040 < four.seconds < 2 * 0.040
 
 
 @pytest.mark.net
 def test_several_cuts_in_flight_hide_the_delay():
-    one, four = bench_wan(DIGITS, [1, 4], 15.0, 80.0, 0.5, tests=2)
+    line = Wan(mbps=80, round_trip_ms=30)
+    one, four = bench_wan(DIGITS, [1, 4], line, 0.5, tests=2, network="proxy")
     assert one.exchanges_per_second < 1000 / 30  # no more than one a round trip
     assert four.speedup > 1.5
     assert four.exchanges_per_second > 1.5 * one.exchanges_per_second

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from vfl.bench import codecs, memory, step
+from vfl.bench import codecs, memory, step, wan
 from vfl.bench.messages import CodecRow
+from vfl.bench.network import Wan
 
 
 @pytest.fixture
@@ -41,6 +42,42 @@ def test_a_table_for_people(vfl, asked):
     assert "tls" in done.out
     assert asked[0]["steps"] == step.QUICK_STEPS
     assert asked[0]["repeats"] == 1
+
+
+def test_a_step_over_a_line(vfl, asked):
+    assert vfl("bench", "step", "--wan", "80mbps,40ms", "--network", "proxy").code == 0
+    assert (asked[0]["wan"], asked[0]["network"]) == (Wan(80, 40), "proxy")
+
+
+@pytest.mark.parametrize(
+    "options", [["--wan", "80"], ["--network", "proxy"], ["--wan", "8mbps", "--network", "tunn"]]
+)
+def test_a_line_that_cannot_be_is_refused(vfl, options):
+    done = vfl("bench", "step", *options)
+    assert done.code == 2
+    assert options[-1] in done.err or "--wan 80mbps,40ms" in done.err
+
+
+def test_lines_that_are_computed_as_a_table_and_for_machines(vfl):
+    done = vfl("bench", "network", "--network", "model")
+    assert done.code == 0
+    assert "one way, 8 MB" in done.out
+    done = vfl("bench", "network", "--network", "model", "--wan", "8mbps,2ms", "--json")
+    rows = json.loads(done.out)
+    assert rows[0]["milliseconds"] == pytest.approx(2.002)
+    assert {"network", "pattern", "model_ms", "limit_ms", "bytes_sent"} <= set(rows[0])
+
+
+def test_training_over_a_line(vfl, monkeypatch):
+    calls = []
+
+    def measured(experiment, in_flight, line, until, *, network, say):
+        calls.append((in_flight, line, network))
+        return [wan.WanRow(1, 22.0, None, None, 0.5, 0.5, None, (0.5,))]
+
+    monkeypatch.setattr(wan, "bench_wan", measured)
+    assert vfl("bench", "wan", "--wan", "10mbps,100ms", "--in-flight", "1").code == 0
+    assert calls == [([1], Wan(10, 100), "auto")]
 
 
 def test_a_party_over_its_limit_is_marked_and_the_exit_status_says_so(vfl, monkeypatch):

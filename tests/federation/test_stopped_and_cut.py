@@ -5,8 +5,9 @@ import signal
 import time
 
 import pytest
-from gate import Gate
 from real_deployment import finish
+
+from vfl.bench.network import TcpProxy
 
 pytestmark = pytest.mark.net
 
@@ -32,11 +33,10 @@ def test_a_party_that_is_stopped_for_12_seconds(commands, undisturbed, measured)
 
 @pytest.fixture(scope="module")
 def gate(commands):
-    """A gate where the parties look for the stream, which itself listens elsewhere."""
-    settings = commands.label.experiment().federation
-    made = Gate(("127.0.0.1", settings.stream_port), ("127.0.0.2", settings.stream_port))
-    yield made
-    made.close()
+    """A proxy where the parties look for the stream, which itself listens elsewhere."""
+    port = commands.label.experiment().federation.stream_port
+    with TcpProxy(("127.0.0.2", port), listen=("127.0.0.1", port)) as made:
+        yield made
 
 
 def train_through_the_gate(commands):

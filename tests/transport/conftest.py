@@ -1,91 +1,13 @@
-import contextlib
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from vfl.bench.network import TcpProxy
 from vfl.transport import Credential, Hello, TcpHub, TcpLink, Timeouts, session_certificate
 
 SESSION = "session-1"
 FAST = Timeouts(connect_s=2, handshake_s=1, step_s=10, idle_s=10, rejoin_window_s=1.5, retry_s=0.02)
-
-
-class Proxy:
-    """Carries bytes between feature parties and a hub, and cuts them when told to.
-
-    Set `swallowed` to "up" or "down" to lose what travels that way until the next cut.
-    """
-
-    def __init__(self, target_port):
-        self._target = ("127.0.0.1", target_port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.connections = 0
-        self.swallowed = ""
-        self._open = []
-        self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
-
-    def cut(self):
-        """Break every connection there is now, both ways at once."""
-        with self._lock:
-            doomed, self._open = self._open, []
-            for end in doomed:
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
-            self.swallowed = ""
-
-    def close(self):
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join(5)
-        self._listener.close()
-        self.cut()
-        for thread in self._threads:
-            thread.join(5)
-
-    def _accept(self):
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                far = socket.create_connection(self._target)
-            except OSError:
-                near.close()
-                continue
-            for end in (near, far):
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with self._lock:
-                self._open += [near, far]
-                self.connections += 1
-            pumps = [
-                threading.Thread(target=self._pump, args=ends, daemon=True)
-                for ends in ((near, far, "up"), (far, near, "down"))
-            ]
-            closer = threading.Thread(target=self._finish, args=(pumps, near, far), daemon=True)
-            self._threads += [*pumps, closer]
-            for thread in (*pumps, closer):
-                thread.start()
-
-    def _pump(self, source, sink, direction):
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                if self.swallowed != direction:
-                    sink.sendall(data)
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    @staticmethod
-    def _finish(pumps, *ends):
-        for pump in pumps:
-            pump.join()
-        for end in ends:
-            end.close()
 
 
 @pytest.fixture(scope="session")
@@ -138,10 +60,11 @@ def open_hub(credential):
 
 @pytest.fixture
 def open_proxy():
+    """Proxies that can be cut, between feature parties and a hub."""
     proxies = []
 
     def make(port):
-        proxies.append(Proxy(port))
+        proxies.append(TcpProxy(("127.0.0.1", port)))
         return proxies[-1]
 
     yield make

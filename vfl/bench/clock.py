@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, pairwise
 from statistics import median
 
@@ -17,9 +17,13 @@ class Clock:
     Args:
         warmup_steps: steps that are not measured.
         steps: steps that are.
+        now: what time it is, in seconds.
     """
 
-    def __init__(self, warmup_steps: int, steps: int) -> None:
+    def __init__(
+        self, warmup_steps: int, steps: int, now: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._now = now
         self._warmup_steps = warmup_steps
         self._steps = steps
         self._ticks: list[float] = []
@@ -32,9 +36,9 @@ class Clock:
         for index, exchange in enumerate(islice(schedule, total)):
             if index == self._warmup_steps:
                 started = time.process_time()
-            self._ticks.append(time.perf_counter())
+            self._ticks.append(self._now())
             yield exchange
-        self._ticks.append(time.perf_counter())
+        self._ticks.append(self._now())
         self._cpu_s = time.process_time() - started
 
     def measurement(self, final_loss: float | None = None) -> Measurement:

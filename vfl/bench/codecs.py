@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from vfl.bench.crew import Process
 from vfl.bench.messages import CodecJob, CodecRow, CodecRows
+from vfl.bench.process import Process
 from vfl.errors import BadOptionError
 
 #: Widths and values kept of the thesis' table 3.2.

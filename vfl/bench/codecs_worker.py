@@ -18,7 +18,7 @@ from vfl.bench.codecs import BATCHES, ROWS
 from vfl.bench.contenders import BASE, Cost, Turn, contenders
 from vfl.bench.csr_pickle import CsrPickle
 from vfl.bench.messages import CodecJob, CodecRow, CodecRows
-from vfl.bench.worker import tell
+from vfl.bench.process import tell
 from vfl.compression.compiled import COMPILED
 from vfl.seeds import generator, permutation
 

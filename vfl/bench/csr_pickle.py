@@ -6,10 +6,7 @@ takes turns with what is measured here. It reads nothing but the batches it is h
 
 from __future__ import annotations
 
-import contextlib
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -17,9 +14,8 @@ import torch
 from torch import Tensor
 
 from vfl.bench.contenders import Cost
-from vfl.errors import PeerFailedError
+from vfl.bench.process import Process
 
-_END_S = 5.0
 #: Reads the sizes and all batches, then answers every line with the cost of the next batch.
 _SCRIPT = """
 import itertools, json, pickle, sys
@@ -39,7 +35,7 @@ for _, batch in zip(sys.stdin.buffer, itertools.cycle(batches)):
 
 
 class CsrPickle:
-    """A context manager; called as a `vfl.bench.contenders.Turn`. Choosing places is not counted.
+    """A `vfl.bench.contenders.Turn`, and a context manager. Choosing places is not counted.
 
     Args:
         batches: cuts, of axes (rows, width).
@@ -47,14 +43,12 @@ class CsrPickle:
     """
 
     def __init__(self, batches: Sequence[Tensor], k: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        self._tell(json.dumps([len(batches), *batches[0].shape]).encode() + b"\n")
+        self.process = Process(script=_SCRIPT)
+        self.process.write(json.dumps([len(batches), *batches[0].shape]).encode() + b"\n")
         for batch in batches:
             places = torch.topk(batch.abs(), k).indices
             sparse = torch.zeros_like(batch).scatter_(1, places, batch.gather(1, places))
-            self._tell(sparse.numpy().tobytes())
+            self.process.write(sparse.numpy().tobytes())
 
     def __enter__(self) -> CsrPickle:
         return self
@@ -65,10 +59,7 @@ class CsrPickle:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.communicate(timeout=_END_S)
-        self._process.kill()
-        self._process.communicate()
+        self.process.end(at_once=error is not None)
 
     def __call__(self, step: int, batch: Tensor) -> Cost:
         """The cost of the process's next batch.
@@ -76,19 +67,5 @@ class CsrPickle:
         Raises:
             PeerFailedError: it ended early; its standard error says why.
         """
-        self._tell(b"\n")
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise PeerFailedError(
-                "the process that pickles ended early",
-                got=f"exit status {self._process.wait()}",
-                fix="its own words are on standard error",
-            )
-        return Cost(*json.loads(line))
-
-    def _tell(self, raw: bytes) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the next answer finds out that it is gone
-            self._process.stdin.write(raw)
-            self._process.stdin.flush()
+        self.process.write(b"\n")
+        return Cost(*json.loads(self.process.read_line()))

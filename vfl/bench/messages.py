@@ -6,18 +6,26 @@ from typing import Literal
 
 from pydantic import Field
 
+from vfl.bench.network import LOOPBACK, Network
+from vfl.bench.patterns import Send
 from vfl.config import Experiment
 from vfl.config.toml import Settings
 
-#: The monolith, all parties in one process, the label party of a stream, or a party that joins it.
-Role = Literal["monolith", "inprocess", "host", "join"]
+#: The monolith, all parties in one process, the same on computed lines, the label party of a
+#: stream, or a party that joins it.
+Role = Literal["monolith", "inprocess", "model", "host", "join"]
 
 
 class Door(Settings):
-    """Where a stream listens on this machine; without a CA it has no TLS."""
+    """Where a stream listens; without a CA it has no TLS."""
 
+    host: str
     port: int
     ca_pem: str = ""
+
+    def seen(self, network: Network, source: str, target: str) -> Door:
+        """The same door, as `source` finds it at `target`."""
+        return self.model_copy(update=network.reach(source, target, self.port)._asdict())
 
 
 class Job(Settings):
@@ -30,7 +38,9 @@ class Job(Settings):
         session: name of the stream's session.
         tokens: what each party shows at the door; a party that joins gets its own only.
         tls: whether the host opens its stream with TLS.
+        host: address the host listens at.
         door: where the party that joins finds it.
+        wan: what the parties' lines do, where that is computed.
     """
 
     role: Role
@@ -41,7 +51,9 @@ class Job(Settings):
     session: str = ""
     tokens: dict[str, str] = Field(default_factory=dict, repr=False)
     tls: bool = False
+    host: str = LOOPBACK
     door: Door | None = None
+    wan: str = ""
 
 
 class Measurement(Settings):
@@ -68,16 +80,20 @@ class WanJob(Settings):
         rows: use only so many rows of the data set.
         session: name of the stream's session.
         tokens: what each party shows at the door; a feature party gets its own only.
+        host: address the label party listens at.
         door: where a feature party finds the stream.
+        wan: what the parties' lines do, where that is computed: one process plays all of them.
     """
 
     party: str
     experiment: Experiment
     tests: int
     rows: int | None = None
-    session: str
-    tokens: dict[str, str] = Field(repr=False)
+    session: str = ""
+    tokens: dict[str, str] = Field(default_factory=dict, repr=False)
+    host: str = LOOPBACK
     door: Door | None = None
+    wan: str = ""
 
 
 class Mark(Settings):
@@ -98,6 +114,26 @@ class Marks(Settings):
     """What a training over a slow link led to; a feature party has nothing to tell."""
 
     marks: tuple[Mark, ...] = ()
+
+
+class LinesJob(Settings):
+    """Whom a process plays that tries a network, and where it listens."""
+
+    party: str
+    host: str
+
+
+class Play(Settings):
+    """Messages to exchange: rounds of (from, to, bytes); see `vfl.bench.patterns`."""
+
+    rounds: tuple[tuple[Send, ...], ...]
+
+
+class Played(Settings):
+    """When a party began to send and had received everything, on the machine's clock."""
+
+    began: float | None = None
+    ended: float | None = None
 
 
 class CodecJob(Settings):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from torch import nn, optim
 
-from vfl.bench.messages import Measurement
-from vfl.bench.network import Monolith
+from vfl.bench.halves import Monolith
+from vfl.bench.messages import Job, Measurement
+from vfl.bench.network import LinkModel, Wan
 from vfl.bench.setup import Setup
-from vfl.bench.workloads import LABEL_PARTY
-from vfl.local import LocalSession
+from vfl.bench.workloads import FEATURE_PARTIES, LABEL_PARTY
+from vfl.local import Connect, LocalSession
 from vfl.server.meter import Meter
 from vfl.server.task import Classification
 from vfl.session import Exchange
+from vfl.transport import local_pair
 
 
 def monolith(setup: Setup) -> Measurement:
@@ -41,7 +43,14 @@ def monolith(setup: Setup) -> Measurement:
     return setup.measurement(meters[max(meters)].figures()["train_loss"])
 
 
-def in_process(setup: Setup) -> Measurement:
+def modelled(job: Job) -> Measurement:
+    """Train in process, on the clocks of the parties' lines: compute takes no time there."""
+    model = LinkModel([LABEL_PARTY, *FEATURE_PARTIES], Wan.parse(job.wan))
+    setup = Setup(job, now=lambda: model.now(LABEL_PARTY))
+    return in_process(setup, lambda party: model.between(LABEL_PARTY, party, local_pair()))
+
+
+def in_process(setup: Setup, connect: Connect = lambda party: local_pair()) -> Measurement:
     """Train with every party in this process, over in-process links."""
     session = LocalSession(
         setup.experiment,
@@ -50,6 +59,7 @@ def in_process(setup: Setup) -> Measurement:
         bottoms=setup.bottoms(),
         top=setup.top(),
         mode="train",
+        connect=connect,
     )
 
     def begin(exchange: Exchange) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 from torch import nn
 
 from vfl.bench.clock import Clock
+from vfl.bench.halves import fresh_bottom, fresh_top, synthetic
 from vfl.bench.messages import Job, Measurement
-from vfl.bench.network import fresh_bottom, fresh_top, synthetic
 from vfl.bench.workloads import FEATURE_PARTIES, LABEL_PARTY, WORKLOADS
 from vfl.datasets import PartyData
 from vfl.seeds import Secret
@@ -18,13 +19,13 @@ from vfl.session import Exchange, Terms
 class Setup:
     """Rows, terms, first weights and the clock of one job."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, now: Callable[[], float] = time.perf_counter) -> None:
         self.job = job
         self.workload = WORKLOADS[job.workload]
         self.experiment = self.workload.experiment(job.seed, job.warmup_steps + job.steps)
         self.terms = Terms.of(self.experiment, "train", self.experiment.name)
         self.data: dict[str, PartyData] = synthetic(self.workload, job.seed)
-        self._clock = Clock(job.warmup_steps, job.steps)
+        self._clock = Clock(job.warmup_steps, job.steps, now)
 
     def schedule(self) -> Iterator[Exchange]:
         """The exchanges, under the clock."""

@@ -21,12 +21,11 @@ from vfl.transport import (
     session_certificate,
 )
 
-_HOST = "127.0.0.1"
 _JOIN_TIMEOUT_S = 60.0
 
 
 def host(setup: Setup, announce: Callable[[Door], None]) -> Measurement:
-    """Play the label party of a session over a stream on the loopback interface.
+    """Play the label party of a session over a stream.
 
     Args:
         setup: the job's.
@@ -36,12 +35,12 @@ def host(setup: Setup, announce: Callable[[Door], None]) -> Measurement:
         MissingPartyError: a feature party did not join.
     """
     job = setup.job
-    certificate = session_certificate([_HOST]) if job.tls else None
+    certificate = session_certificate([job.host]) if job.tls else None
     credentials = {party: Credential(party, token) for party, token in job.tokens.items()}
-    hub = TcpHub(_HOST, 0, job.session, credentials, certificate=certificate)
+    hub = TcpHub(job.host, 0, job.session, credentials, certificate=certificate)
     try:
         ca_pem = certificate.ca_pem.decode() if certificate else ""
-        announce(Door(port=hub.port, ca_pem=ca_pem))
+        announce(Door(host=job.host, port=hub.port, ca_pem=ca_pem))
         hub.wait_all(list(credentials), _JOIN_TIMEOUT_S)
         label = _label_party(setup, {party: hub.link(party) for party in credentials})
         label.run(setup.schedule())
@@ -58,7 +57,8 @@ def join(setup: Setup) -> Measurement:
     assert job.door is not None, "a party that joins needs a door"
     ((name, token),) = job.tokens.items()
     hello = Hello(job.session, name, token)
-    link = TcpLink.connect(_HOST, job.door.port, hello, job.door.ca_pem.encode() or None)
+    door, ca_pem = job.door, job.door.ca_pem.encode() or None
+    link = TcpLink.connect(door.host, door.port, hello, ca_pem)
     try:
         party = build_feature_party(
             setup.data[name],

@@ -1,9 +1,10 @@
 """``vfl bench wan``: what several cuts in flight gain over a slow link, and what they cost.
 
-Label party and feature parties are processes of their own; the stream's TLS connections go through
-a proxy that delays them. Every depth starts from the same weights and sees the same batches. The
-clock runs while training does, at the label party; the tests in between do not count. Before each
-test the gradients in flight are waited for, as they are at the end of every epoch anyway.
+Label party and feature parties are processes of their own, with slow lines between them
+(`vfl.bench.network`), or one process that computes what the lines take. Every depth starts from the
+same weights and sees the same batches. The clock runs while training does, at the label party; the
+tests in between do not count. Before each test the gradients in flight are waited for, as they are
+at the end of every epoch anyway.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from vfl.bench.crew import Process
 from vfl.bench.messages import Door, Mark, Marks, WanJob
-from vfl.bench.slow_link import SlowLink
+from vfl.bench.network import Network, Wan, choose, open_network
+from vfl.bench.process import Process
 from vfl.config import DataSettings, Experiment, with_overrides
 from vfl.config.experiment import LabelSettings, PartySettings, TrainSettings
 from vfl.errors import ConfigError
@@ -68,10 +69,10 @@ def wan_experiment(
 def bench_wan(
     experiment: Experiment,
     in_flight: Sequence[int],
-    delay_ms: float,
-    mbps: float | None,
+    wan: Wan,
     until: float,
     *,
+    network: str = "auto",
     tests: int = TESTS_AN_EPOCH,
     rows: int | None = None,
     say: Callable[[str], None] = lambda line: None,
@@ -81,30 +82,33 @@ def bench_wan(
     Args:
         experiment: what is trained, on pictures with a name.
         in_flight: depths to compare, the one that others are compared with first.
-        delay_ms: one way.
-        mbps: bandwidth in each direction, shared by the parties; None is no limit.
+        wan: every party's line.
         until: test accuracy that is waited for, 0 to 1.
+        network: how lines are made: auto, tun, proxy or model.
         tests: how often an epoch the test rows are asked.
         rows: use only so many rows of the data set.
         say: told one line about each depth.
 
     Raises:
         ConfigError: nothing to compare, or a depth that is no setting.
-        SpecError: the codec cannot be used.
+        SpecError: the codec cannot be used, or no such network.
+        UserError: a network that cannot be had here.
         PeerFailedError: a process ended early; its standard error says why.
     """
-    if not in_flight or tests < 1 or delay_ms < 0:
+    if not in_flight or tests < 1 or wan == Wan():
         raise ConfigError(
             "nothing to measure",
-            got=f"{len(in_flight)} depths, {tests} tests an epoch, {delay_ms:g} ms",
-            want="at least one depth and one test, and no negative delay",
+            got=f"{len(in_flight)} depths, {tests} tests an epoch, {wan}",
+            want="at least one depth and one test, and a line with a bandwidth or a delay",
         )
     check_specs(experiment)
     asked = [with_overrides(experiment, [f"train.in_flight={depth}"]) for depth in in_flight]
+    kind = choose(network)
     found: list[WanRow] = []
     for depth, each in zip(in_flight, asked, strict=True):
-        say(f"{depth} in flight, {2 * delay_ms:g} ms there and back")
-        marks = _train(each, tests, rows, delay_ms, mbps)
+        say(f"{depth} in flight, {wan}, {kind}")
+        job = WanJob(party=each.label.party, experiment=each, tests=tests, rows=rows)
+        marks = _compute(job, wan) if kind == "model" else _train(job, wan, kind)
         found.append(_row(depth, marks, until, found[0].seconds if found else None))
     return found
 
@@ -125,36 +129,37 @@ def format_wan(rows: Sequence[WanRow]) -> str:
     return "\n".join(lines)
 
 
-def _train(
-    experiment: Experiment, tests: int, rows: int | None, delay_ms: float, mbps: float | None
-) -> Sequence[Mark]:
-    """One training with a process a party and the slow link between them."""
-    tokens = {party: secrets.token_urlsafe(32) for party in experiment.feature_parties}
-    job = WanJob(
-        party=experiment.label.party,
-        experiment=experiment,
-        tests=tests,
-        rows=rows,
-        session=secrets.token_hex(16),
-        tokens=tokens,
-    )
+def _compute(job: WanJob, wan: Wan) -> Sequence[Mark]:
+    """One training in a process that plays all parties."""
     with ExitStack() as stack:
-        label, *features = (_start(stack) for _ in range(1 + len(tokens)))
-        label.tell(job)
-        door = label.hear(Door)
-        link = stack.enter_context(SlowLink(door.port, delay_ms, mbps))
-        slow = door.model_copy(update={"port": link.port})
-        for (party, token), process in zip(tokens.items(), features, strict=True):
-            own = {"party": party, "tokens": {party: token}, "door": slow}
-            process.tell(job.model_copy(update=own))
-        marks = label.hear(Marks).marks
-        for process in features:
-            process.hear(Marks)
+        process = _start(stack)
+        process.tell(job.model_copy(update={"wan": str(wan)}))
+        return process.hear(Marks).marks
+
+
+def _train(job: WanJob, wan: Wan, kind: str) -> Sequence[Mark]:
+    """One training with a process a party and slow lines between them."""
+    label, experiment = job.party, job.experiment
+    tokens = {party: secrets.token_urlsafe(32) for party in experiment.feature_parties}
+    with ExitStack() as stack:
+        network = stack.enter_context(open_network([label, *tokens], wan, kind))
+        processes = {party: _start(stack, network, party) for party in network.parties}
+        shared = {"session": secrets.token_hex(16), "tokens": tokens, "host": network.host(label)}
+        job = job.model_copy(update=shared)
+        processes[label].tell(job)
+        door = processes[label].hear(Door)
+        for party, token in tokens.items():
+            near = door.seen(network, party, label)
+            own = {"party": party, "tokens": {party: token}, "door": near}
+            processes[party].tell(job.model_copy(update=own))
+        marks = processes[label].hear(Marks).marks
+        for party in tokens:
+            processes[party].hear(Marks)
     return marks
 
 
-def _start(stack: ExitStack) -> Process:
-    process = Process(_WORKER)
+def _start(stack: ExitStack, network: Network | None = None, party: str = "") -> Process:
+    process = Process(_WORKER, network.command(party) if network else ())
     stack.callback(process.end, at_once=True)
     return process
 

@@ -10,14 +10,16 @@ import sys
 import torch
 
 from vfl.bench.messages import Job, Measurement
-from vfl.bench.paths import in_process, monolith
+from vfl.bench.paths import in_process, modelled, monolith
+from vfl.bench.process import tell
 from vfl.bench.setup import Setup
 from vfl.bench.stream import host, join
-from vfl.config.toml import Settings
 
 
 def work(job: Job) -> Measurement:
     """Do one job."""
+    if job.role == "model":
+        return modelled(job)
     setup = Setup(job)
     if job.role == "monolith":
         return monolith(setup)
@@ -26,11 +28,6 @@ def work(job: Job) -> Measurement:
     if job.role == "host":
         return host(setup, tell)
     return join(setup)
-
-
-def tell(message: Settings) -> None:
-    """One line to whoever started this process."""
-    print(message.model_dump_json(), flush=True)
 
 
 def main() -> None:

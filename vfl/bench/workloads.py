@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 from vfl.config import Experiment
 from vfl.config.experiment import LabelSettings, PartySettings, TrainSettings
 
-Path = Literal["monolith", "inprocess", "tcp", "tls"]
-PATHS: tuple[Path, ...] = get_args(Path)
+Path = Literal["monolith", "inprocess", "tcp", "tls", "model"]
+PATHS: tuple[Path, ...] = ("monolith", "inprocess", "tcp", "tls")
+#: Where lines are computed, no stream is needed.
+MODEL_PATHS: tuple[Path, ...] = ("monolith", "inprocess", "model")
 FEATURE_PARTIES = ("left", "right")
 LABEL_PARTY = "label"
 #: Batches in the fixed data; the order is drawn anew each time they have all been used.

@@ -9,6 +9,18 @@ import typer
 
 from vfl.cli.output import Json, emit, say
 
+Line = Annotated[
+    str,
+    typer.Option(help="Every party's line: bandwidth and round trip, such as 80mbps,40ms."),
+]
+Lines = Annotated[
+    str,
+    typer.Option(
+        help="How lines are made: tun (delays packets; root), proxy (delays bytes), "
+        "model (computes), or auto: tun where that works, else proxy."
+    ),
+]
+
 app = typer.Typer(help="Measure vfl on this machine.", no_args_is_help=True)
 
 
@@ -22,15 +34,24 @@ def step(
     quick: Annotated[
         bool, typer.Option("--quick", help="Few steps: does it run, not how fast.")
     ] = False,
+    wan: Line = "",
+    network: Lines = "auto",
     json: Json = False,
 ) -> None:
     """One training step: monolith, in process, over TCP, over TLS; ratios of one run."""
     from dataclasses import asdict
 
+    from vfl.bench.network import Wan
     from vfl.bench.step import QUICK_STEPS, REPEATS, bench_step, format_table
 
+    if network != "auto" and not wan:
+        raise typer.BadParameter("it needs a line: --wan 80mbps,40ms", param_hint="--network")
     rows = bench_step(
-        steps=QUICK_STEPS if quick else None, repeats=1 if quick else REPEATS, say=say
+        steps=QUICK_STEPS if quick else None,
+        repeats=1 if quick else REPEATS,
+        wan=Wan.parse(wan) if wan else None,
+        network=network,
+        say=say,
     )
     if json:
         emit([asdict(row) for row in rows])
@@ -89,10 +110,8 @@ def codecs(
 
 @app.command("wan")
 def wan(
-    delay_ms: Annotated[
-        float, typer.Option(help="One way; a round trip takes twice as long.")
-    ] = 20,
-    mbps: Annotated[float, typer.Option(help="Bandwidth in each direction, all together.")] = 80,
+    wan: Line = "80mbps,40ms",
+    network: Lines = "auto",
     in_flight: Annotated[str, typer.Option(help="Values of train.in_flight to compare.")] = "1,5",
     until: Annotated[float, typer.Option(help="Test accuracy that is waited for.")] = 0.97,
     source: Annotated[str, typer.Option(help="Pictures to cut in half.")] = "mnist",
@@ -106,14 +125,39 @@ def wan(
     """Train over a slow link: seconds and exchanges to an accuracy, by cuts in flight."""
     from dataclasses import asdict
 
+    from vfl.bench.network import Wan
     from vfl.bench.wan import bench_wan, format_wan, wan_experiment
 
+    line, depths = Wan.parse(wan), _numbers(in_flight, "--in-flight")
     experiment = wan_experiment(source, codec, batch_rows, learning_rate, epochs, seed)
-    rows = bench_wan(experiment, _numbers(in_flight, "--in-flight"), delay_ms, mbps, until, say=say)
+    rows = bench_wan(experiment, depths, line, until, network=network, say=say)
     if json:
         emit([asdict(row) for row in rows])
     else:
         print(format_wan(rows))
+
+
+@app.command("network")
+def network(
+    wan: Line = "80mbps,40ms",
+    network: Annotated[
+        str, typer.Option(help="What to try: tun, proxy, model or several; all there are here.")
+    ] = "",
+    turns: Annotated[int, typer.Option(help="Of each pattern, after the first.")] = 5,
+    json: Json = False,
+) -> None:
+    """What the lines of the other benchmarks really do, beside what they should."""
+    from dataclasses import asdict
+
+    from vfl.bench.lines import bench_lines, format_lines
+    from vfl.bench.network import Wan, available
+
+    line, kinds = Wan.parse(wan), network.split(",") if network else available(say)
+    rows = bench_lines(line, kinds, turns=turns, say=say)
+    if json:
+        emit([asdict(row) for row in rows])
+    else:
+        print(format_lines(rows))
 
 
 def _numbers(text: str, option: str) -> list[int]:

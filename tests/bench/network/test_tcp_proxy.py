@@ -1,4 +1,4 @@
-"""The slow link keeps its promises: delay, bandwidth, order, cuts."""
+"""The proxy keeps its promises: delay, bandwidth, order, losses and cuts."""
 
 import contextlib
 import socket
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from vfl.bench.slow_link import SlowLink
+from vfl.bench.network import TcpProxy, Wan
 
 MBIT = 1e6 / 8
 
@@ -45,7 +45,7 @@ class Peer:
 
 @pytest.fixture
 def connect():
-    """Pairs of ends with a slow link between them."""
+    """Pairs of ends with a proxy between them."""
     with contextlib.ExitStack() as stack:
         peer = stack.enter_context(contextlib.closing(Peer()))
         links = {}
@@ -53,7 +53,9 @@ def connect():
         def make(delay_ms=0.0, mbps=None):
             key = (delay_ms, mbps)
             if key not in links:
-                links[key] = stack.enter_context(SlowLink(peer.port, delay_ms, mbps))
+                links[key] = stack.enter_context(
+                    TcpProxy(("127.0.0.1", peer.port), Wan(mbps, 2 * delay_ms))
+                )
             near = stack.enter_context(socket.create_connection(("127.0.0.1", links[key].port)))
             near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             far = stack.enter_context(peer.take())
@@ -136,7 +138,7 @@ def test_connections_share_a_direction_and_the_other_is_free(connect):
 
 def test_a_sender_is_held_back(connect):
     """Nothing is stored without bound: the rest stays in the sender's own hands."""
-    near, _, _ = connect(delay_ms=0, mbps=1)
+    near, _, _ = connect(delay_ms=0, mbps=8)
     near.settimeout(0.3)
     with pytest.raises(TimeoutError):
         near.sendall(bytes(2**26))
@@ -175,15 +177,66 @@ def test_a_cut_breaks_both_ends_and_the_next_connection_works(connect):
 def test_nobody_at_the_other_end():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with SlowLink(port, 1) as link, socket.create_connection(("127.0.0.1", link.port)) as near:
+    with (
+        TcpProxy(("127.0.0.1", port)) as link,
+        socket.create_connection(("127.0.0.1", link.port)) as near,
+    ):
         near.settimeout(2)
         assert near.recv(1) == b""
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_what_is_swallowed_is_lost_until_the_next_cut(connect, way):
+    near, far, link = connect()
+    link.swallowed = way
+    lost, heard = (near, far) if way == "up" else (far, near)
+    lost.sendall(b"lost")
+    heard.sendall(b"heard")
+    assert lost.recv(10) == b"heard"
+    heard.settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        heard.recv(10)
+    link.cut()
+    again, other, _ = connect()
+    again.sendall(b"x")
+    assert other.recv(1) == b"x"
+
+
+def test_a_shut_proxy_breaks_connections_until_it_is_restored(connect):
+    near, _, link = connect()
+    link.shut()
+    assert near.recv(1) == b""
+    with socket.create_connection(("127.0.0.1", link.port)) as refused:
+        refused.settimeout(2)
+        assert refused.recv(1) == b""
+    assert link.connections == 1
+    link.restore()
+    with socket.create_connection(("127.0.0.1", link.port)) as again:
+        again.settimeout(0.05)
+        with pytest.raises(TimeoutError):  # it stands, and nobody says anything
+            again.recv(1)
+    assert link.connections == 2
+
+
+def test_a_receiver_that_reads_nothing_holds_its_sender_back(connect):
+    near, far, _ = connect(delay_ms=1, mbps=8000)
+    near.settimeout(0.3)
+    with pytest.raises(TimeoutError):
+        near.sendall(bytes(2**26))
+    assert far.recv(1)
+
+
+def test_a_receiver_that_goes_away_ends_its_sender(connect):
+    near, far, _ = connect(delay_ms=1, mbps=100)
+    far.close()
+    with pytest.raises(ConnectionError):
+        near.sendall(bytes(2**26))
 
 
 def test_it_leaves_no_thread_behind(connect):
     before = threading.active_count()
     with socket.create_server(("127.0.0.1", 0)) as target:
-        link = SlowLink(target.getsockname()[1], 5, 10)
+        link = TcpProxy(target.getsockname(), Wan(10, 10))
         near = socket.create_connection(("127.0.0.1", link.port))
         far, _ = target.accept()
         near.sendall(bytes(100_000))

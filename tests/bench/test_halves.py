@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
+from vfl.bench.halves import fresh_bottom, fresh_top, synthetic
 from vfl.bench.messages import Job
-from vfl.bench.network import fresh_bottom, fresh_top, synthetic
 from vfl.bench.paths import monolith
 from vfl.bench.setup import Setup
 from vfl.bench.workloads import FEATURE_PARTIES, LABEL_PARTY, WORKLOADS
