@@ -12,6 +12,7 @@ def row(defense, attack, k, seed, value, *, accuracy=0.95, scratch=0.6, draw=0, 
     return Row(
         defense=defense,
         attack=attack,
+        adversary="none",
         k=k,
         seed=seed,
         draw=draw,
