@@ -87,6 +87,14 @@ class GridSettings(Settings):
         """The attacks one by one."""
         return unpacked(self.attacks)
 
+    def draws_rows(self, own: bool) -> bool:
+        """Whether rows may be seen on a page.
+
+        Args:
+            own: they are a party's own, and not everybody's anyway.
+        """
+        return not own if self.reconstructions is None else self.reconstructions
+
     @field_validator("defenses", "adversaries", "attacks", "baselines", "leaks", "seeds")
     @classmethod
     def _no_doubles(cls, listed: tuple[object, ...]) -> tuple[object, ...]:

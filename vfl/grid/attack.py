@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from vfl.grid.cells import (
     GridFolder,
     grid_settings_of,
 )
+from vfl.grid.gallery import GALLERY
 from vfl.grid.outcomes import begun, found_out
 from vfl.grid.pictures import pictures_of
 from vfl.grid.scenes import is_recorded, recorded_phases, scene_of_trial
@@ -120,7 +122,7 @@ def train_recorded(
     path = folder.cells_path / cell.name
     trials = attempts_of(settings, cell.adversary).on_victim()
     party = attacker_of(cell.experiment, settings)
-    kept = None
+    kept: dict[Path, bytes] = {}
     if (path / "summary.json").exists():
         scores = ScoresFile(path)
         scores.mend()
@@ -129,13 +131,19 @@ def train_recorded(
         trace = _recorded(trials)
         if not trace.enabled or is_recorded(path, trace):
             return
-        kept = (path / SCORES).read_bytes() if (path / SCORES).exists() else b""
+        kept = _kept(path)
         shutil.rmtree(path)
     plain = replace(cell, experiment=recording(cell.experiment, TraceSettings()))
     adversaries = begun(cell.adversary, plain.experiment, data, party, settings)
     train_cell(plain, folder, data, device, _recorded(trials), adversaries)
-    if kept is not None:
-        write_bytes(path / SCORES, kept)
+    for file, content in kept.items():
+        write_bytes(file, content)
+
+
+def _kept(path: Path) -> dict[Path, bytes]:
+    """What attacks left in a run folder, by file; a training anew changes none of it."""
+    files = [path / SCORES, *(path / GALLERY).glob("*")]
+    return {file: file.read_bytes() for file in files if file.exists()}
 
 
 def draw_pictures(folder: RunFolder, data: Mapping[str, PartyData], settings: GridSettings) -> None:

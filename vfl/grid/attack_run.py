@@ -41,6 +41,7 @@ def attacked(
     if not (folder.path / "summary.json").exists():
         raise RunFolderError("this run has not ended, so there is nothing to attack")
     check_attacks(folder.experiment(), settings)
+    settings = settings.model_copy(update={"reconstructions": False})  # its page shows none
     attempts = attempts_of(settings)
     trials = attempts.on() + attempts.baselines(settings.baselines)
     say(f"{len(trials)} attacks on {folder.path}, baselines included")

@@ -6,13 +6,15 @@ import base64
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 from PIL import Image
-from torch import Tensor
 
 from vfl.storage import check_format, read_json, stamp, write_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Of a run's folder.
 GALLERY = "reconstructions"
@@ -55,7 +57,7 @@ class Gallery:
         low, high = float(true.min()), float(true.max())
 
         def drawn(pictures: Tensor) -> list[str]:
-            return [_png(picture, low, high) for picture in pictures]
+            return [_png(picture, low, high) for picture in pictures.numpy()]
 
         record = {"true": drawn(true[:_ROWS]), "found": drawn(found[:_ROWS])}
         record |= {"mean": drawn(true.mean(0, keepdim=True))}
@@ -75,15 +77,11 @@ class Gallery:
         return Reconstructed(tuple(record["true"]), tuple(record["found"]), record["mean"][0])
 
 
-def _png(picture: Tensor, low: float, high: float) -> str:
+def _png(picture: np.ndarray, low: float, high: float) -> str:
     """A picture with axes (channels, height, width), grey unless it has three channels."""
-    share = ((picture - low) / max(high - low, torch.finfo(torch.float32).tiny)).clamp(0, 1)
-    bytes_ = (255 * share).round().to(torch.uint8)
-    image = (
-        Image.fromarray(bytes_.permute(1, 2, 0).numpy())
-        if len(picture) == 3
-        else Image.fromarray(bytes_[0].numpy())
-    )
+    share = np.clip((picture - low) / max(high - low, np.finfo(np.float32).tiny), 0, 1)
+    pixels = (255 * share).round().astype(np.uint8)
+    image = Image.fromarray(pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels[0])
     content = io.BytesIO()
     image.save(content, "PNG")
     return base64.b64encode(content.getvalue()).decode("ascii")

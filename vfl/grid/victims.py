@@ -70,7 +70,7 @@ def run_ground(
         about |= {"attribute": settings.attribute}
     if adversary != HONEST:
         about |= {"adversary": adversary, "known": settings.known}
-    draws = may_draw(experiment, settings) and experiment.seed == settings.seeds[0]
+    draws = settings.draws_rows(experiment.is_table) and experiment.seed == settings.seeds[0]
     return Ground(
         victim,
         experiment.seed,
@@ -93,13 +93,6 @@ def free_ground(
     victim, about = Victim(experiment, data, party, untrained), _about(experiment, data, party)
     width = experiment.parties[party].width
     return Ground(victim, experiment.seed, _setting(settings), width, about)
-
-
-def may_draw(experiment: Experiment, settings: GridSettings) -> bool:
-    """Whether rows may be seen on a page: if it is said so, or if everybody has them anyway."""
-    if settings.reconstructions is not None:
-        return settings.reconstructions
-    return not experiment.is_table
 
 
 def _setting(settings: GridSettings) -> Setting:

@@ -18,7 +18,7 @@ from vfl.grid.leaderboard import (
     mean_of,
 )
 from vfl.report.charts import STYLES, Series, line_chart, swatch
-from vfl.report.compare_curves import Drawing
+from vfl.report.parts import Drawing
 from vfl.report.scatter import Area, Point, map_chart, scatter_chart
 
 _LINES = STYLES  # of one chart

@@ -21,8 +21,8 @@ from vfl.grid.attack_table import (
 from vfl.grid.cells import CONFIG, HONEST, PICTURES, Cell, GridFolder, grid_settings_of
 from vfl.grid.leaderboard import OF_LABELS, Place, leaderboard
 from vfl.report.attack_curves import advantages, attack_advantages, numbered, pictures, tradeoffs
-from vfl.report.compare_curves import Drawing
-from vfl.report.compare_page import Table
+from vfl.report.parts import Drawing, Strip, Table
+from vfl.report.strips import strips
 from vfl.report.units import bytes_text, date_text, list_text, percent_text, seconds_text
 from vfl.storage import read_json
 
@@ -41,6 +41,7 @@ class AttackPage:
     tradeoffs: Sequence[Drawing]
     advantages: Sequence[Drawing]
     pictures: Sequence[Drawing]
+    reconstructed: Sequence[Strip]
     attackers: Sequence[tuple[str, str]]
     victims: Table
     margin: float
@@ -76,6 +77,7 @@ def attack_page(folder: GridFolder) -> AttackPage:
         tradeoffs=list(tradeoffs(places, labels, settings.margin)) if places else [],
         advantages=[*advantages(places), *attack_advantages(labels, places)] if places else [],
         pictures=list(pictures(_drawn(folder, settings))),
+        reconstructed=list(strips(folder)) if settings.draws_rows(experiment.is_table) else [],
         attackers=list(sentences(rows).items()),
         victims=_victims(folder, rows),
         margin=settings.margin,

@@ -255,10 +255,8 @@ class LabelParty:
         return inputs, None if source is None else source.index_select(0, rows)
 
     def _weights_of(self, exchange: Exchange) -> Tensor | None:
-        if self._row_weights is None:
-            return None
-        weights = self._row_weights.index_select(0, torch.from_numpy(exchange.rows))
-        return weights.to(self._compute.device)
+        rows, weights = torch.from_numpy(exchange.rows), self._row_weights
+        return None if weights is None else weights.index_select(0, rows).to(self._compute.device)
 
     def _cuts(self, exchange: Exchange, inputs: Tensor | None) -> dict[str, Tensor]:
         """Every party's cut in merge order; ours is computed while the others travel."""
