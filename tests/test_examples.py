@@ -25,7 +25,12 @@ PROGRAMS = {
     "attack_a_training.py": None,
     "outside_attack.py": None,
 }
-EXPERIMENTS = ["breast_cancer.toml", "compare_digits.toml", "mnist_halves.toml"]
+EXPERIMENTS = [
+    "breast_cancer.toml",
+    "compare_digits.toml",
+    "mnist_halves.toml",
+    "tampered_digits.toml",
+]
 SHORT = 80  # lines
 END = "=" * 40 + "\n"
 RUN_ALL = f"""

@@ -33,7 +33,10 @@ def grid(
     ] = None,
     attack: Annotated[
         list[str] | None,
-        typer.Option(metavar="SPEC", help="An attack, or light, heavy or thesis. Repeat."),
+        typer.Option(
+            metavar="SPEC",
+            help="An attack, or several by a name: light, heavy, thesis, columns, members. Repeat.",
+        ),
     ] = None,
     adversary: Annotated[
         list[str] | None,

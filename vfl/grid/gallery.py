@@ -79,7 +79,7 @@ class Gallery:
 
 def _png(picture: np.ndarray, low: float, high: float) -> str:
     """A picture with axes (channels, height, width), grey unless it has three channels."""
-    share = np.clip((picture - low) / max(high - low, np.finfo(np.float32).tiny), 0, 1)
+    share = np.clip((picture - low) / (high - low or 1.0), 0, 1)
     pixels = (255 * share).round().astype(np.uint8)
     image = Image.fromarray(pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels[0])
     content = io.BytesIO()

@@ -26,6 +26,6 @@ def strips(folder: GridFolder) -> Iterator[Strip]:
             measured = [(one.measure, one.value, one.guess), *one.also]
             words = ", ".join(f"{name} {value:.3g}, mean picture {guess:.3g}"
                               for name, value, guess in measured)  # fmt: skip
-            lines = [("true", kept.true), ("found", kept.found)]
-            lines.append(("mean", [kept.mean] * len(kept.true)))
+            means = (kept.mean,) * len(kept.true)
+            lines = [("true", kept.true), ("found", kept.found), ("mean", means)]
             yield Strip(f"{one.attack}, {cell.called}{against}", words, lines)
