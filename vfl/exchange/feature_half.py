@@ -179,7 +179,7 @@ class FeatureHalf:
             self.load_state_dict(earlier["state"])
             self._go_forward(batch(earlier["step"]), earlier["step"])
         self.load_state_dict(saved["state"])
-        self.adversary.load_training_state(saved["adversary"])
+        self.adversary.load_training_state(saved.get("adversary", {}))
         if self._optimizer is not None:
             self._optimizer.load_state_dict(saved["optimizer"])
 

@@ -41,7 +41,7 @@ class Standing:
         attack, value: the attack with the highest mean, and what it reached.
         baseline, baseline_value: the highest mean of all baselines, whatever attack they are of.
         advantage: value less baseline_value, victim by victim.
-        over_scratch: value less training from scratch on the leaked rows; None without leaks.
+        over_scratch: value less training from scratch on the leaked rows; None without either.
         chance: p-value of perfect protection from every attack, adjusted over k.
         verdict: what follows.
     """
@@ -164,7 +164,8 @@ def _standing(k: int, own: Sequence[Row], plain: Sequence[Row], chance: float) -
     assert value is not None
     assert beside is not None
     assert above is not None
-    over_scratch = advantage(attacks[attack], baselines["scratch"]) if k else None
+    scratch = baselines.get("scratch") if k else None
+    over_scratch = None if scratch is None else advantage(attacks[attack], scratch)
     verdict = _verdict(above, chance, succeeds(_advantages(plain)))
     return Standing(k, attack, value, baseline, beside, above, over_scratch, chance, verdict)
 

@@ -146,6 +146,10 @@ def _card(cell: Cell, summary: Mapping[str, Any], rows: Iterable[Row]) -> list[s
     ]
 
 
+def _counted(count: int, one: str, more: str = "") -> str:
+    return f"{count} {one if count == 1 else more or one + 's'}"
+
+
 def _sentence(settings: GridSettings) -> str:
     leaks = list_text(tuple(str(k) for k in settings.leaks), shown=8)
     trained = {
@@ -153,9 +157,10 @@ def _sentence(settings: GridSettings) -> str:
         "split": "Each feature party trained its own bottom.",
     }
     active = len(settings.trainings) - 1
-    against = f", honestly and against {active} adversaries" if active else ""
+    against = f", honestly and against {_counted(active, 'adversary', 'adversaries')}"
     return (
-        f"{len(settings.victims)} defenses, each trained on {len(settings.seeds)} seeds{against}; "
+        f"{_counted(len(settings.victims), 'defense')}, each trained on "
+        f"{_counted(len(settings.seeds), 'seed')}{against if active else ''}; "
         f"{settings.draws} draws of {leaks} leaked labels of each class for every victim, the same "
         f"for all defenses. {trained[settings.trained_by]}"
     )

@@ -187,7 +187,7 @@ class LabelParty:
         if self._optimizer is not None:
             self._optimizer.load_state_dict(saved["optimizer"])
         self.course.restore(saved["course"])
-        self._adversary.load_training_state(saved["adversary"])
+        self._adversary.load_training_state(saved.get("adversary", {}))
         for name, half in self.halves.items():
             half.send_again(saved["gradients"][name])
         self.progress.restore(saved["progress"])  # which has counted what was just sent again
