@@ -140,6 +140,19 @@ def test_check_says_what_would_be_attacked(vfl, file):
         assert "tiny.toml:12: grid.leaks" in done.err
 
 
+def test_parties_that_tamper_are_listed_and_counted(vfl, file):
+    words = ("--adversary", "noisy_labels", "--adversary", "malicious_optimizer", "--seeds", "0")
+    plan = vfl("grid", file, *words, "--dry-run")
+    assert plan.out.splitlines() == [
+        "baselines seed=0", "none seed=0", "none against noisy_labels seed=0",
+        "none against malicious_optimizer seed=0",
+    ]  # fmt: skip
+    file.write_text(TINY + '[grid]\nadversaries = ["noisy_labels"]\nseeds = [0]\n')
+    done = vfl("check", file)
+    assert "adversaries              noisy_labels" in done.out
+    assert "victims                  2" in done.out
+
+
 def test_nothing_to_attack(vfl, file):
     done = vfl("grid", file)
     assert done.code == 2
