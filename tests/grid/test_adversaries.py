@@ -23,7 +23,7 @@ EAGER, BACKDOOR = "malicious_optimizer:gain=3", "replacement:target=3,columns=2,
 NOISE, BENT = "noisy_labels:share=0.9", "hijacking:critic_steps=1"
 CONTENT = {
     "name": "tampered",
-    "data": {"rows": 500, "validation": 0.2},
+    "data": {"rows": 400, "validation": 0.2},
     "parties": {"client": {"width": 8, "bottom": "mlp:hidden=16"}},
     "label": {"top": "linear"},
     "train": {"epochs": 6, "learning_rate": 0.02, "checkpoint_every": 5},

@@ -26,7 +26,7 @@ from vfl.run_folder import RunFolder
 COLUMNS = [
     "inversion:steps=300",
     "white_box_inversion:steps=5",
-    "unsplit:rounds=1",
+    "unsplit:rounds=1,input_steps=5,model_steps=5",
     "pseudo_client:steps=5",
 ]
 QUERIES = ["membership", "likelihood_ratio:shadows=2,steps=5"]
