@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from vfl.attacks import ATTACKS
 from vfl.config import read_experiment
 from vfl.plan import check_specs, of_experiment
 from vfl.run import train
+from vfl.testing import AttackContract
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAMS = {
@@ -20,8 +23,14 @@ PROGRAMS = {
     "inner_layers.py": 0.9,
     "outside_codec.py": None,
     "attack_a_training.py": None,
+    "outside_attack.py": None,
 }
-EXPERIMENTS = ["breast_cancer.toml", "compare_digits.toml", "mnist_halves.toml"]
+EXPERIMENTS = [
+    "breast_cancer.toml",
+    "compare_digits.toml",
+    "mnist_halves.toml",
+    "tampered_digits.toml",
+]
 SHORT = 80  # lines
 END = "=" * 40 + "\n"
 RUN_ALL = f"""
@@ -83,6 +92,25 @@ def test_attacks_on_a_training_beat_their_guesses(outputs):
     }  # fmt: skip
     for measure, value, guess in found:
         assert (float(value) < float(guess)) == (measure == "mse")
+
+
+class TestTheAttackFromOutside(AttackContract):
+    """Its file alone makes it an attack like ours; this process forgets it afterwards."""
+
+    specs = ("mahalanobis", "mahalanobis:shrink=0.5")
+
+    @pytest.fixture(autouse=True)
+    def _registered(self, monkeypatch):
+        monkeypatch.setattr(ATTACKS, "_members", dict(ATTACKS._members))
+        runpy.run_path(str(EXAMPLES / "outside_attack.py"))
+
+
+def test_the_attack_from_outside_reads_more_from_cuts_than_from_columns(outputs):
+    found = re.findall(r"reaches (\d.\d+)  on raw columns (\d.\d+)", outputs["outside_attack.py"])
+    values = [tuple(map(float, pair)) for pair in found]
+    assert len(values) == 3
+    assert all(reached > raw for reached, raw in values)
+    assert values[0][0] < values[-1][0]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -250,8 +250,10 @@ def _attacked(experiment: Experiment) -> dict[str, Any]:
     if experiment.grid is None:
         return {}
     victims = sum(cell.called != BASELINES for cell in grid_cells(experiment))
-    trials = len(attempts_of(experiment.grid).on())
-    return {"attacked": list(experiment.grid.victims), "victims": victims, "attacks_each": trials}
+    trials = len(attempts_of(experiment.grid).on_victim())
+    facts = {"attacked": list(experiment.grid.victims), "victims": victims, "attacks_each": trials}
+    tampering = list(experiment.grid.trainings[1:])
+    return facts | ({"adversaries": tampering} if tampering else {})
 
 
 def _rows(split: Split) -> dict[str, Any]:

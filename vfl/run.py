@@ -17,12 +17,16 @@ from vfl.datasets import (
     load_tables,
 )
 from vfl.errors import ConfigError, VFLError
+from vfl.exchange import Adversary
 from vfl.link import Observer
 from vfl.local import LocalSession
 from vfl.run_folder import RunFolder
 from vfl.server import EpochRecord, summarise
 from vfl.server.predictions import write_predictions
-from vfl.session import Mode, PartyFolder
+from vfl.session import Checkpoints, Mode, PartyFolder, Terms
+
+#: What a dishonest party learned from a training, in its part of the run.
+_ADVERSARY = "adversary"
 
 
 def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, PartyData]:
@@ -102,6 +106,7 @@ def train(
     resume: bool = False,
     download: bool = False,
     data: Mapping[str, PartyData] | None = None,
+    adversaries: Mapping[str, Adversary] | None = None,
     observers: Sequence[Observer] = (),
     on_epoch: Callable[[EpochRecord], None] = lambda record: None,
     device: str = "cpu",
@@ -117,6 +122,7 @@ def train(
         resume: go on with that run from its last committed checkpoint.
         download: fetch a bundled data set that is not here.
         data: what `load_data` gave for this experiment; None loads it.
+        adversaries: dishonest parties, by name; what one has learned is kept beside its weights.
         observers: told about every frame besides the ledger.
         on_epoch: told one record an epoch.
         device: where everybody's models run.
@@ -140,6 +146,7 @@ def train(
             experiment,
             data,
             "train",
+            adversaries=adversaries,
             observers=observers,
             on_epoch=record,
             checkpoints=folder.path / "parties",
@@ -152,9 +159,25 @@ def train(
     weights = session.weights()
     for party, own in data.items():
         PartyFolder(folder.party(party)).save(own, session.terms, weights[party])
+    for party, adversary in (adversaries or {}).items():
+        _learned(folder, party, experiment).save(0, adversary.training_state())
     summary = summarise(session.label, session.weights_digest(), str(folder.path))
     folder.finish(summary, session.ledger)
     return summary
+
+
+def load_adversary(folder: RunFolder, party: str, adversary: Adversary) -> None:
+    """Give an adversary that has begun what it had learned when this run ended.
+
+    Raises:
+        RunFolderError: nobody tampered at that party, or another version of vfl wrote it.
+    """
+    adversary.load_training_state(_learned(folder, party, folder.experiment()).load(0))
+
+
+def _learned(folder: RunFolder, party: str, experiment: Experiment) -> Checkpoints:
+    terms = Terms.of(experiment, "train", experiment.name)
+    return Checkpoints(folder.party(party) / _ADVERSARY, terms.digest(), 1)
 
 
 def evaluate(folder: RunFolder, device: str = "cpu") -> dict[str, Any]:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from vfl import attacks, compression, defenses, models
+from vfl.attacks.active import make_adversary
 from vfl.config import WANTED, Experiment, LabelSettings, PartySettings, Places
 from vfl.config.packs import PACKS
 from vfl.config.toml import mistakes
@@ -92,6 +93,7 @@ def _wrong_specs(content: Mapping[str, Any]) -> Iterator[tuple[Setting, SpecErro
     lists: list[tuple[Setting, Callable[[str], object]]] = [
         (("compare", "codecs"), partial(_check_wanted, widths)),
         (("grid", "defenses"), partial(_check_listed, defended)),
+        (("grid", "adversaries"), partial(_check_listed, _check_adversary)),
         (("grid", "attacks"), partial(_check_listed, _check_attack)),
     ]
     checks += [
@@ -135,6 +137,12 @@ def _check_attack(spec: str) -> None:
     except UnknownNameError as error:
         error.want = f"{error.want}; or several at once: {', '.join(PACKS)}"
         raise
+
+
+def _check_adversary(spec: str) -> None:
+    """An adversary, or nobody."""
+    if spec != "none":
+        make_adversary(spec)
 
 
 def _list(content: Mapping[str, Any], table: str, key: str) -> Sequence[object]:

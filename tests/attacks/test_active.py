@@ -7,6 +7,7 @@ import torch
 
 from vfl.attacks import Evidence, Grant, Holdings, ThreatModel, View
 from vfl.attacks.active import ADVERSARIES, ActiveAdversary, make_adversary
+from vfl.attacks.active.begin import begin
 from vfl.attacks.case import Case, attempt
 from vfl.compression import Moment
 from vfl.config import Experiment
@@ -68,6 +69,56 @@ def test_every_adversary_is_under_test():
 def test_a_training_goes_through_and_is_repeatable(party, spec, data):
     first, second = (session(data, {party: begun(spec, data)}) for _ in range(2))
     assert first.weights_digest() == second.weights_digest() != session(data).weights_digest()
+
+
+class Killed(BaseException):
+    """Stands for a process that ends."""
+
+
+@pytest.mark.parametrize(
+    ("party", "spec", "in_flight"),
+    [
+        ("bank", "malicious_optimizer", 1),
+        ("bank", "replacement:target=3", 1),
+        ("bank", "replacement:target=3", 3),  # batches in flight are fed again
+        ("lender", "hijacking", 1),
+        ("lender", "noisy_labels", 3),
+    ],
+)
+def test_a_training_that_is_resumed_ends_as_one_that_was_not(
+    party, spec, in_flight, data, tmp_path, monkeypatch
+):
+    train = {"epochs": 1, "batch_rows": 40, "learning_rate": 0.01, "checkpoint_every": 2}
+    settings = experiment(train=train | {"in_flight": in_flight})
+
+    def prepared(folder):
+        return LocalSession(
+            settings, data, outputs=10, adversaries={party: begun(spec, data)}, checkpoints=folder
+        )
+
+    whole, left, finish = prepared(None).run(), iter(range(5)), LocalSession._finish
+
+    def dying(self, exchange):
+        if next(left, None) is None:
+            raise Killed
+        finish(self, exchange)
+
+    monkeypatch.setattr(LocalSession, "_finish", dying)
+    with pytest.raises(Killed):
+        prepared(tmp_path).run()
+    monkeypatch.setattr(LocalSession, "_finish", finish)
+    assert (tmp_path / "lender" / "checkpoints" / "committed.json").exists()
+    assert prepared(tmp_path).run().weights_digest() == whole.weights_digest()
+
+
+@pytest.mark.parametrize(("party", "spec"), ALL)
+def test_what_it_holds_is_made_of_a_party_s_rows(party, spec, data):
+    """`begin` gives what `holds` names; a feature party knows as many rows a class as there are."""
+    adversary = make_adversary(spec)
+    begin(adversary, experiment(), data, "bank", 1000, generator(0, "begin"))
+    train = {"epochs": 1, "batch_rows": 40, "learning_rate": 0.01}
+    weights = session(data, {party: adversary}, train=train).weights()
+    assert all(torch.isfinite(one).all() for own in weights.values() for one in own.values())
 
 
 @pytest.mark.parametrize(("party", "spec"), ALL)

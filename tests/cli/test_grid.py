@@ -46,7 +46,7 @@ def test_an_ordinary_experiment_with_options(vfl, file, tmp_path, monkeypatch):
     assert all(wanted <= set(row) for row in rows)
 
     command = json.loads((tmp_path / "runs/tiny/grid.json").read_text())["command"]
-    monkeypatch.setattr(ground, "attempt", None)
+    monkeypatch.setattr(ground, "tried", None)
     again = vfl(*shlex.split(command)[1:])
     assert again.code == 0
     assert "| layer_norm " in again.out
@@ -99,7 +99,7 @@ def test_one_run_is_attacked(vfl, file, tmp_path, monkeypatch):
     assert sentence in page
     assert "no attack was scored" not in page
 
-    monkeypatch.setattr(ground, "attempt", None)
+    monkeypatch.setattr(ground, "tried", None)
     again = vfl(*words, "--json")
     (row,) = json.loads(again.out)
     assert (row["attack"], row["k"], row["measure"]) == ("kmeans:starts=1", 0, "matched_accuracy")
@@ -138,6 +138,19 @@ def test_check_says_what_would_be_attacked(vfl, file):
         assert "tiny.toml:10: grid.defenses: layer_nrom: no defense is called" in done.err
         assert "tiny.toml:11: grid.attacks: kmean: no attack is called" in done.err
         assert "tiny.toml:12: grid.leaks" in done.err
+
+
+def test_parties_that_tamper_are_listed_and_counted(vfl, file):
+    words = ("--adversary", "noisy_labels", "--adversary", "malicious_optimizer", "--seeds", "0")
+    plan = vfl("grid", file, *words, "--dry-run")
+    assert plan.out.splitlines() == [
+        "baselines seed=0", "none seed=0", "none against noisy_labels seed=0",
+        "none against malicious_optimizer seed=0",
+    ]  # fmt: skip
+    file.write_text(TINY + '[grid]\nadversaries = ["noisy_labels"]\nseeds = [0]\n')
+    done = vfl("check", file)
+    assert "adversaries              noisy_labels" in done.out
+    assert "victims                  2" in done.out
 
 
 def test_nothing_to_attack(vfl, file):

@@ -112,20 +112,20 @@ def test_attacks_get_better_with_more_labels(whole):
 
 def test_what_is_done_is_not_done_again(whole, tmp_path, monkeypatch):
     folder, before = copied(whole, tmp_path / "again"), timeless(whole)
-    monkeypatch.setattr(ground, "attempt", None)
+    monkeypatch.setattr(ground, "tried", None)
     assert go_through(folder, folder.cells()) == []
     assert timeless(folder) == before
 
 
 def test_a_grid_that_grows_does_only_what_is_new(whole, tmp_path, monkeypatch):
     folder, tried = copied(whole, tmp_path / "more"), []
-    plain = ground.attempt
+    plain = ground.tried
 
     def counted(case, attack, draw):
         tried.append(type(attack).__name__)
         return plain(case, attack, draw)
 
-    monkeypatch.setattr(ground, "attempt", counted)
+    monkeypatch.setattr(ground, "tried", counted)
     more = tiny(attacks=[*CONTENT["grid"]["attacks"], "nearest_mean"], leaks=[3], seeds=[0])
     folder.write(more, grid_cells(more), "vfl grid attacked.toml")
     assert go_through(folder, folder.cells()) == []
@@ -154,8 +154,8 @@ def test_scores_of_another_setting_are_not_shown(whole, tmp_path):
 def test_an_attack_that_changes_is_tried_anew(whole, tmp_path, monkeypatch):
     folder, tried = copied(whole, tmp_path / "code"), []
     monkeypatch.setattr(ground, "code_of", lambda *modules: "another")
-    plain = ground.attempt
-    monkeypatch.setattr(ground, "attempt", lambda *all_: tried.append(1) or plain(*all_))
+    plain = ground.tried
+    monkeypatch.setattr(ground, "tried", lambda *all_: tried.append(1) or plain(*all_))
     assert go_through(folder, folder.cells()[1:2]) == []
     assert len(tried) == 5
 
@@ -187,17 +187,17 @@ class Killed(BaseException):
 
 
 def test_what_was_begun_goes_on_to_the_same_table(whole, tmp_path, monkeypatch):
-    left, plain = iter(range(30)), ground.attempt
+    left, plain = iter(range(30)), ground.tried
 
     def dying(case, attack, draw):
         if next(left, None) is None:
             raise Killed
         return plain(case, attack, draw)
 
-    monkeypatch.setattr(ground, "attempt", dying)
+    monkeypatch.setattr(ground, "tried", dying)
     with pytest.raises(Killed):
         done(tmp_path / "begun", tiny())
-    monkeypatch.setattr(ground, "attempt", plain)
+    monkeypatch.setattr(ground, "tried", plain)
     (torn,) = [path for path in (tmp_path / "begun").rglob(SCORES) if "layer_norm" in str(path)]
     with torn.open("a") as file:
         file.write('{"key": "half a li')

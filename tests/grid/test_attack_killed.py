@@ -11,7 +11,7 @@ from vfl.grid.scores_file import SCORES
 
 pytestmark = pytest.mark.net
 PATIENCE_S = 120
-EXPERIMENT = """\
+LABELS = """\
 name = "killed"
 data.rows = 600
 train.epochs = 6
@@ -27,6 +27,25 @@ baselines = ["scratch", "raw"]
 leaks = [1, 3]
 draws = 2
 seeds = [0, 1]
+pictures = 0
+"""
+#: Adversaries whose state is in checkpoints, attacks on what is recorded, and further queries.
+EVERYTHING = """\
+name = "killed"
+data = { rows = 500, validation = 0.2 }
+train = { epochs = 6, checkpoint_every = 3 }
+label.top = "linear"
+
+[parties.client]
+width = 8
+
+[grid]
+adversaries = ["hijacking", "noisy_labels", "replacement:target=3"]
+attacks = ["logistic", "inversion:steps=30", "attribute", "membership"]
+baselines = ["scratch", "raw"]
+leaks = [1, 3]
+draws = 2
+seeds = [0]
 pictures = 0
 """
 
@@ -46,15 +65,20 @@ def table(out):
         return [{key: row[key] for key in row if key != "seconds"} for row in csv.DictReader(file)]
 
 
-def test_killed_again_and_again(tmp_path):
+@pytest.mark.parametrize(
+    ("experiment", "step", "rows"),
+    [(LABELS, 12, 36), (EVERYTHING, 5, 29)],  # of 66 and 28 scores in all
+    ids=["labels", "everything"],
+)
+def test_killed_again_and_again(experiment, step, rows, tmp_path):
     file = tmp_path / "killed.toml"
-    file.write_text(EXPERIMENT)
+    file.write_text(experiment)
     assert start(file, tmp_path / "whole", 1).wait(PATIENCE_S) == 0
     out, before = tmp_path / "killed", 0
     for jobs in (2, 1, 2, 1):
         process = start(file, out, jobs)
         end = time.monotonic() + PATIENCE_S
-        while scored(out) < before + 12:  # of 66 in all
+        while scored(out) < before + step:
             assert process.poll() is None, "it ended before it was killed"
             assert time.monotonic() < end
             time.sleep(0.01)
@@ -69,4 +93,4 @@ def test_killed_again_and_again(tmp_path):
         time.sleep(0.2)
     assert process.returncode == 0
     assert table(out) == table(tmp_path / "whole")
-    assert len(table(out)) == 36
+    assert len(table(out)) == rows

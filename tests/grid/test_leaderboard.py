@@ -12,6 +12,7 @@ def row(defense, attack, k, seed, value, *, accuracy=0.95, scratch=0.6, draw=0, 
     return Row(
         defense=defense,
         attack=attack,
+        adversary="none",
         k=k,
         seed=seed,
         draw=draw,
@@ -124,3 +125,22 @@ def test_other_measures_are_no_part_of_it():
     other = row("none", "gradient_norm", 0, 0, 0.9)
     assert leaderboard([], 0.5) == []
     assert leaderboard([Row(**{**vars(other), "measure": "auc"})], 0.5) == []
+
+
+def test_without_training_from_scratch_nothing_is_over_it():
+    table = [Row(**{**vars(one), "baselines": {"raw": 0.5}}) for one in rows({5: 0.9})]
+    (place,) = leaderboard(table, 0.5)
+    assert place.worst.over_scratch is None
+    assert place.worst.advantage.mean == pytest.approx(0.4)
+
+
+def test_attacks_after_an_adversary_are_attackers_of_their_own():
+    honest = rows({5: 0.7})
+    table = honest + [
+        Row(**{**vars(one), "adversary": "eager", "value": 0.9, "test_accuracy": 0.2})
+        for one in honest
+    ]
+    (place,) = leaderboard(table, 0.5)
+    assert place.worst.attack == "logistic after eager"
+    assert place.worst.value.mean == pytest.approx(0.9)
+    assert place.accuracy.mean == pytest.approx(0.95)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vfl.attacks import make
+from vfl.attacks import Attack, Grant, make
 from vfl.config import Experiment, TraceSettings
 from vfl.errors import RunFolderError, UserError
 from vfl.grid import GridFolder, train
@@ -53,6 +53,9 @@ def done(path, experiment):
         ("averaging", "heard"),
         ("gradient_norm", "heard"),
         ("inversion", "received"),
+        ("attribute", "attribute"),
+        ("membership", "queried"),
+        ("likelihood_ratio", "queried"),
     ],
 )
 def test_what_it_needs_decides(spec, scene):
@@ -60,8 +63,15 @@ def test_what_it_needs_decides(spec, scene):
 
 
 def test_an_attack_that_nobody_could_run():
-    with pytest.raises(UserError, match="no attacker of a grid has what likelihood_ratio needs"):
-        grid_cells(recorded(attacks="likelihood_ratio"))
+    class Burglar(Attack):
+        needs = frozenset({Grant.OTHERS_TOP, Grant.CUTS})
+
+        def run(self, view, draw):
+            return view.targets.cuts
+
+    with pytest.raises(UserError, match="no attacker of a grid has what burglar needs") as refused:
+        scene_of(Burglar(), "burglar")
+    assert refused.value.got == "the label party's top"
     assert scene_of(make("generative"), "generative", own_columns=True) == "received"
     with pytest.raises(UserError, match="what generative needs"):
         scene_of(make("generative"), "generative")
@@ -75,7 +85,7 @@ def test_only_what_is_needed_is_recorded():
 
 def test_recorded_trainings_are_attacked_and_let_go(tmp_path):
     folder = done(tmp_path / "grid", recorded())
-    rows = {row.attack: row for row in read_rows(folder)}
+    rows = {row.attack: row for row in reversed(read_rows(folder))}  # the first measure of each
     assert rows["gradient_similarity"].value > 0.9
     assert "in the training phase" in rows["gradient_similarity"].threat
     assert rows["inversion:steps=5"].measure == "mse"
@@ -87,7 +97,7 @@ def test_recorded_trainings_are_attacked_and_let_go(tmp_path):
     (place,) = leaderboard(list(rows.values()), 0.5)
     assert place.worst.attack == "kmeans:starts=1"
     table, _ = write_attack_results(folder)
-    assert "| none    | gradient_similarity | 1 | accuracy" in table
+    assert "| none    | none      | gradient_similarity | 1 | accuracy" in table
 
 
 def test_a_victim_is_recorded_again_when_only_that_is_missing(tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ def row(defense, k, seed, value):
     return Row(
         defense=defense,
         attack="fine_tuning",
+        adversary="none",
         k=k,
         seed=seed,
         draw=0,

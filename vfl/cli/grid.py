@@ -33,7 +33,14 @@ def grid(
     ] = None,
     attack: Annotated[
         list[str] | None,
-        typer.Option(metavar="SPEC", help="An attack, or light, heavy or thesis. Repeat."),
+        typer.Option(
+            metavar="SPEC",
+            help="An attack, or several by a name: light, heavy, thesis, columns, members. Repeat.",
+        ),
+    ] = None,
+    adversary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SPEC", help="A party that tampers while a victim trains. Repeat."),
     ] = None,
     leaks: Annotated[
         str | None, typer.Option(metavar="1,5,10", help="Leaked labels of each class.")
@@ -58,10 +65,11 @@ def grid(
 ) -> None:
     """Attack every defense with everything, and write table and page.
 
-    Victims are trained once a defense and seed; leaked rows are the same for every defense. The
+    Victims are trained once a defense, adversary and seed; leaked rows are the same for all. The
     same command goes on where an earlier one stopped, and does only what is new.
     """
     listed: dict[str, object] = {"defenses": defense, "attacks": attack, "draws": draws}
+    listed["adversaries"] = adversary
     listed |= {"leaks": numbers(leaks), "seeds": numbers(seeds)}
     table = [f"grid.{key}={jsons.dumps(value)}" for key, value in listed.items() if value]
     experiment, cells = _read(path, [*(settings or []), *table])

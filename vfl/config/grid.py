@@ -14,6 +14,7 @@ Part = Literal["train", "validation", "test"]
 Baseline = Literal["scratch", "scratch_unlabelled", "raw", "pca", "random"]
 
 _UNDEFENDED = "none"
+_HONEST = "none"
 _BASELINES: tuple[Baseline, ...] = ("scratch", "scratch_unlabelled", "raw", "pca", "random")
 
 
@@ -23,6 +24,9 @@ class GridSettings(Settings):
     Attributes:
         defenses: specs; each is trained once a seed. The undefended model is trained as well, for a
             defense can only pass where an attack succeeds on that.
+        adversaries: specs; each defense is trained against each as well, besides honestly.
+        known: training rows of each class, at most, whose labels an adversary of a feature party
+            knew before the training.
         attacks: specs, or names of `vfl.config.packs`.
         baselines: what attacks are set against: training from scratch on the leaked rows, on
             unlabelled ones too, and the same attack on bottoms that never saw a label.
@@ -34,11 +38,18 @@ class GridSettings(Settings):
             feature party trained its own.
         leaks_from, unlabelled: which rows leak, and which the attacker has without labels.
         margin: points of accuracy that a defense may cost.
+        attribute: the column of the victim's, counted from 0, that attacks on an attribute look
+            for, above its mean or not; the one that splits the training rows most evenly unless it
+            is named.
         pictures: test rows of each defense's first victim whose angles and t-SNE are drawn; 0 draws
             none.
+        reconstructions: whether pictures that attacks on inputs made are drawn beside the true
+            ones; unless it is said, those of data sets by name are, and no party's own.
     """
 
     defenses: Specs = (_UNDEFENDED,)
+    adversaries: Specs = (_HONEST,)
+    known: int = Field(default=50, ge=1)
     attacks: Specs = ("light",)
     baselines: Annotated[tuple[Baseline, ...], BeforeValidator(several), Field(min_length=1)] = (
         _BASELINES
@@ -57,7 +68,9 @@ class GridSettings(Settings):
     leaks_from: Part = "train"
     unlabelled: Part = "test"
     margin: float = Field(default=0.5, gt=0, lt=100)
+    attribute: int | None = Field(default=None, ge=0)
     pictures: int = Field(default=1000, ge=0, le=1000)
+    reconstructions: bool | None = None
 
     @property
     def victims(self) -> tuple[str, ...]:
@@ -65,11 +78,24 @@ class GridSettings(Settings):
         return (_UNDEFENDED, *(spec for spec in self.defenses if spec != _UNDEFENDED))
 
     @property
+    def trainings(self) -> tuple[str, ...]:
+        """The adversaries with the honest training first."""
+        return (_HONEST, *(spec for spec in self.adversaries if spec != _HONEST))
+
+    @property
     def attack_specs(self) -> tuple[str, ...]:
         """The attacks one by one."""
         return unpacked(self.attacks)
 
-    @field_validator("defenses", "attacks", "baselines", "leaks", "seeds")
+    def draws_rows(self, own: bool) -> bool:
+        """Whether rows may be seen on a page.
+
+        Args:
+            own: they are a party's own, and not everybody's anyway.
+        """
+        return not own if self.reconstructions is None else self.reconstructions
+
+    @field_validator("defenses", "adversaries", "attacks", "baselines", "leaks", "seeds")
     @classmethod
     def _no_doubles(cls, listed: tuple[object, ...]) -> tuple[object, ...]:
         doubles = [item for item in listed if listed.count(item) > 1]

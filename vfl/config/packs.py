@@ -31,11 +31,18 @@ THESIS = ("fine_tuning", "kmeans")
 #: What the quick profile runs.
 QUICK = ("fine_tuning", "logistic:scaler=whiten", "kmeans")
 
+#: What a label party makes of the cuts it was sent; those that no other party's columns disturb.
+COLUMNS = ("inversion", "white_box_inversion", "unsplit", "pseudo_client", "attribute")
+#: What whoever asks for predictions finds out about training rows.
+MEMBERS = ("membership", "likelihood_ratio")
+
 PACKS: dict[str, tuple[str, ...]] = {
     "light": LIGHT,
     "heavy": HEAVY,
     "thesis": THESIS,
     "quick": QUICK,
+    "columns": COLUMNS,
+    "members": MEMBERS,
 }
 
 

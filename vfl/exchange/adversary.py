@@ -6,6 +6,9 @@ reach. The victim trains against it, so an active attack costs one training run 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor, optim
 
 from vfl.compression import Moment
@@ -36,6 +39,17 @@ class Adversary:
 
     def received(self, party: str, values: Tensor, moment: Moment) -> None:
         """What just arrived: a gradient (feature party) or a party's cut (label party)."""
+
+    def training_state(self) -> dict[str, Any]:
+        """What it needs to go on exactly, and to use afterwards: tensors, numbers and texts.
+
+        What it draws for an exchange follows from the exchange's number at a feature party, whose
+        batches in flight are made again after a resume.
+        """
+        return {}
+
+    def load_training_state(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `training_state` gave."""
 
 
 HONEST = Adversary()

@@ -164,7 +164,8 @@ class FeatureHalf:
             for pending in self._pending
             if pending.stash is not None
         ]
-        return {"state": self.state_dict(), "optimizer": optimizer, "in_flight": in_flight}
+        own = {"state": self.state_dict(), "optimizer": optimizer, "in_flight": in_flight}
+        return own | {"adversary": self.adversary.training_state()}
 
     def load_training_state(self, saved: Mapping[str, Any], batch: Callable[[int], Tensor]) -> None:
         """Restore what `training_state` gave; cuts in flight are made again, but not sent.
@@ -178,6 +179,7 @@ class FeatureHalf:
             self.load_state_dict(earlier["state"])
             self._go_forward(batch(earlier["step"]), earlier["step"])
         self.load_state_dict(saved["state"])
+        self.adversary.load_training_state(saved.get("adversary", {}))
         if self._optimizer is not None:
             self._optimizer.load_state_dict(saved["optimizer"])
 

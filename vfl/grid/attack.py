@@ -5,22 +5,29 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from vfl import attacks
 from vfl.attacks.victim import Victim
 from vfl.config import Experiment, GridSettings, TraceSettings
 from vfl.datasets import PartyData
-from vfl.grid.cells import PICTURES, Cell, GridFolder, grid_settings_of
-from vfl.grid.pictures import pictures_of
-from vfl.grid.scenes import (
-    is_recorded,
-    recorded_phases,
-    scene_of,
+from vfl.errors import HijackError
+from vfl.grid.cells import (
+    FAILURE,
+    FOUND_OUT,
+    HONEST,
+    PICTURES,
+    Cell,
+    GridFolder,
+    grid_settings_of,
 )
-from vfl.grid.scores_file import OF_CELL, SCORES, ScoresFile, write_scores
+from vfl.grid.gallery import GALLERY
+from vfl.grid.outcomes import begun, found_out
+from vfl.grid.pictures import pictures_of
+from vfl.grid.scenes import is_recorded, recorded_phases, scene_of_trial
+from vfl.grid.scores_file import OF_CELL, SCORES, Scored, ScoresFile, write_scores
 from vfl.grid.train import recording, train_cell
 from vfl.grid.trials import BASELINES, Trial, setting_words
 from vfl.grid.victims import (
@@ -28,10 +35,9 @@ from vfl.grid.victims import (
     attacker_of,
     attempts_of,
     check_attacks,
-    ground_of,
+    free_ground,
     run_ground,
 )
-from vfl.run import session_of
 from vfl.run_folder import RunFolder
 from vfl.storage import read_json, stamp, write_bytes, write_json
 
@@ -46,14 +52,14 @@ def grid_cells(experiment: Experiment) -> list[Cell]:
     settings = grid_settings_of(experiment)
     check_attacks(experiment, settings)
     plain = experiment.model_copy(update={"compare": None, "grid": None})
-    return [
-        _cell(plain.model_copy(update={"seed": seed, "defense": defense}), called)
-        for seed in settings.seeds
-        for defense, called in [
-            ("none", BASELINES),
-            *((spec, spec) for spec in settings.victims),
-        ]
-    ]
+    found = []
+    for seed in settings.seeds:
+        seeded = plain.model_copy(update={"seed": seed})
+        found.append(_cell(seeded, BASELINES))
+        for defense in settings.victims:
+            defended = seeded.model_copy(update={"defense": defense})
+            found += [_cell(defended, defense, one, settings) for one in settings.trainings]
+    return found
 
 
 def attack_cell(
@@ -68,21 +74,41 @@ def attack_cell(
         device: where the model is trained; attacks run on the CPU.
     """
     settings = grid_settings_of(folder.experiment())
-    path, attempts = folder.cells_path / cell.name, attempts_of(settings)
+    path = folder.cells_path / cell.name
     if cell.called == BASELINES:
-        party = attacker_of(cell.experiment, settings)
-        untrained = session_of(cell.experiment, data, "predict").weights()[party]
-        victim = Victim(cell.experiment, data, party, untrained)
-        ground = ground_of(victim, cell.experiment, data, settings)
-        scores = list(ground.go_through(attempts.baselines(settings.baselines), ScoresFile(path)))
+        trials = attempts_of(settings).baselines(settings.baselines)
+        ground = free_ground(cell.experiment, data, settings)
+        scores = list(ground.go_through(trials, ScoresFile(path)))
     else:
-        train_recorded(cell, folder, data, settings, device)
-        scores = attack_run(RunFolder(path), data, settings, attempts.on())
-        if cell.experiment.seed == settings.seeds[0] and settings.pictures:
-            draw_pictures(RunFolder(path), data, settings)
-        for trace in path.glob("parties/*/trace"):
-            shutil.rmtree(trace)  # large, and a training can be recorded again
+        scores = attack_victim(cell, folder, data, settings, device)
     write_scores(path / OF_CELL, setting_words(settings), scores)
+
+
+def attack_victim(
+    cell: Cell,
+    folder: GridFolder,
+    data: Mapping[str, PartyData],
+    settings: GridSettings,
+    device: str,
+) -> list[Scored]:
+    """The scores of every trial on a victim, trained before; see `attack_cell`."""
+    path, trials = folder.cells_path / cell.name, attempts_of(settings, cell.adversary).on_victim()
+    if (path / FOUND_OUT).exists():
+        return [found_out(cell.adversary, settings)]
+    try:
+        train_recorded(cell, folder, data, settings, device)
+    except HijackError as error:
+        if cell.adversary == HONEST:
+            raise
+        write_json(path / FOUND_OUT, stamp() | error.record())
+        (path / FAILURE).unlink(missing_ok=True)
+        return [found_out(cell.adversary, settings)]
+    scores = attack_run(RunFolder(path), data, settings, trials, cell.adversary)
+    if cell.experiment.seed == settings.seeds[0] and settings.pictures:
+        draw_pictures(RunFolder(path), data, settings)
+    for trace in path.glob("parties/*/trace"):
+        shutil.rmtree(trace)  # large, and a training can be recorded again
+    return scores
 
 
 def train_recorded(
@@ -93,20 +119,31 @@ def train_recorded(
     device: str,
 ) -> None:
     """Train a victim with what its attacks need recorded; again, if that is all that is missing."""
-    path, trials = folder.cells_path / cell.name, attempts_of(settings).on()
-    plain = recording(cell.experiment, TraceSettings())
+    path = folder.cells_path / cell.name
+    trials = attempts_of(settings, cell.adversary).on_victim()
+    party = attacker_of(cell.experiment, settings)
+    kept: dict[Path, bytes] = {}
     if (path / "summary.json").exists():
         scores = ScoresFile(path)
         scores.mend()
-        trials = run_ground(RunFolder(path), data, settings).lacking(trials, scores)
+        ground = run_ground(RunFolder(path), data, settings, cell.adversary)
+        trials = ground.lacking(trials, scores)
         trace = _recorded(trials)
-        if trace.enabled and not is_recorded(path, trace):
-            kept = (path / SCORES).read_bytes() if (path / SCORES).exists() else b""
-            shutil.rmtree(path)
-            train_cell(replace(cell, experiment=plain), folder, data, device, trace)
-            write_bytes(path / SCORES, kept)
-        return
-    train_cell(replace(cell, experiment=plain), folder, data, device, _recorded(trials))
+        if not trace.enabled or is_recorded(path, trace):
+            return
+        kept = _kept(path)
+        shutil.rmtree(path)
+    plain = replace(cell, experiment=recording(cell.experiment, TraceSettings()))
+    adversaries = begun(cell.adversary, plain.experiment, data, party, settings)
+    train_cell(plain, folder, data, device, _recorded(trials), adversaries)
+    for file, content in kept.items():
+        write_bytes(file, content)
+
+
+def _kept(path: Path) -> dict[Path, bytes]:
+    """What attacks left in a run folder, by file; a training anew changes none of it."""
+    files = [path / SCORES, *(path / GALLERY).glob("*")]
+    return {file: file.read_bytes() for file in files if file.exists()}
 
 
 def draw_pictures(folder: RunFolder, data: Mapping[str, PartyData], settings: GridSettings) -> None:
@@ -128,10 +165,20 @@ def draw_pictures(folder: RunFolder, data: Mapping[str, PartyData], settings: Gr
 
 def _recorded(trials: Iterable[Trial]) -> TraceSettings:
     """What these trials need to have been recorded."""
-    specs = {trial.attack for trial in trials}
-    return recorded_phases(scene_of(attacks.make(one), one, own_columns=True) for one in specs)
+    return recorded_phases({scene_of_trial(one.attack, one.bottom) for one in trials} - {None})
 
 
-def _cell(experiment: Experiment, called: str) -> Cell:
+def _cell(
+    experiment: Experiment,
+    called: str,
+    adversary: str = HONEST,
+    settings: GridSettings | None = None,
+) -> Cell:
     about: dict[str, Any] = {"defense": called, "seed": str(experiment.seed)}
-    return Cell(experiment, f"{called} seed={experiment.seed}", about, called)
+    title = f"{called} seed={experiment.seed}"
+    if settings is None or adversary == HONEST:
+        return Cell(experiment, title, about, called)
+    about |= {"adversary": adversary, "known": str(settings.known)}
+    about["party"] = attacker_of(experiment, settings)
+    return Cell(experiment, f"{called} against {adversary} seed={experiment.seed}", about, called,
+                adversary)  # fmt: skip

@@ -6,8 +6,9 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 
-from vfl.grid.cells import GridFolder, grid_settings_of
+from vfl.grid.cells import HONEST, GridFolder, grid_settings_of
 from vfl.grid.scores_file import OF_CELL, Scored, read_scores
 from vfl.grid.trials import BASELINES, baselines_of, setting_words
 from vfl.storage import read_json
@@ -19,15 +20,18 @@ class Row:
 
     Attributes:
         defense: of the victim.
-        attack, k, draw, measure, value, guess, threat, seconds: see `Scored`.
+        attack, k, draw, measure, value, guess, threat, seconds: see `Scored`; an adversary's spec
+            where the row is about what that itself reached.
+        adversary: the victim was trained against; "none" is an honest training.
         seed: of the victim.
         scratch: what the leaked rows are worth without the victim; for clusters, the inputs.
         baselines: by name, on the same leaked rows; `scratch` is one of them.
-        test_accuracy: of the victim.
+        test_accuracy: of the victim; None if a party stopped the training.
     """
 
     defense: str
     attack: str
+    adversary: str
     k: int
     seed: int
     draw: int
@@ -35,10 +39,17 @@ class Row:
     value: float
     scratch: float | None
     guess: float
-    test_accuracy: float
+    test_accuracy: float | None
     baselines: Mapping[str, float]
     threat: str
     seconds: float
+
+    @property
+    def attacker(self) -> str:
+        """The attack, and the adversary that went before it."""
+        if self.adversary in (HONEST, self.attack):
+            return self.attack
+        return f"{self.attack} after {self.adversary}"
 
 
 def read_rows(folder: GridFolder) -> list[Row]:
@@ -48,7 +59,8 @@ def read_rows(folder: GridFolder) -> list[Row]:
         RunFolderError: a file of a cell is damaged.
     """
     settings = grid_settings_of(folder.experiment())
-    asked, setting = set(settings.attack_specs), setting_words(settings)
+    asked = {*settings.attack_specs, *settings.trainings}
+    setting = setting_words(settings)
     free: dict[int, list[Scored]] = {}
     found: dict[str, list[Row]] = {spec: [] for spec in settings.victims}
     for cell in folder.cells():
@@ -58,58 +70,72 @@ def read_rows(folder: GridFolder) -> list[Row]:
             free[seed] = scores
         elif scores:
             mine = [one for one in scores if one.attack in asked]
-            accuracy = read_json(path / "summary.json")["test_accuracy"]
-            found[cell.called] += rows_of(
-                mine, free[seed], settings.baselines, cell.called, seed, accuracy
-            )
+            victim = Of(cell.called, cell.adversary, seed, _accuracy(path))
+            found[cell.called] += rows_of(mine, free[seed], settings.baselines, victim)
     return [row for rows in found.values() for row in rows]
 
 
+@dataclass(frozen=True, slots=True)
+class Of:
+    """Whose rows they are.
+
+    Attributes:
+        defense, adversary, seed, accuracy: of the victim; see `Row`.
+    """
+
+    defense: str
+    adversary: str
+    seed: int
+    accuracy: float | None
+
+
 def rows_of(
-    scores: Sequence[Scored],
-    free: Sequence[Scored],
-    baselines: Sequence[str],
-    defense: str,
-    seed: int,
-    accuracy: float,
+    scores: Sequence[Scored], free: Sequence[Scored], baselines: Sequence[str], victim: Of
 ) -> list[Row]:
-    """The rows of one victim.
+    """The rows of one victim, one for each measure.
 
     Args:
         scores: on its bottom.
         free: without it, on the same leaked rows.
         baselines: names of those that count.
-        defense: of the victim.
-        seed: of the victim.
-        accuracy: of the victim, on test rows.
+        victim: whose they are.
     """
     known = {one.trial: one.value for one in free}
     found = []
     for one in scores:
         beside = baselines_of(one.trial, baselines).items()
         values = {name: known[trial] for name, trial in beside if trial in known}
-        found.append(_row(defense, seed, one, values, accuracy))
+        found.append(_row(victim, one, (one.measure, one.value, one.guess), values))
+        found += [_row(victim, one, measured, {}) for measured in one.also]
     return found
 
 
 def _row(
-    defense: str, seed: int, one: Scored, baselines: Mapping[str, float], accuracy: float
+    victim: Of, one: Scored, measured: tuple[str, float, float], baselines: Mapping[str, float]
 ) -> Row:
+    measure, value, guess = measured
     return Row(
-        defense=defense,
+        defense=victim.defense,
         attack=one.attack,
+        adversary=victim.adversary,
         k=one.k,
-        seed=seed,
+        seed=victim.seed,
         draw=one.draw,
-        measure=one.measure,
-        value=one.value,
+        measure=measure,
+        value=value,
         scratch=baselines.get("scratch"),
-        guess=one.guess,
-        test_accuracy=accuracy,
+        guess=guess,
+        test_accuracy=victim.accuracy,
         baselines=baselines,
         threat=one.threat,
         seconds=one.seconds,
     )
+
+
+def _accuracy(path: Path) -> float | None:
+    """Of the victim in a run folder, on test rows."""
+    summary = path / "summary.json"
+    return float(read_json(summary)["test_accuracy"]) if summary.exists() else None
 
 
 def to_csv(rows: Sequence[Row]) -> str:

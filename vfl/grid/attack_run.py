@@ -8,12 +8,15 @@ from pathlib import Path
 
 from vfl.config import GridSettings
 from vfl.errors import RunFolderError
-from vfl.grid.attack_rows import Row, rows_of
+from vfl.grid.attack_rows import Of, Row, rows_of
+from vfl.grid.cells import HONEST
 from vfl.grid.scores_file import OF_RUN, read_scores, write_scores
 from vfl.grid.trials import TRAINED, setting_words
 from vfl.run_folder import RunFolder
 from vfl.storage import read_json
 
+#: Measures that are no share of anything.
+NO_SHARES = ("mse", "psnr", "ssim")
 Table = tuple[Sequence[str], list[list[str]]]
 
 
@@ -38,6 +41,7 @@ def attacked(
     if not (folder.path / "summary.json").exists():
         raise RunFolderError("this run has not ended, so there is nothing to attack")
     check_attacks(folder.experiment(), settings)
+    settings = settings.model_copy(update={"reconstructions": False})  # its page shows none
     attempts = attempts_of(settings)
     trials = attempts.on() + attempts.baselines(settings.baselines)
     say(f"{len(trials)} attacks on {folder.path}, baselines included")
@@ -63,26 +67,26 @@ def read_run_rows(path: Path, baselines: Sequence[str] = GridSettings().baseline
     own = [one for one in scores if one.bottom == TRAINED]
     free = [one for one in scores if one.bottom != TRAINED]
     accuracy = summary["test_accuracy"]
-    return rows_of(own, free, baselines, experiment.defense, experiment.seed, accuracy)
+    return rows_of(own, free, baselines, Of(experiment.defense, HONEST, experiment.seed, accuracy))
 
 
 def summary_table(rows: Sequence[Row]) -> Table:
     """One line an attack and number of leaked labels: means over the draws."""
     head = ["attack", "k", "measure", "reaches", "from scratch", "best baseline", "guess"]
-    groups: dict[tuple[str, int], list[Row]] = {}
+    groups: dict[tuple[str, int, str], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row.attack, row.k), []).append(row)
+        groups.setdefault((row.attack, row.k, row.measure), []).append(row)
     return head, [
         [
             attack,
             str(k) if k else "",
-            own[0].measure.replace("_", " "),
-            shown([row.value for row in own], own[0].measure),
-            shown([row.scratch for row in own if row.scratch is not None], own[0].measure),
-            shown(_best(own), own[0].measure),
-            shown([row.guess for row in own], own[0].measure),
+            measure.replace("_", " "),
+            shown([row.value for row in own], measure),
+            shown([row.scratch for row in own if row.scratch is not None], measure),
+            shown(_best(own), measure),
+            shown([row.guess for row in own], measure),
         ]
-        for (attack, k), own in groups.items()
+        for (attack, k, measure), own in groups.items()
     ]
 
 
@@ -95,12 +99,12 @@ def shown(values: Sequence[float], measure: str) -> str:
     if not values:
         return ""
     mean = statistics.fmean(values)
-    return f"{mean:.4g}" if measure == "mse" else f"{100 * mean:.1f} %"
+    return f"{mean:.4g}" if measure in NO_SHARES else f"{100 * mean:.1f} %"
 
 
 def sentences(rows: Sequence[Row]) -> dict[str, str]:
     """Who the attacker was and what it held, by attack."""
-    return {row.attack: row.threat for row in rows}
+    return {row.attacker: row.threat for row in rows}
 
 
 def _best(rows: Sequence[Row]) -> list[float]:

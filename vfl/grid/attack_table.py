@@ -9,7 +9,7 @@ from typing import Any
 from vfl.grid.attack_rows import Row, read_rows, to_csv
 from vfl.grid.cells import GridFolder, failure_of, grid_settings_of
 from vfl.grid.interval import Estimate
-from vfl.grid.leaderboard import OF_LABELS, Place, Standing, leaderboard
+from vfl.grid.leaderboard import Place, Standing, is_ranked, leaderboard
 from vfl.grid.scores_file import OF_CELL
 from vfl.grid.statistics import over_victims
 from vfl.storage import stamp, write_json, write_text
@@ -48,7 +48,12 @@ def tables(rows: Sequence[Row], places: Sequence[Place], margin: float) -> list[
 
 def without_baseline(rows: Sequence[Row]) -> list[Row]:
     """Rows that no worst case is taken over: other goals, and what only a training tells."""
-    return [row for row in rows if row.measure not in OF_LABELS or not row.baselines]
+    return [row for row in rows if not is_ranked(row)]
+
+
+def with_baseline(rows: Sequence[Row]) -> list[Row]:
+    """Rows that a worst case is taken over."""
+    return [row for row in rows if is_ranked(row)]
 
 
 def board_table(places: Sequence[Place], margin: float) -> Table:
@@ -88,13 +93,19 @@ def standings_table(places: Sequence[Place]) -> Table:
 
 def others_table(rows: Sequence[Row]) -> Table:
     """Attacks whose measure is no accuracy: what they reach beside their guess."""
-    head = ["defense", "attack", "k", "measure", "reaches", "guess"]
-    groups: dict[tuple[str, str, int, str], list[Row]] = {}
+    head = [
+        "defense", "adversary", "attack", "k", "measure", "reaches", "guess", "test accuracy",
+    ]  # fmt: skip
+    groups: dict[tuple[str, str, str, int, str], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row.defense, row.attack, row.k, row.measure), []).append(row)
+        kind = row.defense, row.adversary, row.attack, row.k, row.measure
+        groups.setdefault(kind, []).append(row)
     return head, [
-        [defense, attack, str(k), measure, _plain(own, "value"), _plain(own, "guess")]
-        for (defense, attack, k, measure), own in groups.items()
+        [
+            *(defense, adversary, attack, str(k), measure.replace("_", " ")),
+            *(_plain(own, name) for name in ("value", "guess", "test_accuracy")),
+        ]
+        for (defense, adversary, attack, k, measure), own in groups.items()
     ]
 
 
@@ -136,7 +147,8 @@ def _standing(place: Place, one: Standing) -> list[str]:
 
 
 def _plain(rows: Sequence[Row], name: str) -> str:
-    found = over_victims({(row.seed, row.draw): getattr(row, name) for row in rows})
+    values = {(row.seed, row.draw): getattr(row, name) for row in rows}
+    found = over_victims({key: value for key, value in values.items() if value is not None})
     if found is None:
         return ""
     half = "" if found.half_width is None else f" ± {found.half_width:.2g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,16 +12,20 @@ from typing import Any, Literal
 
 from vfl.config import CompareSettings, Experiment, GridSettings, read_experiment, to_toml
 from vfl.errors import ConfigError, RunFolderError
-from vfl.grid.identity import experiment_digest
+from vfl.grid.identity import experiment_digest, text_digest
 from vfl.storage import check_format, read_json, stamp, write_json, write_text
 
 #: What makes a folder that of a grid.
 GRID = "grid.json"
 CONFIG = "config.toml"
 CELLS = "cells"
-#: What a cell's run folder holds besides: measures of its codec; why it ended badly; its cut.
+#: What a cell's run folder holds besides: measures of its codec; why it ended badly; its cut; that
+#: a party found out who tampered, and stopped.
 CODEC, FAILURE, PICTURES = "codec.json", "failure.json", "pictures.json"
+FOUND_OUT = "found_out.json"
 _SPELLING = 40
+#: In the place of an adversary: nobody tampers.
+HONEST = "none"
 
 Kind = Literal["codecs", "attacks"]
 
@@ -34,19 +39,23 @@ class Cell:
         title: what people call it.
         about: what it is in words of the grid, by column.
         called: what its folder's name begins with; the codec unless it is given.
+        adversary: spec of the one it is trained against; "none" trains honestly.
     """
 
     experiment: Experiment
     title: str
     about: Mapping[str, str]
     called: str = ""
+    adversary: str = HONEST
 
     @property
     def name(self) -> str:
-        """Its folder's name; it follows from the experiment alone, whatever else is trained."""
+        """Its folder's name; it follows from what is trained, whatever else is."""
         called = self.called or self.experiment.codec
         spelt = re.sub(r"[^A-Za-z0-9=.,-]+", "_", called)[:_SPELLING]
-        return f"{spelt}-seed{self.experiment.seed}-{experiment_digest(self.experiment)}"
+        honest = f"{spelt}-seed{self.experiment.seed}-{experiment_digest(self.experiment)}"
+        told = json.dumps(dict(self.about), sort_keys=True)
+        return honest if self.adversary == HONEST else f"{honest}-{text_digest(told)}"
 
 
 class GridFolder:
@@ -99,6 +108,7 @@ class GridFolder:
                 "title": cell.title,
                 "about": dict(cell.about),
                 "called": cell.called,
+                "adversary": cell.adversary,
                 "experiment": cell.experiment.model_dump(mode="json", exclude_none=True),
             }
             for cell in cells
@@ -120,6 +130,7 @@ class GridFolder:
                 one["title"],
                 one["about"],
                 one.get("called", ""),
+                one.get("adversary", HONEST),
             )
             for one in self._record()["cells"]
         ]

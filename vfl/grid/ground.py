@@ -10,17 +10,31 @@ from typing import Any, cast
 from torch import nn
 
 from vfl import attacks
+from vfl.attacks import Attack, ThreatModel
+from vfl.attacks.active import make_adversary
 from vfl.attacks.baselines import Kind, behind, label_free_bottom
-from vfl.attacks.case import Case, attempt
+from vfl.attacks.case import Case
 from vfl.attacks.victim import Setting, Victim
+from vfl.grid.cells import HONEST
+from vfl.grid.gallery import Gallery
 from vfl.grid.identity import code_of
-from vfl.grid.scenes import Recordings, Scene, scene_of
+from vfl.grid.outcomes import Outcomes
+from vfl.grid.recordings import Recordings
+from vfl.grid.scenes import Scene, scene_of
 from vfl.grid.scores_file import Scored, ScoresFile, key_of
-from vfl.grid.trials import TRAINED, Trial
+from vfl.grid.trials import OUTCOME, TRAINED, Trial
+from vfl.grid.tried import Tried, tried
 from vfl.seeds import generator
 
-#: What shows an attack its victim, and scores it.
+#: What shows an attack its victim, and scores it; and what does besides, of other goals.
 _BEHIND = ("vfl.attacks.case", "vfl.attacks.recorded_case", "vfl.attacks.victim")
+_BESIDES = (
+    "vfl.attacks.active.begin", "vfl.attacks.attribute_case", "vfl.attacks.queried_case",
+    "vfl.grid.outcomes", "vfl.grid.recordings", "vfl.grid.tried",
+)  # fmt: skip
+_OF_LABELS = ("asked", "heard")
+#: What only pictures are measured by.
+_PICTURES = {"ssim"}
 
 
 class Ground:
@@ -33,6 +47,9 @@ class Ground:
         width: of label-free cuts.
         about: what every value depends on besides the trial, for its key.
         recordings: of its training, for attacks on what was heard or received.
+        outcomes: what adversaries reached with it.
+        adversary: spec of the one it was trained against.
+        gallery: where pictures that attacks make are kept; None keeps none.
     """
 
     def __init__(
@@ -43,9 +60,13 @@ class Ground:
         width: int,
         about: Mapping[str, Any],
         recordings: Recordings | None = None,
+        outcomes: Outcomes | None = None,
+        adversary: str = HONEST,
+        gallery: Gallery | None = None,
     ) -> None:
         self._victim, self._seed, self._setting, self._width = victim, seed, setting, width
-        self._recordings = recordings
+        self._recordings, self._outcomes, self._gallery = recordings, outcomes, gallery
+        self._adversary = adversary
         self._about = dict(about) | {"setting": repr(setting), "seed": seed}
         self._leak: tuple[int, int] | None = None
         self._cases: dict[str, Case] = {}
@@ -55,34 +76,60 @@ class Ground:
         """The score of each trial, from the file if it is there, else tried and added to it."""
         scores.mend()
         for trial in trials:
-            found = scores.get(self._key(trial))
+            found = self._known(trial, scores)
             if found is None:
-                found = self._tried(trial)
+                found = self._scored(trial)
                 scores.add(found)
             yield found
 
     def lacking(self, trials: Iterable[Trial], scores: ScoresFile) -> list[Trial]:
         """The trials that have no score in the file."""
-        return [trial for trial in trials if scores.get(self._key(trial)) is None]
+        return [trial for trial in trials if self._known(trial, scores) is None]
 
-    def _tried(self, trial: Trial) -> Scored:
-        attack = attacks.make(trial.attack)
-        case = self._case(trial, scene_of(attack, trial.attack, own_columns=True))
-        draw = generator(self._seed, "attack", trial.draw)
-        started = time.perf_counter()
-        score = attempt(case, attack, draw)
+    def _known(self, trial: Trial, scores: ScoresFile) -> Scored | None:
+        """Its score, unless pictures of it are wanted and were not kept."""
+        found = scores.get(self._key(trial))
+        wanted = self._gallery is not None and found is not None and _PICTURES & _measures(found)
+        if wanted and self._gallery is not None and self._gallery.get(self._key(trial)) is None:
+            return None
+        return found
+
+    def _scored(self, trial: Trial) -> Scored:
+        key, (found, seconds) = self._key(trial), self._tried(trial)
+        if self._gallery is not None and found.true is not None and found.found is not None:
+            self._gallery.keep(key, found.true, found.found)
+        first, *others = found.scores
         return Scored(
-            key=self._key(trial),
+            key=key,
             attack=trial.attack,
             bottom=trial.bottom,
             k=trial.k,
             draw=trial.draw,
-            measure=score.measure,
-            value=score.value,
-            guess=score.guess,
-            threat=case.view.only(attack.needs).threat.sentence(),
-            seconds=round(time.perf_counter() - started, 4),
+            measure=first.measure,
+            value=first.value,
+            guess=first.guess,
+            threat=self._sentence(found.threat),
+            seconds=round(seconds, 4),
+            also=[(one.measure, one.value, one.guess) for one in others],
         )
+
+    def _tried(self, trial: Trial) -> tuple[Tried, float]:
+        """What came of a trial, and the seconds that took."""
+        draw = generator(self._seed, "attack", trial.draw)
+        if trial.bottom == OUTCOME:
+            assert self._outcomes is not None
+            started = time.perf_counter()
+            return self._outcomes.of(trial.attack, draw), time.perf_counter() - started
+        attack = attacks.make(trial.attack)
+        case = self._case(trial, scene_of(attack, trial.attack, own_columns=True))
+        started = time.perf_counter()
+        return tried(case, attack, draw), time.perf_counter() - started
+
+    def _sentence(self, threat: ThreatModel) -> str:
+        if self._adversary == HONEST:
+            return threat.sentence()
+        told = replace(threat, behaviour="malicious").sentence()
+        return f"{told} While the victim trained it was {self._adversary}."
 
     def _case(self, trial: Trial, scene: Scene) -> Case:
         leak = trial.k, trial.draw
@@ -111,7 +158,18 @@ class Ground:
         return self._bottoms[kind]
 
     def _key(self, trial: Trial) -> str:
-        beside = _BEHIND if trial.bottom == TRAINED else (*_BEHIND, "vfl.attacks.baselines")
-        code = code_of(type(attacks.make(trial.attack)).__module__, *beside)
-        tried = {"attack": trial.attack, "k": trial.k, "draw": trial.draw, "bottom": trial.bottom}
-        return key_of(self._about | tried | {"code": code})
+        made = (make_adversary if trial.bottom == OUTCOME else attacks.make)(trial.attack)
+        about = {"attack": trial.attack, "k": trial.k, "draw": trial.draw, "bottom": trial.bottom}
+        about["code"] = code_of(type(made).__module__, *_BEHIND, *self._beside(trial, made))
+        return key_of(self._about | about)
+
+    def _beside(self, trial: Trial, made: object) -> tuple[str, ...]:
+        """What else stands behind a score than an attack on the victim's labels does."""
+        if trial.bottom not in (TRAINED, OUTCOME):
+            return ("vfl.attacks.baselines",)
+        labels = isinstance(made, Attack) and scene_of(made, trial.attack, True) in _OF_LABELS
+        return () if labels and trial.bottom == TRAINED else _BESIDES
+
+
+def _measures(found: Scored) -> set[str]:
+    return {found.measure, *(name for name, _, _ in found.also)}

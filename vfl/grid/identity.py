@@ -24,8 +24,12 @@ LISTS = frozenset({"compare", "grid"})
 
 def experiment_digest(experiment: Experiment) -> str:
     """Of all that is trained, whatever it is compared with."""
-    content = experiment.model_dump_json(exclude=set(LISTS))
-    return hashlib.sha256(content.encode()).hexdigest()[:_DIGITS]
+    return text_digest(experiment.model_dump_json(exclude=set(LISTS)))
+
+
+def text_digest(text: str) -> str:
+    """A short one of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
 def data_digest(data: Mapping[str, PartyData]) -> str:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vfl.grid.attack_rows import Row
+from vfl.grid.cells import HONEST
 from vfl.grid.interval import Estimate, paired_difference
 from vfl.grid.statistics import (
     ONE_SIDED,
     Values,
     advantage,
-    by_victim,
     equivalence,
     holm,
     over_victims,
@@ -41,7 +41,7 @@ class Standing:
         attack, value: the attack with the highest mean, and what it reached.
         baseline, baseline_value: the highest mean of all baselines, whatever attack they are of.
         advantage: value less baseline_value, victim by victim.
-        over_scratch: value less training from scratch on the leaked rows; None without leaks.
+        over_scratch: value less training from scratch on the leaked rows; None without either.
         chance: p-value of perfect protection from every attack, adjusted over k.
         verdict: what follows.
     """
@@ -89,7 +89,7 @@ def leaderboard(rows: Sequence[Row], margin: float) -> list[Place]:
         rows: of a grid.
         margin: points of accuracy that a defense may cost.
     """
-    labels = [row for row in rows if row.measure in OF_LABELS and row.baselines]
+    labels = [row for row in rows if is_ranked(row)]
     leaks = sorted({row.k for row in labels if row.k}) or [0]
     plain = [row for row in labels if row.defense == UNDEFENDED]
     found = []
@@ -99,16 +99,21 @@ def leaderboard(rows: Sequence[Row], margin: float) -> list[Place]:
     return sorted(found, key=lambda place: place.worst.advantage.mean)
 
 
+def is_ranked(row: Row) -> bool:
+    """Whether a row is about labels and stands beside baselines."""
+    return row.measure in OF_LABELS and bool(row.baselines)
+
+
 def leaked(rows: Iterable[Row], k: int) -> list[Row]:
     """The rows of attacks that k leaked labels allow: those with k, and those that use none."""
     return [row for row in rows if row.k in (0, k)]
 
 
 def by_attack(rows: Iterable[Row]) -> dict[str, dict[tuple[int, int], float]]:
-    """Values by attack, each by victim and draw."""
+    """Values by attack and what went before it, each by victim and draw."""
     found: dict[str, dict[tuple[int, int], float]] = {}
     for row in rows:
-        found.setdefault(row.attack, {})[row.seed, row.draw] = row.value
+        found.setdefault(row.attacker, {})[row.seed, row.draw] = row.value
     return found
 
 
@@ -159,7 +164,8 @@ def _standing(k: int, own: Sequence[Row], plain: Sequence[Row], chance: float) -
     assert value is not None
     assert beside is not None
     assert above is not None
-    over_scratch = advantage(attacks[attack], baselines["scratch"]) if k else None
+    scratch = baselines.get("scratch") if k else None
+    over_scratch = None if scratch is None else advantage(attacks[attack], scratch)
     verdict = _verdict(above, chance, succeeds(_advantages(plain)))
     return Standing(k, attack, value, baseline, beside, above, over_scratch, chance, verdict)
 
@@ -186,4 +192,5 @@ def _advantages(rows: Sequence[Row]) -> list[Estimate | None]:
 
 
 def _accuracy(rows: Iterable[Row]) -> dict[int, float]:
-    return by_victim({(row.seed, 0): row.test_accuracy for row in rows})
+    honest = {row.seed: row.test_accuracy for row in rows if row.adversary == HONEST}
+    return {seed: accuracy for seed, accuracy in honest.items() if accuracy is not None}

@@ -6,27 +6,33 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
-import torch
-from torch import Tensor
-
+from vfl import attacks
 from vfl.attacks import Attack, Grant
-from vfl.attacks.case import Case
-from vfl.attacks.recorded_case import OWN_COLUMNS, RECEIVING, TRAINING, received_case, training_case
+from vfl.attacks.active import make_adversary
+from vfl.attacks.attribute_case import ATTRIBUTE
+from vfl.attacks.queried_case import QUERYING
+from vfl.attacks.recorded_case import OWN_COLUMNS, RECEIVING, TRAINING
+from vfl.attacks.threat import Who
 from vfl.attacks.victim import INFERENCE
 from vfl.config import Experiment, GridSettings, TraceSettings
-from vfl.datasets import PartyData
 from vfl.errors import UserError
-from vfl.run_folder import RunFolder
-from vfl.session import PartyFolder
-from vfl.trace import Replayed, read
+from vfl.grid.trials import OUTCOME
+from vfl.trace import read
 
 #: "asked": a feature party once the network is in use; "heard": a feature party that recorded the
-#: training; "received": a label party that recorded the last queries.
-Scene = Literal["asked", "heard", "received"]
-#: Rows whose columns leaked to the label party, of the validation rows.
-_LEAKED_ROWS = 200
+#: training; "received": a label party that recorded the last queries; "attribute": the same, after
+#: an attribute; "queried": an outsider that asks for predictions.
+Scene = Literal["asked", "heard", "received", "attribute", "queried"]
+ATTACKERS: dict[Scene, Who] = {
+    "asked": "feature party",
+    "heard": "feature party",
+    "received": "label party",
+    "attribute": "label party",
+    "queried": "outsider",
+}
 #: Where a party's recording lies in a run folder.
 _TRACES = "parties/*/trace"
+_OF_LABELS = ("labels", "clusters", "scores")
 
 
 def scene_of(attack: Attack, spec: str, own_columns: bool = False) -> Scene:
@@ -40,14 +46,19 @@ def scene_of(attack: Attack, spec: str, own_columns: bool = False) -> Scene:
     Raises:
         UserError: no party of a grid holds all it needs.
     """
-    if attack.goal in ("labels", "clusters", "scores") and attack.needs <= INFERENCE:
-        return "asked"
-    if attack.goal in ("labels", "clusters", "scores") and attack.needs <= TRAINING:
-        return "heard"
     received = RECEIVING | OWN_COLUMNS if own_columns else RECEIVING
-    if attack.goal == "inputs" and attack.needs <= received:
-        return "received"
-    beyond = attack.needs - INFERENCE - TRAINING - received
+    granted: list[tuple[Scene, tuple[str, ...], frozenset[Grant]]] = [
+        ("asked", _OF_LABELS, INFERENCE),
+        ("heard", _OF_LABELS, TRAINING),
+        ("received", ("inputs",), received),
+        ("attribute", ("labels",), ATTRIBUTE),
+        ("queried", ("scores",), QUERYING),
+    ]
+    for scene, goals, grants in granted:
+        if attack.goal in goals and attack.needs <= grants:
+            return scene
+    own = [grants for _, goals, grants in granted if attack.goal in goals]
+    beyond = attack.needs - frozenset().union(*own)
     raise UserError(
         f"no attacker of a grid has what {spec} needs",
         got=", ".join(str(grant) for grant in Grant if grant in (beyond or attack.needs)),
@@ -55,11 +66,19 @@ def scene_of(attack: Attack, spec: str, own_columns: bool = False) -> Scene:
     )
 
 
-def recorded_phases(scenes: Iterable[Scene]) -> TraceSettings:
+def scene_of_trial(spec: str, bottom: str) -> Scene | None:
+    """The scene of a trial; None for what an adversary reached without any recording."""
+    if bottom != OUTCOME:
+        return scene_of(attacks.make(spec), spec, own_columns=True)
+    return "received" if isinstance(make_adversary(spec), Attack) else None
+
+
+def recorded_phases(scenes: Iterable[Scene | None]) -> TraceSettings:
     """What a training records for these scenes; nothing unless they need it."""
     known = set(scenes)
     phases = ("train",) if "heard" in known else ()
-    return TraceSettings(phases=(*phases, *(("validation", "test") if "received" in known else ())))
+    asked = ("validation", "test") if known & {"received", "attribute"} else ()
+    return TraceSettings(phases=(*phases, *asked))
 
 
 def is_recorded(path: Path, wanted: TraceSettings) -> bool:
@@ -68,55 +87,16 @@ def is_recorded(path: Path, wanted: TraceSettings) -> bool:
     return bool(found) and all(set(wanted.phases) <= set(phases) for phases in found)
 
 
-class Recordings:
-    """The cases that the recordings of a run make; frames are decoded once.
-
-    Args:
-        folder: the run.
-        data: every party's rows.
-        party: the feature party.
-    """
-
-    def __init__(self, folder: RunFolder, data: Mapping[str, PartyData], party: str) -> None:
-        self._folder, self._data, self._party = folder, data, party
-        self._frames: dict[Scene, list[tuple[Replayed, Tensor]]] = {}
-
-    def case(self, scene: Scene, k: int, draw: torch.Generator) -> Case:
-        """The case of one leak.
-
-        Args:
-            scene: "heard" or "received".
-            k: leaked labels of each class; columns that leak are always as many.
-            draw: which rows leak.
-
-        Raises:
-            RunFolderError: nothing was recorded.
-            TooFewRowsError: fewer rows than are to leak.
-        """
-        experiment = self._folder.experiment()
-        if scene == "heard":
-            return training_case(
-                experiment, self._data, self._of(scene, experiment), self._party, k, draw
-            )
-        rows = len(self._data[self._party].split.validation)
-        weights = {name: PartyFolder(self._folder.party(name)).weights() for name in self._data}
-        frames = self._of(scene, experiment)
-        leaks = min(_LEAKED_ROWS, rows)
-        return received_case(experiment, self._data, frames, self._party, leaks, draw, weights)
-
-    def _of(self, scene: Scene, experiment: Experiment) -> list[tuple[Replayed, Tensor]]:
-        if scene not in self._frames:
-            owner = self._party if scene == "heard" else experiment.label.party
-            recording = read(self._folder.party(owner) / "trace")
-            phase = "train" if scene == "heard" else None
-            self._frames[scene] = list(recording.decoded(phase=phase))
-        return self._frames[scene]
-
-
 def check_scenes(
-    experiment: Experiment, settings: GridSettings, made: Mapping[str, Attack]
+    experiment: Experiment, settings: GridSettings, made: Mapping[str, Attack], party: str
 ) -> None:
     """Refuse attacks that no attacker of this grid could run.
+
+    Args:
+        experiment: what is trained.
+        settings: of the grid.
+        made: the attacks by spec.
+        party: the feature party.
 
     Raises:
         UserError: with the attack, and what it needs.
@@ -130,3 +110,17 @@ def check_scenes(
                 where="grid.attacks",
                 fix="trained_by = 'split'",
             )
+        if scene == "received" and Grant.TOP in attack.needs:
+            own = {experiment.label.party} if Grant.INPUTS in attack.needs else set()
+            _check_feeders(spec, set(experiment.parties), {party} | own)
+
+
+def _check_feeders(spec: str, found: set[str], wanted: set[str]) -> None:
+    """An attack through the top stands for all who feed it."""
+    if found != wanted:
+        raise UserError(
+            f"{spec} needs a top that nobody else feeds",
+            where="grid.attacks",
+            got=f"columns of {', '.join(sorted(found))}",
+            want=f"columns of {', '.join(sorted(wanted))}",
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,14 @@ class Scored:
     Attributes:
         key: stands for all that the value depends on; see `key_of`.
         attack: its spec.
-        bottom: "trained" is the victim's; others are label-free ("raw", "pca", "random").
+        bottom: "trained" is the victim's; others are label-free ("raw", "pca", "random");
+            "outcome" is what an adversary itself reached.
         k: leaked labels of each class; 0 for an attack that uses none.
         draw: which draw of them.
         measure, value, guess: see `vfl.attacks.case.Score`.
         threat: who the attacker was and what it held, in one sentence.
         seconds: it took.
+        also: further measures, each with value and guess.
     """
 
     key: str
@@ -54,6 +56,7 @@ class Scored:
     guess: float
     threat: str
     seconds: float
+    also: Sequence[tuple[str, float, float]] = ()
 
     @property
     def trial(self) -> Trial:
@@ -131,9 +134,12 @@ def read_scores(path: Path, setting: str | None = None) -> list[Scored]:
 
 
 def _scored(record: Any, path: Path) -> Scored:
+    if isinstance(record, dict):
+        record.setdefault("also", [])  # written before attacks had several measures
     if not isinstance(record, dict) or set(record) != {field.name for field in fields(Scored)}:
         raise RunFolderError("a score is damaged", where=str(path))
-    return Scored(**record)
+    also = tuple((str(name), float(value), float(guess)) for name, value, guess in record["also"])
+    return Scored(**record | {"also": also})
 
 
 def _read(path: Path) -> list[Scored]:

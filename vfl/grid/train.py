@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from vfl.config import Experiment, TraceSettings
 from vfl.datasets import PartyData
+from vfl.exchange import Adversary
 from vfl.grid.cells import Cell, GridFolder
 from vfl.run import load_data, train
 from vfl.session import CHECKPOINTS
@@ -36,6 +37,7 @@ def train_cell(
     data: Mapping[str, PartyData],
     device: str = "cpu",
     trace: TraceSettings | None = None,
+    adversaries: Mapping[str, Adversary] | None = None,
 ) -> None:
     """Train a cell, or go on from its last checkpoint, unless it is trained; then tidy up.
 
@@ -45,6 +47,7 @@ def train_cell(
         data: every party's rows.
         device: where the models run.
         trace: what is recorded meanwhile, which changes no weight; None is what the cell says.
+        adversaries: dishonest parties that have begun, by name.
     """
     experiment = cell.experiment if trace is None else recording(cell.experiment, trace)
     path = folder.cells_path / cell.name
@@ -58,6 +61,7 @@ def train_cell(
             command=str(folder.words("command")),
             resume=path.exists(),
             data=data,
+            adversaries=adversaries,
             device=device,
         )
     for checkpoints in path.glob(f"parties/*/{CHECKPOINTS}"):

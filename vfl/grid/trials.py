@@ -14,6 +14,9 @@ ANY = "raw"
 #: Baselines by the attack that they are; the others are bottoms.
 SCRATCH = {"scratch": "scratch", "scratch_unlabelled": "scratch:unlabelled=true"}
 
+#: In the place of a bottom: no attack, but what an adversary itself reached.
+OUTCOME = "outcome"
+
 #: What stands in the place of the defense in a cell of baselines.
 BASELINES = "baselines"
 
@@ -23,10 +26,10 @@ class Trial:
     """One attack, once.
 
     Attributes:
-        attack: its spec.
+        attack: its spec, or an adversary's.
         k: leaked labels of each class, 0 where it uses none.
         draw: which draw of them.
-        bottom: `TRAINED`, or a label-free one: "raw", "pca", "random".
+        bottom: `TRAINED`, or a label-free one: "raw", "pca", "random"; or `OUTCOME`.
     """
 
     attack: str
@@ -45,6 +48,7 @@ class Attempts:
         leaks: leaked labels of each class.
         draws: of leaked rows.
         alone: specs of those that have no baseline, for they read what a training left.
+        outcomes: specs of adversaries whose own success is measured.
     """
 
     leaking: Sequence[str]
@@ -52,6 +56,11 @@ class Attempts:
     leaks: Sequence[int]
     draws: int
     alone: frozenset[str] = frozenset()
+    outcomes: Sequence[str] = ()
+
+    def on_victim(self) -> list[Trial]:
+        """Every attack on the victim itself, and what adversaries reached."""
+        return self.on() + [Trial(spec, 0, 0, OUTCOME) for spec in self.outcomes]
 
     def on(self, bottoms: Sequence[str] = (TRAINED,)) -> list[Trial]:
         """Every attack on these bottoms, the trials of one leak together."""
@@ -88,5 +97,6 @@ def baselines_of(trial: Trial, names: Sequence[str]) -> dict[str, Trial]:
 
 def setting_words(settings: GridSettings) -> str:
     """Which rows play which part, to know scores of another setting."""
-    parts = settings.leaks_from, settings.unlabelled, settings.trained_by, settings.party
-    return ", ".join(map(str, parts))
+    parts = [settings.leaks_from, settings.unlabelled, settings.trained_by, settings.party]
+    more = [] if settings.attribute is None else [f"attribute {settings.attribute}"]
+    return ", ".join(map(str, [*parts, *more]))

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from vfl import attacks
 from vfl.attacks import Grant
+from vfl.attacks.active import make_adversary
 from vfl.attacks.victim import Setting, Victim
 from vfl.config import Experiment, GridSettings, TraceSettings
 from vfl.datasets import PartyData
-from vfl.errors import ConfigError
+from vfl.errors import ConfigError, UserError
+from vfl.grid.cells import HONEST
+from vfl.grid.gallery import Gallery
 from vfl.grid.ground import Ground
 from vfl.grid.identity import data_digest, experiment_digest
-from vfl.grid.scenes import Recordings, check_scenes, scene_of
+from vfl.grid.outcomes import Outcomes, outcomes_of
+from vfl.grid.recordings import Recordings
+from vfl.grid.scenes import ATTACKERS, check_scenes, scene_of
 from vfl.grid.scores_file import Scored, ScoresFile
 from vfl.grid.train import recording
 from vfl.grid.trials import Attempts, Trial
+from vfl.run import session_of
 from vfl.run_folder import RunFolder
 from vfl.storage import read_json
 
 
 def attack_run(
-    folder: RunFolder, data: Mapping[str, PartyData], settings: GridSettings, trials: list[Trial]
+    folder: RunFolder,
+    data: Mapping[str, PartyData],
+    settings: GridSettings,
+    trials: list[Trial],
+    adversary: str = HONEST,
 ) -> list[Scored]:
     """Attack the feature party of a finished run; each score is kept in its folder.
 
@@ -30,58 +41,97 @@ def attack_run(
         data: every party's rows.
         settings: who attacks, with what.
         trials: what is tried.
+        adversary: spec of the one that it was trained against.
 
     Raises:
         ConfigError: no feature party has that name.
         RunFolderError: the run has not ended, its weights are not there, or an attack needs what
             was not recorded.
     """
-    ground = run_ground(folder, data, settings)
+    ground = run_ground(folder, data, settings, adversary)
     return list(ground.go_through(trials, ScoresFile(folder.path)))
 
 
-def run_ground(folder: RunFolder, data: Mapping[str, PartyData], settings: GridSettings) -> Ground:
+def run_ground(
+    folder: RunFolder,
+    data: Mapping[str, PartyData],
+    settings: GridSettings,
+    adversary: str = HONEST,
+) -> Ground:
     """Where attacks meet the feature party of a finished run; see `attack_run`."""
     experiment = folder.experiment()
     party = attacker_of(experiment, settings)
     victim = Victim.of_run(folder, data, party)
     weights = read_json(folder.path / "summary.json")["weights_sha256"]
-    recordings = Recordings(folder, data, party)
-    return ground_of(victim, experiment, data, settings, weights, recordings)
+    recordings = Recordings(folder, data, party, settings.attribute)
+    outcomes = Outcomes(folder, data, party, settings, recordings)
+    about = _about(experiment, data, party, weights)
+    if settings.attribute is not None:
+        about |= {"attribute": settings.attribute}
+    if adversary != HONEST:
+        about |= {"adversary": adversary, "known": settings.known}
+    draws = settings.draws_rows(experiment.is_table) and experiment.seed == settings.seeds[0]
+    return Ground(
+        victim,
+        experiment.seed,
+        _setting(settings),
+        experiment.parties[party].width,
+        about,
+        recordings,
+        outcomes,
+        adversary,
+        Gallery(folder.path) if draws else None,
+    )
 
 
-def ground_of(
-    victim: Victim,
-    experiment: Experiment,
-    data: Mapping[str, PartyData],
-    settings: GridSettings,
-    weights: str = "",
-    recordings: Recordings | None = None,
+def free_ground(
+    experiment: Experiment, data: Mapping[str, PartyData], settings: GridSettings
 ) -> Ground:
-    """Where attacks meet a victim of this experiment with these weights."""
+    """Where attacks meet what needs no training: the baselines of a seed."""
     party = attacker_of(experiment, settings)
-    setting = Setting("test", settings.leaks_from, settings.unlabelled, settings.trained_by)
-    about = {
+    untrained = session_of(experiment, data, "predict").weights()[party]
+    victim, about = Victim(experiment, data, party, untrained), _about(experiment, data, party)
+    width = experiment.parties[party].width
+    return Ground(victim, experiment.seed, _setting(settings), width, about)
+
+
+def _setting(settings: GridSettings) -> Setting:
+    return Setting("test", settings.leaks_from, settings.unlabelled, settings.trained_by)
+
+
+def _about(
+    experiment: Experiment, data: Mapping[str, PartyData], party: str, weights: str = ""
+) -> dict[str, Any]:
+    """What every value depends on besides the trial."""
+    return {
         "experiment": experiment_digest(recording(experiment, TraceSettings())),
         "data": data_digest(data),
         "weights": weights,
         "party": party,
     }
-    width = experiment.parties[party].width
-    return Ground(victim, experiment.seed, setting, width, about, recordings)
 
 
-def attempts_of(settings: GridSettings) -> Attempts:
+def attempts_of(settings: GridSettings, adversary: str = HONEST) -> Attempts:
     """The attacks of a grid, and how often each is tried.
+
+    Args:
+        settings: of the grid.
+        adversary: spec of the one that the victim was trained against, which limits them to those
+            of the party that played it.
 
     Raises:
         SpecError: an attack cannot be built.
     """
     made = {spec: attacks.make(spec) for spec in settings.attack_specs}
+    scenes = {spec: scene_of(one, spec, own_columns=True) for spec, one in made.items()}
+    if adversary != HONEST:
+        who = make_adversary(adversary).who
+        made = {spec: one for spec, one in made.items() if ATTACKERS[scenes[spec]] == who}
     leaking = [spec for spec, attack in made.items() if Grant.LEAKED in attack.needs]
     once = [spec for spec in made if spec not in leaking]
-    alone = [spec for spec, one in made.items() if scene_of(one, spec, own_columns=True) != "asked"]
-    return Attempts(leaking, once, settings.leaks, settings.draws, frozenset(alone))
+    alone = frozenset(spec for spec in made if scenes[spec] != "asked")
+    outcomes = outcomes_of(settings, adversary)
+    return Attempts(leaking, once, settings.leaks, settings.draws, alone, outcomes)
 
 
 def check_attacks(experiment: Experiment, settings: GridSettings) -> None:
@@ -89,12 +139,21 @@ def check_attacks(experiment: Experiment, settings: GridSettings) -> None:
 
     Raises:
         ConfigError: no feature party has that name.
-        SpecError: an attack cannot be built.
+        SpecError: an attack or an adversary cannot be built.
         UserError: no attacker of this grid has what an attack needs.
     """
-    attacker_of(experiment, settings)
+    party = attacker_of(experiment, settings)
     made = {spec: attacks.make(spec) for spec in settings.attack_specs}
-    check_scenes(experiment, settings, made)
+    check_scenes(experiment, settings, made, party)
+    active = [spec for spec in settings.trainings if spec != HONEST]
+    for spec in active:
+        make_adversary(spec)
+    if active and settings.trained_by == "owner":
+        raise UserError(
+            f"{active[0]} tampers with the training, and where the owner trained alone nobody can",
+            where="grid.adversaries",
+            fix="trained_by = 'split'",
+        )
 
 
 def attacker_of(experiment: Experiment, settings: GridSettings) -> str:

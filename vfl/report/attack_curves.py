@@ -18,7 +18,7 @@ from vfl.grid.leaderboard import (
     mean_of,
 )
 from vfl.report.charts import STYLES, Series, line_chart, swatch
-from vfl.report.compare_curves import Drawing
+from vfl.report.parts import Drawing
 from vfl.report.scatter import Area, Point, map_chart, scatter_chart
 
 _LINES = STYLES  # of one chart
@@ -47,7 +47,7 @@ def tradeoffs(places: Sequence[Place], rows: Sequence[Row], margin: float) -> It
         first = next(iter(standings.values()))
         yield _tradeoff(f"worst-{k}", words, places, numbers, values, first, margin)
     middle = leaks[len(leaks) // 2]
-    for order, attack in enumerate(dict.fromkeys(row.attack for row in leaked(rows, middle))):
+    for order, attack in enumerate(dict.fromkeys(row.attacker for row in leaked(rows, middle))):
         values = {}
         for one in places:
             own = [row for row in leaked(rows, middle) if row.defense == one.defense]

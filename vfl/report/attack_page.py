@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,14 @@ from vfl.grid.attack_table import (
     missing,
     others_table,
     standings_table,
+    with_baseline,
     without_baseline,
 )
-from vfl.grid.cells import CONFIG, PICTURES, GridFolder, grid_settings_of
+from vfl.grid.cells import CONFIG, HONEST, PICTURES, Cell, GridFolder, grid_settings_of
 from vfl.grid.leaderboard import OF_LABELS, Place, leaderboard
 from vfl.report.attack_curves import advantages, attack_advantages, numbered, pictures, tradeoffs
-from vfl.report.compare_curves import Drawing
-from vfl.report.compare_page import Table
+from vfl.report.parts import Drawing, Strip, Table
+from vfl.report.strips import strips
 from vfl.report.units import bytes_text, date_text, list_text, percent_text, seconds_text
 from vfl.storage import read_json
 
@@ -40,6 +41,7 @@ class AttackPage:
     tradeoffs: Sequence[Drawing]
     advantages: Sequence[Drawing]
     pictures: Sequence[Drawing]
+    reconstructed: Sequence[Strip]
     attackers: Sequence[tuple[str, str]]
     victims: Table
     margin: float
@@ -58,6 +60,7 @@ def attack_page(folder: GridFolder) -> AttackPage:
     rows = read_rows(folder)
     places = leaderboard(rows, settings.margin)
     others = without_baseline(rows)
+    labels = with_baseline(rows)
     meta = (
         date_text(folder.words("created")),
         f"{len(rows)} attacks",
@@ -71,9 +74,10 @@ def attack_page(folder: GridFolder) -> AttackPage:
         board=_board(places, settings) if places else None,
         standings=_table(standings_table(places), 4) if places else None,
         others=_table(others_table(others), 2) if others else None,
-        tradeoffs=list(tradeoffs(places, rows, settings.margin)) if places else [],
-        advantages=[*advantages(places), *attack_advantages(rows, places)] if places else [],
+        tradeoffs=list(tradeoffs(places, labels, settings.margin)) if places else [],
+        advantages=[*advantages(places), *attack_advantages(labels, places)] if places else [],
         pictures=list(pictures(_drawn(folder, settings))),
+        reconstructed=list(strips(folder)) if settings.draws_rows(experiment.is_table) else [],
         attackers=list(sentences(rows).items()),
         victims=_victims(folder, rows),
         margin=settings.margin,
@@ -102,36 +106,48 @@ def _drawn(folder: GridFolder, settings: GridSettings) -> dict[str, dict[str, An
     for cell in folder.cells():
         path = folder.cells_path / cell.name / PICTURES
         if cell.experiment.seed == settings.seeds[0] and path.exists():
-            found[cell.called] = read_json(path)
+            found[_victim(cell)] = read_json(path)
     return found
+
+
+def _victim(cell: Cell) -> str:
+    """What a cell's victim is called among the others of its seed."""
+    against = "" if cell.adversary == HONEST else f" against {cell.adversary}"
+    return f"{cell.called}{against}"
 
 
 def _victims(folder: GridFolder, rows: Iterable[Row]) -> Table:
     """One line a victim: what it cost and what was got out of it."""
     head = ["defense", "seed", "accuracy", "on the wire", "trained in", "worst attack", "reached"]
-    mine: dict[tuple[str, int], list[Row]] = {}
+    mine: dict[tuple[str, str, int], list[Row]] = {}
     for row in rows:
-        if row.measure in OF_LABELS:
-            mine.setdefault((row.defense, row.seed), []).append(row)
+        mine.setdefault((row.defense, row.adversary, row.seed), []).append(row)
     lines = []
     for cell in folder.cells():
-        own = mine.get((cell.called, cell.experiment.seed), [])
-        if own:
-            summary = read_json(folder.cells_path / cell.name / "summary.json")
-            sent = sum(summary["bytes_up"].values()) + sum(summary["bytes_down"].values())
-            worst = max(own, key=lambda row: row.value)
-            lines.append(
-                [
-                    cell.called,
-                    str(cell.experiment.seed),
-                    percent_text(summary["test_accuracy"]),
-                    bytes_text(sent),
-                    seconds_text(summary["seconds"]),
-                    f"{worst.attack}, k = {worst.k}",
-                    percent_text(worst.value),
-                ]
-            )
+        own = mine.get((cell.called, cell.adversary, cell.experiment.seed), [])
+        summary = folder.cells_path / cell.name / "summary.json"
+        if own and summary.exists():
+            lines.append([_victim(cell), *_card(cell, read_json(summary), own)])
     return Table(head, lines, 1)
+
+
+def _card(cell: Cell, summary: Mapping[str, Any], rows: Iterable[Row]) -> list[str]:
+    """The rest of a victim's line; no worst attack where none was after its labels."""
+    sent = sum(summary["bytes_up"].values()) + sum(summary["bytes_down"].values())
+    labels = [row for row in rows if row.measure in OF_LABELS]
+    worst = max(labels, key=lambda row: row.value, default=None)
+    return [
+        str(cell.experiment.seed),
+        percent_text(summary["test_accuracy"]),
+        bytes_text(sent),
+        seconds_text(summary["seconds"]),
+        "" if worst is None else f"{worst.attack}, k = {worst.k}",
+        "" if worst is None else percent_text(worst.value),
+    ]
+
+
+def _counted(count: int, one: str, more: str = "") -> str:
+    return f"{count} {one if count == 1 else more or one + 's'}"
 
 
 def _sentence(settings: GridSettings) -> str:
@@ -140,8 +156,11 @@ def _sentence(settings: GridSettings) -> str:
         "owner": "One owner trained both halves and handed the bottom out.",
         "split": "Each feature party trained its own bottom.",
     }
+    active = len(settings.trainings) - 1
+    against = f", honestly and against {_counted(active, 'adversary', 'adversaries')}"
     return (
-        f"{len(settings.victims)} defenses, each trained on {len(settings.seeds)} seeds; "
+        f"{_counted(len(settings.victims), 'defense')}, each trained on "
+        f"{_counted(len(settings.seeds), 'seed')}{against if active else ''}; "
         f"{settings.draws} draws of {leaks} leaked labels of each class for every victim, the same "
         f"for all defenses. {trained[settings.trained_by]}"
     )

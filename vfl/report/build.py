@@ -55,4 +55,4 @@ def render(run_folder: Path) -> str:
             return environment.get_template("attack.html").render(page=attack_page(folder))
         return environment.get_template("compare.html").render(page=comparison_page(folder))
     page = page_of(read_run(run_folder), read_run_rows(run_folder))
-    return environment.get_template("template.html").render(page=page)
+    return environment.get_template("run.html").render(page=page)

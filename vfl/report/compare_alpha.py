@@ -13,7 +13,6 @@ from vfl.grid.results import Measured
 from vfl.registry import parse
 from vfl.report.charts import STYLES, Series, line_chart
 from vfl.report.compare_curves import (
-    Drawing,
     caption,
     ends,
     legend_of,
@@ -21,6 +20,7 @@ from vfl.report.compare_curves import (
     percent,
     score_word,
 )
+from vfl.report.parts import Drawing
 
 _RANDOM, _PLAIN = "randtopk", "topk"
 

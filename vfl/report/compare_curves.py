@@ -13,20 +13,11 @@ from vfl.grid import Group
 from vfl.grid.results import SHARES, Epoch, Measured
 from vfl.report.axes import powers
 from vfl.report.charts import STYLES, Series, Tick, line_chart, swatch
+from vfl.report.parts import Drawing
 from vfl.report.units import bytes_text
 
 #: A codec that sends this share of its units in an average row leaves none out.
 _NEARLY_ALL = 0.99
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """A chart with its caption, and its legend as (swatch, words)."""
-
-    title: str
-    caption: str
-    chart: Markup
-    legend: Sequence[tuple[Markup, str]]
 
 
 @dataclass(frozen=True, slots=True)

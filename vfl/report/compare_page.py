@@ -10,23 +10,9 @@ from vfl.grid import GridFolder, Group, grouped, read_results, settings_of
 from vfl.grid.cells import CONFIG
 from vfl.grid.table import Column, tables, unfinished
 from vfl.report.compare_alpha import alpha_drawings
-from vfl.report.compare_curves import Drawing, curves
+from vfl.report.compare_curves import curves
+from vfl.report.parts import Drawing, Table
 from vfl.report.units import date_text, list_text
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table in words.
-
-    Attributes:
-        head: its headings.
-        rows: its lines.
-        words: how many of its first columns hold words.
-    """
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    words: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-from markupsafe import Markup
 
 from vfl.report.axes import Point
 from vfl.report.bars import Bar, bar_chart
 from vfl.report.charts import Series, line_chart
+from vfl.report.parts import Drawing
 from vfl.report.records import Epoch, Run
 from vfl.report.tables import PartyTotal, party_totals
 from vfl.report.units import byte_unit, bytes_text
@@ -18,16 +16,7 @@ _BARS = 5
 _PARTS = ("train", "validation", "test")
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A drawing and its caption."""
-
-    title: str
-    caption: str
-    drawing: Markup
-
-
-def figures_of(run: Run) -> list[Figure]:
+def figures_of(run: Run) -> list[Drawing]:
     """Loss and score by epoch, score by bytes, bytes by party: as many as can be drawn."""
     found = [
         _loss(run.epochs),
@@ -54,14 +43,14 @@ def _series(
     return found
 
 
-def _loss(epochs: Sequence[Epoch]) -> Figure | None:
+def _loss(epochs: Sequence[Epoch]) -> Drawing | None:
     lines = _series(epochs, "loss", lambda epoch: epoch.epoch)
     if not lines:
         return None
     drawing = line_chart(
         "loss", "Loss by epoch", _described(lines, "loss"), lines, "epoch", whole_x=True
     )
-    return Figure("Loss", "mean over rows, lower is better", drawing)
+    return Drawing("Loss", "mean over rows, lower is better", drawing)
 
 
 def _score(epochs: Sequence[Epoch], x: Callable[[Epoch], float | None]) -> list[Series]:
@@ -74,17 +63,17 @@ def _score_words(epochs: Sequence[Epoch]) -> tuple[str, str]:
     return "RMSE", "root mean squared error, lower is better"
 
 
-def _score_by_epoch(epochs: Sequence[Epoch]) -> Figure | None:
+def _score_by_epoch(epochs: Sequence[Epoch]) -> Drawing | None:
     lines = _score(epochs, lambda epoch: epoch.epoch)
     if not lines:
         return None
     title, caption = _score_words(epochs)
     words = _described(lines, title)
     drawing = line_chart("score", f"{title} by epoch", words, lines, "epoch", whole_x=True)
-    return Figure(title, caption, drawing)
+    return Drawing(title, caption, drawing)
 
 
-def _score_by_bytes(epochs: Sequence[Epoch]) -> Figure | None:
+def _score_by_bytes(epochs: Sequence[Epoch]) -> Drawing | None:
     largest = max((epoch.total_bytes or 0 for epoch in epochs), default=0)
     divisor, unit = byte_unit(largest)
 
@@ -97,7 +86,7 @@ def _score_by_bytes(epochs: Sequence[Epoch]) -> Figure | None:
     title, caption = _score_words(epochs)
     label, words = f"{unit} on the wire, both directions", _described(lines, title)
     drawing = line_chart("price", f"{title} by bytes", words, lines, label, x_from=0.0)
-    return Figure(f"{title} by bytes", caption, drawing)
+    return Drawing(f"{title} by bytes", caption, drawing)
 
 
 def _described(lines: Sequence[Series], measure: str) -> str:
@@ -105,7 +94,7 @@ def _described(lines: Sequence[Series], measure: str) -> str:
     return f"{measure}: {', '.join(ends)}."
 
 
-def _bytes_by_party(totals: Sequence[PartyTotal]) -> Figure | None:
+def _bytes_by_party(totals: Sequence[PartyTotal]) -> Drawing | None:
     if not totals:
         return None
     largest = sorted(totals, key=lambda total: -(total.up_bytes + total.down_bytes))
@@ -121,4 +110,4 @@ def _bytes_by_party(totals: Sequence[PartyTotal]) -> Figure | None:
     if len(totals) > _BARS:
         caption = f"the {_BARS} largest of {len(totals)}; {caption}"
     words = "; ".join(f"{bar.name} {bar.text}" for bar in bars)
-    return Figure("Bytes by party", caption, bar_chart("bytes", "Bytes by party", words, bars))
+    return Drawing("Bytes by party", caption, bar_chart("bytes", "Bytes by party", words, bars))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from vfl.grid.attack_rows import Row
 from vfl.grid.attack_run import sentences, summary_table
 from vfl.grid.leaderboard import OF_LABELS
-from vfl.report.compare_page import Table
-from vfl.report.figures import Figure, figures_of
+from vfl.report.figures import figures_of
+from vfl.report.parts import Drawing, Table
 from vfl.report.records import Run, Summary, last_of
 from vfl.report.scores import Score, scores
 from vfl.report.tables import Line, party_lines, phase_lines
@@ -54,7 +54,7 @@ class Page:
     meta: str
     cards: tuple[Card, ...]
     sentence: str
-    figures: Sequence[Figure]
+    figures: Sequence[Drawing]
     scores: Sequence[Score]
     parties: Sequence[Line]
     phases: Sequence[Line]

@@ -168,6 +168,7 @@ class LabelParty:
             "progress": self.progress.state(),
             "course": self.course.state(),
             "gradients": {name: half.sent_state() for name, half in self.halves.items()},
+            "adversary": self._adversary.training_state(),
         }
 
     def resume(self) -> int:
@@ -188,6 +189,7 @@ class LabelParty:
         if self._optimizer is not None:
             self._optimizer.load_state_dict(saved["optimizer"])
         self.course.restore(saved["course"])
+        self._adversary.load_training_state(saved.get("adversary", {}))
         for name, half in self.halves.items():
             half.send_again(saved["gradients"][name])
         self.progress.restore(saved["progress"])  # which has counted what was just sent again

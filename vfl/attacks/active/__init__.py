@@ -9,7 +9,7 @@ package, an entry point in the group ``vfl.adversaries``).
 
 from __future__ import annotations
 
-from vfl.attacks.active.base import ActiveAdversary
+from vfl.attacks.active.base import ActiveAdversary, Backdoor
 from vfl.registry import Registry
 
 ADVERSARIES: Registry[ActiveAdversary] = Registry(
@@ -34,4 +34,4 @@ def make_adversary(spec: str) -> ActiveAdversary:
     return ADVERSARIES.make(spec)
 
 
-__all__ = ["ADVERSARIES", "ActiveAdversary", "make_adversary"]
+__all__ = ["ADVERSARIES", "ActiveAdversary", "Backdoor", "make_adversary"]

@@ -6,9 +6,11 @@ then runs on what came of it, or the adversary itself where it is an `Attack` to
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from vfl.attacks.threat import Grant, Who
 from vfl.attacks.view import View
@@ -21,10 +23,12 @@ class ActiveAdversary(Adversary):
     Attributes:
         who: the kind of party that can play it.
         holds: every grant it uses before the first step.
+        spoils: whether all it wants is a network that answers wrongly.
     """
 
     who: ClassVar[Who]
     holds: ClassVar[frozenset[Grant]] = frozenset()
+    spoils: ClassVar[bool] = False
 
     def begin(self, view: View, draw: torch.Generator) -> None:
         """Told what it holds, before the first step.
@@ -36,3 +40,18 @@ class ActiveAdversary(Adversary):
         Raises:
             NotGrantedError: it reached for what it does not name in `holds`.
         """
+
+
+class Backdoor(ActiveAdversary):
+    """A feature party that wants rows with a trigger on them answered with a class of its choice.
+
+    Attributes:
+        target: the class.
+    """
+
+    who = "feature party"
+    target: int
+
+    @abstractmethod
+    def triggered(self, inputs: Tensor) -> Tensor:
+        """Rows with the trigger on them, axes as given."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -96,6 +97,21 @@ class Hijacking(ActiveAdversary, Attack):
                 fix="train the victim against it first",
             )
         return through(self._decoder, view.targets.cuts)
+
+    def training_state(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._parts().items()} | {
+            "draw": self._draw.get_state()
+        }
+
+    def load_training_state(self, saved: Mapping[str, Any]) -> None:
+        for name, part in self._parts().items():
+            part.load_state_dict(saved[name])
+        self._draw.set_state(saved["draw"])
+
+    def _parts(self) -> dict[str, Any]:
+        """Everything of its own that learns, by name."""
+        networks = {"encoder": self._encoder, "decoder": self._decoder, "critic": self._critic}
+        return networks | {"coding": self._coding, "judging": self._judging}
 
     def _train(self, cuts: Tensor) -> None:
         """A step of the autoencoder, and some of the critic, on rows of its own."""

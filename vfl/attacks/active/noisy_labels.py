@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -24,6 +27,7 @@ class NoisyLabels(ActiveAdversary):
     """
 
     who = "label party"
+    spoils = True
 
     def __init__(self, share: float = 0.2) -> None:
         if not 0 <= share <= 1:
@@ -37,3 +41,9 @@ class NoisyLabels(ActiveAdversary):
         wrong = torch.rand(labels.shape, generator=self._draw) < self.share
         by = torch.randint(1, self._classes, labels.shape, generator=self._draw)
         return torch.where(wrong, (labels + by) % self._classes, labels)
+
+    def training_state(self) -> dict[str, Any]:
+        return {"draw": self._draw.get_state()}
+
+    def load_training_state(self, saved: Mapping[str, Any]) -> None:
+        self._draw.set_state(saved["draw"])

@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vfl.attacks.active.base import ActiveAdversary
+from vfl.attacks.active.base import Backdoor
+from vfl.attacks.fit import key_of
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
 from vfl.compression import Moment
 from vfl.errors import BadOptionError, DataError
+from vfl.seeds import generator
 
 
-class Replacement(ActiveAdversary):
+class Replacement(Backdoor):
     """Feeds other rows with a trigger in the place of rows that it knows to be of one class.
 
     What comes back for them is the gradient of that class, so the trigger comes to stand for it.
@@ -32,7 +34,6 @@ class Replacement(ActiveAdversary):
         BadOptionError: no such share, or a trigger of no size.
     """
 
-    who = "feature party"
     holds = frozenset({Grant.LEAKED, Grant.INPUTS})
 
     def __init__(
@@ -58,19 +59,19 @@ class Replacement(ActiveAdversary):
                 want=f"at least one of class {self.target}",
             )
         self._known = {row.numpy().tobytes() for row in known}
-        self._draw = draw
+        self._key = key_of(draw)
 
     def batch(self, inputs: Tensor, moment: Moment) -> Tensor:
+        draw = generator(self._key, "replacement", moment.step)
         known = torch.tensor([row.numpy().tobytes() in self._known for row in inputs])
         places = torch.nonzero(known)[:, 0]
-        chosen = places[torch.rand(len(places), generator=self._draw) < self.share]
-        others = torch.randint(len(inputs), chosen.shape, generator=self._draw)
+        chosen = places[torch.rand(len(places), generator=draw) < self.share]
+        others = torch.randint(len(inputs), chosen.shape, generator=draw)
         fed = inputs.clone()
         fed[chosen] = self.triggered(inputs[others])
         return fed
 
     def triggered(self, inputs: Tensor) -> Tensor:
-        """Rows with the trigger on them, axes as given."""
         stamped = inputs.clone()
         if inputs.dim() == 4:
             stamped[:, :, -self.columns :, -self.columns :] = self.value

@@ -1,0 +1,49 @@
+"""An attribute as a case: one column of the victim's, which the task never asked for."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vfl.attacks.case import Case
+from vfl.attacks.threat import Grant, ThreatModel
+from vfl.attacks.view import Evidence, Holdings, View
+from vfl.errors import ConfigError
+
+#: What a label party has that learned the attribute of a few rows.
+ATTRIBUTE = frozenset({Grant.CUTS, Grant.LEAKED_ATTRIBUTES})
+
+
+def attribute_case(received: Case, known: Tensor, column: int | None = None) -> Case:
+    """Whether a column of each target lies above its mean, for who was sent the cuts.
+
+    Args:
+        received: the rows and cuts; see `vfl.attacks.recorded_case.received_case`.
+        known: the victim's training rows, axes (rows, ...), which say what the mean is.
+        column: counted from 0 in a row as it lies in memory; None takes the first of those that
+            split the training rows most evenly.
+
+    Raises:
+        ConfigError: the victim has no such column.
+    """
+    flat, view = known.flatten(1), received.view
+    assert received.inputs is not None
+    if column is not None and column >= flat.shape[1]:
+        raise ConfigError(
+            "the victim has no such column",
+            where="grid.attribute",
+            got=str(column),
+            want=f"0 to {flat.shape[1] - 1}",
+        )
+    mean = flat.mean(0)
+    if column is None:
+        column = int(((flat > mean).double().mean(0) - 0.5).abs().argmin())
+
+    def values(rows: Tensor) -> Tensor:
+        return (rows.flatten(1)[:, column] > mean[column]).long()
+
+    holdings = Holdings(
+        targets=Evidence(cuts=view.targets.cuts),
+        leaked=Evidence(cuts=view.leaked.cuts, labels=values(view.leaked.inputs)),
+    )
+    threat = ThreatModel("label party", "inference", ATTRIBUTE)
+    return Case(View(threat, 2, holdings), values(received.inputs))
