@@ -22,6 +22,7 @@ from vfl.datasets import load_bundled
 from vfl.errors import UnknownNameError, VFLError
 from vfl.explain import codes, page_of, title_of
 from vfl.frame import Frame, Kind, from_bytes, to_bytes
+from vfl.mpc import PadStream
 from vfl.project import LabelFolder, write_project
 from vfl.run import load_data
 from vfl.run_folder import RunFolder
@@ -212,6 +213,12 @@ def hijacked():
         guard.received(same, same, moment)
 
 
+def same_pad_twice():
+    pads = PadStream(bytes(32))
+    for step in (6, 7, 7):
+        pads.words64(4, "masks", step)
+
+
 PROVOCATIONS = {
     "V001": named_like_a_folder,
     "V003": four_mistakes,
@@ -244,6 +251,7 @@ PROVOCATIONS = {
     "V452": lambda: from_bytes(to_bytes(Frame(Kind.CUT, 3, bytes(9000))), limit_bytes=8192),
     "V453": corrupt,
     "V454": other_frame_version,
+    "V501": same_pad_twice,
 }
 
 

@@ -34,6 +34,7 @@
           OversizedFrameError  V452
           CorruptFrameError    V453
           FrameVersionError    V454
+      ReusedPadError         V501  exit 1   a one-time pad would protect two messages
 
 A message says what happened, where, what was got, what was wanted and how to mend it, and ends
 with the command that explains its code (`vfl.explain`).
@@ -227,6 +228,10 @@ class CorruptFrameError(FrameError):
 
 class FrameVersionError(FrameError):
     code = "V454"
+
+
+class ReusedPadError(VFLError):
+    code = "V501"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
