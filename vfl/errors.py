@@ -12,6 +12,7 @@
           UnknownOptionError   V102  no option of that name
           BadOptionError       V103  an option's value is out of range or of another type
           WidthError           V104  a codec does not fit the width of the cut
+          ExposedCutError      V601  a setting would expose a cut that a secure sum hides
         DataError              V200  a table cannot be used
           MissingDataError     V201  a file or folder is not there
           MissingColumnError   V203  a column is not in the table
@@ -20,6 +21,7 @@
           MisalignedError      V206  the parties' rows differ
           TooFewRowsError      V207  fewer rows than a batch or a split needs
         NotGrantedError        V300  an attack needs what its threat model does not grant
+        RingOverflowError      V602  a value does not fit into a masked sum
       PeerError                V400  exit 3   another party, or the way to it
         MissingPartyError      V401  a party did not come in time
         DisagreementError      V402  the parties run different experiments or code
@@ -232,6 +234,14 @@ class FrameVersionError(FrameError):
 
 class ReusedPadError(VFLError):
     code = "V501"
+
+
+class ExposedCutError(SpecError):
+    code = "V601"
+
+
+class RingOverflowError(UserError):
+    code = "V602"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
