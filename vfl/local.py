@@ -80,8 +80,7 @@ class LocalSession:
         bottoms, weights, adversaries = bottoms or {}, weights or {}, adversaries or {}
         secrets = _secrets(experiment, data, secrets or {})
         kept, self._recorders = self._keepers(experiment, data, checkpoints)
-        self._say = say
-        self._attempts = _Attempts(self.terms, secrets)
+        self._say, self._attempts = say, _Attempts(self.terms, secrets)
         self.clients: list[FeatureParty] = []
         for name in self.terms.feature_parties:
             here, there = local_pair()

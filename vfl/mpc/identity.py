@@ -53,8 +53,9 @@ class Identity:
             MissingDataError: there is none.
             DataError: the file holds something else.
         """
+        content = _read(path, _MAKE)
         try:
-            key = serialization.load_ssh_private_key(_read(path, _MAKE), password=None)
+            key = serialization.load_ssh_private_key(content, password=None)
         except (ValueError, TypeError, UnsupportedAlgorithm):
             key = None
         if not isinstance(key, Ed25519PrivateKey):
@@ -104,8 +105,9 @@ class Pin:
             MissingDataError: there is none.
             DataError: the file holds something else.
         """
+        content = _read(path, _ASK)
         try:
-            key = serialization.load_ssh_public_key(_read(path, _ASK))
+            key = serialization.load_ssh_public_key(content)
         except (ValueError, UnsupportedAlgorithm):
             key = None
         if not isinstance(key, Ed25519PublicKey):
