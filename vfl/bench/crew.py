@@ -49,7 +49,13 @@ class Crew:
             process.end(at_once=error is not None)
 
     def measure(
-        self, path: Path, workload: str, seed: int, warmup_steps: int, steps: int
+        self,
+        path: Path,
+        workload: str,
+        seed: int,
+        warmup_steps: int,
+        steps: int,
+        secure: str = "none",
     ) -> Measurement:
         """Train once along a path; CPU time of all processes, wall time of the label party.
 
@@ -57,7 +63,14 @@ class Crew:
             PeerFailedError: a process ended early; its standard error says why.
         """
         role: Role = path if path in ("monolith", "inprocess") else "host"
-        job = Job(role=role, workload=workload, seed=seed, warmup_steps=warmup_steps, steps=steps)
+        job = Job(
+            role=role,
+            workload=workload,
+            seed=seed,
+            warmup_steps=warmup_steps,
+            steps=steps,
+            secure=secure,
+        )
         if role == "host":
             return self._over_stream(job, tls=path == "tls")
         self._label.tell(job)

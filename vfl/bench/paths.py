@@ -12,7 +12,6 @@ from vfl.bench.workloads import LABEL_PARTY
 from vfl.local import LocalSession
 from vfl.server.meter import Meter
 from vfl.server.task import Classification
-from vfl.session import Exchange
 
 
 def monolith(setup: Setup) -> Measurement:
@@ -51,14 +50,5 @@ def in_process(setup: Setup) -> Measurement:
         top=setup.top(),
         mode="train",
     )
-
-    def begin(exchange: Exchange) -> None:
-        for client in session.clients:
-            client.begin(exchange)
-
-    def finish(exchange: Exchange) -> None:
-        for client in session.clients:
-            client.finish(exchange)
-
-    session.label.run(setup.schedule(), before=begin, after=finish)
+    session.go_on(None, setup.schedule())
     return setup.measurement(session.label.history[-1]["train_loss"])

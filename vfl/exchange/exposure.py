@@ -45,6 +45,22 @@ def ring_of(agreed: Agreed) -> Ring | None:
     return ring
 
 
+def what_is_told(agreed: Agreed, label_party: str) -> str:
+    """Who learns what of the cuts, in a few words.
+
+    Raises:
+        SpecError, ExposedCutError: see `ring_of`.
+    """
+    ring = ring_of(agreed)
+    if ring is None:
+        return f"{label_party} sees every cut"
+    return (
+        f"{label_party} learns the sum alone, unless it colludes with all parties but one; "
+        f"{ring.bits / 32:g} x the bytes of float32, exact to 2^-{ring.fraction + 1}, values "
+        f"within {ring.reach:.5g}"
+    )
+
+
 def refuse_exposure(codec: str, defense: str, merge: str, feature_parties: Sequence[str]) -> None:
     """Refuse what cannot stand beside a secure sum.
 

@@ -18,7 +18,7 @@ from vfl.datasets import PartyData
 from vfl.errors import UserError
 from vfl.run_folder import RunFolder
 from vfl.session import PartyFolder
-from vfl.trace import Replayed, read
+from vfl.trace import Replayed, read, trace_of_masked_cuts
 
 #: "asked": a feature party once the network is in use; "heard": a feature party that recorded the
 #: training; "received": a label party that recorded the last queries.
@@ -120,10 +120,13 @@ def check_scenes(
 
     Raises:
         UserError: with the attack, and what it needs.
+        ExposedCutError: it reads recorded cuts, of a training that sums them under masks.
     """
     own_columns = experiment.label.party in experiment.parties
     for spec, attack in made.items():
         scene = scene_of(attack, spec, own_columns)
+        if scene != "asked" and experiment.secure != "none":
+            raise trace_of_masked_cuts()
         if scene == "heard" and settings.trained_by == "owner":
             raise UserError(
                 f"{spec} needs the training, and where the owner trained alone nobody saw it",

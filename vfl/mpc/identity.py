@@ -21,6 +21,11 @@ from vfl.errors import DataError, MissingDataError
 from vfl.storage import write_bytes
 
 SIGNATURE_BYTES = 64
+#: What to do without a key, and without a pin.
+MAKE_IDENTITY = (
+    "vfl renew party.toml --identity makes one; give its public part to the other parties"
+)
+_ASK = "ask that party for its identity.pub, by a way the label party does not control"
 
 
 class Identity:
@@ -53,13 +58,13 @@ class Identity:
             MissingDataError: there is none.
             DataError: the file holds something else.
         """
-        content = _read(path, _MAKE)
+        content = _read(path, MAKE_IDENTITY)
         try:
             key = serialization.load_ssh_private_key(content, password=None)
         except (ValueError, TypeError, UnsupportedAlgorithm):
             key = None
         if not isinstance(key, Ed25519PrivateKey):
-            raise _no_key(path, "private", _MAKE)
+            raise _no_key(path, "private", MAKE_IDENTITY)
         return cls(key)
 
     def keep_at(self, path: Path) -> None:
@@ -137,10 +142,6 @@ def read_pins(folder: Path, parties: Iterable[str]) -> dict[str, Pin]:
         MissingDataError, DataError: one is missing, or is no Ed25519 key.
     """
     return {party: Pin.kept_at(folder / f"{party}.pub") for party in parties}
-
-
-_MAKE = "vfl renew party.toml --identity makes one; give its public part to the other parties"
-_ASK = "ask that party for its identity.pub, by a way the label party does not control"
 
 
 def _read(path: Path, fix: str) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vfl.config import PartyFile
 from vfl.mpc.agreement import Agreement, Binding
-from vfl.mpc.identity import Identity, read_pins
+from vfl.mpc.identity import MAKE_IDENTITY, Identity, read_pins
 from vfl.session.terms import Terms
 
 
@@ -26,3 +26,17 @@ def own_agreement(party: PartyFile, terms: Terms, session: str, attempt: int) ->
         read_pins(party.beside(party.identity.peers), others),
         binding_of(terms, session, attempt),
     )
+
+
+def keys_of(party: PartyFile) -> str:
+    """Whether this party could take part in a secure sum, and with whom.
+
+    Raises:
+        DataError: a file holds something else than a key.
+    """
+    key, peers = party.beside(party.identity.key), party.beside(party.identity.peers)
+    if not key.exists():
+        return f"no key; {MAKE_IDENTITY}"
+    Identity.kept_at(key)
+    pinned = sorted(read_pins(peers, [path.stem for path in peers.glob("*.pub")]))
+    return f"key of its own; pinned: {', '.join(pinned) or 'nobody'}"

@@ -44,7 +44,7 @@ class Terms(Settings):
     codec: str = Field(max_length=512)
     defense: str = Field(max_length=512)
     merge: Literal["concat", "sum"]
-    secure: str = Field(default="none", max_length=512)
+    secure: str = Field(max_length=512)
     parties: dict[PartyName, PartyTerms]
     label_party: PartyName
     validation: float
