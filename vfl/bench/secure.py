@@ -21,7 +21,7 @@ from vfl.errors import ConfigError
 WORKLOAD = "summed"
 MODES = ("none", "sum", "sum:bits=8")
 PATHS: tuple[Path, ...] = ("inprocess", "tls")
-STEPS, REPEATS, WARMUP_STEPS = 100, 15, 10
+STEPS, REPEATS, WARMUP_STEPS = 30, 40, 10
 QUICK_STEPS = 5
 #: The most CPU time of a step under a secure sum, in that of the plain one.
 AIM = 1.03

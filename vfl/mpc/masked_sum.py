@@ -94,13 +94,12 @@ class Ring:
             RingOverflowError: a value is beyond the party's share of the ring.
             NonFiniteError: a value is NaN or Inf.
         """
-        scaled = (cut * 2.0**self.fraction).round_()
-        if scaled.numel():
-            least, largest = torch.aminmax(scaled)
-            peak = max(-least.item(), largest.item())
-            if not peak <= self.most:  # NaN compares as false
-                raise self._overflow(cut, party, step)
-        words: np.ndarray = scaled.to(_WORDS[self.bits][1]).reshape(-1).numpy().view(self.dtype)
+        scaled = (cut * 2.0**self.fraction).round_().reshape(-1)
+        numbers = scaled.numpy()
+        peak = max(-float(numbers.min(initial=0)), float(numbers.max(initial=0)))
+        if not peak <= self.most:  # NaN, which compares as false, is refused too
+            raise self._overflow(cut, party, step)
+        words: np.ndarray = scaled.to(_WORDS[self.bits][1]).numpy().view(self.dtype)
         return words
 
     def decode(self, payloads: Sequence[Payload], rows: int, width: int) -> Tensor:
