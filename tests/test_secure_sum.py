@@ -6,7 +6,13 @@ import torch
 
 from vfl.config import Experiment
 from vfl.datasets import load_bundled
-from vfl.errors import ExposedCutError, NonFiniteError, ProtocolError, RingOverflowError
+from vfl.errors import (
+    ExposedCutError,
+    NonFiniteError,
+    ProtocolError,
+    RingOverflowError,
+    TruncatedFrameError,
+)
 from vfl.frame import Kind
 from vfl.local import LocalSession
 from vfl.mpc.masked_sum import Ring
@@ -263,6 +269,16 @@ def test_a_value_that_would_overflow_is_named_by_party_step_and_bits(data):
     assert caught.value.where == "step 0"
     assert caught.value.got == "35 bits needed, 16 of them behind the point"
     assert "123456" not in str(caught.value)
+
+
+def test_a_party_that_lies_about_its_shape_is_named(data):
+    masked = session(data)
+    codec = masked.clients[1].half.codec
+    encode = codec.encode
+    codec.encode = lambda cut, moment: encode(cut[:, :-1].contiguous(), moment)
+    with pytest.raises(TruncatedFrameError, match="masked payload") as caught:
+        masked.run()
+    assert caught.value.where == "step 0 of party 'right'"
 
 
 def test_nan_stops_at_its_owner(data):

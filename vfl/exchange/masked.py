@@ -11,9 +11,9 @@ from torch import Tensor
 
 from vfl.compression import INFERENCE, Encoded, Moment
 from vfl.compression.none import Uncompressed
-from vfl.errors import ProtocolError
+from vfl.errors import ProtocolError, TruncatedFrameError
 from vfl.exchange.label_half import LabelHalf
-from vfl.frame import Kind
+from vfl.frame import Kind, Payload
 from vfl.mpc.masked_sum import Ring
 from vfl.mpc.pairwise import PairwiseMasks
 
@@ -86,6 +86,15 @@ class MaskedHalves:
         return self._sum(Kind.QUERY, step, rows)
 
     def _sum(self, kind: Kind, step: int, rows: int) -> Tensor:
-        payloads = [half.take(kind, step).payload for half in self._halves]
         first = self._halves[0]
+        payloads = [self._words(half, kind, step, rows) for half in self._halves]
         return self._ring.decode(payloads, rows, first.width).to(first.device)
+
+    def _words(self, half: LabelHalf, kind: Kind, step: int, rows: int) -> Payload:
+        payload = half.take(kind, step).payload
+        try:
+            self._ring.check(payload, rows, half.width)
+        except TruncatedFrameError as error:  # in a sum nobody could say whose it was
+            error.where = f"step {step} of party '{half.party}'"
+            raise
+        return payload

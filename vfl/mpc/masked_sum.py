@@ -102,6 +102,20 @@ class Ring:
         words: np.ndarray = scaled.to(_WORDS[self.bits][1]).numpy().view(self.dtype)
         return words
 
+    def check(self, payload: Payload, rows: int, width: int) -> None:
+        """Refuse what cannot be the words of a cut of these axes.
+
+        Raises:
+            TruncatedFrameError: a payload that is not exactly rows x width words long.
+        """
+        wanted = rows * width * self.dtype.itemsize
+        if len(payload) != wanted:
+            raise TruncatedFrameError(
+                "a masked payload has the wrong length",
+                got=f"{len(payload)} bytes",
+                want=f"{wanted} bytes for {rows} rows of {width}",
+            )
+
     def decode(self, payloads: Sequence[Payload], rows: int, width: int) -> Tensor:
         """The sum that masked words stand for; float32 of axes (rows, width).
 
@@ -111,16 +125,10 @@ class Ring:
             width: of the cuts.
 
         Raises:
-            TruncatedFrameError: a payload is not exactly rows x width words long.
+            TruncatedFrameError: see `check`.
         """
-        wanted = rows * width * self.dtype.itemsize
         for payload in payloads:
-            if len(payload) != wanted:
-                raise TruncatedFrameError(
-                    "a masked payload has the wrong length",
-                    got=f"{len(payload)} bytes",
-                    want=f"{wanted} bytes for {rows} rows of {width}",
-                )
+            self.check(payload, rows, width)
         first, *others = (np.frombuffer(payload, self.dtype) for payload in payloads)
         total = first.copy() if not others else first + others[0]
         for more in others[1:]:
