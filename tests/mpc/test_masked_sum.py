@@ -13,7 +13,7 @@ from vfl.errors import (
 )
 from vfl.mpc import secure
 from vfl.mpc.masked_sum import Ring
-from vfl.mpc.pairwise import PairwiseMasks
+from vfl.mpc.pairwise import BLOCK, PairwiseMasks
 from vfl.seeds import generator
 
 PARTIES = ["bank", "shop", "clinic"]
@@ -145,6 +145,31 @@ def test_a_mask_is_never_given_twice():
         with pytest.raises(ReusedPadError):
             masks_added(masks, "cut", step)
     assert "\\x" not in repr(masks)
+
+
+def test_a_cut_of_several_blocks_is_masked_all_over():
+    ring, masks = Ring.of(32, None, 2), masks_of(PARTIES[:2])
+    cuts = [cut(seed, rows=100, width=400) for seed in (1, 2)]
+    assert cuts[0].numel() > 2 * BLOCK
+    payloads = [
+        ring.encode(
+            own, party, 3, lambda words, block, m=masks[party]: m.add_to(words, "cut", 3, block)
+        )
+        for own, party in zip(cuts, PARTIES, strict=False)
+    ]
+    plain = ring.encode(cuts[0], "bank", 3)
+    for start in range(0, len(plain), BLOCK):
+        assert np.mean(payloads[0][start : start + BLOCK] == plain[start : start + BLOCK]) < 0.001
+    total = ring.decode([words.tobytes() for words in payloads], 100, 400)
+    assert (total.double() - cuts[0].double() - cuts[1].double()).abs().max() <= 2 * 2.0**-17
+
+
+def test_a_value_beyond_the_ring_is_found_in_every_block():
+    values = torch.zeros(100, 400)
+    values[-1, -1] = -(2.0**15)
+    with pytest.raises(RingOverflowError) as caught:
+        Ring.of(32, 16, 2).encode(values, "bank", 0)
+    assert caught.value.got.startswith("34 bits")
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])

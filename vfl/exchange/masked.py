@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 from torch import Tensor
 
 from vfl.compression import INFERENCE, Encoded, Moment
@@ -41,7 +42,7 @@ class MaskedCut(Uncompressed):
         """Masked words, each mask used once.
 
         Raises:
-            RingOverflowError, NonFiniteError: the cut cannot be encoded; no mask was used.
+            RingOverflowError, NonFiniteError: the cut cannot be encoded; nothing is sent.
             ReusedPadError: this step was masked before in this attempt.
             ProtocolError: no keys were agreed on.
         """
@@ -50,8 +51,12 @@ class MaskedCut(Uncompressed):
                 f"party '{self._party}' has no keys to mask its cuts with",
                 want="an agreement between the feature parties before the first exchange",
             )
-        words = self._ring.encode(cut, self._party, moment.step)
-        self._masks.add_to(words, TRAINING if moment.training else QUERY, moment.step)
+        masks, purpose = self._masks, TRAINING if moment.training else QUERY
+
+        def mask(words: np.ndarray, block: int) -> None:
+            masks.add_to(words, purpose, moment.step, block)
+
+        words = self._ring.encode(cut, self._party, moment.step, mask)
         return Encoded(words.data.cast("B"), None)
 
     def formula_ratio(self, width: int) -> float:

@@ -9,8 +9,9 @@ values must stay within its share of the ring, which is checked before anything 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,13 +24,20 @@ from vfl.errors import (
     TruncatedFrameError,
 )
 from vfl.frame import Payload
+from vfl.mpc.pairwise import BLOCK
 
 #: By bits of a word: its type here, its signed type, and the fraction bits unless others are asked.
-_WORDS: dict[int, tuple[np.dtype[np.unsignedinteger], torch.dtype, int]] = {
-    8: (np.dtype("u1"), torch.int8, 3),
-    16: (np.dtype("<u2"), torch.int16, 8),
-    32: (np.dtype("<u4"), torch.int32, 16),
+_WORDS: dict[int, tuple[np.dtype[Any], np.dtype[Any], int]] = {
+    8: (np.dtype("u1"), np.dtype("i1"), 3),
+    16: (np.dtype("<u2"), np.dtype("<i2"), 8),
+    32: (np.dtype("<u4"), np.dtype("<i4"), 16),
 }
+#: Hides a block of words in place, given with the number of the block in its cut.
+Mask = Callable[[np.ndarray, int], None]
+
+
+def _unmasked(words: np.ndarray, block: int) -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +86,38 @@ class Ring:
         return self.most * 2.0**-self.fraction
 
     @property
-    def dtype(self) -> np.dtype[np.unsignedinteger]:
+    def dtype(self) -> np.dtype[Any]:
         """Type of a word."""
         return _WORDS[self.bits][0]
 
-    def encode(self, cut: Tensor, party: str, step: int) -> np.ndarray:
+    def encode(self, cut: Tensor, party: str, step: int, mask: Mask = _unmasked) -> np.ndarray:
         """The words of a cut of axes (rows, width), in row order; axes (rows x width,).
 
         Args:
             cut: float32.
             party: whose, for the message.
             step: likewise.
+            mask: hides a block of words in place, given with its number; a block is `BLOCK` words
+                and stays in the cache until it is done.
 
         Raises:
-            RingOverflowError: a value is beyond the party's share of the ring.
-            NonFiniteError: a value is NaN or Inf.
+            RingOverflowError: a value is beyond the party's share of the ring; nothing is returned.
+            NonFiniteError: a value is NaN or Inf; likewise.
         """
-        scaled = (cut * 2.0**self.fraction).round_().reshape(-1)
-        numbers = scaled.numpy()
-        peak = max(-float(numbers.min(initial=0)), float(numbers.max(initial=0)))
-        if not peak <= self.most:  # NaN, which compares as false, is refused too
-            raise self._overflow(cut, party, step)
-        words: np.ndarray = scaled.to(_WORDS[self.bits][1]).numpy().view(self.dtype)
+        values = cut.contiguous().numpy().reshape(-1)
+        words = np.empty(len(values), self.dtype)
+        signed = words.view(_WORDS[self.bits][1])
+        scaled = np.empty(min(BLOCK, len(values)), np.float32)
+        for number, start in enumerate(range(0, len(values), BLOCK)):
+            block = values[start : start + BLOCK]
+            part = scaled[: len(block)]
+            np.multiply(block, 2.0**self.fraction, out=part)
+            np.rint(part, out=part)
+            peak = max(-float(part.min()), float(part.max()))
+            if not peak <= self.most:  # NaN, which compares as false, is refused too
+                raise self._overflow(values, party, step)
+            np.copyto(signed[start : start + BLOCK], part, casting="unsafe")
+            mask(words[start : start + BLOCK], number)
         return words
 
     def check(self, payload: Payload, rows: int, width: int) -> None:
@@ -133,14 +151,16 @@ class Ring:
         total = first.copy() if not others else first + others[0]
         for more in others[1:]:
             total += more
-        numbers = torch.from_numpy(total.view(total.dtype.str.replace("u", "i")))
+        numbers = torch.from_numpy(total.view(_WORDS[self.bits][1]))
         return numbers.to(torch.float32).mul_(2.0**-self.fraction).view(rows, width)
 
-    def _overflow(self, cut: Tensor, party: str, step: int) -> NonFiniteError | RingOverflowError:
-        peak = cut.abs().max().item() * 2.0**self.fraction
+    def _overflow(
+        self, values: np.ndarray, party: str, step: int
+    ) -> NonFiniteError | RingOverflowError:
+        peak = max(-float(values.min()), float(values.max()))
         if not math.isfinite(peak):
             return NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
-        needed = math.ceil(math.log2(peak * self.parties + 1)) + 1
+        needed = (round(peak * 2.0**self.fraction) * self.parties).bit_length() + 1
         return RingOverflowError(
             f"a value in the cut of party '{party}' does not fit into the masked sum",
             where=f"step {step}",
