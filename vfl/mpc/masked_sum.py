@@ -111,7 +111,8 @@ class Ring:
         for number, start in enumerate(range(0, len(values), BLOCK)):
             block = values[start : start + BLOCK]
             part = scaled[: len(block)]
-            np.multiply(block, 2.0**self.fraction, out=part)
+            with np.errstate(over="ignore"):  # infinity is beyond the ring as well
+                np.multiply(block, 2.0**self.fraction, out=part)
             np.rint(part, out=part)
             peak = max(-float(part.min()), float(part.max()))
             if not peak <= self.most:  # NaN, which compares as false, is refused too
