@@ -22,6 +22,8 @@ from vfl.datasets import load_bundled
 from vfl.errors import UnknownNameError, VFLError
 from vfl.explain import codes, page_of, title_of
 from vfl.frame import Frame, Kind, from_bytes, to_bytes
+from vfl.mpc import PadStream
+from vfl.mpc.masked_sum import Ring
 from vfl.project import LabelFolder, write_project
 from vfl.run import load_data
 from vfl.run_folder import RunFolder
@@ -212,6 +214,22 @@ def hijacked():
         guard.received(same, same, moment)
 
 
+def same_pad_twice():
+    pads = PadStream(bytes(32))
+    for step in (6, 7, 7):
+        pads.words64(4, "masks", step)
+
+
+def secure_side_by_side():
+    settings = {"parties": {"bank": {}, "shop": {}}, "secure": "sum"}
+    check_specs(Experiment.model_validate(settings))
+
+
+def beyond_the_ring():
+    cut = torch.tensor([[0.5, -7.25], [33.0, 1.0]])
+    Ring.of(bits=8, fraction=3, parties=2).encode(cut, "bank", 17)
+
+
 PROVOCATIONS = {
     "V001": named_like_a_folder,
     "V003": four_mistakes,
@@ -244,6 +262,9 @@ PROVOCATIONS = {
     "V452": lambda: from_bytes(to_bytes(Frame(Kind.CUT, 3, bytes(9000))), limit_bytes=8192),
     "V453": corrupt,
     "V454": other_frame_version,
+    "V501": same_pad_twice,
+    "V601": secure_side_by_side,
+    "V602": beyond_the_ring,
 }
 
 

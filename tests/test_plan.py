@@ -181,3 +181,37 @@ def test_steps_are_rounded_up(path):
     for rows in (1, 50, 64, 210):
         facts = plan.of_experiment(path, [f"train.batch_rows={rows}"])
         assert facts["steps_per_epoch"] == math.ceil(210 / rows)
+
+
+SUM = ["codec=none", "merge=sum", "parties.left.width=8"]
+
+
+def test_who_learns_what_of_the_cuts_is_told(path):
+    assert plan.of_experiment(path)["secure"] == "label sees every cut"
+    told = plan.of_experiment(path, [*SUM, "secure=sum:bits=8"])["secure"]
+    assert told.startswith("label learns the sum alone, unless it colludes")
+    assert told.endswith("0.25 x the bytes of float32, exact to 2^-4, values within 7.875")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "want"),
+    [
+        (["secure=sum"], "merge = 'sum'"),
+        ([*SUM, "secure=sum", "codec=topk:k=3"], "codec = 'none'"),
+        ([*SUM, "secure=sum", "defense=potential"], "a defense of inputs"),
+        ([*SUM, "secure=sum", "trace.phases=train"], "no trace"),
+        ([*SUM, "secure=sum:bits=12"], "8, 16, 32"),
+        ([*SUM, "secure=beaver"], "none, sum"),
+    ],
+)
+def test_a_secure_mode_that_cannot_be_is_told_with_its_place(path, overrides, want):
+    with pytest.raises(SpecError) as caught:
+        plan.of_experiment(path, overrides)
+    assert caught.value.want.startswith(want)
+    assert "secure" in caught.value.where
+
+
+def test_a_wrong_codec_beside_a_secure_sum_is_told_once(path):
+    with pytest.raises(SpecError) as caught:
+        plan.of_experiment(path, [*SUM, "secure=sum", "codec=nonne"])
+    assert "codec" in caught.value.where

@@ -51,7 +51,11 @@ def test_every_owner_has_a_folder(project):
     folder, label = project
     assert {entry.name for entry in folder.iterdir()} == {"README.md", "label", *FEATURES}
     for name in FEATURES:
-        assert files(folder / name) == {"party.toml", "ca.pem", "node.key"}
+        (other,) = [other for other in FEATURES if other != name]
+        assert files(folder / name) == {
+            *("party.toml", "ca.pem", "node.key"),
+            *("identity.key", "identity.pub", f"peers/{other}.pub"),
+        }
     assert files(label.path) == {
         *("party.toml", "app/experiment.toml", "app/pyproject.toml", "app/vfl_app.py"),
         *("certificates/ca.pem", "certificates/ca.key"),
@@ -99,7 +103,7 @@ def test_the_shim_is_only_a_shim(project):
 def test_a_private_key_is_its_owners_alone(project):
     folder, label = project
     keys = [path for path in folder.rglob("*.key")]
-    assert len(keys) == 4
+    assert len(keys) == 6
     assert {stat.S_IMODE(path.stat().st_mode) for path in keys} == {0o600}
     everything = [path for path in folder.rglob("*") if path.is_file()]
     private = [path for path in everything if b"PRIVATE KEY" in path.read_bytes()]

@@ -12,6 +12,7 @@
           UnknownOptionError   V102  no option of that name
           BadOptionError       V103  an option's value is out of range or of another type
           WidthError           V104  a codec does not fit the width of the cut
+          ExposedCutError      V601  a setting would expose a cut that a secure sum hides
         DataError              V200  a table cannot be used
           MissingDataError     V201  a file or folder is not there
           MissingColumnError   V203  a column is not in the table
@@ -20,6 +21,7 @@
           MisalignedError      V206  the parties' rows differ
           TooFewRowsError      V207  fewer rows than a batch or a split needs
         NotGrantedError        V300  an attack needs what its threat model does not grant
+        RingOverflowError      V602  a value does not fit into a masked sum
       PeerError                V400  exit 3   another party, or the way to it
         MissingPartyError      V401  a party did not come in time
         DisagreementError      V402  the parties run different experiments or code
@@ -34,6 +36,7 @@
           OversizedFrameError  V452
           CorruptFrameError    V453
           FrameVersionError    V454
+      ReusedPadError         V501  exit 1   a one-time pad would protect two messages
 
 A message says what happened, where, what was got, what was wanted and how to mend it, and ends
 with the command that explains its code (`vfl.explain`).
@@ -227,6 +230,18 @@ class CorruptFrameError(FrameError):
 
 class FrameVersionError(FrameError):
     code = "V454"
+
+
+class ReusedPadError(VFLError):
+    code = "V501"
+
+
+class ExposedCutError(SpecError):
+    code = "V601"
+
+
+class RingOverflowError(UserError):
+    code = "V602"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vfl.clients import FeatureParty, build_feature_party
+from vfl.clients.offers import send_offer, take_offers
 from vfl.config import Experiment
 from vfl.datasets import PartyData
 from vfl.exchange import Adversary
 from vfl.exchange.adversary import HONEST
 from vfl.ledger import Ledger
 from vfl.link import Link, Observer
+from vfl.mpc.agreement import Agreement
+from vfl.mpc.identity import Identity
 from vfl.seeds import Secret
 from vfl.server import EpochRecord, LabelParty, build_label_party
+from vfl.server.offers import relay_offers
 from vfl.session import CHECKPOINTS, Checkpoints, Exchange, Mode, Terms
+from vfl.session.own_identity import binding_of
 from vfl.storage import joint_digest
 from vfl.trace import Recorder, recorders_of, recording
 from vfl.transport.base import TransportLink
@@ -74,11 +80,12 @@ class LocalSession:
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.terms = Terms.of(experiment, mode, experiment.name)
-        self.ledger, self.next_step, self._say = Ledger(), 0, say
+        self.ledger, self.next_step = Ledger(), 0
         label, links = experiment.label.party, dict[str, Link]()
         bottoms, weights, adversaries = bottoms or {}, weights or {}, adversaries or {}
         secrets = _secrets(experiment, data, secrets or {})
         kept, self._recorders = self._keepers(experiment, data, checkpoints)
+        self._say, self._attempts = say, _Attempts(self.terms, secrets)
         self.clients: list[FeatureParty] = []
         for name in self.terms.feature_parties:
             here, there = connect(name)
@@ -117,6 +124,7 @@ class LocalSession:
 
     def run(self) -> LocalSession:
         """Go through the whole session, or the rest of it."""
+        self._attempts.begin(self.clients, self.label)
         start = self.label.resume()
         split = self.label.data.split
         for client in self.clients:
@@ -136,6 +144,7 @@ class LocalSession:
             states: of sessions on other rows as well; None starts anew.
             schedule: exchanges numbered on from `next_step` of that session.
         """
+        self._attempts.begin(self.clients, self.label)
         if states is not None:
             self.label.load_training_state(states[self.label.data.name])
         for client in self.clients:
@@ -195,6 +204,35 @@ class LocalSession:
         self.next_step = exchange.step + 1
         for client in self.clients:
             client.finish(exchange)
+
+
+class _Attempts:
+    """New keys for a secure sum whenever a session begins or goes back; none for plain cuts."""
+
+    def __init__(self, terms: Terms, secrets: Mapping[str, Secret]) -> None:
+        self._terms = terms
+        self._session, self._attempt = token_hex(16), -1
+        self._identities = {
+            name: Identity.of_simulation(secrets[name].key("identity"))
+            for name in terms.feature_parties
+        }
+
+    def begin(self, clients: Sequence[FeatureParty], label: LabelParty) -> None:
+        """Let everybody agree, each by its own side of the protocol."""
+        if not self._terms.masks_cuts:
+            return
+        self._attempt += 1
+        binding = binding_of(self._terms, self._session, self._attempt)
+        pins = {name: identity.public for name, identity in self._identities.items()}
+        sides = [
+            (client, Agreement(client.name, self._identities[client.name], pins, binding))
+            for client in clients
+        ]
+        for client, agreement in sides:
+            send_offer(client, agreement)
+        relay_offers(label)
+        for client, agreement in sides:
+            take_offers(client, agreement)
 
 
 def _secrets(

@@ -19,6 +19,7 @@ from vfl.config import (
 )
 from vfl.datasets import PartyData, Split
 from vfl.errors import ConfigError, DataError
+from vfl.exchange.exposure import what_is_told
 from vfl.grid.attack import grid_cells
 from vfl.grid.compare import comparison_of
 from vfl.grid.trials import BASELINES
@@ -30,6 +31,7 @@ from vfl.server import build_label_party
 from vfl.session import Terms, advice
 from vfl.session.consent import expected_bytes
 from vfl.session.own_data import own_data
+from vfl.session.own_identity import keys_of
 from vfl.session.schedule import steps_per_epoch
 from vfl.trace import check_room
 from vfl.trace import expected_bytes as trace_bytes
@@ -101,6 +103,7 @@ def of_party_file(path: Path) -> dict[str, Any]:
     consent = party.consent.model_dump(mode="json")
     inputs = None if data.inputs is None else "x".join(map(str, data.inputs.shape[1:]))
     facts = {"party": party.party, "rows": data.rows, "inputs": inputs, "consent": consent}
+    facts["secure_sum"] = keys_of(party)
     # How large its trace gets depends on the session's terms; the party is told when one starts.
     return facts | ({"trace": party.trace.model_dump(mode="json")} if party.trace.enabled else {})
 
@@ -188,6 +191,7 @@ def check_specs(experiment: Experiment, places: Places | None = None) -> dict[st
         "codec": experiment.codec,
         "formula_ratio": round(codec.formula_ratio(width), 5),
         "defense": experiment.defense,
+        "secure": what_is_told(experiment, experiment.label.party),
         "privacy": _privacy(experiment),
     }
 

@@ -5,7 +5,8 @@ PROJECT/label/party.toml      the label party's own file
 PROJECT/label/app/            what Flower bundles: experiment.toml and a shim over vfl
 PROJECT/label/certificates/   the SuperLink's certificate and key, and the authority's
 PROJECT/label/keys/           the feature parties' public keys
-PROJECT/NAME/                 a feature party: party.toml, ca.pem, node.key
+PROJECT/NAME/                 a feature party: party.toml, ca.pem, node.key, identity.key
+PROJECT/NAME/peers/           the other feature parties' public identity keys, for a secure sum
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from vfl import bundle
 from vfl.config import DataSettings, Experiment, PartyFile, Places, read_experiment, to_toml
 from vfl.config.toml import MoreMistakes
 from vfl.errors import RunFolderError, UserError
+from vfl.mpc.identity import Identity
 from vfl.storage import write_text
 from vfl.transport import expiry_warning, write_trial_certificates
 from vfl.version import VERSION
@@ -106,9 +108,21 @@ def write_project(
             shutil.copy(trial.ca, own / "ca.pem")
             shutil.move(trial.private_keys[name], own / "node.key")
             shutil.move(trial.public_keys[name], label.keys / f"{name}.pub")
+    _write_identities(folder, features)
     readme = _render("project_readme.md", features=features, experiment=experiment)
     write_text(folder / "README.md", readme)
     return label
+
+
+def _write_identities(folder: Path, parties: Sequence[str]) -> None:
+    """An identity key for each feature party, and everybody's public one at the others."""
+    for name in parties:
+        identity = Identity.fresh()
+        identity.keep_at(folder / name / "identity.key")
+        identity.public.keep_at(folder / name / "identity.pub")
+        for other in parties:
+            if other != name:
+                identity.public.keep_at(folder / other / "peers" / f"{name}.pub")
 
 
 def _write_app(folder: Path, experiment: Experiment) -> None:
@@ -127,7 +141,7 @@ def _party_text(party: PartyFile, sends_cuts: bool) -> str:
     head = (
         f"# What party '{party.party}' keeps to itself: its data, its key, what it consents to.\n"
     )
-    leave_out = {} if sends_cuts else {"consent": True, "node": True}
+    leave_out = {} if sends_cuts else {"consent": True, "node": True, "identity": True}
     return f"{head}# Paths start at this file's folder.\n\n{to_toml(party, leave_out)}"
 
 

@@ -11,7 +11,10 @@ from vfl.attacks.active import make_adversary
 from vfl.config import WANTED, Experiment, LabelSettings, PartySettings, Places
 from vfl.config.packs import PACKS
 from vfl.config.toml import mistakes
-from vfl.errors import SpecError, UnknownNameError
+from vfl.errors import ExposedCutError, SpecError, UnknownNameError
+from vfl.exchange.exposure import refuse_exposure
+from vfl.mpc import secure
+from vfl.trace import trace_of_masked_cuts
 
 Setting = tuple[str, ...]
 
@@ -80,10 +83,12 @@ def _wrong_specs(content: Mapping[str, Any]) -> Iterator[tuple[Setting, SpecErro
         for name in parties
         if name != label_party
     ]
+    secured = partial(_check_secure, content, label_party)
     defended = partial(_check_defense, label.get("task"))
     checks: list[tuple[Setting, object, Callable[[str], object]]] = [
         (("codec",), content.get("codec"), partial(_check_codec, widths)),
         (("defense",), content.get("defense"), defended),
+        (("secure",), content.get("secure"), secured),
         (("label", "top"), label.get("top"), models.make_top),
     ]
     checks += [
@@ -117,6 +122,23 @@ def _check_codec(widths: Sequence[object], spec: str) -> None:
 def _check_wanted(widths: Sequence[object], spec: str) -> None:
     """A codec of a comparison; 1 stands in for a number that is looked for later."""
     _check_listed(lambda wanted: _check_codec(widths, wanted.replace(WANTED, "1")), spec)
+
+
+def _check_secure(content: Mapping[str, Any], label_party: object, spec: str) -> None:
+    """A secure mode beside the settings it was chosen with."""
+    names = [name for name in _table(content, "parties") if name != label_party]
+    if secure.make(spec).ring(max(1, len(names))) is None:
+        return
+    codec, defense = (str(content.get(key, "none")) for key in ("codec", "defense"))
+    try:
+        refuse_exposure(codec, defense, content.get("merge", "concat"), names)
+    except ExposedCutError:
+        raise
+    except SpecError:
+        return  # of the codec or the defense, which is told where it stands
+    trace = _table(content, "trace")
+    if trace.get("phases") or trace.get("snapshots"):
+        raise trace_of_masked_cuts()
 
 
 def _check_listed(make: Callable[[str], object], spec: str) -> None:

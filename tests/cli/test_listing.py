@@ -7,10 +7,12 @@ from vfl.attacks.active import ADVERSARIES
 from vfl.compression import CODECS
 from vfl.defenses import DEFENSES
 from vfl.models import BOTTOMS, TOPS
+from vfl.mpc.secure import SECURE
 
 FAMILIES = {
     "codecs": CODECS,
     "defenses": DEFENSES,
+    "secure": SECURE,
     "attacks": ATTACKS,
     "adversaries": ADVERSARIES,
     "bottoms": BOTTOMS,

@@ -42,6 +42,19 @@ def test_a_partys_key_is_replaced(vfl, label, tmp_path):
     assert vfl("renew", "project/bank/party.toml", "--authority").code == 2
 
 
+def test_a_partys_identity_is_replaced(vfl, label, tmp_path):
+    bank = tmp_path / "project/bank"
+    before = (bank / "identity.key").read_bytes(), (bank / "node.key").read_bytes()
+    done = vfl("renew", "project/bank/party.toml", "--identity")
+    assert done.code == 0
+    assert (bank / "identity.key").read_bytes() != before[0]
+    assert (bank / "node.key").read_bytes() == before[1]
+    assert (bank / "identity.key").stat().st_mode & 0o777 == 0o600
+    assert (bank / "identity.pub").read_text().startswith("ssh-ed25519 ")
+    assert "each keeps it as peers/bank.pub" in done.err
+    assert vfl("renew", "project", "--identity").code == 2
+
+
 def test_without_the_authoritys_key_the_message_says_what_to_do(vfl, label):
     (label.certificates / "ca.key").unlink()
     done = vfl("renew", "project")

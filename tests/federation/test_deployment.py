@@ -49,6 +49,22 @@ def test_random_top_k_draws_the_same_from_the_parties_secrets(deployed):
     assert summary["wire_ratio"] < 0.2
 
 
+@pytest.mark.net
+def test_a_secure_sum_computes_what_one_process_computes(deployed):
+    """Every session agrees on keys of its own; sums, weights and bytes are the same."""
+    folder, label = deployed
+    settings = ["merge=sum", "secure=sum"]
+    path, summary, _ = train(label, "secure", *settings)
+    alone = read_json(run_in_process(folder, label, lambda record: None, settings) / "summary.json")
+    assert summary["weights_sha256"] == alone["weights_sha256"]
+    assert summary["bytes_up"] == alone["bytes_up"]
+    federated.run_session(label, "evaluate", "secure")
+    again = federated.summary_of(path, "evaluate")
+    assert again["test_loss"] == summary["test_loss"]
+    federated.run_session(label, "predict", "secure")
+    assert len(pd.read_csv(path / "predictions.csv")) > 1000
+
+
 def test_each_party_keeps_its_own_weights_and_nobody_elses(deployed, trained):
     folder, _ = deployed
     for owner in ("left", "right", "label"):

@@ -1,17 +1,15 @@
 """A whole federated session over real streams; only Flower's part is played by a stand-in."""
 
-import threading
 import warnings
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import pytest
+from stand_in_flower import Envelope, Flower
 
-from vfl.clients.session import take_part
 from vfl.config import Experiment, read_party_file
-from vfl.errors import PeerFailedError, VFLError
-from vfl.session import SessionMessage, Terms
+from vfl.errors import PeerFailedError
+from vfl.session import Terms
 from vfl.trace import read, size
 
 with warnings.catch_warnings():  # importing Flower uses what newer clicks deprecate
@@ -29,56 +27,9 @@ id = "id"
 TRACE = '[trace]\nphases = ["train", "validation", "test"]\nsnapshots = 1\n'
 
 
-@dataclass
-class Node:
-    node_id: int
-    name: str
-
-
-@dataclass
-class Envelope:
-    """A message that needs no running Flower."""
-
-    content: object
-    dst_node_id: int
-    message_type: str
-    ttl: float
-
-
-class Flower:
-    """Hands each session message to a thread that plays the feature party of that node."""
-
-    def __init__(self):
-        self.files = {}
-        self.threads = []
-        self.said = []
-        self.failures = []
-
-    def get_nodes(self):
-        return [Node(number, name) for number, name in enumerate(PARTIES, start=1)]
-
-    def push_messages(self, messages):
-        (message,) = messages
-        asked = SessionMessage.parse(str(message.content["session"]["message"]))
-        name = PARTIES[message.dst_node_id - 1]
-        thread = threading.Thread(target=self._play, args=(asked, name))
-        self.threads.append(thread)
-        thread.start()
-        return [name]
-
-    def pull_messages(self, identifiers):
-        return []
-
-    def _play(self, asked, name):
-        try:
-            take_part(asked, self.files[name], self.said.append)
-        except VFLError as error:
-            self.failures.append(error)
-
-
 @pytest.fixture
 def flower():
-    return Flower()
+    return Flower(PARTIES)
 
 
 @pytest.fixture

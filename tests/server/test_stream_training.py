@@ -5,13 +5,18 @@ import threading
 import pytest
 
 from vfl.clients import build_feature_party
+from vfl.clients.offers import send_offer, take_offers
 from vfl.config import Experiment
 from vfl.datasets import load_bundled
 from vfl.ledger import Ledger
 from vfl.local import LocalSession
+from vfl.mpc.agreement import Agreement
+from vfl.mpc.identity import Identity
 from vfl.seeds import Secret
 from vfl.server import build_label_party
+from vfl.server.offers import relay_offers
 from vfl.session import Introduction, Terms
+from vfl.session.own_identity import binding_of
 from vfl.storage import joint_digest
 from vfl.transport import Credential, Hello, Observed, TcpHub, TcpLink, session_certificate
 
@@ -19,11 +24,13 @@ SESSION = "0" * 32
 PARTIES = ("left", "right")
 
 
-def experiment(codec, defense="none", **train):
+def experiment(codec, defense="none", secure="none", **train):
     return Experiment.model_validate(
         {
             "codec": codec,
             "defense": defense,
+            "secure": secure,
+            "merge": "concat" if secure == "none" else "sum",
             "parties": {name: {"width": 8, "bottom": "mlp:hidden=16"} for name in PARTIES},
             "train": {"epochs": 2, "batch_rows": 50, **train},
         }
@@ -33,6 +40,17 @@ def experiment(codec, defense="none", **train):
 @pytest.fixture(scope="module")
 def data():
     return load_bundled("digits", PARTIES, 0, "label", limit=500)
+
+
+def play(party, schedule, identities, terms):
+    """A feature party's whole session."""
+    if terms.masks_cuts:
+        pins = {name: identity.public for name, identity in identities.items()}
+        binding = binding_of(terms, SESSION, 0)
+        agreement = Agreement(party.name, identities[party.name], pins, binding)
+        send_offer(party, agreement)
+        take_offers(party, agreement)
+    party.run(schedule)
 
 
 class Cutting:
@@ -67,6 +85,7 @@ def over_streams(data, settings, moments=(), tls=True):
     )
     ca = certificate.ca_pem if certificate else None
     parties, threads, ends = {}, [], []
+    identities = {name: Identity.fresh() for name in PARTIES}
     try:
         for name in PARTIES:
             about = Introduction.of(data[name], terms, SESSION).model_dump()
@@ -79,7 +98,8 @@ def over_streams(data, settings, moments=(), tls=True):
             parties[name] = build_feature_party(data[name], terms, own, secret)
             parties[name].start()
             schedule = terms.schedule(data[name].split)
-            threads.append(threading.Thread(target=parties[name].run, args=(schedule,)))
+            whole = (parties[name], schedule, identities, terms)
+            threads.append(threading.Thread(target=play, args=whole))
         hub.wait_all(PARTIES, 10.0)
         links = {name: Observed(hub.link(name), name, "label", [ledger]) for name in PARTIES}
         secret = Secret.of_simulation(0, "label")
@@ -89,6 +109,7 @@ def over_streams(data, settings, moments=(), tls=True):
         )  # fmt: skip
         for thread in threads:
             thread.start()
+        relay_offers(label)
         label.run(terms.schedule(data["label"].split))
         for thread in threads:
             thread.join(timeout=30)
@@ -124,6 +145,19 @@ def test_defenses_with_losses_and_models_are_the_same_over_a_stream(data, defens
     settings = experiment("none", defense, epochs=1)
     digest, losses, _ = over_streams(data, settings, tls=False)
     assert (digest, losses) == alone(data, settings)[:2]
+
+
+@pytest.mark.parametrize("secure", ["sum", "sum:bits=8,fraction=2"])
+def test_a_secure_sum_gives_the_weights_of_one_process_over_a_stream(data, secure):
+    """Keys differ from run to run; the sums do not. Cuts of the stream resend the same words."""
+    settings = experiment("none", secure=secure, in_flight=2)
+    moments = [(place, step) for step in range(1, 17, 5) for place in ("before", "after")]
+    digest, losses, ledger = over_streams(data, settings, moments)
+    same, same_losses, same_ledger = alone(data, settings)
+    assert digest == same
+    assert losses == same_losses
+    for way in ("up", "down"):
+        assert ledger.bytes_by_party(way) == same_ledger.bytes_by_party(way)
 
 
 LAST = 16  # 2 epochs of 7 batches, a validation query each, and the test rows

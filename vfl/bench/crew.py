@@ -43,7 +43,13 @@ class Crew:
             process.end(at_once=error is not None)
 
     def measure(
-        self, path: Path, workload: str, seed: int, warmup_steps: int, steps: int
+        self,
+        path: Path,
+        workload: str,
+        seed: int,
+        warmup_steps: int,
+        steps: int,
+        secure: str = "none",
     ) -> Measurement:
         """Train once along a path; CPU time of all processes, wall time of the label party.
 
@@ -59,6 +65,7 @@ class Crew:
             steps=steps,
             host=self._network.host(LABEL_PARTY),
             wan=str(self._network.wan),
+            secure=secure,
         )
         if role == "host":
             return self._over_stream(job, tls=path == "tls")

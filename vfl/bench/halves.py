@@ -41,9 +41,8 @@ def fresh_bottom(workload: Workload, seed: int, party: str) -> nn.Module:
 
 def fresh_top(workload: Workload, seed: int) -> nn.Module:
     """The label party's half."""
-    width = len(FEATURE_PARTIES) * workload.width
     with scoped(derive(seed, "bench", "weights", LABEL_PARTY)):
-        return models.make_top(workload.top).build(width, workload.outputs)
+        return models.make_top(workload.top).build(workload.merged_width, workload.outputs)
 
 
 class Monolith(nn.Module):

@@ -35,6 +35,7 @@ class Job(Settings):
         workload: its name.
         warmup_steps: steps before the clock starts.
         steps: timed steps.
+        secure: the secure mode.
         session: name of the stream's session.
         tokens: what each party shows at the door; a party that joins gets its own only.
         tls: whether the host opens its stream with TLS.
@@ -48,6 +49,7 @@ class Job(Settings):
     seed: int
     warmup_steps: int
     steps: int
+    secure: str = "none"
     session: str = ""
     tokens: dict[str, str] = Field(default_factory=dict, repr=False)
     tls: bool = False

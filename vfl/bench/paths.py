@@ -13,7 +13,6 @@ from vfl.bench.workloads import FEATURE_PARTIES, LABEL_PARTY
 from vfl.local import Connect, LocalSession
 from vfl.server.meter import Meter
 from vfl.server.task import Classification
-from vfl.session import Exchange
 from vfl.transport import local_pair
 
 
@@ -61,14 +60,5 @@ def in_process(setup: Setup, connect: Connect = lambda party: local_pair()) -> M
         mode="train",
         connect=connect,
     )
-
-    def begin(exchange: Exchange) -> None:
-        for client in session.clients:
-            client.begin(exchange)
-
-    def finish(exchange: Exchange) -> None:
-        for client in session.clients:
-            client.finish(exchange)
-
-    session.label.run(setup.schedule(), before=begin, after=finish)
+    session.go_on(None, setup.schedule())
     return setup.measurement(session.label.history[-1]["train_loss"])

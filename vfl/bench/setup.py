@@ -10,10 +10,13 @@ from torch import nn
 from vfl.bench.clock import Clock
 from vfl.bench.halves import fresh_bottom, fresh_top, synthetic
 from vfl.bench.messages import Job, Measurement
-from vfl.bench.workloads import FEATURE_PARTIES, LABEL_PARTY, WORKLOADS
+from vfl.bench.workloads import FEATURE_PARTIES, KNOWN, LABEL_PARTY
 from vfl.datasets import PartyData
+from vfl.mpc.agreement import Agreement
+from vfl.mpc.identity import Identity
 from vfl.seeds import Secret
 from vfl.session import Exchange, Terms
+from vfl.session.own_identity import binding_of
 
 
 class Setup:
@@ -21,8 +24,9 @@ class Setup:
 
     def __init__(self, job: Job, now: Callable[[], float] = time.perf_counter) -> None:
         self.job = job
-        self.workload = WORKLOADS[job.workload]
-        self.experiment = self.workload.experiment(job.seed, job.warmup_steps + job.steps)
+        self.workload = KNOWN[job.workload]
+        whole = self.workload.experiment(job.seed, job.warmup_steps + job.steps)
+        self.experiment = whole.model_copy(update={"secure": job.secure})
         self.terms = Terms.of(self.experiment, "train", self.experiment.name)
         self.data: dict[str, PartyData] = synthetic(self.workload, job.seed)
         self._clock = Clock(job.warmup_steps, job.steps, now)
@@ -43,6 +47,16 @@ class Setup:
     def top(self) -> nn.Module:
         """The label party's fresh half."""
         return fresh_top(self.workload, self.job.seed)
+
+    def agreement(self, party: str) -> Agreement:
+        """A feature party's side of an agreement on keys, with keys that protect nobody."""
+        identities = {
+            name: Identity.of_simulation(self.secret(name).key("identity"))
+            for name in FEATURE_PARTIES
+        }
+        pins = {name: identity.public for name, identity in identities.items()}
+        binding = binding_of(self.terms, self.job.session, 0)
+        return Agreement(party, identities[party], pins, binding)
 
     def secret(self, party: str) -> Secret:
         """A party's stand-in secret; nothing here needs protection."""

@@ -8,9 +8,11 @@ from vfl.bench.messages import Door, Measurement
 from vfl.bench.setup import Setup
 from vfl.bench.workloads import LABEL_PARTY
 from vfl.clients import build_feature_party
+from vfl.clients.offers import send_offer, take_offers
 from vfl.frame import Frame, Kind
 from vfl.ledger import Ledger
 from vfl.server import LabelParty, build_label_party
+from vfl.server.offers import relay_offers
 from vfl.transport import (
     Credential,
     Hello,
@@ -43,6 +45,7 @@ def host(setup: Setup, announce: Callable[[Door], None]) -> Measurement:
         announce(Door(host=job.host, port=hub.port, ca_pem=ca_pem))
         hub.wait_all(list(credentials), _JOIN_TIMEOUT_S)
         label = _label_party(setup, {party: hub.link(party) for party in credentials})
+        relay_offers(label)
         label.run(setup.schedule())
         for half in label.halves.values():
             half.link.receive()  # its DONE: the last gradient has arrived
@@ -67,6 +70,10 @@ def join(setup: Setup) -> Measurement:
             setup.secret(name),
             bottom=setup.bottoms()[name],
         )
+        if setup.terms.masks_cuts:
+            agreement = setup.agreement(name)
+            send_offer(party, agreement)
+            take_offers(party, agreement)
         party.run(setup.schedule())
         link.send(Frame(Kind.DONE))
     finally:

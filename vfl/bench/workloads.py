@@ -32,6 +32,7 @@ class Workload:
         outputs: classes.
         steps: timed steps of one repeat; about one second of work.
         aims: the most CPU time a path should need, in that of the monolith.
+        merge: "concat" or "sum".
     """
 
     model: str
@@ -43,11 +44,17 @@ class Workload:
     outputs: int
     steps: int
     aims: Mapping[str, float] = field(default_factory=dict)
+    merge: Literal["concat", "sum"] = "concat"
 
     @property
     def rows(self) -> int:
         """Rows of the fixed data."""
         return EPOCH_STEPS * self.batch_rows
+
+    @property
+    def merged_width(self) -> int:
+        """Width of what the top gets."""
+        return self.width * (len(FEATURE_PARTIES) if self.merge == "concat" else 1)
 
     def experiment(self, seed: int, total_steps: int) -> Experiment:
         """The experiment that trains at least so many steps; SGD with momentum."""
@@ -55,6 +62,7 @@ class Workload:
         return Experiment(
             name="bench",
             seed=seed,
+            merge=self.merge,
             parties=dict.fromkeys(FEATURE_PARTIES, party),
             label=LabelSettings(party=LABEL_PARTY, top=self.top),
             train=TrainSettings(
@@ -97,3 +105,17 @@ WORKLOADS: dict[str, Workload] = {
         aims={"inprocess": 1.05, "tls": 1.35},
     ),
 }
+
+#: One linear layer of 500 of 1000 columns at each party: what a secure sum adds shows most there.
+SUMMED = Workload(
+    model="linear",
+    batch_rows=128,
+    width=500,
+    shape=(500,),
+    bottom="mlp:hidden=none",
+    top="mlp:hidden=64",
+    outputs=2,
+    steps=100,
+    merge="sum",
+)
+KNOWN: dict[str, Workload] = WORKLOADS | {"summed": SUMMED}

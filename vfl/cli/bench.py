@@ -59,6 +59,26 @@ def step(
         print(format_table(rows))
 
 
+@app.command("secure")
+def secure(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few steps: does it run, not how fast.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """A training step under a secure sum beside the plain one: 128 rows, width 500."""
+    from dataclasses import asdict
+
+    from vfl.bench.secure import QUICK_STEPS, REPEATS, STEPS, bench_secure, format_secure
+
+    steps, repeats = (QUICK_STEPS, 1) if quick else (STEPS, REPEATS)
+    rows = bench_secure(steps=steps, repeats=repeats, say=say)
+    if json:
+        emit([asdict(row) for row in rows])
+    else:
+        print(format_secure(rows))
+
+
 @app.command("fuzz")
 def fuzz(
     cases: Annotated[int, typer.Option("--cases", help="How many damaged frames.")] = 1_000_000,

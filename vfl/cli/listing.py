@@ -17,6 +17,7 @@ class Family(StrEnum):
 
     CODECS = "codecs"
     DEFENSES = "defenses"
+    SECURE = "secure"
     ATTACKS = "attacks"
     ADVERSARIES = "adversaries"
     BOTTOMS = "bottoms"
@@ -31,8 +32,8 @@ def listing(
 ) -> None:
     """List codecs, defenses, attacks and models with their options.
 
-    A family is codecs, defenses, attacks, adversaries, bottoms or tops; without one, all are
-    listed.
+    A family is codecs, defenses, secure, attacks, adversaries, bottoms or tops; without one, all
+    are listed.
     """
     rows = [
         row
@@ -53,10 +54,12 @@ def _registries() -> dict[str, Registry[Any]]:
     from vfl.compression import CODECS
     from vfl.defenses import DEFENSES
     from vfl.models import BOTTOMS, TOPS
+    from vfl.mpc.secure import SECURE
 
     return {
         "codecs": CODECS,
         "defenses": DEFENSES,
+        "secure": SECURE,
         "attacks": ATTACKS,
         "adversaries": ADVERSARIES,
         "bottoms": BOTTOMS,

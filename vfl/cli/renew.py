@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vfl.cli.output import say
+
+if TYPE_CHECKING:
+    from vfl.config import PartyFile
 
 
 def renew(
@@ -21,12 +24,15 @@ def renew(
     authority: Annotated[
         bool, typer.Option("--authority", help="A new authority, for the next renewal to use.")
     ] = False,
+    identity: Annotated[
+        bool, typer.Option("--identity", help="A party's identity key for secure sums instead.")
+    ] = False,
 ) -> None:
     """Renew the SuperLink's certificate, or replace a party's key.
 
     PROJECT, or its label folder: a new certificate for the SuperLink under the same authority; no
-    party has to do anything. party.toml: a new key of that party's SuperNode. docs/security.md has
-    the whole procedure.
+    party has to do anything. party.toml: a new key of that party's SuperNode, or with --identity
+    the one the other feature parties know it by. docs/security.md has the whole procedure.
     """
     from vfl.config import is_party_file, read_party_file
     from vfl.project import LabelFolder
@@ -36,6 +42,9 @@ def renew(
         if authority:
             raise typer.BadParameter("only the label party has one", param_hint="--authority")
         party = read_party_file(path)
+        if identity:
+            _new_identity(party)
+            return
         private = party.beside(party.node.key)
         public = private.with_name(f"{party.party}.pub")
         renew_node_key(private, public)
@@ -44,6 +53,8 @@ def renew(
         say("when its vfl superlink was restarted with it, the old key is worth nothing any more:")
         say("restart vfl supernode then")
         return
+    if identity:
+        raise typer.BadParameter("only a feature party has one", param_hint="--identity")
     certificates = LabelFolder.find(path).certificates
     if authority:
         replace_authority(certificates)
@@ -53,3 +64,16 @@ def renew(
     else:
         days = renew_server(certificates)
         say(f"{certificates / 'server.pem'} is good for {days} days; restart vfl superlink")
+
+
+def _new_identity(party: PartyFile) -> None:
+    from vfl.mpc.identity import Identity
+
+    private = party.beside(party.identity.key)
+    public = private.with_name("identity.pub")
+    new = Identity.fresh()
+    new.public.keep_at(public)
+    new.keep_at(private)
+    say(f"wrote {private} and {public}")
+    say(f"give {public.name} to every other feature party, by a way the label party does not")
+    say(f"control; each keeps it as {party.identity.peers}/{party.party}.pub")

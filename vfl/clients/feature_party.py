@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from vfl import compression, defenses, models
+from vfl.compression import Codec
 from vfl.config import TrainSettings
 from vfl.datasets import PartyData
 from vfl.errors import DataError
-from vfl.exchange import Adversary, Compute, FeatureHalf, optimizer_factory
+from vfl.exchange import Adversary, Compute, FeatureHalf, MaskedCut, optimizer_factory
 from vfl.exchange.adversary import HONEST
+from vfl.exchange.exposure import ring_of
 from vfl.link import Link
 from vfl.seeds import Secret, scoped
 from vfl.session import Checkpoints, Course, Exchange, Terms
@@ -163,6 +165,7 @@ def build_feature_party(
         DataError: the party has no columns.
         UserError: there is no such device.
         SpecError: codec, defense or bottom cannot be built or do not fit.
+        ExposedCutError: a secure sum would not hide this party's cut.
     """
     asked = terms.parties[data.name]
     if data.inputs is None:
@@ -175,7 +178,7 @@ def build_feature_party(
             data.name,
             bottom,
             asked.width,
-            compression.make(terms.codec),
+            _codec(data.name, terms),
             defenses.make(terms.defense),
             link,
             secret,
@@ -188,6 +191,11 @@ def build_feature_party(
         half.load_state_dict(weights)
     train = data.split.train if terms.mode == "train" else None
     return FeatureParty(data.inputs, half, terms.train, checkpoints, train)
+
+
+def _codec(party: str, terms: Terms) -> Codec:
+    ring = ring_of(terms)
+    return compression.make(terms.codec) if ring is None else MaskedCut(party, ring)
 
 
 def own_bottom(text: str) -> models.Bottom:

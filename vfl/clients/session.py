@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from vfl.clients.feature_party import build_feature_party
+from vfl.clients.offers import send_offer, take_offers
 from vfl.config import PartyFile
 from vfl.datasets import PartyData
 from vfl.errors import DisagreementError, ProtocolError, VFLError
@@ -20,6 +21,7 @@ from vfl.session import (
     unexpected,
 )
 from vfl.session.own_data import own_checkpoints, own_data, own_folder, own_secret
+from vfl.session.own_identity import own_agreement
 from vfl.trace import own_recorders, recording
 from vfl.transport import Hello, Observed, TcpLink, Timeouts
 from vfl.transport.base import TransportLink
@@ -63,6 +65,10 @@ def take_part(
             checkpoints=checkpoints,
             device=party.device,
         )
+        if terms.masks_cuts:
+            agreement = own_agreement(party, terms, message.session, message.attempt)
+            send_offer(feature, agreement)
+            take_offers(feature, agreement)
         feature.resume(message.start, terms.in_flight_at(data.split, message.start))
         schedule = feature.course.follow(terms.schedule(data.split, message.start))
         weights = {party.party: feature.weights}

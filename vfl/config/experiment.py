@@ -183,6 +183,8 @@ class Experiment(Settings):
     """A whole experiment; every default is written out in the run folder's config.toml.
 
     Attributes:
+        secure: what of the cuts the label party learns: "none" hides none, "sum" tells it their
+            sum alone (with merge = "sum").
         trace: what every party records when one process plays them all; in a federation each
             party's own file says it.
     """
@@ -192,6 +194,7 @@ class Experiment(Settings):
     codec: str = "none"
     defense: str = "none"
     merge: Literal["concat", "sum"] = "concat"
+    secure: str = "none"
     data: DataSettings = DataSettings()
     parties: Annotated[dict[PartyName, PartySettings], Field(min_length=1, max_length=64)]
     label: LabelSettings = LabelSettings()

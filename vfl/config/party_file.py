@@ -42,7 +42,8 @@ class Consent(Settings):
     """The most a session may ask of this party; more is refused with the difference.
 
     Attributes:
-        codecs, defenses: accepted specs, as globs ("randtopk:*").
+        codecs, defenses, secure: accepted specs, as globs ("randtopk:*"). secure = ["sum*"]
+            refuses every session in which the label party would see this party's cuts.
         modes: train, evaluate, predict.
         max_width: values a row of the cut may have.
         max_epochs: epochs of one training.
@@ -54,6 +55,7 @@ class Consent(Settings):
 
     codecs: tuple[str, ...] = ("*",)
     defenses: tuple[str, ...] = ("*",)
+    secure: tuple[str, ...] = ("*",)
     modes: tuple[str, ...] = ("train", "evaluate", "predict")
     max_width: Annotated[int, Field(ge=1)] = 256
     max_epochs: Annotated[int, Field(ge=1)] = 100
@@ -80,6 +82,19 @@ class Node(Settings):
     api_port: Annotated[int, Field(ge=1, le=65535)] = 9094
 
 
+class IdentityKeys(Settings):
+    """Who this party is to the other feature parties, for a secure sum.
+
+    Attributes:
+        key: this party's private identity key.
+        peers: folder with the other feature parties' public ones, each NAME.pub, given to this
+            party by a way the label party does not control.
+    """
+
+    key: str = "identity.key"
+    peers: str = "peers"
+
+
 class PartyFile(Settings):
     """Everything one party says about itself.
 
@@ -98,6 +113,7 @@ class PartyFile(Settings):
     consent: Consent = Consent()
     trace: TraceSettings = TraceSettings()
     node: Node = Node()
+    identity: IdentityKeys = IdentityKeys()
     _path: Path | None = PrivateAttr(default=None)
 
     def beside(self, name: str) -> Path:

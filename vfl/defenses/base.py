@@ -79,12 +79,14 @@ class Defense:
             about labels still holds.
         rows_apart: no hook makes a row out of several, so that a promise about a row still holds.
         once: not twice in a chain, for both would make the same draws.
+        reads_cuts: its `loss`, if it has one, looks at each party's cut.
     """
 
     side: ClassVar[Side] = "both"
     label_free: ClassVar[bool] = False
     rows_apart: ClassVar[bool] = False
     once: ClassVar[bool] = False
+    reads_cuts: ClassVar[bool] = True
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
         """Refuse the other members of a chain, in whose company a promise would be untrue.

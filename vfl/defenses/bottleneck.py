@@ -74,6 +74,7 @@ class Bottleneck(Defense):
 
     side: ClassVar[Side] = "label"
     label_free: ClassVar[bool] = True
+    reads_cuts: ClassVar[bool] = False
 
     def __init__(self, alpha: float = 0.001) -> None:
         require_range("alpha", alpha, 0)

@@ -39,6 +39,7 @@ class Mixup(Defense):
     """
 
     once: ClassVar[bool] = True
+    reads_cuts: ClassVar[bool] = False
 
     def __init__(self, alpha: float = 0.2, seed: int = 0) -> None:
         require("alpha", alpha, "above 0", 0 < alpha < math.inf)

@@ -37,6 +37,7 @@ class TranscriptPrivacy(Defense):
     side: ClassVar[Side] = "label"
     label_free: ClassVar[bool] = True
     once: ClassVar[bool] = True
+    reads_cuts: ClassVar[bool] = False
 
     def __init__(self, epsilon: float = 1.0) -> None:
         require("epsilon", epsilon, "above 0", 0 < epsilon < math.inf)

@@ -49,6 +49,7 @@ def _feature_party(party: PartyFile) -> Iterator[Check]:
     trusted = files.certificate("ca", ca)
     yield trusted
     yield files.node_key(party.beside(party.node.key))
+    yield files.private("identity key", party.beside(party.identity.key), missing="")
     if trusted.state != "FAIL":
         yield from network.superlink_from_afar(party.node.superlink, ca)
 

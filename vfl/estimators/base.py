@@ -36,6 +36,7 @@ class VFLEstimator(BaseEstimator):  # type: ignore[misc]
         codec: str = "none",
         defense: str = "none",
         merge: str = "concat",
+        secure: str = "none",
         width: int = 32,
         bottom: str = "mlp:hidden=64",
         top: str = "mlp:hidden=64",
@@ -53,6 +54,7 @@ class VFLEstimator(BaseEstimator):  # type: ignore[misc]
         self.codec = codec
         self.defense = defense
         self.merge = merge
+        self.secure = secure
         self.width = width
         self.bottom = bottom
         self.top = top
@@ -170,6 +172,7 @@ class VFLEstimator(BaseEstimator):  # type: ignore[misc]
             "codec": self.codec,
             "defense": self.defense,
             "merge": self.merge,
+            "secure": self.secure,
             "parties": dict.fromkeys(self.parties_, party),
             "label": {
                 "party": self.label_party,

@@ -28,6 +28,7 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
         label_party: who holds the labels; if it is one of `parties`, it has columns too.
         codec, defense: specs, such as "randtopk:k=4,alpha=0.1" and "layer_norm".
         merge: "concat" or "sum" of the cuts.
+        secure: "sum" as in a federation, where the label party then learns the sum alone.
         width: width of each party's cut.
         bottom, top: model specs.
         epochs, batch_rows: how long and how much at once.
@@ -55,6 +56,7 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
         codec: str = "none",
         defense: str = "none",
         merge: str = "concat",
+        secure: str = "none",
         width: int = 32,
         bottom: str = "mlp:hidden=64",
         top: str = "mlp:hidden=64",
@@ -74,6 +76,7 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
             codec=codec,
             defense=defense,
             merge=merge,
+            secure=secure,
             width=width,
             bottom=bottom,
             top=top,

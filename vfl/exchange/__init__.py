@@ -6,6 +6,7 @@ from vfl.exchange.adversary import Adversary
 from vfl.exchange.compute import Compute
 from vfl.exchange.feature_half import FeatureHalf
 from vfl.exchange.label_half import LabelHalf
+from vfl.exchange.masked import MaskedCut, MaskedHalves
 from vfl.exchange.optimizers import OptimizerFactory, drop_gradients, optimizer_factory
 
 __all__ = [
@@ -13,6 +14,8 @@ __all__ = [
     "Compute",
     "FeatureHalf",
     "LabelHalf",
+    "MaskedCut",
+    "MaskedHalves",
     "OptimizerFactory",
     "drop_gradients",
     "optimizer_factory",

@@ -54,7 +54,7 @@ class LabelHalf:
         self.link = link
         self.adversary = adversary
         self.adapter: nn.Module | None = codec.server_module(width)
-        self._device = (compute or Compute()).device
+        self.device = (compute or Compute()).device
         self._wire_width = codec.wire_width(width)
         # Each party's gradients get draws of their own: equal noise on two would cancel out.
         self._secret = Secret(secret.key("half", party))
@@ -71,9 +71,17 @@ class LabelHalf:
         """
         moment = Moment(step, training=True, secret=self._secret)
         cut, saved = self._receive(Kind.CUT, moment, rows)
-        cut = cut.to(self._device).requires_grad_()
+        cut = cut.to(self.device).requires_grad_()
         self._pending = (cut, saved, moment)
         return cut if self.adapter is None else self.adapter(cut)
+
+    def take(self, kind: Kind, step: int) -> Frame:
+        """Wait for the party's frame of this kind and step, which is not decoded yet."""
+        return expect(self.link, kind, step, f"party '{self.party}'")
+
+    def await_gradient(self, total: Tensor, step: int) -> None:
+        """What `send_gradient` sends is the gradient of this tensor, which several may share."""
+        self._pending = (total, None, Moment(step, training=True, secret=self._secret))
 
     def send_gradient(self, labels: Tensor) -> None:
         """Send the gradient that backward left at the last cut; `labels` of its rows."""
@@ -115,7 +123,7 @@ class LabelHalf:
 
     def receive_query(self, step: int, rows: int) -> Tensor:
         """Wait for a cut to evaluate; axes (rows, width). `confirm` answers it."""
-        cut = self._receive(Kind.QUERY, Moment(step), rows)[0].to(self._device)
+        cut = self._receive(Kind.QUERY, Moment(step), rows)[0].to(self.device)
         return cut if self.adapter is None else self.adapter(cut)
 
     def confirm(self, step: int, told: bytes = b"") -> None:
@@ -128,7 +136,7 @@ class LabelHalf:
             self.codec.commit(self._sent.popleft().step)
 
     def _receive(self, kind: Kind, moment: Moment, rows: int) -> tuple[Tensor, Any]:
-        frame = expect(self.link, kind, moment.step, f"party '{self.party}'")
+        frame = self.take(kind, moment.step)
         cut, saved = self.codec.decode(frame.payload, rows, self._wire_width, moment)
         check_finite(cut, "cut", self.party, moment.step)
         self.adversary.received(self.party, cut, moment)

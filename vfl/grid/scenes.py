@@ -17,7 +17,7 @@ from vfl.attacks.victim import INFERENCE
 from vfl.config import Experiment, GridSettings, TraceSettings
 from vfl.errors import UserError
 from vfl.grid.trials import OUTCOME
-from vfl.trace import read
+from vfl.trace import read, trace_of_masked_cuts
 
 #: "asked": a feature party once the network is in use; "heard": a feature party that recorded the
 #: training; "received": a label party that recorded the last queries; "attribute": the same, after
@@ -100,10 +100,13 @@ def check_scenes(
 
     Raises:
         UserError: with the attack, and what it needs.
+        ExposedCutError: it reads recorded cuts, of a training that sums them under masks.
     """
     own_columns = experiment.label.party in experiment.parties
     for spec, attack in made.items():
         scene = scene_of(attack, spec, own_columns)
+        if scene != "asked" and experiment.secure != "none":
+            raise trace_of_masked_cuts()
         if scene == "heard" and settings.trained_by == "owner":
             raise UserError(
                 f"{spec} needs the training, and where the owner trained alone nobody saw it",

@@ -12,6 +12,7 @@ from vfl.defenses import Defense, LabelKind
 from vfl.errors import DataError, SpecError
 from vfl.exchange import Adversary, Compute, LabelHalf, optimizer_factory
 from vfl.exchange.adversary import HONEST
+from vfl.exchange.exposure import ring_of
 from vfl.ledger import Ledger
 from vfl.link import Link
 from vfl.seeds import Secret, scoped
@@ -62,6 +63,7 @@ def build_label_party(
 
     Raises:
         SpecError: a plug-in does not fit, or the defense means nothing for such labels.
+        ExposedCutError: a secure sum would hide nothing.
     """
     weighted = class_weight != "none" or data.row_weights is not None
     kind = LabelKind(outputs if task == "classification" else None, weighted, terms.train.epochs)
@@ -89,6 +91,7 @@ def build_label_party(
         adversary,
         compute,
         class_weight,
+        ring_of(terms),
     )
     if weights is not None:
         party.load_weights(weights)

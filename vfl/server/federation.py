@@ -57,6 +57,7 @@ class Federation:
         settings: addresses, and patience with parties that are here.
         own: the label party's aligned rows, to compare with everybody's.
         join_timeout_s: how long parties may take to come.
+        attempt: how often the session was begun anew.
         say: told one line about each stage.
     """
 
@@ -68,6 +69,7 @@ class Federation:
         own: PartyData,
         join_timeout_s: float,
         say: Callable[[str], None] = lambda line: None,
+        attempt: int = 0,
     ) -> None:
         self.grid = grid
         self.terms = terms
@@ -75,6 +77,7 @@ class Federation:
         self.own = own
         self.join_timeout_s = join_timeout_s
         self.say = say
+        self.attempt = attempt
         self.session = secrets.token_hex(16)
         self._start = 0
         self._nodes: dict[str, int] = {}
@@ -192,6 +195,7 @@ class Federation:
             idle_timeout_s=IDLE_TIMEOUT_S,
             rejoin_window_s=self.settings.rejoin_window_s,
             start=self._start,
+            attempt=self.attempt,
             terms=self.terms,
         )
         record = ConfigRecord({"message": message.model_dump_json()})

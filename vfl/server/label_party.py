@@ -21,8 +21,10 @@ from vfl.exchange.guards import check_finite, check_shape
 from vfl.exchange.optimizers import OptimizerFactory, drop_gradients
 from vfl.exchange.state import Stateful, gather, restore
 from vfl.ledger import Ledger
+from vfl.mpc.masked_sum import Ring
 from vfl.seeds import Secret
 from vfl.server.progress import EpochRecord, Progress
+from vfl.server.reception import SUM, Reception
 from vfl.server.task import Task
 from vfl.server.weights import batch_weights, training_weights
 from vfl.session import Checkpoints, Course, Exchange, Terms
@@ -52,6 +54,7 @@ class LabelParty:
         adversary: tampering on this side; honest by default.
         compute: where the models run.
         class_weight: "none" or "balanced"; see `vfl.server.weights`.
+        ring: what the feature parties' cuts are summed in; None sees each.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class LabelParty:
         adversary: Adversary = HONEST,
         compute: Compute | None = None,
         class_weight: str = "none",
+        ring: Ring | None = None,
     ) -> None:
         self.data = data
         self.terms = terms
@@ -99,6 +103,7 @@ class LabelParty:
         self._adversary = adversary
         self._checkpoints = checkpoints
         self.course = Course(terms.train, self.weights, self.load_weights)
+        self.reception = Reception(halves, ring, ledger, self.course)
         self._labels, self._row_weights = data.labels, None
         if data.labels is not None and terms.mode == "train":
             train = torch.from_numpy(data.split.train)
@@ -215,7 +220,7 @@ class LabelParty:
             logits = self._defense.logits(outputs, moment)
             targets = self._defense.targets(truth, logits.shape[1], moment)
             loss = self._task(logits, targets, weights)
-            sent = {name: cuts[name] for name in self.halves}
+            sent = {name: cut for name, cut in cuts.items() if name in self.halves}
             extra = self._defense.loss(sent, truth, logits, moment)
         total = loss if extra is None else loss + extra
         check_finite(total, "loss", self.data.name, exchange.step)
@@ -268,26 +273,11 @@ class LabelParty:
                 cut = self.model["bottom"](inputs.to(self._compute.device)).float()
             own[self.data.name] = cut
             check_shape(cut, len(inputs), self.terms.parties[self.data.name].width, self.data.name)
-        cuts = {
-            name: own[name] if name in own else self._receive(name, exchange)
-            for name in self.terms.parties
-        }
+        found = own | self.reception.cuts(exchange)
+        cuts = {name: found[name] for name in [*self.terms.parties, SUM] if name in found}
         if self._checkpoints is not None and self._checkpoints.due(exchange.step):
             self._checkpoints.commit(exchange.step)
         return cuts
-
-    def _receive(self, name: str, exchange: Exchange) -> Tensor:
-        half, rows = self.halves[name], len(exchange.rows)
-        started = time.perf_counter()
-        if exchange.trains:
-            cut = half.receive_cut(exchange.step, rows)
-        else:
-            cut = half.receive_query(exchange.step, rows)
-            if not self.course.judges(exchange):
-                half.confirm(exchange.step)
-        phase = "train" if exchange.trains else "evaluate"
-        self.ledger.waited(name, phase, time.perf_counter() - started)
-        return cut
 
     def _top(self, cuts: Mapping[str, Tensor]) -> Tensor:
         parts, concat = list(cuts.values()), self.terms.merge == "concat"

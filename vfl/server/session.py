@@ -16,6 +16,7 @@ from vfl.run_folder import RunFolder
 from vfl.server.build import build_label_party
 from vfl.server.federation import Federation
 from vfl.server.label_party import LabelParty
+from vfl.server.offers import relay_offers
 from vfl.server.predictions import write_predictions
 from vfl.server.summary import summarise
 from vfl.session import PartyFolder, PartyReport, Terms, unexpected
@@ -87,7 +88,7 @@ class LabelSession:
             again = resumed or restarts > 0
             patience = settings.restart_timeout_s if again else settings.join_timeout_s
             try:
-                return self._attempt(patience)
+                return self._attempt(patience, restarts)
             except LostPeerError as loss:
                 if self.checkpoints is None or restarts == settings.max_restarts:
                     raise
@@ -96,15 +97,16 @@ class LabelSession:
                 where = f"restart {restarts} of {settings.max_restarts}, from exchange {step}"
                 self.say(f"{loss.what}; {where}")
 
-    def _attempt(self, patience_s: float) -> tuple[LabelParty, list[PartyReport]]:
+    def _attempt(self, patience_s: float, attempt: int) -> tuple[LabelParty, list[PartyReport]]:
         settings = self.experiment.federation
         ledger = Ledger()
         start = 0 if self.checkpoints is None else self.checkpoints.committed()
         recorders = own_recorders(self.party, self.terms, self.data, self.checkpoints)
         with Federation(
-            self.grid, self.terms, settings, self.data, patience_s, say=self.say
+            self.grid, self.terms, settings, self.data, patience_s, self.say, attempt
         ) as federation:
             label = self._build(federation.join([ledger, *recorders], start), ledger)
+            relay_offers(label)
             label.resume()
             schedule = label.course.follow(self.terms.schedule(self.data.split, start))
             weights = {self.party.party: label.weights}

@@ -53,6 +53,8 @@ def _differences(
     for defense in parts(terms.defense):
         if not _matches(defense, consent.defenses):
             yield f"defense {defense}", f"defense in {', '.join(consent.defenses)}"
+    if not _matches(terms.secure, consent.secure):
+        yield f"secure {terms.secure}", f"secure in {', '.join(consent.secure)}"
     width = terms.parties[party].width
     if width > consent.max_width:
         yield f"width {width}", f"width <= {consent.max_width}"

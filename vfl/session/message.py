@@ -23,6 +23,7 @@ class SessionMessage(Settings):
         host, port: the stream, as the feature party reaches it.
         ca_pem: authority that signed the stream's certificate; empty means no TLS.
         start: the exchange a resumed training goes on with.
+        attempt: how often the session was begun anew; keys are good for one attempt.
         terms: what the session is about.
     """
 
@@ -35,6 +36,7 @@ class SessionMessage(Settings):
     idle_timeout_s: float = Field(gt=0)
     rejoin_window_s: float = Field(gt=0)
     start: int = Field(default=0, ge=0)
+    attempt: int = Field(default=0, ge=0)
     terms: Terms
 
     @classmethod

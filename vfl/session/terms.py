@@ -44,6 +44,7 @@ class Terms(Settings):
     codec: str = Field(max_length=512)
     defense: str = Field(max_length=512)
     merge: Literal["concat", "sum"]
+    secure: str = Field(max_length=512)
     parties: dict[PartyName, PartyTerms]
     label_party: PartyName
     validation: float
@@ -61,6 +62,7 @@ class Terms(Settings):
             codec=experiment.codec,
             defense=experiment.defense,
             merge=experiment.merge,
+            secure=experiment.secure,
             parties={
                 name: PartyTerms(width=party.width, bottom=party.bottom)
                 for name, party in experiment.parties.items()
@@ -75,6 +77,11 @@ class Terms(Settings):
     def feature_parties(self) -> list[str]:
         """The parties that send cuts, in merge order."""
         return [name for name in self.parties if name != self.label_party]
+
+    @property
+    def masks_cuts(self) -> bool:
+        """Whether the feature parties need keys that they share with each other."""
+        return self.secure != "none"
 
     @property
     def merged_width(self) -> int:

@@ -9,7 +9,14 @@ from __future__ import annotations
 from vfl.trace.chunk import Replayed
 from vfl.trace.cuts import training_cuts
 from vfl.trace.memory import EVALUATION, TRAINING, Recorded, Trace
-from vfl.trace.recorder import TRACE, Recorder, own_recorders, recorders_of, recording
+from vfl.trace.recorder import (
+    TRACE,
+    Recorder,
+    own_recorders,
+    recorders_of,
+    recording,
+    trace_of_masked_cuts,
+)
 from vfl.trace.replay import Recording, Snapshot, read
 from vfl.trace.size import check_room, expected_bytes
 
@@ -29,5 +36,6 @@ __all__ = [
     "read",
     "recorders_of",
     "recording",
+    "trace_of_masked_cuts",
     "training_cuts",
 ]

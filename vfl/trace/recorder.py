@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vfl.config import PartyFile, TraceSettings
 from vfl.datasets import PartyData, Split
+from vfl.errors import ExposedCutError
 from vfl.frame import Frame, Kind
 from vfl.ledger import size
 from vfl.session import Checkpoints, Exchange, Terms
@@ -158,13 +159,27 @@ def recorders_of(
         terms: what was agreed.
         data: the party's aligned rows.
         checkpoints: the party's own; the trace is saved with each.
+
+    Raises:
+        ExposedCutError: the cuts are summed under masks.
     """
     if parties is None or terms.mode != "train" or not settings.enabled:
         return []
+    if terms.masks_cuts:
+        raise trace_of_masked_cuts()
     recorder = Recorder(parties / data.name / TRACE, data.name, settings, terms, data.split)
     if checkpoints is not None:
         checkpoints.before_save = recorder.save
     return [recorder]
+
+
+def trace_of_masked_cuts() -> ExposedCutError:
+    """What a party that asks for a trace of a secure sum is told."""
+    return ExposedCutError(
+        "a trace is of single cuts, and under a secure sum nobody but its owner has one",
+        got="[trace]",
+        want="no trace, or secure = 'none'",
+    )
 
 
 def own_recorders(

@@ -1,0 +1,180 @@
+"""Numbers of a ring, and the masks that cancel out."""
+
+import numpy as np
+import pytest
+import torch
+
+from vfl.errors import (
+    BadOptionError,
+    NonFiniteError,
+    ReusedPadError,
+    RingOverflowError,
+    TruncatedFrameError,
+)
+from vfl.mpc import secure
+from vfl.mpc.masked_sum import Ring
+from vfl.mpc.pairwise import BLOCK, PairwiseMasks
+from vfl.seeds import generator
+
+PARTIES = ["bank", "shop", "clinic"]
+
+
+def cut(seed, rows=7, width=5, scale=3.0):
+    return scale * torch.randn(rows, width, generator=generator(seed, "cut"))
+
+
+def keys_of(parties, number=0):
+    """The same key at both ends of every pair."""
+    return {
+        party: {
+            other: bytes([number, *sorted((parties.index(party), parties.index(other)))])
+            + bytes(29)
+            for other in parties
+            if other != party
+        }
+        for party in parties
+    }
+
+
+def masks_of(parties=PARTIES, number=0):
+    keys = keys_of(parties, number)
+    return {party: PairwiseMasks(party, parties, keys[party]) for party in parties}
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("bits", [8, 16, 32])
+def test_the_sum_is_exact_to_half_a_step_a_party(bits, count):
+    parties = PARTIES[:count]
+    ring, masks = Ring.of(bits, None, count), masks_of(parties)
+    scale = min(3.0, ring.reach / 4)
+    cuts = {party: cut(at, scale=scale) for at, party in enumerate(parties)}
+    payloads = []
+    for party in parties:
+        words = ring.encode(cuts[party], party, 4)
+        masks[party].add_to(words, "cut", 4)
+        payloads.append(words.tobytes())
+    total = ring.decode(payloads, 7, 5)
+    exact = torch.stack(list(cuts.values())).double().sum(0)
+    assert len(payloads[0]) == 35 * bits // 8
+    assert (total.double() - exact).abs().max() <= count * 2.0 ** -(ring.fraction + 1)
+    assert total.dtype == torch.float32
+
+
+def test_the_usual_ring_is_exact_to_two_to_the_minus_seventeen():
+    ring = secure.make("sum").ring(2)
+    assert ring == Ring(32, 16, 2)
+    values = cut(1, rows=1000, scale=20.0)
+    alone = ring.decode([ring.encode(values, "bank", 0).tobytes()], 1000, 5)
+    assert (alone.double() - values.double()).abs().max() <= 2.0**-17
+
+
+def test_the_sum_wraps_nowhere_at_the_ends_of_the_range():
+    for parties in (2, 3, 5):
+        ring = Ring.of(8, 0, parties)
+        for sign in (-1, 1):
+            end = torch.full((1, 1), sign * ring.reach)
+            words = [ring.encode(end, "bank", 0).tobytes()] * parties
+            assert ring.decode(words, 1, 1).item() == sign * ring.reach * parties
+
+
+@pytest.mark.parametrize("value", [16384.0, -16385.0, 1e9, 3e38])
+def test_a_value_that_would_overflow_is_found_before_it_is_encoded(value):
+    values = torch.tensor([[1.0, value]])
+    with pytest.raises(RingOverflowError) as caught:
+        Ring.of(32, 16, 2).encode(values, "bank", 12)
+    told = str(caught.value)
+    assert "party 'bank'" in told
+    assert "step 12" in told
+    needed = int(caught.value.got.split()[0])
+    assert 2.0 ** (needed - 2) <= 2 * abs(value) * 2**16 + 1 <= 2.0 ** (needed - 1)
+    assert str(abs(value)) not in told
+    assert str(int(abs(value))) not in told
+
+
+def test_just_below_it_fits():
+    ring = Ring.of(32, 16, 2)
+    words = ring.encode(torch.tensor([[16383.0, -16383.0]]), "bank", 0)
+    assert ring.decode([words.tobytes()] * 2, 1, 2).tolist() == [[32766.0, -32766.0]]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_nan_and_inf_are_refused(value):
+    with pytest.raises(NonFiniteError):
+        Ring.of(32, 16, 2).encode(torch.tensor([[1.0, value]]), "bank", 0)
+
+
+def test_options_that_make_no_ring_are_refused():
+    for spec in ("sum:bits=12", "sum:bits=8,fraction=7", "sum:fraction=-1"):
+        with pytest.raises(BadOptionError):
+            secure.make(spec)
+    with pytest.raises(BadOptionError, match="out of range") as caught:
+        secure.make("sum:bits=8,fraction=4").ring(16)
+    assert caught.value.want.startswith("0 to 2")
+    Ring.of(8, 2, 16)
+
+
+def test_a_payload_of_another_length_is_refused():
+    ring = Ring.of(16, None, 2)
+    with pytest.raises(TruncatedFrameError, match="masked payload"):
+        ring.decode([bytes(12), bytes(14)], 2, 3)
+
+
+def test_masks_cancel_out_and_differ_by_step_and_purpose():
+    masks = masks_of()
+    words = {
+        purpose: [masks_added(masks[party], *purpose) for party in PARTIES]
+        for purpose in [("cut", 0), ("cut", 1), ("query", 1)]
+    }
+    for each in words.values():
+        assert not np.any(sum(each[1:], start=each[0]))
+        assert all(np.any(one) for one in each)
+    flat = [one.tobytes() for each in words.values() for one in each]
+    assert len(set(flat)) == len(flat)
+
+
+def masks_added(masks, *purpose, count=64, dtype=np.uint32):
+    words = np.zeros(count, dtype)
+    masks.add_to(words, *purpose)
+    return words
+
+
+def test_a_mask_is_never_given_twice():
+    masks = masks_of()["bank"]
+    masks_added(masks, "cut", 5)
+    for step in (5, 4):
+        with pytest.raises(ReusedPadError):
+            masks_added(masks, "cut", step)
+    assert "\\x" not in repr(masks)
+
+
+def test_a_cut_of_several_blocks_is_masked_all_over():
+    ring, masks = Ring.of(32, None, 2), masks_of(PARTIES[:2])
+    cuts = [cut(seed, rows=100, width=400) for seed in (1, 2)]
+    assert cuts[0].numel() > 2 * BLOCK
+    payloads = [
+        ring.encode(
+            own, party, 3, lambda words, block, m=masks[party]: m.add_to(words, "cut", 3, block)
+        )
+        for own, party in zip(cuts, PARTIES, strict=False)
+    ]
+    plain = ring.encode(cuts[0], "bank", 3)
+    for start in range(0, len(plain), BLOCK):
+        assert np.mean(payloads[0][start : start + BLOCK] == plain[start : start + BLOCK]) < 0.001
+    total = ring.decode([words.tobytes() for words in payloads], 100, 400)
+    assert (total.double() - cuts[0].double() - cuts[1].double()).abs().max() <= 2 * 2.0**-17
+
+
+def test_a_value_beyond_the_ring_is_found_in_every_block():
+    values = torch.zeros(100, 400)
+    values[-1, -1] = -(2.0**15)
+    with pytest.raises(RingOverflowError) as caught:
+        Ring.of(32, 16, 2).encode(values, "bank", 0)
+    assert caught.value.got.startswith("34 bits")
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_odd_lengths_of_small_words_cancel_too(dtype):
+    masks = masks_of(PARTIES[:2])
+    first, second = (masks_added(masks[p], "cut", 0, count=7, dtype=dtype) for p in PARTIES[:2])
+    assert not np.any(first + second)
+    assert np.any(first)

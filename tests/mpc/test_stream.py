@@ -1,0 +1,84 @@
+import copy
+import hmac
+import pickle
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from vfl.errors import ReusedPadError
+from vfl.mpc import PadStream
+
+KEY = bytes(range(32))
+
+
+def test_test_vector():
+    """The words are AES-128-CTR as anybody else would compute it."""
+    name = b"str5:masksint1:3"
+    key = hmac.digest(KEY, name, "sha256")[:16]
+    counter = (7).to_bytes(8, "big") + bytes(8)
+    plain = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor().update(bytes(80))
+    assert PadStream(KEY).words64(10, "masks", 3, 7).tobytes() == plain
+    assert PadStream(KEY).words32(20, "masks", 3, 7).tobytes() == plain
+
+
+def test_steps_and_purposes_are_apart():
+    purposes = [("a",), ("a", 1), ("a", 2), ("b", 2), ("a", "1", 2), ("a", 1, 2), ("a1", 2)]
+    pads = [PadStream(KEY).words64(4, *purpose).tobytes() for purpose in purposes]
+    assert len(set(pads)) == len(purposes)
+    assert PadStream(bytes(32)).words64(4, "a").tobytes() not in pads
+
+
+def test_neither_order_nor_a_lost_call_matters():
+    one, other = PadStream(KEY), PadStream(KEY)
+    one.words64(1000, "b", 1)
+    one.words64(3, "a", 4)
+    assert (one.words64(6, "b", 9) == other.words64(6, "b", 9)).all()
+    assert (one.words64(6, "a", 9) == other.words64(6, "a", 9)).all()
+
+
+@pytest.mark.parametrize("again", [("a", 3), ("a", 2)])
+def test_a_pad_is_given_once(again):
+    pads = PadStream(KEY)
+    pads.words64(2, "a", 3)
+    with pytest.raises(ReusedPadError):
+        pads.words32(1, *again)
+    pads.words64(2, "a", 4)
+
+
+def test_a_pad_without_a_step_is_given_once():
+    pads = PadStream(KEY)
+    pads.words32(2, "once")
+    with pytest.raises(ReusedPadError):
+        pads.words32(2, "once")
+
+
+def test_pads_are_the_callers_own():
+    pads = PadStream(KEY)
+    first = pads.words64(5, "a", 0)
+    kept = first.copy()
+    first += np.uint64(1)
+    assert (pads.words64(5, "a", 1) != kept).all()
+    assert (first == kept + np.uint64(1)).all()
+
+
+def test_words_are_uniform():
+    words = PadStream(KEY).words64(100_000, "uniform")
+    ones = np.unpackbits(words.view(np.uint8)).reshape(len(words), 64).mean(axis=0)
+    assert np.abs(ones - 0.5).max() < 5 * 0.5 / np.sqrt(len(words))
+
+
+@pytest.mark.parametrize("take", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_stream_is_never_copied(take):
+    with pytest.raises(TypeError):
+        take(PadStream(KEY))
+
+
+def test_a_key_has_32_bytes():
+    with pytest.raises(ValueError, match="32 bytes"):
+        PadStream(bytes(16))
+    assert "\\x" not in repr(PadStream(KEY))
+
+
+def test_nothing_was_wanted():
+    assert len(PadStream(KEY).words64(0, "nothing")) == 0

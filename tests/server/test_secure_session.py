@@ -1,0 +1,190 @@
+"""Secure sums through whole federated sessions: keys from files, restarts, refusals, predictions.
+
+Streams are real; only Flower's part is played by a stand-in.
+"""
+
+import csv
+import warnings
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+import pytest
+from stand_in_flower import Envelope, Flower
+
+from vfl.config import Experiment, read_party_file
+from vfl.errors import LostPeerError, MissingPartyError, PeerFailedError
+from vfl.exchange.masked import MaskedCut
+from vfl.frame import Kind
+from vfl.ledger import Ledger
+from vfl.mpc.identity import Identity
+from vfl.session import Terms
+from vfl.storage import read_json
+
+with warnings.catch_warnings():  # importing Flower uses what newer clicks deprecate
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from vfl.server.session import run_session
+
+PARTIES = ("bank", "shop")
+PARTY = """\
+party = "{name}"
+[data]
+source = "data.csv"
+id = "id"
+{more}
+"""
+EXPERIMENT = {
+    "merge": "sum",
+    "secure": "sum",
+    "parties": {name: {"width": 4, "bottom": "mlp:hidden=8"} for name in PARTIES},
+    "label": {"party": "lender", "top": "linear"},
+    "train": {"epochs": 2, "batch_rows": 20, "checkpoint_every": 3},
+    "federation": {"rejoin_window_s": 0.2, "step_timeout_s": 5.0, "max_restarts": 0},
+}
+
+SHORT = EXPERIMENT["federation"] | {"join_timeout_s": 0.3}
+
+
+class Noting(Ledger):
+    """What the label party's links see, whole."""
+
+    seen: ClassVar = []
+
+    def __call__(self, party, direction, frame):
+        super().__call__(party, direction, frame)
+        self.seen.append((party, direction, frame.kind, frame.step, bytes(frame.payload)))
+
+
+class Session:
+    """Folders of three parties, and a way to play a session between them."""
+
+    def __init__(self, folder, flower):
+        self.folder, self.flower = folder, flower
+        draw = np.random.default_rng(0)
+        for name in (*PARTIES, "lender"):
+            (folder / name).mkdir()
+            columns = {"a": draw.normal(size=120), "b": draw.normal(size=120)}
+            if name == "lender":
+                columns = {"paid": np.arange(120) % 2}
+            table = pd.DataFrame({"id": [f"r{row:03}" for row in range(120)], **columns})
+            table.to_csv(folder / name / "data.csv", index=False)
+            self.write(name, 'label = "paid"' if name == "lender" else "")
+        for name, other in (PARTIES, PARTIES[::-1]):
+            identity = Identity.fresh()
+            identity.keep_at(folder / name / "identity.key")
+            identity.public.keep_at(folder / other / "peers" / f"{name}.pub")
+
+    def write(self, name, more):
+        path = self.folder / name / "party.toml"
+        path.write_text(PARTY.format(name=name, more=more))
+        self.flower.files[name] = read_party_file(path)
+
+    def play(self, mode="train", **changes):
+        Noting.seen = []
+        experiment = Experiment.model_validate(EXPERIMENT | changes)
+        terms = Terms.of(experiment, mode, "run")
+        try:
+            run_session(self.flower, experiment, self.flower.files["lender"], terms)
+        finally:
+            for thread in self.flower.threads:
+                thread.join(timeout=20)
+        return Noting.seen
+
+    @property
+    def run(self):
+        return self.folder / "lender" / "store" / "runs" / "run"
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch):
+    monkeypatch.setattr("vfl.server.session._COLLECT_S", 0.0)
+    monkeypatch.setattr("vfl.server.federation.Message", Envelope)
+    monkeypatch.setattr("vfl.server.session.Ledger", Noting)
+    return Session(tmp_path, Flower(PARTIES))
+
+
+def sent(seen, kind, party="bank"):
+    return [(step, payload) for one, way, of, step, payload in seen
+            if (one, way, of) == (party, "up", kind)]  # fmt: skip
+
+
+def test_a_training_and_a_prediction_use_keys_of_their_own(session):
+    seen = session.play()
+    assert [len(payload) for _, payload in sent(seen, Kind.PROTOCOL)] == [96]
+    assert len(sent(seen, Kind.CUT)) == 2 * 5
+    assert all(len(payload) == 4 * 4 * 20 for _, payload in sent(seen, Kind.CUT)[:4])
+    assert read_json(session.run / "summary.json")["weights_sha256"]
+    asked = session.play(mode="predict")
+    assert sent(asked, Kind.PROTOCOL) != sent(seen, Kind.PROTOCOL)
+    ((_, query),) = sent(asked, Kind.QUERY)
+    assert len(query) == 4 * 4 * 120
+    with (session.run / "predictions.csv").open() as file:
+        assert len(list(csv.reader(file))) == 1 + 120
+
+
+class Dies:
+    """Ends the process of a party, as far as a thread can, when it is about to send a cut."""
+
+    def __init__(self, monkeypatch, party, step, times):
+        self.left = times
+        encode = MaskedCut.encode
+
+        def dying(codec, cut, moment):
+            if codec._party == party and moment.step == step and self.left:
+                self.left -= 1
+                raise SystemExit
+            return encode(codec, cut, moment)
+
+        monkeypatch.setattr(MaskedCut, "encode", dying)
+
+
+def test_after_a_lost_party_the_next_attempt_has_new_keys(session, monkeypatch):
+    Dies(monkeypatch, "shop", step=8, times=1)
+    federation = EXPERIMENT["federation"] | {"max_restarts": 1}
+    seen = session.play(federation=federation)
+    cuts = sent(seen, Kind.CUT)
+    again = {step for step, _ in cuts if [one for one, _ in cuts].count(step) == 2}
+    assert again, "the second attempt went back to exchange 6"
+    for step in again:
+        first, second = (np.frombuffer(each, "<u4") for one, each in cuts if one == step)
+        assert not np.any(first == second)
+    assert len(sent(seen, Kind.PROTOCOL)) == 2
+    assert "restart 1 of 1" in (session.run / "notes.txt").read_text()
+    assert read_json(session.run / "summary.json")["weights_sha256"]
+
+
+def test_a_party_that_stays_away_ends_the_session_with_its_name(session, monkeypatch):
+    Dies(monkeypatch, "shop", step=3, times=9)
+    with pytest.raises(LostPeerError, match="'shop'"):
+        session.play()
+
+
+def test_an_identity_that_is_not_the_pinned_one_stops_before_the_first_cut(session):
+    Identity.fresh().public.keep_at(session.folder / "shop" / "peers" / "bank.pub")
+    with pytest.raises(PeerFailedError, match="V404"):
+        session.play()
+    assert not sent(Noting.seen, Kind.CUT, "shop")
+    assert any("'bank'" in error.what and error.code == "V404" for error in session.flower.failures)
+
+
+def test_a_missing_key_is_told_at_its_owner_only(session):
+    (session.folder / "shop" / "peers" / "bank.pub").unlink()
+    with pytest.raises(PeerFailedError, match="its own log says why"):
+        session.play()
+    errors = {error.code: str(error) for error in session.flower.failures}
+    assert "peers/bank.pub" in errors["V201"]
+
+
+def test_a_partys_own_trace_of_masked_cuts_is_refused(session):
+    session.write("bank", '[trace]\nphases = ["train"]')
+    with pytest.raises(MissingPartyError):  # the stand-in brings no replies
+        session.play(federation=SHORT)
+    assert "V601" in [error.code for error in session.flower.failures]
+
+
+def test_a_party_can_insist_on_a_secure_sum(session):
+    session.write("shop", '[consent]\nsecure = ["sum*"]')
+    with pytest.raises(MissingPartyError):
+        session.play(secure="none", federation=SHORT)
+    (refusal,) = [error for error in session.flower.failures if error.code == "V403"]
+    assert refusal.got == "secure none"

@@ -1,0 +1,172 @@
+"""Cuts as numbers of a ring 2^b, so that masks hide each of them and their sum comes out exact.
+
+A value is rounded to a multiple of 2^-fraction and taken modulo 2^bits (two's complement). A mask
+that is uniform in the ring makes it uniform too, whatever it was; masks that sum to zero leave the
+sum of the values, modulo 2^bits, and that is the sum itself as long as it fits. So each party's
+values must stay within its share of the ring, which is checked before anything is encoded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl.errors import (
+    BadOptionError,
+    NonFiniteError,
+    RingOverflowError,
+    TruncatedFrameError,
+)
+from vfl.frame import Payload
+from vfl.mpc.pairwise import BLOCK
+
+#: By bits of a word: its type here, its signed type, and the fraction bits unless others are asked.
+_WORDS: dict[int, tuple[np.dtype[Any], np.dtype[Any], int]] = {
+    8: (np.dtype("u1"), np.dtype("i1"), 3),
+    16: (np.dtype("<u2"), np.dtype("<i2"), 8),
+    32: (np.dtype("<u4"), np.dtype("<i4"), 16),
+}
+#: Hides a block of words in place, given with the number of the block in its cut.
+Mask = Callable[[np.ndarray, int], None]
+
+
+def _unmasked(words: np.ndarray, block: int) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Numbers modulo 2^bits, `fraction` of the bits behind the point, shared by some parties.
+
+    >>> Ring.of(32, None, parties=2).reach
+    16383.9999847412...
+    """
+
+    bits: int
+    fraction: int
+    parties: int
+
+    @classmethod
+    def of(cls, bits: int, fraction: int | None, parties: int) -> Ring:
+        """A ring of words of 8, 16 or 32 bits; without a fraction the usual one for them.
+
+        Raises:
+            BadOptionError: other bits, or a fraction that leaves no room for values of 1.
+        """
+        if bits not in _WORDS:
+            choices = ", ".join(map(str, _WORDS))
+            raise BadOptionError(
+                "no such choice", where="option 'bits'", got=f"{bits}", want=choices
+            )
+        ring = cls(bits, _WORDS[bits][2] if fraction is None else fraction, parties)
+        if not 0 <= ring.fraction < bits or ring.reach < 1:
+            most = bits - 2 - math.ceil(math.log2(parties))
+            raise BadOptionError(
+                "out of range",
+                where="option 'fraction'",
+                got=f"{ring.fraction} of {bits} bits, {parties} parties",
+                want=f"0 to {most}, which leaves values of 1 room" if most >= 0 else "more bits",
+            )
+        return ring
+
+    @property
+    def most(self) -> int:
+        """The largest magnitude one party's number may have, so that the sum fits."""
+        return int((1 << (self.bits - 1)) - 1) // self.parties
+
+    @property
+    def reach(self) -> float:
+        """The largest magnitude one party's value may have."""
+        return self.most * 2.0**-self.fraction
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of a word."""
+        return _WORDS[self.bits][0]
+
+    def encode(self, cut: Tensor, party: str, step: int, mask: Mask = _unmasked) -> np.ndarray:
+        """The words of a cut of axes (rows, width), in row order; axes (rows x width,).
+
+        Args:
+            cut: float32.
+            party: whose, for the message.
+            step: likewise.
+            mask: hides a block of words in place, given with its number; a block is `BLOCK` words
+                and stays in the cache until it is done.
+
+        Raises:
+            RingOverflowError: a value is beyond the party's share of the ring; nothing is returned.
+            NonFiniteError: a value is NaN or Inf; likewise.
+        """
+        values = cut.contiguous().numpy().reshape(-1)
+        words = np.empty(len(values), self.dtype)
+        signed = words.view(_WORDS[self.bits][1])
+        scaled = np.empty(min(BLOCK, len(values)), np.float32)
+        for number, start in enumerate(range(0, len(values), BLOCK)):
+            block = values[start : start + BLOCK]
+            part = scaled[: len(block)]
+            with np.errstate(over="ignore"):  # infinity is beyond the ring as well
+                np.multiply(block, 2.0**self.fraction, out=part)
+            np.rint(part, out=part)
+            peak = max(-float(part.min()), float(part.max()))
+            if not peak <= self.most:  # NaN, which compares as false, is refused too
+                raise self._overflow(values, party, step)
+            np.copyto(signed[start : start + BLOCK], part, casting="unsafe")
+            mask(words[start : start + BLOCK], number)
+        return words
+
+    def check(self, payload: Payload, rows: int, width: int) -> None:
+        """Refuse what cannot be the words of a cut of these axes.
+
+        Raises:
+            TruncatedFrameError: a payload that is not exactly rows x width words long.
+        """
+        wanted = rows * width * self.dtype.itemsize
+        if len(payload) != wanted:
+            raise TruncatedFrameError(
+                "a masked payload has the wrong length",
+                got=f"{len(payload)} bytes",
+                want=f"{wanted} bytes for {rows} rows of {width}",
+            )
+
+    def decode(self, payloads: Sequence[Payload], rows: int, width: int) -> Tensor:
+        """The sum that masked words stand for; float32 of axes (rows, width).
+
+        Args:
+            payloads: one of every party; their masks sum to zero.
+            rows: of the cuts.
+            width: of the cuts.
+
+        Raises:
+            TruncatedFrameError: see `check`.
+        """
+        for payload in payloads:
+            self.check(payload, rows, width)
+        first, *others = (np.frombuffer(payload, self.dtype) for payload in payloads)
+        total = first.copy() if not others else first + others[0]
+        for more in others[1:]:
+            total += more
+        numbers = torch.from_numpy(total.view(_WORDS[self.bits][1]))
+        return numbers.to(torch.float32).mul_(2.0**-self.fraction).view(rows, width)
+
+    def _overflow(
+        self, values: np.ndarray, party: str, step: int
+    ) -> NonFiniteError | RingOverflowError:
+        peak = max(-float(values.min()), float(values.max()))
+        if not math.isfinite(peak):
+            return NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
+        needed = (round(peak * 2.0**self.fraction) * self.parties).bit_length() + 1
+        return RingOverflowError(
+            f"a value in the cut of party '{party}' does not fit into the masked sum",
+            where=f"step {step}",
+            got=f"{needed} bits needed, {self.fraction} of them behind the point",
+            want=f"{self.bits} bits, for the sum of {self.parties} parties",
+            fix="a bottom that ends bounded (layer_norm, tanh), a lower learning rate, "
+            "fewer fraction bits, or more bits",
+        )

@@ -1,0 +1,59 @@
+"""What of the cuts the label party learns, by name: ``secure = "none"`` or ``"sum:bits=8"``."""
+
+from __future__ import annotations
+
+from vfl.mpc.masked_sum import Ring
+from vfl.registry import Registry
+
+
+class SecureMode:
+    """How the parties' cuts come together at the label party."""
+
+    def ring(self, parties: int) -> Ring | None:
+        """The ring in which the cuts of so many feature parties are summed; None if in no ring."""
+        raise NotImplementedError
+
+
+class Plain(SecureMode):
+    """The label party sees every cut."""
+
+    def ring(self, parties: int) -> Ring | None:
+        return None
+
+
+class MaskedSum(SecureMode):
+    """The label party sees the sum of the cuts alone: every party adds masks that cancel out.
+
+    Args:
+        bits: of a value on the wire: 8, 16 or 32.
+        fraction: of these, how many stand behind the point; 16 of 32 unless given, 8 of 16, 3 of 8.
+            A value is exact to 2^-(fraction + 1).
+
+    >>> MaskedSum(bits=8).ring(parties=2).reach
+    7.875
+    """
+
+    def __init__(self, bits: int = 32, fraction: int | None = None) -> None:
+        self._bits = bits
+        self._fraction = fraction
+        self.ring(parties=1)  # refuses options that make no ring
+
+    def ring(self, parties: int) -> Ring:
+        return Ring.of(self._bits, self._fraction, parties)
+
+
+SECURE: Registry[SecureMode] = Registry(
+    kind="secure mode",
+    contract=SecureMode,
+    members={"none": "vfl.mpc.secure:Plain", "sum": "vfl.mpc.secure:MaskedSum"},
+    group="vfl.secure",
+)
+
+
+def make(spec: str) -> SecureMode:
+    """The mode a spec names.
+
+    Raises:
+        SpecError: an unknown name or option, with the nearest known one.
+    """
+    return SECURE.make(spec)

@@ -1,0 +1,110 @@
+"""One-time pads from a key that two parties share: AES-128 in counter mode, each pad used once.
+
+The key belongs to one pair of parties in one attempt of one session; whoever agrees on it binds it
+to them. Inside, every purpose has an AES key of its own and every step a counter range of its own,
+so that neither the order of the calls nor a lost call can shift one end against the other.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+
+from vfl.errors import ReusedPadError
+
+#: Bytes of the key of a stream.
+KEY_BYTES = 32
+_BLOCK_BYTES = 16
+_AES_KEY_BYTES = 16
+_STEPS = 2**63
+
+
+class PadStream:
+    """The pads of one key, for one thread.
+
+    A purpose is words and numbers; when its last part is a number, that is the step. The steps of
+    a purpose only go up, so what was used is remembered in one number a purpose.
+
+    Args:
+        key: 32 bytes that both ends have, good for one pair, session and attempt.
+
+    >>> ours, theirs = PadStream(bytes(32)), PadStream(bytes(32))
+    >>> bool((ours.words64(3, "share", 7) == theirs.words64(3, "share", 7)).all())
+    True
+    """
+
+    __slots__ = ("_ciphers", "_key", "_last", "_zeros")
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"the key of a pad stream has {KEY_BYTES} bytes")
+        self._key = bytes(key)
+        self._ciphers: dict[tuple[str | int, ...], CipherContext] = {}
+        self._last: dict[tuple[str | int, ...], int] = {}
+        self._zeros = bytes(0)
+
+    def words32(self, count: int, *purpose: str | int) -> np.ndarray:
+        """`count` uniform words of the ring 2^32; uint32 of shape (count,). See `words64`."""
+        return self._words(count, np.dtype("<u4"), purpose)
+
+    def words64(self, count: int, *purpose: str | int) -> np.ndarray:
+        """`count` uniform words of the ring 2^64; uint64 of shape (count,), the caller's own.
+
+        Args:
+            count: how many; a longer pad begins with the words of a shorter one.
+            purpose: what they are for, and the step as its last part if it has steps.
+
+        Raises:
+            ReusedPadError: the pad of this purpose and step, or of a later step, was given before.
+        """
+        return self._words(count, np.dtype("<u8"), purpose)
+
+    def _words(
+        self, count: int, dtype: np.dtype[Any], purpose: tuple[str | int, ...]
+    ) -> np.ndarray:
+        size = count * dtype.itemsize
+        cipher = self._cipher_at(purpose)
+        if len(self._zeros) < size:
+            self._zeros = bytes(size)
+        # The cipher adds the key stream to its input, and wants room for a block more.
+        raw = np.empty(size + _BLOCK_BYTES, dtype=np.uint8)
+        cipher.update_into(memoryview(self._zeros)[:size], raw.data)
+        return raw[:size].view(dtype)
+
+    def _cipher_at(self, purpose: tuple[str | int, ...]) -> CipherContext:
+        """The cipher of a purpose, at the first block of its step, which is used from here on."""
+        *head, last = purpose
+        name, step = (tuple(head), last) if isinstance(last, int) else (purpose, 0)
+        if not 0 <= step < _STEPS:
+            raise ValueError("the step of a pad is a number from 0 to 2^63 - 1")
+        before = self._last.get(name)
+        if before is not None and step <= before:
+            raise ReusedPadError(
+                "a one-time pad was asked for again",
+                where=f"pad of {' '.join(map(str, name)) or 'no purpose'}",
+                got=f"step {step}",
+                want=f"a step above {before}",
+                fix="resend the stored bytes; after a rollback begin a new attempt, with a new key",
+            )
+        self._last[name] = step
+        cipher = self._ciphers.get(name)
+        if cipher is None:
+            algorithm = algorithms.AES(self._key_of(name))
+            cipher = Cipher(algorithm, modes.CTR(bytes(_BLOCK_BYTES))).encryptor()
+            self._ciphers[name] = cipher
+        cipher.reset_nonce(step.to_bytes(8, "big") + bytes(8))
+        return cipher
+
+    def _key_of(self, name: tuple[str | int, ...]) -> bytes:
+        """A word and a number never look alike, whatever stands in the word."""
+        parts = [f"{type(part).__name__}{len(str(part))}:{part}" for part in name]
+        return hmac.digest(self._key, "".join(parts).encode(), "sha256")[:_AES_KEY_BYTES]
+
+    def __repr__(self) -> str:
+        return "PadStream(...)"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a pad stream is never serialised")

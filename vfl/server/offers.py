@@ -1,0 +1,32 @@
+"""The label party's part in the feature parties' agreement on keys: it carries their offers."""
+
+from __future__ import annotations
+
+from vfl.errors import ProtocolError
+from vfl.frame import Frame, Kind
+from vfl.mpc.agreement import OFFER_BYTES
+from vfl.server.label_party import LabelParty
+
+
+def relay_offers(label: LabelParty) -> None:
+    """Wait for every feature party's offer and send all of them to everybody; see `agreement`.
+
+    Nothing happens in a session whose cuts are not summed under masks.
+
+    Raises:
+        ProtocolError: a party sent something else.
+        LostPeerError: a party went away.
+    """
+    if not label.reception.masked:
+        return
+    offers = {name: half.take(Kind.PROTOCOL, 0).payload for name, half in label.halves.items()}
+    for name, offer in offers.items():
+        if len(offer) != OFFER_BYTES:
+            raise ProtocolError(
+                f"party '{name}' offered keys of another form",
+                got=f"{len(offer)} bytes",
+                want=f"{OFFER_BYTES} bytes",
+            )
+    together = b"".join(bytes(offer) for offer in offers.values())
+    for half in label.halves.values():
+        half.link.send(Frame(Kind.PROTOCOL, 0, together))

@@ -1,0 +1,74 @@
+"""How the feature parties' cuts reach the label party: each by itself, or as their sum alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from vfl.exchange import LabelHalf, MaskedHalves
+from vfl.ledger import Ledger
+from vfl.mpc.masked_sum import Ring
+from vfl.session import Course, Exchange
+
+#: Stands where a party's name does; no party has it, for it is longer than a name can be.
+SUM = "the sum of the feature parties' cuts"
+
+
+class Reception:
+    """Takes the cuts of one exchange after the other.
+
+    Args:
+        halves: the label party's half of the exchange with every feature party.
+        ring: what the cuts are summed in, under masks; None takes each by itself.
+        ledger: where time spent waiting is counted.
+        course: says which answers are left to it.
+    """
+
+    def __init__(
+        self, halves: Mapping[str, LabelHalf], ring: Ring | None, ledger: Ledger, course: Course
+    ) -> None:
+        self._halves = halves
+        self._masked = None if ring is None else MaskedHalves(halves, ring)
+        self._ledger = ledger
+        self._course = course
+
+    @property
+    def masked(self) -> bool:
+        """Whether only sums arrive."""
+        return self._masked is not None
+
+    def cuts(self, exchange: Exchange) -> dict[str, Tensor]:
+        """What arrived, by feature party, or under `SUM`; axes (rows, width) each."""
+        if self._masked is None:
+            return {name: self._one(name, half, exchange) for name, half in self._halves.items()}
+        started = time.perf_counter()
+        rows, step = len(exchange.rows), exchange.step
+        if exchange.trains:
+            total = self._masked.receive_cut(step, rows)
+        else:
+            total = self._masked.receive_query(step, rows)
+            for half in self._halves.values():
+                self._confirm(half, exchange)
+        for name in self._halves:  # nobody's frame is worth anything before the last is here
+            self._waited(name, exchange, started)
+        return {SUM: total}
+
+    def _one(self, name: str, half: LabelHalf, exchange: Exchange) -> Tensor:
+        started, rows = time.perf_counter(), len(exchange.rows)
+        if exchange.trains:
+            cut = half.receive_cut(exchange.step, rows)
+        else:
+            cut = half.receive_query(exchange.step, rows)
+            self._confirm(half, exchange)
+        self._waited(name, exchange, started)
+        return cut
+
+    def _confirm(self, half: LabelHalf, exchange: Exchange) -> None:
+        if not self._course.judges(exchange):
+            half.confirm(exchange.step)
+
+    def _waited(self, name: str, exchange: Exchange, started: float) -> None:
+        phase = "train" if exchange.trains else "evaluate"
+        self._ledger.waited(name, phase, time.perf_counter() - started)
