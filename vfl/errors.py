@@ -12,6 +12,7 @@
           UnknownOptionError   V102  no option of that name
           BadOptionError       V103  an option's value is out of range or of another type
           WidthError           V104  a codec does not fit the width of the cut
+          PrivateLayerError    V105  a module has a layer that cannot be computed on shares
         DataError              V200  a table cannot be used
           MissingDataError     V201  a file or folder is not there
           MissingColumnError   V203  a column is not in the table
@@ -19,6 +20,7 @@
           LabelLeakError       V205  the label column is also a feature
           MisalignedError      V206  the parties' rows differ
           TooFewRowsError      V207  fewer rows than a batch or a split needs
+        RingRangeError         V208  a value is too large for arithmetic on shares
         NotGrantedError        V300  an attack needs what its threat model does not grant
       PeerError                V400  exit 3   another party, or the way to it
         MissingPartyError      V401  a party did not come in time
@@ -141,6 +143,10 @@ class WidthError(SpecError):
     code = "V104"
 
 
+class PrivateLayerError(SpecError):
+    code = "V105"
+
+
 class DataError(UserError):
     code = "V200"
 
@@ -167,6 +173,10 @@ class MisalignedError(DataError):
 
 class TooFewRowsError(DataError):
     code = "V207"
+
+
+class RingRangeError(UserError):
+    code = "V208"
 
 
 class NotGrantedError(UserError):
