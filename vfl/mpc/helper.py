@@ -45,7 +45,8 @@ class Helper(Party):
         number = self.next_number()
         elements = shared.words.numel()
         count = max(elements, self.rules.least_permuted)
-        seen = decode(self._permuted(number, count), shared.bits)
+        words = self._permuted(number, count, cut=self.cuts(function))
+        seen = decode(words, self.shown_bits(shared))
         self.leakage.count("permuted values", where, elements, count)
         # A bit before it is too late: a sum that has wrapped looks like any other number.
         require_room(seen, limit_bits(self.rules.bits) - 1, self.rules.bits, where)
@@ -56,17 +57,18 @@ class Helper(Party):
         if slope:
             bits.append(self.slope_bits(function))
             results.append(encode(function.slope(seen), bits[-1], where))
-        words = torch.stack(results)
-        self.channels[P1].send([words - self.pad(P0, words.shape, "result", number)], number)
+        answer = torch.stack(results)
+        answer -= self.pad(P0, answer.shape, "result", number)
+        self.channels[P1].send([answer], number)
         return [shape_only(shared.shape, each) for each in bits]
 
     def scale(self, shared: Shared, scalings: Sequence[Scaling], where: str) -> Shared:
         self.next_number()
         return shape_only(shared.shape, bits_after(shared.bits, scalings))
 
-    def _permuted(self, number: int, count: int) -> Tensor:
+    def _permuted(self, number: int, count: int, *, cut: bool) -> Tensor:
         """The sum of the two permuted shares; one axis."""
-        if self.rules.mode == "thesis":
+        if not cut:
             first, second = (
                 self.channels[holder].receive([(count,)], number)[0] for holder in (P0, P1)
             )

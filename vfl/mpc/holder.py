@@ -58,10 +58,11 @@ class Holder(Party):
         self, shared: Shared, function: Function, where: str, *, value: bool, slope: bool
     ) -> list[Shared]:
         number = self.next_number()
-        elements = shared.words.numel()
+        shown = shared.finer(self.shown_bits(shared))
+        elements = shown.words.numel()
         hiding = Hiding(self.pads[self.other], self.rules, elements, function, number)
-        hidden = hiding.hide(shared.words, shared.bits, self.first)
-        if self.rules.mode == "fast":
+        hidden = hiding.hide(shown.words, shown.bits, self.first)
+        if self.cuts(function):
             self.channels[P2].send_bytes(cut(hidden), number, "online")
         else:
             self.channels[P2].send([hidden], number)

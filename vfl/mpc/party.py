@@ -87,6 +87,14 @@ class Party(ABC):
                     )
                 self.use_key(peer, raw[:KEY_BYTES], session, attempt)
 
+    def shown_bits(self, shared: Shared) -> int:
+        """Fraction bits at which `apply` shows values to P2; 40 bits of a word need twice those."""
+        return max(shared.bits, 2 * self.rules.bits if self.rules.mode == "fast" else 0)
+
+    def cuts(self, function: Function) -> bool:
+        """Whether 40 bits are enough; near 0 the functions of positive numbers need them all."""
+        return self.rules.mode == "fast" and not function.positive
+
     def slope_bits(self, function: Function) -> int:
         """Fraction bits of the slopes that `apply` gives."""
         whole = function.whole_slope and self.rules.mode == "fast"

@@ -36,6 +36,7 @@ class Trio:
     def __init__(
         self, rules: Rules, terms: Mapping[str, Any] | None = None, timeout_s: float = 30.0
     ) -> None:
+        self._ended = False
         self._links, self._depths = triangle(timeout_s)
         self.parties = [make_party(role, self._links[role], rules) for role in range(3)]
         self._pool = ThreadPoolExecutor(3, thread_name_prefix="vfl-mpc")
@@ -46,8 +47,10 @@ class Trio:
         """Follow a program at all three parties; what it gave each.
 
         Raises:
-            VFLError: what went wrong first; all links are then closed.
+            VFLError: what went wrong first; the session has then ended.
         """
+        if self._ended:
+            raise LostPeerError("this session has ended", fix="begin a new one; its keys are new")
         futures = [self._pool.submit(self._one, program, party) for party in self.parties]
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
@@ -72,6 +75,7 @@ class Trio:
 
     def close(self) -> None:
         """End the session; closing twice is harmless."""
+        self._ended = True
         for links in self._links:
             for link in links.values():
                 link.close()
