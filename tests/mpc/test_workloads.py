@@ -3,8 +3,9 @@
 import pytest
 
 from vfl.errors import UnknownNameError
+from vfl.mpc.measure import measure
 from vfl.mpc.rules import Rules
-from vfl.mpc.workloads import WORKLOADS, measure, workload_named
+from vfl.mpc.workloads import WORKLOADS, workload_named
 
 MIB = 2**20
 #: MiB as printed, where the thesis is consistent with itself.

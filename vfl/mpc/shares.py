@@ -88,6 +88,12 @@ class Shared:
         """The same value with more fraction bits."""
         return Shared(self.words << (bits - self.bits), bits)
 
+    def beside(self, other: Shared) -> Shared:
+        """The columns of two tensors side by side."""
+        if self.bits != other.bits:
+            raise ValueError(f"shares of {self.bits} and {other.bits} fraction bits do not join")
+        return Shared(torch.cat([self.words, other.words], 1), self.bits)
+
     def row_sum(self) -> Shared:
         """The sum over rows; axes (columns,)."""
         return Shared(self.words.sum(0), self.bits)
