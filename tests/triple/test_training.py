@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from vfl.config.experiment import LabelSettings
+from vfl.config.experiment import LabelSettings, PartySettings
 from vfl.errors import BadOptionError, ConfigError, RunFolderError
 from vfl.mpc.ring import decode
 from vfl.storage import load_weights
@@ -63,7 +63,9 @@ def test_a_regression(tmp_path, experiment, in_clear, mode):
     table["y"] = columns @ [3.0, -2.0, 1.0, 0.5] + 4 + 0.1 * draw.normal(size=200)
     table.to_csv(tmp_path / "table.csv", index=False)
     label = LabelSettings(party="lender", column="y", task="regression")
-    asked = experiment(str(tmp_path / "table.csv"), epochs=10).model_copy(update={"label": label})
+    parties = {"bank": PartySettings(columns=("a", "b")), "shop": PartySettings(columns=("c", "d"))}
+    asked = experiment(str(tmp_path / "table.csv"), epochs=10)
+    asked = asked.model_copy(update={"label": label, "parties": parties})
     card = train_private(
         asked, tmp_path / "run", mode=mode, learning_rate=0.1, processes=False, weights_seed=0
     )
