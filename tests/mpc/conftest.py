@@ -3,7 +3,8 @@ import itertools
 import pytest
 import torch
 
-from vfl.mpc.network import Layer, Network
+from vfl.mpc.layers import Layer
+from vfl.mpc.network import Network
 from vfl.mpc.rules import Rules
 from vfl.mpc.trio import Trio
 
@@ -55,8 +56,8 @@ class Setting:
         x = party.share(0, self.inputs.shape, self.inputs if role == 0 else None, "inputs")
         (self.shared[role],) = party.open(x, phase="setup")
         if self.targets is not None:
-            y = self.targets if role == 1 else None
-            self.labels[role] = party.share(1, self.targets.shape, y, "targets")
+            y, bits = self.targets if role == 1 else None, party.rules.delta_bits
+            self.labels[role] = party.share(1, self.targets.shape, y, "targets", bits)
 
     def infer(self):
         def program(party):

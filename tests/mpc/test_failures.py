@@ -34,7 +34,7 @@ def product(party, shape=(6, 4)):
     x = party.share(0, shape, torch.ones(shape) if party.role == 0 else None, "x")
     w = party.share(1, (shape[1], 2), torch.ones(shape[1], 2) if party.role == 1 else None, "w")
     x, w = party.open(x, w)
-    scalings = [Scaling(party.rules.bits, party.rules.zmax_bits)]
+    scalings = [Scaling(party.rules.bits, party.rules.zmax_bits(2 * party.rules.bits))]
     z, _ = party.multiply(x, w, matmul, scalings, where="layer 0")
     (y,) = party.apply(z, function("relu"), "layer 0", value=True, slope=False)
     return party.reveal(y, 0, "y")

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from vfl.errors import RingRangeError
-from vfl.mpc.network import whole_rate
+from vfl.mpc.rate import whole_rate
 
 MODES = ["thesis", "fast"]
 ERROR = 2e-5
@@ -84,6 +84,17 @@ def test_a_step_is_gradient_descent(setting, chain, mode, widths, function, last
     assert set(found) == set(wanted)
     for name, value in wanted.items():
         assert float((found[name] - value).abs().max()) < 1e-5, name
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_large_gradients_do_not_wrap(setting, chain, mode):
+    """Sums over 128 rows of columns up to 30, beside 60,000 elements that could go wrong."""
+    inputs, targets = 10 * normal(128, 600), labels(128, 10)
+    private = setting(mode, chain(600, 100, 10), inputs, targets, magnitude_bits=10)
+    wanted = plain_step(private, inputs, targets, "cross_entropy", 0.5)
+    private.train_step("cross_entropy", 0.5)
+    for name, value in private.weights().items():
+        assert float((value - wanted[name]).abs().max()) < 1e-3, name
 
 
 def test_layers_without_bias(setting, chain):

@@ -3,7 +3,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 from vfl.config import Experiment
-from vfl.mpc.network import whole_rate
+from vfl.mpc.rate import whole_rate
 from vfl.run import load_data
 from vfl.seeds import permutation
 from vfl.triple.plan import Part, Plan, seats

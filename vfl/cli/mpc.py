@@ -38,6 +38,9 @@ def train(
         str, typer.Option(help="Widths of hidden layers, such as 128,32; none is a regression.")
     ] = "",
     learning_rate: Annotated[float, typer.Option(help="Of plain gradient descent.")] = 0.5,
+    magnitude_bits: Annotated[
+        int, typer.Option(help="Divided values stay below 2 to this; more reveals more indices.")
+    ] = 8,
     out: Annotated[
         Path | None, typer.Option(help="A new folder; one under runs/ if not given.")
     ] = None,
@@ -69,6 +72,7 @@ def train(
         learning_rate=learning_rate,
         processes=not in_process,
         timeout_s=timeout_s,
+        magnitude_bits=magnitude_bits,
         tell=lambda found: say(_line(found)),
     )
     _show(card, folder, json)

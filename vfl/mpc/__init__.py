@@ -5,7 +5,8 @@ randomness and evaluates functions on permuted values. No sockets and no models 
 and ``vfl mpc`` are the doors of the users. docs/mpc.md says who learns what.
 """
 
-from vfl.mpc.network import Layer, Network
+from vfl.mpc.layers import Layer
+from vfl.mpc.network import Network
 from vfl.mpc.party import Party
 from vfl.mpc.private_module import PrivateModule, private
 from vfl.mpc.roles import make_party

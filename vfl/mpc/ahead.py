@@ -78,8 +78,15 @@ class Ahead(Party):
         return Shared(blank(shared.shape), bits_after(shared.bits, scalings))
 
     def apply(
-        self, shared: Shared, function: Function, where: str, *, value: bool, slope: bool
+        self,
+        shared: Shared,
+        function: Function,
+        where: str,
+        *,
+        value: bool,
+        slope: bool,
+        bits: int = -1,
     ) -> list[Shared]:
         self.next_number()
-        bits = [self.rules.bits] * value + [self.slope_bits(function)] * slope
-        return [Shared(blank(shared.shape), each) for each in bits]
+        given = self.result_bits(function, value, slope, bits)
+        return [Shared(blank(shared.shape), each) for each in given]

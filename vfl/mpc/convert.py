@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vfl.errors import PrivateLayerError
-from vfl.mpc.network import Layer
+from vfl.mpc.layers import Layer
 
 _FUNCTIONS: dict[type[nn.Module], str] = {
     nn.ReLU: "relu",

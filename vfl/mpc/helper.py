@@ -40,7 +40,14 @@ class Helper(Party):
         return decode(first + second, shared.bits)
 
     def apply(
-        self, shared: Shared, function: Function, where: str, *, value: bool, slope: bool
+        self,
+        shared: Shared,
+        function: Function,
+        where: str,
+        *,
+        value: bool,
+        slope: bool,
+        bits: int = -1,
     ) -> list[Shared]:
         number = self.next_number()
         elements = shared.words.numel()
@@ -48,23 +55,28 @@ class Helper(Party):
         words = self._permuted(number, count, cut=self.cuts(function))
         seen = decode(words, self.shown_bits(shared))
         self.leakage.count("permuted values", where, elements, count)
-        # A bit before it is too late: a sum that has wrapped looks like any other number.
-        require_room(seen, limit_bits(self.rules.bits) - 1, self.rules.bits, where)
-        results, bits = [], []
-        if value:
-            bits.append(self.rules.bits)
-            results.append(encode(function.value(seen), bits[-1], where))
-        if slope:
-            bits.append(self.slope_bits(function))
-            results.append(encode(function.slope(seen), bits[-1], where))
+        require_room(seen, self._room(function), self.rules.bits, where)
+        given = self.result_bits(function, value, slope, bits)
+        asked = [function.value] * value + [function.slope] * slope
+        results = [encode(f(seen), each, where) for f, each in zip(asked, given, strict=True)]
         answer = torch.stack(results)
         answer -= self.pad(P0, answer.shape, "result", number)
         self.channels[P1].send([answer], number)
-        return [shape_only(shared.shape, each) for each in bits]
+        return [shape_only(shared.shape, each) for each in given]
 
     def scale(self, shared: Shared, scalings: Sequence[Scaling], where: str) -> Shared:
         self.next_number()
         return shape_only(shared.shape, bits_after(shared.bits, scalings))
+
+    def _room(self, function: Function) -> int:
+        """Bits before the point that values may have.
+
+        One less than would wrap, for what has wrapped looks like any other number. Sums that were
+        divided, as a network's are in thesis mode, have at most what the index fix was told.
+        """
+        room = limit_bits(self.rules.bits) - 1
+        divided = self.rules.mode == "thesis" and not function.positive
+        return min(room, self.rules.magnitude_bits) if divided else room
 
     def _permuted(self, number: int, count: int, *, cut: bool) -> Tensor:
         """The sum of the two permuted shares; one axis."""

@@ -55,7 +55,14 @@ class Holder(Party):
         return decode(shared.words + theirs, shared.bits)
 
     def apply(
-        self, shared: Shared, function: Function, where: str, *, value: bool, slope: bool
+        self,
+        shared: Shared,
+        function: Function,
+        where: str,
+        *,
+        value: bool,
+        slope: bool,
+        bits: int = -1,
     ) -> list[Shared]:
         number = self.next_number()
         shown = shared.finer(self.shown_bits(shared))
@@ -66,10 +73,10 @@ class Holder(Party):
             self.channels[P2].send_bytes(cut(hidden), number, "online")
         else:
             self.channels[P2].send([hidden], number)
-        bits = [self.rules.bits] * value + [self.slope_bits(function)] * slope
-        results = self._results(number, hiding.count, len(bits))
+        given = self.result_bits(function, value, slope, bits)
+        results = self._results(number, hiding.count, len(given))
         found = []
-        for index, (words, each) in enumerate(zip(results, bits, strict=True)):
+        for index, (words, each) in enumerate(zip(results, given, strict=True)):
             mirrored = value and index == 0
             own = hiding.find(words, each, self.first, mirrored)
             found.append(Shared(own.reshape(shared.shape), each))

@@ -43,7 +43,8 @@ class Seat:
         weights = example.weights if example and party.role == P1 else None
         self._network = Network.share(party, workload.layers, P1, weights)
         targets = example.targets if example else None
-        self._targets = self._owned(P1, (workload.rows, 1), targets, "targets")
+        bits = party.rules.delta_bits
+        self._targets = self._owned(P1, (workload.rows, 1), targets, "targets", bits)
         if inputs_opened:
             (self._inputs,) = party.open(self._inputs, phase="setup")
         if weights_opened:
@@ -78,9 +79,11 @@ class Seat:
         found = self._party.reveal(outputs, P1, "outputs")
         return {} if found is None else {"": found}
 
-    def _owned(self, owner: int, shape: Sequence[int], values: Tensor | None, where: str) -> Shared:
+    def _owned(
+        self, owner: int, shape: Sequence[int], values: Tensor | None, where: str, bits: int = -1
+    ) -> Shared:
         own = values if self._party.role == owner else None
-        return self._party.share(owner, shape, own, where)
+        return self._party.share(owner, shape, own, where, bits)
 
     def _copy_for(self, party: Party) -> Seat:
         seat = Seat(party, self._workload, None)

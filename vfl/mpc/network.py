@@ -6,7 +6,6 @@ updated, the slope multiplies the gradient instead of replacing it, and weights 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -15,45 +14,14 @@ import torch
 from torch import Tensor
 
 from vfl.mpc.functions import function
+from vfl.mpc.layers import Layer, Weights
 from vfl.mpc.party import Party
+from vfl.mpc.rate import rate_scalings
 from vfl.mpc.ring import matmul
 from vfl.mpc.shares import Shared
 from vfl.mpc.truncation import Scaling
 
 Loss = Literal["cross_entropy", "squared"]
-#: Bits of the whole number that stands for learning rate over rows.
-_RATE_BITS = 10
-#: Columns are expected below 2^3, so that a gradient summed over rows stays below rows times that.
-_COLUMN_BITS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One linear layer and the function after it; known to all parties.
-
-    Attributes:
-        inputs, outputs: widths.
-        function: name of the element-wise function; "" for none.
-        bias: whether it has one.
-    """
-
-    inputs: int
-    outputs: int
-    function: str = ""
-    bias: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Shared weights of one layer: axes (inputs, outputs) and (outputs,)."""
-
-    weight: Shared
-    bias: Shared | None
-
-    def shape_only(self) -> Weights:
-        """The same for somebody who holds nothing of them."""
-        bias = None if self.bias is None else self.bias.shape_only()
-        return Weights(self.weight.shape_only(), bias)
 
 
 @dataclass(slots=True)
@@ -142,13 +110,14 @@ class Network:
         Args:
             party: this one.
             inputs: axes (rows, columns).
-            targets: axes (rows, outputs), with the fraction bits of the rules.
+            targets: axes (rows, outputs), shared with the rules' `delta_bits`.
             loss: "cross_entropy" after a sigmoid, or "squared": the mean over rows of the squared
                 error summed over outputs.
             learning_rate: of the mean gradient; rounded to about three decimal places.
         """
         last = len(self.layers) - 1
-        kept = self._forward(party, inputs, last if loss == "cross_entropy" else last + 1)
+        sloped = last if loss == "cross_entropy" else last + 1
+        kept = self._forward(party, inputs, sloped, party.rules.delta_bits)
         delta = self._output_delta(party, kept, targets, loss)
         rate = learning_rate * (2 if loss == "squared" else 1) / inputs.shape[0]
         for index in reversed(range(len(self.layers))):
@@ -158,8 +127,15 @@ class Network:
             if below is not None:
                 delta = below
 
-    def _forward(self, party: Party, inputs: Shared, sloped: int) -> Pass:
-        """The forward pass; fast mode asks for the slopes of the first `sloped` layers with it."""
+    def _forward(self, party: Party, inputs: Shared, sloped: int, bits: int = -1) -> Pass:
+        """The forward pass.
+
+        Args:
+            party: this one.
+            inputs: axes (rows, columns).
+            sloped: fast mode asks for the slopes of so many first layers with their values.
+            bits: fraction bits of the last function's values.
+        """
         kept = Pass([], [], [], inputs)
         # One message for all that is known already.
         opened = party.open(inputs, *(each.weight for each in self.weights))
@@ -176,21 +152,24 @@ class Network:
             if each.bias is not None:
                 sums = sums.plus(each.bias.finer(sums.bits))
             kept.sums.append(sums)
-            values, slope = self._apply(party, layer, sums, index, index < sloped)
+            last = index == len(self.layers) - 1
+            values, slope = self._apply(
+                party, layer, sums, index, index < sloped, bits if last else -1
+            )
             kept.slopes.append(slope)
         kept.output = values
         return kept
 
     def _apply(
-        self, party: Party, layer: Layer, sums: Shared, index: int, sloped: bool
+        self, party: Party, layer: Layer, sums: Shared, index: int, sloped: bool, bits: int
     ) -> tuple[Shared, Shared | None]:
         if not layer.function:
             if index < len(self.layers) - 1 and sums.bits > party.rules.bits:
-                sums = party.scale(sums, self._scalings(party), _named(index))
+                sums = party.scale(sums, self._scalings(party, sums.bits), _named(index))
             return sums, None
         asked = function(layer.function)
         both = sloped and party.rules.mode == "fast"
-        found = party.apply(sums, asked, _named(index), value=True, slope=both)
+        found = party.apply(sums, asked, _named(index), value=True, slope=both, bits=bits)
         return found[0], found[1] if both else None
 
     def _output_delta(self, party: Party, kept: Pass, targets: Shared, loss: Loss) -> Shared:
@@ -198,8 +177,9 @@ class Network:
         last = len(self.layers) - 1
         delta = kept.output.minus(targets.finer(kept.output.bits))
         named = self.layers[last].function
-        if delta.bits > party.rules.bits:
-            delta = party.scale(delta, self._scalings(party), f"gradient of {_named(last)}")
+        if delta.bits > party.rules.delta_bits:
+            scalings = self._scalings(party, delta.bits, delta.bits - party.rules.delta_bits)
+            delta = party.scale(delta, scalings, f"gradient of {_named(last)}")
         if loss == "cross_entropy" or not named:
             return delta
         return self._times_slope(party, delta, self._slope(party, kept, last), last)
@@ -217,7 +197,8 @@ class Network:
         weight = self.weights[index].weight.transposed()
         slope = kept.slopes[index - 1]
         # Slopes of 0 and 1 leave the scale as it is, so one division serves both products.
-        scalings = () if slope is not None and slope.bits == 0 else self._scalings(party)
+        whole = slope is not None and slope.bits == 0
+        scalings = () if whole else self._scalings(party, delta.bits + weight.bits)
         where = f"gradient of {_named(index)}"
         below, _ = party.multiply(delta, weight, matmul, scalings, where=where)
         if not self.layers[index - 1].function:
@@ -226,16 +207,17 @@ class Network:
 
     def _times_slope(self, party: Party, delta: Shared, slope: Shared, index: int) -> Shared:
         delta, slope = party.open(delta, slope)
-        found, _ = party.multiply(
-            delta, slope, torch.mul, self._scalings(party), where=f"slope of {_named(index)}"
-        )
+        bits = delta.bits + slope.bits
+        scalings = self._scalings(party, bits, bits - party.rules.delta_bits)
+        where = f"slope of {_named(index)}"
+        found, _ = party.multiply(delta, slope, torch.mul, scalings, where=where)
         return found
 
     def _descend(
         self, party: Party, inputs: Shared, delta: Shared, index: int, rate: float
     ) -> None:
         each = self.weights[index]
-        scalings = self._rate_scalings(party, inputs.shape[0], delta.bits, rate)
+        scalings = rate_scalings(party.rules, inputs.shape[0], delta.bits, rate)
         beside = None
         if each.bias is not None:
             beside = delta.row_sum().finer(delta.bits + inputs.bits)
@@ -254,30 +236,14 @@ class Network:
 
     def _forward_scaling(self, party: Party) -> tuple[Scaling, ...]:
         """In fast mode P2 reads sums of twice the fraction bits."""
-        return () if party.rules.mode == "fast" else self._scalings(party)
+        fast = party.rules.mode == "fast"
+        return () if fast else self._scalings(party, 2 * party.rules.bits)
 
     @staticmethod
-    def _scalings(party: Party) -> tuple[Scaling, ...]:
-        return (Scaling(party.rules.bits, party.rules.zmax_bits),)
-
-    @staticmethod
-    def _rate_scalings(party: Party, rows: int, bits: int, rate: float) -> tuple[Scaling, Scaling]:
-        """First the product's own fraction, then rate = times / 2^shift."""
-        times, shift = whole_rate(rate)
-        magnitude = max(party.rules.magnitude_bits, _COLUMN_BITS + math.ceil(math.log2(rows)))
-        first = Scaling(bits, min(party.rules.bits + bits + magnitude, 61))
-        second = Scaling(shift, party.rules.bits + magnitude + _RATE_BITS, times, rate=True)
-        return first, second
-
-
-def whole_rate(rate: float) -> tuple[int, int]:
-    """Factor and shift that stand for a rate: about rate = times / 2^shift.
-
-    >>> whole_rate(0.1 / 128)
-    (819, 20)
-    """
-    shift = max(1, _RATE_BITS - math.frexp(rate)[1])
-    return round(rate * 2**shift), shift
+    def _scalings(party: Party, bits: int, shift: int | None = None) -> tuple[Scaling, ...]:
+        """One division of a product with so many fraction bits; by those of the rules."""
+        shift = party.rules.bits if shift is None else shift
+        return (Scaling(shift, party.rules.zmax_bits(bits)),)
 
 
 def _named(index: int) -> str:

@@ -95,6 +95,11 @@ class Party(ABC):
         """Whether 40 bits are enough; near 0 the functions of positive numbers need them all."""
         return self.rules.mode == "fast" and not function.positive
 
+    def result_bits(self, function: Function, value: bool, slope: bool, bits: int) -> list[int]:
+        """Fraction bits of what `apply` gives."""
+        values = [self.rules.bits if bits < 0 else bits] * value
+        return values + [self.slope_bits(function)] * slope
+
     def slope_bits(self, function: Function) -> int:
         """Fraction bits of the slopes that `apply` gives."""
         whole = function.whole_slope and self.rules.mode == "fast"
@@ -184,7 +189,14 @@ class Party(ABC):
 
     @abstractmethod
     def apply(
-        self, shared: Shared, function: Function, where: str, *, value: bool, slope: bool
+        self,
+        shared: Shared,
+        function: Function,
+        where: str,
+        *,
+        value: bool,
+        slope: bool,
+        bits: int = -1,
     ) -> list[Shared]:
         """A function on every element, evaluated by P2 on permuted values (algorithm 5.2).
 
@@ -194,6 +206,7 @@ class Party(ABC):
             where: the layer.
             value: whether f(x) is wanted.
             slope: whether f'(x) is wanted.
+            bits: fraction bits of f(x), those of the rules if negative.
 
         Returns:
             What was wanted, in that order.

@@ -122,7 +122,7 @@ class PrivateModule(nn.Module):
             rows = party.share(P0, flat.shape, flat if role == P0 else None, "inputs")
             (rows,) = party.open(rows, phase="setup")
             own = wanted if role == P1 else None
-            labels = party.share(P1, wanted.shape, own, "targets")
+            labels = party.share(P1, wanted.shape, own, "targets", party.rules.delta_bits)
             network = self._networks[role]
             for batch in batches(rows, labels, batch_rows, epochs, seed):
                 network.train_step(party, *batch, loss, learning_rate)

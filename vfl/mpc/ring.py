@@ -66,7 +66,7 @@ def require_room(values: Tensor, room: int, bits: int, where: str) -> None:
             where=where,
             got=f"{needed} bits before the point",
             want=f"at most {room}, with {bits} bits after it",
-            fix="scale the columns or the weights, or take fewer fraction bits",
+            fix="scale the columns or lower the learning rate, or change magnitude_bits or bits",
         )
 
 

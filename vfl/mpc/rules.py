@@ -28,6 +28,8 @@ class Rules:
             40 bits of permuted shares and asks for value and slope together.
         bits: fraction bits of shared values.
         magnitude_bits: values that are truncated are smaller than 2 to this; see `Scaling`.
+        delta_bits: fraction bits of gradients of activations; few of them keep sums over a batch
+            small in the ring, and the index lists short.
         least_permuted: fewer elements than this are hidden among dummies.
         flips: random signs under permuted values, for functions that allow them.
     """
@@ -35,6 +37,7 @@ class Rules:
     mode: Mode = "fast"
     bits: int = 0
     magnitude_bits: int = _MAGNITUDE_BITS
+    delta_bits: int = 16
     least_permuted: int = 32
     flips: bool | None = None
 
@@ -45,6 +48,7 @@ class Rules:
         if self.flips is None:
             object.__setattr__(self, "flips", self.mode == "fast")
         require_range("bits", self.bits, 8, 28)
+        require_range("delta_bits", self.delta_bits, 4, self.bits)
         require_range("least_permuted", self.least_permuted, 1)
         require_range("magnitude_bits", self.magnitude_bits, 0)
         if 2 * self.bits + self.magnitude_bits > 60:
@@ -55,10 +59,9 @@ class Rules:
                 want="at most 60 together",
             )
 
-    @property
-    def zmax_bits(self) -> int:
-        """Bits of the largest product of two shared values that is truncated safely."""
-        return 2 * self.bits + self.magnitude_bits
+    def zmax_bits(self, bits: int) -> int:
+        """Bits of the largest product that is truncated safely; `bits` are of its fraction."""
+        return bits + self.magnitude_bits
 
     def record(self) -> dict[str, str | int | bool]:
         """The terms as plain values."""

@@ -85,7 +85,13 @@ class Shared:
         return Shared(self.words * factor, self.bits)
 
     def finer(self, bits: int) -> Shared:
-        """The same value with more fraction bits."""
+        """The same value with more fraction bits.
+
+        Raises:
+            ValueError: fewer are asked for, which takes a message; see `Party.scale`.
+        """
+        if bits < self.bits:
+            raise ValueError(f"{self.bits} fraction bits cannot become {bits} by themselves")
         return Shared(self.words << (bits - self.bits), bits)
 
     def beside(self, other: Shared) -> Shared:

@@ -14,7 +14,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from vfl.errors import UnknownNameError, nearest
 from vfl.mpc.functions import function
-from vfl.mpc.network import Layer, whole_rate
+from vfl.mpc.layers import Layer
+from vfl.mpc.rate import whole_rate
 
 LEARNING_RATE = 0.1
 _MODELS = {"lr100": (100, 1), "lr1000": (1000, 1), "dnn1": (100, 50, 1), "dnn2": (1000, 500, 1)}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vfl.mpc import Network, Party
-from vfl.mpc.network import Weights
+from vfl.mpc.layers import Weights
 from vfl.mpc.private_module import batches
 from vfl.mpc.shares import Shared
 from vfl.mpc.traffic import traffic
@@ -111,7 +111,9 @@ def _train(
     rows = _columns(party, plan, part.train, plan.train_rows, "training inputs")
     test = _columns(party, plan, part.test, plan.test_rows, "test inputs")
     shape = (plan.train_rows, plan.widths[-1])
-    labels = party.share(plan.label_role, shape, part.train_targets, "labels")
+    labels = party.share(
+        plan.label_role, shape, part.train_targets, "labels", party.rules.delta_bits
+    )
     for epoch in range(plan.epochs):
         order = batches(rows, labels, plan.batch_rows, 1, plan.seed + epoch)
         for inputs, targets in order:

@@ -35,6 +35,7 @@ def train_private(
     learning_rate: float = 0.5,
     processes: bool = True,
     timeout_s: float = 60.0,
+    magnitude_bits: int = 8,
     weights_seed: int | None = None,
     tell: Tell = lambda figures: None,
 ) -> dict[str, Any]:
@@ -50,6 +51,7 @@ def train_private(
         learning_rate: of plain gradient descent.
         processes: three processes with TLS between each two, or three threads of this one.
         timeout_s: how long a party waits for another.
+        magnitude_bits: see `vfl.mpc.Rules`.
         weights_seed: for comparisons only: first weights that anybody can repeat.
         tell: told the figures of every epoch.
 
@@ -62,7 +64,15 @@ def train_private(
     """
     data = load_data(experiment)
     names = seats(experiment)
-    plan = _plan(experiment, data, names, Rules(mode), hidden, learning_rate, weights_seed)
+    plan = _plan(
+        experiment,
+        data,
+        names,
+        Rules(mode, magnitude_bits=magnitude_bits),
+        hidden,
+        learning_rate,
+        weights_seed,
+    )
     folder.mkdir(parents=True, exist_ok=False)
     outcomes = _run(plan, experiment, data, names, {}, folder, processes, timeout_s, tell)
     card = _card(plan, names, outcomes, processes)
