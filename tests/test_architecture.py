@@ -18,7 +18,7 @@ FLOORS = {
     2: "defenses exchange models session trace",
     3: "attacks clients server",
     4: "demo deployment doctor estimators federated grid local plan project run service specs "
-    "split supervise templates",
+    "split supervise templates triple",
     5: "bench report",
     6: "cli testing __init__ __main__",
 }
@@ -41,6 +41,7 @@ BESIDE = {
     ("federated", "deployment"): "a federated run happens on a deployment",
     ("federated", "project"): "a federated run is the run of a project",
     ("deployment", "service"): "a deployment starts services",
+    ("triple", "run"): "a private training reads its rows as an ordinary run does",
     ("supervise", "service"): "a service is started again",
     ("demo", "deployment"): "the demo starts and ends a deployment of its own",
     ("demo", "federated"): "the demo is a federated run",

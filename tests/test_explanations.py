@@ -22,8 +22,9 @@ from vfl.datasets import load_bundled
 from vfl.errors import UnknownNameError, VFLError
 from vfl.explain import codes, page_of, title_of
 from vfl.frame import Frame, Kind, from_bytes, to_bytes
-from vfl.mpc import PadStream
+from vfl.mpc import PadStream, private
 from vfl.mpc.masked_sum import Ring
+from vfl.mpc.ring import encode
 from vfl.project import LabelFolder, write_project
 from vfl.run import load_data
 from vfl.run_folder import RunFolder
@@ -230,6 +231,14 @@ def beyond_the_ring():
     Ring.of(bits=8, fraction=3, parties=2).encode(cut, "bank", 17)
 
 
+def too_large_to_share():
+    encode(torch.tensor([0.5, 1_500_000.0]), 23, "0.weight")
+
+
+def a_softmax_on_shares():
+    private(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Softmax(1)))
+
+
 PROVOCATIONS = {
     "V001": named_like_a_folder,
     "V003": four_mistakes,
@@ -242,6 +251,7 @@ PROVOCATIONS = {
     "V102": lambda: check("topk:k=2", "randtopk:kk=2"),
     "V103": lambda: check("topk:k=2", "topk:k=two"),
     "V104": lambda: check("topk:k=2", "topk:k=40"),
+    "V105": a_softmax_on_shares,
     "V200": lambda: check('["debt"]', '["debt", "customer"]'),
     "V201": lambda: check('source = "loans.csv"', 'source = "laons.csv"'),
     "V203": lambda: check('"mean_*"', '"mean_radiuss"'),
@@ -249,6 +259,7 @@ PROVOCATIONS = {
     "V205": lambda: check('"mean_*"', '"defaulted"'),
     "V206": ids_of_another_form,
     "V207": lambda: check(rows=3),
+    "V208": too_large_to_share,
     "V300": lambda: feature_party_view().only({Grant.GRADIENTS}),
     "V401": absent_party,
     "V402": other_experiment,

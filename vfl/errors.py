@@ -12,6 +12,7 @@
           UnknownOptionError   V102  no option of that name
           BadOptionError       V103  an option's value is out of range or of another type
           WidthError           V104  a codec does not fit the width of the cut
+          PrivateLayerError    V105  a module has a layer that cannot be computed on shares
           ExposedCutError      V601  a setting would expose a cut that a secure sum hides
         DataError              V200  a table cannot be used
           MissingDataError     V201  a file or folder is not there
@@ -20,6 +21,7 @@
           LabelLeakError       V205  the label column is also a feature
           MisalignedError      V206  the parties' rows differ
           TooFewRowsError      V207  fewer rows than a batch or a split needs
+        RingRangeError         V208  a value is too large for arithmetic on shares
         NotGrantedError        V300  an attack needs what its threat model does not grant
         RingOverflowError      V602  a value does not fit into a masked sum
       PeerError                V400  exit 3   another party, or the way to it
@@ -143,6 +145,10 @@ class WidthError(SpecError):
     code = "V104"
 
 
+class PrivateLayerError(SpecError):
+    code = "V105"
+
+
 class DataError(UserError):
     code = "V200"
 
@@ -169,6 +175,10 @@ class MisalignedError(DataError):
 
 class TooFewRowsError(DataError):
     code = "V207"
+
+
+class RingRangeError(UserError):
+    code = "V208"
 
 
 class NotGrantedError(UserError):

@@ -12,7 +12,7 @@ from vfl.cli import app
 COMMANDS = {
     *("demo", "init", "check", "train", "evaluate", "predict", "renew", "report", "list"),
     *("superlink", "supernode", "bench", "compress", "compare", "explain", "doctor", "grid-worker"),
-    *("grid", "attack"),
+    *("grid", "attack", "mpc"),
 }
 WORDS = [*([name] for name in sorted(COMMANDS)), ["bench", "step"]]
 MOST_SECONDS = 0.6

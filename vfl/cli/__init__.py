@@ -23,6 +23,7 @@ from vfl.cli import (
     grid,
     init,
     listing,
+    mpc,
     nodes,
     predict,
     renew,
@@ -57,6 +58,7 @@ app.command("superlink")(nodes.superlink)
 app.command("supernode")(nodes.supernode)
 app.command("renew")(renew.renew)
 app.add_typer(bench.app, name="bench")
+app.add_typer(mpc.app, name="mpc")
 
 
 def main() -> None:

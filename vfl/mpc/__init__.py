@@ -1,8 +1,27 @@
 """Arithmetic on shares: ring numbers, one-time pads, protocols over links they are handed.
 
-No sockets and no models live here. `vfl.mpc.private` and `vfl mpc` are the doors of the users.
+Chapter 5 of the thesis of split learning (2025), corrected: two parties hold shares, a third deals
+randomness and evaluates functions on permuted values. No sockets and no models live here; `private`
+and ``vfl mpc`` are the doors of the users. docs/mpc.md says who learns what.
 """
 
+from vfl.mpc.layers import Layer
+from vfl.mpc.network import Network
+from vfl.mpc.party import Party
+from vfl.mpc.private_module import PrivateModule, private
+from vfl.mpc.roles import make_party
+from vfl.mpc.rules import Rules
 from vfl.mpc.stream import PadStream
+from vfl.mpc.trio import Trio
 
-__all__ = ["PadStream"]
+__all__ = [
+    "Layer",
+    "Network",
+    "PadStream",
+    "Party",
+    "PrivateModule",
+    "Rules",
+    "Trio",
+    "make_party",
+    "private",
+]

@@ -1,0 +1,201 @@
+"""Parties that die, sleep, lie or do something else: a typed error at all three, and no hang."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from vfl.errors import (
+    DisagreementError,
+    LostPeerError,
+    PeerError,
+    PeerFailedError,
+    ProtocolError,
+    ReusedPadError,
+)
+from vfl.frame import Frame, Kind
+from vfl.mpc.channel import Channel
+from vfl.mpc.functions import function
+from vfl.mpc.memory import triangle
+from vfl.mpc.ring import matmul
+from vfl.mpc.roles import make_party
+from vfl.mpc.rules import Rules
+from vfl.mpc.trio import Trio
+from vfl.mpc.truncation import Moved, Scaling
+
+MODES = ["thesis", "fast"]
+VALUES = torch.ones(6, 4, dtype=torch.float64)
+
+
+def product(party, shape=(6, 4)):
+    """A program of all kinds of messages; `shape` is what a liar says of its inputs."""
+    x = party.share(0, shape, torch.ones(shape) if party.role == 0 else None, "x")
+    w = party.share(1, (shape[1], 2), torch.ones(shape[1], 2) if party.role == 1 else None, "w")
+    x, w = party.open(x, w)
+    scalings = [Scaling(party.rules.bits, party.rules.zmax_bits(2 * party.rules.bits))]
+    z, _ = party.multiply(x, w, matmul, scalings, where="layer 0")
+    (y,) = party.apply(z, function("relu"), "layer 0", value=True, slope=False)
+    return party.reveal(y, 0, "y")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("role", [0, 1, 2])
+def test_who_lies_about_a_shape_is_found_out(mode, role):
+    with Trio(Rules(mode, least_permuted=1), timeout_s=5) as trio:
+        with pytest.raises(ProtocolError, match="another size") as caught:
+            trio.run(lambda party: product(party, (7, 4) if party.role == role else (6, 4)))
+        assert "bytes" in caught.value.got
+        with pytest.raises(PeerError):
+            trio.run(lambda party: product(party))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("role", [0, 1, 2])
+def test_who_falls_asleep_is_not_waited_for_longer_than_agreed(mode, role):
+    def program(party):
+        product(party)
+        if party.role == role:
+            time.sleep(0.4)
+        return product(party)
+
+    started = time.monotonic()
+    with Trio(Rules(mode), timeout_s=0.1) as trio, pytest.raises(PeerError):
+        trio.run(program)
+    assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("role", [0, 1, 2])
+def test_who_dies_takes_the_others_along(mode, role):
+    class Killed(Exception):
+        pass
+
+    def program(party):
+        product(party)
+        if party.role == role:
+            raise Killed("value 1.2345")
+        return product(party)
+
+    with Trio(Rules(mode), timeout_s=5) as trio:
+        with pytest.raises(Killed):
+            trio.run(program)
+        with pytest.raises(PeerError) as caught:
+            trio.run(lambda party: product(party))
+    assert "1.2345" not in str(caught.value)
+
+
+@pytest.mark.parametrize("role", [0, 1, 2])
+def test_a_link_that_is_gone_ends_a_waiting_party(role):
+    links, _ = triangle(timeout_s=5)
+    found = []
+
+    def wait(peer):
+        try:
+            links[peer][role].receive()
+        except LostPeerError as error:
+            found.append(error)
+
+    waiting = [threading.Thread(target=wait, args=(peer,)) for peer in links[role]]
+    for each in waiting:
+        each.start()
+    for link in links[role].values():
+        link.close()
+        with pytest.raises(LostPeerError):
+            link.send(Frame(Kind.PROTOCOL))
+    for each in waiting:
+        each.join(2)
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_parties_with_other_plans_never_begin(odd):
+    links, _ = triangle(timeout_s=5)
+    errors = {}
+
+    def begin(role):
+        party = make_party(role, links[role], Rules("fast", bits=20 if role == odd else 21))
+        try:
+            party.agree({}, "session")
+        except PeerError as error:
+            errors[role] = error
+            for link in links[role].values():
+                link.fail(error)
+
+    threads = [threading.Thread(target=begin, args=(role,)) for role in range(3)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(5)
+    assert any(isinstance(error, DisagreementError) for error in errors.values())
+    told = (DisagreementError, PeerFailedError)
+    assert all(isinstance(error, told) for error in errors.values())
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        [9, 0, 1],  # more than there are
+        [1, 0, 5],  # outside
+        [1, 1, 2, 2],  # twice
+        [0, 0, 3],  # not counted
+    ],
+)
+def test_index_lists_that_cannot_be(tail):
+    links, _ = triangle(timeout_s=1)
+    links[0][1].send(Frame(Kind.PROTOCOL, 7, np.array(tail, "<u4").tobytes()))
+    with pytest.raises(ProtocolError):
+        Channel(links[1][0], "P0").receive_moved([], [5], 7)
+
+
+def test_index_lists_arrive_as_they_were():
+    links, _ = triangle(timeout_s=1)
+    words = [torch.arange(6).reshape(2, 3), torch.tensor([-1])]
+    moved = [Moved(torch.tensor([0, 4]), torch.tensor([2])), Moved(*torch.empty(2, 0).long())]
+    Channel(links[0][1], "P1").send_moved(words, moved, 3)
+    found, places = Channel(links[1][0], "P0").receive_moved([(2, 3), (1,)], [5, 9], 3)
+    assert all(torch.equal(one, two) for one, two in zip(found, words, strict=True))
+    assert [(p.large.tolist(), p.small.tolist()) for p in places] == [([0, 4], [2]), ([], [])]
+
+
+def test_another_operation_is_refused():
+    links, _ = triangle(timeout_s=1)
+    links[0][1].send(Frame(Kind.PROTOCOL, 8, bytes(8)))
+    with pytest.raises(ProtocolError, match="out of turn"):
+        Channel(links[1][0], "P0").receive([(1,)], 7)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_going_back_reuses_no_pad(mode):
+    """A rollback under the same keys raises before anything is sent."""
+    with Trio(Rules(mode), timeout_s=5) as trio:
+        trio.run(product)
+        for party in trio.parties:
+            party._number = 0
+        sent = [dict(channel.frames) for channel in trio.parties[0].channels.values()]
+        with pytest.raises(ReusedPadError):
+            trio.run(product)
+        assert [dict(channel.frames) for channel in trio.parties[0].channels.values()] == sent
+
+
+def test_every_attempt_has_keys_of_its_own():
+    party = make_party(0, {}, Rules())
+    found = set()
+    for session, attempt in (("a", 0), ("a", 1), ("b", 0), ("a 1", 0)):
+        party.use_key(1, bytes(32), session, attempt)
+        found.add(party.pad(1, (4,), "share", 1).numpy().tobytes())
+    party.use_key(2, bytes(32), "a", 0)
+    found.add(party.pad(2, (4,), "share", 1).numpy().tobytes())
+    assert len(found) == 5
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_restarted_party_needs_a_new_attempt(mode):
+    """Its keys are gone with it, so nothing it sends can be taken for the old session's."""
+    links, _ = triangle(timeout_s=1)
+    old = make_party(0, links[0], Rules(mode))
+    old.use_key(1, bytes(32), "session", 0)
+    new = make_party(0, links[0], Rules(mode))
+    with pytest.raises(KeyError):
+        new.share(0, (2,), torch.ones(2), "x")

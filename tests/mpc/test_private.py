@@ -1,0 +1,124 @@
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from vfl.errors import BadOptionError, PrivateLayerError, RingRangeError, WidthError
+from vfl.mpc import private
+from vfl.mpc.convert import weights_of, with_weights
+from vfl.mpc.traffic import bytes_by_phase
+from vfl.seeds import permutation
+
+
+def model(*widths, last=None):
+    torch.manual_seed(0)
+    layers = []
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1], *([last] if last else []))
+
+
+def error_of(found, wanted):
+    return float((found.detach() - wanted.detach()).abs().max())
+
+
+@pytest.mark.parametrize("mode", ["thesis", "fast"])
+def test_any_rows_any_time(mode):
+    plain = nn.Sequential(nn.Flatten(), nn.Dropout(), model(12, 7), nn.GELU(), nn.Linear(7, 3))
+    plain.eval()
+    with private(plain, mode) as hidden:
+        for rows in (1, 50, 3):
+            inputs = torch.randn(rows, 3, 4, generator=torch.Generator().manual_seed(rows))
+            found = hidden(inputs)
+            assert found.dtype == torch.float32
+            assert error_of(found, plain(inputs)) < 2e-5
+
+
+def test_weights_are_opened_once_and_then_cost_nothing():
+    with private(model(40, 20, 2)) as hidden:
+        inputs = torch.randn(4, 40, generator=torch.Generator().manual_seed(0))
+        setup = bytes_by_phase(hidden.traffic())
+        hidden(inputs)
+        first = bytes_by_phase(hidden.traffic())
+        hidden(inputs)
+        second = bytes_by_phase(hidden.traffic())
+    assert setup["online"] == 0
+    assert setup["setup"] > 2 * 8 * (40 * 20 + 20 * 2)
+    assert first["setup"] == second["setup"] == setup["setup"]
+    assert second["online"] == 2 * first["online"]
+    inputs, hidden_values = 2 * 8 * 4 * 40, (5 + 5 + 8) * 80 + 2 * 8 * 80
+    assert 0 < first["online"] - inputs - hidden_values - 4 * 2 * 8 < 10 * 16
+
+
+@pytest.mark.parametrize("mode", ["thesis", "fast"])
+def test_training_follows_the_plaintext(mode):
+    source = torch.Generator().manual_seed(3)
+    inputs = torch.randn(256, 10, generator=source)
+    targets = (inputs[:, 0] * inputs[:, 1] + inputs[:, 2] > 0).float()
+    plain = model(10, 16, 1, last=nn.Sigmoid())
+    with private(plain, mode) as hidden:
+        hidden.fit(inputs, targets, learning_rate=1.0, batch_rows=64, epochs=5, seed=1)
+        trained = hidden.reveal()
+    wanted = in_clear(plain, inputs, targets)
+    for found, value in zip(trained.parameters(), wanted.parameters(), strict=True):
+        assert error_of(found, value) < 2e-4
+    both = zip(plain.parameters(), wanted.parameters(), strict=True)
+    assert max(error_of(before, after) for before, after in both) > 0.1
+
+
+def in_clear(plain, inputs, targets):
+
+    trained = with_weights(plain, weights_of(plain)).double()
+    for epoch in range(5):
+        order = torch.from_numpy(permutation(1, 256, "mpc", epoch))
+        for index in order.split(64):
+            outputs = trained(inputs[index].double())[:, 0]
+            loss = nn.functional.binary_cross_entropy(outputs, targets[index].double())
+            gradients = torch.autograd.grad(loss, list(trained.parameters()))
+            with torch.no_grad():
+                for value, gradient in zip(trained.parameters(), gradients, strict=True):
+                    value -= gradient
+    return trained
+
+
+class Own(nn.Module):
+    def forward(self, inputs):
+        return inputs
+
+
+@pytest.mark.parametrize(
+    ("layers", "named", "instead"),
+    [
+        ([nn.Conv2d(1, 2, 3)], "layer '0'", "bottom"),
+        ([nn.Linear(2, 2), nn.BatchNorm1d(2)], "layer '1'", "fuse_linear_bn_eval"),
+        ([nn.Linear(2, 2), nn.Sequential(nn.Softmax(1))], "layer '1.0'", "leave it out"),
+        ([nn.Linear(2, 2), nn.LeakyReLU()], "layer '1'", "nn.ReLU"),
+        ([nn.ReLU(), nn.Linear(2, 2)], "layer '0'", "nn.Linear before it"),
+        ([nn.Linear(2, 2), nn.GELU(approximate="tanh")], "layer '1'", "without options"),
+        ([Own()], "layer '0'", "nn.Sequential"),
+        ([nn.Flatten()], "the model", "nn.Linear"),
+    ],
+)
+def test_other_layers_are_refused_by_name(layers, named, instead):
+    with pytest.raises(PrivateLayerError) as caught:
+        private(nn.Sequential(*layers))
+    assert caught.value.where == named
+    assert instead in caught.value.fix
+
+
+def test_inputs_of_another_width():
+    with private(model(4, 1)) as hidden, pytest.raises(WidthError):
+        hidden(torch.zeros(2, 5))
+
+
+def test_an_input_that_is_too_large():
+    with private(model(2, 1)) as hidden, pytest.raises(RingRangeError) as caught:
+        hidden(torch.tensor([[0.0, 1.5e9]]))
+    assert caught.value.where == "inputs"
+    assert "1500000000" not in str(caught.value)
+
+
+def test_cross_entropy_needs_a_sigmoid():
+    with private(model(2, 1)) as hidden, pytest.raises(BadOptionError, match="sigmoid"):
+        hidden.fit(torch.zeros(8, 2), torch.zeros(8), batch_rows=4)

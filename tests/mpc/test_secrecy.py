@@ -1,0 +1,129 @@
+"""What each party sees, and what it cannot make of it."""
+
+import numpy as np
+import pytest
+import torch
+
+from vfl.mpc.functions import FUNCTIONS, function
+from vfl.mpc.hiding import Hiding
+from vfl.mpc.ring import decode, encode
+from vfl.mpc.rules import Rules
+from vfl.mpc.stream import PadStream
+
+MODES = ["thesis", "fast"]
+KEY = bytes(range(32))
+
+
+class Overheard:
+    """A link that keeps what its own end receives."""
+
+    def __init__(self, link, frames):
+        self._link, self._frames = link, frames
+
+    def receive(self):
+        frame = self._link.receive()
+        self._frames.append(bytes(frame.payload))
+        return frame
+
+    def __getattr__(self, name):
+        return getattr(self._link, name)
+
+
+def overheard(private):
+    """Everything each party receives from each, from now on."""
+    heard = {}
+    for party in private.trio.parties:
+        for peer, channel in party.channels.items():
+            frames = heard[party.role, peer] = []
+            channel.link = Overheard(channel.link, frames)
+    return heard
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_dealer_hears_permuted_values_and_nothing_else(setting, chain, mode):
+    inputs = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)).double()
+    private = setting(mode, chain(6, 3, 2), inputs)
+    heard = overheard(private)
+    private.infer()
+    word = 8 if mode == "thesis" else 5
+    for holder in (0, 1):
+        assert [len(frame) for frame in heard[2, holder]] == [word * 120, word * 80]
+    seen = {leak.where: leak.elements for leak in private.trio.leaks() if leak.observer == "P2"}
+    assert seen == {"layer 0": 120, "layer 1": 80}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_openings_and_the_dealers_seeds_are_the_inputs(setting, chain, mode):
+    """Why the link of P0 and P1 must not pass P2 unencrypted: this attack succeeds."""
+    inputs = torch.randn(5, 6, generator=torch.Generator().manual_seed(0)).double()
+    private = setting(mode, chain(6, 1, last=""), inputs)
+    dealer = private.trio.parties[2]
+    keys = [PadStream(dealer.pads[holder]._key) for holder in (0, 1)]
+    heard = overheard(private)
+    if mode == "thesis":
+        number = dealer.number + 1
+        private.infer()
+        parts = [heard[1, 0][0], heard[0, 1][0]]
+        parts = [np.frombuffer(part[: 8 * inputs.numel()], "<i8") for part in parts]
+        name = ("left mask", number)
+    else:
+        number = 4  # weights, biases and inputs are shared, then the inputs are opened
+        shared = private.shared[0].opened
+        parts = [shared.difference.numpy().reshape(-1)]
+        name = ("mask", 0, number)
+    masks = [key.words64(inputs.numel(), *name).view(np.int64) for key in keys]
+    found = decode(torch.from_numpy(sum(parts) + sum(masks)), private.trio.parties[0].rules.bits)
+    assert float((found.reshape(inputs.shape) - inputs).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_one_holder_hears_is_uniform(setting, chain, mode):
+    inputs = torch.zeros(500, 40, dtype=torch.float64)
+    private = setting(mode, chain(40, 1), inputs)
+    heard = overheard(private)
+    private.infer()
+    for pair in ((0, 1), (1, 0)):
+        words = np.frombuffer(
+            b"".join(frame[: len(frame) // 8 * 8] for frame in heard[pair]), "<u8"
+        )
+        words = words[words > 2**40]  # counts of index lists are small
+        ones = np.unpackbits(words.view(np.uint8)).mean()
+        assert abs(ones - 0.5) < 5 * 0.5 / (64 * len(words)) ** 0.5
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+@pytest.mark.parametrize("elements", [1, 31, 100])
+def test_what_is_hidden_is_found_again(name, elements):
+    asked = function(name)
+    rules = Rules("fast")
+    values = torch.linspace(0.5, 3, elements, dtype=torch.float64)
+    hidings = [Hiding(PadStream(KEY), rules, elements, asked, 1) for _ in range(2)]
+    mask = torch.from_numpy(PadStream(KEY).words64(elements, "mask").view(np.int64))
+    shares = [encode(values, 40, "x", 22) - mask, mask]
+    hidden = [
+        hiding.hide(share, 40, first)
+        for hiding, share, first in zip(hidings, shares, (True, False), strict=True)
+    ]
+    seen = decode(hidden[0] + hidden[1], 40)
+    assert len(seen) == max(32, elements)
+    answer = encode(asked.value(seen), 20, "y")
+    parts = [answer - 12345, torch.full_like(answer, 12345)]
+    found = [
+        hiding.find(part, 20, first, mirrored=True)
+        for hiding, part, first in zip(hidings, parts, (True, False), strict=True)
+    ]
+    assert float((decode(found[0] + found[1], 20) - asked.value(values)).abs().max()) < 2e-6
+
+
+def test_signs_are_fair_and_lie_over_the_values():
+    values = torch.full((4000,), 2.0, dtype=torch.float64)
+    hiding = Hiding(PadStream(KEY), Rules("fast"), 4000, function("tanh"), 1)
+    seen = decode(hiding.hide(encode(values, 20, "x"), 20, True), 20)
+    assert set(seen.tolist()) == {2.0, -2.0}
+    assert abs(float(seen.mean())) < 5 * 2 / 4000**0.5
+
+
+def test_thesis_mode_lays_no_signs():
+    values = torch.full((100,), 2.0, dtype=torch.float64)
+    hiding = Hiding(PadStream(KEY), Rules("thesis"), 100, function("tanh"), 1)
+    assert set(decode(hiding.hide(encode(values, 20, "x"), 20, True), 20).tolist()) == {2.0}

@@ -1,0 +1,43 @@
+"""The test vectors of docs/mpc.md are what the code computes."""
+
+import re
+from pathlib import Path
+
+import torch
+
+from vfl.mpc import PadStream, Rules, make_party
+from vfl.mpc.permutation import permutation
+from vfl.mpc.ring import encode
+
+KEY = bytes(range(32))
+PAGE = (Path(__file__).parents[2] / "docs" / "mpc.md").read_text(encoding="utf-8")
+
+
+def printed(row):
+    """The words of the last column of a row."""
+    (found,) = re.findall(rf"^\| {re.escape(row)}.*\| `([0-9a-f ]+)` \|$", PAGE, re.MULTILINE)
+    return found.split()
+
+
+def in_hex(words):
+    return [f"{int(word) % 2**64:016x}" for word in words]
+
+
+def test_pads():
+    words = PadStream(KEY).words64(2, "mask", 0, 7)
+    assert in_hex(words) == printed('`words64(2)` of purpose "mask"')
+
+
+def test_permutation():
+    order = permutation(PadStream(KEY), 8, "order", 1)
+    assert [str(place) for place in order] == printed("`permutation` of 8 elements")
+
+
+def test_encoding():
+    assert in_hex(encode(torch.tensor([-1.5, 0.1]), 23, "x")) == printed("-1.5 and 0.1")
+
+
+def test_keys_of_a_pair():
+    party = make_party(0, {}, Rules())
+    party.use_key(1, KEY, "session", 0)
+    assert in_hex(party.pad(1, (2,), "share", 1)) == printed("the pad of P0 and P1")

@@ -1,0 +1,62 @@
+"""Three real processes over TLS: the same figures, and a typed end when one is killed."""
+
+import time
+
+import pytest
+
+from vfl.errors import LostPeerError, PeerFailedError, RingRangeError
+from vfl.triple import run as runs
+from vfl.triple import train_private
+
+pytestmark = pytest.mark.net
+
+
+def test_processes_train_what_threads_train(tmp_path, experiment):
+    cards = [
+        train_private(
+            experiment(),
+            tmp_path / str(processes),
+            hidden=(8,),
+            processes=processes,
+            weights_seed=0,
+        )
+        for processes in (False, True)
+    ]
+    threads, processes = cards
+    assert processes["test_accuracy"] == threads["test_accuracy"]
+    assert abs(processes["bytes_online"] - threads["bytes_online"]) < 500  # index lists differ
+    assert processes["bytes_setup"] == threads["bytes_setup"]
+    assert runs.infer_private(tmp_path / "True")["test_accuracy"] == threads["test_accuracy"]
+
+
+@pytest.mark.parametrize("role", [0, 1, 2])
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_a_party_that_is_gone_or_silent_ends_the_training(
+    tmp_path, experiment, monkeypatch, role, how
+):
+    crews = []
+
+    class Watched(runs.Crew):
+        def __init__(self, jobs):
+            super().__init__(jobs)
+            crews.append(self)
+
+    monkeypatch.setattr(runs, "Crew", Watched)
+    when = []
+
+    def first_epoch(figures):
+        if not when:
+            when.append(time.monotonic())
+            process = crews[0].processes[role]
+            process.kill() if how == "kill" else process.send_signal(19)  # SIGSTOP
+
+    with pytest.raises((LostPeerError, PeerFailedError)):
+        train_private(experiment(epochs=10_000), tmp_path / "run", timeout_s=4, tell=first_epoch)
+    assert time.monotonic() - when[0] < 45
+    assert all(process.poll() is not None for process in crews[0].processes)
+
+
+def test_a_value_that_is_too_large_is_named_across_processes(tmp_path, experiment):
+    with pytest.raises(PeerFailedError, match=RingRangeError.code) as caught:
+        train_private(experiment(), tmp_path / "run", hidden=(8,), learning_rate=90.0)
+    assert caught.value.where.startswith("layer") or caught.value.where.startswith("slope")

@@ -1,0 +1,152 @@
+"""A private training is the training in clear, and its card tells what happened."""
+
+import json
+import stat
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from vfl.config.experiment import LabelSettings, PartySettings
+from vfl.errors import BadOptionError, ConfigError, RunFolderError
+from vfl.mpc.ring import decode
+from vfl.storage import load_weights
+from vfl.triple import infer_private, train_private
+
+
+def opened(folder, bits):
+    """The weights, which only both holders together can tell."""
+    shares = [load_weights(folder / holder / "share.safetensors") for holder in ("P0", "P1")]
+    return {name: decode(shares[0][name] + shares[1][name], bits) for name in shares[0]}
+
+
+@pytest.mark.parametrize("mode", ["thesis", "fast"])
+@pytest.mark.parametrize(
+    ("source", "label", "hidden", "rate"),
+    [
+        ("breast_cancer", "lender", (), 0.5),
+        ("breast_cancer", "bank", (8,), 0.5),
+        ("digits", "shop", (16,), 0.5),
+    ],
+)
+def test_the_curve_is_that_in_clear(
+    tmp_path, experiment, in_clear, mode, source, label, hidden, rate
+):
+    asked = experiment(source, label, rows=300)
+    card = train_private(
+        asked,
+        tmp_path / "run",
+        mode=mode,
+        hidden=hidden,
+        learning_rate=rate,
+        processes=False,
+        weights_seed=0,
+    )
+    outputs, weights, labels = in_clear(card, asked)
+    found = opened(tmp_path / "run", card["plan"]["bits"])
+    for name, value in weights.items():
+        error = float((found[name] - value.detach()).abs().max())
+        assert error < 1e-4 * max(1.0, float(value.detach().abs().max())), name
+    assert len(card["history"]) == 2
+    guess = (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
+    assert card["test_accuracy"] == pytest.approx(
+        float((guess == labels).double().mean()), abs=0.001
+    )
+
+
+@pytest.mark.parametrize("mode", ["thesis", "fast"])
+def test_a_regression(tmp_path, experiment, in_clear, mode):
+    draw = np.random.default_rng(0)
+    columns = draw.normal(size=(200, 4))
+    table = pd.DataFrame(columns, columns=list("abcd"))
+    table["y"] = columns @ [3.0, -2.0, 1.0, 0.5] + 4 + 0.1 * draw.normal(size=200)
+    table.to_csv(tmp_path / "table.csv", index=False)
+    label = LabelSettings(party="lender", column="y", task="regression")
+    parties = {"bank": PartySettings(columns=("a", "b")), "shop": PartySettings(columns=("c", "d"))}
+    asked = experiment(str(tmp_path / "table.csv"), epochs=10)
+    asked = asked.model_copy(update={"label": label, "parties": parties})
+    card = train_private(
+        asked, tmp_path / "run", mode=mode, learning_rate=0.1, processes=False, weights_seed=0
+    )
+    outputs, _, labels = in_clear(card, asked)
+    rmse = float(((outputs[:, 0] - labels) ** 2).mean().sqrt())
+    assert rmse < 0.2
+    assert card["test_rmse"] == pytest.approx(rmse, rel=1e-3)
+
+
+def test_the_card(tmp_path, experiment):
+    folder = tmp_path / "run"
+    card = train_private(experiment(), folder, hidden=(4,), processes=False)
+    kept = json.loads((folder / "mpc.json").read_text())
+    assert {key: kept[key] for key in card} == json.loads(json.dumps(card))
+    assert card["parties"] == {"P0": "bank", "P1": "shop", "P2": "lender"}
+    assert card["bytes_online"] > card["bytes_offline"] > 0
+    assert sum(row["wire_bytes"] for row in card["traffic"]) == sum(
+        card[f"bytes_{phase}"] for phase in ("setup", "offline", "online")
+    )
+    seen = {(leak["observer"], leak["what"]) for leak in card["leakage"]}
+    assert seen == {
+        ("P1", "indices near the turning point"),
+        ("P2", "permuted values"),
+        ("P2", "result"),
+    }
+    assert not [leak for leak in card["leakage"] if leak["observer"] == "P0"]
+    for holder in ("P0", "P1"):
+        mode = (folder / holder / "share.safetensors").stat().st_mode
+        assert stat.S_IMODE(mode) == 0o600
+
+
+def test_first_weights_and_shares_are_secret(tmp_path, experiment):
+    """Two trainings from one seed share nothing that P2 could know beforehand."""
+    asked = experiment(rows=100)
+    for name in ("one", "two"):
+        train_private(asked, tmp_path / name, processes=False)
+    one, two = (
+        load_weights(tmp_path / name / "P1" / "share.safetensors") for name in ("one", "two")
+    )
+    assert not torch.equal(one["0.weight"], two["0.weight"])
+    weights = [opened(tmp_path / name, 21)["0.weight"] for name in ("one", "two")]
+    assert float((weights[0] - weights[1]).abs().max()) > 1e-3
+
+
+def test_the_shares_answer_later(tmp_path, experiment):
+    card = train_private(experiment(), tmp_path / "run", hidden=(4,), processes=False)
+    again = infer_private(tmp_path / "run", processes=False)
+    assert again["test_accuracy"] == card["test_accuracy"]
+    assert again["test_log_loss"] == pytest.approx(card["test_log_loss"], abs=1e-4)
+    with pytest.raises(RunFolderError, match="no private network"):
+        infer_private(tmp_path, processes=False)
+
+
+def test_shares_are_held_by_two(tmp_path, experiment):
+    asked = experiment()
+    third = asked.model_copy(update={"parties": {**asked.parties, "club": asked.parties["bank"]}})
+    with pytest.raises(ConfigError, match="two parties"):
+        train_private(third, tmp_path / "run", processes=False)
+
+
+def test_a_batch_that_is_too_large(tmp_path, experiment):
+    with pytest.raises(BadOptionError, match="batch"):
+        train_private(experiment(rows=100, batch_rows=99), tmp_path / "run", processes=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["thesis", "fast"])
+def test_mnist_as_in_figure_5_4(tmp_path, experiment, in_clear, data_root, monkeypatch, mode):
+    """784-128-10, a tenth of the rows: within 0.1 point of the training in clear."""
+    monkeypatch.setenv("VFL_DATA", str(data_root))
+    asked = experiment("mnist", rows=7000, epochs=2, batch_rows=128)
+    card = train_private(
+        asked,
+        tmp_path / "run",
+        mode=mode,
+        hidden=(128,),
+        learning_rate=0.1,
+        processes=False,
+        weights_seed=0,
+    )
+    outputs, _, labels = in_clear(card, asked)
+    accuracy = float((outputs.argmax(1) == labels).double().mean())
+    assert accuracy > 0.8
+    assert abs(card["test_accuracy"] - accuracy) <= 0.001

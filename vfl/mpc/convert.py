@@ -1,0 +1,132 @@
+"""A torch module as layers that can be computed on shares, or a refusal that names the layer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vfl.errors import PrivateLayerError
+from vfl.mpc.layers import Layer
+
+_FUNCTIONS: dict[type[nn.Module], str] = {
+    nn.ReLU: "relu",
+    nn.Sigmoid: "sigmoid",
+    nn.Tanh: "tanh",
+    nn.GELU: "gelu",
+    nn.Softplus: "softplus",
+}
+#: What does nothing at inference, or nothing to rows.
+_IDLE = (nn.Identity, nn.Dropout, nn.Flatten)
+_SOFTMAX = "leave it out: whoever receives the outputs applies it"
+_FUNCTION = "nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU or nn.Softplus"
+_NORM = "fold it into the nn.Linear before it: torch.nn.utils.fusion.fuse_linear_bn_eval"
+_FEATURES = "keep it at the owner of the columns, as a bottom, and share what it gives"
+_INSTEAD: Mapping[str, str] = {
+    "Softmax": _SOFTMAX,
+    "LogSoftmax": _SOFTMAX,
+    "BatchNorm1d": _NORM,
+    "LayerNorm": "scale the columns at their owner, and train without it",
+    "Conv1d": _FEATURES,
+    "Conv2d": _FEATURES,
+    "MaxPool2d": _FEATURES,
+    "AvgPool2d": _FEATURES,
+    "Embedding": _FEATURES,
+    "LSTM": _FEATURES,
+    "GRU": _FEATURES,
+    "LeakyReLU": _FUNCTION,
+    "ELU": _FUNCTION,
+    "SiLU": _FUNCTION,
+}
+
+
+def layers_of(module: nn.Module) -> list[Layer]:
+    """The structure of a module made of `nn.Linear` and element-wise functions.
+
+    Raises:
+        PrivateLayerError: a layer of another kind, named with what to use; or none at all.
+    """
+    layers: list[Layer] = []
+    for name, each in _leaves(module, ""):
+        if isinstance(each, nn.Linear):
+            layers.append(
+                Layer(each.in_features, each.out_features, "", bias=each.bias is not None)
+            )
+        elif type(each) in _FUNCTIONS and layers and not layers[-1].function:
+            last = layers[-1]
+            layers[-1] = Layer(last.inputs, last.outputs, _function(name, each), last.bias)
+        elif not isinstance(each, _IDLE):
+            raise _refusal(name, each, follows=type(each) in _FUNCTIONS)
+    if not layers:
+        raise _refusal("", module, follows=False)
+    return layers
+
+
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
+    """The weights of a module that `layers_of` accepts, named by layer; axes (inputs, outputs)."""
+    found: dict[str, Tensor] = {}
+    for index, linear in enumerate(_linears(module)):
+        found[f"{index}.weight"] = linear.weight.detach().cpu().double().t().contiguous()
+        if linear.bias is not None:
+            found[f"{index}.bias"] = linear.bias.detach().cpu().double()
+    return found
+
+
+def with_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of the module with other weights; the module itself stays as it is."""
+    changed = copy.deepcopy(module)
+    with torch.no_grad():
+        for index, linear in enumerate(_linears(changed)):
+            linear.weight.copy_(weights[f"{index}.weight"].t())
+            if linear.bias is not None:
+                linear.bias.copy_(weights[f"{index}.bias"])
+    return changed
+
+
+def _linears(module: nn.Module) -> Sequence[nn.Linear]:
+    return [each for _, each in _leaves(module, "") if isinstance(each, nn.Linear)]
+
+
+def _leaves(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    """The layers in the order in which they run, which only `nn.Sequential` tells."""
+    if isinstance(module, nn.Sequential):
+        for part, each in module.named_children():
+            yield from _leaves(each, f"{name}.{part}" if name else part)
+    else:
+        yield name, module
+
+
+def _function(name: str, module: nn.Module) -> str:
+    """A function whose options are those that are computed."""
+    exact = True
+    if isinstance(module, nn.GELU):
+        exact = module.approximate == "none"
+    elif isinstance(module, nn.Softplus):
+        exact = (module.beta, module.threshold) == (1.0, 20.0)
+    if not exact:
+        raise PrivateLayerError(
+            "a layer has options that are not computed on shares",
+            where=f"layer '{name}'",
+            got=repr(module),
+            want=f"nn.{type(module).__name__}() as it is by default",
+            fix="take the layer without options",
+        )
+    return _FUNCTIONS[type(module)]
+
+
+def _refusal(name: str, module: nn.Module, *, follows: bool) -> PrivateLayerError:
+    kind = type(module).__name__
+    fix = _INSTEAD.get(kind)
+    if follows:
+        fix = "put an nn.Linear before it; a function comes after a linear layer"
+    elif fix is None:
+        fix = "write the model as an nn.Sequential of nn.Linear and element-wise functions"
+    return PrivateLayerError(
+        "a layer cannot be computed on shares",
+        where=f"layer '{name}'" if name else "the model",
+        got=kind,
+        want=f"nn.Sequential, nn.Linear, nn.Flatten, nn.Dropout, {_FUNCTION}",
+        fix=fix,
+    )

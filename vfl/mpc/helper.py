@@ -1,0 +1,97 @@
+"""P2: it deals correlated randomness and evaluates functions on permuted values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vfl.mpc.cut40 import CUT_BYTES, EXPECTED_CARRY, fill
+from vfl.mpc.functions import Function
+from vfl.mpc.party import Party
+from vfl.mpc.ring import decode, encode, limit_bits, require_room
+from vfl.mpc.rules import P0, P1, P2
+from vfl.mpc.shares import Shared, blank
+from vfl.mpc.truncation import Scaling, bits_after
+
+
+class Helper(Party):
+    """The third party. In the program it follows, tensors are shapes."""
+
+    def share(
+        self, owner: int, shape: Sequence[int], values: Tensor | None, where: str, bits: int = -1
+    ) -> Shared:
+        number, bits = self.next_number(), self.rules.bits if bits < 0 else bits
+        if owner == P2:
+            assert values is not None, "the owner has the values"
+            mask = self.pad(P0, shape, "share", number)
+            self.channels[P1].send([encode(values, bits, where) - mask], number, "setup")
+        return shape_only(shape, bits)
+
+    def reveal(self, shared: Shared, to: int, where: str) -> Tensor | None:
+        number = self.next_number()
+        if to != P2:
+            return None
+        first, second = (
+            self.channels[holder].receive([shared.shape], number)[0] for holder in (P0, P1)
+        )
+        self.leakage.count("result", where, first.numel(), first.numel())
+        return decode(first + second, shared.bits)
+
+    def apply(
+        self,
+        shared: Shared,
+        function: Function,
+        where: str,
+        *,
+        value: bool,
+        slope: bool,
+        bits: int = -1,
+    ) -> list[Shared]:
+        number = self.next_number()
+        elements = shared.words.numel()
+        count = max(elements, self.rules.least_permuted)
+        words = self._permuted(number, count, cut=self.cuts(function))
+        seen = decode(words, self.shown_bits(shared))
+        self.leakage.count("permuted values", where, elements, count)
+        require_room(seen, self._room(function), self.rules.bits, where)
+        given = self.result_bits(function, value, slope, bits)
+        asked = [function.value] * value + [function.slope] * slope
+        results = [encode(f(seen), each, where) for f, each in zip(asked, given, strict=True)]
+        answer = torch.stack(results)
+        answer -= self.pad(P0, answer.shape, "result", number)
+        self.channels[P1].send([answer], number)
+        return [shape_only(shared.shape, each) for each in given]
+
+    def scale(self, shared: Shared, scalings: Sequence[Scaling], where: str) -> Shared:
+        self.next_number()
+        return shape_only(shared.shape, bits_after(shared.bits, scalings))
+
+    def _room(self, function: Function) -> int:
+        """Bits before the point that values may have.
+
+        One less than would wrap, for what has wrapped looks like any other number. Sums that were
+        divided, as a network's are in thesis mode, have at most what the index fix was told.
+        """
+        room = limit_bits(self.rules.bits) - 1
+        divided = self.rules.mode == "thesis" and not function.positive
+        return min(room, self.rules.magnitude_bits) if divided else room
+
+    def _permuted(self, number: int, count: int, *, cut: bool) -> Tensor:
+        """The sum of the two permuted shares; one axis."""
+        if not cut:
+            first, second = (
+                self.channels[holder].receive([(count,)], number)[0] for holder in (P0, P1)
+            )
+            return first + second
+        first, second = (
+            fill(self.channels[holder].receive_bytes(number, CUT_BYTES * count))
+            for holder in (P0, P1)
+        )
+        return first + second + EXPECTED_CARRY
+
+
+def shape_only(shape: Sequence[int], bits: int) -> Shared:
+    """A shared tensor of which nothing but its axes is known."""
+    return Shared(blank(shape), bits)

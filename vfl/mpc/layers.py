@@ -1,0 +1,36 @@
+"""What a network is made of, as all parties know it, and the shared weights of a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vfl.mpc.shares import Shared
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One linear layer and the function after it; known to all parties.
+
+    Attributes:
+        inputs, outputs: widths.
+        function: name of the element-wise function; "" for none.
+        bias: whether it has one.
+    """
+
+    inputs: int
+    outputs: int
+    function: str = ""
+    bias: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Shared weights of one layer: axes (inputs, outputs) and (outputs,)."""
+
+    weight: Shared
+    bias: Shared | None
+
+    def shape_only(self) -> Weights:
+        """The same for somebody who holds nothing of them."""
+        bias = None if self.bias is None else self.bias.shape_only()
+        return Weights(self.weight.shape_only(), bias)

@@ -1,0 +1,250 @@
+"""Private inference and training of fully connected networks, as one program for three parties.
+
+Corrected algorithms 5.3 and 5.4 (thesis, 2025): a gradient is taken before its weights are
+updated, the slope multiplies the gradient instead of replacing it, and weights descend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vfl.mpc.functions import function
+from vfl.mpc.layers import Layer, Weights
+from vfl.mpc.party import Party
+from vfl.mpc.rate import rate_scalings
+from vfl.mpc.ring import matmul
+from vfl.mpc.shares import Shared
+from vfl.mpc.truncation import Scaling
+
+Loss = Literal["cross_entropy", "squared"]
+
+
+@dataclass(slots=True)
+class Pass:
+    """What a forward pass keeps for the backward one, a layer each."""
+
+    inputs: list[Shared]
+    sums: list[Shared]
+    slopes: list[Shared | None]
+    output: Shared
+
+
+class Network:
+    """The same network at one of the three parties.
+
+    Args:
+        layers: its structure.
+        weights: its shared weights.
+    """
+
+    def __init__(self, layers: Sequence[Layer], weights: Sequence[Weights]) -> None:
+        self.layers = tuple(layers)
+        self.weights = list(weights)
+
+    @classmethod
+    def share(
+        cls,
+        party: Party,
+        layers: Sequence[Layer],
+        owner: int,
+        values: Mapping[str, Tensor] | None,
+    ) -> Network:
+        """Share the weights of their owner.
+
+        Args:
+            party: this one.
+            layers: the structure.
+            owner: whose weights they are.
+            values: at the owner "0.weight" of axes (inputs, outputs), "0.bias", "1.weight", ...
+
+        Raises:
+            RingRangeError: a weight does not fit; it names the layer.
+        """
+        shared = []
+        for index, layer in enumerate(layers):
+            name = f"{index}.weight"
+            weight = party.share(
+                owner, (layer.inputs, layer.outputs), values[name] if values else None, name
+            )
+            bias = None
+            if layer.bias:
+                name = f"{index}.bias"
+                bias = party.share(owner, (layer.outputs,), values[name] if values else None, name)
+            shared.append(Weights(weight, bias))
+        return cls(layers, shared)
+
+    def shape_only(self) -> Network:
+        """The network as somebody sees it who has no shares; to follow a program ahead."""
+        return Network(self.layers, [each.shape_only() for each in self.weights])
+
+    def open(self, party: Party, phase: str = "online") -> None:
+        """Open all weights in one message, so that they are not sent again until they change."""
+        opened = party.open(*(each.weight for each in self.weights), phase=phase)
+        self.weights = [
+            replace(each, weight=weight) for each, weight in zip(self.weights, opened, strict=True)
+        ]
+
+    def infer(self, party: Party, inputs: Shared) -> Shared:
+        """The shared outputs for shared inputs of axes (rows, columns); algorithm 5.3."""
+        return self._forward(party, inputs, 0).output
+
+    def reveal(self, party: Party, to: int) -> dict[str, Tensor]:
+        """The weights in clear at one party, named as in `share`; empty elsewhere."""
+        found: dict[str, Tensor | None] = {}
+        for index, each in enumerate(self.weights):
+            found[f"{index}.weight"] = party.reveal(each.weight, to, f"{index}.weight")
+            if each.bias is not None:
+                found[f"{index}.bias"] = party.reveal(each.bias, to, f"{index}.bias")
+        return {name: value for name, value in found.items() if value is not None}
+
+    def train_step(
+        self, party: Party, inputs: Shared, targets: Shared, loss: Loss, learning_rate: float
+    ) -> None:
+        """One step of gradient descent; algorithm 5.4.
+
+        Args:
+            party: this one.
+            inputs: axes (rows, columns).
+            targets: axes (rows, outputs), shared with the rules' `delta_bits`.
+            loss: "cross_entropy" after a sigmoid, or "squared": the mean over rows of the squared
+                error summed over outputs.
+            learning_rate: of the mean gradient; rounded to about three decimal places.
+        """
+        last = len(self.layers) - 1
+        sloped = last if loss == "cross_entropy" else last + 1
+        kept = self._forward(party, inputs, sloped, party.rules.delta_bits)
+        delta = self._output_delta(party, kept, targets, loss)
+        rate = learning_rate * (2 if loss == "squared" else 1) / inputs.shape[0]
+        for index in reversed(range(len(self.layers))):
+            (delta,) = party.open(delta)
+            below = self._delta_below(party, kept, delta, index) if index else None
+            self._descend(party, kept.inputs[index], delta, index, rate)
+            if below is not None:
+                delta = below
+
+    def _forward(self, party: Party, inputs: Shared, sloped: int, bits: int = -1) -> Pass:
+        """The forward pass.
+
+        Args:
+            party: this one.
+            inputs: axes (rows, columns).
+            sloped: fast mode asks for the slopes of so many first layers with their values.
+            bits: fraction bits of the last function's values.
+        """
+        kept = Pass([], [], [], inputs)
+        # One message for all that is known already.
+        opened = party.open(inputs, *(each.weight for each in self.weights))
+        values, weights = opened[0], opened[1:]
+        self.weights = [
+            replace(each, weight=weight) for each, weight in zip(self.weights, weights, strict=True)
+        ]
+        for index, (layer, each) in enumerate(zip(self.layers, self.weights, strict=True)):
+            (values,) = party.open(values)
+            kept.inputs.append(values)
+            sums, _ = party.multiply(
+                values, each.weight, matmul, self._forward_scaling(party), where=_named(index)
+            )
+            if each.bias is not None:
+                sums = sums.plus(each.bias.finer(sums.bits))
+            kept.sums.append(sums)
+            last = index == len(self.layers) - 1
+            values, slope = self._apply(
+                party, layer, sums, index, index < sloped, bits if last else -1
+            )
+            kept.slopes.append(slope)
+        kept.output = values
+        return kept
+
+    def _apply(
+        self, party: Party, layer: Layer, sums: Shared, index: int, sloped: bool, bits: int
+    ) -> tuple[Shared, Shared | None]:
+        if not layer.function:
+            if index < len(self.layers) - 1 and sums.bits > party.rules.bits:
+                sums = party.scale(sums, self._scalings(party, sums.bits), _named(index))
+            return sums, None
+        asked = function(layer.function)
+        both = sloped and party.rules.mode == "fast"
+        found = party.apply(sums, asked, _named(index), value=True, slope=both, bits=bits)
+        return found[0], found[1] if both else None
+
+    def _output_delta(self, party: Party, kept: Pass, targets: Shared, loss: Loss) -> Shared:
+        """The gradient before the last function, summed over rows instead of averaged."""
+        last = len(self.layers) - 1
+        delta = kept.output.minus(targets.finer(kept.output.bits))
+        named = self.layers[last].function
+        if delta.bits > party.rules.delta_bits:
+            scalings = self._scalings(party, delta.bits, delta.bits - party.rules.delta_bits)
+            delta = party.scale(delta, scalings, f"gradient of {_named(last)}")
+        if loss == "cross_entropy" or not named:
+            return delta
+        return self._times_slope(party, delta, self._slope(party, kept, last), last)
+
+    def _slope(self, party: Party, kept: Pass, index: int) -> Shared:
+        """The slope of a layer's function: asked for before, or now."""
+        slope = kept.slopes[index]
+        if slope is not None:
+            return slope
+        asked = function(self.layers[index].function)
+        return party.apply(kept.sums[index], asked, _named(index), value=False, slope=True)[0]
+
+    def _delta_below(self, party: Party, kept: Pass, delta: Shared, index: int) -> Shared:
+        """The gradient before the function of the layer below."""
+        weight = self.weights[index].weight.transposed()
+        slope = kept.slopes[index - 1]
+        # Slopes of 0 and 1 leave the scale as it is, so one division serves both products.
+        whole = slope is not None and slope.bits == 0
+        scalings = () if whole else self._scalings(party, delta.bits + weight.bits)
+        where = f"gradient of {_named(index)}"
+        below, _ = party.multiply(delta, weight, matmul, scalings, where=where)
+        if not self.layers[index - 1].function:
+            return below
+        return self._times_slope(party, below, self._slope(party, kept, index - 1), index - 1)
+
+    def _times_slope(self, party: Party, delta: Shared, slope: Shared, index: int) -> Shared:
+        delta, slope = party.open(delta, slope)
+        bits = delta.bits + slope.bits
+        scalings = self._scalings(party, bits, bits - party.rules.delta_bits)
+        where = f"slope of {_named(index)}"
+        found, _ = party.multiply(delta, slope, torch.mul, scalings, where=where)
+        return found
+
+    def _descend(
+        self, party: Party, inputs: Shared, delta: Shared, index: int, rate: float
+    ) -> None:
+        each = self.weights[index]
+        scalings = rate_scalings(party.rules, inputs.shape[0], delta.bits, rate)
+        beside = None
+        if each.bias is not None:
+            beside = delta.row_sum().finer(delta.bits + inputs.bits)
+        step, bias_step = party.multiply(
+            inputs.transposed(),
+            delta,
+            matmul,
+            scalings,
+            beside=beside,
+            where=f"update of {_named(index)}",
+        )
+        bias = each.bias
+        if bias is not None and bias_step is not None:
+            bias = bias.minus(bias_step)
+        self.weights[index] = Weights(each.weight.minus(step), bias)
+
+    def _forward_scaling(self, party: Party) -> tuple[Scaling, ...]:
+        """In fast mode P2 reads sums of twice the fraction bits."""
+        fast = party.rules.mode == "fast"
+        return () if fast else self._scalings(party, 2 * party.rules.bits)
+
+    @staticmethod
+    def _scalings(party: Party, bits: int, shift: int | None = None) -> tuple[Scaling, ...]:
+        """One division of a product with so many fraction bits; by those of the rules."""
+        shift = party.rules.bits if shift is None else shift
+        return (Scaling(shift, party.rules.zmax_bits(bits)),)
+
+
+def _named(index: int) -> str:
+    return f"layer {index}"

@@ -1,0 +1,68 @@
+"""What the three parties agree on before they begin: the mode, and what follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from vfl.errors import BadOptionError
+from vfl.options import require_choice, require_range
+
+Mode = Literal["thesis", "fast"]
+MODES = ("thesis", "fast")
+P0, P1, P2 = 0, 1, 2
+NAMES = ("P0", "P1", "P2")
+#: With 21 bits the 40 bits of a permuted share cost an error of at most 4e-6, with 20 of 1.5e-5.
+_BITS = {"thesis": 23, "fast": 21}
+#: A truncated value below this many bits before the point is exact within one unit.
+_MAGNITUDE_BITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Terms of one computation.
+
+    Attributes:
+        mode: "thesis" is chapter 5 as written, with its errors mended; "fast" opens each tensor
+            once and both ways at the same time, keeps the scale of products that go to P2, sends
+            40 bits of permuted shares and asks for value and slope together.
+        bits: fraction bits of shared values.
+        magnitude_bits: values that are truncated are smaller than 2 to this; see `Scaling`.
+        delta_bits: fraction bits of gradients of activations; few of them keep sums over a batch
+            small in the ring, and the index lists short.
+        least_permuted: fewer elements than this are hidden among dummies.
+        flips: random signs under permuted values, for functions that allow them.
+    """
+
+    mode: Mode = "fast"
+    bits: int = 0
+    magnitude_bits: int = _MAGNITUDE_BITS
+    delta_bits: int = 16
+    least_permuted: int = 32
+    flips: bool | None = None
+
+    def __post_init__(self) -> None:
+        require_choice("mode", self.mode, MODES)
+        if not self.bits:
+            object.__setattr__(self, "bits", _BITS[self.mode])
+        if self.flips is None:
+            object.__setattr__(self, "flips", self.mode == "fast")
+        require_range("bits", self.bits, 8, 28)
+        require_range("delta_bits", self.delta_bits, 4, self.bits)
+        require_range("least_permuted", self.least_permuted, 1)
+        require_range("magnitude_bits", self.magnitude_bits, 0)
+        if 2 * self.bits + self.magnitude_bits > 60:
+            raise BadOptionError(
+                "products of so many bits do not fit the ring",
+                where="option 'magnitude_bits'",
+                got=f"{self.magnitude_bits} above twice {self.bits} fraction bits",
+                want="at most 60 together",
+            )
+
+    def zmax_bits(self, bits: int) -> int:
+        """Bits of the largest product that is truncated safely; `bits` are of its fraction."""
+        return bits + self.magnitude_bits
+
+    def record(self) -> dict[str, str | int | bool]:
+        """The terms as plain values."""
+        return asdict(self)

@@ -1,0 +1,145 @@
+"""The workloads of Tables 5.2 and 5.3 (thesis, 2025), and element-wise functions.
+
+DNN1 is 100-50-1 and DNN2 1000-500-1, with ReLU inside and a sigmoid at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from vfl.errors import UnknownNameError, nearest
+from vfl.mpc.functions import function
+from vfl.mpc.layers import Layer
+from vfl.mpc.rate import whole_rate
+
+LEARNING_RATE = 0.1
+_MODELS = {"lr100": (100, 1), "lr1000": (1000, 1), "dnn1": (100, 50, 1), "dnn2": (1000, 500, 1)}
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One thing to measure.
+
+    Attributes:
+        name: such as lr100-b64-inference or gelu-1k.
+        rows: of the batch; elements of an element-wise function.
+        widths: of the network; empty for an element-wise function.
+        training: a step instead of an inference.
+        function: the element-wise function; "" for a network.
+    """
+
+    name: str
+    rows: int
+    widths: tuple[int, ...] = ()
+    training: bool = False
+    function: str = ""
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The network's structure."""
+        last = len(self.widths) - 2
+        return [
+            Layer(inputs, outputs, "sigmoid" if index == last else "relu")
+            for index, (inputs, outputs) in enumerate(
+                zip(self.widths, self.widths[1:], strict=False)
+            )
+        ]
+
+
+WORKLOADS = {
+    each.name: each
+    for each in (
+        *(
+            Workload(f"{name}-b{rows}-{'training' if training else 'inference'}", *rest)
+            for name, widths in _MODELS.items()
+            for rows in (64, 128)
+            for training in (False, True)
+            for rest in [(rows, widths, training)]
+        ),
+        *(
+            Workload(f"{name}-{label}", count, function=name)
+            for name in ("relu", "gelu")
+            for label, count in (("1k", 1000), ("100k", 100_000))
+        ),
+        Workload("rsqrt-128", 128, function="rsqrt"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Inputs, weights and targets of a workload, the same from the same seed.
+
+    Attributes:
+        inputs: normal; 2 times that for GeLU, log-uniform on [0.01, 300] for 1/sqrt.
+        weights: normal over the square root of the width, named as in `Network.share`.
+        targets: coins; empty where nothing is trained.
+        wanted: what the workload should give, in float64: outputs, or weights after the step.
+    """
+
+    inputs: Tensor
+    weights: Mapping[str, Tensor]
+    targets: Tensor
+    wanted: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, workload: Workload, seed: int = 0) -> Example:
+        """Draw it."""
+        source = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=source, dtype=torch.float64)
+
+        if workload.function:
+            inputs = normal(workload.rows) * (2 if workload.function == "gelu" else 1)
+            if workload.function == "rsqrt":
+                uniform = torch.rand(workload.rows, generator=source, dtype=torch.float64)
+                inputs = 0.01 * 30_000**uniform
+            return cls(inputs, {}, inputs[:0], {"": function(workload.function).value(inputs)})
+        weights: dict[str, Tensor] = {}
+        for index, layer in enumerate(workload.layers):
+            weights[f"{index}.weight"] = normal(layer.inputs, layer.outputs) / layer.inputs**0.5
+            weights[f"{index}.bias"] = 0.1 * normal(layer.outputs)
+        inputs = normal(workload.rows, workload.widths[0])
+        targets = torch.randint(0, 2, (workload.rows, 1), generator=source).double()
+        return cls(inputs, weights, targets, _in_clear(workload, inputs, weights, targets))
+
+
+def workload_named(name: str) -> Workload:
+    """The workload of a name.
+
+    Raises:
+        UnknownNameError: none has it, with the nearest.
+    """
+    if name not in WORKLOADS:
+        raise UnknownNameError(
+            f"no workload is called '{name}'",
+            want=", ".join(WORKLOADS),
+            fix=nearest(name, WORKLOADS),
+        )
+    return WORKLOADS[name]
+
+
+def _in_clear(
+    workload: Workload, inputs: Tensor, weights: Mapping[str, Tensor], targets: Tensor
+) -> dict[str, Tensor]:
+    own = {name: value.clone().requires_grad_() for name, value in weights.items()}
+    values = inputs
+    for index, layer in enumerate(workload.layers):
+        values = values @ own[f"{index}.weight"] + own[f"{index}.bias"]
+        if layer.function == "relu":
+            values = torch.relu(values)
+    if not workload.training:
+        return {"": torch.sigmoid(values).detach()}
+    loss = binary_cross_entropy_with_logits(values, targets, reduction="sum")
+    gradients = torch.autograd.grad(loss, list(own.values()))
+    times, shift = whole_rate(LEARNING_RATE / workload.rows)
+    return {
+        name: value.detach() - times / 2**shift * gradient
+        for (name, value), gradient in zip(own.items(), gradients, strict=True)
+    }

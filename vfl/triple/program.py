@@ -1,0 +1,186 @@
+"""What each of the three parties does in a private training, and in an inference after it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vfl.mpc import Network, Party
+from vfl.mpc.layers import Weights
+from vfl.mpc.private_module import batches
+from vfl.mpc.shares import Shared
+from vfl.mpc.traffic import traffic
+from vfl.seeds import Secret
+from vfl.server.quality import classification_quality, regression_quality
+from vfl.triple.plan import Part, Plan
+
+_HOLDERS = (0, 1)
+#: Nearer to 0 or 1 than a shared value can tell.
+_LEAST = 2.0**-23
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one party can tell afterwards.
+
+    Attributes:
+        history: figures of the test rows after every epoch, at the owner of the labels.
+        shares: this holder's share of the weights; empty at the helper.
+        traffic, leaks: as plain values; see `vfl.mpc.traffic` and `vfl.mpc.leakage`.
+        seconds: from the first share to the last figure.
+    """
+
+    history: list[dict[str, float]] = field(default_factory=list)
+    shares: dict[str, Tensor] = field(default_factory=dict)
+    traffic: list[dict[str, Any]] = field(default_factory=list)
+    leaks: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def follow(
+    party: Party,
+    plan: Plan,
+    part: Part,
+    shares: Mapping[str, Tensor],
+    tell: Callable[[dict[str, float]], None] = lambda figures: None,
+) -> Outcome:
+    """Follow a plan at one party.
+
+    Args:
+        party: with keys agreed.
+        plan: the same at all three.
+        part: this party's own rows.
+        shares: its share of a network that was trained before; empty for a new one.
+        tell: told the figures of every epoch, at the owner of the labels.
+
+    Raises:
+        PeerError: another party did not follow.
+        RingRangeError: a value is too large; it is named by layer.
+    """
+    outcome, started = Outcome(), time.monotonic()
+    if plan.task == "train":
+        network = _fresh(party, plan)
+        _train(party, plan, part, network, outcome, tell)
+    else:
+        network = _kept(party, plan, shares)
+        test = _columns(party, plan, part.test, plan.test_rows, "test inputs")
+        _judge(party, plan, part, network, test, outcome, tell)
+    if party.role in _HOLDERS:
+        for index, each in enumerate(network.weights):
+            outcome.shares[f"{index}.weight"] = each.weight.words
+            if each.bias is not None:
+                outcome.shares[f"{index}.bias"] = each.bias.words
+    outcome.seconds = time.monotonic() - started
+    outcome.traffic = [_plain(row) for row in traffic(party)]
+    outcome.leaks = [_plain(leak) for leak in party.leakage.leaks()]
+    return outcome
+
+
+def first_weights(plan: Plan) -> dict[str, Tensor]:
+    """Normal weights of the usual scale, by default from a secret that is kept nowhere.
+
+    He et al. 2015, eq 10, before ReLU; Glorot and Bengio 2010 at the end. Weights that P2 knew
+    would let it undo permutations.
+    """
+    secret = Secret.fresh()
+    if plan.weights_seed is not None:
+        secret = Secret.of_simulation(plan.weights_seed, "first weights")
+    found = {}
+    for index, layer in enumerate(plan.layers):
+        gain = 2.0 if layer.function == "relu" else 1.0
+        shape = (layer.inputs, layer.outputs)
+        draw = torch.from_numpy(secret.normal(shape, "weight", index))
+        found[f"{index}.weight"] = draw * (gain / layer.inputs) ** 0.5
+        found[f"{index}.bias"] = torch.zeros(layer.outputs, dtype=torch.float64)
+    return found
+
+
+def _train(
+    party: Party,
+    plan: Plan,
+    part: Part,
+    network: Network,
+    outcome: Outcome,
+    tell: Callable[[dict[str, float]], None],
+) -> None:
+    rows = _columns(party, plan, part.train, plan.train_rows, "training inputs")
+    test = _columns(party, plan, part.test, plan.test_rows, "test inputs")
+    shape = (plan.train_rows, plan.widths[-1])
+    labels = party.share(
+        plan.label_role, shape, part.train_targets, "labels", party.rules.delta_bits
+    )
+    for epoch in range(plan.epochs):
+        order = batches(rows, labels, plan.batch_rows, 1, plan.seed + epoch)
+        for inputs, targets in order:
+            network.train_step(party, inputs, targets, plan.loss, plan.learning_rate)
+        _judge(party, plan, part, network, test, outcome, tell)
+
+
+def _judge(
+    party: Party,
+    plan: Plan,
+    part: Part,
+    network: Network,
+    test: Shared,
+    outcome: Outcome,
+    tell: Callable[[dict[str, float]], None],
+) -> None:
+    """Figures of the test rows, whose outputs the owner of the labels receives."""
+    if not plan.test_rows:
+        return
+    outputs = party.reveal(network.infer(party, test), plan.label_role, "test outputs")
+    if outputs is None:
+        return
+    assert part.test_labels is not None, "the owner has the labels"
+    if plan.classes:
+        figures = classification_quality(_logits(outputs), part.test_labels)
+    else:
+        figures = regression_quality(outputs, part.test_labels)
+    outcome.history.append(figures)
+    tell(figures)
+
+
+def _logits(outputs: Tensor) -> Tensor:
+    kept = outputs.clamp(_LEAST, 1 - _LEAST)
+    logits = torch.log(kept / (1 - kept))
+    return torch.cat([torch.zeros_like(logits), logits], 1) if logits.shape[1] == 1 else logits
+
+
+def _columns(party: Party, plan: Plan, own: Tensor | None, rows: int, where: str) -> Shared:
+    """Both holders' columns side by side, opened once for all the steps to come."""
+    left, right = (
+        party.share(
+            holder,
+            (rows, plan.columns[holder]),
+            own if party.role == holder else None,
+            f"{where} of P{holder}",
+        )
+        for holder in _HOLDERS
+    )
+    return party.open(left.beside(right), phase="setup")[0]
+
+
+def _fresh(party: Party, plan: Plan) -> Network:
+    values = first_weights(plan) if party.role == 0 else None
+    return Network.share(party, plan.layers, 0, values)
+
+
+def _kept(party: Party, plan: Plan, shares: Mapping[str, Tensor]) -> Network:
+    weights = []
+    for index, layer in enumerate(plan.layers):
+        shapes = {"weight": (layer.inputs, layer.outputs), "bias": (layer.outputs,)}
+        weight, bias = (
+            Shared(shares.get(f"{index}.{name}", torch.zeros(shape).long()), party.rules.bits)
+            for name, shape in shapes.items()
+        )
+        weights.append(Weights(weight, bias))
+    return Network(plan.layers, weights)
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__slots__}
