@@ -10,7 +10,7 @@ choice of places is equally likely, so a law is the distribution of m alone:
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,14 @@ Counts = npt.NDArray[np.int64]
 Drops = npt.NDArray[np.bool_]
 
 
-def top_places(cut: Tensor, k: int) -> Places:
+class Top(NamedTuple):
+    """The largest places of each row, axes (rows, k), and which rows have others just as large."""
+
+    places: Places
+    tied: npt.NDArray[np.bool_]
+
+
+def find_top(cut: Tensor, k: int) -> Top:
     """The k places of largest magnitude of each row, increasing; the lower place wins a tie.
 
     Args:
@@ -37,11 +44,12 @@ def top_places(cut: Tensor, k: int) -> Places:
     Raises:
         NonFiniteError: a row holds NaN or Inf.
     """
+    tied = np.zeros(len(cut), np.bool_)
     if compiled.COMPILED and k <= top_loops.MOST_PLACES:
         found = np.empty((len(cut), k), np.int64)
-        if not top_loops.find_top(cut.contiguous().view(torch.int32).numpy(), found):
+        if not top_loops.find_top(cut.contiguous().view(torch.int32).numpy(), found, tied):
             raise _not_finite()
-        return found
+        return Top(found, tied)
     magnitude = cut.abs()
     largest, unordered = torch.topk(magnitude, k, dim=1)
     if not np.isfinite(
@@ -54,7 +62,8 @@ def top_places(cut: Tensor, k: int) -> Places:
     if np.count_nonzero(enough) > places.size:
         tied = enough.sum(axis=1) > k
         places[tied] = _lower_of_tied(size[tied], least[tied], k)
-    return np.sort(places, axis=1)
+    places.sort(axis=1)
+    return Top(places, tied)
 
 
 def _not_finite() -> NonFiniteError:
