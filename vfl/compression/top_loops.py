@@ -59,26 +59,25 @@ def find_top(bits: Any, places: Any, tied: Any) -> bool:
 
 
 @compiled
-def replace(places: Any, drops: Any, chances: Any, others: int) -> None:
+def replace(places: Any, drops: Any, draws: Any, unit: float, others: int) -> None:
     """Give every marked place of a row to one outside the row, all choices equally likely.
 
     Args:
         places: increasing before and after, int64, axes (rows, k).
         drops: which of them give way, axes (rows, k); at most `others` of a row.
-        chances: uniform on [0, 1), one for each that is marked, in row order.
+        draws: uniform on [0, unit) where a place is marked; the first k of each row are used.
+        unit: where the draws end.
         others: places outside a row.
     """
     k = places.shape[1]
     slots, numbers = np.empty(k, np.int64), np.empty(k, np.int64)
-    used = 0
     for row in range(len(places)):
         count = 0
         for slot in range(k):
             if drops[row, slot]:
                 slots[count] = slot
-                numbers[count] = int(chances[used] * (others - count))
+                numbers[count] = int(draws[row, slot] / unit * (others - count))
                 count += 1
-                used += 1
         for t in range(count - 2, -1, -1):  # a Lehmer code becomes distinct numbers
             for later in range(t + 1, count):
                 numbers[later] += numbers[later] >= numbers[t]
