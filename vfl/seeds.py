@@ -199,7 +199,7 @@ class Secret:
         raise TypeError("a party secret is never serialised")
 
 
-def _unit(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+def _unit(words: npt.NDArray[np.uint64]) -> np.ndarray:
     """The upper 53 of 64 bits as a number in [0, 1)."""
-    unit: npt.NDArray[np.float64] = (words >> np.uint64(11)) * 2.0**-53
+    unit: np.ndarray = (words >> np.uint64(11)) * 2.0**-53
     return unit

@@ -11,10 +11,10 @@ from scipy.stats import chi2
 
 from vfl.compression.select import (
     DRAWS,
+    find_top,
     multinomial_drops,
     random_places,
     sequential_drops,
-    find_top,
 )
 from vfl.errors import NonFiniteError
 
@@ -164,10 +164,10 @@ def top_by_sorting(row, k):
 
 @pytest.mark.parametrize("k", [1, 2, 5, 9, 10])
 @pytest.mark.parametrize("levels", [2, 3, 1000])
-def test_find_top_are_the_first_of_a_stable_sort(k, levels):
+def test_top_places_are_the_first_of_a_stable_sort(k, levels):
     draw = np.random.default_rng([k, levels])
     cut = torch.from_numpy(draw.integers(-levels, levels, (200, 10)).astype(np.float32))
-    assert find_top(cut, k).tolist() == [top_by_sorting(row, k) for row in cut.tolist()]
+    assert find_top(cut, k).places.tolist() == [top_by_sorting(row, k) for row in cut.tolist()]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

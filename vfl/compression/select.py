@@ -51,13 +51,10 @@ def find_top(cut: Tensor, k: int) -> Top:
             raise _not_finite()
         return Top(found, tied)
     magnitude = cut.abs()
-    largest, unordered = torch.topk(magnitude, k, dim=1)
-    if not np.isfinite(
-        largest[:, 0].numpy()
-    ).all():  # NaN sorts above Inf and both above all others
+    largest, places = (each.numpy() for each in torch.topk(magnitude, k, dim=1))
+    if not largest.max(initial=0) < np.inf:  # NaN sorts above Inf and both above all others
         raise _not_finite()
-    places: Places = unordered.numpy()
-    size, least = magnitude.numpy(), largest[:, -1:].numpy()
+    size, least = magnitude.numpy(), largest[:, -1:]
     enough = size >= least
     if np.count_nonzero(enough) > places.size:
         tied = enough.sum(axis=1) > k
