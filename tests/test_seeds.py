@@ -49,6 +49,14 @@ def test_another_process_draws_the_same():
     assert in_another_process(expression) == str(here)
 
 
+@pytest.mark.parametrize("width", [1, 2, 7, 24])
+def test_some_rows_are_drawn_as_in_the_whole(width):
+    whole = SECRET.uniform((50, width), "ties", 3)
+    for rows in ([], [0], [1, 2, 8, 49], range(50)):
+        chosen = np.array(rows, np.int64)
+        assert np.array_equal(SECRET.uniform_rows(chosen, width, "ties", 3), whole[chosen])
+
+
 @given(seed=st.integers(0, 2**31), rows=st.integers(0, 200))
 def test_a_permutation_holds_every_row_once(seed, rows):
     order = permutation(seed, rows, "order")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from vfl.errors import RunFolderError
@@ -152,7 +153,22 @@ class Secret:
         Row r of a two-dimensional draw does not depend on how many rows follow it.
         """
         words = np.frombuffer(self.stream(8 * math.prod(shape), *purpose), dtype="<u8")
-        return ((words >> np.uint64(11)) * 2.0**-53).reshape(shape)
+        return _unit(words).reshape(shape)
+
+    def uniform_rows(
+        self, rows: npt.NDArray[np.int64], width: int, *purpose: str | int
+    ) -> np.ndarray:
+        """Some rows of a `uniform` draw of that width, by number; nothing else is computed.
+
+        The key stream of CTR is the cipher of the numbers of its blocks, of two draws each.
+        """
+        starts = rows[:, None] * width
+        blocks = np.zeros((len(rows), width // 2 + 1, 2), ">u8")
+        blocks[:, :, 1] = starts // 2 + np.arange(width // 2 + 1)
+        cipher = Cipher(algorithms.AES(self.key(*purpose)), modes.ECB())
+        words = np.frombuffer(cipher.encryptor().update(blocks.tobytes()), "<u8")
+        words = words.reshape(len(rows), width // 2 * 2 + 2)
+        return _unit(np.where(starts % 2, words[:, 1 : width + 1], words[:, :width]))
 
     def normal(self, shape: tuple[int, ...], *purpose: str | int) -> np.ndarray:
         """Standard normal draws; float64 of `shape`.
@@ -181,3 +197,9 @@ class Secret:
 
     def __reduce__(self) -> str:
         raise TypeError("a party secret is never serialised")
+
+
+def _unit(words: npt.NDArray[np.uint64]) -> np.ndarray:
+    """The upper 53 of 64 bits as a number in [0, 1)."""
+    unit: np.ndarray = (words >> np.uint64(11)) * 2.0**-53
+    return unit

@@ -8,7 +8,7 @@ import torch
 
 from vfl.compression import INFERENCE, Moment, compiled, make
 from vfl.compression.index_set import index_set
-from vfl.compression.select import random_places, top_places
+from vfl.compression.select import find_top, random_places
 from vfl.compression.values import value_code
 from vfl.errors import CorruptFrameError, NonFiniteError, VFLError
 from vfl.seeds import Secret, generator
@@ -116,8 +116,11 @@ def top_by_sorting(row, k):
 def test_both_find_the_first_of_a_stable_sort(both, width, k):
     for cut in cuts(width):
         expected = [top_by_sorting(row, k) for row in cut.tolist()]
-        for places in both(lambda cut=cut: top_places(cut, k)):
-            assert places.tolist() == expected
+        sizes = [sorted(map(abs, row), reverse=True) for row in cut.tolist()]
+        tied = [k < width and size[k - 1] == size[k] for size in sizes]
+        for top in both(lambda cut=cut: find_top(cut, k)):
+            assert top.places.tolist() == expected
+            assert top.tied.tolist() == tied
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -11,10 +11,10 @@ from scipy.stats import chi2
 
 from vfl.compression.select import (
     DRAWS,
+    find_top,
     multinomial_drops,
     random_places,
     sequential_drops,
-    top_places,
 )
 from vfl.errors import NonFiniteError
 
@@ -167,7 +167,7 @@ def top_by_sorting(row, k):
 def test_top_places_are_the_first_of_a_stable_sort(k, levels):
     draw = np.random.default_rng([k, levels])
     cut = torch.from_numpy(draw.integers(-levels, levels, (200, 10)).astype(np.float32))
-    assert top_places(cut, k).tolist() == [top_by_sorting(row, k) for row in cut.tolist()]
+    assert find_top(cut, k).places.tolist() == [top_by_sorting(row, k) for row in cut.tolist()]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -177,4 +177,4 @@ def test_a_cut_that_is_not_finite_is_refused(bad, place):
     cut[1, place] = bad
     for k in (1, 7):
         with pytest.raises(NonFiniteError):
-            top_places(cut, k)
+            find_top(cut, k)

@@ -150,12 +150,13 @@ class Enumerative(IndexSet):
         if (rank >= self.count).any():
             raise self._unknown()
         places = np.empty((len(rank), self.k), np.int64)
-        for j in reversed(range(self.k)):
+        for j in reversed(range(1, self.k)):
             column = self._columns[j]
             rank = rank.astype(column.dtype, copy=False)
             above = np.searchsorted(column, rank, side="right") - 1
             places[:, j] = above + j
             rank = rank - column[above]
+        places[:, 0] = rank  # C(c, 1) is c
         return places
 
     def pack_rows(self, places: Places, codes: Codes, code_bits: int) -> bytes:

@@ -9,7 +9,7 @@ from torch import Tensor
 from vfl.compression.base import Moment
 from vfl.compression.index_set import Places
 from vfl.compression.options import Scale
-from vfl.compression.select import DRAWS, Law, random_places, top_places
+from vfl.compression.select import DRAWS, Law, find_top, random_places
 from vfl.compression.sparse_codec import Packer, SparseCodec
 from vfl.compression.ties import broken_at_random
 from vfl.errors import BadOptionError, UserError
@@ -64,15 +64,16 @@ class RandTopK(SparseCodec):
         self.law: Law = law
 
     def places(self, cut: Tensor, moment: Moment) -> Places:
-        top = top_places(cut, self.k)
+        top = find_top(cut, self.k)
         if not moment.training:
-            return top
+            return top.places
         if moment.secret is None:
             raise UserError(
                 "randtopk draws at random in training and was given no secret",
                 where=f"step {moment.step}",
                 fix="Moment(step, training=True, secret=Secret.fresh())",
             )
-        top = broken_at_random(cut, top, moment)
-        draws = moment.secret.uniform((len(top), DRAWS[self.law] * self.k), "randtopk", moment.step)
-        return random_places(top, cut.shape[1], self.alpha, self.law, draws)
+        places = broken_at_random(cut, top, moment)
+        shape = (len(places), DRAWS[self.law] * self.k)
+        draws = moment.secret.uniform(shape, "randtopk", moment.step)
+        return random_places(places, cut.shape[1], self.alpha, self.law, draws)

@@ -91,9 +91,12 @@ def unpack_rows(
 
 @compiled
 def _unrank(table: Any, rank: int, places: Any) -> None:
-    """The places of a rank of one limb: each is the last whose number is at most what is left."""
+    """The places of a rank of one limb: each is the last whose number is at most what is left.
+
+    The numbers of the first place are 0, 1, 2, ..., so that it is what is left.
+    """
     last = table.shape[1] - 1
-    for j in range(len(places) - 1, -1, -1):
+    for j in range(len(places) - 1, 0, -1):
         first = last
         while first > 0 and table[j, first] > rank:
             first -= _STRIDE
@@ -104,6 +107,7 @@ def _unrank(table: Any, rank: int, places: Any) -> None:
         last = first + more
         places[j] = last + j
         rank -= table[j, last]
+    places[0] = rank
 
 
 @compiled

@@ -10,7 +10,7 @@ choice of places is equally likely, so a law is the distribution of m alone:
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,14 @@ Counts = npt.NDArray[np.int64]
 Drops = npt.NDArray[np.bool_]
 
 
-def top_places(cut: Tensor, k: int) -> Places:
+class Top(NamedTuple):
+    """The largest places of each row, axes (rows, k), and which rows have others just as large."""
+
+    places: Places
+    tied: npt.NDArray[np.bool_]
+
+
+def find_top(cut: Tensor, k: int) -> Top:
     """The k places of largest magnitude of each row, increasing; the lower place wins a tie.
 
     Args:
@@ -37,24 +44,23 @@ def top_places(cut: Tensor, k: int) -> Places:
     Raises:
         NonFiniteError: a row holds NaN or Inf.
     """
+    tied = np.zeros(len(cut), np.bool_)
     if compiled.COMPILED and k <= top_loops.MOST_PLACES:
         found = np.empty((len(cut), k), np.int64)
-        if not top_loops.find_top(cut.contiguous().view(torch.int32).numpy(), found):
+        if not top_loops.find_top(cut.contiguous().view(torch.int32).numpy(), found, tied):
             raise _not_finite()
-        return found
+        return Top(found, tied)
     magnitude = cut.abs()
-    largest, unordered = torch.topk(magnitude, k, dim=1)
-    if not np.isfinite(
-        largest[:, 0].numpy()
-    ).all():  # NaN sorts above Inf and both above all others
+    largest, places = (each.numpy() for each in torch.topk(magnitude, k, dim=1))
+    if not largest.max(initial=0) < np.inf:  # NaN sorts above Inf and both above all others
         raise _not_finite()
-    places: Places = unordered.numpy()
-    size, least = magnitude.numpy(), largest[:, -1:].numpy()
+    size, least = magnitude.numpy(), largest[:, -1:]
     enough = size >= least
     if np.count_nonzero(enough) > places.size:
         tied = enough.sum(axis=1) > k
         places[tied] = _lower_of_tied(size[tied], least[tied], k)
-    return np.sort(places, axis=1)
+    places.sort(axis=1)
+    return Top(places, tied)
 
 
 def _not_finite() -> NonFiniteError:
@@ -82,16 +88,13 @@ def random_places(top: Places, width: int, alpha: float, law: Law, draws: Draws)
     """
     k, others = top.shape[1], width - top.shape[1]
     if law == "sequential":
-        drops = sequential_drops(draws, others, alpha)
         # Below alpha a draw is uniform again. A row with more of those has all others in any case.
-        chances = draws[drops] / alpha
+        drops, unit = sequential_drops(draws, others, alpha), float(alpha)
     else:
-        drops = multinomial_drops(draws[:, k:], others, alpha)
-        chances = draws[:, :k][drops]
-    if not compiled.COMPILED:
-        return _replaced(top, drops, chances, others)
-    places: Places = np.array(top)
-    top_loops.replace(places, drops, chances, others)
+        drops, unit = multinomial_drops(draws[:, k:], others, alpha), 1.0
+    places = top.copy()
+    replace = top_loops.replace if compiled.COMPILED else _replace
+    replace(places, drops, draws, unit, others)
     return places
 
 
@@ -140,41 +143,16 @@ def _smallest(draws: Draws, counts: Counts) -> Drops:
     return smallest
 
 
-def _replaced(top: Places, drops: Drops, chances: Draws, others: int) -> Places:
-    """Increasing places, each marked one replaced by any outside `top`; see `top_loops.replace`."""
-    rows, k = top.shape
-    counts = drops @ np.ones(k, np.int64)
-    marked = np.arange(counts.max(initial=0)) < counts[:, None]
-    draws = np.zeros(marked.shape)
-    draws[marked] = chances
-    ranks = _distinct(draws, others)[marked]
-    places = top.copy()
-    places[drops] = _outside(ranks, np.repeat(np.arange(rows), counts), top, others)
-    return np.sort(places, axis=1)
-
-
-def _distinct(draws: Draws, count: int) -> Places:
-    """A uniform sequence of distinct numbers below `count`; axes as `draws`.
-
-    Draw t becomes a rank among the `count` - t numbers still free (a Lehmer code), and ranks become
-    numbers from the last to the first. Columns from `count` on mean nothing and are never used.
-    """
-    most = draws.shape[1]
-    free = np.maximum(count - np.arange(most), 0)[:, None]
-    numbers = (np.ascontiguousarray(draws.T) * free).astype(np.int64)
-    for t in reversed(range(most - 1)):
-        numbers[t + 1 :] += numbers[t + 1 :] >= numbers[t]
-    return numbers.T
-
-
-def _outside(ranks: Places, row: Places, top: Places, others: int) -> Places:
-    """The places with the given ranks, each in its row, among the `others` outside `top`.
-
-    Rank r stands behind every top place that has at most r others before it.
-    """
-    rows, k = top.shape
-    width = others + k
-    before = top - np.arange(k) + width * np.arange(rows)[:, None]  # rows follow one another
-    behind = np.searchsorted(before.reshape(-1), ranks + width * row, side="right")
-    places: Places = ranks + behind - k * row
-    return places
+def _replace(places: Places, drops: Drops, draws: Draws, unit: float, others: int) -> None:
+    """Gives every marked place of a row to one outside the row; see `top_loops.replace`."""
+    row, slot = drops.nonzero()
+    first = row.searchsorted(row)
+    turn = np.arange(len(row)) - first  # 0 for the first that gives way in its row
+    numbers = (draws[row, slot] / unit * (others - turn)).astype(np.int64)
+    for t in reversed(range(turn.max(initial=0))):  # a Lehmer code becomes distinct numbers
+        later = (turn > t).nonzero()[0]
+        numbers[later] += numbers[later] >= numbers[first[later] + t]
+    # A number stands behind every place of its row that has at most so many others before it.
+    before = places[row] - np.arange(places.shape[1])
+    places[row, slot] = numbers + (before <= numbers[:, None]).sum(axis=1)
+    places.sort(axis=1)

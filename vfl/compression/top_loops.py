@@ -18,7 +18,7 @@ _FEW = 32
 
 
 @compiled
-def find_top(bits: Any, places: Any) -> bool:
+def find_top(bits: Any, places: Any, tied: Any) -> bool:
     """Find the places of the largest magnitudes of each row, the lower place first among equals.
 
     Without its sign the bit pattern of a float32 sorts as the magnitude does, with infinity and
@@ -28,6 +28,7 @@ def find_top(bits: Any, places: Any) -> bool:
     Args:
         bits: float32 values viewed as int32, axes (rows, width).
         places: int64, axes (rows, k) with k from 1 to the width; filled, increasing.
+        tied: one for each row, set where more than k are as large as the least that is found.
 
     Returns:
         Whether all values are finite.
@@ -52,31 +53,31 @@ def find_top(bits: Any, places: Any) -> bool:
                 for i in range(len(part)):  # what is too small is written over by the next
                     sizes[count], candidates[count] = part[i] & _SIZE, at * block + i
                     count += sizes[count] >= least
-        _keep(sizes[:count], candidates, _kth_largest(sizes[:count], best), places[row])
+        least = _kth_largest(sizes[:count], best)
+        tied[row] = _keep(sizes[:count], candidates, least, places[row])
     return bool(overall < _INFINITE)
 
 
 @compiled
-def replace(places: Any, drops: Any, chances: Any, others: int) -> None:
+def replace(places: Any, drops: Any, draws: Any, unit: float, others: int) -> None:
     """Give every marked place of a row to one outside the row, all choices equally likely.
 
     Args:
         places: increasing before and after, int64, axes (rows, k).
         drops: which of them give way, axes (rows, k); at most `others` of a row.
-        chances: uniform on [0, 1), one for each that is marked, in row order.
+        draws: uniform on [0, unit) where a place is marked; the first k of each row are used.
+        unit: where the draws end.
         others: places outside a row.
     """
     k = places.shape[1]
     slots, numbers = np.empty(k, np.int64), np.empty(k, np.int64)
-    used = 0
     for row in range(len(places)):
         count = 0
         for slot in range(k):
             if drops[row, slot]:
                 slots[count] = slot
-                numbers[count] = int(chances[used] * (others - count))
+                numbers[count] = int(draws[row, slot] / unit * (others - count))
                 count += 1
-                used += 1
         for t in range(count - 2, -1, -1):  # a Lehmer code becomes distinct numbers
             for later in range(t + 1, count):
                 numbers[later] += numbers[later] >= numbers[t]
@@ -121,17 +122,23 @@ def _kth_largest(sizes: Any, best: Any) -> Any:
 
 
 @compiled
-def _keep(sizes: Any, candidates: Any, least: Any, kept: Any) -> None:
-    """Keep what is larger than `least`, and the first of what equals it, until `kept` is full."""
-    level = len(kept)
+def _keep(sizes: Any, candidates: Any, least: Any, kept: Any) -> bool:
+    """Keep what is larger than `least`, and the first of what equals it, until `kept` is full.
+
+    Returns:
+        Whether something that equals it is left over.
+    """
+    level, enough = len(kept), 0
     for size in sizes:
         level -= size > least
+        enough += size >= least
     count = 0
     for i in range(len(sizes)):
         if sizes[i] > least or (sizes[i] == least and level > 0):
             level -= sizes[i] == least
             kept[count] = candidates[i]
             count += 1
+    return enough > len(kept)
 
 
 @compiled

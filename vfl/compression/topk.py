@@ -7,7 +7,7 @@ from torch import Tensor
 from vfl.compression.base import Moment
 from vfl.compression.index_set import Places
 from vfl.compression.options import Scale
-from vfl.compression.select import top_places
+from vfl.compression.select import find_top
 from vfl.compression.sparse_codec import Packer, SparseCodec
 
 
@@ -39,4 +39,4 @@ class TopK(SparseCodec):
         super().__init__(k, values, packer, scale, grad)
 
     def places(self, cut: Tensor, moment: Moment) -> Places:
-        return top_places(cut, self.k)
+        return find_top(cut, self.k).places

@@ -27,6 +27,7 @@ VALUES = ("fp32", "bf16", "1", "2", "3", "4", "5", "6", "7", "8")
 _SIGN = np.uint16(0x8000)
 _UPPER_SIGN = np.array([0, 0x8000], np.uint16)
 LARGEST_BFLOAT16 = np.uint16(0x7F7F)  # the largest finite one
+_LOWEST = np.array(0xFF7F0000, np.uint32).view(np.float32)  # that of bfloat16
 _SMALLEST = np.float32(2**-149)
 
 
@@ -188,8 +189,11 @@ class AffineValues(ValueCode):
             ends, codes = np.empty((groups, 2), np.uint16), np.empty(grouped.shape, np.int64)
             value_loops.quantise(grouped, self.bits, ends, codes)
         else:
-            zero = np.float32(0)  # added, it leaves one zero of the two
-            outer = np.array([grouped.min(axis=1) + zero, -(grouped.max(axis=1) + zero)]).T
+            outer = np.empty((groups, 2), np.float32)
+            grouped.min(axis=1, out=outer[:, 0])
+            grouped.max(axis=1, out=outer[:, 1])
+            outer += 0  # leaves one zero of the two
+            outer[:, 1] *= -1
             ends = bfloat16_below(outer) ^ _UPPER_SIGN
             codes = quantise(grouped, *_ends(ends), self.bits)
         return Coded(ends.astype("<u2").tobytes(), codes.reshape(values.shape))
@@ -273,10 +277,11 @@ def bfloat16_below(values: Values) -> npt.NDArray[np.uint16]:
 
     Below the range of bfloat16 its lowest number is taken; `quantise` then clips.
     """
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    rounded = ((bits + (bits >> 31) * np.uint32(0xFFFF)) >> 16).astype(np.uint16)
-    finite: npt.NDArray[np.uint16] = np.minimum(rounded & ~_SIGN, LARGEST_BFLOAT16)
-    return (rounded & _SIGN) | finite
+    bits = np.maximum(values, _LOWEST).view(np.uint32)
+    below: npt.NDArray[np.uint16] = ((bits + (bits >> 31) * np.uint32(0xFFFF)) >> 16).astype(
+        np.uint16
+    )
+    return below
 
 
 def _ends(ends: npt.NDArray[np.uint16]) -> tuple[np.ndarray, np.ndarray]:
