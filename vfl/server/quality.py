@@ -5,21 +5,14 @@ labels that never vary, anything of outputs that are not finite.
 
 Where classes are many, all outputs of a phase are too much to keep, and an AUC a class too much to
 compute: `reduced` keeps three numbers a row, and `reduced_quality` makes the other figures of them.
+
+Importing scikit-learn takes most of a second, so a process that judges nothing does without it.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from sklearn.metrics import (
-    accuracy_score,
-    f1_score,
-    log_loss,
-    mean_absolute_error,
-    r2_score,
-    roc_auc_score,
-    root_mean_squared_error,
-)
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -40,19 +33,21 @@ def classification_quality(logits: Tensor, codes: Tensor, hits: int = 0) -> dict
     >>> {name: round(figures[name], 3) for name in ("accuracy", "auc", "f1")}
     {'accuracy': 0.75, 'auc': 0.875, 'f1': 0.667}
     """
+    from sklearn import metrics
+
     truth, guess = codes.numpy(), logits.argmax(dim=1).numpy()
-    found = {"accuracy": accuracy_score(truth, guess)}
+    found = {"accuracy": metrics.accuracy_score(truth, guess)}
     if not torch.isfinite(logits).all():
         return _plain(found)
     chances = torch.softmax(logits.double(), dim=1).numpy()
     classes = range(logits.shape[1])
     if len(np.unique(truth)) == len(classes):
         found["auc"] = _auc(truth, chances)
-    found["log_loss"] = log_loss(truth, chances, labels=classes)
+    found["log_loss"] = metrics.log_loss(truth, chances, labels=classes)
     if len(classes) > 2:
-        found["f1"] = f1_score(truth, guess, average="macro")
+        found["f1"] = metrics.f1_score(truth, guess, average="macro")
     elif truth.any() or guess.any():
-        found["f1"] = f1_score(truth, guess)
+        found["f1"] = metrics.f1_score(truth, guess)
     if hits:
         found["hit_rate"] = np.mean(places(logits.numpy(), truth) < hits)
     return _plain(found)
@@ -106,14 +101,16 @@ def reduced_quality(rows: Tensor, codes: Tensor, hits: int = 0) -> dict[str, flo
         codes: classes as 0..C-1, axes (rows,).
         hits: as there.
     """
+    from sklearn import metrics
+
     guess, place, surprise = rows.numpy().T
     truth = codes.numpy()
-    found = {"accuracy": accuracy_score(truth, guess.astype(np.int64))}
+    found = {"accuracy": metrics.accuracy_score(truth, guess.astype(np.int64))}
     if np.isnan(surprise).any():
         return _plain(found)
     # No chance is taken for less than a float64 tells from 0, as scikit-learn does it.
     found["log_loss"] = np.minimum(surprise, -np.log(np.finfo(np.float64).eps)).mean()
-    found["f1"] = f1_score(truth, guess.astype(np.int64), average="macro")
+    found["f1"] = metrics.f1_score(truth, guess.astype(np.int64), average="macro")
     if hits:
         found["hit_rate"] = (place < hits).mean()
     return _plain(found)
@@ -130,22 +127,26 @@ def regression_quality(answers: Tensor, labels: Tensor) -> dict[str, float]:
     >>> regression_quality(answers, torch.tensor([1.0, 2.0, 3.0]))["mae"]
     1.0
     """
+    from sklearn import metrics
+
     if not torch.isfinite(answers).all():
         return {}
     truth, guess = labels.double().numpy(), answers[:, 0].double().numpy()
     found = {
-        "rmse": root_mean_squared_error(truth, guess),
-        "mae": mean_absolute_error(truth, guess),
+        "rmse": metrics.root_mean_squared_error(truth, guess),
+        "mae": metrics.mean_absolute_error(truth, guess),
     }
     if np.ptp(truth) > 0:
-        found["r2"] = r2_score(truth, guess)
+        found["r2"] = metrics.r2_score(truth, guess)
     return _plain(found)
 
 
 def _auc(truth: np.ndarray, chances: np.ndarray) -> float:
+    from sklearn import metrics
+
     if chances.shape[1] == 2:
-        return float(roc_auc_score(truth, chances[:, 1]))
-    return float(roc_auc_score(truth, chances, multi_class="ovr", average="macro"))
+        return float(metrics.roc_auc_score(truth, chances[:, 1]))
+    return float(metrics.roc_auc_score(truth, chances, multi_class="ovr", average="macro"))
 
 
 def _plain(figures: dict[str, float]) -> dict[str, float]:
