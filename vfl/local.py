@@ -81,28 +81,26 @@ class LocalSession:
     ) -> None:
         self.terms = Terms.of(experiment, mode, experiment.name)
         self.ledger, self.next_step = Ledger(), 0
-        label, links = experiment.label.party, dict[str, Link]()
+        label = experiment.label.party
         bottoms, weights, adversaries = bottoms or {}, weights or {}, adversaries or {}
         secrets = _secrets(experiment, data, secrets or {})
         kept, self._recorders = self._keepers(experiment, data, checkpoints)
         self._say, self._attempts = say, _Attempts(self.terms, secrets)
-        self.clients: list[FeatureParty] = []
-        for name in self.terms.feature_parties:
-            here, there = connect(name)
-            links[name] = Observed(here, name, "label", self._observers(name, observers))
-            self.clients.append(
-                build_feature_party(
-                    data[name],
-                    self.terms,
-                    there,
-                    secrets[name],
-                    bottom=bottoms.get(name),
-                    weights=weights.get(name),
-                    checkpoints=kept[name],
-                    adversary=adversaries.get(name, HONEST),
-                    device=device,
-                )
+        links, ends = self._links(connect, observers)
+        self.clients: list[FeatureParty] = [
+            build_feature_party(
+                data[name],
+                self.terms,
+                end,
+                secrets[name],
+                bottom=bottoms.get(name),
+                weights=weights.get(name),
+                checkpoints=kept[name],
+                adversary=adversaries.get(name, HONEST),
+                device=device,
             )
+            for name, end in ends.items()
+        ]
         self.label: LabelParty = build_label_party(
             data[label],
             self.terms,
@@ -190,6 +188,16 @@ class LocalSession:
             return None
         every = self.terms.train.checkpoint_every
         return Checkpoints(folder / party / CHECKPOINTS, self.terms.digest(), every)
+
+    def _links(
+        self, connect: Connect, observers: Sequence[Observer]
+    ) -> tuple[dict[str, Link], dict[str, Link]]:
+        """The label party's ends, watched, and the feature parties' own, by feature party."""
+        links, ends = dict[str, Link](), dict[str, Link]()
+        for name in self.terms.feature_parties:
+            here, ends[name] = connect(name)
+            links[name] = Observed(here, name, "label", self._observers(name, observers))
+        return links, ends
 
     def _observers(self, party: str, observers: Sequence[Observer]) -> list[Observer]:
         """Who is told about a party's frames; both its ends are here and see the same."""
