@@ -64,7 +64,7 @@ def digits(folder: Path, rows: int) -> tuple[Tensor, Tensor]:
     return permuted.on_grid(pixels), torch.tensor(data.labels[:rows])
 
 
-def views(victim: permuted.Victim, inputs: Tensor) -> dict[str, Tensor]:
+def views(victim: permuted.Victim, inputs: Tensor, alone_rows: int = ALONE) -> dict[str, Tensor]:
     """The first hidden layer of some rows: raw, and as P2 sees it; axes (rows, 128) each.
 
     "permuted" are the values of a batch of 128 rows, each row given those at its own place;
@@ -72,17 +72,19 @@ def views(victim: permuted.Victim, inputs: Tensor) -> dict[str, Tensor]:
     """
     raw = permuted.plain_sums(victim.layers, victim.weights(), inputs)[0]
     batches = [victim.infer(batch)[1][0] for batch in inputs.split(BATCH_ROWS)]
-    alone = torch.stack([victim.infer(row)[1][0] for row in inputs[:ALONE].split(1)])
+    alone = torch.stack([victim.infer(row)[1][0] for row in inputs[:alone_rows].split(1)])
     together = torch.cat([batch.reshape(-1, raw.shape[1]) for batch in batches])
     ordered = (alone if victim.rules.mode == "thesis" else alone.abs()).sort(1).values
     return {"raw": raw, "permuted": together, "alone": alone, "alone, sorted": ordered}
 
 
-def look(victim: permuted.Victim, inputs: Tensor, classes: Tensor) -> dict[str, Any]:
+def look(
+    victim: permuted.Victim, inputs: Tensor, classes: Tensor, alone_rows: int = ALONE
+) -> dict[str, Any]:
     """All figures of one moment."""
     outputs, _ = victim.infer(inputs)
     found: dict[str, Any] = {"accuracy": share(outputs.argmax(1) == classes)}
-    for name, seen in views(victim, inputs).items():
+    for name, seen in views(victim, inputs, alone_rows).items():
         rows = len(seen)
         found[f"correlation, {name}"] = round(permuted.correlation(seen, inputs[:rows]), 3)
         same = permuted.same_class(seen, classes[:rows], NEIGHBOURS)

@@ -136,7 +136,8 @@ def on_grid(values: Tensor, bits: int = 20) -> Tensor:
     >>> on_grid(torch.tensor([0.3]), bits=2).item()
     0.25
     """
-    return (values * 2**bits).round() / 2**bits
+    scale: float = 2.0**bits
+    return (values * scale).round() / scale
 
 
 def plain_sums(
