@@ -83,6 +83,7 @@ def of_training(
             "attack": f"labels from sums of {epochs} epochs' logits",
             "share": mean([found == labels.bool()]),
             "guess": guess,
+            "model": mean([(logits(victim, inputs) > 0) == labels.bool()]),
         }
         after = [victim.infer(group)[1][0] for group in groups]
         new = [logits(victim, group) for group in groups]
