@@ -2,9 +2,9 @@
 
 The workloads are those of Tables 5.2 and 5.3 (thesis, 2025) and element-wise functions. Every
 system has processes of its own, one thread each, over the same network; they take turns, so that
-each ratio compares neighbours in time. The first turn of each is left out: connections grow and
-code is compiled. A turn begins when all parties are ready and ends when the last one is done, with
-its result still in shares. Of ours, keys, shares and openings that last come before it, and in
+each ratio compares neighbours in time. A turn is two runs, of which the second counts: a connection
+that has rested has a small window, and code is compiled at first. A run begins when all parties
+are ready and ends when the last one is done, with its result still in shares. Of ours, keys, shares and openings that last come before it, and in
 fast mode what P2 deals ahead; the row tells their bytes.
 """
 
@@ -22,10 +22,9 @@ import numpy as np
 
 from vfl.bench.mpc_contender import Contender, Running, Taken
 from vfl.bench.mpc_messages import Task
-from vfl.bench.mpc_model import Modelled, matmul_ms, modelled, products
+from vfl.bench.mpc_model import Modelled, matmul_ms, modelled, products, rules_of
 from vfl.bench.network import Network, Wan, choose, open_network
 from vfl.errors import ConfigError
-from vfl.mpc import Rules
 from vfl.mpc.rate import whole_rate
 from vfl.mpc.rules import MODES, NAMES, Mode
 from vfl.mpc.workloads import LEARNING_RATE, WORKLOADS, Example, Workload, workload_named
@@ -45,15 +44,16 @@ class MpcRow:
         network: "loopback", "tun", "proxy" or "model".
         milliseconds: median over the turns; without compute where lines are computed.
         fastest_ms: the fastest turn.
-        bytes_online: sent by all parties, headers of frames included, those of packets only where
-            an interface counts; None if nobody counts.
+        bytes_online: sent by all parties. Of ours, with headers of frames; of other systems all
+            that their interfaces count, headers of packets included, or None on the loopback.
         bytes_offline: dealt ahead of each turn, or by P2 within it; None for other systems.
         bytes_setup: keys, and openings that last for many turns; None for other systems.
         offline_ms: what dealing ahead takes, each turn, before the clock starts.
         max_error: largest of the turns, against float64 in clear.
         hops: messages one after the other; None for other systems.
         limit_ms: what the lines alone take of these bytes and hops; None without a line.
-        matmul_ms: a holder's ring products alone; None for functions and other systems.
+        matmul_ms: a holder's ring products alone; None over a line, for functions, and for other
+            systems.
         limit_ratio, matmul_ratio: milliseconds to those; None where nothing is to be compared.
         rival_ratio: how many times as long the fastest other system took; None without one.
         fresh: inputs were opened within the turn.
@@ -101,7 +101,7 @@ def bench_mpc(
         modes: of `vfl.mpc`.
         wan: every party's line; None is the loopback as it is.
         network: how lines are made; see `vfl.bench.network`.
-        turns: of each workload and system, after the first.
+        turns: of each workload and system.
         fresh: open inputs within the turn, as when every batch is seen once.
         peers: other systems, in the same run.
         say: told a line about each workload.
@@ -131,7 +131,8 @@ def bench_mpc(
         for workload in asked:
             say(f"{workload.name}, {kind}{f', {wan}' if wan else ''}")
             models = {
-                mode: modelled(workload, Rules(mode), wan or Wan(), fresh=fresh) for mode in own
+                mode: modelled(workload, rules_of(workload, mode), wan or Wan(), fresh=fresh)
+                for mode in own
             }
             taken = _take_turns(running, _task(workload, fresh, folder, bool(peers)), turns)
             rows += _rows(workload, kind, models, taken, fresh)
@@ -144,13 +145,13 @@ def _mode(name: str) -> Mode:
 
 
 def _take_turns(running: Sequence[Running], task: Task, turns: int) -> dict[str, list[Taken]]:
-    """All systems one after the other, again and again; the first turn is left out."""
+    """All systems one after the other, again and again; the second run of each turn counts."""
     taken: dict[str, list[Taken]] = {each.contender.name: [] for each in running}
-    for turn in range(1 + turns):
+    for _ in range(turns):
         for each in running:
-            own = each.take(task.model_copy(update={"session": secrets.token_hex(16)}))
-            if turn:
-                taken[each.contender.name].append(own)
+            for _ in range(2):
+                own = each.take(task.model_copy(update={"session": secrets.token_hex(16)}))
+            taken[each.contender.name].append(own)
     return taken
 
 
@@ -188,7 +189,7 @@ def _rows(
         model, turns = models.get(system), taken.get(system) or [_turn_of(models[system])]
         typical = median(turn.milliseconds for turn in turns)
         limit = 1000 * model.limit_s if model and kind != "loopback" else None
-        matmul = alone if model and kind != "model" else None
+        matmul = alone if model and kind == "loopback" else None
         rows.append(
             MpcRow(
                 workload=workload.name,

@@ -135,6 +135,7 @@ class Running:
         turns = [process.hear(Turn) for process in self._processes]
         sent = self._network.bytes_sent()
         counted = sum(sent[party] - before[party] for party in self._parties) if sent else None
+        online = _total([turn.bytes_online for turn in turns])
         errors = [turn.max_error for turn in turns if turn.max_error is not None]
         assert errors, "somebody has the result"
         return Taken(
@@ -142,7 +143,7 @@ class Running:
             max(turn.offline_ms for turn in turns),
             _total([turn.bytes_setup for turn in turns]),
             _total([turn.bytes_offline for turn in turns]),
-            _total([turn.bytes_online for turn in turns], counted),
+            online if self.contender.ours else counted,
             max(errors),
         )
 
@@ -185,7 +186,7 @@ class Running:
             process.tell(message)
 
 
-def _total(counts: Sequence[int | None], instead: int | None = None) -> int | None:
+def _total(counts: Sequence[int | None]) -> int | None:
     """The sum, if everybody can tell."""
     known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else instead
+    return sum(known) if len(known) == len(counts) else None

@@ -13,7 +13,7 @@ from vfl.bench.network import LinkModel, Wan
 from vfl.mpc import Rules, Trio
 from vfl.mpc.measure import Seat
 from vfl.mpc.ring import matmul
-from vfl.mpc.rules import NAMES, P1, P2
+from vfl.mpc.rules import NAMES, P1, P2, Mode
 from vfl.mpc.traffic import bytes_by_phase
 from vfl.mpc.workloads import Example, Workload
 
@@ -41,6 +41,11 @@ class Modelled:
     bytes_offline: int
     bytes_online: int
     max_error: float
+
+
+def rules_of(workload: Workload, mode: Mode) -> Rules:
+    """The mode's own rules; 1/sqrt is steep near 0 and has the bits of thesis mode in both."""
+    return Rules(mode, bits=23 if workload.function == "rsqrt" else 0)
 
 
 def modelled(workload: Workload, rules: Rules, wan: Wan, *, fresh: bool = False) -> Modelled:

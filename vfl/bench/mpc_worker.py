@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from vfl.bench.mpc_messages import Doors, Go, Place, Port, Ready, Task, Turn
+from vfl.bench.mpc_model import rules_of
 from vfl.bench.process import tell
-from vfl.mpc import Party, Rules, make_party
+from vfl.mpc import Party, make_party
 from vfl.mpc.measure import Seat
 from vfl.mpc.rules import NAMES, P2, Mode
 from vfl.mpc.traffic import bytes_by_phase, traffic
@@ -72,10 +73,11 @@ def _example(name: str) -> Example:
 def play(place: Place, links: dict[int, TransportLink], task: Task, lines: Iterator[str]) -> Turn:
     """Prepare a turn, wait for "go", and do it."""
     mode: Mode = "thesis" if place.system == "thesis" else "fast"
-    party = make_party(place.rank, links, Rules(mode))
+    workload = workload_named(task.workload)
+    party = make_party(place.rank, links, rules_of(workload, mode))
     party.agree({"workload": task.workload, "fresh": task.fresh}, task.session)
     example = None if place.rank == P2 else _example(task.workload)
-    seat = Seat(party, workload_named(task.workload), example)
+    seat = Seat(party, workload, example)
     seat.prepare(inputs_opened=not task.fresh)
     before, dealing = bytes_by_phase(traffic(party)), time.monotonic()
     seat.deal_ahead()

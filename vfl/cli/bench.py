@@ -217,7 +217,7 @@ def mpc(
     mode: Annotated[str, typer.Option(help="Modes to compare.")] = "thesis,fast",
     wan: Line = "",
     network: Lines = "auto",
-    turns: Annotated[int, typer.Option(help="Of each workload and system, after the first.")] = 5,
+    turns: Annotated[int, typer.Option(help="Of each workload and system.")] = 5,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Open inputs within the turn, not before.")
     ] = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import types
@@ -33,7 +34,6 @@ class Peer:
             "RANK": str(self._place["rank"]),
         }
         self._crypten.init()
-        self._crypten.cfg.communicator.verbose = True  # which makes it count
 
     def prepare(self, task: dict[str, Any], arrays: dict[str, Any]) -> None:
         """Share what rank 0 has."""
@@ -44,15 +44,8 @@ class Peer:
         }
 
     def run(self) -> None:
-        communicator = self._crypten.communicator.get()
-        communicator.reset_communication_stats()
         with self._crypten.no_grad():
             self._found = self._compute()
-        self._counted = communicator.get_communication_stats()["bytes"]
-
-    def bytes_sent(self) -> int:
-        """CrypTen counts what a party sends and receives; between two parties half of it is sent."""
-        return int(self._counted) // 2
 
     def result(self) -> dict[str, Any] | None:
         plain = {name: value.get_plain_text().numpy() for name, value in self._found.items()}
@@ -88,5 +81,7 @@ def _element_wise(name: str, values: Any) -> Any:
     if name == "relu":
         return values.relu()
     if name == "gelu":
-        return values * ((values * 2**-0.5).erf() + 1) * 0.5
+        # Its series of erf leaves the rails beyond 3: the form with tanh (Hendrycks and Gimpel 2016).
+        inner = values + values * values * values * 0.044715
+        return values * (inner * (8 / math.pi) ** 0.5).sigmoid()
     return values.sqrt().reciprocal()

@@ -25,6 +25,7 @@ class Peer:
         self._lib = import_module("spu.libspu")
         self._frontend = import_module("spu.utils.frontend")
         self._jax = import_module("jax")
+        self._held: list[str] = []
 
     def connect(self, doors: list[tuple[str, int]]) -> None:
         """Every party under its own name; SPU tries again until all are there."""
@@ -47,7 +48,8 @@ class Peer:
         names = list(arrays)
         values = [arrays[name].astype(np.float32) for name in names]
         secret = self._lib.Visibility.VIS_SECRET
-        self._runtime.clear()
+        for name in self._held:
+            self._runtime.del_var(name)
         self._code, _ = self._frontend.compile(
             self._frontend.Kind.JAX,
             _program(self._jax, task, names),
@@ -57,6 +59,7 @@ class Peer:
             [secret] * len(names),
             lambda outputs: [f"out{index}" for index in range(len(outputs))],
         )
+        self._held = names
         # A dictionary's values come out in the order of its sorted keys.
         self._outputs = sorted(_outputs(task))
         for name, value in zip(names, values, strict=True):
@@ -66,9 +69,6 @@ class Peer:
 
     def run(self) -> None:
         self._runtime.run(self._code)
-
-    def bytes_sent(self) -> None:
-        """SPU does not tell Python; interfaces count instead where there are any."""
 
     def result(self) -> dict[str, Any] | None:
         found = {}

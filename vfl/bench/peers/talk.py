@@ -8,7 +8,6 @@ The adapter is a class `Peer`:
     connect(doors)                    host and port of every party, by rank
     prepare(task, arrays)             share and compile; called once for turns of one workload
     run()                             what is timed
-    bytes_sent()                      of this party in the last `run`; None if it cannot tell
     result()                          arrays by name at rank 0; called at every rank
 
 Only numpy and the standard library are needed.
@@ -60,11 +59,11 @@ def _turn(peer: Any, wanted: dict[str, Any]) -> dict[str, Any]:
     began = time.monotonic()
     peer.run()
     ended = time.monotonic()
-    sent, found = peer.bytes_sent(), peer.result()
+    found = peer.result()
     error = None
     if found is not None:
         error = max(float(np.abs(found[name] - value).max()) for name, value in wanted.items())
-    return {"began": began, "ended": ended, "bytes_online": sent, "max_error": error}
+    return {"began": began, "ended": ended, "max_error": error}
 
 
 def _arrays(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
