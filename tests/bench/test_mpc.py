@@ -1,4 +1,4 @@
-"""Rows of `vfl bench mpc`: exact on computed lines, told by scripted peers, real between processes."""
+"""Rows of `vfl bench mpc`: exact on computed lines, of scripted peers, and between processes."""
 
 import shutil
 import sys

@@ -4,8 +4,8 @@ The workloads are those of Tables 5.2 and 5.3 (thesis, 2025) and element-wise fu
 system has processes of its own, one thread each, over the same network; they take turns, so that
 each ratio compares neighbours in time. A turn is two runs, of which the second counts: a connection
 that has rested has a small window, and code is compiled at first. A run begins when all parties
-are ready and ends when the last one is done, with its result still in shares. Of ours, keys, shares and openings that last come before it, and in
-fast mode what P2 deals ahead; the row tells their bytes.
+are ready and ends when the last one is done, with its result still in shares. Of ours, keys, shares
+and openings that last come before it, and in fast mode what P2 deals ahead; a row tells their bytes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -130,7 +131,7 @@ def bench_mpc(
         rows: list[MpcRow] = []
         for workload in asked:
             say(f"{workload.name}, {kind}{f', {wan}' if wan else ''}")
-            models = {
+            models: dict[str, Modelled] = {
                 mode: modelled(workload, rules_of(workload, mode), wan or Wan(), fresh=fresh)
                 for mode in own
             }
@@ -164,7 +165,8 @@ def _task(workload: Workload, fresh: bool, folder: Path, arrays: bool) -> Task:
         if workload.training:
             kept["targets"] = example.targets
         kept |= {f"wanted.{name}": value for name, value in example.wanted.items()}
-        np.savez(path, **{name: value.numpy() for name, value in kept.items()})
+        plain: dict[str, Any] = {name: value.numpy() for name, value in kept.items()}
+        np.savez(path, **plain)
     times, shift = whole_rate(LEARNING_RATE / workload.rows)
     return Task(
         workload=workload.name,
@@ -231,6 +233,8 @@ def _rival_ratio(taken: _Turns, models: _Models, system: str) -> float | None:
     rivals = [turns for name, turns in taken.items() if name not in models]
     if system not in models or not rivals:
         return None
-    best = [min(turn.milliseconds for turn in turn_of_all) for turn_of_all in zip(*rivals, strict=True)]
+    best = [
+        min(turn.milliseconds for turn in turn_of_all) for turn_of_all in zip(*rivals, strict=True)
+    ]
     own = [turn.milliseconds for turn in taken[system]]
-    return median(rival / ours for rival, ours in zip(best, own, strict=True))
+    return float(median(rival / ours for rival, ours in zip(best, own, strict=True)))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import cast
 
 import torch
 
@@ -16,6 +17,7 @@ from vfl.mpc.ring import matmul
 from vfl.mpc.rules import NAMES, P1, P2, Mode
 from vfl.mpc.traffic import bytes_by_phase
 from vfl.mpc.workloads import Example, Workload
+from vfl.transport import TransportLink
 
 #: Of a product on shares: two of the ring at each holder, e (d + v) + u d.
 _PRODUCTS = 2
@@ -110,6 +112,7 @@ def _lines(trio: Trio, wan: Wan) -> LinkModel:
     model = LinkModel(NAMES, wan)
     for one, other in combinations(trio.parties, 2):
         there, back = one.channels[other.role], other.channels[one.role]
-        ends = (there.link, back.link)
+        # A trio's links are those of `vfl.mpc.memory`, which can tell why they stop.
+        ends = cast("tuple[TransportLink, TransportLink]", (there.link, back.link))
         there.link, back.link = model.between(NAMES[one.role], NAMES[other.role], ends)
     return model

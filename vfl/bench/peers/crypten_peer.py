@@ -81,7 +81,7 @@ def _element_wise(name: str, values: Any) -> Any:
     if name == "relu":
         return values.relu()
     if name == "gelu":
-        # Its series of erf leaves the rails beyond 3: the form with tanh (Hendrycks and Gimpel 2016).
+        # Its series of erf goes astray beyond 3: the form with tanh, Hendrycks and Gimpel 2016.
         inner = values + values * values * values * 0.044715
         return values * (inner * (8 / math.pi) ** 0.5).sigmoid()
     return values.sqrt().reciprocal()

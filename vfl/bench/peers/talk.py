@@ -43,7 +43,7 @@ def main() -> None:
     tell(port=port)
     peer.connect(json.loads(next(lines))["doors"])
     tell()
-    workload, wanted = "", {}
+    workload, wanted = "", dict[str, Any]()
     for line in lines:
         task = json.loads(line)
         if task["workload"] != workload:
@@ -83,7 +83,8 @@ def _adapter(name: str) -> Any:
     """The class `Peer` of a file beside this one; by its path, for `spu.py` would hide `spu`."""
     path = Path(__file__).with_name(f"{name}_peer.py")
     spec = importlib.util.spec_from_file_location(f"{name}_peer", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.Peer
