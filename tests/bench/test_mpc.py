@@ -124,7 +124,7 @@ def test_the_fastest_rival_of_each_turn_is_compared(monkeypatch):
             pass
 
         def take(self, task):
-            return Taken(told[self.contender.name].pop(0), 0.0, 1, 2, 3, 1e-6)
+            return Taken(told[task.system].pop(0), 0.0, 1, 2, 3, 1e-6)
 
     monkeypatch.setattr(mpc, "Running", Scripted)
     rivals = [Contender("spu-semi2k", 2), Contender("crypten", 2)]

@@ -5,7 +5,7 @@ system has processes of its own, one thread each, over the same network; they ta
 each ratio compares neighbours in time. A turn is two runs, of which the second counts: a connection
 that has rested has a small window, and code is compiled at first. A run begins when all parties
 are ready and ends when the last one is done, with its result still in shares. Of ours, keys, shares
-and openings that last come before it, and in fast mode what P2 deals ahead; a row tells their bytes.
+and openings that last come before it, and in fast mode what P2 deals ahead; a row tells the bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from vfl.bench.mpc_contender import Contender, Running, Taken
+from vfl.bench.mpc_contender import OURS, Contender, Running, Taken
 from vfl.bench.mpc_messages import Task
 from vfl.bench.mpc_model import Modelled, matmul_ms, modelled, products, rules_of
 from vfl.bench.network import Network, Wan, choose, open_network
@@ -121,13 +121,13 @@ def bench_mpc(
             want="a workload, a mode and a turn; peers need lines that are not computed",
         )
     use_one_thread()
-    contenders = [*(Contender(mode) for mode in own), *peers]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vfl-bench-")))
-        running: list[Running] = []
+        running: dict[str, Running] = {}
         if kind != "model":
             net: Network = stack.enter_context(open_network(NAMES, wan, network))
-            running = [stack.enter_context(Running(each, net)) for each in contenders]
+            running = dict.fromkeys(own, stack.enter_context(Running(OURS, net)))
+            running |= {each.name: stack.enter_context(Running(each, net)) for each in peers}
         rows: list[MpcRow] = []
         for workload in asked:
             say(f"{workload.name}, {kind}{f', {wan}' if wan else ''}")
@@ -145,14 +145,15 @@ def _mode(name: str) -> Mode:
     return "thesis" if name == "thesis" else "fast"
 
 
-def _take_turns(running: Sequence[Running], task: Task, turns: int) -> dict[str, list[Taken]]:
+def _take_turns(running: Mapping[str, Running], task: Task, turns: int) -> dict[str, list[Taken]]:
     """All systems one after the other, again and again; the second run of each turn counts."""
-    taken: dict[str, list[Taken]] = {each.contender.name: [] for each in running}
+    taken: dict[str, list[Taken]] = {system: [] for system in running}
     for _ in range(turns):
-        for each in running:
+        for system, processes in running.items():
             for _ in range(2):
-                own = each.take(task.model_copy(update={"session": secrets.token_hex(16)}))
-            taken[each.contender.name].append(own)
+                fresh = {"system": system, "session": secrets.token_hex(16)}
+                own = processes.take(task.model_copy(update=fresh))
+            taken[system].append(own)
     return taken
 
 
@@ -169,6 +170,7 @@ def _task(workload: Workload, fresh: bool, folder: Path, arrays: bool) -> Task:
         np.savez(path, **plain)
     times, shift = whole_rate(LEARNING_RATE / workload.rows)
     return Task(
+        system="",
         workload=workload.name,
         session="",
         rows=workload.rows,

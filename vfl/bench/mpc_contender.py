@@ -1,4 +1,4 @@
-"""A system of ``vfl bench mpc``: its processes, one a party, and one turn of them together."""
+"""The processes of a system in ``vfl bench mpc``, one a party, and one run of them together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vfl.bench.network import LOOPBACK, Network
 from vfl.bench.network.namespace import DEVICE
 from vfl.bench.process import Process
 from vfl.errors import BadOptionError, UserError, nearest
-from vfl.mpc.rules import MODES, NAMES
+from vfl.mpc.rules import NAMES
 
 _TALK = Path(__file__).parent / "peers" / "talk.py"
 #: The systems of an adapter, `vfl/bench/peers/NAME_peer.py`, and how many parties each has.
@@ -28,24 +28,23 @@ class Contender:
     """A system and how its processes are started.
 
     Attributes:
-        name: "thesis", "fast", or a peer's.
+        name: such as "spu-semi2k".
         parties: how many processes it has.
-        command: what each of them runs; ours if empty.
+        command: what each of them runs; our own party if empty.
     """
 
     name: str
     parties: int = 3
     command: tuple[str, ...] = ()
 
-    @property
-    def ours(self) -> bool:
-        """Whether it is a mode of `vfl.mpc`."""
-        return self.name in MODES
+
+#: The three parties of `vfl.mpc`; they play either mode.
+OURS = Contender("vfl")
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One turn of a system.
+    """One run of a system.
 
     Attributes:
         milliseconds: from the first party's begin to the last one's end.
@@ -122,7 +121,7 @@ class Running:
         self._stack.close()
 
     def take(self, task: Task) -> Taken:
-        """One turn; all parties begin when all are ready.
+        """One run; all parties begin when all are ready.
 
         Raises:
             PeerFailedError: a process ended; its standard error says why.
@@ -143,7 +142,7 @@ class Running:
             max(turn.offline_ms for turn in turns),
             _total([turn.bytes_setup for turn in turns]),
             _total([turn.bytes_offline for turn in turns]),
-            online if self.contender.ours else counted,
+            counted if self.contender.command else online,
             max(errors),
         )
 

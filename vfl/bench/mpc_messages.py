@@ -17,7 +17,7 @@ class Place(Settings):
     Attributes:
         rank: 0, 1 or 2.
         parties: how many there are.
-        system: such as "fast" or "spu-semi2k".
+        system: such as "spu-semi2k".
         host: address it listens at.
         device: name of the network device that has this address.
         session: name of the session.
@@ -46,11 +46,12 @@ class Doors(Settings):
 
 
 class Task(Settings):
-    """One turn.
+    """One run.
 
     Attributes:
+        system: such as "fast"; our parties play either mode.
         workload: its name.
-        session: of this turn, for fresh keys.
+        session: of this run, for fresh keys.
         rows, widths, training, function: see `vfl.mpc.workloads.Workload`.
         rate: what the gradient, summed over the rows, is multiplied with in a training step.
         fresh: inputs were not opened before.
@@ -58,6 +59,7 @@ class Task(Settings):
             who draw them from the same seed.
     """
 
+    system: str
     workload: str
     session: str
     rows: int

@@ -71,8 +71,8 @@ def _example(name: str) -> Example:
 
 
 def play(place: Place, links: dict[int, TransportLink], task: Task, lines: Iterator[str]) -> Turn:
-    """Prepare a turn, wait for "go", and do it."""
-    mode: Mode = "thesis" if place.system == "thesis" else "fast"
+    """Prepare a run, wait for "go", and do it."""
+    mode: Mode = "thesis" if task.system == "thesis" else "fast"
     workload = workload_named(task.workload)
     party = make_party(place.rank, links, rules_of(workload, mode))
     party.agree({"workload": task.workload, "fresh": task.fresh}, task.session)
@@ -108,7 +108,7 @@ def _deals(party: Party) -> bool:
 
 
 def main() -> None:
-    """Play turns until the input ends."""
+    """Play runs until the input ends."""
     use_one_thread()
     lines = iter(sys.stdin)
     place = Place.model_validate_json(next(lines))

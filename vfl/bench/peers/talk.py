@@ -1,12 +1,12 @@
 """The main program of an adapter: ``PYTHON -I talk.py NAME`` plays one party of NAME_peer.py.
 
-Lines of JSON come on standard input: the place, where all parties are, then turns (a task, "go").
-Lines go back on standard output: the port, "ready", "ready" before each turn, and what it took.
+Lines of JSON come on standard input: the place, where all parties are, then runs (a task, "go").
+Lines go back on standard output: the port, "ready", "ready" before each run, and what it took.
 The adapter is a class `Peer`:
 
     Peer(place, port)                 who it is, and a port that is free for it
     connect(doors)                    host and port of every party, by rank
-    prepare(task, arrays)             share and compile; called once for turns of one workload
+    prepare(task, arrays)             share and compile; called once for the runs of one workload
     run()                             what is timed
     result()                          arrays by name at rank 0; called at every rank
 
@@ -28,7 +28,7 @@ import numpy as np
 
 
 def main() -> None:
-    """Play turns until the input ends."""
+    """Play runs until the input ends."""
     # What a library prints must not get between the lines.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
