@@ -14,7 +14,7 @@ from functools import lru_cache
 from vfl.bench.mpc_messages import Doors, Go, Place, Port, Ready, Task, Turn
 from vfl.bench.mpc_model import rules_of
 from vfl.bench.process import tell
-from vfl.mpc import Party, make_party
+from vfl.mpc import make_party
 from vfl.mpc.measure import Seat
 from vfl.mpc.rules import NAMES, P2, Mode
 from vfl.mpc.traffic import bytes_by_phase, traffic
@@ -37,6 +37,7 @@ class Links:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._hub: TcpHub | None = None
+        self._links: dict[int, TransportLink] = {}
         if callers := _CALLERS[place.rank]:
             known = {NAMES[each]: Credential(NAMES[each], place.token) for each in callers}
             self._hub = TcpHub(place.host, 0, place.session, known)
@@ -46,16 +47,13 @@ class Links:
         """Links to the two others, by role."""
         place, callers = self._place, _CALLERS[self._place.rank]
         hello = Hello(place.session, NAMES[place.rank], place.token)
-        links: dict[int, TransportLink] = {
-            role: TcpLink.connect(*doors.doors[role], hello, None)
-            for role, calling in _CALLERS.items()
-            if place.rank in calling
-        }
+        for role, calling in _CALLERS.items():
+            if place.rank in calling:
+                self._links[role] = TcpLink.connect(*doors.doors[role], hello, None)
         if self._hub is not None:
             self._hub.wait_all([NAMES[each] for each in callers], _JOIN_S)
-            links |= {each: self._hub.link(NAMES[each]) for each in callers}
-        self._links = links
-        return links
+            self._links |= {each: self._hub.link(NAMES[each]) for each in callers}
+        return self._links
 
     def close(self) -> None:
         """Close them, and the door."""
@@ -95,16 +93,12 @@ def play(place: Place, links: dict[int, TransportLink], task: Task, lines: Itera
     return Turn(
         began=began,
         ended=ended,
-        offline_ms=offline_ms if _deals(party) else 0.0,
+        offline_ms=offline_ms if mode == "fast" else 0.0,
         bytes_setup=before["setup"],
         bytes_offline=after["offline"] - before["offline"],
         bytes_online=after["online"] - before["online"],
         max_error=error,
     )
-
-
-def _deals(party: Party) -> bool:
-    return party.rules.mode == "fast"
 
 
 def main() -> None:
@@ -114,11 +108,13 @@ def main() -> None:
     place = Place.model_validate_json(next(lines))
     links = Links(place)
     tell(Port(port=links.port))
-    connected = links.connect(Doors.model_validate_json(next(lines)))
-    tell(Ready())
-    for line in lines:
-        tell(play(place, connected, Task.model_validate_json(line), lines))
-    links.close()
+    try:
+        connected = links.connect(Doors.model_validate_json(next(lines)))
+        tell(Ready())
+        for line in lines:
+            tell(play(place, connected, Task.model_validate_json(line), lines))
+    finally:
+        links.close()
 
 
 if __name__ == "__main__":
