@@ -92,6 +92,7 @@ def test_a_scripted_peer_is_timed_and_judged(tmp_path, off):
         first, second = (running.take(task_of("lr100-b64-inference", tmp_path)) for _ in range(2))
     for taken in (first, second):
         assert 20 <= taken.milliseconds < 2000
+        assert 0 < taken.cpu_ms < taken.milliseconds
         assert taken.max_error == pytest.approx(off, abs=1e-6)
         assert (taken.bytes_online, taken.bytes_setup) == (None, None)
 
@@ -124,13 +125,14 @@ def test_the_fastest_rival_of_each_turn_is_compared(monkeypatch):
             pass
 
         def take(self, task):
-            return Taken(told[task.system].pop(0), 0.0, 1, 2, 3, 1e-6)
+            return Taken(told[task.system].pop(0), 0.5, 0.0, 1, 2, 3, 1e-6)
 
     monkeypatch.setattr(mpc, "Running", Scripted)
     rivals = [Contender("spu-semi2k", 2), Contender("crypten", 2)]
     rows = bench_mpc(["gelu-1k"], ["fast"], turns=3, peers=rivals)
     assert [row.milliseconds for row in rows] == [4, 40, 50]
     assert rows[0].rival_ratio == pytest.approx(8)  # of 20, 7.5 and 8
+    assert [row.cpu_ms for row in rows] == [0.5] * 3
     assert (rows[1].rival_ratio, rows[1].hops, rows[0].hops) == (None, None, 2)
     assert {row.network for row in rows} == {"loopback"}
 
@@ -179,5 +181,7 @@ def test_three_real_processes_do_what_the_model_says(wan):
         assert (row.bytes_setup, row.bytes_offline) == (model.bytes_setup, model.bytes_offline)
         assert abs(row.bytes_online - model.bytes_online) <= 64  # an index of four bytes or a few
         assert row.max_error < 2e-5
+        assert row.cpu_ms > 0.1
+        assert model.cpu_ms is None
         assert row.milliseconds >= (0.99 * model.limit_ms if wan else 0.1)
         assert (row.limit_ratio is None, row.matmul_ratio is None) == (wan is None, wan is not None)

@@ -45,6 +45,7 @@ class MpcRow:
         network: "loopback", "tun", "proxy" or "model".
         milliseconds: median over the turns; without compute where lines are computed.
         fastest_ms: the fastest turn.
+        cpu_ms: median user and system time of all parties; None where lines are computed.
         bytes_online: sent by all parties. Of ours, with headers of frames; of other systems all
             that their interfaces count, headers of packets included, or None on the loopback.
         bytes_offline: dealt ahead of each turn, or by P2 within it; None for other systems.
@@ -65,6 +66,7 @@ class MpcRow:
     network: str
     milliseconds: float
     fastest_ms: float
+    cpu_ms: float | None
     bytes_online: int | None
     bytes_offline: int | None
     bytes_setup: int | None
@@ -201,6 +203,7 @@ def _rows(
                 network=kind,
                 milliseconds=typical,
                 fastest_ms=min(turn.milliseconds for turn in turns),
+                cpu_ms=None if kind == "model" else median(turn.cpu_ms for turn in turns),
                 bytes_online=turns[-1].bytes_online,
                 bytes_offline=turns[-1].bytes_offline,
                 bytes_setup=turns[-1].bytes_setup,
@@ -222,6 +225,7 @@ def _turn_of(model: Modelled) -> Taken:
     """The model's clock as a turn."""
     return Taken(
         1000 * model.seconds,
+        0.0,
         0.0,
         model.bytes_setup,
         model.bytes_offline,

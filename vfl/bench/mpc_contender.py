@@ -48,12 +48,14 @@ class Taken:
 
     Attributes:
         milliseconds: from the first party's begin to the last one's end.
+        cpu_ms: of all parties.
         offline_ms: of the party that took longest with what was dealt ahead.
         bytes_setup, bytes_offline, bytes_online: of all parties; None if not counted.
         max_error: against float64 in clear.
     """
 
     milliseconds: float
+    cpu_ms: float
     offline_ms: float
     bytes_setup: int | None
     bytes_offline: int | None
@@ -139,6 +141,7 @@ class Running:
         assert errors, "somebody has the result"
         return Taken(
             1000 * (max(turn.ended for turn in turns) - min(turn.began for turn in turns)),
+            sum(turn.cpu_ms for turn in turns),
             max(turn.offline_ms for turn in turns),
             _total([turn.bytes_setup for turn in turns]),
             _total([turn.bytes_offline for turn in turns]),

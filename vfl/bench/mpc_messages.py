@@ -84,6 +84,7 @@ class Turn(Settings):
 
     Attributes:
         began, ended: on the machine's clock, in seconds.
+        cpu_ms: user and system time of all its threads between the two.
         offline_ms: work ahead of the clock that each turn needs anew; 0 if there is none.
         bytes_setup, bytes_offline, bytes_online: sent by this party; None if it cannot tell.
         max_error: against float64 in clear, at the party that has the result.
@@ -91,6 +92,7 @@ class Turn(Settings):
 
     began: float
     ended: float
+    cpu_ms: float
     offline_ms: float = 0.0
     bytes_setup: int | None = None
     bytes_offline: int | None = None

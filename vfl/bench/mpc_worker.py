@@ -82,9 +82,9 @@ def play(place: Place, links: dict[int, TransportLink], task: Task, lines: Itera
     offline_ms = 1000 * (time.monotonic() - dealing)
     tell(Ready())
     Go.model_validate_json(next(lines))
-    began = time.monotonic()
+    began, busy = time.monotonic(), time.process_time()
     outputs = seat.execute()
-    ended = time.monotonic()
+    ended, cpu_ms = time.monotonic(), 1000 * (time.process_time() - busy)
     after = bytes_by_phase(traffic(party))
     found = seat.results(outputs)
     error = None
@@ -93,6 +93,7 @@ def play(place: Place, links: dict[int, TransportLink], task: Task, lines: Itera
     return Turn(
         began=began,
         ended=ended,
+        cpu_ms=cpu_ms,
         offline_ms=offline_ms if mode == "fast" else 0.0,
         bytes_setup=before["setup"],
         bytes_offline=after["offline"] - before["offline"],
