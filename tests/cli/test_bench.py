@@ -132,3 +132,17 @@ def test_widths_and_values_kept_can_be_chosen(vfl, codecs_asked, options, pairs,
 def test_a_choice_that_makes_no_sense_is_refused(vfl, codecs_asked, options):
     assert vfl("bench", "codecs", *options).code == 2
     assert codecs_asked == []
+
+
+def test_private_workloads_on_computed_lines(vfl):
+    asked = ("bench", "mpc", "--workload", "gelu-1k,relu-1k", "--mode", "fast")
+    done = vfl(*asked, "--wan", "80mbps,40ms", "--network", "model", "--json")
+    rows = json.loads(done.out)
+    assert [row["workload"] for row in rows] == ["gelu-1k", "relu-1k"]
+    wanted = "workload system network milliseconds bytes_online bytes_offline bytes_setup max_error"
+    assert set(wanted.split()) <= set(rows[0])
+    assert rows[0]["bytes_online"] == 18 * 1000 + 3 * 16
+
+
+def test_computed_private_workloads_need_a_line(vfl):
+    assert vfl("bench", "mpc", "--network", "model").code != 0

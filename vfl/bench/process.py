@@ -31,16 +31,23 @@ class Process:
         module: what it runs.
         at: what its command line begins with, where it runs in a network of its own.
         script: its text, to run instead of a module.
+        command: another program and its arguments, to run instead.
 
     Attributes:
         pid: of the process.
     """
 
-    def __init__(self, module: str = "", at: Sequence[str] = (), script: str = "") -> None:
+    def __init__(
+        self,
+        module: str = "",
+        at: Sequence[str] = (),
+        script: str = "",
+        command: Sequence[str] = (),
+    ) -> None:
         what = ["-m", module] if module else ["-c", script]
         # -P: a benchmark must not import what happens to lie in the working folder.
         self._process = subprocess.Popen(
-            [*at, sys.executable, "-P", *what],
+            [*at, *(command or [sys.executable, "-P", *what])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | _ENVIRONMENT,

@@ -206,3 +206,52 @@ def memory(
         print(format_rows(found))
     if not all(row.kept for row in found):
         raise typer.Exit(1)
+
+
+@app.command("mpc")
+def mpc(
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(help="Such as lr100-b64-inference or gelu-1k; may be repeated. Default: all."),
+    ] = None,
+    mode: Annotated[str, typer.Option(help="Modes to compare.")] = "thesis,fast",
+    wan: Line = "",
+    network: Lines = "auto",
+    turns: Annotated[int, typer.Option(help="Of each workload and system.")] = 5,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Open inputs within the turn, not before.")
+    ] = False,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another system and the Python that has it: spu=PATH or crypten=PATH; may be "
+            "repeated."
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Private inference and training between three processes; beside SPU and CrypTen."""
+    from dataclasses import asdict
+
+    from vfl.bench.mpc import bench_mpc
+    from vfl.bench.mpc_contender import peers
+    from vfl.bench.mpc_table import format_mpc
+    from vfl.bench.network import Wan
+    from vfl.mpc.workloads import WORKLOADS
+
+    if network != "auto" and not wan:
+        raise typer.BadParameter("it needs a line: --wan 80mbps,40ms", param_hint="--network")
+    rows = bench_mpc(
+        [name for each in workload or WORKLOADS for name in each.split(",")],
+        mode.split(","),
+        wan=Wan.parse(wan) if wan else None,
+        network=network,
+        turns=turns,
+        fresh=fresh,
+        peers=[one for spec in peer or () for one in peers(spec)],
+        say=say,
+    )
+    if json:
+        emit([asdict(row) for row in rows])
+    else:
+        print(format_mpc(rows))
