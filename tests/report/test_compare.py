@@ -11,6 +11,7 @@ from vfl.grid.results import Epoch
 from vfl.report.axes import powers
 from vfl.report.compare_alpha import alpha_drawings, families
 from vfl.report.compare_curves import curves, scenes
+from vfl.report.compare_frontier import frontiers
 
 MEASURED = {
     "score": 0.5,
@@ -184,3 +185,29 @@ def test_a_group_that_is_not_trained_is_left_out():
     waiting = Group("", "none", "none", "", (cell,))
     assert list(curves([waiting], "accuracy")) == []
     assert waiting.score is None
+
+
+def test_nothing_that_sends_less_is_better_than_a_numbered_codec():
+    def codec(name, share, score, **changes):
+        ratios = {"forward_ratio": share, "backward_ratio": share, "score": score}
+        return result(name, **ratios | changes)
+
+    found = groups_of(
+        codec("none", 1.0, 0.90),
+        codec("topk:k=9", 0.04, 0.88),
+        codec("size:k=3", 0.02, 0.80),
+        codec("topk:k=3", 0.02, 0.85, backward_ratio=0.01),
+        codec("topk:k=2", 0.03, 0.85),
+        codec("size:k=1", 0.01, 0.20),
+    )
+    (drawing,) = frontiers(found, "accuracy")
+    assert [words for _, words in drawing.legend] == [
+        "topk:k=3: 85.0 % at 1.50 %",
+        "topk:k=9: 88.0 % at 4.00 %",
+        "none: 90.0 % at 100.00 %",
+    ]
+    numbers = re.findall(r'class="mid inside"[^>]*>(\d*)<', drawing.chart)
+    assert numbers == ["1", "2", "3"]
+    assert drawing.chart.count('r="3"') == 2
+    assert not list(frontiers(found, "log_loss"))
+    assert not list(frontiers(found[:1], "accuracy"))

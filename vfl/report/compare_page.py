@@ -11,6 +11,7 @@ from vfl.grid.cells import CONFIG
 from vfl.grid.table import Column, tables, unfinished
 from vfl.report.compare_alpha import alpha_drawings
 from vfl.report.compare_curves import curves
+from vfl.report.compare_frontier import frontiers
 from vfl.report.parts import Drawing, Table
 from vfl.report.units import date_text, list_text
 
@@ -23,6 +24,7 @@ class ComparisonPage:
     meta: str
     sentence: str
     notes: Sequence[str]
+    best: Sequence[Drawing]
     quality: Table
     work: Table
     drawings: Sequence[Drawing]
@@ -49,6 +51,7 @@ def comparison_page(folder: GridFolder) -> ComparisonPage:
         meta=" · ".join(meta),
         sentence=_sentence(settings, groups),
         notes=[*folder.words("notes"), *unfinished(results)],
+        best=list(frontiers(groups, settings.measure)),
         quality=quality,
         work=work,
         drawings=drawn,

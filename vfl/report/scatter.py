@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from vfl.report.axes import enclosing, tick_step, tick_text, ticks_inside, widened
-from vfl.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, Scale, svg, x_axis, y_axis
+from vfl.report.charts import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    Scale,
+    Tick,
+    svg,
+    x_axis,
+    y_axis,
+)
 
 _ROOM = 4  # of the y axis, below the top of a shaded area
 
@@ -45,6 +56,7 @@ def scatter_chart(
     x_label: str,
     area: Area | None = None,
     lines: Sequence[tuple[float, str]] = (),
+    x_ticks: Sequence[Tick] | None = None,
 ) -> Markup:
     """Points over two axes.
 
@@ -56,6 +68,7 @@ def scatter_chart(
         x_label: written under the axis.
         area: shaded.
         lines: heights that are drawn across, with their words.
+        x_ticks: places on the x axis and their words; round numbers if not given.
 
     Returns:
         An <svg> element.
@@ -69,7 +82,7 @@ def scatter_chart(
     x_scale = Scale(*enclosing(x_low, x_high, x_step), LEFT, RIGHT)
     y_scale = Scale(*enclosing(y_low, y_high, y_step), BOTTOM, TOP)
     places = ticks_inside(x_scale.low, x_scale.high, x_step)
-    ticks = [(one, tick_text(one, x_step)) for one in places]
+    ticks = x_ticks or [(one, tick_text(one, x_step)) for one in places]
     parts = [
         *([_shaded(area, x_scale, y_scale)] if area else []),
         *y_axis(y_scale, y_step),
@@ -106,6 +119,10 @@ def _across(height: float, words: str) -> Markup:
 
 def _point(point: Point, x_scale: Scale, y_scale: Scale) -> Markup:
     x, y = x_scale(point.x), y_scale(point.y)
+    if not point.number:
+        return Markup('<circle class="dot s{}" cx="{:.1f}" cy="{:.1f}" r="3"/>').format(
+            point.style, x, y
+        )
     return Markup(
         '<circle class="dot s{}" cx="{:.1f}" cy="{:.1f}" r="7.5"/>'
         '<text class="mid inside" x="{:.1f}" y="{:.1f}">{}</text>'
