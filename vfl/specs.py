@@ -98,6 +98,7 @@ def _wrong_specs(content: Mapping[str, Any]) -> Iterator[tuple[Setting, SpecErro
     lists: list[tuple[Setting, Callable[[str], object]]] = [
         (("compare", "codecs"), partial(_check_wanted, widths)),
         (("grid", "defenses"), partial(_check_listed, defended)),
+        (("grid", "codecs"), partial(_check_listed, partial(_check_codec, widths))),
         (("grid", "adversaries"), partial(_check_listed, _check_adversary)),
         (("grid", "attacks"), partial(_check_listed, _check_attack)),
     ]

@@ -7,12 +7,12 @@ from real_deployment import finish, results
 
 from vfl import demo
 
-DEEP = "train.in_flight=5"
+DEEP = ("train.in_flight=5", "train.epochs=30", "train.checkpoint_every=100")
 
 
 def test_a_client_app_that_is_killed(commands, measured):
-    training = commands.train(DEEP)
-    training.wait_for("epoch  20")
+    training = commands.train(*DEEP)
+    training.wait_for("epoch   8")
     commands.kill("flwr-clientapp", "right")
     measured()
     told = training.wait_for(
@@ -21,6 +21,6 @@ def test_a_client_app_that_is_killed(commands, measured):
     training.wait_for("epoch ", after=told)
     measured("a ClientApp was killed; the next epoch ended after")
     alone = demo.run_in_process(
-        commands.folder, commands.label, lambda record: None, overrides=[DEEP]
+        commands.folder, commands.label, lambda record: None, overrides=list(DEEP)
     )
     assert finish(commands, training) == results(alone)

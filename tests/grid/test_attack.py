@@ -16,6 +16,7 @@ from vfl.grid.compare import comparison_of
 from vfl.grid.run import go_through
 from vfl.grid.scores_file import SCORES, Scored, ScoresFile
 from vfl.grid.trials import TRAINED, Attempts, Trial, baselines_of
+from vfl.specs import check_specs
 
 CONTENT = {
     "name": "attacked",
@@ -70,6 +71,26 @@ def test_the_cells_are_baselines_and_victims_seed_by_seed():
     assert [cell.experiment.defense for cell in cells[:3]] == ["none", "none", "layer_norm"]
     assert len({cell.name for cell in cells}) == 6
     assert all(cell.experiment.grid is None for cell in cells)
+
+
+def test_a_codec_is_a_victim_like_a_defense():
+    cells = grid_cells(tiny(codecs=["topk:k=2"], seeds=[0]))
+    assert [(cell.called, cell.experiment.defense, cell.experiment.codec) for cell in cells] == [
+        ("baselines", "none", "none"),
+        ("none", "none", "none"),
+        ("layer_norm", "layer_norm", "none"),
+        ("topk:k=2", "none", "topk:k=2"),
+    ]
+
+
+def test_the_plain_model_is_not_asked_for_as_a_codec():
+    with pytest.raises(ValueError, match="undefended model is a victim anyway"):
+        tiny(codecs=["none"])
+
+
+def test_a_codec_that_does_not_fit_the_cut_is_told_before_anything_is_trained():
+    with pytest.raises(SpecError, match="topk:k=9: "):
+        check_specs(tiny(codecs=["topk:k=9"]))
 
 
 def test_every_victim_meets_every_attack(whole):

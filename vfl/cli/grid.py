@@ -31,6 +31,9 @@ def grid(
     defense: Annotated[
         list[str] | None, typer.Option(metavar="SPEC", help="A defense, beside none. Repeat.")
     ] = None,
+    codec: Annotated[
+        list[str] | None, typer.Option(metavar="SPEC", help="A codec as a defense. Repeat.")
+    ] = None,
     attack: Annotated[
         list[str] | None,
         typer.Option(
@@ -69,7 +72,7 @@ def grid(
     same command goes on where an earlier one stopped, and does only what is new.
     """
     listed: dict[str, object] = {"defenses": defense, "attacks": attack, "draws": draws}
-    listed["adversaries"] = adversary
+    listed |= {"codecs": codec, "adversaries": adversary}
     listed |= {"leaks": numbers(leaks), "seeds": numbers(seeds)}
     table = [f"grid.{key}={jsons.dumps(value)}" for key, value in listed.items() if value]
     experiment, cells = _read(path, [*(settings or []), *table])

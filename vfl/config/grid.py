@@ -24,6 +24,7 @@ class GridSettings(Settings):
     Attributes:
         defenses: specs; each is trained once a seed. The undefended model is trained as well, for a
             defense can only pass where an attack succeeds on that.
+        codecs: specs; each is a victim as well, undefended, for what a codec leaves out is not told.
         adversaries: specs; each defense is trained against each as well, besides honestly.
         known: training rows of each class, at most, whose labels an adversary of a feature party
             knew before the training.
@@ -48,6 +49,7 @@ class GridSettings(Settings):
     """
 
     defenses: Specs = (_UNDEFENDED,)
+    codecs: Annotated[tuple[str, ...], BeforeValidator(several)] = ()
     adversaries: Specs = (_HONEST,)
     known: int = Field(default=50, ge=1)
     attacks: Specs = ("light",)
@@ -74,8 +76,14 @@ class GridSettings(Settings):
 
     @property
     def victims(self) -> tuple[str, ...]:
-        """The defenses with the undefended model first."""
-        return (_UNDEFENDED, *(spec for spec in self.defenses if spec != _UNDEFENDED))
+        """The defenses with the undefended model first, then the codecs."""
+        return (_UNDEFENDED, *(spec for spec in self.defenses if spec != _UNDEFENDED), *self.codecs)
+
+    def differs(self, victim: str) -> dict[str, str]:
+        """The settings in which a victim differs from the experiment."""
+        if victim in self.codecs:
+            return {"codec": victim, "defense": _UNDEFENDED}
+        return {"defense": victim}
 
     @property
     def trainings(self) -> tuple[str, ...]:
@@ -95,10 +103,17 @@ class GridSettings(Settings):
         """
         return not own if self.reconstructions is None else self.reconstructions
 
-    @field_validator("defenses", "adversaries", "attacks", "baselines", "leaks", "seeds")
+    @field_validator("defenses", "codecs", "adversaries", "attacks", "baselines", "leaks", "seeds")
     @classmethod
     def _no_doubles(cls, listed: tuple[object, ...]) -> tuple[object, ...]:
         doubles = [item for item in listed if listed.count(item) > 1]
         if doubles:
             raise ValueError(f"{doubles[0]} stands there twice")
+        return listed
+
+    @field_validator("codecs")
+    @classmethod
+    def _no_plain_one(cls, listed: tuple[str, ...]) -> tuple[str, ...]:
+        if _UNDEFENDED in listed:
+            raise ValueError("the undefended model is a victim anyway, with the experiment's codec")
         return listed

@@ -56,9 +56,9 @@ def grid_cells(experiment: Experiment) -> list[Cell]:
     for seed in settings.seeds:
         seeded = plain.model_copy(update={"seed": seed})
         found.append(_cell(seeded, BASELINES))
-        for defense in settings.victims:
-            defended = seeded.model_copy(update={"defense": defense})
-            found += [_cell(defended, defense, one, settings) for one in settings.trainings]
+        for victim in settings.victims:
+            defended = seeded.model_copy(update=settings.differs(victim))
+            found += [_cell(defended, victim, one, settings) for one in settings.trainings]
     return found
 
 
