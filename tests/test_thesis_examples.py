@@ -34,13 +34,14 @@ FULL = {
     "tiny_imagenet": 1280,
     "tiny_imagenet_pretrained": 1280,
 }
-#: Attacks on labels, chapter 4: victims of a grid, and settings that leave little of it.
-LABELS = {
+#: Attacks on labels, chapter 4, and on pictures, 3.4.4: victims of a grid, and settings that leave little of it.
+GRIDS = {
     "labels_mnist": (105, ["data.rows=400"]),
     "labels_mnist_inner": (24, ["data.rows=400"]),
     "labels_width": (10, ["data.rows=400"]),
     "labels_fashion": (27, ["data.rows=150", "train.batch_rows=32"]),
     "labels_vit": (18, ["data.rows=150", "train.batch_rows=32"]),
+    "reconstruction": (15, ["data.rows=150", "train.batch_rows=32"]),
 }
 
 
@@ -50,7 +51,7 @@ def file_of(name):
 
 def test_every_file_is_tested():
     files = list(THESIS.iterdir())
-    assert {path.stem for path in files} == {*SMALL, *FULL, *LABELS}
+    assert {path.stem for path in files} == {*SMALL, *FULL, *GRIDS}
     assert max(len(line) for path in files for line in path.read_text().splitlines()) <= 100
 
 
@@ -100,14 +101,14 @@ def test_one_without_its_data_says_where_to_get_it(name, tmp_path, monkeypatch):
     assert caught.value.fix
 
 
-@pytest.mark.parametrize("name", LABELS)
-def test_a_grid_of_chapter_4_has_its_victims_and_they_train(name, monkeypatch, data_root):
+@pytest.mark.parametrize("name", GRIDS)
+def test_a_grid_has_its_victims_and_they_train(name, monkeypatch, data_root):
     monkeypatch.setenv("VFL_DATA", str(data_root))
-    victims, small = LABELS[name]
+    victims, small = GRIDS[name]
     experiment = read_experiment(file_of(name), [*small, "train.epochs=1"])
     check_specs(experiment)
     assert experiment.name == name.replace("_", "-")
-    assert experiment.grid.trained_by == "owner"
+    assert experiment.grid.trained_by == ("owner" if name.startswith("labels") else "split")
     assert len(experiment.grid.victims) * len(experiment.grid.seeds) == victims
     try:
         data = load_data(experiment)

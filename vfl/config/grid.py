@@ -39,6 +39,8 @@ class GridSettings(Settings):
             feature party trained its own.
         leaks_from, unlabelled: which rows leak, and which the attacker has without labels.
         margin: points of accuracy that a defense may cost.
+        known_columns: rows of a feature party whose columns the label party knows as well, of the
+            validation rows, at most.
         attribute: the column of the victim's, counted from 0, that attacks on an attribute look
             for, above its mean or not; the one that splits the training rows most evenly unless it
             is named.
@@ -70,6 +72,7 @@ class GridSettings(Settings):
     leaks_from: Part = "train"
     unlabelled: Part = "test"
     margin: float = Field(default=0.5, gt=0, lt=100)
+    known_columns: int = Field(default=200, ge=1)
     attribute: int | None = Field(default=None, ge=0)
     pictures: int = Field(default=1000, ge=0, le=1000)
     reconstructions: bool | None = None

@@ -12,6 +12,7 @@ from vfl.attacks.attribute_case import attribute_case
 from vfl.attacks.case import Case
 from vfl.attacks.queried_case import Queried, queried_case
 from vfl.attacks.recorded_case import received_case, training_case
+from vfl.config import GridSettings
 from vfl.datasets import PartyData
 from vfl.grid.scenes import Scene
 from vfl.run import trained
@@ -19,8 +20,6 @@ from vfl.run_folder import RunFolder
 from vfl.session import PartyFolder
 from vfl.trace import Replayed, read
 
-#: Rows whose columns leaked to the label party, of the validation rows.
-_LEAKED_ROWS = 200
 #: Training rows whose membership is asked about, and as many test rows.
 _MEMBERS = 1000
 
@@ -32,7 +31,7 @@ class Recordings:
         folder: the run.
         data: every party's rows.
         party: the feature party.
-        attribute: a column of it; see `attribute_case`.
+        settings: what attackers know of it, and which column of it they look for.
     """
 
     def __init__(
@@ -40,10 +39,10 @@ class Recordings:
         folder: RunFolder,
         data: Mapping[str, PartyData],
         party: str,
-        attribute: int | None = None,
+        settings: GridSettings,
     ) -> None:
         self._folder, self._data, self._party = folder, data, party
-        self._attribute = attribute
+        self._settings = settings
         self._frames: dict[str, list[tuple[Replayed, Tensor]]] = {}
 
     def case(self, scene: Scene, k: int, draw: torch.Generator) -> Case:
@@ -71,13 +70,14 @@ class Recordings:
         own = self._data[self._party]
         assert own.inputs is not None
         train = own.inputs[torch.from_numpy(own.split.train)]
-        return attribute_case(received, train, self._attribute)
+        return attribute_case(received, train, self._settings.attribute)
 
     def _received(self, draw: torch.Generator) -> Case:
         experiment = self._folder.experiment()
         rows = len(self._data[self._party].split.validation)
         weights = {name: PartyFolder(self._folder.party(name)).weights() for name in self._data}
-        frames, leaks = self._of(experiment.label.party, None), min(_LEAKED_ROWS, rows)
+        leaks = min(self._settings.known_columns, rows)
+        frames = self._of(experiment.label.party, None)
         return received_case(experiment, self._data, frames, self._party, leaks, draw, weights)
 
     def _queried(self, draw: torch.Generator) -> Case:

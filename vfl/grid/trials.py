@@ -98,5 +98,7 @@ def baselines_of(trial: Trial, names: Sequence[str]) -> dict[str, Trial]:
 def setting_words(settings: GridSettings) -> str:
     """Which rows play which part, to know scores of another setting."""
     parts = [settings.leaks_from, settings.unlabelled, settings.trained_by, settings.party]
-    more = [] if settings.attribute is None else [f"attribute {settings.attribute}"]
-    return ", ".join(map(str, [*parts, *more]))
+    parts += [f"columns {settings.known_columns}"]
+    if settings.attribute is not None:
+        parts += [f"attribute {settings.attribute}"]
+    return ", ".join(map(str, parts))

@@ -63,9 +63,9 @@ def run_ground(
     party = attacker_of(experiment, settings)
     victim = Victim.of_run(folder, data, party)
     weights = read_json(folder.path / "summary.json")["weights_sha256"]
-    recordings = Recordings(folder, data, party, settings.attribute)
+    recordings = Recordings(folder, data, party, settings)
     outcomes = Outcomes(folder, data, party, settings, recordings)
-    about = _about(experiment, data, party, weights)
+    about = _about(experiment, data, party, weights) | {"columns": settings.known_columns}
     if settings.attribute is not None:
         about |= {"attribute": settings.attribute}
     if adversary != HONEST:
