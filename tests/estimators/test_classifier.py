@@ -52,6 +52,19 @@ def test_a_compressed_cut_costs_what_was_sent():
     assert model.wire_ratio_ == pytest.approx(sent / (2 * 2 * rows * 32 * 4))
 
 
+def test_a_fit_that_stops_early_keeps_its_best_weights(cancer):
+    X_train, _, y_train, _ = cancer
+    arguments = {"epochs": 40, "learning_rate": 0.02, "validation": 0.3, "random_state": 0}
+    whole = VFLClassifier(2, **arguments).fit(X_train, y_train)
+    losses = [record["validation_loss"] for record in whole.history_]
+    lowest = losses.index(min(losses))
+    stopped = VFLClassifier(2, patience=2, keep="best", **arguments).fit(X_train, y_train)
+    assert len(stopped.history_) < len(losses)
+    assert stopped.history_[-1]["best_epoch"] == lowest + 1
+    as_long = VFLClassifier(2, **arguments | {"epochs": lowest + 1}).fit(X_train, y_train)
+    np.testing.assert_array_equal(stopped.predict_proba(X_train), as_long.predict_proba(X_train))
+
+
 def test_sum_merge_and_a_label_party_with_columns(cancer):
     X_train, X_test, y_train, y_test = cancer
     parties = {"bank": ["mean *"], "shop": ["worst *"]}

@@ -107,3 +107,9 @@ def test_fit_starts_anew(digits):
     first = model.fit(X, y).predict_proba(X)
     again = calls(model, 1, X, y).fit(X, y).predict_proba(X)
     np.testing.assert_array_equal(again, first)
+
+
+@pytest.mark.parametrize("asked", [{"patience": 2}, {"keep": "best"}])
+def test_epochs_one_by_one_are_not_judged(digits, asked):
+    with pytest.raises(ConfigError, match="none of its rows are held out"):
+        VFLClassifier(2, validation=0.2, **asked).partial_fit(*digits, classes=range(10))

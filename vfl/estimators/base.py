@@ -17,6 +17,7 @@ from vfl.config import Experiment
 from vfl.config.toml import check
 from vfl.datasets import PartyData, Split, split_rows
 from vfl.datasets.rows import NO_INPUTS, AlignedRows, Inputs, fit_inputs
+from vfl.errors import ConfigError
 from vfl.estimators.tables import Columns, frame_of, owners_of
 from vfl.local import LocalSession
 from vfl.server import EpochRecord
@@ -46,6 +47,8 @@ class VFLEstimator(BaseEstimator):  # type: ignore[misc]
         learning_rate: float = 2e-3,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
+        patience: int = 0,
+        keep: str = "last",
         validation: float = 0.0,
         random_state: int | None = None,
     ) -> None:
@@ -64,6 +67,8 @@ class VFLEstimator(BaseEstimator):  # type: ignore[misc]
         self.learning_rate = learning_rate
         self.momentum = momentum
         self.weight_decay = weight_decay
+        self.patience = patience
+        self.keep = keep
         self.validation = validation
         self.random_state = random_state
 
@@ -85,7 +90,17 @@ class VFLEstimator(BaseEstimator):  # type: ignore[misc]
     def _train_epoch(
         self, frame: pd.DataFrame, labels: np.ndarray, weights: np.ndarray | None
     ) -> None:
-        """One epoch over these rows, going on from the last step if there was one."""
+        """One epoch over these rows, going on from the last step if there was one.
+
+        Raises:
+            ConfigError: epochs are to be judged, and all rows are trained on.
+        """
+        if self.patience or self.keep == "best":
+            raise ConfigError(
+                "one epoch after another cannot be judged: none of its rows are held out",
+                got=f"patience = {self.patience}, keep = '{self.keep}'",
+                want="fit, or patience = 0 and keep = 'last'",
+            )
         none = np.empty(0, dtype=np.int64)
         split = Split(np.arange(len(frame)), none, none)
         if self._has_begun():
@@ -187,6 +202,9 @@ class VFLEstimator(BaseEstimator):  # type: ignore[misc]
                 "learning_rate": self.learning_rate,
                 "momentum": self.momentum,
                 "weight_decay": self.weight_decay,
+                "patience": self.patience,
+                "keep": self.keep,
             },
+            "data": {"validation": self.validation},
         }
         return check(content, Experiment, where="the estimator's arguments")

@@ -35,7 +35,9 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
         optimizer, learning_rate, momentum, weight_decay: the same at every party.
         class_weight: "balanced", or weights by class, 1 for a class that is left out; they multiply
             the weights of rows.
-        validation: share of the rows held out to report on each epoch.
+        patience: epochs without a lower validation loss after which `fit` stops; 0 never does.
+        keep: "best" ends `fit` with the weights of the lowest validation loss, "last" with the last.
+        validation: share of the rows held out to report on, and to judge by, each epoch.
         random_state: an int makes the fit repeatable.
 
     Attributes:
@@ -66,6 +68,8 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
         learning_rate: float = 2e-3,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
+        patience: int = 0,
+        keep: str = "last",
         class_weight: Mapping[Any, float] | str | None = None,
         validation: float = 0.0,
         random_state: int | None = None,
@@ -86,6 +90,8 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
             learning_rate=learning_rate,
             momentum=momentum,
             weight_decay=weight_decay,
+            patience=patience,
+            keep=keep,
             validation=validation,
             random_state=random_state,
         )

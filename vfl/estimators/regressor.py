@@ -30,7 +30,9 @@ class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
         bottom, top: model specs.
         epochs, batch_rows: how long and how much at once.
         optimizer, learning_rate, momentum, weight_decay: the same at every party.
-        validation: share of the rows held out to report on each epoch.
+        patience: epochs without a lower validation loss after which `fit` stops; 0 never does.
+        keep: "best" ends `fit` with the weights of the lowest validation loss, "last" with the last.
+        validation: share of the rows held out to report on, and to judge by, each epoch.
         random_state: an int makes the fit repeatable.
 
     Attributes:
