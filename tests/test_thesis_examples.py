@@ -34,7 +34,8 @@ FULL = {
     "tiny_imagenet": 1280,
     "tiny_imagenet_pretrained": 1280,
 }
-#: Attacks on labels, chapter 4, and on pictures, 3.4.4: victims of a grid, and settings that leave little of it.
+#: Attacks on labels, chapter 4, and on pictures, 3.4.4: victims of a grid, and settings that leave
+#: little of it.
 GRIDS = {
     "labels_mnist": (105, ["data.rows=400"]),
     "labels_mnist_inner": (24, ["data.rows=400"]),

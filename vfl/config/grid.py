@@ -24,7 +24,7 @@ class GridSettings(Settings):
     Attributes:
         defenses: specs; each is trained once a seed. The undefended model is trained as well, for a
             defense can only pass where an attack succeeds on that.
-        codecs: specs; each is a victim as well, undefended, for what a codec leaves out is not told.
+        codecs: specs; each is a victim as well, undefended: what it leaves out is not told.
         adversaries: specs; each defense is trained against each as well, besides honestly.
         known: training rows of each class, at most, whose labels an adversary of a feature party
             knew before the training.

@@ -36,7 +36,7 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
         class_weight: "balanced", or weights by class, 1 for a class that is left out; they multiply
             the weights of rows.
         patience: epochs without a lower validation loss after which `fit` stops; 0 never does.
-        keep: "best" ends `fit` with the weights of the lowest validation loss, "last" with the last.
+        keep: "best" ends `fit` with the weights of the lowest validation loss, "last" as they are.
         validation: share of the rows held out to report on, and to judge by, each epoch.
         random_state: an int makes the fit repeatable.
 
