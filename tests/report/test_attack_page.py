@@ -13,6 +13,7 @@ from vfl.grid.attack_run import shown, summary_table
 from vfl.grid.leaderboard import leaderboard
 from vfl.grid.pictures import BINS, angle_histograms, pair_angles, pictures_of, tsne
 from vfl.report.attack_curves import advantages, attack_advantages, pictures, tradeoffs
+from vfl.report.glance import glance
 from vfl.report.scatter import Area, Point, map_chart, scatter_chart
 
 VALUES = {"none": (0.8, 0.9), "layer_norm": (0.9, 0.95), "potential": (0.3, 0.4)}
@@ -83,6 +84,18 @@ def test_a_drawing_for_each_defense_with_all_attacks():
     drawn = list(attack_advantages(ROWS, PLACES))
     assert [one.title for one in drawn] == ["potential", "none", "layer_norm"]
     assert "fine_tuning ends at 35.5" in str(drawn[1].chart)
+
+
+def test_a_tile_for_each_defense_and_k_is_tinted_by_its_verdict():
+    seen = glance(PLACES)
+    assert list(seen.ks) == [1, 5]
+    words = {defense: [tile.words for tile in tiles] for defense, tiles in seen.lines}
+    assert words["1 potential"] == ["-24.5", "-14.5"]
+    verdicts = {defense: {tile.verdict for tile in tiles} for defense, tiles in seen.lines}
+    assert verdicts == {
+        "1 potential": {"protected"}, "2 none": {"leaks"}, "3 layer_norm": {"leaks"}
+    }  # fmt: skip
+    assert seen.lines[1][1][0].hint == "leaks: fine_tuning reaches 80.5 %"
 
 
 def test_points_lie_on_their_scales():

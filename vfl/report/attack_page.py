@@ -21,6 +21,7 @@ from vfl.grid.attack_table import (
 from vfl.grid.cells import CONFIG, HONEST, PICTURES, Cell, GridFolder, grid_settings_of
 from vfl.grid.leaderboard import OF_LABELS, Place, leaderboard
 from vfl.report.attack_curves import advantages, attack_advantages, numbered, pictures, tradeoffs
+from vfl.report.glance import Glance, glance
 from vfl.report.parts import Drawing, Strip, Table
 from vfl.report.strips import strips
 from vfl.report.units import bytes_text, date_text, list_text, percent_text, seconds_text
@@ -36,6 +37,7 @@ class AttackPage:
     sentence: str
     notes: Sequence[str]
     board: Table | None
+    glance: Glance
     standings: Table | None
     others: Table | None
     tradeoffs: Sequence[Drawing]
@@ -72,6 +74,7 @@ def attack_page(folder: GridFolder) -> AttackPage:
         sentence=_sentence(settings),
         notes=missing(folder),
         board=_board(places, settings) if places else None,
+        glance=glance(places),
         standings=_table(standings_table(places), 4) if places else None,
         others=_table(others_table(others), 2) if others else None,
         tradeoffs=list(tradeoffs(places, labels, settings.margin)) if places else [],
