@@ -191,7 +191,7 @@ def check_specs(experiment: Experiment, places: Places | None = None) -> dict[st
         "codec": experiment.codec,
         "formula_ratio": round(codec.formula_ratio(width), 5),
         "defense": experiment.defense,
-        "secure": what_is_told(experiment, experiment.label.party),
+        "secure": what_is_told(experiment),
         "privacy": _privacy(experiment),
     }
 

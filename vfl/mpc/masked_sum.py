@@ -25,13 +25,17 @@ from vfl.errors import (
 )
 from vfl.frame import Payload
 from vfl.mpc.pairwise import BLOCK
+from vfl.mpc.shared_layer import OUTPUT_BITS
 
 #: By bits of a word: its type here, its signed type, and the fraction bits unless others are asked.
 _WORDS: dict[int, tuple[np.dtype[Any], np.dtype[Any], int]] = {
     8: (np.dtype("u1"), np.dtype("i1"), 3),
     16: (np.dtype("<u2"), np.dtype("<i2"), 8),
     32: (np.dtype("<u4"), np.dtype("<i4"), 16),
+    64: (np.dtype("<u8"), np.dtype("<i8"), OUTPUT_BITS),
 }
+#: Those a float32 can be encoded in; words of 64 bits come from a product of shares.
+_OF_VALUES = (8, 16, 32)
 #: Hides a block of words in place, given with the number of the block in its cut.
 Mask = Callable[[np.ndarray, int], None]
 
@@ -59,8 +63,8 @@ class Ring:
         Raises:
             BadOptionError: other bits, or a fraction that leaves no room for values of 1.
         """
-        if bits not in _WORDS:
-            choices = ", ".join(map(str, _WORDS))
+        if bits not in _OF_VALUES:
+            choices = ", ".join(map(str, _OF_VALUES))
             raise BadOptionError(
                 "no such choice", where="option 'bits'", got=f"{bits}", want=choices
             )
