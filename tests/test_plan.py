@@ -183,6 +183,7 @@ def test_steps_are_rounded_up(path):
         assert facts["steps_per_epoch"] == math.ceil(210 / rows)
 
 
+SGD = ["train.optimizer=sgd", "train.momentum=0"]
 SUM = ["codec=none", "merge=sum", "parties.left.width=8"]
 
 
@@ -201,7 +202,10 @@ def test_who_learns_what_of_the_cuts_is_told(path):
         ([*SUM, "secure=sum", "defense=potential"], "a defense of inputs"),
         ([*SUM, "secure=sum", "trace.phases=train"], "no trace"),
         ([*SUM, "secure=sum:bits=12"], "8, 16, 32"),
-        ([*SUM, "secure=beaver"], "none, sum"),
+        ([*SUM, "secure=bever"], "beaver, none, sum"),
+        ([*SUM, "secure=beaver"], "train.optimizer = sgd"),
+        ([*SUM, "secure=beaver", *SGD], "bottom = 'mlp:hidden=none'"),
+        ([*SUM, "secure=beaver:dealer=notary", *SGD], "dealer=label"),
     ],
 )
 def test_a_secure_mode_that_cannot_be_is_told_with_its_place(path, overrides, want):

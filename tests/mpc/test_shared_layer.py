@@ -38,7 +38,7 @@ class Layer:
         self.first = torch.randint(-(2**63), 2**63 - 1, whole.shape, generator=draw)
         self.second = whole - self.first
         self.words = encode_inputs(self.inputs, "bank")
-        self.owner, self.partner = (role(PadStream(key)) for role, key in zip((Owner, Partner), KEYS, strict=True))  # fmt: skip
+        self.owner, self.partner = Owner(PadStream(KEYS[0])), Partner(PadStream(KEYS[1]))
         self.dealer = Dealer(PadStream(KEYS[0]), PadStream(KEYS[1]), COLUMNS + 1, WIDTH)
 
     def forward(self, step, trains=True):

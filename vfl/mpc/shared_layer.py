@@ -31,7 +31,7 @@ INPUT_BITS, GRADIENT_BITS = 13, 26
 WEIGHT_BITS = INPUT_BITS + GRADIENT_BITS
 OUTPUT_BITS = INPUT_BITS + WEIGHT_BITS
 #: Bits before the point that inputs and gradients may have.
-INPUT_ROOM, GRADIENT_ROOM = 10, 10
+INPUT_ROOM, GRADIENT_ROOM = 10, 3
 #: Bits before the point that outputs may have; one less than the ring has, for what comes next.
 OUTPUT_ROOM = ring.WORD_BITS - 1 - OUTPUT_BITS - 1
 _FIX = "scale the columns, or lower the learning rate"
