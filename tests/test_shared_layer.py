@@ -190,7 +190,7 @@ def test_going_back_to_a_checkpoint_takes_new_keys_and_changes_nothing(data, tmp
         with pytest.raises(KeyboardInterrupt):
             session(data, weights=weights, checkpoints=tmp_path, observers=[trace, kill]).run()
 
-    first, second = Trace(), Trace()
+    first, second = Trace(Kind), Trace(Kind)
     until(8, first)
     until(9, second)
     before, after = (
@@ -384,12 +384,12 @@ def test_a_party_that_opens_another_shape_is_named(data):
 
 
 def test_columns_that_do_not_fit_are_named_before_anything_is_sent(data):
-    trace = Trace()
+    trace = Trace(Kind)
     one = session(data, observers=[trace])
     one.clients[0].inputs = one.clients[0].inputs * 1e6
     with pytest.raises(RingRangeError, match="'left'"):
         one.run()
-    assert not [frame for frame in trace if frame.party == "left" and frame.kind is Kind.OPENING]
+    assert {frame.kind for frame in trace} == {Kind.PROTOCOL}
 
 
 def test_outputs_that_grow_towards_the_end_of_the_ring_stop_the_session(data):
