@@ -18,6 +18,7 @@ from vfl.mpc.shared_layer import (
     encode_gradient,
     encode_inputs,
     encode_weights,
+    first_weights,
 )
 from vfl.mpc.stream import PadStream
 from vfl.seeds import generator
@@ -41,17 +42,18 @@ class Layer:
         self.owner, self.partner = Owner(PadStream(KEYS[0])), Partner(PadStream(KEYS[1]))
         self.dealer = Dealer(PadStream(KEYS[0]), PadStream(KEYS[1]), COLUMNS + 1, WIDTH)
 
-    def forward(self, step, trains=True):
+    def forward(self, step):
         """Both shares of the outputs, what was opened, and what else was dealt."""
-        dealt = self.dealer.deal(ROWS, step, trains)
+        dealt = self.dealer.deal(ROWS, step)
         opened = self.owner.opened(self.words, step)
         weights = self.partner.opened(self.second, step)
         own = self.owner.outputs(self.words, self.first, weights, step)
-        return own, self.partner.outputs(opened, dealt[0], step), opened, weights, dealt[1:]
+        return own, self.partner.outputs(opened, dealt, step), opened, weights
 
     def backward(self, step, rate=0.25):
         """Both shares of what the weights lose."""
-        *_, opened, _, (dealt,) = self.forward(step)
+        *_, opened, _ = self.forward(step)
+        dealt = self.dealer.deal_update(step)
         words = encode_gradient(self.gradient, rate, "bank")
         own = self.owner.change(self.words, self.dealer.share_gradient(words, step), step)
         return own, self.partner.change(opened, dealt, step)
@@ -112,7 +114,8 @@ def test_what_anybody_gets_is_uniform():
     layer = Layer()
     seen = {"inputs": [], "weights": [], "outputs": [], "update": [], "gradient": []}
     for step in range(200):
-        own, _, opened, weights, (dealt,) = layer.forward(step)
+        own, _, opened, weights = layer.forward(step)
+        dealt = layer.dealer.deal_update(step)
         words = encode_gradient(layer.gradient, 0.25, "bank")
         shared = layer.dealer.share_gradient(words, step)
         parts = (opened, weights, own, dealt, shared)
@@ -133,7 +136,8 @@ def test_nothing_is_dealt_opened_or_multiplied_twice():
     layer = Layer()
     layer.backward(3)
     for again in (
-        lambda: layer.dealer.deal(ROWS, 3, True),
+        lambda: layer.dealer.deal(ROWS, 3),
+        lambda: layer.dealer.deal_update(3),
         lambda: layer.owner.opened(layer.words, 3),
         lambda: layer.partner.opened(layer.second, 2),
         lambda: layer.owner.outputs(layer.words, layer.first, layer.first, 3),
@@ -150,9 +154,17 @@ def test_a_gradient_of_an_exchange_that_was_not_dealt_is_refused():
     layer = Layer()
     with pytest.raises(ReusedPadError):
         layer.dealer.share_gradient(layer.gradient.long(), 0)
-    layer.dealer.deal(ROWS, 1, trains=False)
+    layer.dealer.deal(ROWS, 1)
     with pytest.raises(ReusedPadError):
         layer.dealer.share_gradient(layer.gradient.long(), 1)
+
+
+def test_first_weights_are_spread_as_those_of_a_layer():
+    words = first_weights(401, 100, generator(0, "first"), 0.5)
+    found = words.double() * 2.0**-WEIGHT_BITS
+    layer = nn.Linear(400, 100).weight.detach().double()
+    assert found.abs().max() <= 0.5 / 20
+    assert found.std().item() == pytest.approx(0.5 * layer.std().item(), rel=0.03)
 
 
 def test_a_value_that_does_not_fit_is_named_by_layer_and_bits():

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vfl.compression import INFERENCE, Moment
@@ -23,9 +24,9 @@ from vfl.exchange.wire_words import read_words, size_of, split_payload, words_by
 from vfl.frame import Frame, Kind, Payload
 from vfl.link import Link
 from vfl.mpc.sealing import TAG_BYTES
-from vfl.mpc.shared_layer import Owner, Partner, encode_inputs, encode_weights
+from vfl.mpc.shared_layer import Owner, Partner, encode_inputs, encode_weights, first_weights
 from vfl.mpc.stream import KEY_BYTES, PadStream
-from vfl.seeds import Secret, scoped
+from vfl.seeds import Secret
 
 #: How many columns a layer has, as it is told when an attempt begins.
 COLUMNS_BYTES = 4
@@ -42,7 +43,6 @@ class _Pending:
     trains: bool
     inputs: Tensor
     opened: Tensor | None = None
-    update: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +152,10 @@ class SharedHalf:
         rows, (columns, width) = len(pending.inputs), other.shape
         opened, weights = (rows, columns), (self.columns, width)
         sizes = [size_of(opened) + TAG_BYTES, size_of(weights) + TAG_BYTES, size_of((rows, width))]
-        sizes += [size_of((columns, width))] if pending.trains else []
         parts = split_payload(payload, sizes, f"step {step} of party '{self.party}'")
         near = attempt.near
         pending.opened = read_words(near.from_owner.open(parts[0], f"inputs {step}"), opened)
         masked = read_words(near.from_partner.open(parts[1], f"weights {step}"), weights)
-        if pending.trains:
-            pending.update = read_words(parts[3], (columns, width))
         total = attempt.owner.outputs(pending.inputs, self._own, masked, step)
         dealt = read_words(parts[2], (rows, width))
         total += attempt.partner.outputs(pending.opened, dealt, step)
@@ -174,13 +171,14 @@ class SharedHalf:
         attempt, pending = self._begun(), self._pending
         assert pending is not None, "nothing was opened"
         assert pending.opened is not None, "no outputs were sent"
-        assert pending.update is not None, "only a training has a gradient"
-        step, shape = pending.step, (len(pending.inputs), self.width)
+        step, shape, other = pending.step, (len(pending.inputs), self.width), self._shared()
         payload = expect(self.link, Kind.GRAD, step, "the label party").payload
-        (whole,) = split_payload(payload, [size_of(shape)], f"gradient of step {step}")
-        own = attempt.owner.change(pending.inputs, read_words(whole, shape), step)
-        other = attempt.partner.change(pending.opened, pending.update, step)
-        self._own, self._other = self._own - own, self._shared() - other
+        where = f"gradient of step {step}"
+        shared, dealt = split_payload(payload, [size_of(shape), size_of(other.shape)], where)
+        own_change = attempt.owner.change(pending.inputs, read_words(shared, shape), step)
+        dealt_words = read_words(dealt, tuple(other.shape))
+        other_change = attempt.partner.change(pending.opened, dealt_words, step)
+        self._own, self._other = self._own - own_change, other - other_change
         self._pending = None
 
     def take_receipt(self, step: int) -> bytes:
@@ -253,8 +251,8 @@ class SharedHalf:
 
     def _fresh(self, columns: int) -> Tensor:
         """This party's part of the other layer's first weights."""
-        with scoped(self._secret.number("first weights of another party")):
-            return encode_weights(nn.Linear(columns - 1, self.width), _HALF)
+        draw = torch.Generator().manual_seed(self._secret.number("first weights of another"))
+        return first_weights(columns, self.width, draw, _HALF)
 
 
 def _linear(bottom: nn.Module, party: str, columns: int, width: int) -> nn.Linear:

@@ -35,13 +35,18 @@ class SharedGradient(Uncompressed):
         self._party = party
         self._rate = rate
         self._dealer: Dealer | None = None
+        self._other = b""
 
     def begin(self, dealer: Dealer) -> None:
-        """Use this dealer from now on: a new attempt has begun."""
+        """Use this dealer of the party's layer from now on: a new attempt has begun."""
         self._dealer = dealer
 
+    def beside(self, dealt: bytes) -> None:
+        """What was dealt for the update of the party's other layer goes with the next gradient."""
+        self._other = dealt
+
     def encode_grad(self, grad: Tensor, saved: Any, moment: Moment = INFERENCE) -> Payload:
-        """The owner's share; the partner drew its own.
+        """The party's share as an owner, and what it needs as a partner.
 
         Raises:
             RingRangeError, NonFiniteError: the gradient cannot be encoded; nothing is sent.
@@ -49,7 +54,7 @@ class SharedGradient(Uncompressed):
         """
         assert self._dealer is not None, "no attempt has begun"
         words = encode_gradient(grad, self._rate, self._party)
-        return words_bytes(self._dealer.share_gradient(words, moment.step))
+        return words_bytes(self._dealer.share_gradient(words, moment.step)) + self._other
 
 
 class SharedHalves(MaskedHalves):
@@ -79,8 +84,7 @@ class SharedHalves(MaskedHalves):
             partner = partner_of(name, self._order)
             owner, other = PadStream(keys[name]), PadStream(keys[partner])
             self._dealers[name] = Dealer(owner, other, columns[name], half.width)
-            assert isinstance(half.codec, SharedGradient), "gradients leave as shares"
-            half.codec.begin(self._dealers[name])
+            _codec(half).begin(self._dealers[name])
             told = columns[owner_of(name, self._order)].to_bytes(COLUMNS_BYTES, "little")
             half.link.send(Frame(Kind.PROTOCOL, 1, keys[name] + told))
 
@@ -92,8 +96,7 @@ class SharedHalves(MaskedHalves):
             ReusedPadError: this exchange, or a later one, was dealt in this attempt.
         """
         dealt = {
-            name: b"".join(map(words_bytes, dealer.deal(rows, step, trains)))
-            for name, dealer in self._dealers.items()
+            name: words_bytes(dealer.deal(rows, step)) for name, dealer in self._dealers.items()
         }
         kind = Kind.OPENING if trains else Kind.QUERY_OPENING
         opened = {name: self._opened(name, kind, step, rows) for name in self._order}
@@ -101,6 +104,10 @@ class SharedHalves(MaskedHalves):
             owner, partner = owner_of(name, self._order), partner_of(name, self._order)
             inputs, weights = opened[owner][0], opened[partner][1]
             half.link.send(Frame(kind, step, b"".join([inputs, weights, dealt[owner]])))
+        if trains:  # while the parties compute their outputs
+            for name, half in self._by_party.items():
+                other = self._dealers[owner_of(name, self._order)]
+                _codec(half).beside(words_bytes(other.deal_update(step)))
 
     def _sum(self, kind: Kind, step: int, rows: int) -> Tensor:
         total = super()._sum(kind, step, rows)
@@ -127,3 +134,8 @@ class SharedHalves(MaskedHalves):
         ]
         payload = self._by_party[name].take(kind, step).payload
         return split_payload(payload, sizes, f"step {step} of party '{name}'")
+
+
+def _codec(half: LabelHalf) -> SharedGradient:
+    assert isinstance(half.codec, SharedGradient), "gradients leave as shares"
+    return half.codec

@@ -64,11 +64,28 @@ def encode_gradient(gradient: Tensor, rate: float, party: str) -> Tensor:
 
 
 def encode_weights(layer: torch.nn.Linear, factor: float = 1.0) -> Tensor:
-    """A layer's weights, the bias as last row; int64, axes (columns + 1, width)."""
+    """A layer's weights times a factor, the bias as last row; int64, axes (columns + 1, width)."""
     bias = torch.zeros(layer.out_features) if layer.bias is None else layer.bias.detach()
-    weights = torch.cat([layer.weight.detach().t(), bias[None]])
+    return _encode_weights(torch.cat([layer.weight.detach().t(), bias[None]]).double() * factor)
+
+
+def first_weights(columns: int, width: int, draw: torch.Generator, factor: float) -> Tensor:
+    """Weights as torch begins a linear layer with, times a factor; int64, axes (columns, width).
+
+    Args:
+        columns: of the inputs, that of ones included.
+        width: of the outputs.
+        draw: where they come from.
+        factor: what they are multiplied with.
+    """
+    reach = factor / max(1, columns - 1) ** 0.5
+    uniform = torch.rand(columns, width, generator=draw, dtype=torch.float64)
+    return _encode_weights((2 * uniform - 1) * reach)
+
+
+def _encode_weights(weights: Tensor) -> Tensor:
     room = ring.WORD_BITS - 2 - WEIGHT_BITS
-    return ring.encode(weights.double() * factor, WEIGHT_BITS, "first weights", room, _FIX)
+    return ring.encode(weights, WEIGHT_BITS, "first weights", room, _FIX)
 
 
 def check_outputs(outputs: Tensor, step: int) -> None:
@@ -160,15 +177,8 @@ class Partner:
         Raises:
             ReusedPadError: asked again.
         """
-        of, mask = self._mask or (None, inputs)
+        mask = _of(self._mask, step)
         self._mask = None
-        if of != step:
-            raise ReusedPadError(
-                "the weights were opened for another exchange, or were multiplied before",
-                where="first layer",
-                got=f"step {step}",
-                fix="open them anew",
-            )
         return ring.matmul(inputs, mask) + dealt
 
     def change(self, inputs: Tensor, dealt: Tensor, step: int) -> Tensor:
@@ -198,10 +208,11 @@ class Dealer:
     def __init__(self, owner: PadStream, partner: PadStream, columns: int, width: int) -> None:
         self._owner, self._partner = owner, partner
         self.columns, self.width = columns, width
+        self._inputs: tuple[int, Tensor] | None = None
         self._gradient: tuple[int, Tensor] | None = None
 
-    def deal(self, rows: int, step: int, trains: bool) -> list[Tensor]:
-        """What the partner needs: U V - T, axes (rows, width), and in a training U^T R - C.
+    def deal(self, rows: int, step: int) -> Tensor:
+        """What the partner needs for the outputs: U V - T, axes (rows, width).
 
         Raises:
             ReusedPadError: this step, or a later one, was dealt.
@@ -209,34 +220,51 @@ class Dealer:
         inputs = _draw(self._owner, (rows, self.columns), "inputs", step)
         weights = _draw(self._partner, (self.columns, self.width), "weights", step)
         outputs = _draw(self._owner, (rows, self.width), "outputs", step)
-        dealt = [ring.matmul(inputs, weights) - outputs]
-        if trains:
-            gradient = _draw(self._partner, (rows, self.width), "gradient", step)
-            update = _draw(self._owner, (self.columns, self.width), "update", step)
-            self._gradient = step, gradient
-            dealt.append(ring.matmul(inputs.t(), gradient) - update)
-        return dealt
+        self._inputs = step, inputs
+        return ring.matmul(inputs, weights) - outputs
+
+    def deal_update(self, step: int) -> Tensor:
+        """What the partner needs for the update: U^T R - C, axes (columns, width).
+
+        Raises:
+            ReusedPadError: this step's was dealt, or its outputs were not.
+        """
+        inputs = _of(self._inputs, step)
+        self._inputs = None
+        gradient = _draw(self._partner, (len(inputs), self.width), "gradient", step)
+        update = _draw(self._owner, (self.columns, self.width), "update", step)
+        self._gradient = step, gradient
+        return ring.matmul(inputs.t(), gradient) - update
 
     def share_gradient(self, gradient: Tensor, step: int) -> Tensor:
         """G - R for the owner.
 
         Args:
             gradient: G, int64, axes (rows, width).
-            step: number of the exchange, which was dealt.
+            step: number of the exchange, whose update was dealt.
 
         Raises:
-            ReusedPadError: the gradient of this step was shared, or never dealt.
+            ReusedPadError: the gradient of this step was shared, or its update never dealt.
         """
-        of, mask = self._gradient or (None, gradient)
+        mask = _of(self._gradient, step)
         self._gradient = None
-        if of != step:
-            raise ReusedPadError(
-                "a gradient's mask was used, or is of another exchange",
-                where="first layer",
-                got=f"step {step}",
-                fix="deal for the exchange first",
-            )
         return gradient - mask
+
+
+def _of(kept: tuple[int, Tensor] | None, step: int) -> Tensor:
+    """The mask that was kept for a step.
+
+    Raises:
+        ReusedPadError: there is none, or it is of another step.
+    """
+    if kept is None or kept[0] != step:
+        raise ReusedPadError(
+            "a mask was used before, or belongs to another exchange",
+            where="first layer",
+            got=f"step {step}",
+            want="each once, in the order of the protocol",
+        )
+    return kept[1]
 
 
 def _draw(stream: PadStream, shape: tuple[int, ...], *purpose: str | int) -> Tensor:
