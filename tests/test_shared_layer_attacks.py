@@ -26,6 +26,7 @@ from vfl.mpc.sealing import TAG_BYTES, Sealing
 from vfl.mpc.shared_layer import encode_inputs
 from vfl.mpc.stream import PadStream
 from vfl.seeds import generator, scoped
+from vfl.session import Exchange
 from vfl.trace import Trace
 
 PARTIES = ("left", "right")
@@ -309,3 +310,37 @@ def test_a_dealer_with_a_partners_help_has_the_owners_columns(data):
     exact = truth["left", 3]
     mask = PadStream(relay.keys["left"]).words64(exact.size, "inputs", 3).view("<i8")
     assert np.array_equal(seen["right", 3] + mask.reshape(exact.shape), exact)
+
+
+def test_outputs_tell_the_label_party_how_alike_rows_are(data):
+    """What the page owns up to: it knows G, and outputs before and after, so inner products.
+
+    One step moves the outputs of row x by - sum over the batch of (x . x_s) rate G_s, over all
+    parties' columns together; with a batch smaller than the width that has one solution.
+    """
+    rate, batch, asked = 0.3, np.arange(6), np.arange(100, 140)
+    session = LocalSession(experiment("beaver", learning_rate=rate), data, outputs=10)
+    outputs, gradients = {}, {}
+    cuts = session.label.reception.cuts
+
+    def noting(exchange):
+        found = cuts(exchange)
+        outputs[exchange.step] = sum(found.values()).detach().double()
+        return found
+
+    codec = session.label.halves[HOLDER].codec
+    encode = codec.encode_grad
+
+    def noting_gradient(grad, saved, moment):
+        gradients[moment.step] = grad.double()
+        return encode(grad, saved, moment)
+
+    session.label.reception.cuts, codec.encode_grad = noting, noting_gradient
+    phases = (("validation", asked), ("train", batch), ("validation", asked))
+    session.go_on(
+        None, [Exchange(step, phase, 1, rows, True) for step, (phase, rows) in enumerate(phases)]
+    )
+    found = -(outputs[2] - outputs[0]) @ torch.linalg.pinv(rate * gradients[1])
+    columns = torch.cat([data[name].inputs.flatten(1) for name in PARTIES], 1).double()
+    exact = columns[asked] @ columns[batch].t() + len(PARTIES)  # a column of ones at each
+    assert torch.corrcoef(torch.stack([found.flatten(), exact.flatten()]))[0, 1] > 0.999

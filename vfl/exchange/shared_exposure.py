@@ -59,6 +59,15 @@ def refuse_adversary(party: str, adversary: Adversary) -> None:
         )
 
 
+def nobodys_bottom(party: str) -> ExposedCutError:
+    """What is told to whoever asks for a party's bottom, or for its cut."""
+    return ExposedCutError(
+        "with shared first layers no party has a bottom, and nobody a cut",
+        got=f"bottom or cut of party '{party}'",
+        want="secure = 'none' or 'sum' for what looks at one",
+    )
+
+
 def _check_dealer(dealer: str, label_party: str, feature_parties: Sequence[str]) -> None:
     if dealer in feature_parties:
         raise ExposedCutError(

@@ -20,6 +20,7 @@ from vfl.errors import ExposedCutError, ProtocolError, RunFolderError
 from vfl.exchange.guards import expect
 from vfl.exchange.masked import QUERY, TRAINING
 from vfl.exchange.neighbours import Neighbours
+from vfl.exchange.shared_exposure import nobodys_bottom
 from vfl.exchange.wire_words import read_words, size_of, split_payload, words_bytes
 from vfl.frame import Frame, Kind, Payload
 from vfl.link import Link
@@ -192,11 +193,7 @@ class SharedHalf:
         Raises:
             ExposedCutError: always.
         """
-        raise ExposedCutError(
-            "with a shared first layer no party has a cut",
-            got=f"the cut of party '{self.party}'",
-            want="secure = 'none' or 'sum' for what looks at cuts",
-        )
+        raise nobodys_bottom(self.party)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Its shares: of its own layer, and of the other's once it was told how large that is."""

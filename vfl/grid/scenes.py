@@ -15,8 +15,9 @@ from vfl.attacks.recorded_case import OWN_COLUMNS, RECEIVING, TRAINING
 from vfl.attacks.threat import Who
 from vfl.attacks.victim import INFERENCE
 from vfl.config import Experiment, GridSettings, TraceSettings
-from vfl.errors import ExposedCutError, UserError
+from vfl.errors import UserError
 from vfl.exchange.exposure import shares_weights
+from vfl.exchange.shared_exposure import nobodys_bottom
 from vfl.grid.trials import OUTCOME
 from vfl.trace import read, trace_of_masked_cuts
 
@@ -109,12 +110,7 @@ def check_scenes(
         if scene != "asked" and experiment.secure != "none":
             raise trace_of_masked_cuts()
         if shares_weights(experiment):
-            raise ExposedCutError(
-                f"{spec} looks at a bottom or a cut, and with shared first layers nobody has one",
-                where="grid.attacks",
-                got=f"secure = '{experiment.secure}'",
-                want="secure = 'none' or 'sum'",
-            )
+            raise nobodys_bottom(party)
         if scene == "heard" and settings.trained_by == "owner":
             raise UserError(
                 f"{spec} needs the training, and where the owner trained alone nobody saw it",
