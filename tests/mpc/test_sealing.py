@@ -1,13 +1,17 @@
 """What a relay can do with messages it cannot read: nothing that goes unnoticed."""
 
+import hmac
 import pickle
+from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from vfl.errors import AuthenticationError, ReusedPadError
 from vfl.mpc import sealing
 from vfl.mpc.sealing import TAG_BYTES, Sealing
 
+DOCS = Path(__file__).parents[2] / "docs"
 KEY = bytes(range(32))
 ABOUT = "inputs 7"
 
@@ -79,6 +83,18 @@ def test_a_key_seals_no_more_than_its_nonces(monkeypatch):
     there.seal(b"", ABOUT)
     with pytest.raises(ReusedPadError):
         there.seal(b"", ABOUT)
+
+
+def test_the_test_vector_of_the_documentation():
+    """HKDF by RFC 5869, with hmac alone; the pair's key is that of the secure sum's page."""
+    pair = bytes.fromhex("7deaf7d298f8ae132fc4f873ca93c192e144e9299a164737d3643fd478087769")
+    pseudorandom = hmac.digest(bytes(32), pair, "sha256")
+    info = b"vfl relayed message 1" + b"\x04bank" + b"\x04shop"
+    key = hmac.digest(pseudorandom, info + b"\x01", "sha256")
+    sealed = AESGCM(key).encrypt(bytes(12), b"words", b"inputs 7")
+    assert Sealing(pair, "bank", "shop").seal(b"words", "inputs 7") == sealed
+    assert f"`{sealed.hex()}`" in (DOCS / "secure_layer.md").read_text()
+    assert pair.hex() in (DOCS / "secure_sum.md").read_text()
 
 
 def test_a_key_is_not_serialised_or_shown():

@@ -1,8 +1,8 @@
 """A linear layer whose weights two parties share, and neither has; its inputs stay at their owner.
 
 The owner has the inputs X (a column of ones included) and a share A of the weights, its partner
-the other share S, W = A + S. A dealer gives both what is random (Beaver 1991; inputs in clear at
-their owners as in SPNN, Zheng et al. 2020, section 4):
+the other share S, W = A + S. A dealer gives both what is random (Beaver 1991); a server goes on
+with the outputs in clear, as in SPNN (Zhou et al. 2020, arXiv 2012.09364):
 
     forward    owner -> partner  E = X - U        partner -> owner  D = S - V
                owner:   X (A + D) + T             partner:  E V + (U V - T)       sum: X W
