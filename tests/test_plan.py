@@ -9,7 +9,9 @@ from vfl.config import read_experiment
 from vfl.defenses import DEFENSES
 from vfl.errors import ConfigError, DataError, SpecError, WidthError
 from vfl.frame import HEADER_BYTES
-from vfl.run import train
+from vfl.ledger import CONTROL
+from vfl.local import LocalSession
+from vfl.run import load_data, train
 
 TEXT = """\
 name = "plan"
@@ -192,6 +194,20 @@ def test_who_learns_what_of_the_cuts_is_told(path):
     told = plan.of_experiment(path, [*SUM, "secure=sum:bits=8"])["secure"]
     assert told.startswith("label learns the sum alone, unless it colludes")
     assert told.endswith("0.25 x the bytes of float32, exact to 2^-4, values within 7.875")
+
+
+def test_shared_first_layers_are_planned_with_the_bytes_that_will_be_sent(path):
+    bottoms = [f"parties.{name}.bottom=mlp:hidden=none" for name in ("left", "right")]
+    overrides = [*SUM, *SGD, *bottoms, "secure=beaver", "train.epochs=2", "parties.right.width=8"]
+    facts = plan.of_experiment(path, overrides)
+    assert facts["secure"].startswith("label learns the sum alone and no party has first-layer")
+    experiment = read_experiment(path, overrides)
+    session = LocalSession(experiment, load_data(experiment), outputs=10).run()
+    rows = [row for row in session.ledger.rows() if row.phase != CONTROL]
+    queries = sum(row.frames for row in rows if row.phase == "evaluate") // 4
+    trained = sum(row.frames for row in rows if row.phase == "train") // 4
+    sent = sum(row.wire_bytes for row in rows)
+    assert facts["at_most_bytes"] == sent + trained + queries
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,16 @@ def test_a_training_and_a_prediction_with_shared_first_layers(session):
         assert len(list(csv.reader(file))) == 1 + 120
 
 
+def test_a_party_that_allows_fewer_bytes_than_shared_layers_take_refuses(session):
+    """It cannot know how many before it is told the other layer's columns; no input has left."""
+    session.write("shop", "[consent]\nmax_bytes = 20000")
+    with pytest.raises(PeerFailedError, match="does not consent"):
+        session.play(**SHARED)
+    (refusal,) = [error for error in session.flower.failures if error.code == "V403"]
+    assert refusal.want == "bytes <= 20000"
+    assert not sent(Noting.seen, Kind.OPENING, "shop")
+
+
 def test_shared_first_layers_go_on_after_a_lost_party(session, monkeypatch):
     left = [1]
     answer = SharedHalf.answer

@@ -13,6 +13,7 @@ from vfl.errors import ExposedCutError
 from vfl.exchange.shared_exposure import refuse_beside_shares
 from vfl.mpc import secure
 from vfl.mpc.masked_sum import Ring
+from vfl.mpc.shared_layer import INPUT_BITS
 
 
 class Agreed(Protocol):
@@ -71,8 +72,8 @@ def what_is_told(agreed: Agreed) -> str:
     if shares_weights(agreed):
         return (
             f"{label_party} learns the sum alone and no party has first-layer weights, unless "
-            f"{label_party}, which deals, colludes with a feature party; exact to "
-            f"2^-{ring.fraction}, sums within {ring.reach / 2:.5g}"
+            f"{label_party}, which deals, colludes with a feature party; inputs rounded to "
+            f"2^-{INPUT_BITS + 1}, sums within {ring.reach / 2:.5g}"
         )
     return (
         f"{label_party} learns the sum alone, unless it colludes with all parties but one; "

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vfl.mpc.pairwise import BLOCK, PairwiseMasks
 from vfl.mpc.sealing import Sealing
+from vfl.mpc.shared_traffic import SharedAxes
 
 
 def partner_of(party: str, order: Sequence[str]) -> str:
@@ -30,6 +31,20 @@ def owner_of(party: str, order: Sequence[str]) -> str:
     'clinic'
     """
     return order[order.index(party) - 1]
+
+
+def axes_of(columns: Mapping[str, int], width: int) -> dict[str, SharedAxes]:
+    """What each feature party has shares of.
+
+    Args:
+        columns: of every party's inputs, in merge order.
+        width: of all their outputs.
+    """
+    ones, order = 1, tuple(columns)
+    return {
+        name: SharedAxes(own + ones, columns[owner_of(name, order)] + ones, width)
+        for name, own in columns.items()
+    }
 
 
 class Neighbours:

@@ -26,12 +26,12 @@ from vfl.frame import Frame, Kind, Payload
 from vfl.link import Link
 from vfl.mpc.sealing import TAG_BYTES
 from vfl.mpc.shared_layer import Owner, Partner, encode_inputs, encode_weights, first_weights
+from vfl.mpc.shared_traffic import SharedAxes, fits
 from vfl.mpc.stream import KEY_BYTES, PadStream
 from vfl.seeds import Secret
 
 #: How many columns a layer has, as it is told when an attempt begins.
 COLUMNS_BYTES = 4
-MOST_COLUMNS = 2**20
 #: The variance of a sum of two first weights is that of one.
 _HALF = 2**-0.5
 
@@ -99,8 +99,8 @@ class SharedHalf:
         """
         key, told = split_payload(deal, [KEY_BYTES, COLUMNS_BYTES], "deal")
         columns = int.from_bytes(told, "little")
-        if not 1 <= columns <= MOST_COLUMNS:
-            raise ProtocolError("a layer of so many columns cannot be", want="1 to 2^20")
+        if not fits(columns, self.width):
+            raise ProtocolError("a layer of so many columns cannot be shared", got=f"{columns}")
         if self._other is None:
             self._other = self._fresh(columns)
         if self._other.shape != (columns, self.width):
@@ -113,6 +113,11 @@ class SharedHalf:
         near = Neighbours(self.party, order, keys)
         self._attempt = _Attempt(Owner(stream), Partner(stream), near)
         self._pending = None
+
+    @property
+    def axes(self) -> SharedAxes:
+        """The layers it has shares of, once an attempt has begun."""
+        return SharedAxes(self.columns, len(self._shared()), self.width)
 
     def introduce(self) -> None:
         """Tell how many columns this party's layer has, before the deal."""

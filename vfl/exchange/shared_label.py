@@ -14,12 +14,13 @@ from vfl.errors import ProtocolError
 from vfl.exchange.label_half import LabelHalf
 from vfl.exchange.masked import MaskedHalves
 from vfl.exchange.neighbours import owner_of, partner_of
-from vfl.exchange.shared_half import COLUMNS_BYTES, MOST_COLUMNS
+from vfl.exchange.shared_half import COLUMNS_BYTES
 from vfl.exchange.wire_words import size_of, split_payload, words_bytes
 from vfl.frame import Frame, Kind, Payload
 from vfl.mpc.masked_sum import Ring
 from vfl.mpc.sealing import TAG_BYTES
 from vfl.mpc.shared_layer import Dealer, check_outputs, encode_gradient
+from vfl.mpc.shared_traffic import MOST_COLUMNS, fits
 from vfl.mpc.stream import KEY_BYTES, PadStream
 
 
@@ -117,11 +118,11 @@ class SharedHalves(MaskedHalves):
     def _columns(self, name: str) -> int:
         told = self._by_party[name].take(Kind.PROTOCOL, 1).payload
         columns = int.from_bytes(told, "little")
-        if len(told) != COLUMNS_BYTES or not 1 <= columns <= MOST_COLUMNS:
+        if len(told) != COLUMNS_BYTES or not fits(columns, self._by_party[name].width):
             raise ProtocolError(
-                f"party '{name}' told something else than its columns",
+                f"party '{name}' told something else than columns of a layer that can be shared",
                 got=f"{len(told)} bytes",
-                want=f"a number from 1 to 2^20 in {COLUMNS_BYTES} bytes",
+                want=f"a number from 1 to {MOST_COLUMNS} in {COLUMNS_BYTES} bytes",
             )
         return columns
 
