@@ -202,6 +202,7 @@ def test_shared_first_layers_are_planned_with_the_bytes_that_will_be_sent(path):
     facts = plan.of_experiment(path, overrides)
     assert facts["secure"].startswith("label learns the sum alone and no party has first-layer")
     experiment = read_experiment(path, overrides)
+    assert "in_flight" not in str(plan.link_advice(experiment, 210, 0.04, 80))
     session = LocalSession(experiment, load_data(experiment), outputs=10).run()
     rows = [row for row in session.ledger.rows() if row.phase != CONTROL]
     queries = sum(row.frames for row in rows if row.phase == "evaluate") // 4
