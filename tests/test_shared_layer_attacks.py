@@ -3,6 +3,7 @@
 Every attacker here also plays against the same training without the protection, where it wins.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from vfl.attacks.victim import Victim
 from vfl.config import Experiment
 from vfl.datasets import load_bundled
 from vfl.exchange import SharedHalf, shared_label
+from vfl.exchange.neighbours import Neighbours
 from vfl.exchange.wire_words import size_of
 from vfl.frame import Kind
 from vfl.local import LocalSession
@@ -165,6 +167,8 @@ def test_a_holders_whole_transcript_is_worth_no_more_than_nothing(data, trained)
         without = max(score(data, weights_of(one), spec) for one in untrained)
         stolen = score(data, plain.weights()[HOLDER], spec)
         gains[spec] = stolen - max(scratch, without)
+        best = max(worth.values())
+        print(f"{spec}: {stolen:.3f} plain, {best:.3f}, {without:.3f} untrained, {scratch:.3f}")
         assert max(worth.values()) <= max(scratch, without) + 0.02, (spec, worth, without)
     assert max(gains.values()) > 0.05, ("a plain bottom is worth something", gains, scratch)
 
@@ -194,6 +198,7 @@ def test_gradients_tell_a_holder_nothing_of_labels(data, trained):
     _, diary, heard = trained
     plain = labels_from(*rows_and_labels(data, heard, WIDTH))
     shared = labels_from(*rows_and_labels(data, diary.gradients, WIDTH))
+    print(f"gradients: {plain:.3f} plain, {shared:.3f} shared")
     assert plain > 0.75, "two leaks of each class and plain gradients are enough"
     assert shared < 0.15
 
@@ -344,3 +349,79 @@ def test_outputs_tell_the_label_party_how_alike_rows_are(data):
     columns = torch.cat([data[name].inputs.flatten(1) for name in PARTIES], 1).double()
     exact = columns[asked] @ columns[batch].t() + len(PARTIES)  # a column of ones at each
     assert torch.corrcoef(torch.stack([found.flatten(), exact.flatten()]))[0, 1] > 0.999
+
+
+def unmasked(trace, columns, rows):
+    """What the left party sent, less everything the dealer knows of it, and both its V.
+
+    CUT = X_l (W_l - V_l) + X_r V_r + T_l - T_r for two parties; int64, axes (rows, width).
+    """
+    keys = Relay(trace).keys
+    (sent,) = [one.payload for one in trace if one.kind is Kind.QUERY and one.party == HOLDER]
+    words = np.frombuffer(sent, "<i8").reshape(-1, WIDTH)[:rows].copy()
+    v = {}
+    for party, other, sign in ((*PARTIES, -1), (*PARTIES[::-1], 1)):
+        dealt = PadStream(keys[party]).words64(len(sent) // 8, "outputs", 0).view("<i8")
+        words += sign * dealt.reshape(-1, WIDTH)[:rows]
+        masks = PadStream(keys[other]).words64(columns * WIDTH, "weights", 0).view("<i8")
+        v[party] = masks.reshape(columns, WIDTH)
+    return words, v
+
+
+def solved(left, right):
+    """x of x left = right modulo 2^64, by elimination on odd pivots; None if there are too few."""
+    rows = [[*map(int, row), *map(int, known)]
+            for row, known in zip(left.T, right.T, strict=True)]  # fmt: skip
+    unknowns, modulus = len(left), 2**64
+    for column in range(unknowns):
+        pivot = next((one for one in range(column, len(rows)) if rows[one][column] % 2), None)
+        if pivot is None:
+            return None
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        inverse = pow(rows[column][column], -1, modulus)
+        rows[column] = [value * inverse % modulus for value in rows[column]]
+        for other, row in enumerate(rows):
+            if other != column and row[column]:
+                rows[other] = [
+                    (a - row[column] * b) % modulus for a, b in zip(row, rows[column], strict=True)
+                ]
+    found = [[(value + 2**63) % modulus - 2**63 for value in row[unknowns:]]
+             for row in rows[:unknowns]]  # fmt: skip
+    return np.array(found).T
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_masks_of_the_sum_keep_the_dealer_from_solving_for_the_columns(
+    data, monkeypatch, masked
+):
+    """It asks for the same rows again and again; every time V is another, and it knows V.
+
+    W cancels out between two queries, so each adds `WIDTH` equations about a row's columns. The
+    masks that cancel out between the parties are what makes them useless.
+    """
+    if not masked:
+        monkeypatch.setattr(Neighbours, "mask", lambda near, words, purpose, step: None)
+    rows, columns = 2, math.prod(data["left"].inputs.shape[1:]) + 1
+    weights = LocalSession(experiment("beaver", epochs=1), data, outputs=10).run().weights()
+    asked = []
+    for _ in range(2 * columns // WIDTH + 4):
+        trace, settings = Trace(Kind), experiment("beaver")
+        LocalSession(
+            settings, data, mode="predict", outputs=10, weights=weights, observers=[trace]
+        ).run()
+        asked.append(unmasked(trace, columns, rows))
+    (first, v), more = asked[0], asked[1:]
+    system = np.concatenate(
+        [
+            np.concatenate([v["left"] - other["left"], other["right"] - v["right"]])
+            for _, other in more
+        ],
+        1,
+    )
+    found = solved(system, np.concatenate([words - first for words, _ in more], 1))
+    where = torch.from_numpy(data["label"].split.test[:rows])
+    exact = [encode_inputs(data[name].inputs[where], name).numpy() for name in PARTIES]
+    assert found is not None
+    assert np.array_equal(found, np.concatenate(exact, 1)) is not masked
+    if masked:
+        assert np.mean(found == np.concatenate(exact, 1)) < 0.01

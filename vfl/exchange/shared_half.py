@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from vfl.compression import INFERENCE, Moment
-from vfl.compression.none import Uncompressed
 from vfl.errors import ExposedCutError, ProtocolError, RunFolderError
 from vfl.exchange.guards import expect
 from vfl.exchange.masked import QUERY, TRAINING
@@ -74,7 +73,6 @@ class SharedHalf:
     ) -> None:
         self.party = party
         self.width = width
-        self.codec = Uncompressed()
         self.link = link
         self.columns = columns + 1
         self._secret = secret
