@@ -86,26 +86,43 @@ def joined(weights, name):
     return (weights[name]["own"] + other).double() * 2.0**-WEIGHT_BITS
 
 
-def test_a_training_computes_what_the_plain_one_does():
+@pytest.mark.parametrize(
+    ("top", "rate", "batch", "bound"),
+    [
+        ("mlp:hidden=32", 0.3, 32, 1e-5),
+        ("mlp:hidden=32,activation=tanh", 0.05, 64, 1e-5),
+        ("mlp:hidden=32", 0.05, 64, 1e-3),  # one ReLU falls on the other side of zero
+    ],
+)
+def test_a_training_computes_what_the_plain_one_does(top, rate, batch, bound):
     """The whole of digits: the same accuracy, and weights within the bound the page states.
 
     A step's error is that of inputs rounded to 2^-14 and gradients to 2^-27, and what follows from
-    both; it adds up over the 400 steps, and stays below a hundred-thousandth of the weights.
+    both; it adds up over the steps, 400 of them at most. Only where a ReLU of the top gets a number
+    that is zero but for that error may a whole row's gradient differ.
     """
     data = load_bundled("digits", PARTIES, 0, "label")
     bottoms = fresh(data)
-    train = {"epochs": 10}
-    shared = session(data, train=train, weights=shares_of(bottoms)).run()
-    plain = session(data, "none", train=train, bottoms=bottoms).run()
+    train = {"epochs": 10, "learning_rate": rate, "batch_rows": batch}
+    shared, plain = (
+        session(data, secure, train=train, label={"top": top}, **start).run()
+        for secure, start in (
+            ("beaver", {"weights": shares_of(bottoms)}),
+            ("none", {"bottoms": bottoms}),
+        )
+    )
     ours, theirs = (one.label.history[-1] for one in (shared, plain))
-    assert ours["test_accuracy"] == pytest.approx(theirs["test_accuracy"], abs=1e-3)
-    assert ours["test_accuracy"] > 0.9
-    assert ours["train_loss"] == pytest.approx(theirs["train_loss"], abs=1e-5)
-    weights = shared.weights()
+    weights, apart = shared.weights(), 0.0
     for client in plain.clients:
         layer = client.half.model["bottom"][-1]
         exact = encode_weights(layer).double() * 2.0**-WEIGHT_BITS
-        assert (joined(weights, client.name) - exact).abs().max() < 1e-5
+        apart = max(apart, float((joined(weights, client.name) - exact).abs().max()))
+    accuracies = ours["test_accuracy"], theirs["test_accuracy"]
+    print(f"{top}, rate {rate}: accuracies {accuracies}, weights {apart:.1e} apart")
+    assert apart < bound
+    assert ours["train_loss"] == pytest.approx(theirs["train_loss"], abs=bound)
+    assert accuracies[0] == pytest.approx(accuracies[1], abs=1e-3)
+    assert accuracies[0] > 0.5
 
 
 def test_the_first_outputs_are_those_of_the_plain_sum_within_the_rounding(data):
