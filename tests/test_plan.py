@@ -9,7 +9,9 @@ from vfl.config import read_experiment
 from vfl.defenses import DEFENSES
 from vfl.errors import ConfigError, DataError, SpecError, WidthError
 from vfl.frame import HEADER_BYTES
-from vfl.run import train
+from vfl.ledger import CONTROL
+from vfl.local import LocalSession
+from vfl.run import load_data, train
 
 TEXT = """\
 name = "plan"
@@ -183,6 +185,7 @@ def test_steps_are_rounded_up(path):
         assert facts["steps_per_epoch"] == math.ceil(210 / rows)
 
 
+SGD = ["train.optimizer=sgd", "train.momentum=0"]
 SUM = ["codec=none", "merge=sum", "parties.left.width=8"]
 
 
@@ -193,6 +196,21 @@ def test_who_learns_what_of_the_cuts_is_told(path):
     assert told.endswith("0.25 x the bytes of float32, exact to 2^-4, values within 7.875")
 
 
+def test_shared_first_layers_are_planned_with_the_bytes_that_will_be_sent(path):
+    bottoms = [f"parties.{name}.bottom=mlp:hidden=none" for name in ("left", "right")]
+    overrides = [*SUM, *SGD, *bottoms, "secure=beaver", "train.epochs=2", "parties.right.width=8"]
+    facts = plan.of_experiment(path, overrides)
+    assert facts["secure"].startswith("label learns the sum alone and no party has first-layer")
+    experiment = read_experiment(path, overrides)
+    assert "in_flight" not in str(plan.link_advice(experiment, 210, 0.04, 80))
+    session = LocalSession(experiment, load_data(experiment), outputs=10).run()
+    rows = [row for row in session.ledger.rows() if row.phase != CONTROL]
+    queries = sum(row.frames for row in rows if row.phase == "evaluate") // 4
+    trained = sum(row.frames for row in rows if row.phase == "train") // 4
+    sent = sum(row.wire_bytes for row in rows)
+    assert facts["at_most_bytes"] == sent + trained + queries
+
+
 @pytest.mark.parametrize(
     ("overrides", "want"),
     [
@@ -201,7 +219,10 @@ def test_who_learns_what_of_the_cuts_is_told(path):
         ([*SUM, "secure=sum", "defense=potential"], "a defense of inputs"),
         ([*SUM, "secure=sum", "trace.phases=train"], "no trace"),
         ([*SUM, "secure=sum:bits=12"], "8, 16, 32"),
-        ([*SUM, "secure=beaver"], "none, sum"),
+        ([*SUM, "secure=bever"], "beaver, none, sum"),
+        ([*SUM, "secure=beaver"], "train.optimizer = sgd"),
+        ([*SUM, "secure=beaver", *SGD], "bottom = 'mlp:hidden=none'"),
+        ([*SUM, "secure=beaver:dealer=notary", *SGD], "dealer=label"),
     ],
 )
 def test_a_secure_mode_that_cannot_be_is_told_with_its_place(path, overrides, want):

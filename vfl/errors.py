@@ -13,7 +13,7 @@
           BadOptionError       V103  an option's value is out of range or of another type
           WidthError           V104  a codec does not fit the width of the cut
           PrivateLayerError    V105  a module has a layer that cannot be computed on shares
-          ExposedCutError      V601  a setting would expose a cut that a secure sum hides
+          ExposedCutError      V601  a setting would expose what a secure mode hides
         DataError              V200  a table cannot be used
           MissingDataError     V201  a file or folder is not there
           MissingColumnError   V203  a column is not in the table

@@ -44,6 +44,8 @@ class Kind(IntEnum):
     DONE = 7
     ERROR = 8
     PROTOCOL = 9  # for protocols that run over the same link
+    OPENING = 10  # training: masked operands that the label party relays
+    QUERY_OPENING = 11  # the same in evaluation and prediction
 
 
 @dataclass(frozen=True, slots=True)

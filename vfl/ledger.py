@@ -13,7 +13,14 @@ from vfl.frame import Frame, Kind
 
 #: Phase of greetings and goodbyes, whose size says nothing about the training.
 CONTROL = "control"
-_PHASES = {Kind.CUT: "train", Kind.GRAD: "train", Kind.QUERY: "evaluate", Kind.ACK: "evaluate"}
+_PHASES = {
+    Kind.CUT: "train",
+    Kind.GRAD: "train",
+    Kind.OPENING: "train",
+    Kind.QUERY: "evaluate",
+    Kind.ACK: "evaluate",
+    Kind.QUERY_OPENING: "evaluate",
+}
 
 
 @dataclass(slots=True)

@@ -132,7 +132,7 @@ class LocalSession:
         weights[self.label.data.name] = self.label.weights
         recorders = [one for own in self._recorders.values() for one in own]
         with recording(recorders, schedule, start, weights, self._say) as exchanges:
-            self.label.run(exchanges, before=self._begin, after=self._finish)
+            self.label.run(exchanges, self._begin, self._finish, self._answer)
         return self
 
     def go_on(self, states: States | None, schedule: Iterable[Exchange]) -> LocalSession:
@@ -150,7 +150,7 @@ class LocalSession:
                 client.start()
             else:
                 client.load_training_state(states[client.name])
-        self.label.run(schedule, before=self._begin, after=self._finish)
+        self.label.run(schedule, self._begin, self._finish, self._answer)
         return self
 
     def training_states(self) -> dict[str, dict[str, Any]]:
@@ -207,6 +207,10 @@ class LocalSession:
     def _begin(self, exchange: Exchange) -> None:
         for client in self.clients:
             client.begin(exchange)
+
+    def _answer(self, exchange: Exchange) -> None:
+        for client in self.clients:
+            client.answer(exchange)
 
     def _finish(self, exchange: Exchange) -> None:
         self.next_step = exchange.step + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from vfl.config import (
 )
 from vfl.datasets import PartyData, Split
 from vfl.errors import ConfigError, DataError
-from vfl.exchange.exposure import what_is_told
+from vfl.exchange.exposure import shares_weights, what_is_told
+from vfl.exchange.neighbours import axes_of
 from vfl.grid.attack import grid_cells
 from vfl.grid.compare import comparison_of
 from vfl.grid.trials import BASELINES
 from vfl.grid.victims import attempts_of
+from vfl.mpc.shared_traffic import SharedAxes
 from vfl.project import LabelFolder
 from vfl.run import load_data, session_of
 from vfl.seeds import Secret
@@ -65,7 +68,8 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         if own.inputs is not None
     }
     facts |= _rows(split) | _labels(experiment, data) | {"inputs": columns}
-    facts |= _traffic(experiment, split) | _compared(experiment, places)
+    facts |= _traffic(experiment, split, _shared(experiment, data))
+    facts |= _compared(experiment, places)
     facts |= _attacked(experiment)
     facts["privacy"] = _privacy(experiment, label)
     return facts | _trace(experiment.trace, session.terms, split, session.weights(), _RUNS)
@@ -119,6 +123,8 @@ def link_advice(
         round_trip_s: to the party that is furthest away.
         mbps: bandwidth of the label party's link in each direction; None is no limit.
     """
+    if shares_weights(experiment):
+        return advice.of_shared_layers(round_trip_s, _STEP_S)
     train, codec = experiment.train, compression.make(experiment.codec)
     widths = [experiment.parties[name].width for name in experiment.feature_parties]
     sizes = [codec.payload_limit(train.batch_rows, codec.wire_width(width)) for width in widths]
@@ -191,7 +197,7 @@ def check_specs(experiment: Experiment, places: Places | None = None) -> dict[st
         "codec": experiment.codec,
         "formula_ratio": round(codec.formula_ratio(width), 5),
         "defense": experiment.defense,
-        "secure": what_is_told(experiment, experiment.label.party),
+        "secure": what_is_told(experiment),
         "privacy": _privacy(experiment),
     }
 
@@ -271,12 +277,24 @@ def _labels(experiment: Experiment, data: Mapping[str, PartyData]) -> dict[str, 
     return facts | ({"fold": f"{experiment.data.fold} of {folds}"} if folds else {})
 
 
-def _traffic(experiment: Experiment, split: Split) -> dict[str, Any]:
+def _traffic(
+    experiment: Experiment, split: Split, shared: Mapping[str, SharedAxes] | None = None
+) -> dict[str, Any]:
     terms = Terms.of(experiment, "train", experiment.name)
     steps = steps_per_epoch(len(split.train), experiment.train.batch_rows)
-    most = {name: expected_bytes(terms, name, split) for name in experiment.feature_parties}
-    return {
-        "steps_per_epoch": steps,
-        "epochs": experiment.train.epochs,
-        "at_most_bytes": sum(most.values()),
-    }
+    facts = {"steps_per_epoch": steps, "epochs": experiment.train.epochs}
+    if shares_weights(experiment) and shared is None:  # their columns decide, which nobody told yet
+        return facts
+    most = (
+        expected_bytes(terms, name, split, (shared or {}).get(name))
+        for name in experiment.feature_parties
+    )
+    return facts | {"at_most_bytes": sum(most)}
+
+
+def _shared(experiment: Experiment, data: Mapping[str, PartyData]) -> dict[str, SharedAxes]:
+    """What every feature party shares; empty where each has a bottom of its own."""
+    inputs = {name: data[name].inputs for name in experiment.feature_parties}
+    columns = {name: math.prod(own.shape[1:]) for name, own in inputs.items() if own is not None}
+    width = experiment.parties[next(iter(columns))].width
+    return axes_of(columns, width) if shares_weights(experiment) else {}

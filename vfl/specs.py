@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from vfl import attacks, compression, defenses, models
 from vfl.attacks.active import make_adversary
-from vfl.config import WANTED, Experiment, LabelSettings, PartySettings, Places
+from vfl.config import (
+    WANTED,
+    Experiment,
+    LabelSettings,
+    PartySettings,
+    Places,
+    TrainSettings,
+)
 from vfl.config.packs import PACKS
 from vfl.config.toml import mistakes
 from vfl.errors import ExposedCutError, SpecError, UnknownNameError
-from vfl.exchange.exposure import refuse_exposure
+from vfl.exchange.exposure import refuse_exposure, shares_weights
+from vfl.models.mlp import MLPBottom
 from vfl.mpc import secure
 from vfl.trace import trace_of_masked_cuts
 
 Setting = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The settings a secure mode stands beside; the rest of the experiment may be wrong."""
+
+    secure: str
+    codec: str
+    defense: str
+    merge: str
+    feature_parties: list[str]
+    label_party: str
+    train: TrainSettings
 
 
 def check_specs(experiment: Experiment, places: Places | None = None) -> None:
@@ -127,19 +149,41 @@ def _check_wanted(widths: Sequence[object], spec: str) -> None:
 
 def _check_secure(content: Mapping[str, Any], label_party: object, spec: str) -> None:
     """A secure mode beside the settings it was chosen with."""
-    names = [name for name in _table(content, "parties") if name != label_party]
-    if secure.make(spec).ring(max(1, len(names))) is None:
+    chosen = _Chosen(
+        secure=spec,
+        codec=str(content.get("codec", "none")),
+        defense=str(content.get("defense", "none")),
+        merge=str(content.get("merge", "concat")),
+        feature_parties=[name for name in _table(content, "parties") if name != label_party],
+        label_party=str(label_party),
+        train=TrainSettings.model_construct(**_table(content, "train")),
+    )
+    if secure.make(spec).ring(max(1, len(chosen.feature_parties))) is None:
         return
-    codec, defense = (str(content.get(key, "none")) for key in ("codec", "defense"))
     try:
-        refuse_exposure(codec, defense, content.get("merge", "concat"), names)
+        refuse_exposure(chosen)
+        if shares_weights(chosen):
+            for name in chosen.feature_parties:
+                _check_linear(name, _table(_table(content, "parties"), name))
     except ExposedCutError:
         raise
     except SpecError:
-        return  # of the codec or the defense, which is told where it stands
+        return  # of codec, defense or bottom, which is told where it stands
     trace = _table(content, "trace")
     if trace.get("phases") or trace.get("snapshots"):
         raise trace_of_masked_cuts()
+
+
+def _check_linear(party: str, settings: Mapping[str, Any]) -> None:
+    """A bottom that a feature party shares with another."""
+    bottom = str(settings.get("bottom", PartySettings().bottom))
+    recipe = models.make_bottom(bottom)
+    if not isinstance(recipe, MLPBottom) or recipe.hidden or recipe.last != "none":
+        raise ExposedCutError(
+            f"only one linear layer can be shared, and party '{party}' has another bottom",
+            got=f"bottom = '{bottom}'",
+            want="bottom = 'mlp:hidden=none', and depth in the top",
+        )
 
 
 def _check_listed(make: Callable[[str], object], spec: str) -> None:

@@ -11,7 +11,13 @@ from vfl.attacks.features import before_last, features, through
 from vfl.attacks.victim import Setting, Victim
 from vfl.compression import Moment
 from vfl.config import Experiment
-from vfl.errors import NotGrantedError, RunFolderError, TooFewRowsError, UserError
+from vfl.errors import (
+    ExposedCutError,
+    NotGrantedError,
+    RunFolderError,
+    TooFewRowsError,
+    UserError,
+)
 from vfl.frame import Kind
 from vfl.run_folder import RunFolder
 from vfl.seeds import generator
@@ -143,3 +149,12 @@ def test_a_regression_has_no_classes():
     )
     with pytest.raises(UserError, match="no classes"):
         Victim(asked, data, "left", {})
+
+
+def test_a_run_with_shared_first_layers_has_no_bottom_to_attack(tmp_path):
+    parties = {name: {"width": 8, "bottom": "mlp:hidden=none"} for name in ("left", "right")}
+    train = {"epochs": 1, "optimizer": "sgd", "momentum": 0}
+    asked = experiment(secure="beaver", merge="sum", parties=parties, train=train)
+    run.train(asked, tmp_path, "shared")
+    with pytest.raises(ExposedCutError, match="no party has a bottom"):
+        Victim.of_run(RunFolder.open(tmp_path / "shared"), run.load_data(asked), "left")

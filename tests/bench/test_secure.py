@@ -12,11 +12,12 @@ from vfl.errors import ConfigError
 def test_every_mode_trains_on_every_path():
     rows = bench_secure(steps=3, repeats=1)
     assert [(row.path, row.secure) for row in rows] == [(p, m) for p in PATHS for m in MODES]
-    plain, masked, small = rows[:3]
+    plain, masked, small, shared = rows[:4]
     assert masked.final_loss == pytest.approx(plain.final_loss, abs=1e-4)
     assert small.final_loss == pytest.approx(plain.final_loss, abs=1e-1)
     assert small.final_loss != plain.final_loss
-    assert [row.final_loss for row in rows[:3]] == [row.final_loss for row in rows[3:]]
+    assert shared.final_loss < 1.0
+    assert [row.final_loss for row in rows[:4]] == [row.final_loss for row in rows[4:]]
 
 
 class ScriptedCrew:
@@ -42,10 +43,10 @@ def test_ratios_are_of_the_same_turn_and_turns_change_their_order(monkeypatch):
     crew = ScriptedCrew()
     monkeypatch.setattr(secure, "Crew", lambda network: crew)
     rows = bench_secure(steps=1, repeats=3)
-    assert [row.cpu_ratio for row in rows] == pytest.approx([1, 1.1, 1.1] * len(PATHS))
+    assert [row.cpu_ratio for row in rows] == pytest.approx([1, 1.1, 1.1, 1.1] * len(PATHS))
     assert [row.cpu_ms for row in rows[:2]] == pytest.approx([10, 11])
-    assert tuple(crew.asked[:3]) == MODES
-    assert tuple(crew.asked[3:6]) == MODES[::-1]
+    assert tuple(crew.asked[: len(MODES)]) == MODES
+    assert tuple(crew.asked[len(MODES) : 2 * len(MODES)]) == MODES[::-1]
     assert "(1.100x)" in format_secure(rows)
 
 

@@ -43,6 +43,24 @@ def test_so_many_calls_end_where_fit_ends(digits, optimizer):
     np.testing.assert_array_equal(begun.predict_proba(X), whole.predict_proba(X))
 
 
+def test_shared_first_layers_go_on_too(digits):
+    """Shares are drawn anew at every call; their sums, and so the predictions, are the same."""
+    X, y = digits[0][:500], digits[1][:500]
+    arguments = {
+        "secure": "beaver",
+        "merge": "sum",
+        "bottom": "mlp:hidden=none",
+        "optimizer": "sgd",
+        "momentum": 0.0,
+        "learning_rate": 0.3,
+        "random_state": 0,
+    }
+    whole = VFLClassifier(2, epochs=4, **arguments).fit(X, y)
+    parted = calls(VFLClassifier(2, epochs=4, **arguments), 4, X, y, classes=range(10))
+    np.testing.assert_array_equal(parted.predict_proba(X), whole.predict_proba(X))
+    assert whole.score(X, y) > 0.8
+
+
 def test_a_regression_goes_on_too():
     X, y = load_diabetes(return_X_y=True)
     whole = VFLRegressor(2, epochs=4, random_state=1).fit(X, y)

@@ -65,6 +65,26 @@ def test_a_secure_sum_computes_what_one_process_computes(deployed):
     assert len(pd.read_csv(path / "predictions.csv")) > 1000
 
 
+@pytest.mark.net
+def test_shared_first_layers_compute_what_one_process_computes(deployed):
+    """Shares are drawn anew in every session; what the label party gets of them is the same."""
+    folder, label = deployed
+    settings = ["merge=sum", "secure=beaver", "train.optimizer=sgd", "train.momentum=0",
+                "train.weight_decay=0", "train.learning_rate=0.3"]  # fmt: skip
+    settings += [f"parties.{name}.bottom=mlp:hidden=none" for name in ("left", "right")]
+    path, summary, epochs = train(label, "beaver", *settings)
+    alone = run_in_process(folder, label, lambda record: None, settings)
+    same = read_json(alone / "summary.json")
+    losses = [record["train_loss"] for record in read_lines(alone / "metrics.jsonl")]
+    assert [record["train_loss"] for record in epochs] == losses
+    for fact in ("test_loss", "test_accuracy", "bytes_up", "bytes_down"):
+        assert summary[fact] == same[fact]
+    federated.run_session(label, "evaluate", "beaver")
+    assert federated.summary_of(path, "evaluate")["test_loss"] == summary["test_loss"]
+    federated.run_session(label, "predict", "beaver")
+    assert len(pd.read_csv(path / "predictions.csv")) > 1000
+
+
 def test_each_party_keeps_its_own_weights_and_nobody_elses(deployed, trained):
     folder, _ = deployed
     for owner in ("left", "right", "label"):

@@ -3,7 +3,7 @@
 import pytest
 
 from vfl.config import Experiment, Places, with_overrides
-from vfl.errors import ConfigError, RunFolderError, SpecError
+from vfl.errors import ConfigError, ExposedCutError, RunFolderError, SpecError
 from vfl.grid import GridFolder, chosen
 from vfl.grid.compare import comparison_of, plan_lines
 from vfl.run_folder import RunFolder
@@ -58,6 +58,18 @@ def test_a_plan_says_the_bytes_of_a_row(tiny):
 def test_nothing_to_compare():
     with pytest.raises(ConfigError, match=r"a table \[compare\] with codecs, or --codec SPEC"):
         comparison_of(Experiment.model_validate({"parties": {"client": {}}}))
+
+
+def test_where_first_layers_are_shared_there_is_no_cut_to_compare():
+    content = {
+        "secure": "beaver",
+        "merge": "sum",
+        "parties": {name: {"bottom": "mlp:hidden=none"} for name in ("left", "right")},
+        "train": {"optimizer": "sgd", "momentum": 0},
+        "compare": {"codecs": ["none"]},
+    }
+    with pytest.raises(ExposedCutError, match="nobody a cut"):
+        comparison_of(Experiment.model_validate(content))
 
 
 @pytest.mark.parametrize(

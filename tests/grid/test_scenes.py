@@ -4,7 +4,7 @@ import pytest
 
 from vfl.attacks import Attack, Grant, make
 from vfl.config import Experiment, TraceSettings
-from vfl.errors import RunFolderError, UserError
+from vfl.errors import ExposedCutError, RunFolderError, UserError
 from vfl.grid import GridFolder, train
 from vfl.grid.attack import grid_cells
 from vfl.grid.attack_rows import read_rows
@@ -126,6 +126,18 @@ def test_a_victim_is_recorded_again_when_only_that_is_missing(tmp_path, monkeypa
 def test_nobody_saw_the_training_of_an_owner():
     with pytest.raises(UserError, match="where the owner trained alone nobody saw it"):
         grid_cells(recorded(trained_by="owner"))
+
+
+def test_a_grid_has_no_bottom_to_attack_where_first_layers_are_shared():
+    shared = {
+        "secure": "beaver",
+        "merge": "sum",
+        "parties": {name: {"width": 8, "bottom": "mlp:hidden=none"} for name in ("a", "b")},
+        "train": {"optimizer": "sgd", "momentum": 0},
+        "grid": CONTENT["grid"] | {"attacks": ["fine_tuning"]},
+    }
+    with pytest.raises(ExposedCutError, match="no party has a bottom"):
+        grid_cells(Experiment.model_validate(CONTENT | shared))
 
 
 def test_a_run_is_attacked_by_what_it_recorded(tmp_path):

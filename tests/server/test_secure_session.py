@@ -14,6 +14,7 @@ from stand_in_flower import Envelope, Flower
 
 from vfl.config import Experiment, read_party_file
 from vfl.errors import LostPeerError, MissingPartyError, PeerFailedError
+from vfl.exchange import SharedHalf
 from vfl.exchange.masked import MaskedCut
 from vfl.frame import Kind
 from vfl.ledger import Ledger
@@ -120,6 +121,62 @@ def test_a_training_and_a_prediction_use_keys_of_their_own(session):
     assert len(query) == 4 * 4 * 120
     with (session.run / "predictions.csv").open() as file:
         assert len(list(csv.reader(file))) == 1 + 120
+
+
+SHARED = {
+    "secure": "beaver",
+    "parties": {name: {"width": 4, "bottom": "mlp:hidden=none"} for name in PARTIES},
+    "train": EXPERIMENT["train"] | {"optimizer": "sgd", "momentum": 0, "learning_rate": 0.1},
+}
+
+
+def test_a_training_and_a_prediction_with_shared_first_layers(session):
+    seen = session.play(**SHARED)
+    assert [len(payload) for _, payload in sent(seen, Kind.PROTOCOL)] == [96, 4]
+    cuts, openings = sent(seen, Kind.CUT), sent(seen, Kind.OPENING)
+    assert len(cuts) == len(openings) == 2 * 5
+    assert all(len(payload) == 8 * 4 * 20 for _, payload in cuts[:4])
+    assert all(len(payload) == 8 * (20 * 3 + 3 * 4) + 2 * 16 for _, payload in openings[:4])
+    before = read_json(session.run / "summary.json")
+    session.play(mode="evaluate", **SHARED)
+    after = read_json(session.run / "evaluation.json")
+    assert after["test_loss"] == before["test_loss"]
+    asked = session.play(mode="predict", **SHARED)
+    ((_, opened),) = sent(asked, Kind.QUERY_OPENING)
+    assert len(opened) == 8 * (120 * 3 + 3 * 4) + 2 * 16
+    with (session.run / "predictions.csv").open() as file:
+        assert len(list(csv.reader(file))) == 1 + 120
+
+
+def test_a_party_that_allows_fewer_bytes_than_shared_layers_take_refuses(session):
+    """It cannot know how many before it is told the other layer's columns; no input has left."""
+    session.write("shop", "[consent]\nmax_bytes = 20000")
+    with pytest.raises(PeerFailedError, match="does not consent"):
+        session.play(**SHARED)
+    (refusal,) = [error for error in session.flower.failures if error.code == "V403"]
+    assert refusal.want == "bytes <= 20000"
+    assert not sent(Noting.seen, Kind.OPENING, "shop")
+
+
+def test_shared_first_layers_go_on_after_a_lost_party(session, monkeypatch):
+    left = [1]
+    answer = SharedHalf.answer
+
+    def dying(half, step):
+        if half.party == "shop" and step == 8 and left:
+            left.pop()
+            raise SystemExit
+        answer(half, step)
+
+    monkeypatch.setattr(SharedHalf, "answer", dying)
+    federation = EXPERIMENT["federation"] | {"max_restarts": 1}
+    seen = session.play(federation=federation, **SHARED)
+    opened = sent(seen, Kind.OPENING)
+    steps = [step for step, _ in opened]
+    again = {step for step in steps if steps.count(step) == 2}
+    assert again, "the second attempt went back to exchange 6"
+    assert len({payload for _, payload in opened}) == len(opened)
+    assert read_json(session.run / "summary.json")["weights_sha256"]
 
 
 class Dies:

@@ -22,6 +22,8 @@ from vfl.config import Experiment
 from vfl.datasets import PartyData
 from vfl.errors import UserError
 from vfl.exchange import FeatureHalf
+from vfl.exchange.exposure import shares_weights
+from vfl.exchange.shared_exposure import nobodys_bottom
 from vfl.link import Link
 from vfl.run_folder import RunFolder
 from vfl.seeds import Secret, scoped
@@ -76,6 +78,7 @@ class Victim:
 
     Raises:
         UserError: no such feature party, or the task has no classes.
+        ExposedCutError: first layers are shared, so it has no bottom.
     """
 
     def __init__(
@@ -92,6 +95,8 @@ class Victim:
             raise UserError("no feature party has that name", got=party, want=known)
         if label.classes is None or label.labels is None:
             raise UserError("a regression has no classes to infer", where="label.task")
+        if shares_weights(experiment):
+            raise nobodys_bottom(party)
         self._experiment, self._data = experiment, data[party]
         self._terms = Terms.of(experiment, "predict", experiment.name)
         self.labels, self.classes = label.labels, len(label.classes)

@@ -11,7 +11,9 @@ from vfl.bench.clock import Clock
 from vfl.bench.halves import fresh_bottom, fresh_top, synthetic
 from vfl.bench.messages import Job, Measurement
 from vfl.bench.workloads import FEATURE_PARTIES, KNOWN, LABEL_PARTY
+from vfl.config import Experiment
 from vfl.datasets import PartyData
+from vfl.exchange.exposure import shares_weights
 from vfl.mpc.agreement import Agreement
 from vfl.mpc.identity import Identity
 from vfl.seeds import Secret
@@ -26,7 +28,7 @@ class Setup:
         self.job = job
         self.workload = KNOWN[job.workload]
         whole = self.workload.experiment(job.seed, job.warmup_steps + job.steps)
-        self.experiment = whole.model_copy(update={"secure": job.secure})
+        self.experiment = _secured(whole, job.secure)
         self.terms = Terms.of(self.experiment, "train", self.experiment.name)
         self.data: dict[str, PartyData] = synthetic(self.workload, job.seed)
         self._clock = Clock(job.warmup_steps, job.steps, now)
@@ -61,3 +63,12 @@ class Setup:
     def secret(self, party: str) -> Secret:
         """A party's stand-in secret; nothing here needs protection."""
         return Secret.of_simulation(self.job.seed, party)
+
+
+def _secured(experiment: Experiment, secure: str) -> Experiment:
+    """The experiment under a secure mode; weights that are shared take no momentum."""
+    secured = experiment.model_copy(update={"secure": secure})
+    if not shares_weights(secured):
+        return secured
+    train = experiment.train.model_copy(update={"momentum": 0.0})
+    return secured.model_copy(update={"train": train})

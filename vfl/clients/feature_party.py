@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,9 +15,17 @@ from vfl.compression import Codec
 from vfl.config import TrainSettings
 from vfl.datasets import PartyData
 from vfl.errors import DataError
-from vfl.exchange import Adversary, Compute, FeatureHalf, MaskedCut, optimizer_factory
+from vfl.exchange import (
+    Adversary,
+    Compute,
+    FeatureHalf,
+    MaskedCut,
+    SharedHalf,
+    optimizer_factory,
+)
 from vfl.exchange.adversary import HONEST
-from vfl.exchange.exposure import ring_of
+from vfl.exchange.exposure import ring_of, shares_weights
+from vfl.exchange.shared_exposure import refuse_adversary
 from vfl.link import Link
 from vfl.seeds import Secret, scoped
 from vfl.session import Checkpoints, Course, Exchange, Terms
@@ -38,7 +47,7 @@ class FeatureParty:
     def __init__(
         self,
         inputs: Tensor,
-        half: FeatureHalf,
+        half: FeatureHalf | SharedHalf,
         settings: TrainSettings | None = None,
         checkpoints: Checkpoints | None = None,
         train: np.ndarray | None = None,
@@ -62,6 +71,10 @@ class FeatureParty:
             self.half.send_cut(self._rows(exchange), exchange.step)
         else:
             self.half.send_query(self._rows(exchange), exchange.step)
+
+    def answer(self, exchange: Exchange) -> None:
+        """Send what follows from what other feature parties said, where they say anything."""
+        self.half.answer(exchange.step)
 
     def finish(self, exchange: Exchange) -> None:
         """Take what comes back; with m in flight, the gradient of the cut sent m - 1 before.
@@ -113,6 +126,7 @@ class FeatureParty:
         """Go through a session; `course.follow` makes its schedule one that may stop early."""
         for exchange in schedule:
             self.begin(exchange)
+            self.answer(exchange)
             self.finish(exchange)
 
     def cut(self, rows: Tensor) -> Tensor:
@@ -174,23 +188,41 @@ def build_feature_party(
         if not isinstance(bottom, nn.Module):
             recipe = models.make_bottom(asked.bottom) if bottom is None else own_bottom(bottom)
             bottom = recipe.build(tuple(data.inputs.shape[1:]), asked.width)
-        half = FeatureHalf(
-            data.name,
-            bottom,
-            asked.width,
-            _codec(data.name, terms),
-            defenses.make(terms.defense),
-            link,
-            secret,
-            optimizer_factory(terms.train) if terms.mode == "train" else None,
-            adversary,
-            terms.train.in_flight,
-            Compute(device, terms.train.precision),
-        )
+        half = _half(data, bottom, terms, link, secret, adversary, device)
     if weights is not None:
         half.load_state_dict(weights)
     train = data.split.train if terms.mode == "train" else None
     return FeatureParty(data.inputs, half, terms.train, checkpoints, train)
+
+
+def _half(
+    data: PartyData,
+    bottom: nn.Module,
+    terms: Terms,
+    link: Link,
+    secret: Secret,
+    adversary: Adversary,
+    device: str,
+) -> FeatureHalf | SharedHalf:
+    width, codec = terms.parties[data.name].width, _codec(data.name, terms)
+    if shares_weights(terms):
+        refuse_adversary(data.name, adversary)
+        assert data.inputs is not None, "checked by the caller"
+        columns = math.prod(data.inputs.shape[1:])
+        return SharedHalf(data.name, bottom, columns, width, link, secret)
+    return FeatureHalf(
+        data.name,
+        bottom,
+        width,
+        codec,
+        defenses.make(terms.defense),
+        link,
+        secret,
+        optimizer_factory(terms.train) if terms.mode == "train" else None,
+        adversary,
+        terms.train.in_flight,
+        Compute(device, terms.train.precision),
+    )
 
 
 def _codec(party: str, terms: Terms) -> Codec:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from vfl.clients.feature_party import build_feature_party
+from vfl.clients.feature_party import FeatureParty, build_feature_party
 from vfl.clients.offers import send_offer, take_offers
 from vfl.config import PartyFile
 from vfl.datasets import PartyData
 from vfl.errors import DisagreementError, ProtocolError, VFLError
+from vfl.exchange import SharedHalf
 from vfl.frame import Kind
 from vfl.link import Observer
 from vfl.session import (
     Introduction,
     PartyReport,
     SessionMessage,
+    Terms,
     check_consent,
     for_others,
     unexpected,
@@ -69,6 +71,7 @@ def take_part(
             agreement = own_agreement(party, terms, message.session, message.attempt)
             send_offer(feature, agreement)
             take_offers(feature, agreement)
+            _check_shared(feature, terms, party, data)
         feature.resume(message.start, terms.in_flight_at(data.split, message.start))
         schedule = feature.course.follow(terms.schedule(data.split, message.start))
         weights = {party.party: feature.weights}
@@ -94,6 +97,12 @@ def take_part(
         raise
     finally:
         link.close()
+
+
+def _check_shared(feature: FeatureParty, terms: Terms, party: PartyFile, data: PartyData) -> None:
+    """Ask for consent once more where first layers are shared: their bytes are known by now."""
+    if isinstance(feature.half, SharedHalf):
+        check_consent(terms, party.party, party.consent, data.split, feature.half.axes)
 
 
 def _attach(

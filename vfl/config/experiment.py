@@ -184,7 +184,7 @@ class Experiment(Settings):
 
     Attributes:
         secure: what of the cuts the label party learns: "none" hides none, "sum" tells it their
-            sum alone (with merge = "sum").
+            sum alone (with merge = "sum"); with "beaver" no party has first-layer weights either.
         trace: what every party records when one process plays them all; in a federation each
             party's own file says it.
     """
@@ -208,6 +208,11 @@ class Experiment(Settings):
     def feature_parties(self) -> list[str]:
         """The parties that send cuts, in merge order."""
         return [name for name in self.parties if name != self.label.party]
+
+    @property
+    def label_party(self) -> str:
+        """The party that holds the labels."""
+        return self.label.party
 
     @property
     def is_table(self) -> bool:

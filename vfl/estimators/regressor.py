@@ -25,7 +25,7 @@ class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
         label_party: who holds the numbers; if it is one of `parties`, it has columns too.
         codec, defense: specs, such as "randtopk:k=4,alpha=0.1" and "layer_norm".
         merge: "concat" or "sum" of the cuts.
-        secure: "sum" as in a federation, where the label party then learns the sum alone.
+        secure: "sum" or "beaver" as in a federation; the label party then learns the sum alone.
         width: width of each party's cut.
         bottom, top: model specs.
         epochs, batch_rows: how long and how much at once.

@@ -8,6 +8,8 @@ from vfl.exchange.feature_half import FeatureHalf
 from vfl.exchange.label_half import LabelHalf
 from vfl.exchange.masked import MaskedCut, MaskedHalves
 from vfl.exchange.optimizers import OptimizerFactory, drop_gradients, optimizer_factory
+from vfl.exchange.shared_half import SharedHalf
+from vfl.exchange.shared_label import SharedGradient, SharedHalves
 
 __all__ = [
     "Adversary",
@@ -17,6 +19,9 @@ __all__ = [
     "MaskedCut",
     "MaskedHalves",
     "OptimizerFactory",
+    "SharedGradient",
+    "SharedHalf",
+    "SharedHalves",
     "drop_gradients",
     "optimizer_factory",
 ]

@@ -1,17 +1,19 @@
-"""What a secure sum refuses: every setting through which a single cut would still be told."""
+"""What a secure mode refuses: every setting through which it would tell what it is to hide."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from vfl import compression, defenses
 from vfl.compression.none import Uncompressed
 from vfl.compression.sparse_codec import SparseCodec
+from vfl.config import TrainSettings
 from vfl.defenses import Chain, Defense, uses
 from vfl.errors import ExposedCutError
+from vfl.exchange.shared_exposure import refuse_beside_shares
 from vfl.mpc import secure
 from vfl.mpc.masked_sum import Ring
+from vfl.mpc.shared_layer import INPUT_BITS
 
 
 class Agreed(Protocol):
@@ -27,6 +29,10 @@ class Agreed(Protocol):
     def merge(self) -> str: ...
     @property
     def feature_parties(self) -> list[str]: ...
+    @property
+    def label_party(self) -> str: ...
+    @property
+    def train(self) -> TrainSettings: ...
 
 
 _FEWER = "codec = 'none'; secure = 'sum:bits=8' sends a quarter of the bytes"
@@ -41,19 +47,34 @@ def ring_of(agreed: Agreed) -> Ring | None:
     """
     ring = secure.make(agreed.secure).ring(max(1, len(agreed.feature_parties)))
     if ring is not None:
-        refuse_exposure(agreed.codec, agreed.defense, agreed.merge, agreed.feature_parties)
+        refuse_exposure(agreed)
     return ring
 
 
-def what_is_told(agreed: Agreed, label_party: str) -> str:
+def shares_weights(agreed: Agreed) -> bool:
+    """Whether the feature parties share each other's first layers, and none has its own.
+
+    Raises:
+        SpecError: the mode cannot be built.
+    """
+    return secure.make(agreed.secure).dealer(agreed.label_party) is not None
+
+
+def what_is_told(agreed: Agreed) -> str:
     """Who learns what of the cuts, in a few words.
 
     Raises:
         SpecError, ExposedCutError: see `ring_of`.
     """
-    ring = ring_of(agreed)
+    ring, label_party = ring_of(agreed), agreed.label_party
     if ring is None:
         return f"{label_party} sees every cut"
+    if shares_weights(agreed):
+        return (
+            f"{label_party} learns the sum alone and no party has first-layer weights, unless "
+            f"{label_party}, which deals, colludes with a feature party; inputs rounded to "
+            f"2^-{INPUT_BITS + 1}, sums within {ring.reach / 2:.5g}"
+        )
     return (
         f"{label_party} learns the sum alone, unless it colludes with all parties but one; "
         f"{ring.bits / 32:g} x the bytes of float32, exact to 2^-{ring.fraction + 1}, values "
@@ -61,39 +82,49 @@ def what_is_told(agreed: Agreed, label_party: str) -> str:
     )
 
 
-def refuse_exposure(codec: str, defense: str, merge: str, feature_parties: Sequence[str]) -> None:
-    """Refuse what cannot stand beside a secure sum.
-
-    Args:
-        codec: its spec.
-        defense: its spec.
-        merge: "concat" or "sum".
-        feature_parties: those that send cuts.
+def refuse_exposure(agreed: Agreed) -> None:
+    """Refuse what cannot stand beside a secure mode that sums cuts.
 
     Raises:
         ExposedCutError: with the reason.
         SpecError: codec or defense cannot be built.
     """
-    if len(feature_parties) < 2:
+    dealer = secure.make(agreed.secure).dealer(agreed.label_party)
+    if len(agreed.feature_parties) < 2:
+        raise _one_party(dealer)
+    if agreed.merge != "sum":
         raise ExposedCutError(
+            "cuts side by side are seen one by one",
+            got=f"merge = '{agreed.merge}'",
+            want="merge = 'sum'",
+        )
+    _check_codec(agreed.codec)
+    if _reads_cuts(defenses.make(agreed.defense)):
+        raise ExposedCutError(
+            "this defense has a loss of each party's cut, which the label party would have to see",
+            got=f"defense = '{agreed.defense}'",
+            want="a defense of inputs, of a party's own cut, of gradients, labels or models",
+        )
+    if dealer is not None:
+        refuse_beside_shares(agreed, dealer)
+
+
+def _one_party(dealer: str | None) -> ExposedCutError:
+    """Why one feature party alone is refused."""
+    if dealer is None:
+        return ExposedCutError(
             "the sum of one cut is that cut",
             got="1 feature party",
             want="2 feature parties or more",
             fix="secure = 'none', and the label party sees the cut",
         )
-    if merge != "sum":
-        raise ExposedCutError(
-            "cuts side by side are seen one by one",
-            got=f"merge = '{merge}'",
-            want="merge = 'sum'",
-        )
-    _check_codec(codec)
-    if _reads_cuts(defenses.make(defense)):
-        raise ExposedCutError(
-            "this defense has a loss of each party's cut, which the label party would have to see",
-            got=f"defense = '{defense}'",
-            want="a defense of inputs, of a party's own cut, of gradients, labels or models",
-        )
+    return ExposedCutError(
+        "one feature party has nobody to share its first layer with: the label party deals, and "
+        "a dealer that also holds a share could undo every mask",
+        got=f"1 feature party, dealer '{dealer}'",
+        want="2 feature parties or more",
+        fix="secure = 'none'; a third party that only deals would do, and is not built yet",
+    )
 
 
 def _reads_cuts(defense: Defense) -> bool:

@@ -110,6 +110,9 @@ class FeatureHalf:
         """
         self.link.send(Frame(Kind.CUT, step, self._go_forward(inputs, step)))
 
+    def answer(self, step: int) -> None:
+        """Nothing is relayed between parties that each hold a bottom."""
+
     def take_gradient(self) -> None:
         """Wait for the gradient of the oldest cut, go backward, step the optimiser.
 

@@ -75,6 +75,12 @@ class MaskedHalves:
         self._halves = list(halves.values())
         self._ring = ring
 
+    def begin(self) -> None:
+        """A new attempt has begun; the feature parties' keys are all there is to it."""
+
+    def relay(self, step: int, rows: int, trains: bool) -> None:
+        """Carry what the parties say to each other before they send: nothing."""
+
     def receive_cut(self, step: int, rows: int) -> Tensor:
         """The sum of the training cuts; axes (rows, width), ready to be differentiated.
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from vfl.config import WANTED, CompareSettings, Experiment, Places, with_overrides
 from vfl.errors import UserError
+from vfl.exchange.exposure import shares_weights
+from vfl.exchange.shared_exposure import nobodys_bottom
 from vfl.grid.cells import Cell, settings_of
 from vfl.grid.match import Cut, follows_data, frame_bytes, matched
 from vfl.specs import check_specs
@@ -61,6 +63,8 @@ def comparison_of(experiment: Experiment, places: Places | None = None) -> Compa
         with _about(places, "compare", *(["variants", variant] if variant else [])):
             one = with_overrides(plain, overrides)
             check_specs(one)
+            if shares_weights(one):
+                raise nobodys_bottom(one.feature_parties[0])
         with _about(places, "compare", "codecs"):
             choices[variant], left_out = choices_of(settings, Cut.of(one))
         notes += [f"{variant}: {note}" if variant else note for note in left_out]

@@ -14,6 +14,7 @@ from vfl.clients import FeatureParty
 from vfl.compression import Codec
 from vfl.compression.measure import measure_codec
 from vfl.datasets import PartyData
+from vfl.exchange import FeatureHalf
 from vfl.run import trained
 from vfl.run_folder import RunFolder
 from vfl.seeds import Secret
@@ -60,6 +61,7 @@ def _asking_training_rows(data: Mapping[str, PartyData]) -> dict[str, PartyData]
 
 
 def _measured(client: FeatureParty, rows: Tensor, batch_rows: int, secret: Secret) -> Any:
+    assert isinstance(client.half, FeatureHalf), "a comparison refuses shared first layers"
     codec, cut = client.half.codec, client.cut(rows)
     units = unit_usage(codec, cut)
     sizes = measure_codec(codec, cut, width=client.half.width, batch_rows=batch_rows, secret=secret)

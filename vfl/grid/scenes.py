@@ -16,6 +16,8 @@ from vfl.attacks.threat import Who
 from vfl.attacks.victim import INFERENCE
 from vfl.config import Experiment, GridSettings, TraceSettings
 from vfl.errors import UserError
+from vfl.exchange.exposure import shares_weights
+from vfl.exchange.shared_exposure import nobodys_bottom
 from vfl.grid.trials import OUTCOME
 from vfl.trace import read, trace_of_masked_cuts
 
@@ -107,6 +109,8 @@ def check_scenes(
         scene = scene_of(attack, spec, own_columns)
         if scene != "asked" and experiment.secure != "none":
             raise trace_of_masked_cuts()
+        if shares_weights(experiment):
+            raise nobodys_bottom(party)
         if scene == "heard" and settings.trained_by == "owner":
             raise UserError(
                 f"{spec} needs the training, and where the owner trained alone nobody saw it",

@@ -26,12 +26,15 @@ from vfl.errors import (
 from vfl.frame import Payload
 from vfl.mpc.pairwise import BLOCK
 
-#: By bits of a word: its type here, its signed type, and the fraction bits unless others are asked.
-_WORDS: dict[int, tuple[np.dtype[Any], np.dtype[Any], int]] = {
-    8: (np.dtype("u1"), np.dtype("i1"), 3),
-    16: (np.dtype("<u2"), np.dtype("<i2"), 8),
-    32: (np.dtype("<u4"), np.dtype("<i4"), 16),
+#: By bits of a word: its type here, and its signed type.
+_TYPES: dict[int, tuple[np.dtype[Any], np.dtype[Any]]] = {
+    8: (np.dtype("u1"), np.dtype("i1")),
+    16: (np.dtype("<u2"), np.dtype("<i2")),
+    32: (np.dtype("<u4"), np.dtype("<i4")),
+    64: (np.dtype("<u8"), np.dtype("<i8")),
 }
+#: Fraction bits unless others are asked; words of 64 bits come from products of shares.
+_FRACTIONS = {8: 3, 16: 8, 32: 16}
 #: Hides a block of words in place, given with the number of the block in its cut.
 Mask = Callable[[np.ndarray, int], None]
 
@@ -59,12 +62,12 @@ class Ring:
         Raises:
             BadOptionError: other bits, or a fraction that leaves no room for values of 1.
         """
-        if bits not in _WORDS:
-            choices = ", ".join(map(str, _WORDS))
+        if bits not in _FRACTIONS:
+            choices = ", ".join(map(str, _FRACTIONS))
             raise BadOptionError(
                 "no such choice", where="option 'bits'", got=f"{bits}", want=choices
             )
-        ring = cls(bits, _WORDS[bits][2] if fraction is None else fraction, parties)
+        ring = cls(bits, _FRACTIONS[bits] if fraction is None else fraction, parties)
         if not 0 <= ring.fraction < bits or ring.reach < 1:
             most = bits - 2 - math.ceil(math.log2(parties))
             raise BadOptionError(
@@ -88,7 +91,7 @@ class Ring:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of a word."""
-        return _WORDS[self.bits][0]
+        return _TYPES[self.bits][0]
 
     def encode(self, cut: Tensor, party: str, step: int, mask: Mask = _unmasked) -> np.ndarray:
         """The words of a cut of axes (rows, width), in row order; axes (rows x width,).
@@ -106,7 +109,7 @@ class Ring:
         """
         values = cut.contiguous().numpy().reshape(-1)
         words = np.empty(len(values), self.dtype)
-        signed = words.view(_WORDS[self.bits][1])
+        signed = words.view(_TYPES[self.bits][1])
         scaled = np.empty(min(BLOCK, len(values)), np.float32)
         for number, start in enumerate(range(0, len(values), BLOCK)):
             block = values[start : start + BLOCK]
@@ -152,7 +155,7 @@ class Ring:
         total = first.copy() if not others else first + others[0]
         for more in others[1:]:
             total += more
-        numbers = torch.from_numpy(total.view(_WORDS[self.bits][1]))
+        numbers = torch.from_numpy(total.view(_TYPES[self.bits][1]))
         return numbers.to(torch.float32).mul_(2.0**-self.fraction).view(rows, width)
 
     def _overflow(

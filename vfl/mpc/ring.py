@@ -19,6 +19,7 @@ Operation = Callable[[Tensor, Tensor], Tensor]
 
 WORD_BITS = 64
 WORD_BYTES = 8
+_FIX = "scale the columns or lower the learning rate, or change magnitude_bits or bits"
 
 
 def limit_bits(bits: int) -> int:
@@ -30,7 +31,9 @@ def limit_bits(bits: int) -> int:
     return WORD_BITS - 1 - 2 * bits
 
 
-def encode(values: Tensor, bits: int, where: str, room: int | None = None) -> Tensor:
+def encode(
+    values: Tensor, bits: int, where: str, room: int | None = None, fix: str = _FIX
+) -> Tensor:
     """Reals as ring numbers; int64 of the same shape.
 
     Args:
@@ -38,17 +41,18 @@ def encode(values: Tensor, bits: int, where: str, room: int | None = None) -> Te
         bits: of the fraction; 0 for whole numbers.
         where: the layer or tensor, for the message.
         room: bits before the point that values may have; `limit_bits(bits)` if not given.
+        fix: what to do about a value that does not fit.
 
     Raises:
         RingRangeError: a value is too large; it is told how many bits it needs, never the value.
         NonFiniteError: NaN or an infinity.
     """
     exact = values.detach().double()
-    require_room(exact, limit_bits(bits) if room is None else room, bits, where)
+    require_room(exact, limit_bits(bits) if room is None else room, bits, where, fix)
     return torch.round(exact * 2.0**bits).to(torch.int64)
 
 
-def require_room(values: Tensor, room: int, bits: int, where: str) -> None:
+def require_room(values: Tensor, room: int, bits: int, where: str, fix: str = _FIX) -> None:
     """Refuse values of more than `room` bits before the point; see `encode`.
 
     Raises:
@@ -66,7 +70,7 @@ def require_room(values: Tensor, room: int, bits: int, where: str) -> None:
             where=where,
             got=f"{needed} bits before the point",
             want=f"at most {room}, with {bits} bits after it",
-            fix="scale the columns or lower the learning rate, or change magnitude_bits or bits",
+            fix=fix,
         )
 
 

@@ -1,8 +1,9 @@
-"""What of the cuts the label party learns, by name: ``secure = "none"`` or ``"sum:bits=8"``."""
+"""What the parties learn of each other, by name: ``secure = "none"``, ``"sum"`` or ``"beaver"``."""
 
 from __future__ import annotations
 
 from vfl.mpc.masked_sum import Ring
+from vfl.mpc.shared_layer import OUTPUT_BITS
 from vfl.registry import Registry
 
 
@@ -12,6 +13,10 @@ class SecureMode:
     def ring(self, parties: int) -> Ring | None:
         """The ring in which the cuts of so many feature parties are summed; None if in no ring."""
         raise NotImplementedError
+
+    def dealer(self, label_party: str) -> str | None:
+        """Who deals to parties that share each other's first layer; None where nobody shares."""
+        return None
 
 
 class Plain(SecureMode):
@@ -42,10 +47,34 @@ class MaskedSum(SecureMode):
         return Ring.of(self._bits, self._fraction, parties)
 
 
+class Beaver(SecureMode):
+    """The label party sees the sum alone, and no party has the weights of a first layer.
+
+    Args:
+        dealer: name of the party that deals what is random; the label party unless given.
+
+    >>> Beaver().dealer("lender")
+    'lender'
+    """
+
+    def __init__(self, dealer: str | None = None) -> None:
+        self._dealer = dealer
+
+    def ring(self, parties: int) -> Ring:
+        return Ring(64, OUTPUT_BITS, parties=1)  # shares of the sum: none has a bound of its own
+
+    def dealer(self, label_party: str) -> str:
+        return self._dealer or label_party
+
+
 SECURE: Registry[SecureMode] = Registry(
     kind="secure mode",
     contract=SecureMode,
-    members={"none": "vfl.mpc.secure:Plain", "sum": "vfl.mpc.secure:MaskedSum"},
+    members={
+        "none": "vfl.mpc.secure:Plain",
+        "sum": "vfl.mpc.secure:MaskedSum",
+        "beaver": "vfl.mpc.secure:Beaver",
+    },
     group="vfl.secure",
 )
 

@@ -7,12 +7,21 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 
 from vfl import compression, defenses, models
+from vfl.compression import Codec
 from vfl.datasets import PartyData
 from vfl.defenses import Defense, LabelKind
 from vfl.errors import DataError, SpecError
-from vfl.exchange import Adversary, Compute, LabelHalf, optimizer_factory
+from vfl.exchange import (
+    Adversary,
+    Compute,
+    LabelHalf,
+    MaskedHalves,
+    SharedGradient,
+    SharedHalves,
+    optimizer_factory,
+)
 from vfl.exchange.adversary import HONEST
-from vfl.exchange.exposure import ring_of
+from vfl.exchange.exposure import ring_of, shares_weights
 from vfl.ledger import Ledger
 from vfl.link import Link
 from vfl.seeds import Secret, scoped
@@ -91,7 +100,7 @@ def build_label_party(
         adversary,
         compute,
         class_weight,
-        ring_of(terms),
+        _joint(terms, halves),
     )
     if weights is not None:
         party.load_weights(weights)
@@ -111,7 +120,7 @@ def _halves(
         name: LabelHalf(
             name,
             terms.parties[name].width,
-            compression.make(terms.codec),
+            _codec(name, terms),
             defense,
             links[name],
             secret,
@@ -121,6 +130,20 @@ def _halves(
         )
         for name in terms.feature_parties
     }
+
+
+def _codec(party: str, terms: Terms) -> Codec:
+    if shares_weights(terms):
+        return SharedGradient(party, terms.train.learning_rate)
+    return compression.make(terms.codec)
+
+
+def _joint(terms: Terms, halves: Mapping[str, LabelHalf]) -> MaskedHalves | None:
+    """What takes the cuts of all feature parties as one sum; None sees each."""
+    ring = ring_of(terms)
+    if ring is None:
+        return None
+    return SharedHalves(halves, ring) if shares_weights(terms) else MaskedHalves(halves, ring)
 
 
 def _defense(terms: Terms, kind: LabelKind) -> Defense:

@@ -14,14 +14,13 @@ from vfl.compression import Moment
 from vfl.datasets import PartyData
 from vfl.defenses import Defense
 from vfl.defenses.none import Undefended
-from vfl.exchange import Adversary, Compute, LabelHalf
+from vfl.exchange import Adversary, Compute, LabelHalf, MaskedHalves
 from vfl.exchange.adversary import HONEST
 from vfl.exchange.draws import Draws
 from vfl.exchange.guards import check_finite, check_shape
 from vfl.exchange.optimizers import OptimizerFactory, drop_gradients
 from vfl.exchange.state import Stateful, gather, restore
 from vfl.ledger import Ledger
-from vfl.mpc.masked_sum import Ring
 from vfl.seeds import Secret
 from vfl.server.progress import EpochRecord, Progress
 from vfl.server.reception import SUM, Reception
@@ -54,7 +53,7 @@ class LabelParty:
         adversary: tampering on this side; honest by default.
         compute: where the models run.
         class_weight: "none" or "balanced"; see `vfl.server.weights`.
-        ring: what the feature parties' cuts are summed in; None sees each.
+        joint: takes the feature parties' cuts as one sum; None sees each.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class LabelParty:
         adversary: Adversary = HONEST,
         compute: Compute | None = None,
         class_weight: str = "none",
-        ring: Ring | None = None,
+        joint: MaskedHalves | None = None,
     ) -> None:
         self.data = data
         self.terms = terms
@@ -103,7 +102,7 @@ class LabelParty:
         self._adversary = adversary
         self._checkpoints = checkpoints
         self.course = Course(terms.train, self.weights, self.load_weights)
-        self.reception = Reception(halves, ring, ledger, self.course)
+        self.reception = Reception(halves, joint, ledger, self.course)
         self._labels, self._row_weights = data.labels, None
         if data.labels is not None and terms.mode == "train":
             train = torch.from_numpy(data.split.train)
@@ -126,10 +125,12 @@ class LabelParty:
         schedule: Iterable[Exchange],
         before: Callable[[Exchange], None] = _nothing,
         after: Callable[[Exchange], None] = _nothing,
+        between: Callable[[Exchange], None] = _nothing,
     ) -> None:
         """Go through a session; `course.follow` makes its schedule one that may stop early.
 
-        `before` and `after` frame each exchange where all parties are in one process.
+        Where all parties are in one process, `before` and `after` frame each exchange, and
+        `between` lets them answer what was relayed to them.
         """
         for epoch, exchanges in groupby(schedule, key=lambda exchange: exchange.epoch):
             started = time.perf_counter()
@@ -137,6 +138,8 @@ class LabelParty:
                 if self._checkpoints is not None and self._checkpoints.due(exchange.step):
                     self._checkpoints.save(exchange.step, self.training_state())
                 before(exchange)
+                self.reception.relay(exchange)
+                between(exchange)
                 self.step(exchange)
                 after(exchange)
                 if exchange.last and exchange.trains:

@@ -30,3 +30,4 @@ def relay_offers(label: LabelParty) -> None:
     together = b"".join(bytes(offer) for offer in offers.values())
     for half in label.halves.values():
         half.link.send(Frame(Kind.PROTOCOL, 0, together))
+    label.reception.begin()

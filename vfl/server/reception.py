@@ -9,7 +9,6 @@ from torch import Tensor
 
 from vfl.exchange import LabelHalf, MaskedHalves
 from vfl.ledger import Ledger
-from vfl.mpc.masked_sum import Ring
 from vfl.session import Course, Exchange
 
 #: Stands where a party's name does; no party has it, for it is longer than a name can be.
@@ -21,34 +20,51 @@ class Reception:
 
     Args:
         halves: the label party's half of the exchange with every feature party.
-        ring: what the cuts are summed in, under masks; None takes each by itself.
+        joint: takes the cuts as one sum, under masks; None takes each by itself.
         ledger: where time spent waiting is counted.
         course: says which answers are left to it.
     """
 
     def __init__(
-        self, halves: Mapping[str, LabelHalf], ring: Ring | None, ledger: Ledger, course: Course
+        self,
+        halves: Mapping[str, LabelHalf],
+        joint: MaskedHalves | None,
+        ledger: Ledger,
+        course: Course,
     ) -> None:
         self._halves = halves
-        self._masked = None if ring is None else MaskedHalves(halves, ring)
+        self._joint = joint
         self._ledger = ledger
         self._course = course
 
     @property
     def masked(self) -> bool:
         """Whether only sums arrive."""
-        return self._masked is not None
+        return self._joint is not None
+
+    def begin(self) -> None:
+        """A new attempt has begun."""
+        if self._joint is not None:
+            self._joint.begin()
+
+    def relay(self, exchange: Exchange) -> None:
+        """Carry what the feature parties say to each other before they send their cuts."""
+        if self._joint is not None:
+            started = time.perf_counter()
+            self._joint.relay(exchange.step, len(exchange.rows), exchange.trains)
+            for name in self._halves:
+                self._waited(name, exchange, started)
 
     def cuts(self, exchange: Exchange) -> dict[str, Tensor]:
         """What arrived, by feature party, or under `SUM`; axes (rows, width) each."""
-        if self._masked is None:
+        if self._joint is None:
             return {name: self._one(name, half, exchange) for name, half in self._halves.items()}
         started = time.perf_counter()
         rows, step = len(exchange.rows), exchange.step
         if exchange.trains:
-            total = self._masked.receive_cut(step, rows)
+            total = self._joint.receive_cut(step, rows)
         else:
-            total = self._masked.receive_query(step, rows)
+            total = self._joint.receive_query(step, rows)
             for half in self._halves.values():
                 self._confirm(half, exchange)
         for name in self._halves:  # nobody's frame is worth anything before the last is here

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 #: From this round trip on the delay is worth a change.
 SLOW_ROUND_TRIP_S = 0.010
@@ -110,3 +111,20 @@ def warnings(batch_rows: int, in_flight: int) -> list[str]:
             f"{MOST_WITH_LARGE_BATCH} cost accuracy; use one or the other"
         ]
     return []
+
+
+def of_shared_layers(round_trip_s: float, step_s: float) -> dict[str, Any]:
+    """Facts about an exchange of shared first layers, which waits twice and cannot overlap.
+
+    Args:
+        round_trip_s: there and back.
+        step_s: compute of an exchange.
+
+    >>> of_shared_layers(0.040, 0.001)["exchanges_per_second"]
+    12.3
+    """
+    return {
+        "round_trip_ms": round(1000 * round_trip_s, 1),
+        "exchanges_per_second": round(1 / (2 * round_trip_s + step_s), 1),
+        "advice": ["a larger batch; an exchange of shared first layers waits for two round trips"],
+    }

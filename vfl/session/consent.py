@@ -10,13 +10,24 @@ from vfl.config import Consent
 from vfl.datasets import Split
 from vfl.errors import ConsentError
 from vfl.frame import HEADER_BYTES
+from vfl.mpc.shared_traffic import SharedAxes
 from vfl.registry import parts
 from vfl.session.terms import Terms
 from vfl.version import VERSION
 
 
-def expected_bytes(terms: Terms, party: str, split: Split) -> int:
-    """The most bytes one party can send and receive in a session on these terms."""
+def expected_bytes(terms: Terms, party: str, split: Split, shared: SharedAxes | None = None) -> int:
+    """The most bytes one party can send and receive in a session on these terms.
+
+    Args:
+        terms: what was agreed.
+        party: whose bytes.
+        split: of the rows.
+        shared: the party's layers, where first layers are shared.
+    """
+    if shared is not None:  # and an answer may carry a byte
+        exchanges = terms.schedule(split)
+        return sum(shared.wire_bytes(len(one.rows), one.trains) + 1 for one in exchanges)
     codec = compression.make(terms.codec)
     width = codec.wire_width(terms.parties[party].width)
     return sum(
@@ -27,13 +38,23 @@ def expected_bytes(terms: Terms, party: str, split: Split) -> int:
     )
 
 
-def check_consent(terms: Terms, party: str, consent: Consent, split: Split) -> None:
+def check_consent(
+    terms: Terms, party: str, consent: Consent, split: Split, shared: SharedAxes | None = None
+) -> None:
     """Refuse a session that asks for more than the party allows.
+
+    Args:
+        terms: what the session asks for.
+        party: who is asked.
+        consent: what its own file allows.
+        split: of the rows.
+        shared: the party's layers, where first layers are shared; a party knows the second one
+            when it has been told its axes, and asks again then.
 
     Raises:
         ConsentError: every difference, asked and allowed.
     """
-    differences = list(_differences(terms, party, consent, split))
+    differences = list(_differences(terms, party, consent, split, shared))
     if differences:
         raise ConsentError(
             f"party '{party}' does not consent to this session",
@@ -44,7 +65,7 @@ def check_consent(terms: Terms, party: str, consent: Consent, split: Split) -> N
 
 
 def _differences(
-    terms: Terms, party: str, consent: Consent, split: Split
+    terms: Terms, party: str, consent: Consent, split: Split, shared: SharedAxes | None
 ) -> Iterator[tuple[str, str]]:
     if terms.mode not in consent.modes:
         yield f"mode {terms.mode}", f"mode in {', '.join(consent.modes)}"
@@ -61,7 +82,7 @@ def _differences(
     if terms.mode == "train" and terms.train.epochs > consent.max_epochs:
         yield f"epochs {terms.train.epochs}", f"epochs <= {consent.max_epochs}"
     else:
-        needed = expected_bytes(terms, party, split)
+        needed = expected_bytes(terms, party, split, shared)
         if needed > consent.max_bytes:
             yield f"up to {needed} bytes", f"bytes <= {consent.max_bytes}"
     versions = consent.versions or (VERSION,)

@@ -1,0 +1,273 @@
+"""A linear layer whose weights two parties share, and neither has; its inputs stay at their owner.
+
+The owner has the inputs X (a column of ones included) and a share A of the weights, its partner
+the other share S, W = A + S. A dealer gives both what is random (Beaver 1991); a server goes on
+with the outputs in clear, as in SPNN (Zhou et al. 2020, arXiv 2012.09364):
+
+    forward    owner -> partner  E = X - U        partner -> owner  D = S - V
+               owner:   X (A + D) + T             partner:  E V + (U V - T)       sum: X W
+    backward   owner:   A -= X^T (G - R) + C      partner:  S -= E^T R + (U^T R - C)   sum: X^T G
+
+U, T, C follow from the owner's stream with the dealer, V and R from the partner's, so the dealer
+sends three products: U V - T and U^T R - C to the partner, G - R to the owner. G is the gradient of
+the outputs times the learning rate. Nothing is opened on the way back: the dealer knows R, so V of
+the textbook is R itself and the opening would be zero; E is that of the forward product.
+
+All numbers are of the ring 2^64, weights with as many fraction bits as a product of inputs and
+gradients has. So nothing is ever truncated: an update is exact, and no share can wrap.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vfl.errors import ReusedPadError
+from vfl.mpc import ring
+from vfl.mpc.stream import PadStream
+
+#: Bits behind the point, of inputs and of gradients times the learning rate.
+INPUT_BITS, GRADIENT_BITS = 13, 26
+WEIGHT_BITS = INPUT_BITS + GRADIENT_BITS
+OUTPUT_BITS = INPUT_BITS + WEIGHT_BITS
+#: Bits before the point that inputs and gradients may have.
+INPUT_ROOM, GRADIENT_ROOM = 10, 3
+#: Bits before the point that outputs may have; one less than the ring has, for what comes next.
+OUTPUT_ROOM = ring.WORD_BITS - 1 - OUTPUT_BITS - 1
+_FIX = "scale the columns, or lower the learning rate"
+
+
+def encode_inputs(rows: Tensor, party: str) -> Tensor:
+    """Inputs and the column of ones as ring numbers; int64, axes (rows, columns + 1).
+
+    Args:
+        rows: float32, axes (rows, ...).
+        party: whose, for the message.
+
+    Raises:
+        RingRangeError, NonFiniteError: a value that cannot be encoded; it is not told.
+    """
+    flat = rows.flatten(1)
+    ones = torch.ones(len(flat), 1, dtype=flat.dtype)
+    where = f"columns of party '{party}'"
+    return ring.encode(torch.cat([flat, ones], 1), INPUT_BITS, where, INPUT_ROOM, _FIX)
+
+
+def encode_gradient(gradient: Tensor, rate: float, party: str) -> Tensor:
+    """The gradient of a layer's outputs times the learning rate; int64 of its axes.
+
+    Raises:
+        RingRangeError, NonFiniteError: see `encode_inputs`.
+    """
+    where = f"gradient for the first layer of party '{party}'"
+    return ring.encode(gradient.double() * rate, GRADIENT_BITS, where, GRADIENT_ROOM, _FIX)
+
+
+def encode_weights(layer: torch.nn.Linear, factor: float = 1.0) -> Tensor:
+    """A layer's weights times a factor, the bias as last row; int64, axes (columns + 1, width)."""
+    bias = torch.zeros(layer.out_features) if layer.bias is None else layer.bias.detach()
+    return _encode_weights(torch.cat([layer.weight.detach().t(), bias[None]]).double() * factor)
+
+
+def first_weights(columns: int, width: int, draw: torch.Generator, factor: float) -> Tensor:
+    """Weights as torch begins a linear layer with, times a factor; int64, axes (columns, width).
+
+    Args:
+        columns: of the inputs, that of ones included.
+        width: of the outputs.
+        draw: where they come from.
+        factor: what they are multiplied with.
+    """
+    reach = factor / max(1, columns - 1) ** 0.5
+    uniform = torch.rand(columns, width, generator=draw, dtype=torch.float64)
+    return _encode_weights((2 * uniform - 1) * reach)
+
+
+def _encode_weights(weights: Tensor) -> Tensor:
+    room = ring.WORD_BITS - 2 - WEIGHT_BITS
+    return ring.encode(weights, WEIGHT_BITS, "first weights", room, _FIX)
+
+
+def check_outputs(outputs: Tensor, step: int) -> None:
+    """Refuse outputs that come near the end of the ring, before a later step goes beyond it.
+
+    Raises:
+        RingRangeError, NonFiniteError: told in bits.
+    """
+    ring.require_room(outputs, OUTPUT_ROOM, OUTPUT_BITS, f"first layer, step {step}", _FIX)
+
+
+class Owner:
+    """The party that has the inputs, and a share of the weights.
+
+    Args:
+        stream: what it shares with the dealer.
+    """
+
+    def __init__(self, stream: PadStream) -> None:
+        self._stream = stream
+
+    def opened(self, inputs: Tensor, step: int) -> Tensor:
+        """E for the partner, axes (rows, columns).
+
+        Raises:
+            ReusedPadError: this step, or a later one, was opened.
+        """
+        return inputs - _draw(self._stream, inputs.shape, "inputs", step)
+
+    def outputs(self, inputs: Tensor, share: Tensor, weights: Tensor, step: int) -> Tensor:
+        """Its share of the outputs, axes (rows, width).
+
+        Args:
+            inputs: X, axes (rows, columns).
+            share: A, axes (columns, width).
+            weights: D, as the partner opened them; likewise.
+            step: number of the exchange.
+
+        Raises:
+            ReusedPadError: asked again.
+        """
+        mask = _draw(self._stream, (len(inputs), share.shape[1]), "outputs", step)
+        return ring.matmul(inputs, share + weights) + mask
+
+    def change(self, inputs: Tensor, gradient: Tensor, step: int) -> Tensor:
+        """Its share of what the weights lose, axes (columns, width).
+
+        Args:
+            inputs: X, axes (rows, columns).
+            gradient: G - R, axes (rows, width).
+            step: number of the exchange.
+
+        Raises:
+            ReusedPadError: asked again.
+        """
+        mask = _draw(self._stream, (inputs.shape[1], gradient.shape[1]), "update", step)
+        return ring.matmul(inputs.t(), gradient) + mask
+
+
+class Partner:
+    """The party that has the other share of the weights, and no inputs.
+
+    Args:
+        stream: what it shares with the dealer.
+    """
+
+    def __init__(self, stream: PadStream) -> None:
+        self._stream = stream
+        self._mask: tuple[int, Tensor] | None = None
+
+    def opened(self, share: Tensor, step: int) -> Tensor:
+        """D for the owner, of the share S, axes (columns, width).
+
+        Raises:
+            ReusedPadError: this step, or a later one, was opened.
+        """
+        mask = _draw(self._stream, share.shape, "weights", step)
+        self._mask = step, mask
+        return share - mask
+
+    def outputs(self, inputs: Tensor, dealt: Tensor, step: int) -> Tensor:
+        """Its share of the outputs, axes (rows, width).
+
+        Args:
+            inputs: E, as the owner opened them; axes (rows, columns).
+            dealt: U V - T; axes (rows, width).
+            step: number of the exchange, whose weights were opened.
+
+        Raises:
+            ReusedPadError: asked again.
+        """
+        mask = _of(self._mask, step)
+        self._mask = None
+        return ring.matmul(inputs, mask) + dealt
+
+    def change(self, inputs: Tensor, dealt: Tensor, step: int) -> Tensor:
+        """Its share of what the weights lose, axes (columns, width).
+
+        Args:
+            inputs: E, axes (rows, columns).
+            dealt: U^T R - C; axes (columns, width).
+            step: number of the exchange.
+
+        Raises:
+            ReusedPadError: asked again.
+        """
+        mask = _draw(self._stream, (len(inputs), dealt.shape[1]), "gradient", step)
+        return ring.matmul(inputs.t(), mask) + dealt
+
+
+class Dealer:
+    """Who gives both what is random; it must see neither E nor D.
+
+    Args:
+        owner, partner: the stream it shares with each.
+        columns: of the inputs, that of ones included.
+        width: of the outputs.
+    """
+
+    def __init__(self, owner: PadStream, partner: PadStream, columns: int, width: int) -> None:
+        self._owner, self._partner = owner, partner
+        self.columns, self.width = columns, width
+        self._inputs: tuple[int, Tensor] | None = None
+        self._gradient: tuple[int, Tensor] | None = None
+
+    def deal(self, rows: int, step: int) -> Tensor:
+        """What the partner needs for the outputs: U V - T, axes (rows, width).
+
+        Raises:
+            ReusedPadError: this step, or a later one, was dealt.
+        """
+        inputs = _draw(self._owner, (rows, self.columns), "inputs", step)
+        weights = _draw(self._partner, (self.columns, self.width), "weights", step)
+        outputs = _draw(self._owner, (rows, self.width), "outputs", step)
+        self._inputs = step, inputs
+        return ring.matmul(inputs, weights) - outputs
+
+    def deal_update(self, step: int) -> Tensor:
+        """What the partner needs for the update: U^T R - C, axes (columns, width).
+
+        Raises:
+            ReusedPadError: this step's was dealt, or its outputs were not.
+        """
+        inputs = _of(self._inputs, step)
+        self._inputs = None
+        gradient = _draw(self._partner, (len(inputs), self.width), "gradient", step)
+        update = _draw(self._owner, (self.columns, self.width), "update", step)
+        self._gradient = step, gradient
+        return ring.matmul(inputs.t(), gradient) - update
+
+    def share_gradient(self, gradient: Tensor, step: int) -> Tensor:
+        """G - R for the owner.
+
+        Args:
+            gradient: G, int64, axes (rows, width).
+            step: number of the exchange, whose update was dealt.
+
+        Raises:
+            ReusedPadError: the gradient of this step was shared, or its update never dealt.
+        """
+        mask = _of(self._gradient, step)
+        self._gradient = None
+        return gradient - mask
+
+
+def _of(kept: tuple[int, Tensor] | None, step: int) -> Tensor:
+    """The mask that was kept for a step.
+
+    Raises:
+        ReusedPadError: there is none, or it is of another step.
+    """
+    if kept is None or kept[0] != step:
+        raise ReusedPadError(
+            "a mask was used before, or belongs to another exchange",
+            where="first layer",
+            got=f"step {step}",
+            want="each once, in the order of the protocol",
+        )
+    return kept[1]
+
+
+def _draw(stream: PadStream, shape: tuple[int, ...], *purpose: str | int) -> Tensor:
+    """Uniform ring numbers, each given once; int64 of the shape."""
+    words = stream.words64(shape[0] * shape[1], *purpose)
+    return torch.from_numpy(words.view("<i8")).reshape(shape)
