@@ -180,7 +180,8 @@ def test_a_narrow_cut_trains_a_layer_at_each_end():
 @pytest.mark.parametrize(
     "spec",
     ["size:k=0", "size:k=2,kind=wide", "sign:width=-1", "quantise:values=9", "quantise:scale=all",
-     "l1:target=-1", "l1:weight=inf", "rate:weight=-1", "rate:bits=9", "relu:values=bf16"],
+     "l1:target=-1", "l1:weight=inf", "rate:weight=-1", "rate:bits=9", "relu:values=bf16",
+     "sign:width=65537"],
 )  # fmt: skip
 def test_options_that_cannot_be(spec):
     with pytest.raises(BadOptionError):
@@ -188,6 +189,11 @@ def test_options_that_cannot_be(spec):
 
 
 class TestL1:
+    def test_no_more_values_than_the_cut_has(self):
+        make("l1:target=7").check(WIDTH)
+        with pytest.raises(WidthError, match="7 wide has no 8 values above zero"):
+            make("l1:target=8").check(WIDTH)
+
     def test_the_penalty_is_the_mean_over_rows_of_the_sum(self):
         cut = normal().relu()
         loss = make("l1:target=0,weight=0.25").local_loss(cut, TRAINING)

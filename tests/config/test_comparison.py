@@ -38,6 +38,10 @@ def test_repeats_are_seeds_or_folds():
     ]
 
 
+def test_levels_wait_for_a_codec_that_asks_for_them():
+    assert settings(levels=[5]).levels == (5,)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -45,7 +49,6 @@ def test_repeats_are_seeds_or_folds():
         ({"codecs": ["none", "none"]}, "none stands there twice"),
         ({"codecs": ["topk:k=?,values=?"], "levels": [5]}, "only one number"),
         ({"codecs": ["topk:k=?"]}, "'topk:k=?' needs levels"),
-        ({"levels": [5]}, "levels are for a codec with a ?"),
         ({"levels": [0], "codecs": ["topk:k=?"]}, "greater than 0"),
         ({"seeds": []}, "seeds is empty"),
         ({"seeds": [1, 1]}, "1 stands there twice"),

@@ -124,6 +124,17 @@ def test_cells_are_chosen_by_words(tiny):
         chosen(cells, "size")
 
 
+def test_a_part_of_a_word_chooses_nothing(tiny):
+    cells = comparison_of(tiny(codecs=["topk:k=2", "randtopk:k=2,alpha=0.1"], seeds=[0])).cells
+    assert titles(chosen(cells, "topk:k=2")) == titles(cells[:1])
+
+
+def test_a_comparison_in_which_nothing_fits_is_refused(tiny):
+    with pytest.raises(ConfigError, match="no codec fits any level") as caught:
+        comparison_of(tiny(codecs=["size:k=?"], levels=[1]))
+    assert caught.value.where == "compare.levels"
+
+
 def test_other_folders_are_refused(tiny, written, tmp_path):
     with pytest.raises(RunFolderError, match="there is no grid in this folder"):
         GridFolder(tmp_path).cells()

@@ -11,7 +11,7 @@ import typer
 
 from vfl.ledger import size
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", help="Change a setting, such as train.epochs=5 or codec=topk:k=4."),

@@ -14,7 +14,8 @@ from vfl.compression.dense_codec import Packer
 from vfl.compression.index_set import place_bits
 from vfl.compression.options import Scale
 from vfl.compression.relu import Rectified
-from vfl.errors import BadOptionError
+from vfl.errors import WidthError
+from vfl.options import require_range
 
 #: Bounds of the weight, its gain a step, and the memory of the count that is controlled.
 _LEAST, _MOST, _GAIN, _MEMORY = 1e-4, 15.0, 0.02, 0.9
@@ -57,10 +58,7 @@ class L1(Rectified):
         grad: str = "fp32",
     ) -> None:
         for name, value in {"target": target, "weight": weight, "anneal": anneal}.items():
-            if not 0 <= value < math.inf:
-                raise BadOptionError(
-                    f"l1 needs a {name} of at least 0", where=f"option '{name}'", got=str(value)
-                )
+            require_range(name, value, 0)
         super().__init__(values, packer, scale, grad)
         self.target = target
         self.anneal = anneal
@@ -71,6 +69,15 @@ class L1(Rectified):
         self._bias = 1.0
         self._asked = np.zeros(2)  # rows and values above zero of the queries since the last step
         self._seen: dict[int, float] = {}
+
+    def check(self, width: int) -> None:
+        super().check(width)
+        if self.target > width:
+            raise WidthError(
+                f"a cut that is {width} wide has no {self.target:g} values above zero",
+                got=f"target = {self.target:g}",
+                want=f"target <= {width}",
+            )
 
     def encode(self, cut: Tensor, moment: Moment = INFERENCE) -> Encoded:
         encoded = super().encode(cut, moment)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vfl.compression.base import Moment
 from vfl.compression.dense_codec import DenseCodec
 from vfl.compression.values import WholeValues
-from vfl.errors import BadOptionError
+from vfl.options import require_range
 from vfl.seeds import scoped
 
 _FIRST_SCALE = 0.7
@@ -35,14 +35,8 @@ class Rate(DenseCodec):
     """
 
     def __init__(self, weight: float = 0.01, bits: int = 6, grad: str = "fp32") -> None:
-        if not 0 <= weight < math.inf:
-            raise BadOptionError(
-                "a rate has a weight of at least 0", where="option 'weight'", got=str(weight)
-            )
-        if not 1 <= bits <= 8:
-            raise BadOptionError(
-                "whole numbers have 1 to 8 bits", where="option 'bits'", got=str(bits)
-            )
+        require_range("weight", weight, 0)
+        require_range("bits", bits, 1, 8)
         super().__init__(WholeValues(bits), "range", "batch", grad)
         self.weight = weight
         self._model: Units | None = None

@@ -6,7 +6,10 @@ from torch import nn
 
 from vfl.compression.dense_codec import DenseCodec
 from vfl.compression.values import SignValues
-from vfl.errors import BadOptionError
+from vfl.options import require_range
+
+#: As wide as a cut may be.
+_MOST_UNITS = 65536
 
 
 class Sign(DenseCodec):
@@ -27,10 +30,7 @@ class Sign(DenseCodec):
     """
 
     def __init__(self, width: int = 0, grad: str = "fp32") -> None:
-        if width < 0:
-            raise BadOptionError(
-                "a code has at least one bit", where="option 'width'", got=str(width), want="0 up"
-            )
+        require_range("width", width, 0, _MOST_UNITS)
         super().__init__(SignValues(), "dense", "batch", grad)
         self.units = width
 

@@ -25,7 +25,8 @@ class CompareSettings(Settings):
             number whose training frame stays within a level.
         seeds: one training each; 0, 1 and 2 unless `folds` is given.
         folds: cross-validation instead of seeds: so many trainings, each with test rows of its own.
-        levels: percent of dense float32 that a training frame of the cut may take.
+        levels: percent of dense float32 that a training frame of the cut may take; looked at for
+            codecs with ``?`` only.
         accuracy: the bytes until the validation rows are that good are told; one needs no list.
         measure: what is compared, as the records name it after ``validation_`` and ``test_``.
         baseline: the codec all others are set against, repeat by repeat; the first one otherwise.
@@ -79,8 +80,6 @@ class CompareSettings(Settings):
         wanted = next((spec for spec in self.codecs if WANTED in spec), None)
         if wanted and not self.levels:
             raise ValueError(f"'{wanted}' needs levels, such as levels = [2.86]")
-        if self.levels and not wanted:
-            raise ValueError("levels are for a codec with a ?, such as topk:k=?")
         if self.folds is not None and self.seeds is not None:
             raise ValueError("folds take the place of seeds; give one of them")
         if self.seeds == ():

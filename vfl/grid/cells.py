@@ -168,12 +168,13 @@ def is_grid(path: Path) -> bool:
 
 
 def chosen(cells: Sequence[Cell], words: str) -> list[Cell]:
-    """The cells whose title or name holds these words.
+    """The cells whose title or name holds these words, whole: topk is no part of randtopk.
 
     Raises:
         ConfigError: there is none.
     """
-    found = [cell for cell in cells if words in cell.title or words in cell.name]
+    whole = re.compile(rf"(?<!\w){re.escape(words)}(?!\w)")
+    found = [cell for cell in cells if whole.search(cell.title) or whole.search(cell.name)]
     if not found:
         raise ConfigError(
             "no cell is called so",

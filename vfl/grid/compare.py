@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from vfl.config import WANTED, CompareSettings, Experiment, Places, with_overrides
-from vfl.errors import UserError
+from vfl.errors import ConfigError, UserError
 from vfl.exchange.exposure import shares_weights
 from vfl.exchange.shared_exposure import nobodys_bottom
 from vfl.grid.cells import Cell, settings_of
@@ -51,7 +51,7 @@ def comparison_of(experiment: Experiment, places: Places | None = None) -> Compa
         places: where its settings stand, for messages.
 
     Raises:
-        ConfigError: there is no such table, or a variant is no setting.
+        ConfigError: there is no such table, a variant is no setting, or nothing fits.
         SpecError: a codec cannot be matched, or does not fit a variant.
     """
     places = places or Places()
@@ -74,6 +74,13 @@ def comparison_of(experiment: Experiment, places: Places | None = None) -> Compa
         for variant, overrides in _variants(settings).items()
         for choice in choices[variant]
     ]
+    if not cells:
+        raise ConfigError(
+            "no codec fits any level, so nothing would be trained",
+            where=f"{places.before(('compare',))}compare.levels",
+            got=", ".join(f"{level:g} %" for level in settings.levels),
+            want="a level in which one number or bit of a row fits",
+        )
     return Comparison(tuple(cells), tuple(notes))
 
 
