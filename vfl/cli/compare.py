@@ -44,7 +44,10 @@ def compare(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Trainings at a time, a process each.")] = 1,
     only: Annotated[
-        str | None, typer.Option(metavar="WORDS", help="Train only cells whose line in --dry-run holds these words.")
+        str | None,
+        typer.Option(
+            metavar="WORDS", help="Train only cells whose line in --dry-run holds these words."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the cells and their bytes; train nothing.")
