@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -29,8 +29,7 @@ def compiled(loop: Loop) -> Loop:
         return loop
     from numba import njit
 
-    jitted: Loop = njit(cache=True, nogil=True)(loop)
-    return jitted
+    return cast(Loop, njit(cache=True, nogil=True)(loop))
 
 
 def native(array: np.ndarray) -> Any:
