@@ -70,17 +70,17 @@ def unpack_rows(
         Whether every rank is below `count`; if not, nothing in `places` counts.
     """
     limbs, k, _ = table.shape
-    rank = np.zeros(limbs, np.int64)
+    rank, most, narrow = np.zeros(limbs, np.int64), count[:, 0, 0], table[0]
     end = 0
     for row in range(len(places)):
         for limb in range(limbs - 1, -1, -1):
             bits = min(rank_bits - limb * LIMB_BITS, LIMB_BITS)
             rank[limb] = _read(raw, end, bits)
             end += bits
-        if _is_at_most(count[:, 0, 0], rank):
+        if _is_at_most(most, rank):
             return False
         if limbs == 1:
-            _unrank(table[0], rank[0], places[row])
+            _unrank(narrow, rank[0], places, row)
         else:
             _unrank_wide(table, rank, places[row])
         for j in range(k):
@@ -90,13 +90,13 @@ def unpack_rows(
 
 
 @compiled
-def _unrank(table: Any, rank: int, places: Any) -> None:
+def _unrank(table: Any, rank: int, places: Any, row: int) -> None:
     """The places of a rank of one limb: each is the last whose number is at most what is left.
 
     The numbers of the first place are 0, 1, 2, ..., so that it is what is left.
     """
     last = table.shape[1] - 1
-    for j in range(len(places) - 1, 0, -1):
+    for j in range(len(table) - 1, 0, -1):
         first = last
         while first > 0 and table[j, first] > rank:
             first -= _STRIDE
@@ -105,9 +105,9 @@ def _unrank(table: Any, rank: int, places: Any) -> None:
         for at in range(first + 1, min(first + _STRIDE, last + 1)):  # no branch to guess
             more += table[j, at] <= rank
         last = first + more
-        places[j] = last + j
+        places[row, j] = last + j
         rank -= table[j, last]
-    places[0] = rank
+    places[row, 0] = rank
 
 
 @compiled

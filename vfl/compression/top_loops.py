@@ -45,16 +45,16 @@ def find_top(bits: Any, places: Any, tied: Any) -> bool:
         for at in range(len(largest)):
             largest[at] = _largest(bits[row, at * block : (at + 1) * block])
             overall = max(overall, largest[at])
-        least = _kth_largest(largest, best) if len(largest) >= k else np.int32(0)
+        least = _kth_largest(largest, len(largest), best) if len(largest) >= k else np.int32(0)
         count = 0
         for at in range(len(largest)):
             if largest[at] >= least:
-                part = bits[row, at * block : (at + 1) * block]
-                for i in range(len(part)):  # what is too small is written over by the next
-                    sizes[count], candidates[count] = part[i] & _SIZE, at * block + i
-                    count += sizes[count] >= least
-        least = _kth_largest(sizes[:count], best)
-        tied[row] = _keep(sizes[:count], candidates, least, places[row])
+                for i in range(at * block, min((at + 1) * block, width)):
+                    size = bits[row, i] & _SIZE
+                    sizes[count], candidates[count] = size, i  # written over if too small
+                    count += size >= least
+        least = _kth_largest(sizes, count, best)
+        tied[row] = _keep(sizes, count, candidates, least, places, row)
     return bool(overall < _INFINITE)
 
 
@@ -99,19 +99,20 @@ def _largest(part: Any) -> Any:
 
 
 @compiled
-def _kth_largest(sizes: Any, best: Any) -> Any:
+def _kth_largest(sizes: Any, count: int, best: Any) -> Any:
     """The k-th largest of at least k sizes, k = len(best); `best` is scratch."""
     k = len(best)
-    if len(sizes) <= _FEW:  # no branch for the processor to guess
+    if count <= _FEW:  # no branch for the processor to guess
         least = _SIZE
-        for i in range(len(sizes)):
+        for i in range(count):
             above = np.int32(0)
-            for j in range(len(sizes)):
+            for j in range(count):
                 above += np.int32(sizes[j] > sizes[i])
             least = min(least, sizes[i]) if above < k else least
         return least
     best[:] = -1
-    for size in sizes:
+    for i in range(count):
+        size = sizes[i]
         if size > best[k - 1]:
             at = k - 1
             while at > 0 and best[at - 1] < size:
@@ -122,23 +123,24 @@ def _kth_largest(sizes: Any, best: Any) -> Any:
 
 
 @compiled
-def _keep(sizes: Any, candidates: Any, least: Any, kept: Any) -> bool:
+def _keep(sizes: Any, count: int, candidates: Any, least: Any, places: Any, row: int) -> bool:
     """Keep what is larger than `least`, and the first of what equals it, until `kept` is full.
 
     Returns:
         Whether something that equals it is left over.
     """
-    level, enough = len(kept), 0
-    for size in sizes:
-        level -= size > least
-        enough += size >= least
-    count = 0
-    for i in range(len(sizes)):
+    k = places.shape[1]
+    level, enough = k, 0
+    for i in range(count):
+        level -= sizes[i] > least
+        enough += sizes[i] >= least
+    kept = 0
+    for i in range(count):
         if sizes[i] > least or (sizes[i] == least and level > 0):
             level -= sizes[i] == least
-            kept[count] = candidates[i]
-            count += 1
-    return enough > len(kept)
+            places[row, kept] = candidates[i]
+            kept += 1
+    return bool(enough > k)
 
 
 @compiled

@@ -7,16 +7,15 @@ from typing import Protocol
 from vfl import compression, defenses
 from vfl.compression.none import Uncompressed
 from vfl.compression.sparse_codec import SparseCodec
-from vfl.config import TrainSettings
 from vfl.defenses import Chain, Defense, uses
 from vfl.errors import ExposedCutError
-from vfl.exchange.shared_exposure import refuse_beside_shares
+from vfl.exchange.shared_exposure import Shares, refuse_beside_shares
 from vfl.mpc import secure
 from vfl.mpc.masked_sum import Ring
 from vfl.mpc.shared_layer import INPUT_BITS
 
 
-class Agreed(Protocol):
+class Agreed(Shares, Protocol):
     """What all parties were told: an experiment, or the terms of a session."""
 
     @property
@@ -24,15 +23,7 @@ class Agreed(Protocol):
     @property
     def codec(self) -> str: ...
     @property
-    def defense(self) -> str: ...
-    @property
     def merge(self) -> str: ...
-    @property
-    def feature_parties(self) -> list[str]: ...
-    @property
-    def label_party(self) -> str: ...
-    @property
-    def train(self) -> TrainSettings: ...
 
 
 _FEWER = "codec = 'none'; secure = 'sum:bits=8' sends a quarter of the bytes"
