@@ -5,7 +5,6 @@ A defense that hides the classes where the variance is low is undone by it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Literal, get_args
 
@@ -44,10 +43,10 @@ def scale_by(kind: Scaler, reference: Tensor) -> Scale:
 
 def _whitening(centred: Tensor) -> Tensor:
     """Maps centred rows to uncorrelated features of variance 1; axes (features, components)."""
-    _, spread, directions = torch.linalg.svd(centred.double(), full_matrices=False)
-    kept = spread > 1e-6 * spread[0]
-    scale = math.sqrt(len(centred) - 1) / spread[kept]
-    turned: Tensor = (directions[kept].T * scale).float()
+    rows = centred.double()  # squares lose half of the digits, and a float32 has less than half
+    variance, directions = torch.linalg.eigh(rows.T @ rows / max(1, len(rows) - 1))
+    kept = variance > 1e-12 * variance[-1]
+    turned: Tensor = (directions[:, kept] / variance[kept].sqrt()).float()
     return turned
 
 
