@@ -239,6 +239,7 @@ def test_results_are_files_and_rows(whole):
     lines = (whole.path / "results.csv").read_text().splitlines()
     assert len(lines) == 21
     assert lines[0].endswith("baseline_raw,baseline_pca,seconds")
+    assert len((whole.path / "means.csv").read_text().splitlines()) == 7  # 20 rows of 2 victims
     assert table == (whole.path / "table.md").read_text()
     assert "| none " in table
     assert to_csv([]).startswith("defense,attack")

@@ -10,6 +10,7 @@ from vfl.grid.attack_rows import Row, read_rows, to_csv
 from vfl.grid.cells import GridFolder, failure_of, grid_settings_of
 from vfl.grid.interval import Estimate
 from vfl.grid.leaderboard import Place, Standing, is_ranked, leaderboard
+from vfl.grid.means import means_csv
 from vfl.grid.scores_file import OF_CELL
 from vfl.grid.statistics import over_victims
 from vfl.storage import stamp, write_json, write_text
@@ -18,7 +19,7 @@ Table = tuple[Sequence[str], list[list[str]]]
 
 
 def write_attack_results(folder: GridFolder) -> tuple[str, list[dict[str, Any]]]:
-    """Write `results.csv`, `results.json` and `table.md` from what the cells hold.
+    """Write `results.csv`, `means.csv`, `results.json` and `table.md` from what the cells hold.
 
     Returns:
         The tables in Markdown with what they leave out, and every row as a JSON value.
@@ -34,6 +35,7 @@ def write_attack_results(folder: GridFolder) -> tuple[str, list[dict[str, Any]]]
     records = [asdict(row) for row in rows]
     board = [asdict(place) for place in places]
     write_text(folder.path / "results.csv", to_csv(rows))
+    write_text(folder.path / "means.csv", means_csv(rows))
     write_json(folder.path / "results.json", stamp() | {"leaderboard": board, "rows": records})
     write_text(folder.path / "table.md", table)
     return table, records
