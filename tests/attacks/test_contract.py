@@ -29,6 +29,7 @@ SPECS = [
     "label_propagation:scaler=standard,at=inputs",
     "self_training:scaler=whiten,rounds=2",
     "teacher_student",
+    "teacher_student:student=top,rounds=1",
     "teacher_student:teacher=scratch,scaler=none,at=before",
     "unfreeze:steps=50",
     "model_completion:steps=60",

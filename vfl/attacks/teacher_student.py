@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vfl.attacks.features import Layer, through
+from vfl.attacks.fit import fit, key_of
 from vfl.attacks.label_propagation import propagate
 from vfl.attacks.logistic import fit_logistic
 from vfl.attacks.pseudo import leaked_of_each, most_confident
@@ -18,24 +19,28 @@ from vfl.attacks.self_training import taught_rows
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
 from vfl.options import require_choice, require_range
+from vfl.seeds import scoped
 
 Teacher = Literal["propagation", "scratch"]
+Student = Literal["linear", "top"]
+_STEPS, _RATE = 300, 1e-3  # of a student that is a network
 
 
 class TeacherStudent(Reader):
     """Teaches a student on the bottom's features what a teacher guesses from the inputs alone.
 
     The teacher errs, but not in the way the bottom arranges its rows: where the victim's own top
-    can tell classes apart, the student learns the classes and not the errors. It is a logistic
-    regression, held back at first and then self-trained.
+    can tell classes apart, the student learns the classes and not the errors.
 
     Args:
         teacher: "propagation": labels spread over the graph of inputs; "scratch": an untrained
             network of the same architecture, trained on the leaked rows.
+        student: "linear": a logistic regression, held back at first and then self-trained; "top":
+            a network of the top's architecture, for cuts that no line divides into classes.
         share: of the rows guessed to be of a class, those the student is taught.
         scaler: see `scale_by`.
-        strength: inverse weight of the student's squared penalty while it learns from the teacher;
-            small, for the teacher's errors are many.
+        strength: inverse weight of a linear student's squared penalty while it learns from the
+            teacher; small, for the teacher's errors are many.
         rounds: of self-training after that, as `SelfTraining` does it.
         at: the layer the student reads.
 
@@ -48,6 +53,7 @@ class TeacherStudent(Reader):
     def __init__(
         self,
         teacher: Teacher = "propagation",
+        student: Student = "linear",
         share: float = 0.5,
         scaler: Scaler = "standard",
         strength: float = 0.01,
@@ -55,16 +61,20 @@ class TeacherStudent(Reader):
         at: Layer = "cut",
     ) -> None:
         require_choice("teacher", teacher, get_args(Teacher))
+        require_choice("student", student, get_args(Student))
         require_range("share", share, 0, 1)
         require_range("rounds", rounds, 0)
         super().__init__(scaler, at)
         self.teacher: Teacher = teacher
+        self.student: Student = student
         self.share = share
         self.strength = strength
         self.rounds = rounds
         self._scratch = Scratch()
         if teacher == "scratch":
             self.needs |= self._scratch.needs
+        if student == "top":
+            self.needs |= {Grant.TOP_RECIPE}
 
     def learn(self, rows: Tensor, labels: Tensor, classes: int) -> Read:
         return fit_logistic(rows, labels, classes, self.strength)
@@ -75,11 +85,25 @@ class TeacherStudent(Reader):
         scores = self._taught(view, draw)
         sure = most_confident(scores, self.share, leaked_of_each(labels, view.classes))
         rows = torch.cat([known, further[sure]])
-        read = self.learn(rows, torch.cat([labels, scores[sure].argmax(1)]), view.classes)
+        taught, weights = torch.cat([labels, scores[sure].argmax(1)]), torch.ones(len(rows))
+        read = self._student(view, draw, rows, taught, weights, self.strength)
         for _ in range(self.rounds):
             rows, taught, weights = taught_rows(known, labels, further, read, 0.5, every=4)
-            read = fit_logistic(rows, taught, view.classes, 1.0, weights)
+            read = self._student(view, draw, rows, taught, weights, 1.0)
         return read(scale(self.rows(view, view.targets)))
+
+    def _student(
+        self, view: View, draw: torch.Generator,
+        rows: Tensor, labels: Tensor, weights: Tensor, strength: float,
+    ) -> Read:  # fmt: skip
+        if self.student == "linear":
+            return fit_logistic(rows, labels, view.classes, strength, weights)
+        with scoped(key_of(draw)):
+            network = view.new_top(rows.shape[1])
+        twice = weights > 1
+        rows, labels = torch.cat([rows, rows[twice]]), torch.cat([labels, labels[twice]])
+        network = fit(network, rows, labels, _STEPS, _RATE, draw)
+        return lambda asked: through(network, asked)
 
     def _taught(self, view: View, draw: torch.Generator) -> Tensor:
         """The teacher's logits of the unlabelled rows, axes (rows, classes)."""

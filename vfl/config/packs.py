@@ -22,6 +22,7 @@ HEAVY = (
     "self_training:at=before",
     "label_propagation",
     "teacher_student",
+    "teacher_student:student=top,rounds=1",
     "unfreeze",
     "model_completion",
     "gaussian_mixture",
