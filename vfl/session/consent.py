@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 
 from vfl import compression
@@ -10,13 +10,13 @@ from vfl.config import Consent
 from vfl.datasets import Split
 from vfl.errors import ConsentError
 from vfl.frame import HEADER_BYTES
-from vfl.mpc.shared_traffic import SharedAxes
+from vfl.mpc.shared_traffic import LayerAxes, OwnerAxes, bytes_to_deal
 from vfl.registry import parts
 from vfl.session.terms import Terms
 from vfl.version import VERSION
 
 
-def expected_bytes(terms: Terms, party: str, split: Split, shared: SharedAxes | None = None) -> int:
+def expected_bytes(terms: Terms, party: str, split: Split, shared: LayerAxes | None = None) -> int:
     """The most bytes one party can send and receive in a session on these terms.
 
     Args:
@@ -38,8 +38,23 @@ def expected_bytes(terms: Terms, party: str, split: Split, shared: SharedAxes | 
     )
 
 
+def dealt_bytes(terms: Terms, layers: Iterable[LayerAxes], split: Split) -> int:
+    """The bytes a third party sends and receives to deal for a session; 0 where none deals.
+
+    Args:
+        terms: what was agreed.
+        layers: of every feature party.
+        split: of the rows.
+    """
+    dealt = [axes for axes in layers if isinstance(axes, OwnerAxes)]
+    if not dealt:
+        return 0
+    exchanges = terms.schedule(split)
+    return sum(bytes_to_deal(dealt, len(one.rows), one.trains) for one in exchanges)
+
+
 def check_consent(
-    terms: Terms, party: str, consent: Consent, split: Split, shared: SharedAxes | None = None
+    terms: Terms, party: str, consent: Consent, split: Split, shared: LayerAxes | None = None
 ) -> None:
     """Refuse a session that asks for more than the party allows.
 
@@ -65,7 +80,7 @@ def check_consent(
 
 
 def _differences(
-    terms: Terms, party: str, consent: Consent, split: Split, shared: SharedAxes | None
+    terms: Terms, party: str, consent: Consent, split: Split, shared: LayerAxes | None
 ) -> Iterator[tuple[str, str]]:
     if terms.mode not in consent.modes:
         yield f"mode {terms.mode}", f"mode in {', '.join(consent.modes)}"
