@@ -100,14 +100,15 @@ def of_party_file(path: Path) -> dict[str, Any]:
     if (folder / "app" / "experiment.toml").exists():
         return of_project(LabelFolder(folder))
     party = read_party_file(path)
+    facts: dict[str, Any] = {"party": party.party, "consent": party.consent.model_dump(mode="json")}
+    if party.role == "dealer":
+        return facts | {"role": party.role, "secure_sum": keys_of(party)}
     draft = Experiment.model_validate(
-        {"parties": {"other" if party.data.label else party.party: {}}}
+        {"parties": {"other" if party.table.label else party.party: {}}}
     )
     data = _own_data(party, path, Terms.of(draft, "train", "check"), "classification")
-    consent = party.consent.model_dump(mode="json")
     inputs = None if data.inputs is None else "x".join(map(str, data.inputs.shape[1:]))
-    facts = {"party": party.party, "rows": data.rows, "inputs": inputs, "consent": consent}
-    facts["secure_sum"] = keys_of(party)
+    facts |= {"rows": data.rows, "inputs": inputs, "secure_sum": keys_of(party)}
     # How large its trace gets depends on the session's terms; the party is told when one starts.
     return facts | ({"trace": party.trace.model_dump(mode="json")} if party.trace.enabled else {})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vfl.errors import ConsentError
 from vfl.exchange import DealerHalf
 from vfl.frame import Kind
 from vfl.link import Link
@@ -27,10 +28,23 @@ class DealingParty:
         """Deal for the exchange that is asked for next; False when the session is over."""
         return self.half.deal().kind is not Kind.DONE
 
-    def run(self) -> None:
-        """Deal until the label party says that the session is over."""
+    def run(self, most_bytes: int) -> None:
+        """Deal until the label party says that the session is over.
+
+        Args:
+            most_bytes: how many it may send.
+
+        Raises:
+            ConsentError: it has sent more.
+        """
         while self.answer():
-            pass
+            if self.half.sent_bytes > most_bytes:
+                raise ConsentError(
+                    f"party '{self.name}' does not consent to deal any further",
+                    got=f"{self.half.sent_bytes} bytes",
+                    want=f"bytes <= {most_bytes}",
+                    fix="a shorter session, or a larger max_bytes in the [consent] of its own file",
+                )
 
 
 def build_dealing_party(terms: Terms, link: Link) -> DealingParty:

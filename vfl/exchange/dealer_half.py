@@ -29,18 +29,22 @@ class DealerHalf:
         party: its name, for messages.
         owners: the feature parties, in merge order, each with the width of its layer.
         link: the stream to the label party.
+
+    Attributes:
+        sent_bytes: what it has dealt since an attempt began, headers included.
     """
 
     def __init__(self, party: str, owners: Mapping[str, int], link: Link) -> None:
         self.party = party
         self.link = link
+        self.sent_bytes = 0
         self._owners = owners
         self._keys: Sequence[bytes] = ()
         self._dealers: list[Dealer] = []
 
     def introduce(self) -> None:
         """Draw keys for a new attempt, and give the label party its own."""
-        self._dealers = []
+        self._dealers, self.sent_bytes = [], 0
         self._keys = [token_bytes(KEY_BYTES) for _ in self._owners]
         self.link.send(Frame(Kind.PROTOCOL, 1, b"".join(self._keys)))
 
@@ -83,11 +87,15 @@ class DealerHalf:
             )
         rows, step = self._rows(frame), frame.step
         products = [words_bytes(one.deal(rows, step)) for one in self._dealers]
-        self.link.send(Frame(frame.kind, step, b"".join(products)))
+        self._send(Frame(frame.kind, step, b"".join(products)))
         if _ASKS[frame.kind]:  # while the others compute their outputs
             updates = [words_bytes(one.deal_update(step)) for one in self._dealers]
-            self.link.send(Frame(Kind.GRAD, step, b"".join(updates)))
+            self._send(Frame(Kind.GRAD, step, b"".join(updates)))
         return frame
+
+    def _send(self, frame: Frame) -> None:
+        self.sent_bytes += frame.wire_bytes
+        self.link.send(frame)
 
     def _layer(self, owner: bytes, partner: bytes, columns: int, width: int) -> Dealer:
         if not fits(columns, width):
