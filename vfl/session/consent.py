@@ -83,7 +83,7 @@ def check_dealers_consent(terms: Terms, party: str, consent: Consent) -> None:
     differences = list(_of_any_party(terms, consent))
     if _too_long(terms, consent):
         differences.append(_epochs(terms, consent))
-    _refuse(party, differences)
+    _refuse(party, [*differences, *_version(terms, consent)])
 
 
 def _refuse(party: str, differences: Sequence[tuple[str, str]]) -> None:
@@ -114,6 +114,7 @@ def _differences(
         needed = expected_bytes(terms, party, split, shared)
         if needed > consent.max_bytes:
             yield f"up to {needed} bytes", f"bytes <= {consent.max_bytes}"
+    yield from _version(terms, consent)
 
 
 def _too_long(terms: Terms, consent: Consent) -> bool:
@@ -130,6 +131,9 @@ def _of_any_party(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
         yield f"mode {terms.mode}", f"mode in {', '.join(consent.modes)}"
     if not _matches(terms.secure, consent.secure):
         yield f"secure {terms.secure}", f"secure in {', '.join(consent.secure)}"
+
+
+def _version(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
     versions = consent.versions or (VERSION,)
     if terms.version not in versions:
         yield f"vfl {terms.version}", f"vfl in {', '.join(versions)}"
