@@ -125,7 +125,7 @@ def link_advice(
         mbps: bandwidth of the label party's link in each direction; None is no limit.
     """
     if shares_weights(experiment):
-        return advice.of_shared_layers(round_trip_s, _STEP_S)
+        return advice.of_shared_layers(round_trip_s, _STEP_S, 1 if third_party(experiment) else 2)
     train, codec = experiment.train, compression.make(experiment.codec)
     widths = [experiment.parties[name].width for name in experiment.feature_parties]
     sizes = [codec.payload_limit(train.batch_rows, codec.wire_width(width)) for width in widths]
