@@ -48,17 +48,7 @@ def take_part(
     terms = message.terms
     if party.party == terms.dealer:
         return deal(message, party)
-    if party.party not in terms.feature_parties:
-        raise DisagreementError(
-            f"party '{party.party}' is not part of this experiment",
-            want=", ".join(terms.peers),
-        )
-    if party.role == "dealer":
-        raise DisagreementError(
-            f"party '{party.party}' only deals, and the session asks it for a cut",
-            got="role = 'dealer'",
-            want="[data] in its own file, or another party in the experiment's [parties]",
-        )
+    _check_asked(party, terms)
     data = own_data(party, terms)
     check_consent(terms, party.party, party.consent, data.split)
     checkpoints = own_checkpoints(party, terms)
@@ -109,6 +99,21 @@ def take_part(
         raise
     finally:
         link.close()
+
+
+def _check_asked(party: PartyFile, terms: Terms) -> None:
+    """Refuse a session that asks for the cut of a party that is none of its feature parties."""
+    if party.party not in terms.feature_parties:
+        raise DisagreementError(
+            f"party '{party.party}' is not part of this experiment",
+            want=", ".join(terms.peers),
+        )
+    if party.role == "dealer":
+        raise DisagreementError(
+            f"party '{party.party}' only deals, and the session asks it for a cut",
+            got="role = 'dealer'",
+            want="[data] in its own file, or another party in the experiment's [parties]",
+        )
 
 
 def _check_shared(feature: FeatureParty, terms: Terms, party: PartyFile, data: PartyData) -> None:
