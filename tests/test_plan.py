@@ -211,6 +211,19 @@ def test_shared_first_layers_are_planned_with_the_bytes_that_will_be_sent(path):
     assert facts["at_most_bytes"] == sent + trained + queries
 
 
+def test_a_third_partys_bytes_are_planned_too(path):
+    bottoms = [f"parties.{name}.bottom=mlp:hidden=none" for name in ("left", "right")]
+    overrides = [*SUM, *SGD, *bottoms, "secure=beaver:dealer=notary", "train.epochs=2"]
+    facts = plan.of_experiment(path, [*overrides, "parties.right.width=8"])
+    assert "unless notary, which deals, colludes with label or a feature party" in facts["secure"]
+    experiment = read_experiment(path, [*overrides, "parties.right.width=8"])
+    session = LocalSession(experiment, load_data(experiment), outputs=10).run()
+    rows = [row for row in session.ledger.rows() if row.phase != CONTROL]
+    exchanges = sum(row.frames for row in rows if (row.party, row.direction) == ("notary", "down"))
+    sent = sum(row.wire_bytes for row in rows)
+    assert facts["at_most_bytes"] == sent + 2 * exchanges, "an answer may carry a byte"
+
+
 @pytest.mark.parametrize(
     ("overrides", "want"),
     [
@@ -222,7 +235,7 @@ def test_shared_first_layers_are_planned_with_the_bytes_that_will_be_sent(path):
         ([*SUM, "secure=bever"], "beaver, none, sum"),
         ([*SUM, "secure=beaver"], "train.optimizer = sgd"),
         ([*SUM, "secure=beaver", *SGD], "bottom = 'mlp:hidden=none'"),
-        ([*SUM, "secure=beaver:dealer=notary", *SGD], "dealer=label"),
+        ([*SUM, "secure=beaver:dealer=right", *SGD], "dealer=label"),
     ],
 )
 def test_a_secure_mode_that_cannot_be_is_told_with_its_place(path, overrides, want):

@@ -260,7 +260,7 @@ NEAR = "bottom = 'mlp:hidden=none'"
         ({"train": {"weight_decay": 0.1}}, "train.weight_decay = 0"),
         ({"train": {"in_flight": 2}}, "train.in_flight = 1"),
         ({"secure": "beaver:dealer=right"}, "the label party"),
-        ({"secure": "beaver:dealer=notary"}, "the label party"),
+        ({"secure": "beaver:dealer=Notary"}, "the name of a third party"),
     ],
 )
 def test_what_would_expose_weights_or_cuts_is_refused_when_a_side_is_built(data, changes, word):

@@ -4,18 +4,15 @@ Every attacker here also plays against the same training without the protection,
 """
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from holder import Diary, labels_from, uniform, weights_of
 
 from vfl import models
 from vfl.attacks import make
 from vfl.attacks.case import attempt
-from vfl.attacks.leak import draw_leak
-from vfl.attacks.logistic import fit_logistic
-from vfl.attacks.score import accuracy
 from vfl.attacks.victim import Victim
 from vfl.config import Experiment
 from vfl.datasets import load_bundled
@@ -52,55 +49,6 @@ def data():
     return load_bundled("digits", PARTIES, 0, "label")
 
 
-class Diary:
-    """Everything the holder sees of a training, as it happens; it follows the protocol."""
-
-    def __init__(self, session):
-        (self.half,) = (client.half for client in session.clients if client.name == HOLDER)
-        self.shares, self.opened, self.products, self.changes, self.gradients = [], [], [], [], {}
-        begin = self.half.begin
-
-        def noting(*given):
-            begin(*given)
-            attempt = self.half._attempt
-            self.half._attempt = replace(attempt, owner=self.owner(attempt.owner))
-
-        self.half.begin = noting
-
-    def owner(self, owner):
-        outputs, change = owner.outputs, owner.change
-
-        def noting_outputs(inputs, share, weights, step):
-            self.shares.append(share.clone())
-            self.opened.append(share + weights)
-            return outputs(inputs, share, weights, step)
-
-        def noting_change(inputs, gradient, step):
-            self.gradients[step] = gradient.clone()
-            self.products.append(inputs.t() @ gradient)
-            self.changes.append(change(inputs, gradient, step))
-            return self.changes[-1]
-
-        owner.outputs, owner.change = noting_outputs, noting_change
-        return owner
-
-    def bottoms(self):
-        """Whatever might stand for the bottom: int64 or float, axes (columns + 1, width)."""
-        first, last = self.shares[0], self.shares[-1]
-        floats = [share.double() for share in self.opened]
-        return {
-            "first share": first,
-            "last share": last,
-            "what changed": first - last,
-            "last opened": self.opened[-1],
-            "mean share": torch.stack([share.double() for share in self.shares]).mean(0),
-            "mean opened": torch.stack(floats).mean(0),
-            "sum of products": sum(self.products[1:], start=self.products[0]),
-            "sum of late products": sum(product.double() for product in self.products[-40:]),
-            "start less products": first - sum(self.products[1:], start=self.products[0]),
-        }
-
-
 @pytest.fixture(scope="module")
 def trained(data):
     """The same training plain, and shared with a diary; and the gradients the plain holder got.
@@ -110,7 +58,7 @@ def trained(data):
     trace = Trace([Kind.GRAD])
     plain = LocalSession(experiment("none"), data, outputs=10, observers=[trace]).run()
     shared = LocalSession(experiment("beaver"), data, outputs=10)
-    diary = Diary(shared)
+    diary = Diary(shared, HOLDER)
     keys = (bytes([number]) * 32 for number in range(len(PARTIES)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared_label.secrets, "token_bytes", lambda size: next(keys))
@@ -122,19 +70,6 @@ def trained(data):
         if frame.party == HOLDER
     }
     return plain, diary, heard
-
-
-def weights_of(bottom):
-    """Axes (columns + 1, width) as the weights of a party, scaled as a layer begins.
-
-    Classifiers care for no scale, and an attacker would choose one that trains well.
-    """
-    scaled = bottom.double()
-    scaled = scaled / scaled.std() * len(scaled) ** -0.5
-    return {
-        "bottom.1.weight": scaled[:-1].t().float().contiguous(),
-        "bottom.1.bias": scaled[-1].float(),
-    }
 
 
 def fresh(data, count):
@@ -184,20 +119,10 @@ def rows_and_labels(data, gradients, width):
     return torch.nn.functional.normalize(values, dim=1).float(), data["label"].labels[rows]
 
 
-def labels_from(values, labels):
-    """Accuracy of a logistic regression on rows of which two of each class leaked."""
-    found = []
-    for seed in SEEDS:
-        leaked = draw_leak(labels, LEAKS, generator(seed, "leak"))
-        read = fit_logistic(values[leaked], labels[leaked], 10, strength=100.0)
-        found.append(accuracy(read(values), labels))
-    return sum(found) / len(found)
-
-
 def test_gradients_tell_a_holder_nothing_of_labels(data, trained):
     _, diary, heard = trained
-    plain = labels_from(*rows_and_labels(data, heard, WIDTH))
-    shared = labels_from(*rows_and_labels(data, diary.gradients, WIDTH))
+    plain = labels_from(*rows_and_labels(data, heard, WIDTH), LEAKS, SEEDS)
+    shared = labels_from(*rows_and_labels(data, diary.gradients, WIDTH), LEAKS, SEEDS)
     print(f"gradients: {plain:.3f} plain, {shared:.3f} shared")
     assert plain > 0.75, "two leaks of each class and plain gradients are enough"
     assert shared < 0.15
@@ -212,10 +137,7 @@ def test_what_a_holder_gets_is_uniform_and_never_repeats(trained):
         "gradients": list(diary.gradients.values()),
     }
     for name, words in kinds.items():
-        together = torch.cat([one.flatten() for one in words]).numpy()
-        counts = np.bincount(together.view(np.uint8), minlength=256)
-        statistic = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
-        assert statistic < 255 + 5 * np.sqrt(2 * 255), name
+        assert uniform(torch.cat([one.flatten() for one in words]).numpy()), name
         if name != "shares":  # which stay as they are while rows are evaluated
             assert len({one.numpy().tobytes() for one in words}) == len(words), name
 
@@ -296,8 +218,7 @@ def test_the_relay_that_deals_cannot_decode_what_the_parties_sealed(data):
             exact.append(true.ravel())
         found, exact = np.concatenate(found), np.concatenate(exact)
         assert abs(np.corrcoef(found.astype(float), exact.astype(float))[0, 1]) < 0.05
-        counts = np.bincount(found.view(np.uint8), minlength=256)
-        assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 255 + 5 * np.sqrt(2 * 255)
+        assert uniform(found)
 
 
 def test_a_dealer_with_a_partners_help_has_the_owners_columns(data):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vfl.clients import FeatureParty, build_feature_party
+from vfl.clients.dealing_party import DealingParty, build_dealing_party
 from vfl.clients.offers import send_offer, take_offers
 from vfl.config import Experiment
 from vfl.datasets import PartyData
@@ -83,10 +84,10 @@ class LocalSession:
         self.ledger, self.next_step = Ledger(), 0
         label = experiment.label.party
         bottoms, weights, adversaries = bottoms or {}, weights or {}, adversaries or {}
-        secrets = _secrets(experiment, data, secrets or {})
+        secrets = _secrets(self.terms, data, secrets or {})
         kept, self._recorders = self._keepers(experiment, data, checkpoints)
         self._say, self._attempts = say, _Attempts(self.terms, secrets)
-        links, ends = self._links(connect, observers)
+        links, ends, self.dealer = self._links(connect, observers)
         self.clients: list[FeatureParty] = [
             build_feature_party(
                 data[name],
@@ -122,7 +123,7 @@ class LocalSession:
 
     def run(self) -> LocalSession:
         """Go through the whole session, or the rest of it."""
-        self._attempts.begin(self.clients, self.label)
+        self._attempts.begin(self.clients, self.label, self.dealer)
         start = self.label.resume()
         split = self.label.data.split
         for client in self.clients:
@@ -142,7 +143,7 @@ class LocalSession:
             states: of sessions on other rows as well; None starts anew.
             schedule: exchanges numbered on from `next_step` of that session.
         """
-        self._attempts.begin(self.clients, self.label)
+        self._attempts.begin(self.clients, self.label, self.dealer)
         if states is not None:
             self.label.load_training_state(states[self.label.data.name])
         for client in self.clients:
@@ -191,13 +192,17 @@ class LocalSession:
 
     def _links(
         self, connect: Connect, observers: Sequence[Observer]
-    ) -> tuple[dict[str, Link], dict[str, Link]]:
-        """The label party's ends, watched, and the feature parties' own, by feature party."""
+    ) -> tuple[dict[str, Link], dict[str, Link], DealingParty | None]:
+        """The label party's ends, watched, by party; feature parties' own; and who only deals."""
         links, ends = dict[str, Link](), dict[str, Link]()
         for name in self.terms.feature_parties:
             here, ends[name] = connect(name)
             links[name] = Observed(here, name, "label", self._observers(name, observers))
-        return links, ends
+        if (dealer := self.terms.dealer) is None:
+            return links, ends, None
+        here, there = connect(dealer)
+        links[dealer] = Observed(here, dealer, "label", [self.ledger, *observers])
+        return links, ends, build_dealing_party(self.terms, there)
 
     def _observers(self, party: str, observers: Sequence[Observer]) -> list[Observer]:
         """Who is told about a party's frames; both its ends are here and see the same."""
@@ -209,6 +214,8 @@ class LocalSession:
             client.begin(exchange)
 
     def _answer(self, exchange: Exchange) -> None:
+        if self.dealer is not None:
+            self.dealer.answer()
         for client in self.clients:
             client.answer(exchange)
 
@@ -225,31 +232,37 @@ class _Attempts:
         self._terms = terms
         self._session, self._attempt = token_hex(16), -1
         self._identities = {
-            name: Identity.of_simulation(secrets[name].key("identity"))
-            for name in terms.feature_parties
+            name: Identity.of_simulation(secrets[name].key("identity")) for name in terms.peers
         }
 
-    def begin(self, clients: Sequence[FeatureParty], label: LabelParty) -> None:
+    def begin(
+        self, clients: Sequence[FeatureParty], label: LabelParty, dealer: DealingParty | None = None
+    ) -> None:
         """Let everybody agree, each by its own side of the protocol."""
         if not self._terms.masks_cuts:
             return
         self._attempt += 1
         binding = binding_of(self._terms, self._session, self._attempt)
         pins = {name: identity.public for name, identity in self._identities.items()}
+        everybody: list[FeatureParty | DealingParty] = [
+            *clients,
+            *([] if dealer is None else [dealer]),
+        ]
         sides = [
             (client, Agreement(client.name, self._identities[client.name], pins, binding))
-            for client in clients
+            for client in everybody
         ]
         for client, agreement in sides:
             send_offer(client, agreement)
         relay_offers(label)
         for client, agreement in sides:
-            take_offers(client, agreement)
+            take_offers(client, agreement, self._terms.dealer)
 
 
 def _secrets(
-    experiment: Experiment, parties: Iterable[str], given: Mapping[str, Secret]
+    terms: Terms, parties: Iterable[str], given: Mapping[str, Secret]
 ) -> dict[str, Secret]:
     """Each party's secret: the given one, or a repeatable stand-in from the seed."""
-    stand_ins = {name: Secret.of_simulation(experiment.seed, name) for name in parties}
+    everybody = dict.fromkeys([*parties, *terms.peers])
+    stand_ins = {name: Secret.of_simulation(terms.seed, name) for name in everybody}
     return stand_ins | dict(given)

@@ -20,19 +20,19 @@ from vfl.config import (
 )
 from vfl.datasets import PartyData, Split
 from vfl.errors import ConfigError, DataError
-from vfl.exchange.exposure import shares_weights, what_is_told
+from vfl.exchange.exposure import shares_weights, third_party, what_is_told
 from vfl.exchange.neighbours import axes_of
 from vfl.grid.attack import grid_cells
 from vfl.grid.compare import comparison_of
 from vfl.grid.trials import BASELINES
 from vfl.grid.victims import attempts_of
-from vfl.mpc.shared_traffic import SharedAxes
+from vfl.mpc.shared_traffic import LayerAxes
 from vfl.project import LabelFolder
 from vfl.run import load_data, session_of
 from vfl.seeds import Secret
 from vfl.server import build_label_party
 from vfl.session import Terms, advice
-from vfl.session.consent import expected_bytes
+from vfl.session.consent import dealt_bytes, expected_bytes
 from vfl.session.own_data import own_data
 from vfl.session.own_identity import keys_of
 from vfl.session.schedule import steps_per_epoch
@@ -100,14 +100,15 @@ def of_party_file(path: Path) -> dict[str, Any]:
     if (folder / "app" / "experiment.toml").exists():
         return of_project(LabelFolder(folder))
     party = read_party_file(path)
+    facts: dict[str, Any] = {"party": party.party, "consent": party.consent.model_dump(mode="json")}
+    if party.role == "dealer":
+        return facts | {"role": party.role, "secure_sum": keys_of(party)}
     draft = Experiment.model_validate(
-        {"parties": {"other" if party.data.label else party.party: {}}}
+        {"parties": {"other" if party.table.label else party.party: {}}}
     )
     data = _own_data(party, path, Terms.of(draft, "train", "check"), "classification")
-    consent = party.consent.model_dump(mode="json")
     inputs = None if data.inputs is None else "x".join(map(str, data.inputs.shape[1:]))
-    facts = {"party": party.party, "rows": data.rows, "inputs": inputs, "consent": consent}
-    facts["secure_sum"] = keys_of(party)
+    facts |= {"rows": data.rows, "inputs": inputs, "secure_sum": keys_of(party)}
     # How large its trace gets depends on the session's terms; the party is told when one starts.
     return facts | ({"trace": party.trace.model_dump(mode="json")} if party.trace.enabled else {})
 
@@ -124,7 +125,7 @@ def link_advice(
         mbps: bandwidth of the label party's link in each direction; None is no limit.
     """
     if shares_weights(experiment):
-        return advice.of_shared_layers(round_trip_s, _STEP_S)
+        return advice.of_shared_layers(round_trip_s, _STEP_S, 1 if third_party(experiment) else 2)
     train, codec = experiment.train, compression.make(experiment.codec)
     widths = [experiment.parties[name].width for name in experiment.feature_parties]
     sizes = [codec.payload_limit(train.batch_rows, codec.wire_width(width)) for width in widths]
@@ -159,7 +160,7 @@ def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyDat
 
 def _label_weights(experiment: Experiment, terms: Terms, data: PartyData) -> dict[str, Tensor]:
     """First weights of the label party; a top or bottom that does not fit its rows is told here."""
-    links = {name: local_pair()[0] for name in terms.feature_parties}
+    links = {name: local_pair()[0] for name in terms.peers}
     label = build_label_party(
         data,
         terms,
@@ -278,23 +279,22 @@ def _labels(experiment: Experiment, data: Mapping[str, PartyData]) -> dict[str, 
 
 
 def _traffic(
-    experiment: Experiment, split: Split, shared: Mapping[str, SharedAxes] | None = None
+    experiment: Experiment, split: Split, shared: Mapping[str, LayerAxes] | None = None
 ) -> dict[str, Any]:
     terms = Terms.of(experiment, "train", experiment.name)
     steps = steps_per_epoch(len(split.train), experiment.train.batch_rows)
     facts = {"steps_per_epoch": steps, "epochs": experiment.train.epochs}
     if shares_weights(experiment) and shared is None:  # their columns decide, which nobody told yet
         return facts
-    most = (
-        expected_bytes(terms, name, split, (shared or {}).get(name))
-        for name in experiment.feature_parties
-    )
-    return facts | {"at_most_bytes": sum(most)}
+    own, names = shared or {}, terms.feature_parties
+    most = sum(expected_bytes(terms, name, split, own.get(name)) for name in names)
+    return facts | {"at_most_bytes": most + dealt_bytes(terms, own.values(), split)}
 
 
-def _shared(experiment: Experiment, data: Mapping[str, PartyData]) -> dict[str, SharedAxes]:
+def _shared(experiment: Experiment, data: Mapping[str, PartyData]) -> Mapping[str, LayerAxes]:
     """What every feature party shares; empty where each has a bottom of its own."""
     inputs = {name: data[name].inputs for name in experiment.feature_parties}
     columns = {name: math.prod(own.shape[1:]) for name, own in inputs.items() if own is not None}
     width = experiment.parties[next(iter(columns))].width
-    return axes_of(columns, width) if shares_weights(experiment) else {}
+    third_deals = third_party(experiment) is not None
+    return axes_of(columns, width, third_deals) if shares_weights(experiment) else {}

@@ -4,9 +4,10 @@ PROJECT/README.md             one command line a party
 PROJECT/label/party.toml      the label party's own file
 PROJECT/label/app/            what Flower bundles: experiment.toml and a shim over vfl
 PROJECT/label/certificates/   the SuperLink's certificate and key, and the authority's
-PROJECT/label/keys/           the feature parties' public keys
-PROJECT/NAME/                 a feature party: party.toml, ca.pem, node.key, identity.key
-PROJECT/NAME/peers/           the other feature parties' public identity keys, for a secure sum
+PROJECT/label/keys/           the other parties' public keys
+PROJECT/NAME/                 a feature party, or one that deals: party.toml, ca.pem, node.key,
+                              identity.key
+PROJECT/NAME/peers/           the others' public identity keys, for a secure mode
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from vfl import bundle
 from vfl.config import DataSettings, Experiment, PartyFile, Places, read_experiment, to_toml
 from vfl.config.toml import MoreMistakes
 from vfl.errors import RunFolderError, UserError
+from vfl.exchange.exposure import third_party
 from vfl.mpc.identity import Identity
 from vfl.storage import write_text
 from vfl.transport import expiry_warning, write_trial_certificates
@@ -93,29 +95,30 @@ def write_project(
     if folder.exists() and any(folder.iterdir()):
         raise RunFolderError("this folder is not empty", where=str(folder), fix="name a new one")
     label = LabelFolder(folder / "label")
-    features = experiment.feature_parties
-    if "label" in features:
-        raise UserError("no feature party can have the name of the label party's folder, 'label'")
+    features, dealer = experiment.feature_parties, third_party(experiment)
+    nodes = [*features, *([] if dealer is None else [dealer])]
+    if "label" in nodes:
+        raise UserError("no other party can have the name of the label party's folder, 'label'")
     hosts = sorted({host, "127.0.0.1", "localhost", experiment.federation.stream_host})
-    trial = write_trial_certificates(label.certificates, hosts, features)
+    trial = write_trial_certificates(label.certificates, hosts, nodes)
     write_text(label.app / "experiment.toml", _experiment_text(experiment))
     _write_app(label.app, experiment)
     label.keys.mkdir()
     for name, party in parties.items():
         own = label.path if name == experiment.label.party else folder / name
-        write_text(own / "party.toml", _party_text(party, sends_cuts=name in features))
-        if name in features:
+        write_text(own / "party.toml", _party_text(party, has_node=name in nodes))
+        if name in nodes:
             shutil.copy(trial.ca, own / "ca.pem")
             shutil.move(trial.private_keys[name], own / "node.key")
             shutil.move(trial.public_keys[name], label.keys / f"{name}.pub")
-    _write_identities(folder, features)
-    readme = _render("project_readme.md", features=features, experiment=experiment)
+    _write_identities(folder, nodes)
+    readme = _render("project_readme.md", features=features, dealer=dealer, experiment=experiment)
     write_text(folder / "README.md", readme)
     return label
 
 
 def _write_identities(folder: Path, parties: Sequence[str]) -> None:
-    """An identity key for each feature party, and everybody's public one at the others."""
+    """An identity key for each party that has a node, and everybody's public one at the others."""
     for name in parties:
         identity = Identity.fresh()
         identity.keep_at(folder / name / "identity.key")
@@ -137,11 +140,11 @@ def _experiment_text(experiment: Experiment) -> str:
     return f"{head}# party's own party.toml.\n\n{text}"
 
 
-def _party_text(party: PartyFile, sends_cuts: bool) -> str:
+def _party_text(party: PartyFile, has_node: bool) -> str:
     head = (
         f"# What party '{party.party}' keeps to itself: its data, its key, what it consents to.\n"
     )
-    leave_out = {} if sends_cuts else {"consent": True, "node": True, "identity": True}
+    leave_out = {} if has_node else {"consent": True, "node": True, "identity": True}
     return f"{head}# Paths start at this file's folder.\n\n{to_toml(party, leave_out)}"
 
 

@@ -37,3 +37,22 @@ def test_the_current_folder_if_it_is_empty(vfl, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "loans")
     assert vfl("init", ".", "--party", "bank").code == 0
     assert read_experiment(Path("label/app/experiment.toml")).name == "loans"
+
+
+def test_a_dealer_has_a_folder_and_no_data(vfl, tmp_path):
+    done = vfl("init", "loans", "--party", "bank", "--dealer", "notary", "--label-party", "lender")
+    assert done.code == 0, done.err
+    folder = tmp_path / "loans"
+    own = {str(path.relative_to(folder / "notary")) for path in (folder / "notary").rglob("*.*")}
+    assert own >= {"party.toml", "node.key", "identity.key", "ca.pem", "peers/bank.pub"}
+    assert (folder / "bank" / "peers" / "notary.pub").exists()
+    assert (folder / "label" / "keys" / "notary.pub").exists()
+    text = (folder / "notary" / "party.toml").read_text()
+    assert 'role = "dealer"' in text
+    assert "[data]" not in text
+    shown = (folder / "label" / "app" / "experiment.toml").read_text()
+    assert 'secure = "beaver:dealer=notary"' in shown
+    assert "notary (deals, no data)" in (folder / "README.md").read_text()
+    told = vfl("check", folder / "notary" / "party.toml")
+    assert told.code == 0, told.err
+    assert "pinned: bank" in told.out

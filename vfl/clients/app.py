@@ -67,5 +67,5 @@ def _own_file(context: Context, asked: SessionMessage) -> PartyFile:
             want="--node-config 'party-file=\"/path/to/party.toml\"'",
             fix="start it with: vfl supernode PARTY.toml",
         )
-    name = asked.terms.feature_parties[int(position)]
+    name = asked.terms.peers[int(position)]
     return read_party_file(Path(str(folder)) / name / "party.toml")

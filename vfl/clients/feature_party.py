@@ -20,7 +20,9 @@ from vfl.exchange import (
     Compute,
     FeatureHalf,
     MaskedCut,
+    OwnerHalf,
     SharedHalf,
+    ShareHolder,
     optimizer_factory,
 )
 from vfl.exchange.adversary import HONEST
@@ -47,7 +49,7 @@ class FeatureParty:
     def __init__(
         self,
         inputs: Tensor,
-        half: FeatureHalf | SharedHalf,
+        half: FeatureHalf | ShareHolder,
         settings: TrainSettings | None = None,
         checkpoints: Checkpoints | None = None,
         train: np.ndarray | None = None,
@@ -203,12 +205,14 @@ def _half(
     secret: Secret,
     adversary: Adversary,
     device: str,
-) -> FeatureHalf | SharedHalf:
+) -> FeatureHalf | ShareHolder:
     width, codec = terms.parties[data.name].width, _codec(data.name, terms)
     if shares_weights(terms):
         refuse_adversary(data.name, adversary)
         assert data.inputs is not None, "checked by the caller"
         columns = math.prod(data.inputs.shape[1:])
+        if terms.dealer is not None:
+            return OwnerHalf(data.name, bottom, columns, width, link)
         return SharedHalf(data.name, bottom, columns, width, link, secret)
     return FeatureHalf(
         data.name,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from vfl.clients.attach import attach
+from vfl.clients.dealer_session import deal
 from vfl.clients.feature_party import FeatureParty, build_feature_party
 from vfl.clients.offers import send_offer, take_offers
 from vfl.config import PartyFile
 from vfl.datasets import PartyData
 from vfl.errors import DisagreementError, ProtocolError, VFLError
-from vfl.exchange import SharedHalf
+from vfl.exchange import ShareHolder
 from vfl.frame import Kind
-from vfl.link import Observer
 from vfl.session import (
     Introduction,
     PartyReport,
@@ -25,14 +26,14 @@ from vfl.session import (
 from vfl.session.own_data import own_checkpoints, own_data, own_folder, own_secret
 from vfl.session.own_identity import own_agreement
 from vfl.trace import own_recorders, recording
-from vfl.transport import Hello, Observed, TcpLink, Timeouts
+from vfl.transport import Observed
 from vfl.transport.base import TransportLink
 
 
 def take_part(
     message: SessionMessage, party: PartyFile, say: Callable[[str], None] = lambda line: None
 ) -> PartyReport:
-    """Play one feature party through a whole session.
+    """Play one party through a whole session: a feature party, or a third party that deals.
 
     Args:
         message: what Flower brought.
@@ -45,16 +46,17 @@ def take_part(
     """
     started = time.perf_counter()
     terms = message.terms
-    if party.party not in terms.feature_parties:
-        raise DisagreementError(
-            f"party '{party.party}' is not part of this experiment",
-            want=", ".join(terms.feature_parties),
-        )
+    if party.party == terms.dealer:
+        return deal(message, party)
+    _check_asked(party, terms)
     data = own_data(party, terms)
     check_consent(terms, party.party, party.consent, data.split)
     checkpoints = own_checkpoints(party, terms)
     recorders = own_recorders(party, terms, data, checkpoints)
-    link = _attach(message, data, recorders)
+    introduction = Introduction.of(data, terms, message.session)
+    link: TransportLink = attach(message, introduction)
+    if recorders:
+        link = Observed(link, data.name, "feature", recorders)
     try:
         folder = own_folder(party, terms)
         feature = build_feature_party(
@@ -70,7 +72,7 @@ def take_part(
         if terms.masks_cuts:
             agreement = own_agreement(party, terms, message.session, message.attempt)
             send_offer(feature, agreement)
-            take_offers(feature, agreement)
+            take_offers(feature, agreement, terms.dealer)
             _check_shared(feature, terms, party, data)
         feature.resume(message.start, terms.in_flight_at(data.split, message.start))
         schedule = feature.course.follow(terms.schedule(data.split, message.start))
@@ -99,23 +101,22 @@ def take_part(
         link.close()
 
 
+def _check_asked(party: PartyFile, terms: Terms) -> None:
+    """Refuse a session that asks for the cut of a party that is none of its feature parties."""
+    if party.party not in terms.feature_parties:
+        raise DisagreementError(
+            f"party '{party.party}' is not part of this experiment",
+            want=", ".join(terms.peers),
+        )
+    if party.role == "dealer":
+        raise DisagreementError(
+            f"party '{party.party}' only deals, and the session asks it for a cut",
+            got="role = 'dealer'",
+            want="[data] in its own file, or another party in the experiment's [parties]",
+        )
+
+
 def _check_shared(feature: FeatureParty, terms: Terms, party: PartyFile, data: PartyData) -> None:
     """Ask for consent once more where first layers are shared: their bytes are known by now."""
-    if isinstance(feature.half, SharedHalf):
+    if isinstance(feature.half, ShareHolder):
         check_consent(terms, party.party, party.consent, data.split, feature.half.axes)
-
-
-def _attach(
-    message: SessionMessage, data: PartyData, observers: Sequence[Observer]
-) -> TransportLink:
-    introduction = Introduction.of(data, message.terms, message.session)
-    hello = Hello(message.session, message.node, message.token, introduction.model_dump())
-    link = TcpLink.connect(
-        message.host,
-        message.port,
-        hello,
-        message.ca_pem.encode() or None,
-        Timeouts(idle_s=message.idle_timeout_s, rejoin_window_s=message.rejoin_window_s),
-        message.terms.window_frames,
-    )
-    return Observed(link, data.name, "feature", observers) if observers else link

@@ -12,7 +12,8 @@ from vfl.config.comparison import CompareSettings
 from vfl.config.grid import GridSettings
 from vfl.config.toml import MoreMistakes, Settings, check, override, read_toml, several
 
-PartyName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
+PARTY_NAME = r"^[a-z][a-z0-9_-]{0,31}$"
+PartyName = Annotated[str, StringConstraints(pattern=PARTY_NAME)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 

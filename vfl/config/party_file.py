@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PrivateAttr, StringConstraints
+from pydantic import Field, PrivateAttr, StringConstraints, model_validator
 
 from vfl.config.experiment import PartyName, TraceSettings
 from vfl.config.places import Places
@@ -83,12 +83,12 @@ class Node(Settings):
 
 
 class IdentityKeys(Settings):
-    """Who this party is to the other feature parties, for a secure sum.
+    """Who this party is to the others, for a secure mode.
 
     Attributes:
         key: this party's private identity key.
-        peers: folder with the other feature parties' public ones, each NAME.pub, given to this
-            party by a way the label party does not control.
+        peers: folder with the public ones of the other feature parties, and of a third party that
+            deals, each NAME.pub, given to this party by a way the label party does not control.
     """
 
     key: str = "identity.key"
@@ -99,6 +99,8 @@ class PartyFile(Settings):
     """Everything one party says about itself.
 
     Attributes:
+        role: "dealer" has no data and deals what shared first layers of others need.
+        data: its table; a dealer has none.
         store: folder for this party's weights, secret and run records.
         bottom: a model of its own instead of the experiment's; "package.module:Class" is allowed.
         device: where its models run, such as "cuda".
@@ -106,7 +108,8 @@ class PartyFile(Settings):
     """
 
     party: PartyName
-    data: OwnData
+    role: Literal["data", "dealer"] = "data"
+    data: OwnData | None = None
     store: str = "store"
     bottom: str | None = None
     device: str = "cpu"
@@ -115,6 +118,20 @@ class PartyFile(Settings):
     node: Node = Node()
     identity: IdentityKeys = IdentityKeys()
     _path: Path | None = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PartyFile:
+        if self.role == "data" and self.data is None:
+            raise ValueError("[data] is missing: which table and columns; or role = 'dealer'")
+        if self.role == "dealer" and self.data is not None:
+            raise ValueError("a dealer has no data: leave [data] out")
+        return self
+
+    @property
+    def table(self) -> OwnData:
+        """What it says of its table; only a party with data is asked."""
+        assert self.data is not None, "a dealer has no table"
+        return self.data
 
     def beside(self, name: str) -> Path:
         """A path as the file means it: relative to its own folder."""
@@ -128,12 +145,12 @@ class PartyFile(Settings):
     @property
     def source_path(self) -> Path:
         """The table's path."""
-        return self.beside(self.data.source)
+        return self.beside(self.table.source)
 
     @property
     def predict_path(self) -> Path:
         """The table of rows to predict."""
-        return self.beside(self.data.predict or self.data.source)
+        return self.beside(self.table.predict or self.table.source)
 
     def run_path(self, run: str) -> Path:
         """Where this party keeps a run."""

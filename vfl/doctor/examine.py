@@ -8,6 +8,7 @@ from pathlib import Path
 from vfl.config import PartyFile, read_party_file
 from vfl.doctor import files, machine, network
 from vfl.doctor.check import Check
+from vfl.exchange.exposure import third_party
 from vfl.project import LabelFolder
 
 
@@ -37,7 +38,8 @@ def _machine(folder: Path) -> Iterator[Check]:
 
 
 def _own_files(party: PartyFile) -> Iterator[Check]:
-    yield files.data_file(party.source_path)
+    if party.role == "data":
+        yield files.data_file(party.source_path)
     yield files.store(party.store_path)
     yield files.private("secret", party.store_path / "secret", missing="")
 
@@ -67,7 +69,8 @@ def _label_party(label: LabelFolder) -> Iterator[Check]:
     yield files.private(
         "server key", label.certificates / "server.key", "vfl init writes one with its certificate"
     )
-    for name in experiment.feature_parties:
+    dealer = third_party(experiment)
+    for name in [*experiment.feature_parties, *([] if dealer is None else [dealer])]:
         yield files.public_key(name, label.keys / f"{name}.pub")
     yield from network.superlink_here(federation.superlink, federation.bind_host, ca)
     yield network.stream_port(federation.stream_host, federation.bind_host, federation.stream_port)

@@ -51,6 +51,15 @@ def shares_weights(agreed: Agreed) -> bool:
     return secure.make(agreed.secure).dealer(agreed.label_party) is not None
 
 
+def third_party(agreed: Agreed) -> str | None:
+    """Who deals and does nothing else; None where the label party deals, or nobody.
+
+    Raises:
+        SpecError: the mode cannot be built.
+    """
+    return secure.make(agreed.secure).third_party(agreed.label_party)
+
+
 def what_is_told(agreed: Agreed) -> str:
     """Who learns what of the cuts, in a few words.
 
@@ -61,10 +70,17 @@ def what_is_told(agreed: Agreed) -> str:
     if ring is None:
         return f"{label_party} sees every cut"
     if shares_weights(agreed):
+        rounded = f"inputs rounded to 2^-{INPUT_BITS + 1}, sums within {ring.reach / 2:.5g}"
+        if dealer := third_party(agreed):
+            one = len(agreed.feature_parties) == 1
+            return (
+                f"{label_party} learns {'the outputs' if one else 'the sum'} alone and no party "
+                f"has first-layer weights, unless {dealer}, which deals, colludes with "
+                f"{label_party} or a feature party; {rounded}"
+            )
         return (
             f"{label_party} learns the sum alone and no party has first-layer weights, unless "
-            f"{label_party}, which deals, colludes with a feature party; inputs rounded to "
-            f"2^-{INPUT_BITS + 1}, sums within {ring.reach / 2:.5g}"
+            f"{label_party}, which deals, colludes with a feature party; {rounded}"
         )
     return (
         f"{label_party} learns the sum alone, unless it colludes with all parties but one; "
@@ -81,7 +97,7 @@ def refuse_exposure(agreed: Agreed) -> None:
         SpecError: codec or defense cannot be built.
     """
     dealer = secure.make(agreed.secure).dealer(agreed.label_party)
-    if len(agreed.feature_parties) < 2:
+    if len(agreed.feature_parties) < 2 and third_party(agreed) is None:
         raise _one_party(dealer)
     if agreed.merge != "sum":
         raise ExposedCutError(
@@ -114,7 +130,7 @@ def _one_party(dealer: str | None) -> ExposedCutError:
         "a dealer that also holds a share could undo every mask",
         got=f"1 feature party, dealer '{dealer}'",
         want="2 feature parties or more",
-        fix="secure = 'none'; a third party that only deals would do, and is not built yet",
+        fix="secure = 'beaver:dealer=NAME' with a third party that only deals; or secure = 'none'",
     )
 
 

@@ -5,7 +5,7 @@ Gradients travel as ever: with a sum every party's gradient is that of the sum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from vfl.compression import INFERENCE, Encoded, Moment
 from vfl.compression.none import Uncompressed
 from vfl.errors import ProtocolError, TruncatedFrameError
+from vfl.exchange.dealer_line import DealerLine
 from vfl.exchange.label_half import LabelHalf
 from vfl.frame import Kind, Payload
 from vfl.mpc.masked_sum import Ring
@@ -75,6 +76,11 @@ class MaskedHalves:
         self._halves = list(halves.values())
         self._ring = ring
 
+    @property
+    def dealer(self) -> DealerLine | None:
+        """The line to a third party that deals; None where there is no such party."""
+        return None
+
     def begin(self) -> None:
         """A new attempt has begun; the feature parties' keys are all there is to it."""
 
@@ -96,9 +102,11 @@ class MaskedHalves:
         """The sum of the cuts to evaluate; axes (rows, width). Each half's `confirm` answers."""
         return self._sum(Kind.QUERY, step, rows)
 
-    def _sum(self, kind: Kind, step: int, rows: int) -> Tensor:
+    def _sum(self, kind: Kind, step: int, rows: int, own: Sequence[Payload] = ()) -> Tensor:
+        """The sum of what the parties send, and of the label party's own words if it adds any."""
         first = self._halves[0]
         payloads = [self._words(half, kind, step, rows) for half in self._halves]
+        payloads += own
         return self._ring.decode(payloads, rows, first.width).to(first.device)
 
     def _words(self, half: LabelHalf, kind: Kind, step: int, rows: int) -> Payload:

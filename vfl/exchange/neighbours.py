@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vfl.mpc.pairwise import BLOCK, PairwiseMasks
 from vfl.mpc.sealing import Sealing
-from vfl.mpc.shared_traffic import SharedAxes
+from vfl.mpc.shared_traffic import LayerAxes, OwnerAxes, SharedAxes
 
 
 def partner_of(party: str, order: Sequence[str]) -> str:
@@ -33,14 +33,19 @@ def owner_of(party: str, order: Sequence[str]) -> str:
     return order[order.index(party) - 1]
 
 
-def axes_of(columns: Mapping[str, int], width: int) -> dict[str, SharedAxes]:
+def axes_of(
+    columns: Mapping[str, int], width: int, third_deals: bool = False
+) -> Mapping[str, LayerAxes]:
     """What each feature party has shares of.
 
     Args:
         columns: of every party's inputs, in merge order.
         width: of all their outputs.
+        third_deals: whether a third party deals, and the label party is everybody's partner.
     """
     ones, order = 1, tuple(columns)
+    if third_deals:
+        return {name: OwnerAxes(own + ones, width) for name, own in columns.items()}
     return {
         name: SharedAxes(own + ones, columns[owner_of(name, order)] + ones, width)
         for name, own in columns.items()
@@ -71,6 +76,21 @@ class Neighbours:
         Raises:
             ReusedPadError: this step, or a later one, was masked.
         """
-        flat = words.view(-1).numpy().view("<u8")
-        for number, start in enumerate(range(0, len(flat), BLOCK)):
-            self._masks.add_to(flat[start : start + BLOCK], purpose, step, number)
+        add_masks(self._masks, words, purpose, step)
+
+
+def add_masks(masks: PairwiseMasks, words: Tensor, purpose: str, step: int) -> None:
+    """Add a party's masks of all its pairs to ring numbers, in place.
+
+    Args:
+        masks: the party's.
+        words: int64, contiguous, of any shape.
+        purpose: what they are for.
+        step: number of the exchange.
+
+    Raises:
+        ReusedPadError: this step, or a later one, was masked.
+    """
+    flat = words.view(-1).numpy().view("<u8")
+    for number, start in enumerate(range(0, len(flat), BLOCK)):
+        masks.add_to(flat[start : start + BLOCK], purpose, step, number)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
 from vfl import defenses
 from vfl.config import TrainSettings
+from vfl.config.experiment import PARTY_NAME
 from vfl.defenses import uses
 from vfl.errors import ExposedCutError
 from vfl.exchange.adversary import HONEST, Adversary
@@ -73,13 +75,13 @@ def _check_dealer(dealer: str, label_party: str, feature_parties: Sequence[str])
         raise ExposedCutError(
             "a dealer that holds a share could undo every mask",
             got=f"dealer '{dealer}', a feature party",
-            want=f"dealer={label_party}, the label party",
+            want=f"dealer={label_party}, the label party, or a third party that has no columns",
         )
-    if dealer != label_party:
+    if not re.fullmatch(PARTY_NAME, dealer):
         raise ExposedCutError(
-            "a third party that only deals is not built yet",
+            "no party can have the dealer's name",
             got=f"dealer '{dealer}'",
-            want=f"dealer={label_party}, the label party",
+            want=f"dealer={label_party}, the label party, or the name of a third party",
         )
 
 

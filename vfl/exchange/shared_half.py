@@ -7,42 +7,25 @@ outputs, under masks that cancel out between all parties. It never sees an outpu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vfl.compression import INFERENCE, Moment
-from vfl.errors import ExposedCutError, ProtocolError, RunFolderError
+from vfl.errors import ProtocolError, RunFolderError
 from vfl.exchange.guards import expect
 from vfl.exchange.masked import QUERY, TRAINING
 from vfl.exchange.neighbours import Neighbours
-from vfl.exchange.shared_exposure import nobodys_bottom
+from vfl.exchange.share_holder import COLUMNS_BYTES, HALF, Pending, ShareHolder, no_keys
 from vfl.exchange.wire_words import read_words, size_of, split_payload, words_bytes
 from vfl.frame import Frame, Kind, Payload
 from vfl.link import Link
 from vfl.mpc.sealing import TAG_BYTES
-from vfl.mpc.shared_layer import Owner, Partner, encode_inputs, encode_weights, first_weights
+from vfl.mpc.shared_layer import Owner, Partner, encode_inputs, first_weights
 from vfl.mpc.shared_traffic import SharedAxes, fits
 from vfl.mpc.stream import KEY_BYTES, PadStream
 from vfl.seeds import Secret
-
-#: How many columns a layer has, as it is told when an attempt begins.
-COLUMNS_BYTES = 4
-#: The variance of a sum of two first weights is that of one.
-_HALF = 2**-0.5
-
-
-@dataclass(slots=True)
-class _Pending:
-    """An exchange under way: what came of it so far."""
-
-    step: int
-    trains: bool
-    inputs: Tensor
-    opened: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +37,8 @@ class _Attempt:
     near: Neighbours
 
 
-class SharedHalf:
-    """What `FeatureHalf` is where every party holds its own bottom.
+class SharedHalf(ShareHolder):
+    """A feature party that is also the partner of another one.
 
     Args:
         party: its name, for messages.
@@ -66,20 +49,13 @@ class SharedHalf:
         secret: the party's own; its share of the other layer starts from it.
     """
 
-    in_flight = 1
-
     def __init__(
         self, party: str, bottom: nn.Module, columns: int, width: int, link: Link, secret: Secret
     ) -> None:
-        self.party = party
-        self.width = width
-        self.link = link
-        self.columns = columns + 1
+        super().__init__(party, bottom, columns, width, link)
         self._secret = secret
-        self._own = encode_weights(_linear(bottom, party, columns, width), _HALF)
         self._other: Tensor | None = None
         self._attempt: _Attempt | None = None
-        self._pending: _Pending | None = None
 
     def begin(self, order: tuple[str, ...], keys: Mapping[str, bytes], deal: Payload) -> None:
         """A new attempt has begun, with new keys and a new stream from the dealer.
@@ -116,32 +92,6 @@ class SharedHalf:
     def axes(self) -> SharedAxes:
         """The layers it has shares of, once an attempt has begun."""
         return SharedAxes(self.columns, len(self._shared()), self.width)
-
-    def introduce(self) -> None:
-        """Tell how many columns this party's layer has, before the deal."""
-        self.link.send(Frame(Kind.PROTOCOL, 1, self.columns.to_bytes(COLUMNS_BYTES, "little")))
-
-    def fit(self, inputs: Callable[[], Tensor]) -> None:
-        """Nothing looks at the training inputs."""
-
-    @property
-    def awaiting(self) -> int:
-        """Exchanges whose gradients have not been taken yet."""
-        return 0 if self._pending is None or not self._pending.trains else 1
-
-    def send_cut(self, inputs: Tensor, step: int) -> None:
-        """Open a training batch of axes (rows, ...), and the other's weights; `answer` goes on.
-
-        Raises:
-            RingRangeError, NonFiniteError: inputs that cannot be encoded; nothing was sent.
-            ReusedPadError: this step, or a later one, was opened in this attempt.
-            ProtocolError: no keys were agreed on.
-        """
-        self._open(inputs, step, trains=True)
-
-    def send_query(self, inputs: Tensor, step: int) -> None:
-        """The same for rows to evaluate or predict."""
-        self._open(inputs, step, trains=False)
 
     def answer(self, step: int) -> None:
         """Take what was opened to this party, and send its share of the outputs.
@@ -185,22 +135,9 @@ class SharedHalf:
         self._own, self._other = self._own - own_change, other - other_change
         self._pending = None
 
-    def take_receipt(self, step: int) -> bytes:
-        """Wait until the label party has the query; what it says to it."""
-        self._pending = None
-        return bytes(expect(self.link, Kind.ACK, step, "the label party").payload)
-
-    def query_cut(self, inputs: Tensor, moment: Moment = INFERENCE) -> Tensor:
-        """Nobody has a party's cut here.
-
-        Raises:
-            ExposedCutError: always.
-        """
-        raise nobodys_bottom(self.party)
-
     def state_dict(self) -> dict[str, Tensor]:
         """Its shares: of its own layer, and of the other's once it was told how large that is."""
-        return {"own": self._own} | ({} if self._other is None else {"other": self._other})
+        return super().state_dict() | ({} if self._other is None else {"other": self._other})
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state_dict` gave.
@@ -208,23 +145,9 @@ class SharedHalf:
         Raises:
             RunFolderError: shares of another layer, or something else.
         """
-        own, other = state.get("own"), state.get("other")
-        if own is None or own.shape != self._own.shape:
-            raise RunFolderError(
-                "these are no shares of this party's first layer",
-                got="none" if own is None else f"{len(own)} columns",
-                want=f"{len(self._own)} columns, as secure = 'beaver' keeps them",
-            )
-        self._own, self._other = own.clone(), None if other is None else other.clone()
-
-    def training_state(self) -> dict[str, Any]:
-        """What training needs to go on exactly; every exchange before it has ended."""
-        return {"state": self.state_dict()}
-
-    def load_training_state(self, saved: Mapping[str, Any], batch: Callable[[int], Tensor]) -> None:
-        """Restore what `training_state` gave."""
-        self._pending = None
-        self.load_state_dict(saved["state"])
+        super().load_state_dict(state)
+        other = state.get("other")
+        self._other = None if other is None else other.clone()
 
     def _open(self, inputs: Tensor, step: int, trains: bool) -> None:
         attempt = self._begun()
@@ -233,16 +156,13 @@ class SharedHalf:
         other = words_bytes(attempt.partner.opened(self._shared(), step))
         sealed = attempt.near.to_partner.seal(own, f"inputs {step}")
         sealed += attempt.near.to_owner.seal(other, f"weights {step}")
-        self._pending = _Pending(step, trains, words)
+        self._pending = Pending(step, trains, words)
         kind = Kind.OPENING if trains else Kind.QUERY_OPENING
         self.link.send(Frame(kind, step, sealed))
 
     def _begun(self) -> _Attempt:
         if self._attempt is None:
-            raise ProtocolError(
-                f"party '{self.party}' has no keys to mask its numbers with",
-                want="an agreement between the feature parties before the first exchange",
-            )
+            raise no_keys(self.party)
         return self._attempt
 
     def _shared(self) -> Tensor:
@@ -252,24 +172,4 @@ class SharedHalf:
     def _fresh(self, columns: int) -> Tensor:
         """This party's part of the other layer's first weights."""
         draw = torch.Generator().manual_seed(self._secret.number("first weights of another"))
-        return first_weights(columns, self.width, draw, _HALF)
-
-
-def _linear(bottom: nn.Module, party: str, columns: int, width: int) -> nn.Linear:
-    """The one layer of a bottom that is one linear layer of these axes."""
-    layers = [part for part in bottom.modules() if not isinstance(part, nn.Sequential | nn.Flatten)]
-    want = "bottom = 'mlp:hidden=none', and depth in the top"
-    if len(layers) != 1 or not isinstance(layer := layers[0], nn.Linear):
-        raise ExposedCutError(
-            f"the bottom of party '{party}' is more than one linear layer, which cannot be shared",
-            got=", ".join(type(part).__name__ for part in layers[:4]) or "nothing",
-            want=want,
-        )
-    axes = f"{layer.in_features} to {layer.out_features}"
-    if axes != f"{columns} to {width}":
-        raise ExposedCutError(
-            f"the bottom of party '{party}' does not fit its columns and width",
-            got=axes,
-            want=f"{columns} to {width}",
-        )
-    return layer
+        return first_weights(columns, self.width, draw, HALF)

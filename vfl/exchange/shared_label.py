@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from vfl.errors import ProtocolError
 from vfl.exchange.label_half import LabelHalf
 from vfl.exchange.masked import MaskedHalves
 from vfl.exchange.neighbours import owner_of, partner_of
-from vfl.exchange.shared_half import COLUMNS_BYTES
+from vfl.exchange.share_holder import COLUMNS_BYTES
 from vfl.exchange.wire_words import size_of, split_payload, words_bytes
 from vfl.frame import Frame, Kind, Payload
 from vfl.mpc.masked_sum import Ring
@@ -80,7 +80,7 @@ class SharedHalves(MaskedHalves):
             LostPeerError: a party went away.
         """
         keys = {name: secrets.token_bytes(KEY_BYTES) for name in self._order}
-        columns = {name: self._columns(name) for name in self._order}
+        columns = {name: columns_of(half) for name, half in self._by_party.items()}
         for name, half in self._by_party.items():
             partner = partner_of(name, self._order)
             owner, other = PadStream(keys[name]), PadStream(keys[partner])
@@ -110,21 +110,10 @@ class SharedHalves(MaskedHalves):
                 other = self._dealers[owner_of(name, self._order)]
                 _codec(half).beside(words_bytes(other.deal_update(step)))
 
-    def _sum(self, kind: Kind, step: int, rows: int) -> Tensor:
-        total = super()._sum(kind, step, rows)
+    def _sum(self, kind: Kind, step: int, rows: int, own: Sequence[Payload] = ()) -> Tensor:
+        total = super()._sum(kind, step, rows, own)
         check_outputs(total, step)
         return total
-
-    def _columns(self, name: str) -> int:
-        told = self._by_party[name].take(Kind.PROTOCOL, 1).payload
-        columns = int.from_bytes(told, "little")
-        if len(told) != COLUMNS_BYTES or not fits(columns, self._by_party[name].width):
-            raise ProtocolError(
-                f"party '{name}' told something else than columns of a layer that can be shared",
-                got=f"{len(told)} bytes",
-                want=f"a number from 1 to {MOST_COLUMNS} in {COLUMNS_BYTES} bytes",
-            )
-        return columns
 
     def _opened(self, name: str, kind: Kind, step: int, rows: int) -> list[memoryview]:
         """A party's masked inputs, and its masked share of the other layer, both sealed."""
@@ -135,6 +124,23 @@ class SharedHalves(MaskedHalves):
         ]
         payload = self._by_party[name].take(kind, step).payload
         return split_payload(payload, sizes, f"step {step} of party '{name}'")
+
+
+def columns_of(half: LabelHalf) -> int:
+    """Wait for a party to tell the columns of its layer, that of ones included.
+
+    Raises:
+        ProtocolError: it tells something else, or more than can be shared.
+    """
+    told = half.take(Kind.PROTOCOL, 1).payload
+    columns = int.from_bytes(told, "little")
+    if len(told) != COLUMNS_BYTES or not fits(columns, half.width):
+        raise ProtocolError(
+            f"party '{half.party}' told something else than columns of a layer that can be shared",
+            got=f"{len(told)} bytes",
+            want=f"a number from 1 to {MOST_COLUMNS} in {COLUMNS_BYTES} bytes",
+        )
+    return columns
 
 
 def _codec(half: LabelHalf) -> SharedGradient:

@@ -38,7 +38,7 @@ class Binding:
         session: name of the session.
         attempt: counts its restarts.
         terms: digest of what was agreed.
-        parties: all feature parties, in merge order.
+        parties: all feature parties, in merge order, and a third party that deals after them.
     """
 
     session: str

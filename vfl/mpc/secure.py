@@ -15,8 +15,13 @@ class SecureMode:
         raise NotImplementedError
 
     def dealer(self, label_party: str) -> str | None:
-        """Who deals to parties that share each other's first layer; None where nobody shares."""
+        """Who deals what first layers are shared with; None where nobody shares."""
         return None
+
+    def third_party(self, label_party: str) -> str | None:
+        """Who deals and does nothing else; None where the label party deals, or nobody does."""
+        dealer = self.dealer(label_party)
+        return None if dealer == label_party else dealer
 
 
 class Plain(SecureMode):
@@ -51,10 +56,11 @@ class Beaver(SecureMode):
     """The label party sees the sum alone, and no party has the weights of a first layer.
 
     Args:
-        dealer: name of the party that deals what is random; the label party unless given.
+        dealer: name of the party that deals what is random; the label party unless given. With
+            another one, which has no data, the label party holds the other share of each layer.
 
-    >>> Beaver().dealer("lender")
-    'lender'
+    >>> Beaver().dealer("lender"), Beaver(dealer="notary").third_party("lender")
+    ('lender', 'notary')
     """
 
     def __init__(self, dealer: str | None = None) -> None:

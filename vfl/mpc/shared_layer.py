@@ -11,7 +11,8 @@ with the outputs in clear, as in SPNN (Zhou et al. 2020, arXiv 2012.09364):
 U, T, C follow from the owner's stream with the dealer, V and R from the partner's, so the dealer
 sends three products: U V - T and U^T R - C to the partner, G - R to the owner. G is the gradient of
 the outputs times the learning rate. Nothing is opened on the way back: the dealer knows R, so V of
-the textbook is R itself and the opening would be zero; E is that of the forward product.
+the textbook is R itself and the opening would be zero; E is that of the forward product. Where the
+partner is who has the gradient, it sends G - R, and the dealer two products alone.
 
 All numbers are of the ring 2^64, weights with as many fraction bits as a product of inputs and
 gradients has. So nothing is ever truncated: an update is exact, and no share can wrap.
@@ -148,6 +149,8 @@ class Owner:
 class Partner:
     """The party that has the other share of the weights, and no inputs.
 
+    It may have the gradient: then it, and not the dealer, sends the owner G - R.
+
     Args:
         stream: what it shares with the dealer.
     """
@@ -155,6 +158,7 @@ class Partner:
     def __init__(self, stream: PadStream) -> None:
         self._stream = stream
         self._mask: tuple[int, Tensor] | None = None
+        self._gradient: tuple[int, Tensor] | None = None
 
     def opened(self, share: Tensor, step: int) -> Tensor:
         """D for the owner, of the share S, axes (columns, width).
@@ -192,8 +196,30 @@ class Partner:
         Raises:
             ReusedPadError: asked again.
         """
-        mask = _draw(self._stream, (len(inputs), dealt.shape[1]), "gradient", step)
+        mask = self._gradient_mask((len(inputs), dealt.shape[1]), step)
         return ring.matmul(inputs.t(), mask) + dealt
+
+    def share_gradient(self, gradient: Tensor, step: int) -> Tensor:
+        """G - R for the owner, before the partner's own `change` of that step.
+
+        Args:
+            gradient: G, int64, axes (rows, width).
+            step: number of the exchange.
+
+        Raises:
+            ReusedPadError: the gradient of this step, or of a later one, was shared.
+        """
+        mask = _draw(self._stream, tuple(gradient.shape), "gradient", step)
+        self._gradient = step, mask
+        return gradient - mask
+
+    def _gradient_mask(self, shape: tuple[int, ...], step: int) -> Tensor:
+        """R: drawn now, or when this partner shared the gradient."""
+        if self._gradient is None:
+            return _draw(self._stream, shape, "gradient", step)
+        mask = _of(self._gradient, step)
+        self._gradient = None
+        return mask
 
 
 class Dealer:
@@ -237,7 +263,7 @@ class Dealer:
         return ring.matmul(inputs.t(), gradient) - update
 
     def share_gradient(self, gradient: Tensor, step: int) -> Tensor:
-        """G - R for the owner.
+        """G - R for the owner, where the dealer is who has the gradient.
 
         Args:
             gradient: G, int64, axes (rows, width).

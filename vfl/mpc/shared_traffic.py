@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vfl.frame import HEADER_BYTES, LIMIT_BYTES
@@ -37,6 +38,47 @@ class SharedAxes:
         down = rows * self.other + own + outputs
         words = up + down + (outputs + other if trains else 0)
         return WORD_BYTES * words + 4 * (TAG_BYTES + HEADER_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerAxes:
+    """The one layer a party has a share of, where the label party has the other.
+
+    Attributes:
+        columns: that of ones included.
+        width: of the outputs.
+    """
+
+    columns: int
+    width: int
+
+    def wire_bytes(self, rows: int, trains: bool) -> int:
+        """Bytes the party sends and receives in an exchange, headers included.
+
+        >>> OwnerAxes(columns=3, width=2).wire_bytes(rows=4, trains=True)
+        336
+        """
+        outputs = rows * self.width
+        words = rows * self.columns + self.columns * self.width + outputs
+        return WORD_BYTES * (words + (outputs if trains else 0)) + 4 * HEADER_BYTES
+
+
+#: What of a first layer, or two, a party has shares of.
+LayerAxes = SharedAxes | OwnerAxes
+#: How many rows an exchange has, as a third party that deals is asked for it.
+ROWS_BYTES = 4
+
+
+def bytes_to_deal(layers: Sequence[OwnerAxes], rows: int, trains: bool) -> int:
+    """Bytes that a third party sends and receives to deal for an exchange, headers included.
+
+    >>> bytes_to_deal([OwnerAxes(columns=3, width=2)], rows=4, trains=True)
+    164
+    """
+    products = sum(rows * layer.width for layer in layers)
+    updates = sum(layer.columns * layer.width for layer in layers)
+    words = products + (updates if trains else 0)
+    return ROWS_BYTES + WORD_BYTES * words + (3 if trains else 2) * HEADER_BYTES
 
 
 def fits(columns: int, width: int) -> bool:

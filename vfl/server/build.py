@@ -14,8 +14,11 @@ from vfl.errors import DataError, SpecError
 from vfl.exchange import (
     Adversary,
     Compute,
+    DealerLine,
     LabelHalf,
     MaskedHalves,
+    PartnerHalves,
+    PartnerShare,
     SharedGradient,
     SharedHalves,
     optimizer_factory,
@@ -55,7 +58,7 @@ def build_label_party(
     Args:
         data: labels (none needed to predict) and own columns, aligned with everybody's rows.
         terms: the session's terms.
-        links: the stream to each feature party.
+        links: the stream to each feature party, and to a third party that deals.
         secret: the party's own; the first weights of the top follow from it.
         top: a spec, or a module from the merged width to `outputs`.
         task: "classification" or "regression".
@@ -100,7 +103,7 @@ def build_label_party(
         adversary,
         compute,
         class_weight,
-        _joint(terms, halves),
+        _joint(terms, halves, links),
     )
     if weights is not None:
         party.load_weights(weights)
@@ -120,7 +123,7 @@ def _halves(
         name: LabelHalf(
             name,
             terms.parties[name].width,
-            _codec(name, terms),
+            _codec(name, terms, secret),
             defense,
             links[name],
             secret,
@@ -132,17 +135,23 @@ def _halves(
     }
 
 
-def _codec(party: str, terms: Terms) -> Codec:
+def _codec(party: str, terms: Terms, secret: Secret) -> Codec:
+    if terms.dealer is not None:
+        return PartnerShare(party, terms.train.learning_rate, secret)
     if shares_weights(terms):
         return SharedGradient(party, terms.train.learning_rate)
     return compression.make(terms.codec)
 
 
-def _joint(terms: Terms, halves: Mapping[str, LabelHalf]) -> MaskedHalves | None:
+def _joint(
+    terms: Terms, halves: Mapping[str, LabelHalf], links: Mapping[str, Link]
+) -> MaskedHalves | None:
     """What takes the cuts of all feature parties as one sum; None sees each."""
     ring = ring_of(terms)
     if ring is None:
         return None
+    if terms.dealer is not None:
+        return PartnerHalves(halves, DealerLine(terms.dealer, links[terms.dealer]), ring)
     return SharedHalves(halves, ring) if shares_weights(terms) else MaskedHalves(halves, ring)
 
 

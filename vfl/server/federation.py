@@ -89,7 +89,7 @@ class Federation:
         self._last_poll = 0.0
 
     def join(self, observers: list[Observer], start: int = 0) -> dict[str, Link]:
-        """Bring every feature party onto the stream; its link by party name.
+        """Bring every party onto the stream, a third one that deals included; its link by name.
 
         Args:
             observers: told about every frame of these links.
@@ -126,7 +126,7 @@ class Federation:
             raise
         return {
             party: Observed(self._hub.link(self._node_of[party]), party, "label", observers)
-            for party in self.terms.feature_parties
+            for party in self.terms.peers
         }
 
     def collect(self, timeout_s: float) -> None:
@@ -155,7 +155,7 @@ class Federation:
 
     def _wait_for_nodes(self) -> dict[str, int]:
         """Node ids by registered name, or by a made-up one where nodes have no names."""
-        wanted = self.terms.feature_parties
+        wanted = self.terms.peers
         deadline = time.monotonic() + self.join_timeout_s
         while True:
             nodes = sorted(self.grid.get_nodes(), key=lambda node: node.node_id)
@@ -222,7 +222,8 @@ class Federation:
             )
         check_introduction(introduction, self.terms, self.own, self.session)
         self._node_of[party] = name
-        self.say(f"party {party} is here: {introduction.rows} rows, same order")
+        what = "it deals" if party == self.terms.dealer else f"{introduction.rows} rows, same order"
+        self.say(f"party {party} is here: {what}")
         return {}
 
     def _poll(self) -> None:

@@ -9,8 +9,9 @@ from vfl.server.label_party import LabelParty
 
 
 def relay_offers(label: LabelParty) -> None:
-    """Wait for every feature party's offer and send all of them to everybody; see `agreement`.
+    """Wait for everybody's offer and send all of them to everybody; see `agreement`.
 
+    A third party that deals is one of them, after the feature parties.
     Nothing happens in a session whose cuts are not summed under masks.
 
     Raises:
@@ -20,6 +21,10 @@ def relay_offers(label: LabelParty) -> None:
     if not label.reception.masked:
         return
     offers = {name: half.take(Kind.PROTOCOL, 0).payload for name, half in label.halves.items()}
+    links = [half.link for half in label.halves.values()]
+    if (line := label.reception.dealer) is not None:
+        offers[line.dealer] = line.take(Kind.PROTOCOL, 0)
+        links.append(line.link)
     for name, offer in offers.items():
         if len(offer) != OFFER_BYTES:
             raise ProtocolError(
@@ -28,6 +33,6 @@ def relay_offers(label: LabelParty) -> None:
                 want=f"{OFFER_BYTES} bytes",
             )
     together = b"".join(bytes(offer) for offer in offers.values())
-    for half in label.halves.values():
-        half.link.send(Frame(Kind.PROTOCOL, 0, together))
+    for link in links:
+        link.send(Frame(Kind.PROTOCOL, 0, together))
     label.reception.begin()

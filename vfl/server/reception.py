@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from vfl.exchange import LabelHalf, MaskedHalves
+from vfl.exchange import DealerLine, LabelHalf, MaskedHalves
 from vfl.ledger import Ledger
 from vfl.session import Course, Exchange
 
@@ -41,6 +41,11 @@ class Reception:
     def masked(self) -> bool:
         """Whether only sums arrive."""
         return self._joint is not None
+
+    @property
+    def dealer(self) -> DealerLine | None:
+        """The line to a third party that deals; None where there is no such party."""
+        return None if self._joint is None else self._joint.dealer
 
     def begin(self) -> None:
         """A new attempt has begun."""

@@ -141,8 +141,11 @@ class LabelSession:
 def _farewell(label: LabelParty) -> list[PartyReport]:
     """Every party's last word, and ours to them."""
     reports = [PartyReport.of(half.link.receive(), name) for name, half in label.halves.items()]
-    for half in label.halves.values():
-        half.link.send(Frame(Kind.DONE))
+    links = [half.link for half in label.halves.values()]
+    if (line := label.reception.dealer) is not None:
+        links.append(line.link)
+    for link in links:
+        link.send(Frame(Kind.DONE))
     return reports
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vfl.session.checkpoint import CHECKPOINTS, Checkpoints
-from vfl.session.consent import check_consent
+from vfl.session.consent import check_consent, check_dealers_consent
 from vfl.session.course import Course
 from vfl.session.failure import for_others, unexpected
 from vfl.session.handshake import Introduction, check_introduction
@@ -26,6 +26,7 @@ __all__ = [
     "SessionMessage",
     "Terms",
     "check_consent",
+    "check_dealers_consent",
     "check_introduction",
     "for_others",
     "unexpected",

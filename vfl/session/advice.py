@@ -113,18 +113,20 @@ def warnings(batch_rows: int, in_flight: int) -> list[str]:
     return []
 
 
-def of_shared_layers(round_trip_s: float, step_s: float) -> dict[str, Any]:
-    """Facts about an exchange of shared first layers, which waits twice and cannot overlap.
+def of_shared_layers(round_trip_s: float, step_s: float, waits: int = 2) -> dict[str, Any]:
+    """Facts about an exchange of shared first layers, which cannot overlap.
 
     Args:
         round_trip_s: there and back.
         step_s: compute of an exchange.
+        waits: round trips of an exchange; 1 where a third party deals.
 
     >>> of_shared_layers(0.040, 0.001)["exchanges_per_second"]
     12.3
     """
+    trips = "one round trip" if waits == 1 else "two round trips"
     return {
         "round_trip_ms": round(1000 * round_trip_s, 1),
-        "exchanges_per_second": round(1 / (2 * round_trip_s + step_s), 1),
-        "advice": ["a larger batch; an exchange of shared first layers waits for two round trips"],
+        "exchanges_per_second": round(1 / (waits * round_trip_s + step_s), 1),
+        "advice": [f"a larger batch; an exchange of shared first layers waits for {trips}"],
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from vfl import compression
@@ -10,13 +10,13 @@ from vfl.config import Consent
 from vfl.datasets import Split
 from vfl.errors import ConsentError
 from vfl.frame import HEADER_BYTES
-from vfl.mpc.shared_traffic import SharedAxes
+from vfl.mpc.shared_traffic import LayerAxes, OwnerAxes, bytes_to_deal
 from vfl.registry import parts
 from vfl.session.terms import Terms
 from vfl.version import VERSION
 
 
-def expected_bytes(terms: Terms, party: str, split: Split, shared: SharedAxes | None = None) -> int:
+def expected_bytes(terms: Terms, party: str, split: Split, shared: LayerAxes | None = None) -> int:
     """The most bytes one party can send and receive in a session on these terms.
 
     Args:
@@ -38,8 +38,23 @@ def expected_bytes(terms: Terms, party: str, split: Split, shared: SharedAxes | 
     )
 
 
+def dealt_bytes(terms: Terms, layers: Iterable[LayerAxes], split: Split) -> int:
+    """The bytes a third party sends and receives to deal for a session; 0 where none deals.
+
+    Args:
+        terms: what was agreed.
+        layers: of every feature party.
+        split: of the rows.
+    """
+    dealt = [axes for axes in layers if isinstance(axes, OwnerAxes)]
+    if not dealt:
+        return 0
+    exchanges = terms.schedule(split)
+    return sum(bytes_to_deal(dealt, len(one.rows), one.trains) for one in exchanges)
+
+
 def check_consent(
-    terms: Terms, party: str, consent: Consent, split: Split, shared: SharedAxes | None = None
+    terms: Terms, party: str, consent: Consent, split: Split, shared: LayerAxes | None = None
 ) -> None:
     """Refuse a session that asks for more than the party allows.
 
@@ -54,7 +69,24 @@ def check_consent(
     Raises:
         ConsentError: every difference, asked and allowed.
     """
-    differences = list(_differences(terms, party, consent, split, shared))
+    _refuse(party, list(_differences(terms, party, consent, split, shared)))
+
+
+def check_dealers_consent(terms: Terms, party: str, consent: Consent) -> None:
+    """Refuse a session that asks a third party to deal for more than it allows.
+
+    Its bytes are not known before it deals, so they are held against its file as they are sent.
+
+    Raises:
+        ConsentError: every difference, asked and allowed.
+    """
+    differences = list(_of_any_party(terms, consent))
+    if _too_long(terms, consent):
+        differences.append(_epochs(terms, consent))
+    _refuse(party, [*differences, *_version(terms, consent)])
+
+
+def _refuse(party: str, differences: Sequence[tuple[str, str]]) -> None:
     if differences:
         raise ConsentError(
             f"party '{party}' does not consent to this session",
@@ -65,26 +97,43 @@ def check_consent(
 
 
 def _differences(
-    terms: Terms, party: str, consent: Consent, split: Split, shared: SharedAxes | None
+    terms: Terms, party: str, consent: Consent, split: Split, shared: LayerAxes | None
 ) -> Iterator[tuple[str, str]]:
-    if terms.mode not in consent.modes:
-        yield f"mode {terms.mode}", f"mode in {', '.join(consent.modes)}"
+    yield from _of_any_party(terms, consent)
     if not _matches(terms.codec, consent.codecs):
         yield f"codec {terms.codec}", f"codec in {', '.join(consent.codecs)}"
     for defense in parts(terms.defense):
         if not _matches(defense, consent.defenses):
             yield f"defense {defense}", f"defense in {', '.join(consent.defenses)}"
-    if not _matches(terms.secure, consent.secure):
-        yield f"secure {terms.secure}", f"secure in {', '.join(consent.secure)}"
     width = terms.parties[party].width
     if width > consent.max_width:
         yield f"width {width}", f"width <= {consent.max_width}"
-    if terms.mode == "train" and terms.train.epochs > consent.max_epochs:
-        yield f"epochs {terms.train.epochs}", f"epochs <= {consent.max_epochs}"
+    if _too_long(terms, consent):
+        yield _epochs(terms, consent)
     else:
         needed = expected_bytes(terms, party, split, shared)
         if needed > consent.max_bytes:
             yield f"up to {needed} bytes", f"bytes <= {consent.max_bytes}"
+    yield from _version(terms, consent)
+
+
+def _too_long(terms: Terms, consent: Consent) -> bool:
+    return terms.mode == "train" and terms.train.epochs > consent.max_epochs
+
+
+def _epochs(terms: Terms, consent: Consent) -> tuple[str, str]:
+    return f"epochs {terms.train.epochs}", f"epochs <= {consent.max_epochs}"
+
+
+def _of_any_party(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
+    """What also concerns a party without columns."""
+    if terms.mode not in consent.modes:
+        yield f"mode {terms.mode}", f"mode in {', '.join(consent.modes)}"
+    if not _matches(terms.secure, consent.secure):
+        yield f"secure {terms.secure}", f"secure in {', '.join(consent.secure)}"
+
+
+def _version(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
     versions = consent.versions or (VERSION,)
     if terms.version not in versions:
         yield f"vfl {terms.version}", f"vfl in {', '.join(versions)}"

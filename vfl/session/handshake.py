@@ -1,4 +1,4 @@
-"""The handshake: a feature party introduces itself; the label party compares before step 0.
+"""The handshake: a party introduces itself; the label party compares before step 0.
 
 Rows are compared by counts and by a digest of their order, keyed with the session; never by ids.
 """
@@ -52,6 +52,18 @@ class Introduction(Settings):
         )
 
     @classmethod
+    def of_dealer(cls, party: str, terms: Terms) -> Introduction:
+        """The introduction of a third party that deals and has no rows."""
+        return cls(
+            party=party,
+            version=VERSION,
+            terms=terms.digest(),
+            settings=terms.settings(),
+            rows=0,
+            row_order="0" * 64,
+        )
+
+    @classmethod
     def parse(cls, content: dict[str, Any]) -> Introduction:
         """Read an introduction from the stream.
 
@@ -76,16 +88,18 @@ def check_introduction(
         MisalignedError: other rows, or the same rows in another order.
     """
     party = introduction.party
-    if party not in terms.feature_parties:
+    if party not in terms.peers:
         raise DisagreementError(
             f"party '{party}' is not part of this experiment",
             got=party,
-            want=", ".join(terms.feature_parties),
+            want=", ".join(terms.peers),
             fix="use the names of the experiment's [parties] in the party files",
         )
     check_version(introduction.version, f"party '{party}'")
     if introduction.terms != terms.digest():
         raise _other_experiment(introduction, terms)
+    if party == terms.dealer:
+        return  # it has no rows
     if introduction.rows != own.rows:
         raise MisalignedError(
             f"the tables of '{party}' and '{own.name}' have different rows",

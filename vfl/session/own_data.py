@@ -27,7 +27,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
 
 
 def _read(party: PartyFile, terms: Terms, task: str) -> PartyData:
-    own = party.data
+    own = party.table
     form = TableFormat(own.separator, own.missing, own.id_type)
     if terms.mode == "predict":
         encoder = own_folder(party, terms).encoder()

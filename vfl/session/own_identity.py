@@ -1,4 +1,4 @@
-"""The keys a feature party brings to a secure sum, from its own file."""
+"""The keys a party brings to a secure mode, from its own file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vfl.session.terms import Terms
 
 def binding_of(terms: Terms, session: str, attempt: int) -> Binding:
     """What the keys of one attempt are bound to."""
-    return Binding(session, attempt, terms.digest(), tuple(terms.feature_parties))
+    return Binding(session, attempt, terms.digest(), tuple(terms.peers))
 
 
 def own_agreement(party: PartyFile, terms: Terms, session: str, attempt: int) -> Agreement:
@@ -19,7 +19,7 @@ def own_agreement(party: PartyFile, terms: Terms, session: str, attempt: int) ->
     Raises:
         MissingDataError, DataError: one of the files is missing or holds something else.
     """
-    others = [name for name in terms.feature_parties if name != party.party]
+    others = [name for name in terms.peers if name != party.party]
     return Agreement(
         party.party,
         Identity.kept_at(party.beside(party.identity.key)),

@@ -14,6 +14,7 @@ from vfl.config import Experiment, TrainSettings
 from vfl.config.experiment import PartyName
 from vfl.config.toml import Settings
 from vfl.datasets import Split
+from vfl.mpc import secure
 from vfl.session.schedule import Exchange, asking, training
 from vfl.version import VERSION
 
@@ -77,6 +78,16 @@ class Terms(Settings):
     def feature_parties(self) -> list[str]:
         """The parties that send cuts, in merge order."""
         return [name for name in self.parties if name != self.label_party]
+
+    @property
+    def dealer(self) -> str | None:
+        """The third party that only deals; None where there is no such party."""
+        return secure.make(self.secure).third_party(self.label_party)
+
+    @property
+    def peers(self) -> list[str]:
+        """Everybody the label party has a stream to: the feature parties, and who only deals."""
+        return [*self.feature_parties, *([] if self.dealer is None else [self.dealer])]
 
     @property
     def masks_cuts(self) -> bool:

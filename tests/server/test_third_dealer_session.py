@@ -1,0 +1,225 @@
+"""One feature party, the label party and a third that deals, through whole federated sessions.
+
+Streams are real; only Flower's part is played by a stand-in.
+"""
+
+import csv
+import warnings
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+import pytest
+from stand_in_flower import Envelope, Flower
+
+from vfl.config import Experiment, read_party_file
+from vfl.errors import ConfigError, LostPeerError, MissingPartyError, PeerFailedError
+from vfl.exchange import DealerHalf
+from vfl.frame import Kind
+from vfl.ledger import Ledger
+from vfl.mpc.identity import Identity
+from vfl.session import Terms
+from vfl.storage import read_json
+
+with warnings.catch_warnings():  # importing Flower uses what newer clicks deprecate
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from vfl.server.session import run_session
+
+TABLE = '[data]\nsource = "data.csv"\nid = "id"\n'
+ROWS, WIDTH = 120, 4
+EXPERIMENT = {
+    "merge": "sum",
+    "secure": "beaver:dealer=notary",
+    "parties": {"bank": {"width": WIDTH, "bottom": "mlp:hidden=none"}},
+    "label": {"party": "lender", "top": "linear"},
+    "train": {"epochs": 2, "batch_rows": 20, "checkpoint_every": 3, "optimizer": "sgd",
+              "momentum": 0, "learning_rate": 0.1},
+    "federation": {"rejoin_window_s": 0.2, "step_timeout_s": 5.0, "max_restarts": 0},
+}  # fmt: skip
+SHORT = EXPERIMENT["federation"] | {"join_timeout_s": 0.3}
+
+
+class Noting(Ledger):
+    """What the label party's links see, whole."""
+
+    seen: ClassVar = []
+
+    def __call__(self, party, direction, frame):
+        super().__call__(party, direction, frame)
+        self.seen.append((party, direction, frame.kind, frame.step, bytes(frame.payload)))
+
+
+class Session:
+    """Folders of three parties, and a way to play a session between them."""
+
+    def __init__(self, folder, flower):
+        self.folder, self.flower = folder, flower
+        draw = np.random.default_rng(0)
+        ids = [f"r{row:03}" for row in range(ROWS)]
+        tables = {
+            "bank": {"a": draw.normal(size=ROWS), "b": draw.normal(size=ROWS)},
+            "lender": {"paid": np.arange(ROWS) % 2},
+        }
+        for name in ("bank", "notary", "lender"):
+            (folder / name).mkdir()
+            if name in tables:
+                table = pd.DataFrame({"id": ids, **tables[name]})
+                table.to_csv(folder / name / "data.csv", index=False)
+        self.write("bank", TABLE)
+        self.write("lender", f'{TABLE}label = "paid"\n')
+        self.write("notary", "", 'role = "dealer"')
+        for name, other in (("bank", "notary"), ("notary", "bank")):
+            identity = Identity.fresh()
+            identity.keep_at(folder / name / "identity.key")
+            identity.public.keep_at(folder / other / "peers" / f"{name}.pub")
+
+    def write(self, name, more, role=""):
+        path = self.folder / name / "party.toml"
+        path.write_text(f'party = "{name}"\n{role}\n{more}\n')
+        self.flower.files[name] = read_party_file(path)
+
+    def play(self, mode="train", **changes):
+        Noting.seen = []
+        experiment = Experiment.model_validate(EXPERIMENT | changes)
+        terms = Terms.of(experiment, mode, "run")
+        try:
+            run_session(self.flower, experiment, self.flower.files["lender"], terms)
+        finally:
+            for thread in self.flower.threads:
+                thread.join(timeout=20)
+        return Noting.seen
+
+    @property
+    def run(self):
+        return self.folder / "lender" / "store" / "runs" / "run"
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch):
+    monkeypatch.setattr("vfl.server.session._COLLECT_S", 0.0)
+    monkeypatch.setattr("vfl.server.federation.Message", Envelope)
+    monkeypatch.setattr("vfl.server.session.Ledger", Noting)
+    return Session(tmp_path, Flower(("bank", "notary")))
+
+
+def sent(seen, kind, party="bank", way="up"):
+    return [(step, payload) for one, direction, of, step, payload in seen
+            if (one, direction, of) == (party, way, kind)]  # fmt: skip
+
+
+def test_a_training_an_evaluation_and_a_prediction(session):
+    seen = session.play()
+    assert [len(payload) for _, payload in sent(seen, Kind.PROTOCOL)] == [96, 4]
+    assert [len(payload) for _, payload in sent(seen, Kind.PROTOCOL, "notary")] == [96, 32]
+    sizes = {
+        ("bank", Kind.OPENING): 8 * 20 * 3,
+        ("bank", Kind.CUT): 8 * 20 * WIDTH,
+        ("notary", Kind.OPENING): 8 * 20 * WIDTH,
+        ("notary", Kind.GRAD): 8 * 3 * WIDTH,
+    }
+    for (party, kind), size in sizes.items():
+        frames = sent(seen, kind, party)
+        assert len(frames) == 2 * 5
+        assert all(len(payload) == size for _, payload in frames[:4]), (party, kind)
+    assert not session.flower.failures
+    assert not list((session.folder / "notary").rglob("*.safetensors")), "it keeps nothing"
+    before = read_json(session.run / "summary.json")
+    session.play(mode="evaluate")
+    assert read_json(session.run / "evaluation.json")["test_loss"] == before["test_loss"]
+    asked = session.play(mode="predict")
+    assert sent(asked, Kind.PROTOCOL, "notary") != sent(seen, Kind.PROTOCOL, "notary")
+    ((_, opened),) = sent(asked, Kind.QUERY_OPENING)
+    assert len(opened) == 8 * ROWS * 3
+    with (session.run / "predictions.csv").open() as file:
+        assert len(list(csv.reader(file))) == 1 + ROWS
+
+
+@pytest.mark.parametrize("step", [8, 9])
+def test_a_lost_dealer_takes_a_new_attempt_with_new_keys(session, monkeypatch, step):
+    left = [1]
+    deal = DealerHalf.deal
+
+    def dying(half):
+        frame = deal(half)
+        if frame.step == step and left:
+            left.pop()
+            raise SystemExit
+        return frame
+
+    monkeypatch.setattr(DealerHalf, "deal", dying)
+    federation = EXPERIMENT["federation"] | {"max_restarts": 1}
+    seen = session.play(federation=federation)
+    for party, kind in (("bank", Kind.OPENING), ("notary", Kind.OPENING)):
+        frames = sent(seen, kind, party)
+        steps = [one for one, _ in frames]
+        assert {one for one in steps if steps.count(one) == 2}, "the second attempt went back"
+        assert len({payload for _, payload in frames}) == len(frames)
+    assert len(sent(seen, Kind.PROTOCOL, "notary")) == 2 * 2
+    assert "restart 1 of 1" in (session.run / "notes.txt").read_text()
+    assert read_json(session.run / "summary.json")["weights_sha256"]
+
+
+def test_a_dealer_that_stays_away_ends_the_session_with_its_name(session, monkeypatch):
+    def dying(half):
+        raise SystemExit
+
+    monkeypatch.setattr(DealerHalf, "deal", dying)
+    with pytest.raises(LostPeerError, match="'notary'"):
+        session.play()
+
+
+def test_an_identity_of_the_dealer_that_is_not_the_pinned_one_stops_before_any_input(session):
+    Identity.fresh().public.keep_at(session.folder / "bank" / "peers" / "notary.pub")
+    with pytest.raises(PeerFailedError, match="V404"):
+        session.play()
+    assert not sent(Noting.seen, Kind.OPENING)
+    (error,) = [one for one in session.flower.failures if one.code == "V404"]
+    assert "'notary'" in error.what
+
+
+def test_a_party_with_data_does_not_deal_and_a_dealer_sends_no_cuts(session):
+    session.write("notary", TABLE)
+    with pytest.raises(MissingPartyError):  # the stand-in brings no replies
+        session.play(federation=SHORT)
+    (error,) = [one for one in session.flower.failures if one.code == "V402"]
+    assert error.got == "role = 'data'"
+    session.flower.failures.clear()
+    session.write("notary", "", 'role = "dealer"')
+    session.write("bank", "", 'role = "dealer"')
+    with pytest.raises(MissingPartyError):
+        session.play(federation=SHORT, mode="evaluate")
+    assert any("only deals" in one.what for one in session.flower.failures)
+
+
+@pytest.mark.parametrize(
+    ("consent", "got"),
+    [
+        ('secure = ["sum*"]', "secure beaver:dealer=notary"),
+        ('modes = ["predict"]', "mode train"),
+        ("max_epochs = 1", "epochs 2"),
+    ],
+)
+def test_a_dealer_refuses_what_its_file_does_not_allow(session, consent, got):
+    session.write("notary", f"[consent]\n{consent}", 'role = "dealer"')
+    with pytest.raises(MissingPartyError):
+        session.play(federation=SHORT)
+    (refusal,) = [one for one in session.flower.failures if one.code == "V403"]
+    assert refusal.got == got
+
+
+def test_a_dealer_deals_no_more_bytes_than_its_file_allows(session):
+    session.write("notary", "[consent]\nmax_bytes = 3000", 'role = "dealer"')
+    with pytest.raises(PeerFailedError, match="does not consent"):
+        session.play()
+    (refusal,) = [one for one in session.flower.failures if one.code == "V403"]
+    assert refusal.want == "bytes <= 3000"
+
+
+@pytest.mark.parametrize(
+    ("role", "more", "said"),
+    [('role = "data"', "", "[data] is missing"), ('role = "dealer"', TABLE, "leave [data] out")],
+)
+def test_a_partys_file_says_either_data_or_dealer(session, role, more, said):
+    with pytest.raises(ConfigError, match="1 problem") as caught:
+        session.write("notary", more, role)
+    assert said in str(caught.value)

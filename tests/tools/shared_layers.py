@@ -1,0 +1,75 @@
+"""What tests of shared first layers have in common, where a third party deals."""
+
+import torch
+
+from vfl import models
+from vfl.config import Experiment
+from vfl.local import LocalSession
+from vfl.mpc.shared_layer import WEIGHT_BITS, encode_weights
+from vfl.seeds import generator, scoped
+
+LABEL, DEALER = "lender", "notary"
+SECURE = f"beaver:dealer={DEALER}"
+TRAIN = {
+    "epochs": 2,
+    "batch_rows": 32,
+    "optimizer": "sgd",
+    "momentum": 0,
+    "learning_rate": 0.3,
+    "checkpoint_every": 5,
+}
+
+
+def experiment(secure=SECURE, parties=("bank",), width=12, train=None, **changes):
+    content = {
+        "merge": "sum",
+        "secure": secure,
+        "parties": {name: {"width": width, "bottom": "mlp:hidden=none"} for name in parties},
+        "label": {"party": LABEL, "top": "mlp:hidden=32"},
+        "train": TRAIN | (train or {}),
+    }
+    return Experiment.model_validate(content | changes)
+
+
+def session(data, secure=SECURE, **more):
+    """A session between all parties of `data` that have columns."""
+    kept = {key: more.pop(key) for key in ("observers", "mode", "weights", "bottoms", "checkpoints",
+                                           "adversaries") if key in more}  # fmt: skip
+    names = [name for name in data if data[name].inputs is not None]
+    return LocalSession(experiment(secure, names, **more), data, outputs=10, **kept)
+
+
+def fresh(data, width=12):
+    """A bottom for every party with columns."""
+    made = {}
+    for number, name in enumerate(name for name in data if data[name].inputs is not None):
+        with scoped(number):
+            shape = tuple(data[name].inputs.shape[1:])
+            made[name] = models.make_bottom("mlp:hidden=none").build(shape, width)
+    return made
+
+
+def start_from(session, bottoms):
+    """Give everybody uniform shares of these bottoms."""
+    draw = generator(0, "shares")
+    for client in session.clients:
+        whole = encode_weights(bottoms[client.name][-1])
+        own = torch.randint(-(2**63), 2**63 - 1, whole.shape, generator=draw)
+        client.half.load_state_dict({"own": own})
+        session.label.halves[client.name].codec.load_state_dict({"share": whole - own})
+    return session
+
+
+def joined_words(weights, name):
+    """A party's layer, from both shares: what nobody has; int64, (columns + 1, width)."""
+    return weights[name]["own"] + weights[LABEL][f"codec-{name}/share"]
+
+
+def joined(weights, name):
+    """The same as numbers; float64."""
+    return joined_words(weights, name).double() * 2.0**-WEIGHT_BITS
+
+
+def exact(client):
+    """A plain party's layer as the shared one would stand; float64, (columns + 1, width)."""
+    return encode_weights(client.half.model["bottom"][-1]).double() * 2.0**-WEIGHT_BITS
