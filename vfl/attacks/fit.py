@@ -23,8 +23,9 @@ def fit(
     rate: float,
     draw: torch.Generator,
     keep_norms: bool = False,
+    batch: int = 0,
 ) -> nn.Module:
-    """The module after so many full-batch Adam steps on the cross-entropy (Kingma and Ba 2015).
+    """The module after so many Adam steps on the cross-entropy (Kingma and Ba 2015).
 
     Args:
         module: gives logits, axes (rows, classes).
@@ -34,13 +35,19 @@ def fit(
         rate: the learning rate.
         draw: dropout draws from here.
         keep_norms: batch normalisation uses and keeps the statistics it has.
+        batch: rows of a step, drawn with replacement; all rows where there are no more, or if 0.
     """
     training(module, keep_norms)
     optimizer = torch.optim.Adam(module.parameters(), lr=rate)
     with scoped(key_of(draw)):
         for _ in range(steps):
+            some, truth = inputs, labels
+            if 0 < batch < len(inputs):
+                drawn = torch.randint(len(inputs), (batch,))
+                some, truth = inputs[drawn], labels[drawn]
             optimizer.zero_grad()
-            F.cross_entropy(module(inputs), labels).backward()  # type: ignore[no-untyped-call]
+            loss = F.cross_entropy(module(some), truth)
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     return module.eval()
 

@@ -14,6 +14,8 @@ from vfl.attacks.view import View
 from vfl.options import require_range
 from vfl.seeds import scoped
 
+_BATCH = 128  # of the rows taught anew: thousands, of which a few at a time teach as much
+
 
 class Scratch(Attack):
     """Trains an untrained bottom and top on the leaked rows: what they are worth on their own.
@@ -21,7 +23,7 @@ class Scratch(Attack):
     An attack that reaches no more has gained nothing from the trained bottom (thesis eq 4-2).
 
     Args:
-        steps: full-batch Adam steps.
+        steps: Adam steps.
         rate: their learning rate.
         unlabelled: then train anew, `rounds` times, on leaked rows taken twice and on every fourth
             of the more confident half of the guesses about unlabelled rows.
@@ -58,7 +60,8 @@ class Scratch(Attack):
             sure = most_confident(scores, 0.5, leaked_of_each(labels, view.classes), every=4)
             rows = torch.cat([inputs, inputs, further[sure]])
             taught = torch.cat([labels, labels, scores[sure].argmax(1)])
-            network = fit(untrained(view, draw), rows, taught, self.steps, self.rate, draw)
+            fresh = untrained(view, draw)
+            network = fit(fresh, rows, taught, self.steps, self.rate, draw, batch=_BATCH)
         return network
 
 

@@ -23,7 +23,7 @@ from vfl.seeds import scoped
 
 Teacher = Literal["propagation", "scratch"]
 Student = Literal["linear", "top"]
-_STEPS, _RATE = 300, 1e-3  # of a student that is a network
+_STEPS, _RATE, _BATCH = 300, 1e-3, 256  # of a student that is a network
 
 
 class TeacherStudent(Reader):
@@ -102,7 +102,7 @@ class TeacherStudent(Reader):
             network = view.new_top(rows.shape[1])
         twice = weights > 1
         rows, labels = torch.cat([rows, rows[twice]]), torch.cat([labels, labels[twice]])
-        network = fit(network, rows, labels, _STEPS, _RATE, draw)
+        network = fit(network, rows, labels, _STEPS, _RATE, draw, batch=_BATCH)
         return lambda asked: through(network, asked)
 
     def _taught(self, view: View, draw: torch.Generator) -> Tensor:

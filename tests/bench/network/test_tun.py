@@ -108,8 +108,9 @@ def test_each_party_has_a_network_of_its_own_and_nothing_is_left():
 
 
 HOLDER = """
-import os, subprocess, sys, time
+import os, signal, subprocess, sys, time
 from vfl.bench.network import TunNetwork, Wan
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 with TunNetwork(["bank", "lender"], Wan(round_trip_ms=1)) as network:
     sleeper = subprocess.Popen([*network.command("bank"), "sleep", "60"])
     while "sleep" not in open(f"/proc/{sleeper.pid}/comm").read():
