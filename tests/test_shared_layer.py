@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from shared_layers import TRAIN
 
 from vfl import models
 from vfl.config import Experiment
@@ -25,14 +26,6 @@ from vfl.trace import Trace
 
 PARTIES = ("left", "right")
 WIDTH = 12
-TRAIN = {
-    "epochs": 2,
-    "batch_rows": 32,
-    "optimizer": "sgd",
-    "momentum": 0,
-    "learning_rate": 0.3,
-    "checkpoint_every": 5,
-}
 
 
 def experiment(secure="beaver", train=None, parties=PARTIES, **changes):

@@ -116,16 +116,7 @@ def test_gradients_tell_the_owner_nothing_of_labels(data, trained):
 
 def test_what_the_owner_gets_is_uniform_and_never_repeats(trained):
     _, diary, _ = trained
-    kinds = {
-        "shares": diary.shares[1:],
-        "openings": diary.opened,
-        "changes": diary.changes,
-        "gradients": list(diary.gradients.values()),
-    }
-    for name, words in kinds.items():
-        assert uniform(torch.cat([one.flatten() for one in words]).numpy()), name
-        if name != "shares":  # which stay as they are while rows are evaluated
-            assert len({one.numpy().tobytes() for one in words}) == len(words), name
+    diary.never_repeats()
 
 
 class Transcript:

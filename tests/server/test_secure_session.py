@@ -4,27 +4,19 @@ Streams are real; only Flower's part is played by a stand-in.
 """
 
 import csv
-import warnings
-from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 import pytest
-from stand_in_flower import Envelope, Flower
+from played_session import Noting, PlayedSession, stand_in
+from stand_in_flower import Flower
 
-from vfl.config import Experiment, read_party_file
 from vfl.errors import LostPeerError, MissingPartyError, PeerFailedError
 from vfl.exchange import SharedHalf
 from vfl.exchange.masked import MaskedCut
 from vfl.frame import Kind
-from vfl.ledger import Ledger
 from vfl.mpc.identity import Identity
-from vfl.session import Terms
 from vfl.storage import read_json
-
-with warnings.catch_warnings():  # importing Flower uses what newer clicks deprecate
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from vfl.server.session import run_session
 
 PARTIES = ("bank", "shop")
 PARTY = """\
@@ -46,21 +38,11 @@ EXPERIMENT = {
 SHORT = EXPERIMENT["federation"] | {"join_timeout_s": 0.3}
 
 
-class Noting(Ledger):
-    """What the label party's links see, whole."""
-
-    seen: ClassVar = []
-
-    def __call__(self, party, direction, frame):
-        super().__call__(party, direction, frame)
-        self.seen.append((party, direction, frame.kind, frame.step, bytes(frame.payload)))
-
-
-class Session:
+class Session(PlayedSession):
     """Folders of three parties, and a way to play a session between them."""
 
     def __init__(self, folder, flower):
-        self.folder, self.flower = folder, flower
+        super().__init__(folder, flower, EXPERIMENT)
         draw = np.random.default_rng(0)
         for name in (*PARTIES, "lender"):
             (folder / name).mkdir()
@@ -70,37 +52,15 @@ class Session:
             table = pd.DataFrame({"id": [f"r{row:03}" for row in range(120)], **columns})
             table.to_csv(folder / name / "data.csv", index=False)
             self.write(name, 'label = "paid"' if name == "lender" else "")
-        for name, other in (PARTIES, PARTIES[::-1]):
-            identity = Identity.fresh()
-            identity.keep_at(folder / name / "identity.key")
-            identity.public.keep_at(folder / other / "peers" / f"{name}.pub")
+        self.introduce(*PARTIES)
 
     def write(self, name, more):
-        path = self.folder / name / "party.toml"
-        path.write_text(PARTY.format(name=name, more=more))
-        self.flower.files[name] = read_party_file(path)
-
-    def play(self, mode="train", **changes):
-        Noting.seen = []
-        experiment = Experiment.model_validate(EXPERIMENT | changes)
-        terms = Terms.of(experiment, mode, "run")
-        try:
-            run_session(self.flower, experiment, self.flower.files["lender"], terms)
-        finally:
-            for thread in self.flower.threads:
-                thread.join(timeout=20)
-        return Noting.seen
-
-    @property
-    def run(self):
-        return self.folder / "lender" / "store" / "runs" / "run"
+        super().write(name, PARTY.format(name=name, more=more))
 
 
 @pytest.fixture
 def session(tmp_path, monkeypatch):
-    monkeypatch.setattr("vfl.server.session._COLLECT_S", 0.0)
-    monkeypatch.setattr("vfl.server.federation.Message", Envelope)
-    monkeypatch.setattr("vfl.server.session.Ledger", Noting)
+    stand_in(monkeypatch)
     return Session(tmp_path, Flower(PARTIES))
 
 

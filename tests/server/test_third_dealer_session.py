@@ -4,26 +4,18 @@ Streams are real; only Flower's part is played by a stand-in.
 """
 
 import csv
-import warnings
-from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 import pytest
-from stand_in_flower import Envelope, Flower
+from played_session import Noting, PlayedSession, stand_in
+from stand_in_flower import Flower
 
-from vfl.config import Experiment, read_party_file
 from vfl.errors import ConfigError, LostPeerError, MissingPartyError, PeerFailedError
 from vfl.exchange import DealerHalf
 from vfl.frame import Kind
-from vfl.ledger import Ledger
 from vfl.mpc.identity import Identity
-from vfl.session import Terms
 from vfl.storage import read_json
-
-with warnings.catch_warnings():  # importing Flower uses what newer clicks deprecate
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from vfl.server.session import run_session
 
 TABLE = '[data]\nsource = "data.csv"\nid = "id"\n'
 ROWS, WIDTH = 120, 4
@@ -39,21 +31,11 @@ EXPERIMENT = {
 SHORT = EXPERIMENT["federation"] | {"join_timeout_s": 0.3}
 
 
-class Noting(Ledger):
-    """What the label party's links see, whole."""
-
-    seen: ClassVar = []
-
-    def __call__(self, party, direction, frame):
-        super().__call__(party, direction, frame)
-        self.seen.append((party, direction, frame.kind, frame.step, bytes(frame.payload)))
-
-
-class Session:
+class Session(PlayedSession):
     """Folders of three parties, and a way to play a session between them."""
 
     def __init__(self, folder, flower):
-        self.folder, self.flower = folder, flower
+        super().__init__(folder, flower, EXPERIMENT)
         draw = np.random.default_rng(0)
         ids = [f"r{row:03}" for row in range(ROWS)]
         tables = {
@@ -68,37 +50,15 @@ class Session:
         self.write("bank", TABLE)
         self.write("lender", f'{TABLE}label = "paid"\n')
         self.write("notary", "", 'role = "dealer"')
-        for name, other in (("bank", "notary"), ("notary", "bank")):
-            identity = Identity.fresh()
-            identity.keep_at(folder / name / "identity.key")
-            identity.public.keep_at(folder / other / "peers" / f"{name}.pub")
+        self.introduce("bank", "notary")
 
     def write(self, name, more, role=""):
-        path = self.folder / name / "party.toml"
-        path.write_text(f'party = "{name}"\n{role}\n{more}\n')
-        self.flower.files[name] = read_party_file(path)
-
-    def play(self, mode="train", **changes):
-        Noting.seen = []
-        experiment = Experiment.model_validate(EXPERIMENT | changes)
-        terms = Terms.of(experiment, mode, "run")
-        try:
-            run_session(self.flower, experiment, self.flower.files["lender"], terms)
-        finally:
-            for thread in self.flower.threads:
-                thread.join(timeout=20)
-        return Noting.seen
-
-    @property
-    def run(self):
-        return self.folder / "lender" / "store" / "runs" / "run"
+        super().write(name, f'party = "{name}"\n{role}\n{more}\n')
 
 
 @pytest.fixture
 def session(tmp_path, monkeypatch):
-    monkeypatch.setattr("vfl.server.session._COLLECT_S", 0.0)
-    monkeypatch.setattr("vfl.server.federation.Message", Envelope)
-    monkeypatch.setattr("vfl.server.session.Ledger", Noting)
+    stand_in(monkeypatch)
     return Session(tmp_path, Flower(("bank", "notary")))
 
 

@@ -59,6 +59,19 @@ class Diary:
             "start less products": first - sum(self.products[1:], start=self.products[0]),
         }
 
+    def never_repeats(self):
+        """All that others sent it looks uniform, and nothing comes twice."""
+        kinds = {
+            "shares": self.shares[1:],
+            "openings": self.opened,
+            "changes": self.changes,
+            "gradients": list(self.gradients.values()),
+        }
+        for name, words in kinds.items():
+            assert uniform(torch.cat([one.flatten() for one in words]).numpy()), name
+            if name != "shares":  # which stay as they are while rows are evaluated
+                assert len({one.numpy().tobytes() for one in words}) == len(words), name
+
 
 def weights_of(bottom):
     """Axes (columns + 1, width) as the weights of a party, scaled as a layer begins.

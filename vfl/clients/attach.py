@@ -1,13 +1,18 @@
-"""A party's way onto the stream that a session message names."""
+"""A party's way onto the stream that a session message names, and off it again."""
 
 from __future__ import annotations
 
-from vfl.session import Introduction, SessionMessage
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from vfl.errors import VFLError
+from vfl.session import Introduction, SessionMessage, for_others, unexpected
 from vfl.transport import Hello, TcpLink, Timeouts
 
 
-def attach(message: SessionMessage, introduction: Introduction) -> TcpLink:
-    """The party's end of the stream, open and introduced.
+@contextmanager
+def attached(message: SessionMessage, introduction: Introduction) -> Iterator[TcpLink]:
+    """The party's end of the stream, introduced; what goes wrong meanwhile is told to the others.
 
     Args:
         message: what Flower brought.
@@ -18,7 +23,7 @@ def attach(message: SessionMessage, introduction: Introduction) -> TcpLink:
         PeerFailedError: the label party does not let this party in, and says why.
     """
     hello = Hello(message.session, message.node, message.token, introduction.model_dump())
-    return TcpLink.connect(
+    link = TcpLink.connect(
         message.host,
         message.port,
         hello,
@@ -26,3 +31,13 @@ def attach(message: SessionMessage, introduction: Introduction) -> TcpLink:
         Timeouts(idle_s=message.idle_timeout_s, rejoin_window_s=message.rejoin_window_s),
         message.terms.window_frames,
     )
+    try:
+        yield link
+    except VFLError as error:
+        link.fail(for_others(error, introduction.party))
+        raise
+    except Exception as bug:
+        link.fail(unexpected(bug, introduction.party))
+        raise
+    finally:
+        link.close()

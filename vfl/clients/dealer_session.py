@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 
-from vfl.clients.attach import attach
+from vfl.clients.attach import attached
 from vfl.clients.dealing_party import build_dealing_party
 from vfl.clients.offers import send_offer, take_offers
 from vfl.config import PartyFile
-from vfl.errors import DisagreementError, VFLError
+from vfl.errors import DisagreementError
 from vfl.session import (
     Introduction,
     PartyReport,
     SessionMessage,
     check_dealers_consent,
-    for_others,
-    unexpected,
 )
 from vfl.session.own_identity import own_agreement
 from vfl.storage import weights_digest
@@ -42,8 +40,7 @@ def deal(message: SessionMessage, party: PartyFile) -> PartyReport:
             want="role = 'dealer' in its own file, and no [data]",
         )
     check_dealers_consent(terms, party.party, party.consent)
-    link = attach(message, Introduction.of_dealer(party.party, terms))
-    try:
+    with attached(message, Introduction.of_dealer(party.party, terms)) as link:
         dealer = build_dealing_party(terms, link)
         agreement = own_agreement(party, terms, message.session, message.attempt)
         send_offer(dealer, agreement)
@@ -54,11 +51,3 @@ def deal(message: SessionMessage, party: PartyFile) -> PartyReport:
             weights_sha256=weights_digest({}),
             seconds=time.perf_counter() - started,
         )
-    except VFLError as error:
-        link.fail(for_others(error, party.party))
-        raise
-    except Exception as bug:
-        link.fail(unexpected(bug, party.party))
-        raise
-    finally:
-        link.close()

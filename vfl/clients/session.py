@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from vfl.clients.attach import attach
+from vfl.clients.attach import attached
 from vfl.clients.dealer_session import deal
 from vfl.clients.feature_party import FeatureParty, build_feature_party
 from vfl.clients.offers import send_offer, take_offers
 from vfl.config import PartyFile
 from vfl.datasets import PartyData
-from vfl.errors import DisagreementError, ProtocolError, VFLError
+from vfl.errors import DisagreementError, ProtocolError
 from vfl.exchange import ShareHolder
 from vfl.frame import Kind
 from vfl.session import (
@@ -20,8 +20,6 @@ from vfl.session import (
     SessionMessage,
     Terms,
     check_consent,
-    for_others,
-    unexpected,
 )
 from vfl.session.own_data import own_checkpoints, own_data, own_folder, own_secret
 from vfl.session.own_identity import own_agreement
@@ -54,10 +52,8 @@ def take_part(
     checkpoints = own_checkpoints(party, terms)
     recorders = own_recorders(party, terms, data, checkpoints)
     introduction = Introduction.of(data, terms, message.session)
-    link: TransportLink = attach(message, introduction)
-    if recorders:
-        link = Observed(link, data.name, "feature", recorders)
-    try:
+    with attached(message, introduction) as stream:
+        link = Observed(stream, data.name, "feature", recorders) if recorders else stream
         folder = own_folder(party, terms)
         feature = build_feature_party(
             data,
@@ -81,24 +77,19 @@ def take_part(
             feature.run(exchanges)
         if terms.mode == "train":
             folder.save(data, terms, feature.weights())
+        seconds = time.perf_counter() - started
         report = PartyReport(
-            party=party.party,
-            weights_sha256=feature.weights_digest(),
-            seconds=time.perf_counter() - started,
+            party=party.party, weights_sha256=feature.weights_digest(), seconds=seconds
         )
-        link.send(report.frame())
-        answer = link.receive()
-        if answer.kind is not Kind.DONE:
-            raise ProtocolError("a message out of turn", got=answer.kind.name, want="DONE")
+        _say_goodbye(link, report)
         return report
-    except VFLError as error:
-        link.fail(for_others(error, party.party))
-        raise
-    except Exception as bug:
-        link.fail(unexpected(bug, party.party))
-        raise
-    finally:
-        link.close()
+
+
+def _say_goodbye(link: TransportLink, report: PartyReport) -> None:
+    link.send(report.frame())
+    answer = link.receive()
+    if answer.kind is not Kind.DONE:
+        raise ProtocolError("a message out of turn", got=answer.kind.name, want="DONE")
 
 
 def _check_asked(party: PartyFile, terms: Terms) -> None:

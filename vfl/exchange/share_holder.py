@@ -6,6 +6,7 @@ It never sees an output or a gradient.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,7 @@ class Pending:
     opened: Tensor | None = None
 
 
-class ShareHolder:
+class ShareHolder(ABC):
     """What `FeatureHalf` is where every party holds its own bottom.
 
     Args:
@@ -59,9 +60,9 @@ class ShareHolder:
         self._pending: Pending | None = None
 
     @property
+    @abstractmethod
     def axes(self) -> LayerAxes:
         """The layers it has shares of, once an attempt has begun."""
-        raise NotImplementedError
 
     def introduce(self) -> None:
         """Tell how many columns this party's layer has, before anything is dealt."""
@@ -89,21 +90,21 @@ class ShareHolder:
         """The same for rows to evaluate or predict."""
         self._open(inputs, step, trains=False)
 
+    @abstractmethod
     def answer(self, step: int) -> None:
         """Take what was opened to this party, and send its share of the outputs.
 
         Raises:
             ProtocolError, FrameError, AuthenticationError: nothing was sent.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def take_gradient(self) -> None:
         """Wait for this party's share of the gradient and move its share of the weights.
 
         Raises:
             ProtocolError, FrameError: the share is left as it was.
         """
-        raise NotImplementedError
 
     def take_receipt(self, step: int) -> bytes:
         """Wait until the label party has the query; what it says to it."""
@@ -146,8 +147,9 @@ class ShareHolder:
         self._pending = None
         self.load_state_dict(saved["state"])
 
+    @abstractmethod
     def _open(self, inputs: Tensor, step: int, trains: bool) -> None:
-        raise NotImplementedError
+        """Send the inputs, masked, and remember the exchange."""
 
 
 def no_keys(party: str) -> ProtocolError:

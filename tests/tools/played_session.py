@@ -1,0 +1,68 @@
+"""Whole sessions over real streams, for which a stand-in plays Flower's part."""
+
+import warnings
+from typing import ClassVar
+
+from stand_in_flower import Envelope
+
+from vfl.config import Experiment, read_party_file
+from vfl.ledger import Ledger
+from vfl.mpc.identity import Identity
+from vfl.session import Terms
+
+with warnings.catch_warnings():  # importing Flower uses what newer clicks deprecate
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from vfl.server.session import run_session
+
+
+class Noting(Ledger):
+    """What the label party's links see, whole."""
+
+    seen: ClassVar = []
+
+    def __call__(self, party, direction, frame):
+        super().__call__(party, direction, frame)
+        self.seen.append((party, direction, frame.kind, frame.step, bytes(frame.payload)))
+
+
+def stand_in(monkeypatch):
+    """Put the stand-ins where the label party looks for Flower and for its ledger."""
+    monkeypatch.setattr("vfl.server.session._COLLECT_S", 0.0)
+    monkeypatch.setattr("vfl.server.federation.Message", Envelope)
+    monkeypatch.setattr("vfl.server.session.Ledger", Noting)
+
+
+class PlayedSession:
+    """Folders of several parties, a lender's among them, and a way to play a session."""
+
+    def __init__(self, folder, flower, content):
+        self.folder, self.flower, self._content = folder, flower, content
+
+    def write(self, name, text):
+        """A party's file."""
+        path = self.folder / name / "party.toml"
+        path.write_text(text)
+        self.flower.files[name] = read_party_file(path)
+
+    def introduce(self, first, second):
+        """Two parties have identity keys and each other's public ones."""
+        for name, other in ((first, second), (second, first)):
+            identity = Identity.fresh()
+            identity.keep_at(self.folder / name / "identity.key")
+            identity.public.keep_at(self.folder / other / "peers" / f"{name}.pub")
+
+    def play(self, mode="train", **changes):
+        """What the label party's links saw of a session."""
+        Noting.seen = []
+        experiment = Experiment.model_validate(self._content | changes)
+        terms = Terms.of(experiment, mode, "run")
+        try:
+            run_session(self.flower, experiment, self.flower.files["lender"], terms)
+        finally:
+            for thread in self.flower.threads:
+                thread.join(timeout=20)
+        return Noting.seen
+
+    @property
+    def run(self):
+        return self.folder / "lender" / "store" / "runs" / "run"
