@@ -14,6 +14,7 @@ from typing import Any
 
 from vfl.errors import RunFolderError
 from vfl.grid.cells import Cell, GridFolder, failure_of, is_done
+from vfl.grid.pace import Pace
 from vfl.grid.workers import Here, Process, Worker
 
 _LOCK = "lock"
@@ -70,12 +71,13 @@ def go_through(
     failed: list[Ended] = []
     with _alone(folder.path):
         workers: list[Worker] = [kind(folder, device) for _ in range(jobs)]
-        started = time.monotonic()
+        pace, ahead = Pace(jobs), {cell.name: cell for cell in waiting}
         for number, (cell, seconds) in enumerate(_each(waiting, workers), start=1):
             failure = failure_of(folder.cells_path / cell.name)
-            left = (time.monotonic() - started) / number * (len(waiting) - number)
+            pace.took(cell, seconds)
+            del ahead[cell.name]
             done = len(named) - len(waiting) + number
-            ended = Ended(cell, failure, seconds, done, len(named), left)
+            ended = Ended(cell, failure, seconds, done, len(named), pace.left_s(ahead.values()))
             failed += [ended] if failure else []
             on_end(ended)
     return failed
