@@ -38,6 +38,7 @@ SPECS = [
     "kmeans:starts=2,at=inputs",
     "gaussian_mixture",
     "gaussian_mixture:covariance=full,at=before",
+    "gaussian_mixture:columns=4",
     "spectral",
     "spectral:most=100,at=inputs",
     "scratch",

@@ -25,6 +25,8 @@ class GaussianMixture(EmbeddingAttack):
         covariance: "tied": one for all; "full": each its own; "diag", "spherical": each its own,
             without correlations.
         starts: independent starts, of which the likeliest is kept.
+        columns: rows of more columns are read by so many of their principal components; a step
+            takes columns^2 for each row and class.
         at: the layer it reads.
 
     Raises:
@@ -33,18 +35,26 @@ class GaussianMixture(EmbeddingAttack):
 
     goal = "clusters"
 
-    def __init__(self, covariance: Covariance = "tied", starts: int = 5, at: Layer = "cut") -> None:
+    def __init__(
+        self,
+        covariance: Covariance = "tied",
+        starts: int = 5,
+        columns: int = 64,
+        at: Layer = "cut",
+    ) -> None:
         require_choice("covariance", covariance, get_args(Covariance))
         require_range("starts", starts, 1)
+        require_range("columns", columns, 1)
         super().__init__(at)
         self.covariance: Covariance = covariance
         self.starts = starts
+        self.columns = columns
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.mixture import GaussianMixture as Mixture
 
-        rows = self.rows(view, view.targets).double()
+        rows = _strongest(self.rows(view, view.targets).double(), self.columns)
         spread = float(rows.var(0).mean().clamp_min(1e-12))
         model = Mixture(
             view.classes,
@@ -56,3 +66,13 @@ class GaussianMixture(EmbeddingAttack):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the best of its steps is used
             return torch.from_numpy(model.fit_predict(rows.numpy())).long()
+
+
+def _strongest(rows: Tensor, columns: int) -> Tensor:
+    """The first principal components of rows that have more columns; float64."""
+    if rows.shape[1] <= columns:
+        return rows
+    centred = rows - rows.mean(0)
+    _, directions = torch.linalg.eigh(centred.T @ centred)
+    projected: Tensor = centred @ directions[:, -columns:]
+    return projected
