@@ -13,6 +13,7 @@ from vfl.models import make_bottom, make_top
 from vfl.models.mlp import MLPBottom
 from vfl.models.resnet20 import Residual
 from vfl.models.top_mlp import MLPTop
+from vfl.storage import load_weights, save_weights
 
 
 def count(module: nn.Module) -> int:
@@ -194,3 +195,15 @@ def test_a_cut_that_leaks_a_little_below_zero():
     module = make_bottom("mlp:hidden=none,last=leaky_relu").build((4,), 3)
     rows = draws(6, 4)
     torch.testing.assert_close(module(rows), F.leaky_relu(module[1](rows), 0.01))
+
+
+@pytest.mark.parametrize("spec", ["cnn", "resnet20"])
+def test_pictures_give_the_same_bits_after_weights_were_stored(spec, tmp_path):
+    """Convolutions sum in the order of their layout, which a stored file does not keep."""
+    module, other = (make_bottom(spec).build((3, 8, 8), 4).eval() for _ in range(2))
+    filters = [layer.weight for layer in other.modules() if isinstance(layer, nn.Conv2d)]
+    save_weights(tmp_path / "weights", module.state_dict())
+    other.load_state_dict(load_weights(tmp_path / "weights"))
+    assert all(one.is_contiguous(memory_format=torch.channels_last) for one in filters)
+    pictures = draws(5, 3, 8, 8)
+    assert torch.equal(module(pictures), other(pictures))

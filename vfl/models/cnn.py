@@ -9,7 +9,7 @@ from torch import nn
 
 from vfl.errors import BadOptionError, SpecError
 from vfl.models.base import Bottom, Shape
-from vfl.models.parts import Activation, make_activation, parse_sizes, picture_axes
+from vfl.models.parts import Activation, channels_last, make_activation, parse_sizes, picture_axes
 from vfl.options import require_choice
 
 _POOL = 2
@@ -76,4 +76,4 @@ class CNNBottom(Bottom):
         layers += [nn.Flatten(), nn.Linear(channels * math.prod(sides), width)]
         if self.last != "none":
             layers.append(make_activation(self.last))
-        return nn.Sequential(*layers)
+        return channels_last(nn.Sequential(*layers))

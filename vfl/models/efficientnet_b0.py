@@ -6,7 +6,7 @@ from torch import nn
 
 from vfl.errors import MissingDataError, SpecError
 from vfl.models.base import Bottom, Shape
-from vfl.models.parts import picture_axes
+from vfl.models.parts import channels_last, picture_axes
 
 FEATURES = 1280
 
@@ -45,7 +45,7 @@ class EfficientNetB0Bottom(Bottom):
             module.load_state_dict(_published_weights())
         head = nn.Identity() if width == FEATURES else nn.Linear(FEATURES, width)
         module.classifier = head
-        return module
+        return channels_last(module)
 
 
 def _published_weights() -> dict[str, object]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vfl.errors import BadOptionError
 from vfl.models.base import Bottom, Shape
-from vfl.models.parts import picture_axes
+from vfl.models.parts import channels_last, picture_axes
 
 _CHANNELS = (16, 32, 64)
 _BLOCKS = 3
@@ -46,7 +46,7 @@ class ResNet20Bottom(Bottom):
         layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
         if inputs != width:
             layers.append(nn.Linear(inputs, width))
-        return nn.Sequential(*layers)
+        return channels_last(nn.Sequential(*layers))
 
 
 class Residual(nn.Module):
