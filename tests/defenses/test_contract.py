@@ -31,6 +31,8 @@ class TestRegisteredDefenses(DefenseContract):
         "label_free:features=0",
         "label_free:kind=random",
         "label_free:kind=autoencoder,epochs=2",
+        "anchored",
+        "anchored:rate=1+probe:whiten=yes",
         "potential+label_free:kind=autoencoder,epochs=1",
         "label_dp:epsilon=1",
         "label_dp:flip=0.6",

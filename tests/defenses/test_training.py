@@ -23,6 +23,7 @@ PARTIES = ("left", "right")
 SPECS = [
     "potential:alpha=0.5+dcor+nopeek+probe:support=5+bottleneck+confusion",
     "label_free:features=32",
+    "anchored+probe:support=5",
     "label_free:kind=autoencoder,epochs=1",
 ]
 

@@ -10,13 +10,15 @@ from torch import Tensor, nn
 from vfl.attacks.base import Attack
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import Seen, View
+from vfl.defenses.anchored import AnchoredBottom
 from vfl.options import require_choice
 
-Layer = Literal["cut", "bottom", "before", "inputs"]
+Layer = Literal["cut", "bottom", "learned", "before", "inputs"]
 #: What each layer asks of a view.
 LAYER_NEEDS: dict[str, frozenset[Grant]] = {
     "cut": frozenset({Grant.CUTS}),
     "bottom": frozenset({Grant.INPUTS, Grant.BOTTOM}),
+    "learned": frozenset({Grant.INPUTS, Grant.BOTTOM}),
     "before": frozenset({Grant.INPUTS, Grant.BOTTOM}),
     "inputs": frozenset({Grant.INPUTS}),
 }
@@ -55,7 +57,9 @@ def features(view: View, seen: Seen, layer: Layer) -> Tensor:
         view: where the bottom comes from.
         seen: the group.
         layer: "cut": as it travelled; "bottom": before noise and codec, which the bottom's owner
-            can leave out; "before": what the bottom's last layer with weights is given (thesis
+            can leave out; "learned": of an `anchored` bottom the part that labels moved, apart from
+            the components that anybody computes from inputs, and of another one the same as
+            "bottom"; "before": what the bottom's last layer with weights is given (thesis
             4.4.3); "inputs": the columns.
     """
     if layer == "cut":
@@ -64,8 +68,16 @@ def features(view: View, seen: Seen, layer: Layer) -> Tensor:
         return seen.inputs.flatten(1)
     if layer == "bottom":
         return through(view.bottom(), seen.inputs).flatten(1)
+    if layer == "learned":
+        return through(learned_part(view.bottom()), seen.inputs).flatten(1)
     kept = seen.before
     return before_last(view.bottom(), seen.inputs) if kept is None else kept
+
+
+def learned_part(bottom: nn.Module) -> nn.Module:
+    """What is trained of an `anchored` bottom; another one whole."""
+    anchored = (part for part in bottom.modules() if isinstance(part, AnchoredBottom))
+    return next((part.learned for part in anchored), bottom)
 
 
 def before_last(bottom: nn.Module, inputs: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ HEAVY = (
     "self_training:scaler=whiten,rounds=6",
     "self_training:at=before",
     "label_propagation",
+    "label_propagation:scaler=cosine",
     "teacher_student",
     "teacher_student:student=top,rounds=1",
     "unfreeze",

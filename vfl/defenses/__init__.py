@@ -25,6 +25,7 @@ DEFENSES: Registry[Defense] = Registry(
         "bottleneck": "vfl.defenses.bottleneck:Bottleneck",
         "confusion": "vfl.defenses.confusion:Confusion",
         "label_free": "vfl.defenses.label_free:LabelFree",
+        "anchored": "vfl.defenses.anchored:Anchored",
         "label_dp": "vfl.defenses.label_dp:LabelDP",
         "label_dp_two_stage": "vfl.defenses.label_dp_two_stage:TwoStageLabelDP",
         "gradient_noise": "vfl.defenses.gradient_noise:GradientNoise",
