@@ -1,6 +1,7 @@
 """The neighbour graph, and what walks on it, against dense computations."""
 
 import numpy as np
+import pytest
 import torch
 
 from vfl.attacks.graph import neighbour_graph
@@ -45,6 +46,15 @@ def test_labels_spread_as_the_inverse_says():
 def test_twins_do_no_harm():
     twins = torch.zeros(6, 2)
     assert torch.isfinite(propagate(twins, torch.tensor([0, 1]), 2, 3, 0.5)).all()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_row_beside_twins_stays_alone():
+    rows = torch.tensor([[0.0], [0.0], [0.0], [1.0]])
+    graph = neighbour_graph(rows, 2).toarray()
+    assert np.isfinite(graph).all()
+    assert not graph[3].any()
+    assert (propagate(rows, torch.tensor([1, 0]), 2, 2, 0.5)[3] == 0).all()
 
 
 def test_two_rings_are_two_clusters():

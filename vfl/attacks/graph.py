@@ -29,5 +29,6 @@ def neighbour_graph(rows: Tensor, neighbours: int) -> sparse.csr_array:
         (weights.ravel().astype(np.float64), near.ravel(), starts), shape=(len(rows), len(rows))
     )
     graph = graph.maximum(graph.T)
-    root = sparse.diags_array(1 / np.sqrt(graph.sum(axis=1)))
+    # A row beside twins of each other has no edge that is not 0, and stays alone.
+    root = sparse.diags_array(1 / np.sqrt(np.maximum(graph.sum(axis=1), np.finfo(float).tiny)))
     return sparse.csr_array(root @ graph @ root)

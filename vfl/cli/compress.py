@@ -27,7 +27,7 @@ def compress(
     ] = None,
     batch_rows: Annotated[
         int | None,
-        typer.Option(help="Rows of a frame; 256, or those of the training that was traced."),
+        typer.Option(min=1, help="Rows of a frame; 256, or those of the training that was traced."),
     ] = None,
     inference: Annotated[
         bool, typer.Option("--inference", help="Frames of predictions, a scale a row.")
