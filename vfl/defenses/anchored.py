@@ -62,7 +62,7 @@ class Anchored(Defense):
     side: ClassVar[Side] = "feature"
     once: ClassVar[bool] = True
 
-    def __init__(self, rate: float = 0.05) -> None:
+    def __init__(self, rate: float = 0.02) -> None:
         require_range("rate", rate, 0, 1)
         self.rate = rate
 
