@@ -6,7 +6,7 @@ import pytest
 
 from vfl.config import with_overrides
 from vfl.errors import RunFolderError
-from vfl.grid import failure_of, is_done, train
+from vfl.grid import failure_of, fresh, is_done, train
 from vfl.grid.run import go_through
 from vfl.run import train as train_once
 from vfl.storage import read_json
@@ -130,3 +130,23 @@ def test_only_one_process_trains_a_folder(trained):
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(RunFolderError, match="another process trains"):
             go_through(trained, trained.cells())
+
+
+def test_other_rows_or_other_code_are_trained_anew(written, tiny, tmp_path, monkeypatch):
+    folder, cells = written(tmp_path / "grid", tiny(seeds=[0]))
+    path = folder.cells_path / cells[0].name
+    assert go_through(folder, cells) == []
+    first = (path / "summary.json").stat().st_mtime_ns
+
+    def trained_anew():
+        assert go_through(folder, cells) == []
+        return (path / "summary.json").stat().st_mtime_ns != first
+
+    assert not trained_anew()
+    with monkeypatch.context() as changed:
+        changed.setattr(fresh, "plug_ins_of", lambda experiment: "another")
+        assert trained_anew()
+    first = (path / "summary.json").stat().st_mtime_ns
+    with monkeypatch.context() as changed:
+        changed.setattr(fresh, "data_digest", lambda data: "another")
+        assert trained_anew()

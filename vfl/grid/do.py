@@ -9,6 +9,7 @@ from typing import Any
 from vfl.errors import TooFewRowsError, VFLError
 from vfl.grid.attack import attack_cell
 from vfl.grid.cells import CODEC, FAILURE, Cell, GridFolder
+from vfl.grid.fresh import forget_if_stale
 from vfl.grid.measure import measure_cell
 from vfl.grid.train import Rows, train_cell
 from vfl.run_folder import RunFolder
@@ -35,6 +36,7 @@ def do_cell(cell: Cell, folder: GridFolder, rows: Rows, device: str = "cpu") -> 
             raise TooFewRowsError(
                 "nothing can be compared without test rows", where="data.test", want="data.test > 0"
             )
+        forget_if_stale(cell, folder, data)
         if folder.kind == "attacks":
             attack_cell(cell, folder, data, device)
         else:

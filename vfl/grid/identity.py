@@ -1,22 +1,24 @@
-"""What a score depends on, as digests: the code of the attack, the experiment, and the rows."""
+"""What trainings and scores depend on, as digests: plug-ins' code, the experiment, and the rows."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
 import importlib.util
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vfl import compression, defenses, models
 from vfl.config import Experiment
+from vfl.registry import parts
 from vfl.version import VERSION
 
 if TYPE_CHECKING:
     from vfl.datasets import PartyData
 
-_ROOM = "vfl.attacks"
 _DIGITS = 12
 #: Tables of an experiment that nothing trained follows from.
 LISTS = frozenset({"compare", "grid"})
@@ -47,18 +49,27 @@ def data_digest(data: Mapping[str, PartyData]) -> str:
 
 @cache
 def code_of(*modules: str) -> str:
-    """A digest of vfl's version, some modules' source, and what they import of the attacks room.
+    """A digest of vfl's version, some modules' source, and what they import of their own kind.
 
-    A change of another attack leaves it as it is; what training stands on shows in the weights.
+    That is the room they stand in, such as `vfl.attacks`, or the package or folder of whoever wrote
+    them. A change of another attack leaves it as it is.
 
     Args:
-        modules: of an attack, ours or another package's, and of what shows it its victim.
+        modules: of plug-ins, ours or another package's, and of what shows an attack its victim.
     """
     digest = hashlib.sha256(VERSION.encode())
     for name in sorted(_needed(modules)):
         digest.update(name.encode())
         digest.update(_source(name))
     return digest.hexdigest()[:_DIGITS]
+
+
+def plug_ins_of(experiment: Experiment) -> str:
+    """A digest of the code of an experiment's defense, codec and models; see `code_of`."""
+    made: list[object] = [defenses.make(spec) for spec in parts(experiment.defense)]
+    made += [compression.make(experiment.codec), models.make_top(experiment.label.top)]
+    made += [models.make_bottom(party.bottom) for party in experiment.parties.values()]
+    return code_of(*sorted({type(one).__module__ for one in made}))
 
 
 def _needed(modules: Iterable[str]) -> set[str]:
@@ -73,13 +84,41 @@ def _needed(modules: Iterable[str]) -> set[str]:
 
 
 def _imports(module: str) -> Iterator[str]:
+    """Modules of the same kind that a module names in its imports."""
+    room = ".".join(module.split(".")[:2]) if module.startswith("vfl.") else ""
     for node in ast.walk(ast.parse(_source(module))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{_ROOM}."):
-            yield str(node.module)
+        if isinstance(node, ast.ImportFrom):
+            name = "." * node.level + (node.module or "")
+            asked = [importlib.util.resolve_name(name, module.rpartition(".")[0])]
+        elif isinstance(node, ast.Import):
+            asked = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from (one for one in asked if _belongs(one, room, module))
+
+
+def _belongs(name: str, room: str, module: str) -> bool:
+    if room:
+        return name.startswith(f"{room}.")
+    if name.split(".")[0] == module.split(".")[0]:
+        return True
+    here, there = _file(module), _file(name)
+    beside = here is not None and there is not None and there.parent == here.parent
+    return beside and not {"site-packages", "dist-packages"} & set(there.parts if there else ())
 
 
 def _source(module: str) -> bytes:
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        return b""
-    return Path(spec.origin).read_bytes()
+    file = _file(module)
+    return b"" if file is None else file.read_bytes()
+
+
+def _file(module: str) -> Path | None:
+    """Where a module's source lies; a script that runs is a module as well."""
+    origin = getattr(sys.modules.get(module), "__file__", None)
+    if origin is None and module not in sys.modules:
+        try:
+            spec = importlib.util.find_spec(module)
+        except ModuleNotFoundError:
+            return None
+        origin = None if spec is None else spec.origin
+    return Path(origin) if origin is not None and origin.endswith(".py") else None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl.errors import RunFolderError
-from vfl.grid.cells import Cell, GridFolder, failure_of, is_done
+from vfl.grid.cells import Cell, GridFolder, failure_of
 from vfl.grid.pace import Pace
 from vfl.grid.workers import Here, Process, Worker
 
@@ -49,7 +49,7 @@ def go_through(
 ) -> list[Ended]:
     """Do every cell that is not done yet.
 
-    Whether a cell of attacks is done follows from its rows, so each is looked at.
+    Whether a cell is done follows from its rows and its plug-ins' code, so each is looked at.
 
     Args:
         folder: where they lie.
@@ -65,7 +65,7 @@ def go_through(
         RunFolderError: another process is at it.
     """
     named = {cell.name: cell for cell in cells}
-    waiting = [cell for cell in named.values() if not is_done(folder.cells_path / cell.name)]
+    waiting = list(named.values())
     jobs = max(1, min(jobs, len(waiting)))
     kind: type[Here] | type[Process] = Here if jobs == 1 else Process
     failed: list[Ended] = []
@@ -76,8 +76,8 @@ def go_through(
             failure = failure_of(folder.cells_path / cell.name)
             pace.took(cell, seconds)
             del ahead[cell.name]
-            done = len(named) - len(waiting) + number
-            ended = Ended(cell, failure, seconds, done, len(named), pace.left_s(ahead.values()))
+            left = pace.left_s(ahead.values())
+            ended = Ended(cell, failure, seconds, number, len(named), left)
             failed += [ended] if failure else []
             on_end(ended)
     return failed

@@ -1,0 +1,34 @@
+"""What was trained of other rows, or by other code of its plug-ins, is trained anew."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from vfl.grid.cells import Cell, GridFolder
+from vfl.grid.identity import data_digest, plug_ins_of
+from vfl.storage import read_json, write_json
+
+if TYPE_CHECKING:
+    from vfl.datasets import PartyData
+
+_MADE_OF = "made_of"
+
+
+def forget_if_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> None:
+    """Throw a cell's run folder away unless rows, defense, codec and models are those it came from.
+
+    What they are now is written beside the cells, for the next call to compare with.
+
+    Args:
+        cell: what is going to be trained, or was.
+        folder: of its grid.
+        data: every party's rows.
+    """
+    path = folder.path / _MADE_OF / f"{cell.name}.json"
+    now = {"data": data_digest(data), "code": plug_ins_of(cell.experiment)}
+    before = read_json(path) if path.exists() else now
+    if {key: before.get(key) for key in now} != now:
+        shutil.rmtree(folder.cells_path / cell.name, ignore_errors=True)
+    write_json(path, now)
