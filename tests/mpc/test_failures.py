@@ -149,6 +149,13 @@ def test_index_lists_that_cannot_be(tail):
         Channel(links[1][0], "P0").receive_moved([], [5], 7)
 
 
+def test_an_index_list_of_broken_numbers():
+    links, _ = triangle(timeout_s=1)
+    links[0][1].send(Frame(Kind.PROTOCOL, 7, bytes(9)))
+    with pytest.raises(ProtocolError, match="no number of indices"):
+        Channel(links[1][0], "P0").receive_moved([], [5], 7)
+
+
 def test_index_lists_arrive_as_they_were():
     links, _ = triangle(timeout_s=1)
     words = [torch.arange(6).reshape(2, 3), torch.tensor([-1])]

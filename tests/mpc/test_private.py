@@ -87,6 +87,16 @@ class Own(nn.Module):
         return inputs
 
 
+class Residual(nn.Sequential):
+    def forward(self, inputs):
+        return inputs + super().forward(inputs)
+
+
+class Doubled(nn.Linear):
+    def forward(self, inputs):
+        return 2 * super().forward(inputs)
+
+
 @pytest.mark.parametrize(
     ("layers", "named", "instead"),
     [
@@ -97,6 +107,9 @@ class Own(nn.Module):
         ([nn.ReLU(), nn.Linear(2, 2)], "layer '0'", "nn.Linear before it"),
         ([nn.Linear(2, 2), nn.GELU(approximate="tanh")], "layer '1'", "without options"),
         ([Own()], "layer '0'", "nn.Sequential"),
+        ([Residual(nn.Linear(2, 2))], "layer '0'", "nn.Sequential"),
+        ([Doubled(2, 2)], "layer '0'", "nn.Linear"),
+        ([nn.Linear(2, 2), nn.Flatten(0)], "layer '1'", "nn.Flatten(1)"),
         ([nn.Flatten()], "the model", "nn.Linear"),
     ],
 )
@@ -117,6 +130,11 @@ def test_an_input_that_is_too_large():
         hidden(torch.tensor([[0.0, 1.5e9]]))
     assert caught.value.where == "inputs"
     assert "1500000000" not in str(caught.value)
+
+
+def test_every_row_needs_its_target():
+    with private(model(2, 1)) as hidden, pytest.raises(WidthError, match="target"):
+        hidden.fit(torch.zeros(8, 2), torch.zeros(7), batch_rows=4)
 
 
 def test_cross_entropy_needs_a_sigmoid():

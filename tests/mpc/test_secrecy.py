@@ -1,14 +1,18 @@
 """What each party sees, and what it cannot make of it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
+from vfl.mpc.cut40 import cut
 from vfl.mpc.functions import FUNCTIONS, function
 from vfl.mpc.hiding import Hiding
-from vfl.mpc.ring import decode, encode
+from vfl.mpc.ring import decode, encode, matmul
 from vfl.mpc.rules import Rules
 from vfl.mpc.stream import PadStream
+from vfl.mpc.trio import Trio
 
 MODES = ["thesis", "fast"]
 KEY = bytes(range(32))
@@ -127,3 +131,64 @@ def test_thesis_mode_lays_no_signs():
     values = torch.full((100,), 2.0, dtype=torch.float64)
     hiding = Hiding(PadStream(KEY), Rules("thesis"), 100, function("tanh"), 1)
     assert set(decode(hiding.hide(encode(values, 20, "x"), 20, True), 20).tolist()) == {2.0}
+
+
+def product_and(told, values):
+    """What P2 hears of P1 of a product that is told or asked about, and P1's share if P2 knew both
+    factors: a right guess would be confirmed by it, and few small values found without one."""
+    with Trio(Rules("fast"), {"test": "fresh"}) as trio:
+        heard = overheard(SimpleNamespace(trio=trio))
+
+        def program(party):
+            shared = [
+                party.share(owner, value.shape, value if party.role == owner else None, "x")
+                for owner, value in enumerate(values)
+            ]
+            number = party.number + 1
+            product, _ = party.multiply(*party.open(*shared), matmul, where="product")
+            told(party, product)
+            return number
+
+        number = trio.run(program)[2]
+        masks = [
+            PadStream(trio.parties[2].pads[holder]._key).words64(value.numel(), *purpose)
+            for holder in (0, 1)
+            for purpose, value in (
+                (("mask", 0, number), values[0]),
+                (("mask", 1, number), values[1]),
+            )
+        ]
+        shapes = [value.shape for value in values] * 2
+        u0, v0, u1, v1 = (
+            torch.from_numpy(mask.view(np.int64)).reshape(shape)
+            for mask, shape in zip(masks, shapes, strict=True)
+        )
+        e, d = (
+            encode(value, Rules("fast").bits, "x") - mask
+            for value, mask in zip(values, (u0 + u1, v0 + v1), strict=True)
+        )
+        pad = PadStream(trio.parties[2].pads[0]._key).words64(len(e), "product", number + 1)
+        dealt = (u0 + u1) @ (v0 + v1) - torch.from_numpy(pad.view(np.int64))[:, None]
+        return heard[2, 1][-1], e @ v1 + u1 @ d + dealt
+
+
+FACTORS = [torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).double() for _ in "xw"]
+
+
+def test_a_result_told_to_the_dealer_confirms_no_guess():
+    values = [FACTORS[0], FACTORS[1][:3, :1]]
+    sent, share = product_and(lambda party, product: party.reveal(product, 2, "z"), values)
+    sent = torch.from_numpy(np.frombuffer(sent, "<i8").reshape(40, 1).copy())
+    assert not (sent == share).any()
+
+
+def test_a_value_shown_to_the_dealer_confirms_no_guess():
+    def shown(party, product):
+        party.apply(product, function("relu"), "z", value=True, slope=False)
+
+    values = [FACTORS[0], FACTORS[1][:3, :1]]
+    sent, share = product_and(shown, values)
+    words = {sent[start : start + 5] for start in range(0, len(sent), 5)}
+    expected = bytes(cut(share.reshape(-1)))
+    assert len(words) == 40
+    assert not words & {expected[start : start + 5] for start in range(0, len(expected), 5)}

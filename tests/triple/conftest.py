@@ -37,7 +37,8 @@ def in_clear():
         rows = torch.cat([parts[0].train, parts[1].train], 1)
         test = torch.cat([parts[0].test, parts[1].test], 1)
         targets = parts[plan.label_role].train_targets
-        weights = {name: value.requires_grad_() for name, value in first_weights(plan).items()}
+        halves = [first_weights(plan, holder) for holder in (0, 1)]
+        weights = {name: (halves[0][name] + halves[1][name]).requires_grad_() for name in halves[0]}
         divided = plan.batch_rows / (1 if plan.classes else 2)
         times, shift = whole_rate(plan.learning_rate / divided)
         for epoch in range(plan.epochs):

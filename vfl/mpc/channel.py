@@ -115,6 +115,8 @@ class Channel:
         words = WORD_BYTES * sum(math.prod(shape) for shape in shapes)
         least = words + 2 * _INDEX.itemsize * len(sizes)
         payload = self.receive_bytes(number, least, least + _INDEX.itemsize * sum(sizes))
+        if (len(payload) - words) % _INDEX.itemsize:
+            raise self._bad_lists("a length that is no number of indices")
         flat = np.frombuffer(payload[words:], _INDEX)
         counts, indices = flat[: 2 * len(sizes)].astype(np.int64), flat[2 * len(sizes) :]
         if int(counts.sum()) != len(indices):

@@ -34,6 +34,7 @@ _INSTEAD: Mapping[str, str] = {
     "MaxPool2d": _FEATURES,
     "AvgPool2d": _FEATURES,
     "Embedding": _FEATURES,
+    "Flatten": "nn.Flatten(1), which keeps rows apart",
     "LSTM": _FEATURES,
     "GRU": _FEATURES,
     "LeakyReLU": _FUNCTION,
@@ -50,14 +51,15 @@ def layers_of(module: nn.Module) -> list[Layer]:
     """
     layers: list[Layer] = []
     for name, each in _leaves(module, ""):
-        if isinstance(each, nn.Linear):
+        if _is(each, nn.Linear):
+            assert isinstance(each, nn.Linear)
             layers.append(
                 Layer(each.in_features, each.out_features, "", bias=each.bias is not None)
             )
         elif type(each) in _FUNCTIONS and layers and not layers[-1].function:
             last = layers[-1]
             layers[-1] = Layer(last.inputs, last.outputs, _function(name, each), last.bias)
-        elif not isinstance(each, _IDLE):
+        elif not _passes(each):
             raise _refusal(name, each, follows=type(each) in _FUNCTIONS)
     if not layers:
         raise _refusal("", module, follows=False)
@@ -89,9 +91,21 @@ def _linears(module: nn.Module) -> Sequence[nn.Linear]:
     return [each for _, each in _leaves(module, "") if isinstance(each, nn.Linear)]
 
 
+def _is(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module computes what this kind does; a class derived from it may not."""
+    return isinstance(module, kind) and type(module).forward is kind.forward
+
+
+def _passes(module: nn.Module) -> bool:
+    """Whether rows pass a module as they are."""
+    if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
+        return False
+    return any(_is(module, kind) for kind in _IDLE)
+
+
 def _leaves(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     """The layers in the order in which they run, which only `nn.Sequential` tells."""
-    if isinstance(module, nn.Sequential):
+    if _is(module, nn.Sequential):
         for part, each in module.named_children():
             yield from _leaves(each, f"{name}.{part}" if name else part)
     else:

@@ -48,7 +48,8 @@ class Holder(Party):
     def reveal(self, shared: Shared, to: int, where: str) -> Tensor | None:
         number = self.next_number()
         if to != self.role:
-            self.channels[to].send([shared.words], number)
+            words = shared.words if to == self.other else self._for_helper(shared.words, number)
+            self.channels[to].send([words], number)
             return None
         (theirs,) = self.channels[self.other].receive([shared.shape], number)
         self.leakage.count("result", where, theirs.numel(), theirs.numel())
@@ -68,7 +69,7 @@ class Holder(Party):
         shown = shared.finer(self.shown_bits(shared))
         elements = shown.words.numel()
         hiding = Hiding(self.pads[self.other], self.rules, elements, function, number)
-        hidden = hiding.hide(shown.words, shown.bits, self.first)
+        hidden = self._for_helper(hiding.hide(shown.words, shown.bits, self.first), number)
         if self.cuts(function):
             self.channels[P2].send_bytes(cut(hidden), number, "online")
         else:
@@ -86,6 +87,15 @@ class Holder(Party):
         number = self.next_number()
         (words,) = self._scaled([shared.words], scalings, number, where)
         return Shared(words, bits_after(shared.bits, scalings))
+
+    def _for_helper(self, words: Tensor, number: int) -> Tensor:
+        """Another share of the same, of which P2 learns no more than the sum.
+
+        A share as it comes out of a product is one holder's openings times masks that P2 dealt:
+        an equation in inputs and weights, which few and small values solve.
+        """
+        fresh = self.pad(self.other, words.shape, "fresh", number)
+        return words + fresh if self.first else words - fresh
 
     def _scaled(
         self, parts: Sequence[Tensor], scalings: Sequence[Scaling], number: int, where: str

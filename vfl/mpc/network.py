@@ -78,6 +78,11 @@ class Network:
             shared.append(Weights(weight, bias))
         return cls(layers, shared)
 
+    def plus(self, other: Network) -> Network:
+        """The network whose weights are the sums of two networks' of one structure."""
+        weights = [one.plus(two) for one, two in zip(self.weights, other.weights, strict=True)]
+        return Network(self.layers, weights)
+
     def shape_only(self) -> Network:
         """The network as somebody sees it who has no shares; to follow a program ahead."""
         return Network(self.layers, [each.shape_only() for each in self.weights])

@@ -112,8 +112,13 @@ class PrivateModule(nn.Module):
 
         Raises:
             BadOptionError: options that do not fit the module or the rows.
+            WidthError: inputs of another width, or as many targets as there are no rows.
         """
         flat = self._flat(inputs)
+        if len(targets) != len(flat):
+            raise WidthError(
+                "every row needs its target", got=f"{len(targets)}", want=f"{len(flat)}, as rows"
+            )
         wanted = targets.detach().double().reshape(len(flat), -1)
         self._check_training(loss, learning_rate, batch_rows, wanted)
 

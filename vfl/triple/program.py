@@ -81,21 +81,22 @@ def follow(
     return outcome
 
 
-def first_weights(plan: Plan) -> dict[str, Tensor]:
-    """Normal weights of the usual scale, by default from a secret that is kept nowhere.
+def first_weights(plan: Plan, holder: int) -> dict[str, Tensor]:
+    """A holder's half of the first weights, by default from a secret that is kept nowhere.
 
-    He et al. 2015, eq 10, before ReLU; Glorot and Bengio 2010 at the end. Weights that P2 knew
-    would let it undo permutations.
+    The sum of both is normal, of the usual scale: He et al. 2015, eq 10, before ReLU; Glorot and
+    Bengio 2010 at the end. Nobody knows it: weights that P2 knew would let it undo permutations,
+    and a training ends near where it began.
     """
     secret = Secret.fresh()
     if plan.weights_seed is not None:
-        secret = Secret.of_simulation(plan.weights_seed, "first weights")
+        secret = Secret.of_simulation(plan.weights_seed, f"first weights of P{holder}")
     found = {}
     for index, layer in enumerate(plan.layers):
         gain = 2.0 if layer.function == "relu" else 1.0
         shape = (layer.inputs, layer.outputs)
         draw = torch.from_numpy(secret.normal(shape, "weight", index))
-        found[f"{index}.weight"] = draw * (gain / layer.inputs) ** 0.5
+        found[f"{index}.weight"] = draw * (gain / layer.inputs / len(_HOLDERS)) ** 0.5
         found[f"{index}.bias"] = torch.zeros(layer.outputs, dtype=torch.float64)
     return found
 
@@ -166,8 +167,16 @@ def _columns(party: Party, plan: Plan, own: Tensor | None, rows: int, where: str
 
 
 def _fresh(party: Party, plan: Plan) -> Network:
-    values = first_weights(plan) if party.role == 0 else None
-    return Network.share(party, plan.layers, 0, values)
+    halves = [
+        Network.share(
+            party,
+            plan.layers,
+            holder,
+            first_weights(plan, holder) if party.role == holder else None,
+        )
+        for holder in _HOLDERS
+    ]
+    return halves[0].plus(halves[1])
 
 
 def _kept(party: Party, plan: Plan, shares: Mapping[str, Tensor]) -> Network:
