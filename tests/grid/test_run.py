@@ -111,9 +111,17 @@ def test_a_bug_is_a_failure_without_its_text(written, tiny, tmp_path, monkeypatc
     monkeypatch.setattr(train, "train", broken)
     folder, cells = written(tmp_path / "grid", tiny(seeds=[0]))
     failed = go_through(folder, cells)
+    where = f"{__file__}:{broken.__code__.co_firstlineno + 1} in broken"
     assert [ended.failure for ended in failed] == 2 * [
-        {"what": "this is a bug of vfl: KeyError", "exit": 1}
+        {"what": "a plug-in stopped: KeyError", "where": where, "exit": 1}
     ]
+
+
+def test_a_bug_of_ours_is_called_so(written, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "train", None)
+    (failed, *_) = go_through(*written(tmp_path / "grid", tiny(seeds=[0])))
+    assert failed.failure["what"] == "this is a bug of vfl: TypeError"
+    assert failed.failure["where"].endswith("in train_cell")
 
 
 def test_rows_are_loaded_once_for_cells_about_the_same(trained, monkeypatch):

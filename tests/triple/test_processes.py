@@ -1,12 +1,13 @@
 """Three real processes over TLS: the same figures, and a typed end when one is killed."""
 
+import sys
 import time
 
 import pytest
 
 from vfl.errors import LostPeerError, PeerFailedError, RingRangeError
+from vfl.triple import crew, train_private
 from vfl.triple import run as runs
-from vfl.triple import train_private
 
 pytestmark = pytest.mark.net
 
@@ -54,6 +55,18 @@ def test_a_party_that_is_gone_or_silent_ends_the_training(
         train_private(experiment(epochs=10_000), tmp_path / "run", timeout_s=4, tell=first_epoch)
     assert time.monotonic() - when[0] < 45
     assert all(process.poll() is not None for process in crews[0].processes)
+
+
+def test_parties_that_never_say_a_word_end_the_training(tmp_path, experiment, monkeypatch):
+    silent = tmp_path / "silent"
+    silent.write_text("#!/bin/sh\nexec sleep 30\n")
+    silent.chmod(0o700)
+    monkeypatch.setattr(crew, "_START_S", 0.5)
+    monkeypatch.setattr(sys, "executable", str(silent))
+    started = time.monotonic()
+    with pytest.raises(LostPeerError, match="neither goes on nor ends"):
+        train_private(experiment(), tmp_path / "run")
+    assert time.monotonic() - started < 20
 
 
 def test_a_value_that_is_too_large_is_named_across_processes(tmp_path, experiment):

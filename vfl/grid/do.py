@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from vfl.grid.measure import measure_cell
 from vfl.grid.train import Rows, train_cell
 from vfl.run_folder import RunFolder
 from vfl.storage import write_json
+
+_HOME = Path(__file__).parents[1]
 
 
 def do_cell(cell: Cell, folder: GridFolder, rows: Rows, device: str = "cpu") -> None:
@@ -46,7 +49,22 @@ def do_cell(cell: Cell, folder: GridFolder, rows: Rows, device: str = "cpu") -> 
     except VFLError as error:
         _fail(path, error.record() | {"exit": error.exit_code})
     except Exception as bug:  # its text may quote a cell of a table
-        _fail(path, {"what": f"this is a bug of vfl: {type(bug).__name__}", "exit": 1})
+        _fail(path, _bug(bug))
+
+
+def _bug(bug: Exception) -> dict[str, Any]:
+    """Who is to look where: the last line of vfl's or a plug-in's that was being run."""
+    frames = traceback.extract_tb(bug.__traceback__)
+    own = [one for one in frames if _is_ours(one.filename) or "-packages" not in one.filename]
+    last = (own or frames)[-1]
+    ours = _is_ours(last.filename)
+    whose = "this is a bug of vfl" if ours else "a plug-in stopped"
+    where = f"{last.filename}:{last.lineno} in {last.name}"
+    return {"what": f"{whose}: {type(bug).__name__}", "where": where, "exit": 1}
+
+
+def _is_ours(file: str) -> bool:
+    return Path(file).is_relative_to(_HOME)
 
 
 def _fail(path: Path, record: Mapping[str, Any]) -> None:

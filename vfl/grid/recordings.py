@@ -14,6 +14,7 @@ from vfl.attacks.queried_case import Queried, queried_case
 from vfl.attacks.recorded_case import received_case, training_case
 from vfl.config import GridSettings
 from vfl.datasets import PartyData
+from vfl.errors import TooFewRowsError
 from vfl.grid.scenes import Scene
 from vfl.run import trained
 from vfl.run_folder import RunFolder
@@ -76,6 +77,12 @@ class Recordings:
         experiment = self._folder.experiment()
         rows = len(self._data[self._party].split.validation)
         weights = {name: PartyFolder(self._folder.party(name)).weights() for name in self._data}
+        if not rows:
+            raise TooFewRowsError(
+                "a label party knows columns of validation rows, and there are none",
+                where="data.validation",
+                want="data.validation > 0",
+            )
         leaks = min(self._settings.known_columns, rows)
         frames = self._of(experiment.label.party, None)
         return received_case(experiment, self._data, frames, self._party, leaks, draw, weights)

@@ -8,7 +8,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 
 from vfl.errors import LostPeerError, PeerFailedError, VFLError
@@ -18,6 +18,8 @@ from vfl.triple.messages import Door, Doors, Job, Told
 
 _START_S = 120.0
 _END_S = 10.0
+#: Parties that others connect to.
+_DOORS = sum(bool(callers) for callers in LISTENS.values())
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
@@ -62,17 +64,17 @@ class Crew:
         doors: dict[int, Door] = {}
         last: dict[int, Told | None] = {}
         while len(last) < len(self._jobs):
-            role, told = self._next(last)
+            role, told = self._next(last, started=len(doors) == _DOORS)
             if told is not None and told.doors is not None:
                 doors[role] = told.doors
-                if set(doors) == {role for role, callers in LISTENS.items() if callers}:
+                if len(doors) == _DOORS:
                     self._send_doors(doors)
             elif told is not None and told.figures is not None:
                 tell(told.figures)
             else:
                 last[role] = told
                 # Who has no doors yet would wait for them for ever.
-                if (told is None or told.error is not None) and len(doors) < 2:
+                if (told is None or told.error is not None) and len(doors) < _DOORS:
                     break
         return self._check(last)
 
@@ -98,10 +100,15 @@ class Crew:
             assert process.stdout is not None
             process.stdout.close()
 
-    def _next(self, last: dict[int, Told | None]) -> tuple[int, Told | None]:
-        """The next line of anybody; once one has stopped, the others may take only so long."""
-        stopped = any(told is None or told.error for told in last.values())
-        patience = max(job.timeout_s for job in self._jobs) + _END_S if stopped else None
+    def _next(self, last: Collection[int], started: bool) -> tuple[int, Told | None]:
+        """The next line of anybody.
+
+        While all work, each waits for the others only so long, so whoever hangs is told of. Before
+        that and after it, when nobody may be waiting for the one that hangs, time is counted here.
+        """
+        patience = None if started else _START_S
+        if last:
+            patience = max(job.timeout_s for job in self._jobs) + _END_S
         try:
             return self._lines.get(timeout=patience)
         except queue.Empty:

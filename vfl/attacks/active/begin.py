@@ -13,6 +13,7 @@ from vfl.attacks.threat import Grant, ThreatModel
 from vfl.attacks.view import Evidence, Holdings, View
 from vfl.config import Experiment
 from vfl.datasets import PartyData
+from vfl.errors import TooFewRowsError
 
 _HOLDS = {
     "feature party": frozenset(
@@ -48,6 +49,7 @@ def begin(
 
     Raises:
         NotGrantedError: no party of its kind holds what it needs.
+        TooFewRowsError: there are no rows that it knows.
     """
     label, victim = data[experiment.label.party], data[party]
     assert label.labels is not None
@@ -59,6 +61,12 @@ def begin(
         rows = train[draw_leak(label.labels[train], min(known, int(counts.min())), draw)]
     else:
         rows = torch.from_numpy(label.split.validation)
+    if not len(rows):
+        raise TooFewRowsError(
+            f"a {adversary.who} that tampers knows some rows, and there are none",
+            where="data.validation" if adversary.who != "feature party" else "grid.known",
+            want="data.validation > 0" if adversary.who != "feature party" else "grid.known > 0",
+        )
     own = victim.inputs[train] if adversary.who == "feature party" else None
     classes, shape = len(label.classes), tuple(victim.inputs.shape[1:])
     asked = experiment.parties[party]
