@@ -28,6 +28,7 @@ PROGRAMS = {
 EXPERIMENTS = [
     "breast_cancer.toml",
     "compare_digits.toml",
+    "hidden_labels.toml",
     "mnist_halves.toml",
     "tampered_digits.toml",
 ]

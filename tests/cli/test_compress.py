@@ -67,7 +67,7 @@ def test_all_wrong_specs_are_told_before_anything_is_measured(vfl, saved):
     ("arguments", "told"),
     [
         (("cuts.npy",), "did you mean 'cut.npy'?"),
-        (("cut.npy", "--batch-rows", "0"), "there is nothing to measure"),
+        (("cut.npy", "--batch-rows", "0"), "0 is not in the range"),
         (("cut.npy", "--party", "bank"), "--party is for a trace"),
         (("cut.npy", "--array", "a"), "leave --array out"),
         ((".", "--array", "a"), "--array is for an .npz file"),

@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vfl import compression, defenses, models
 from vfl.config import Experiment
 from vfl.registry import parts
 from vfl.version import VERSION
@@ -66,6 +65,8 @@ def code_of(*modules: str) -> str:
 
 def plug_ins_of(experiment: Experiment) -> str:
     """A digest of the code of an experiment's defense, codec and models; see `code_of`."""
+    from vfl import compression, defenses, models  # a report reads digests without torch
+
     made: list[object] = [defenses.make(spec) for spec in parts(experiment.defense)]
     made += [compression.make(experiment.codec), models.make_top(experiment.label.top)]
     made += [models.make_bottom(party.bottom) for party in experiment.parties.values()]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl.errors import RunFolderError
-from vfl.grid.cells import Cell, GridFolder, failure_of
+from vfl.grid.cells import CODEC, Cell, GridFolder, failure_of, is_done
 from vfl.grid.pace import Pace
 from vfl.grid.workers import Here, Process, Worker
 
@@ -56,7 +56,7 @@ def go_through(
         cells: what is wanted; cells of one experiment are trained once.
         jobs: how many at a time, each in a process of its own; 1 trains in this process.
         device: where models run.
-        on_end: told of every cell.
+        on_end: told of every cell that was not done before.
 
     Returns:
         The cells that failed; the others are whole.
@@ -71,16 +71,25 @@ def go_through(
     failed: list[Ended] = []
     with _alone(folder.path):
         workers: list[Worker] = [kind(folder, device) for _ in range(jobs)]
+        before = {cell.name: _measured(folder.cells_path / cell.name) for cell in waiting}
         pace, ahead = Pace(jobs), {cell.name: cell for cell in waiting}
         for number, (cell, seconds) in enumerate(_each(waiting, workers), start=1):
-            failure = failure_of(folder.cells_path / cell.name)
-            pace.took(cell, seconds)
             del ahead[cell.name]
+            path = folder.cells_path / cell.name
+            if before[cell.name] is not None and _measured(path) == before[cell.name]:
+                continue
+            failure = failure_of(path)
+            pace.took(cell, seconds)
             left = pace.left_s(ahead.values())
             ended = Ended(cell, failure, seconds, number, len(named), left)
             failed += [ended] if failure else []
             on_end(ended)
     return failed
+
+
+def _measured(path: Path) -> int | None:
+    """When a cell was measured; None if it was not, or if its rows say so, as of attacks."""
+    return (path / CODEC).stat().st_mtime_ns if is_done(path) else None
 
 
 def _each(cells: Sequence[Cell], workers: Sequence[Worker]) -> Iterator[tuple[Cell, float]]:
