@@ -12,7 +12,7 @@ from vfl.attacks.case import Case, attempt
 from vfl.compression import Moment
 from vfl.config import Experiment
 from vfl.datasets import load_bundled
-from vfl.errors import BadOptionError, DataError, NotGrantedError, UserError
+from vfl.errors import BadOptionError, DataError, NotGrantedError, TooFewRowsError, UserError
 from vfl.local import LocalSession
 from vfl.models import make_bottom
 from vfl.registry import parse
@@ -130,6 +130,13 @@ def test_an_adversary_is_of_a_kind_and_uses_what_it_holds(party, spec, data):
         threat = ThreatModel(adversary.who, "training", adversary.holds - {grant})
         with pytest.raises(NotGrantedError):
             adversary.begin(View(threat, 10, Holdings(leaked=Evidence())), generator(0))
+
+
+def test_only_who_needs_known_rows_misses_them():
+    bare = load_bundled("digits", ["bank", "shop"], 0, "lender", limit=100, validation=0.0)
+    begin(make_adversary("noisy_labels"), experiment(), bare, "bank", 50, generator(0, "begin"))
+    with pytest.raises(TooFewRowsError, match="there are none for it"):
+        begin(make_adversary("hijacking"), experiment(), bare, "bank", 50, generator(0, "begin"))
 
 
 @pytest.mark.parametrize(("party", "spec"), ALL)

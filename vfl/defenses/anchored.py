@@ -41,10 +41,10 @@ class AnchoredBottom(nn.Module):
 class Anchored(Defense):
     """Cuts are principal components of the inputs, and a little of what the bottom learns.
 
-    Components are a label-free bottom, of which no reader takes more than of the inputs. What they
-    are short of in accuracy is little, and a linear bottom (``bottom = "mlp:hidden=none"``) that
-    adds little makes up for it: each step moves the cut by `rate` of what it would. The weaker the
-    pull away from the components, the less a cut tells of labels; `probe` joined to it pulls back.
+    Components are a label-free bottom: whoever has the inputs has them, too. What they are short of
+    in accuracy is little, and a linear bottom (``bottom = "mlp:hidden=none"``) that adds little
+    makes up for it: each step moves the cut by `rate` of what it would. `potential:norm=no` joined
+    to it keeps what is added from telling labels.
     Our own; the idea is that of fine-tuning kept near its start (Li et al. 2018, L2-SP), with the
     start at components that saw no label. Only feature parties run it. Components come from the
     party's own training rows before the first step and are saved with its weights. What it tells

@@ -112,7 +112,7 @@ class PrivateModule(nn.Module):
 
         Raises:
             BadOptionError: options that do not fit the module or the rows.
-            WidthError: inputs of another width, or as many targets as there are no rows.
+            WidthError: inputs of another width, or not one target a row.
         """
         flat = self._flat(inputs)
         if len(targets) != len(flat):

@@ -23,6 +23,7 @@ _HOLDS = {
         {Grant.LABELS, Grant.LEAKED_INPUTS, Grant.PRIOR, Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE}
     ),
 }
+_LEAKS = frozenset({Grant.LEAKED, Grant.LEAKED_INPUTS})
 
 
 def begin(
@@ -49,7 +50,7 @@ def begin(
 
     Raises:
         NotGrantedError: no party of its kind holds what it needs.
-        TooFewRowsError: there are no rows that it knows.
+        TooFewRowsError: it needs rows that it knows, and there are none.
     """
     label, victim = data[experiment.label.party], data[party]
     assert label.labels is not None
@@ -61,11 +62,10 @@ def begin(
         rows = train[draw_leak(label.labels[train], min(known, int(counts.min())), draw)]
     else:
         rows = torch.from_numpy(label.split.validation)
-    if not len(rows):
+    if adversary.holds & _LEAKS and not len(rows):
         raise TooFewRowsError(
-            f"a {adversary.who} that tampers knows some rows, and there are none",
-            where="data.validation" if adversary.who != "feature party" else "grid.known",
-            want="data.validation > 0" if adversary.who != "feature party" else "grid.known > 0",
+            f"a {adversary.who} is to know some rows, and there are none for it",
+            want="training rows of every class, or data.validation > 0 for a label party",
         )
     own = victim.inputs[train] if adversary.who == "feature party" else None
     classes, shape = len(label.classes), tuple(victim.inputs.shape[1:])
