@@ -1,5 +1,8 @@
 """What an attack takes from the trained bottom, and what it takes without one."""
 
+from dataclasses import replace
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
@@ -7,11 +10,11 @@ from sklearn.decomposition import PCA
 from torch import nn
 
 from vfl.attacks import Evidence, Grant, Holdings, View, make
-from vfl.attacks.baselines import Baselines, Comparison, averaged, label_free
-from vfl.attacks.case import Case
+from vfl.attacks.baselines import Kind, label_free
+from vfl.attacks.case import Case, attempt
 from vfl.attacks.features import through
 from vfl.errors import BadOptionError, NotGrantedError
-from vfl.seeds import generator
+from vfl.seeds import generator, scoped
 from vfl.testing import AttackContract
 
 EVERYTHING = frozenset(Grant) - {Grant.GRADIENTS}
@@ -26,7 +29,7 @@ def one(kind, width=3):
     return label_free(case(), kind, width, generator(0, "free"))
 
 
-@pytest.mark.parametrize("kind", ["raw", "pca", "random"])
+@pytest.mark.parametrize("kind", get_args(Kind))
 def test_cuts_are_those_of_a_bottom_that_saw_no_label(kind):
     found = one(kind)
     view, before = found.view, case().view
@@ -35,7 +38,8 @@ def test_cuts_are_those_of_a_bottom_that_saw_no_label(kind):
     assert torch.equal(view.leaked.labels, before.leaked.labels)
     assert torch.equal(view.targets.inputs, before.targets.inputs)
     assert torch.equal(found.labels, case().labels)
-    assert view.targets.cuts.shape[1] == (before.targets.inputs.shape[1] if kind == "raw" else 3)
+    widths = {"raw": before.targets.inputs.shape[1], "autoencoder": 6}  # as its last layer has
+    assert view.targets.cuts.shape[1] == widths.get(kind, 3)
 
 
 def test_components_are_the_principal_ones():
@@ -48,9 +52,10 @@ def test_components_are_the_principal_ones():
     assert np.allclose(cuts * signs, expected, atol=1e-4)
 
 
-def test_random_features_follow_the_draw():
-    again, other = one("random"), label_free(case(), "random", 3, generator(1, "free"))
-    assert torch.equal(one("random").view.targets.cuts, again.view.targets.cuts)
+@pytest.mark.parametrize("kind", ["random", "autoencoder"])
+def test_what_is_random_follows_the_draw(kind):
+    again, other = one(kind), label_free(case(), kind, 3, generator(1, "free"))
+    assert torch.equal(one(kind).view.targets.cuts, again.view.targets.cuts)
     assert not torch.equal(other.view.targets.cuts, again.view.targets.cuts)
 
 
@@ -86,37 +91,34 @@ def parity():
     return Case(View(case().view.threat, 2, holdings), labels[10:])
 
 
-def compare(case, attack, width):
-    draw = generator(0, "compare")
-    return Baselines.of(case, width, draw).compare(make(attack), draw)
+def test_labels_that_only_a_trained_bottom_shows_are_no_baseline_s():
+    def reached(case):
+        return attempt(case, make("logistic"), generator(0)).value
+
+    free = {kind: label_free(parity(), kind, 2, generator(0)) for kind in get_args(Kind)}
+    assert reached(parity()) == 1.0
+    assert max(map(reached, free.values())) < 0.7
 
 
-def test_the_advantage_is_over_the_best_baseline():
-    found = compare(parity(), "logistic", 2)
-    assert set(found.baselines) == {"raw", "pca", "random", "scratch", "scratch, unlabelled"}
-    assert found.value == 1.0
-    assert max(found.baselines.values()) < 0.7
-    assert found.advantage == 1.0 - max(found.baselines.values())
+def test_an_autoencoder_is_the_architecture_in_use_and_keeps_what_rebuilds_the_rows():
+    """Of one number a row, a linear reader rebuilds more than of an untrained bottom's."""
+    draw = generator(0, "hidden")
+    hidden = torch.randn(2000, 3, generator=draw) * torch.tensor([3.0, 2.0, 1.0])
+    rows = Evidence(hidden @ torch.randn(3, 10, generator=draw))
 
+    def bottom():
+        return nn.Sequential(nn.Linear(10, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
 
-def test_what_inputs_tell_is_no_advantage():
-    found = compare(case(), "logistic", 8)
-    assert found.value > 0.9
-    assert found.advantage < 0.02
+    holdings = Holdings(rows, unlabelled=rows, new_bottom=bottom)
+    threat = replace(case().view.threat, grants=WITHOUT_LEAKS)
+    view = label_free(Case(View(threat, 2, holdings)), "autoencoder", 1, draw).view
 
+    def unread(bottom):
+        cut = through(bottom, rows.inputs).double().numpy()
+        cut = np.c_[cut, np.ones(len(cut))]
+        rebuilt = cut @ np.linalg.lstsq(cut, rows.inputs.double().numpy(), rcond=None)[0]
+        return ((rows.inputs.numpy() - rebuilt) ** 2).mean()
 
-def test_clusters_have_no_baseline_that_uses_labels():
-    found = compare(case(WITHOUT_LEAKS), "kmeans:starts=1", 8)
-    assert set(found.baselines) == {"raw", "pca", "random"}
-    assert found.measure == "matched_accuracy"
-
-
-def test_the_best_baseline_is_chosen_after_averaging():
-    draws = [
-        Comparison("accuracy", 0.9, 0.5, {"raw": 0.8, "pca": 0.2}),
-        Comparison("accuracy", 0.7, 0.5, {"raw": 0.2, "pca": 0.6}),
-    ]
-    found = averaged(draws)
-    assert found.value == pytest.approx(0.8)
-    assert found.baselines == pytest.approx({"raw": 0.5, "pca": 0.4})
-    assert found.advantage == pytest.approx(0.3)
+    with scoped(0):
+        assert unread(view.bottom()) < 0.7 * unread(bottom())
+    assert [type(part) for part in view.bottom()] == [type(part) for part in bottom()]

@@ -13,6 +13,7 @@ from vfl.grid.attack_rows import read_rows, to_csv
 from vfl.grid.attack_table import write_attack_results
 from vfl.grid.cells import grid_settings_of
 from vfl.grid.compare import comparison_of
+from vfl.grid.leaderboard import leaderboard
 from vfl.grid.run import go_through
 from vfl.grid.scores_file import SCORES, Scored, ScoresFile
 from vfl.grid.trials import TRAINED, Attempts, Trial, baselines_of
@@ -114,6 +115,20 @@ def test_every_victim_meets_every_attack(whole):
         assert row.scratch == row.baselines["scratch"]
         assert 0 < row.guess < 0.2 < row.test_accuracy <= 1
         assert row.threat.startswith("A semi-honest feature party, alone, in the inference phase")
+
+
+def test_a_bottom_that_rebuilds_the_rows_is_a_baseline_when_asked_for(tmp_path, monkeypatch):
+    assert "autoencoder" not in GridSettings().baselines
+    stands_on: set[str] = set()
+    monkeypatch.setattr(ground, "code_of", lambda *modules: stands_on.update(modules) or "")
+    asked = {"attacks": ["fine_tuning:steps=20"], "leaks": [3], "draws": 1, "seeds": [0]}
+    asked |= {"defenses": ["none"], "baselines": ["autoencoder"], "pictures": 0}
+    (row,) = rows = read_rows(done(tmp_path / "free", tiny(**asked)))
+    assert row.guess < row.baselines["autoencoder"] < 1
+    (place,) = leaderboard(rows, margin=0.5)
+    assert place.worst.baseline == "fine_tuning:steps=20 on autoencoder"
+    assert place.worst.advantage.mean == row.value - row.baselines["autoencoder"]
+    assert "vfl.defenses.label_free" in stands_on
 
 
 def test_leaked_rows_and_baselines_are_the_same_for_every_defense(whole):

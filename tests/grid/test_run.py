@@ -158,3 +158,6 @@ def test_other_rows_or_other_code_are_trained_anew(written, tiny, tmp_path, monk
     with monkeypatch.context() as changed:
         changed.setattr(fresh, "data_digest", lambda data: "another")
         assert trained_anew()
+    first = (path / "summary.json").stat().st_mtime_ns
+    (folder.path / "made_of" / f"{cells[0].name}.json").unlink()  # a folder of an older version
+    assert trained_anew()

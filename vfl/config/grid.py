@@ -11,7 +11,7 @@ from vfl.config.toml import Settings, several
 
 Specs = Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)]
 Part = Literal["train", "validation", "test"]
-Baseline = Literal["scratch", "scratch_unlabelled", "raw", "pca", "random"]
+Baseline = Literal["scratch", "scratch_unlabelled", "raw", "pca", "random", "autoencoder"]
 
 _UNDEFENDED = "none"
 _HONEST = "none"
@@ -30,7 +30,8 @@ class GridSettings(Settings):
             knew before the training.
         attacks: specs, or names of `vfl.config.packs`.
         baselines: what attacks are set against: training from scratch on the leaked rows, on
-            unlabelled ones too, and the same attack on bottoms that never saw a label.
+            unlabelled ones too, and the same attack on bottoms that never saw a label. All but
+            "autoencoder" unless they are named: that one is trained, a minute of a small network.
         leaks: leaked labels of each class, one curve point each.
         draws: of leaked rows, for each victim anew; the same for every defense.
         seeds: one victim each.

@@ -84,7 +84,7 @@ class LabelFree(Defense):
         if isinstance(frozen.model, Components):
             frozen.model.fit(inputs, draw)
         elif self.kind == "autoencoder":
-            self._train(frozen.model, inputs, draw)
+            train_autoencoder(frozen.model, inputs, draw, self.epochs, self.mask)
 
     def gradient(self, grad: Tensor, labels: Tensor, moment: Moment) -> Tensor:
         return torch.zeros_like(grad)
@@ -95,25 +95,37 @@ class LabelFree(Defense):
         )
         return (PrivacyStatement(protects="labels", against=against),)
 
-    def _train(self, encoder: nn.Module, inputs: Tensor, draw: torch.Generator) -> None:
-        """Train a bottom to rebuild its inputs, and freeze it again."""
-        device = next((weights.device for weights in encoder.parameters()), inputs.device)
-        with torch.no_grad():
-            width = encoder(inputs[:1].to(device)).shape[1]
-        encoder.requires_grad_(True).train()
-        decoder = _decoder(width, inputs[0].numel()).to(device)
-        steps = optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=1e-3)
-        for _ in range(self.epochs):
-            order = torch.randperm(len(inputs), generator=draw)
-            for start in range(0, max(len(order) - 1, 1), _BATCH_ROWS):  # no batch of one row
-                whole = inputs.index_select(0, order[start : start + _BATCH_ROWS])
-                seen = whole * (torch.rand(whole.shape, generator=draw) >= self.mask)
-                rebuilt = decoder(encoder(seen.to(device)))
-                loss = mse_loss(rebuilt, whole.flatten(1).to(device))
-                steps.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                steps.step()
-        encoder.requires_grad_(False).eval()
+
+def train_autoencoder(
+    encoder: nn.Module, inputs: Tensor, draw: torch.Generator, epochs: int = 10, mask: float = 0.3
+) -> nn.Module:
+    """The encoder, trained to rebuild inputs of which a part is masked; in evaluation, frozen.
+
+    Args:
+        encoder: gives axes (rows, width), on the device that it is trained on.
+        inputs: axes (rows, ...).
+        draw: order and masks come from here; the decoder's first weights and dropout from torch's
+            own generator.
+        epochs: over all rows.
+        mask: share of the inputs that is set to 0.
+    """
+    device = next((weights.device for weights in encoder.parameters()), inputs.device)
+    with torch.no_grad():
+        width = encoder.eval()(inputs[:1].to(device)).shape[1]
+    encoder.requires_grad_(True).train()
+    decoder = _decoder(width, inputs[0].numel()).to(device)
+    steps = optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=1e-3)
+    for _ in range(epochs):
+        order = torch.randperm(len(inputs), generator=draw)
+        for start in range(0, max(len(order) - 1, 1), _BATCH_ROWS):  # no batch of one row
+            whole = inputs.index_select(0, order[start : start + _BATCH_ROWS])
+            seen = whole * (torch.rand(whole.shape, generator=draw) >= mask)
+            rebuilt = decoder(encoder(seen.to(device)))
+            loss = mse_loss(rebuilt, whole.flatten(1).to(device))
+            steps.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            steps.step()
+    return encoder.requires_grad_(False).eval()
 
 
 def _decoder(width: int, columns: int) -> nn.Module:

@@ -19,7 +19,8 @@ _MADE_OF = "made_of"
 def forget_if_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> None:
     """Throw a cell's run folder away unless rows, defense, codec and models are those it came from.
 
-    What they are now is written beside the cells, for the next call to compare with.
+    What they are now is written beside the cells, for the next call to compare with. Where nothing
+    was written, as by older versions, nobody knows what it came from.
 
     Args:
         cell: what is going to be trained, or was.
@@ -28,7 +29,7 @@ def forget_if_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData
     """
     path = folder.path / _MADE_OF / f"{cell.name}.json"
     now = {"data": data_digest(data), "code": plug_ins_of(cell.experiment)}
-    before = read_json(path) if path.exists() else now
+    before = read_json(path) if path.exists() else {}
     if {key: before.get(key) for key in now} != now:
         shutil.rmtree(folder.cells_path / cell.name, ignore_errors=True)
     write_json(path, now)

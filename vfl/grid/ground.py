@@ -32,6 +32,8 @@ _BESIDES = (
     "vfl.attacks.active.begin", "vfl.attacks.attribute_case", "vfl.attacks.queried_case",
     "vfl.grid.outcomes", "vfl.grid.recordings", "vfl.grid.tried",
 )  # fmt: skip
+#: What makes bottoms that saw no label.
+_FREE = ("vfl.attacks.baselines", "vfl.defenses.label_free")
 _OF_LABELS = ("asked", "heard")
 #: What only pictures are measured by.
 _PICTURES = {"ssim"}
@@ -152,8 +154,7 @@ class Ground:
         """A label-free bottom; it follows from unlabelled rows, which no leak changes."""
         if kind not in self._bottoms:
             features = generator(self._seed, "label-free")
-            inputs = case.view.unlabelled.inputs
-            made = label_free_bottom(cast(Kind, kind), inputs, self._width, features)
+            made = label_free_bottom(cast(Kind, kind), case.view, self._width, features)
             self._bottoms[kind] = made
         return self._bottoms[kind]
 
@@ -166,7 +167,7 @@ class Ground:
     def _beside(self, trial: Trial, made: object) -> tuple[str, ...]:
         """What else stands behind a score than an attack on the victim's labels does."""
         if trial.bottom not in (TRAINED, OUTCOME):
-            return ("vfl.attacks.baselines",)
+            return _FREE
         labels = isinstance(made, Attack) and scene_of(made, trial.attack, True) in _OF_LABELS
         return () if labels and trial.bottom == TRAINED else _BESIDES
 

@@ -36,8 +36,8 @@ class Scored:
     Attributes:
         key: stands for all that the value depends on; see `key_of`.
         attack: its spec.
-        bottom: "trained" is the victim's; others are label-free ("raw", "pca", "random");
-            "outcome" is what an adversary itself reached.
+        bottom: "trained" is the victim's; "outcome" is what an adversary itself reached; others are
+            label-free, see `vfl.attacks.baselines`.
         k: leaked labels of each class; 0 for an attack that uses none.
         draw: which draw of them.
         measure, value, guess: see `vfl.attacks.case.Score`.

@@ -29,7 +29,7 @@ class Trial:
         attack: its spec, or an adversary's.
         k: leaked labels of each class, 0 where it uses none.
         draw: which draw of them.
-        bottom: `TRAINED`, or a label-free one: "raw", "pca", "random"; or `OUTCOME`.
+        bottom: `TRAINED`, or a label-free one, see `vfl.attacks.baselines`; or `OUTCOME`.
     """
 
     attack: str
