@@ -10,7 +10,7 @@ from sklearn.decomposition import PCA
 from torch import nn
 
 from vfl.attacks import Evidence, Grant, Holdings, View, make
-from vfl.attacks.baselines import Kind, label_free
+from vfl.attacks.baselines import Kind, behind, label_free
 from vfl.attacks.case import Case, attempt
 from vfl.attacks.features import through
 from vfl.errors import BadOptionError, NotGrantedError
@@ -63,6 +63,24 @@ def test_a_case_without_leaks_has_none_behind_another_bottom():
     free = label_free(case(WITHOUT_LEAKS), "raw", 3, generator(0))
     with pytest.raises(NotGrantedError):
         _ = free.view.leaked
+
+
+def test_what_no_leak_changes_is_computed_once():
+    class Counting(nn.Flatten):
+        passed = 0
+
+        def forward(self, rows):
+            Counting.passed += len(rows)
+            return super().forward(rows)
+
+    plain, bottom, kept = case(), Counting(), {}
+    first = behind(plain, bottom, kept)
+    Counting.passed = 0
+    again = behind(plain, bottom, kept)
+    assert Counting.passed == plain.view.leaked.rows
+    assert again.view.targets.cuts is first.view.targets.cuts
+    assert torch.equal(again.view.leaked.cuts, first.view.leaked.cuts)
+    assert torch.equal(first.view.targets.before, plain.view.targets.inputs)
 
 
 def test_an_unknown_bottom_is_refused():

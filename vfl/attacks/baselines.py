@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import cache
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from vfl.attacks.case import Case
-from vfl.attacks.features import through
+from vfl.attacks.features import before_last, through
 from vfl.attacks.fit import key_of
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import Evidence, Seen, View
@@ -46,16 +47,27 @@ def label_free(case: Case, kind: Kind, width: int, draw: torch.Generator) -> Cas
     return behind(case, label_free_bottom(kind, case.view, width, draw))
 
 
-def behind(case: Case, bottom: nn.Module) -> Case:
-    """The same rows, leaks and targets behind another bottom, which the attacker then holds."""
-    view = case.view
+def behind(case: Case, bottom: nn.Module, kept: dict[int, Evidence] | None = None) -> Case:
+    """The same rows, leaks and targets behind another bottom, which the attacker then holds.
 
-    def seen(rows: Seen, labels: Tensor | None = None) -> Evidence:
-        return Evidence(rows.inputs, through(bottom, rows.inputs), labels)
+    Args:
+        case: grants inputs.
+        bottom: made without labels.
+        kept: what the bottom made of rows that other leaks leave as they are, from call to call.
+    """
+    view, made = case.view, {} if kept is None else kept
+
+    def seen(rows: Seen) -> Evidence:
+        inputs = rows.inputs
+        if id(inputs) not in made:  # which holds them, so that no other tensor gets that number
+            before = cache(lambda: before_last(bottom, inputs))
+            made[id(inputs)] = Evidence(inputs, through(bottom, inputs), before=before)
+        return made[id(inputs)]
 
     groups = {"targets": seen(view.targets), "unlabelled": seen(view.unlabelled)}
     if Grant.LEAKED in view.threat.grants:
-        groups["leaked"] = seen(view.leaked, view.leaked.labels)
+        inputs, labels = view.leaked.inputs, view.leaked.labels
+        groups["leaked"] = Evidence(inputs, through(bottom, inputs), labels)
     return replace(case, view=view.instead(bottom=lambda: copy.deepcopy(bottom), **groups))
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from torch import nn
 
 from vfl import attacks
-from vfl.attacks import Attack, ThreatModel
+from vfl.attacks import Attack, Evidence, ThreatModel
 from vfl.attacks.active import make_adversary
 from vfl.attacks.baselines import Kind, behind, label_free_bottom
 from vfl.attacks.case import Case
@@ -72,7 +72,7 @@ class Ground:
         self._about = dict(about) | {"setting": repr(setting), "seed": seed}
         self._leak: tuple[int, int] | None = None
         self._cases: dict[str, Case] = {}
-        self._bottoms: dict[str, nn.Module] = {}
+        self._bottoms: dict[str, tuple[nn.Module, dict[int, Evidence]]] = {}
 
     def go_through(self, trials: Iterable[Trial], scores: ScoresFile) -> Iterator[Scored]:
         """The score of each trial, from the file if it is there, else tried and added to it."""
@@ -147,15 +147,15 @@ class Ground:
             self._cases[TRAINED] = replace(case, positive=case.labels == 1)
         if scene == "asked" and trial.bottom not in self._cases:
             plain = self._cases[TRAINED]
-            self._cases[trial.bottom] = behind(plain, self._bottom(trial.bottom, plain))
+            self._cases[trial.bottom] = behind(plain, *self._bottom(trial.bottom, plain))
         return self._cases[trial.bottom if scene == "asked" else scene]
 
-    def _bottom(self, kind: str, case: Case) -> nn.Module:
-        """A label-free bottom; it follows from unlabelled rows, which no leak changes."""
+    def _bottom(self, kind: str, case: Case) -> tuple[nn.Module, dict[int, Evidence]]:
+        """A label-free bottom and what it made; no leak changes the unlabelled rows it follows."""
         if kind not in self._bottoms:
             features = generator(self._seed, "label-free")
             made = label_free_bottom(cast(Kind, kind), case.view, self._width, features)
-            self._bottoms[kind] = made
+            self._bottoms[kind] = made, {}
         return self._bottoms[kind]
 
     def _key(self, trial: Trial) -> str:

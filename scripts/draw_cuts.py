@@ -1,0 +1,36 @@
+"""The angles and maps of a grid's report, alone on a page that a browser can photograph.
+
+    python scripts/draw_cuts.py runs/cuts cuts.html
+    chromium --headless --hide-scrollbars --window-size=1320,700 --screenshot=cuts.png cuts.html
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader
+
+from vfl import report
+from vfl.grid import GridFolder
+from vfl.report.attack_page import attack_page
+
+PAGE = """{% import "macros.html" as ui %}<!doctype html><meta charset="utf-8">
+<style>{% include "style.css" %} .figures { grid-template-columns: repeat(3, 1fr); margin: 1rem }
+</style>{{ ui.figures(drawings, "Angles and maps") }}"""
+
+
+def main() -> None:
+    """Write the page: the angles of every defense, and their maps below."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="what vfl grid printed")
+    parser.add_argument("page", type=Path)
+    arguments = parser.parse_args()
+    drawings = attack_page(GridFolder(arguments.folder)).pictures
+    looks = Environment(loader=FileSystemLoader(Path(report.__file__).parent), autoescape=True)
+    page = looks.from_string(PAGE).render(drawings=[*drawings[::2], *drawings[1::2]])
+    arguments.page.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
