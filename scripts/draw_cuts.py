@@ -1,7 +1,8 @@
 """The angles and maps of a grid's report, alone on a page that a browser can photograph.
 
     python scripts/draw_cuts.py runs/cuts cuts.html
-    chromium --headless --hide-scrollbars --window-size=1320,700 --screenshot=cuts.png cuts.html
+
+docs/labels.md says how one did.
 """
 
 from __future__ import annotations

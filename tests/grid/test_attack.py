@@ -1,7 +1,11 @@
 """A grid of attacks: what it does, keeps, does anew, and its table after a kill."""
 
 import json
+import re
+import runpy
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -337,6 +341,15 @@ def test_a_score_is_on_disk_when_it_is_added(tmp_path):
 def test_only_victims_of_the_first_seed_are_drawn(whole):
     drawn = [path.parent.name.split("-")[0:2] for path in whole.path.rglob("pictures.json")]
     assert sorted(drawn) == [["layer_norm", "seed0"], ["none", "seed0"]]
+
+
+def test_a_script_draws_the_cuts_alone(whole, tmp_path, monkeypatch):
+    script, page = Path(__file__).parents[2] / "scripts" / "draw_cuts.py", tmp_path / "cuts.html"
+    monkeypatch.setattr(sys, "argv", [str(script), str(whole.path), str(page)])
+    runpy.run_path(str(script), run_name="__main__")
+    assert re.findall("<figcaption>([^<]+)", page.read_text()) == [
+        "Angles, none", "Angles, layer_norm", "t-SNE, none", "t-SNE, layer_norm",
+    ]  # fmt: skip
 
 
 def test_the_owner_trained_in_the_sentence(tmp_path):
