@@ -1,12 +1,17 @@
 """Every attack under the contract that outside packages use too."""
 
+import copy
+from dataclasses import replace
+
 import torch
 from torch import nn
 
-from vfl.attacks import ATTACKS, Evidence, Heard, Holdings, ThreatModel, View
-from vfl.attacks.case import Case
+from vfl.attacks import ATTACKS, Evidence, Grant, Holdings, Sent, ThreatModel, View
+from vfl.attacks.case import Case, attempt
 from vfl.attacks.features import through
 from vfl.attacks.fit import fit
+from vfl.attacks.leak import draw_leak
+from vfl.attacks.threat import IN_TRAINING
 from vfl.registry import parse
 from vfl.seeds import generator, scoped
 from vfl.testing import AttackContract, GradientAttackContract, InputAttackContract
@@ -66,26 +71,96 @@ class TestScoresOfARareClass(AttackContract):
 
 
 class TestNoisyCuts(AttackContract):
-    """A label party recorded 16 epochs of cuts, each with noise far larger than the classes lie."""
+    """16 cuts of each row were recorded, each with noise far larger than the classes lie apart."""
 
-    specs = ("averaging", "averaging:of=gaussian_mixture,last=14")
+    specs = (
+        "averaging",
+        "averaging:of=gaussian_mixture,last=14",
+        "averaging:over=queries",
+        "averaging:of=logistic",
+    )
 
     def case(self, leaking, grants):
+        base = super().case(leaking, frozenset(Grant) - IN_TRAINING)
+        groups = {name: getattr(base.view, name) for name in ("targets", "leaked", "unlabelled")}
         draw = generator(0, "noisy")
-        labels = torch.arange(self.rows) % self.classes
-        clean = 6 * leaking * torch.eye(self.classes, self.width)[labels]
-        cuts = clean + 5 * torch.randn(16, self.rows, self.width, generator=draw)
-        heard = []
-        for epoch, one in enumerate(cuts, start=1):
-            order = torch.randperm(self.rows, generator=draw)
-            heard.append(Heard(epoch, epoch, order, one[order], torch.zeros_like(one)))
+        held = {}
+        for name, seen in groups.items():
+            cuts = seen.cuts + 5 * torch.randn(16, seen.rows, self.width, generator=draw)
+            orders = [torch.randperm(seen.rows, generator=draw) for _ in cuts]
+            sent = [Sent(n, n, order, cuts[n][order]) for n, order in enumerate(orders)]
+            labels = seen.labels if name == "leaked" else None
+            held[name] = Evidence(cuts=cuts[-1], labels=labels, sent=lambda found=sent: found)
         threat = ThreatModel("label party", "training", grants)
-        holdings = Holdings(Evidence(cuts=cuts[-1]), heard=heard)
-        return Case(View(threat, self.classes, holdings), labels)
+        return replace(base, view=View(threat, self.classes, Holdings(**held)))
 
     def test_one_noisy_cut_is_not_enough(self):
         single = self._attempt(ATTACKS.make("kmeans"), leaking=True)
         assert single.value < 0.75 < self._attempt(ATTACKS.make("averaging"), leaking=True).value
+
+
+class TestSnapshots(AttackContract):
+    """The bottom of each epoch is off in some other way, and right on average."""
+
+    specs = ("averaging:over=snapshots", "averaging:of=logistic,over=snapshots,last=12")
+
+    def case(self, leaking, grants):
+        base = super().case(leaking, frozenset(Grant) - IN_TRAINING)
+        turned, draw = base.view.bottom(), generator(0, "snapshots")
+        off = [torch.randn(self.width, self.width, generator=draw) for _ in range(16)]
+
+        class Off(nn.Module):
+            def __init__(self, by):
+                super().__init__()
+                self.by = by
+
+            def forward(self, rows):
+                return turned(rows) + rows @ self.by
+
+        view = base.view.instead(snapshots=[lambda by=by: Off(by) for by in off])
+        return replace(base, view=view.only(grants))
+
+
+class TestPooled(AttackContract):
+    """Each party's columns tell one class from the others, and all of them every class."""
+
+    specs = ("pooled:of=kmeans", "pooled", "pooled:of=fine_tuning", "pooled:of=unfreeze")
+    classes, width = 3, 4
+
+    def case(self, leaking, grants):
+        draw = generator(0, "pooled", int(leaking))
+        labels = torch.arange(self.rows) % self.classes
+        leaked = draw_leak(labels, self.leaks, draw)
+        rest = torch.ones(self.rows, dtype=torch.bool)
+        rest[leaked] = False
+
+        def held(code):
+            inputs = torch.randn(self.rows, self.width, generator=draw)
+            inputs[:, 0] += 8 * leaking * (labels == code)
+            with scoped(code):
+                bottom = nn.Linear(self.width, self.width)
+            cuts = through(bottom, inputs)
+            return Holdings(
+                targets=Evidence(inputs[rest], cuts[rest]),
+                leaked=Evidence(inputs[leaked], cuts[leaked], labels[leaked]),
+                unlabelled=Evidence(inputs[rest], cuts[rest]),
+                bottom=lambda: copy.deepcopy(bottom),
+                new_top=lambda width: nn.Linear(width, self.classes),
+            )
+
+        def threat(grants, **colluding):
+            return ThreatModel("feature party", "inference", grants, **colluding)
+
+        everything = frozenset(Grant) - IN_TRAINING
+        others = [View(threat(everything), self.classes, held(code)) for code in (1, 2)]
+        holdings = replace(held(0), partners=others)
+        names = ("shop", "post") if Grant.PARTNERS in grants else ()
+        return Case(View(threat(grants, colluding=names), self.classes, holdings), labels[rest])
+
+    def test_one_alone_is_not_enough(self):
+        attack = ATTACKS.make("logistic")
+        alone = attempt(self.case(True, attack.needs), attack, generator(0, "draw"))
+        assert alone.value < 0.75
 
 
 class TestGradientAttacks(GradientAttackContract):
@@ -110,6 +185,28 @@ class TestInputAttacks(InputAttackContract):
         "white_box_inversion:steps=150",
         "pseudo_client:steps=200,rate=0.01,align=10",
     )
+
+
+class TestSubtraction(InputAttackContract):
+    """The label party was sent sums of the victim's cuts and of another party's larger ones."""
+
+    specs = ("subtraction:of=inversion:steps=200", "subtraction:of=white_box_inversion")
+
+    def case(self, leaking, grants):
+        base = super().case(leaking, frozenset(Grant) - IN_TRAINING)
+        draw, groups = generator(0, "sums"), ("targets", "leaked")
+        cuts = {name: getattr(base.view, name).cuts for name in groups}
+        theirs = {name: 5 * torch.randn(one.shape, generator=draw) for name, one in cuts.items()}
+        held = Holdings(*(Evidence(cuts=theirs[name]) for name in groups))
+        partner = ThreatModel("feature party", "inference", frozenset(Grant) - IN_TRAINING)
+        view = base.view.with_cuts({name: cuts[name] + theirs[name] for name in groups})
+        view = view.instead(partners=[View(partner, self.classes, held)])
+        return replace(base, view=view.only(grants))
+
+    def test_the_sum_is_not_enough(self):
+        attack = ATTACKS.make("inversion:steps=200")
+        alone = attempt(self.case(True, attack.needs), attack, generator(0, "draw"))
+        assert alone.value > 0.8 * alone.guess
 
 
 class TestGenerative(InputAttackContract):
@@ -194,10 +291,13 @@ CONTRACTS = (
     TestAttacks,
     TestScoresOfARareClass,
     TestNoisyCuts,
+    TestSnapshots,
+    TestPooled,
     TestGradientAttacks,
     TestGradientAttacksOnTwoClasses,
     TestDirectLabel,
     TestInputAttacks,
+    TestSubtraction,
     TestGenerative,
     TestUnSplit,
     TestPictures,

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from vfl.attacks import Grant, ThreatModel, View, make
+from vfl.attacks.evidence import Evidence, Holdings
 from vfl.attacks.score import accuracy
-from vfl.attacks.view import Evidence, Holdings
 from vfl.seeds import generator
 
 CORNERS = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0], [-1.0, 1.0]])

@@ -10,8 +10,9 @@ an entry point in the group ``vfl.attacks``), and the contract tests of `vfl.tes
 from __future__ import annotations
 
 from vfl.attacks.base import Attack, Goal
+from vfl.attacks.evidence import Evidence, Heard, Holdings, Sent
 from vfl.attacks.threat import Grant, ThreatModel
-from vfl.attacks.view import Evidence, Heard, Holdings, Seen, View
+from vfl.attacks.view import Seen, View
 from vfl.registry import Registry
 
 ATTACKS: Registry[Attack] = Registry(
@@ -33,6 +34,8 @@ ATTACKS: Registry[Attack] = Registry(
         "spectral": "vfl.attacks.spectral:Spectral",
         "principal": "vfl.attacks.principal:Principal",
         "averaging": "vfl.attacks.averaging:Averaging",
+        "pooled": "vfl.attacks.pooled:Pooled",
+        "subtraction": "vfl.attacks.subtraction:Subtraction",
         "scratch": "vfl.attacks.scratch:Scratch",
         "direct_label": "vfl.attacks.direct_label:DirectLabel",
         "gradient_norm": "vfl.attacks.gradient_norm:GradientNorm",
@@ -70,6 +73,7 @@ __all__ = [
     "Heard",
     "Holdings",
     "Seen",
+    "Sent",
     "ThreatModel",
     "View",
     "make",

@@ -5,19 +5,23 @@ from __future__ import annotations
 from torch import Tensor
 
 from vfl.attacks.case import Case
+from vfl.attacks.evidence import Evidence, Holdings
 from vfl.attacks.threat import Grant, ThreatModel
-from vfl.attacks.view import Evidence, Holdings, View
+from vfl.attacks.view import Seen, View
 from vfl.errors import ConfigError
 
 #: What a label party has that learned the attribute of a few rows.
 ATTRIBUTE = frozenset({Grant.CUTS, Grant.LEAKED_ATTRIBUTES})
+#: What it was sent besides, as far as its rows' case has any.
+REPEATED = frozenset({Grant.EPOCHS, Grant.QUERIES})
 
 
 def attribute_case(received: Case, known: Tensor, column: int | None = None) -> Case:
     """Whether a column of each target lies above its mean, for who was sent the cuts.
 
     Args:
-        received: the rows and cuts; see `vfl.attacks.recorded_case.received_case`.
+        received: the rows and cuts, of `received_case` or `recalled_case`; see
+            `vfl.attacks.recorded_case`.
         known: the victim's training rows, axes (rows, ...), which say what the mean is.
         column: counted from 0 in a row as it lies in memory; None takes the first of those that
             split the training rows most evenly.
@@ -41,9 +45,11 @@ def attribute_case(received: Case, known: Tensor, column: int | None = None) -> 
     def values(rows: Tensor) -> Tensor:
         return (rows.flatten(1)[:, column] > mean[column]).long()
 
-    holdings = Holdings(
-        targets=Evidence(cuts=view.targets.cuts),
-        leaked=Evidence(cuts=view.leaked.cuts, labels=values(view.leaked.inputs)),
-    )
-    threat = ThreatModel("label party", "inference", ATTRIBUTE)
+    repeated = view.threat.grants & REPEATED
+
+    def seen(rows: Seen, labels: Tensor | None = None) -> Evidence:
+        return Evidence(cuts=rows.cuts, labels=labels, sent=lambda: rows.sent)
+
+    holdings = Holdings(seen(view.targets), seen(view.leaked, values(view.leaked.inputs)))
+    threat = ThreatModel("label party", view.threat.phase, ATTRIBUTE | repeated)
     return Case(View(threat, 2, holdings), values(received.inputs))

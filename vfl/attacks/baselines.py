@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from vfl.attacks.case import Case
+from vfl.attacks.evidence import Evidence
 from vfl.attacks.features import before_last, through
 from vfl.attacks.fit import key_of
 from vfl.attacks.threat import Grant
-from vfl.attacks.view import Evidence, Seen, View
+from vfl.attacks.view import Seen, View
 from vfl.defenses.label_free import train_autoencoder
 from vfl.options import require_choice
 from vfl.seeds import scoped

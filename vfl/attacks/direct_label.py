@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from vfl.attacks.evidence import Heard
 from vfl.attacks.gradients import GradientAttack, mean_by_row
-from vfl.attacks.view import Heard, View
+from vfl.attacks.view import View
 from vfl.errors import UserError
 
 

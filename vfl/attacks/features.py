@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vfl.attacks.base import Attack
+from vfl.attacks.joint import JointBottom
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import Seen, View
 from vfl.defenses.anchored import AnchoredBottom
@@ -76,6 +77,8 @@ def features(view: View, seen: Seen, layer: Layer) -> Tensor:
 
 def learned_part(bottom: nn.Module) -> nn.Module:
     """What is trained of an `anchored` bottom; another one whole."""
+    if isinstance(bottom, JointBottom):
+        return bottom.each(learned_part)
     anchored = (part for part in bottom.modules() if isinstance(part, AnchoredBottom))
     return next((part.learned for part in anchored), bottom)
 
@@ -85,6 +88,8 @@ def before_last(bottom: nn.Module, inputs: Tensor) -> Tensor:
 
     A bottom without weights is given the inputs.
     """
+    if isinstance(bottom, JointBottom):
+        return torch.cat([before_last(one, part) for one, part in bottom.parts(inputs)], 1)
     layers = [one for one in bottom.modules() if "weight" in one._parameters and _maps(one)]
     if not layers:
         return inputs.flatten(1)

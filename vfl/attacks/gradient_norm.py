@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vfl.attacks.evidence import Heard
 from vfl.attacks.gradients import GradientAttack, mean_by_row, require_two_classes
-from vfl.attacks.view import Heard, View
+from vfl.attacks.view import View
 
 
 class GradientNorm(GradientAttack):

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from vfl.attacks.base import Attack
+from vfl.attacks.evidence import Heard
 from vfl.attacks.threat import Grant
-from vfl.attacks.view import Heard, View
+from vfl.attacks.view import View
 from vfl.errors import BadOptionError, DataError, UserError
 
 

@@ -11,8 +11,11 @@ from vfl.attacks.features import through
 from vfl.attacks.fit import fit, key_of
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
-from vfl.errors import BadOptionError
+from vfl.errors import BadOptionError, TooFewRowsError
 from vfl.seeds import scoped
+
+#: Rows of which a random half are still two.
+_LEAST = 4
 
 
 class LikelihoodRatio(Attack):
@@ -32,6 +35,7 @@ class LikelihoodRatio(Attack):
 
     Raises:
         BadOptionError: fewer than two shadows have no spread.
+        TooFewRowsError: no labelled rows to train a shadow on.
     """
 
     goal = "scores"
@@ -48,7 +52,16 @@ class LikelihoodRatio(Attack):
         self.rate = rate
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
-        targets = view.targets
+        targets, own = view.targets, view.leaked
+        if own.rows < _LEAST:
+            raise TooFewRowsError(
+                "shadow networks are trained on labelled rows of the attacker's own, which are the "
+                "validation rows",
+                where="data.validation",
+                got=f"{own.rows} rows",
+                want=f"{_LEAST} or more",
+                fix="a larger data.validation, or 'membership', which trains nothing",
+            )
         seen = torch.stack(
             [
                 scaled_confidence(through(self._shadow(view, draw), targets.inputs), targets.labels)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vfl import models
 from vfl.attacks.case import Case
+from vfl.attacks.evidence import Evidence, Holdings
+from vfl.attacks.joint import JointBottom
+from vfl.attacks.recipes import bottom_recipe, top_recipe
 from vfl.attacks.threat import Grant, ThreatModel
-from vfl.attacks.view import Evidence, Holdings, View
+from vfl.attacks.view import View
 from vfl.config import Experiment
 from vfl.datasets import PartyData
 from vfl.session import Terms
@@ -62,50 +63,22 @@ def queried_case(
     inputs = [_columns(data[name]) for name in terms.parties]
     joint = torch.cat([columns.flatten(1) for columns in inputs], 1)
     shapes = [tuple(columns.shape[1:]) for columns in inputs]
-
-    def new_bottom() -> nn.Module:
-        bottoms = [
-            models.make_bottom(asked.bottom).build(shape, asked.width)
-            for asked, shape in zip(terms.parties.values(), shapes, strict=True)
-        ]
-        return JointBottom(bottoms, shapes, summed=terms.merge == "sum")
+    recipes = [
+        bottom_recipe(experiment, name, shape)
+        for name, shape in zip(terms.parties, shapes, strict=True)
+    ]
 
     train = label.labels[torch.from_numpy(label.split.train)]
     holdings = Holdings(
         targets=Evidence(joint[rows.targets], None, label.labels[rows.targets], outputs),
-        leaked=Evidence(joint[rows.own], labels=label.labels[rows.own]) if len(rows.own) else None,
+        leaked=Evidence(joint[rows.own], labels=label.labels[rows.own]),
         prior=train.bincount(minlength=classes) / len(train),
-        new_bottom=new_bottom,
-        new_top=lambda width: models.make_top(experiment.label.top).build(width, classes),
+        new_bottom=lambda: JointBottom([one() for one in recipes], shapes, terms.merge == "sum"),
+        new_top=top_recipe(experiment, classes),
     )
     view = View(ThreatModel("outsider", "inference", QUERYING), classes, holdings)
     member = torch.arange(len(rows.targets)) < len(rows.members)
     return Case(view, label.labels[rows.targets], positive=member)
-
-
-class JointBottom(nn.Module):
-    """All parties' bottoms as one, from whole rows to what the top is given.
-
-    Args:
-        bottoms: in the order in which their columns stand in a row.
-        shapes: axes of a row of each.
-        summed: whether the top is given their sum.
-    """
-
-    def __init__(
-        self, bottoms: Sequence[nn.Module], shapes: Sequence[tuple[int, ...]], summed: bool
-    ) -> None:
-        super().__init__()
-        self.bottoms, self.shapes, self.summed = nn.ModuleList(bottoms), shapes, summed
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """What the top is given, axes (rows, width), of rows with axes (rows, columns)."""
-        parts = torch.split(rows, [math.prod(shape) for shape in self.shapes], 1)
-        cuts = [
-            bottom(part.reshape(-1, *shape))
-            for bottom, part, shape in zip(self.bottoms, parts, self.shapes, strict=True)
-        ]
-        return torch.stack(cuts).sum(0) if self.summed else torch.cat(cuts, 1)
 
 
 def _columns(data: PartyData) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vfl.attacks.view import Heard
+from vfl.attacks.evidence import Heard, Sent
 from vfl.datasets import Split
 from vfl.errors import DataError
 from vfl.frame import Kind
@@ -65,13 +65,30 @@ def heard(frames: Frames, party: str, rows: Tensor) -> list[Heard]:
     for frame, values in frames:
         if frame.party != party or frame.phase != "train":
             continue
+        one = _sent(frame, values, place)
         if frame.kind is Kind.CUT:
-            cuts[frame.step] = values
-            continue
-        there = _look_up(place, frame.rows)
-        kept = there >= 0
-        cut = cuts.pop(frame.step)[kept]
-        found.append(Heard(frame.step, frame.epoch, there[kept], cut, values[kept]))
+            cuts[one.step] = one.cuts
+        else:
+            found.append(Heard(one.step, one.epoch, one.rows, cuts.pop(one.step), one.cuts))
+    return found
+
+
+def sent(frames: Frames, party: str, rows: Tensor) -> list[Sent]:
+    """What one feature party sent while it trained, message by message; see `heard`."""
+    place = _places(rows)
+    return [
+        _sent(frame, values, place)
+        for frame, values in frames
+        if frame.party == party and frame.phase == "train" and frame.kind is Kind.CUT
+    ]
+
+
+def between(messages: Iterable[Sent], start: int, stop: int) -> list[Sent]:
+    """The cuts of rows start..stop-1 alone, counted from 0."""
+    found = []
+    for one in messages:
+        kept = (one.rows >= start) & (one.rows < stop)
+        found.append(Sent(one.step, one.epoch, one.rows[kept] - start, one.cuts[kept]))
     return found
 
 
@@ -94,10 +111,9 @@ def last_cuts(frames: Frames, party: str, rows: Tensor) -> Tensor:
             continue
         if not found.shape[1]:
             found = torch.zeros(len(rows), values.shape[1])
-        there = _look_up(place, frame.rows)
-        kept = there >= 0
-        found[there[kept]] = values[kept]
-        missing[there[kept]] = False
+        one = _sent(frame, values, place)
+        found[one.rows] = one.cuts
+        missing[one.rows] = False
     if missing.any():
         raise DataError(
             f"not every row has a recorded cut of party '{party}'",
@@ -105,6 +121,13 @@ def last_cuts(frames: Frames, party: str, rows: Tensor) -> Tensor:
             fix="record the phase these rows belong to: [trace] phases",
         )
     return found
+
+
+def _sent(frame: Replayed, values: Tensor, place: Tensor) -> Sent:
+    """The part of a message that is about rows of interest."""
+    there = _look_up(place, frame.rows)
+    kept = there >= 0
+    return Sent(frame.step, frame.epoch, there[kept], values[kept])
 
 
 def _places(rows: Tensor) -> Tensor:

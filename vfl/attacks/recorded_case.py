@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
-from vfl import models
 from vfl.attacks.case import Case
+from vfl.attacks.columns_case import COLUMNS, Group, columns_case, draw_columns
+from vfl.attacks.evidence import Evidence, Holdings, Sent
 from vfl.attacks.leak import draw_leak
-from vfl.attacks.recorded import Frames, heard, last_cuts
+from vfl.attacks.recipes import top_recipe
+from vfl.attacks.recorded import Frames, between, heard, last_cuts, sent
 from vfl.attacks.threat import Grant, ThreatModel
 from vfl.attacks.trained_parts import TrainedParts, Weights
-from vfl.attacks.view import Evidence, Holdings, View
+from vfl.attacks.view import View
 from vfl.config import Experiment
 from vfl.datasets import PartyData
-from vfl.errors import TooFewRowsError
 from vfl.frame import Kind
 
 #: What a feature party has while it trains.
 TRAINING = frozenset(
     {Grant.INPUTS, Grant.GRADIENTS, Grant.LEAKED, Grant.PRIOR, Grant.TOP_RECIPE, Grant.CUTS}
+    | {Grant.EPOCHS, Grant.UNLABELLED}
 )
-#: What a label party has once the network is in use, and the victim's bottom as a bound.
-RECEIVING = frozenset(
-    {Grant.CUTS, Grant.LABELS, Grant.LEAKED_INPUTS, Grant.BOTTOM_RECIPE, Grant.OUTPUTS}
-    | {Grant.TOP, Grant.OTHERS_BOTTOM}
-)
-#: What it has besides if it has columns of its own.
-OWN_COLUMNS = frozenset({Grant.INPUTS, Grant.BOTTOM})
+#: What a label party has once the network is in use; and of the training, if it kept all of it.
+RECEIVING = COLUMNS | {Grant.OUTPUTS, Grant.QUERIES}
+RECALLING = COLUMNS | {Grant.EPOCHS}
 
 
 def training_case(
@@ -61,12 +61,17 @@ def training_case(
     rest = torch.ones(len(train), dtype=torch.bool)
     rest[known] = False
     targets, leaked = train[rest], train[known]
+    exchanges = heard(frames, party, torch.cat([targets, leaked]))
+    first, second = _in_two(exchanges, len(targets), len(leaked))
+    seen = replace(first, inputs=own.inputs[targets])
+    leak = replace(second, inputs=own.inputs[leaked], labels=label.labels[leaked])
     holdings = Holdings(
-        targets=Evidence(own.inputs[targets]),
-        leaked=Evidence(own.inputs[leaked], labels=label.labels[leaked]) if k else None,
-        heard=heard(frames, party, torch.cat([targets, leaked])),
+        targets=seen,
+        leaked=leak if k else None,
+        unlabelled=seen,
+        heard=exchanges,
         prior=label.labels[train].bincount(minlength=classes) / len(train),
-        new_top=lambda width: models.make_top(experiment.label.top).build(width, classes),
+        new_top=top_recipe(experiment, classes),
     )
     threat = ThreatModel("feature party", "training", TRAINING if k else TRAINING - {Grant.LEAKED})
     truth = label.labels[targets]
@@ -81,6 +86,7 @@ def received_case(
     leaks: int,
     draw: torch.Generator,
     weights: Weights,
+    again: Callable[[Tensor], Sequence[Sent]] | None = None,
 ) -> Case:
     """The test rows of a feature party against what the label party was sent of them.
 
@@ -95,41 +101,67 @@ def received_case(
         leaks: rows whose columns leaked, of the validation rows.
         draw: which rows leak.
         weights: everybody's trained weights, as `LocalSession.weights` gives them.
+        again: gives what is sent when some of the aligned rows are asked for time and again, as
+            `Victim.asked_again` does; None where nobody asks twice.
 
     Raises:
         TooFewRowsError: fewer validation rows than leaks.
         DataError: some rows' cuts were not recorded.
     """
-    label, victim = data[experiment.label.party], data[party]
-    assert label.labels is not None
-    assert label.classes is not None
-    assert victim.inputs is not None
-    targets, validation = (
-        torch.from_numpy(rows) for rows in (label.split.test, label.split.validation)
-    )
-    if leaks > len(validation):
-        raise TooFewRowsError(
-            f"{leaks} rows of columns are to leak", got=f"{len(validation)} validation rows"
-        )
-    leaked = validation[torch.randperm(len(validation), generator=draw)[:leaks]]
+    split = data[experiment.label.party].split
+    validation, targets = torch.from_numpy(split.validation), torch.from_numpy(split.test)
+    leaked = draw_columns(validation, leaks, draw, "validation")[:leaks]
     queries = [(frame, values) for frame, values in frames if frame.kind is Kind.QUERY]
     cuts = last_cuts(queries, party, torch.cat([targets, leaked]))
     parts = TrainedParts(experiment, data, weights)
-    own = None if label.inputs is None else label.inputs[targets]
-    shape, asked = tuple(victim.inputs.shape[1:]), experiment.parties[party]
-    holdings = Holdings(
-        targets=Evidence(
-            own, cuts[: len(targets)], label.labels[targets], parts.outputs(queries, targets)
-        ),
-        leaked=Evidence(victim.inputs[leaked], cuts[len(targets) :], label.labels[leaked]),
-        bottom=None if own is None else lambda: parts.bottom(label.name),
-        new_bottom=lambda: models.make_bottom(asked.bottom).build(shape, asked.width),
-        top=parts.top,
-        others_bottom=lambda: parts.bottom(party),
-        shape=shape,
-    )
-    grants = RECEIVING if own is None else RECEIVING | OWN_COLUMNS
+    first, second = Evidence(cuts=cuts[: len(targets)]), Evidence(cuts=cuts[len(targets) :])
+    first = replace(first, outputs=parts.outputs(queries, targets))
+    grants = RECEIVING
+    if again is None:
+        grants -= {Grant.QUERIES}
+    else:
+        first = replace(first, sent=lambda: again(targets))
+        second = replace(second, sent=lambda: again(leaked))
     threat = ThreatModel("label party", "inference", grants)
-    return Case(
-        View(threat, len(label.classes), holdings), label.labels[targets], victim.inputs[targets]
+    groups = Group(targets, first), Group(leaked, second)
+    return columns_case(experiment, data, party, groups, parts, threat)
+
+
+def recalled_case(
+    experiment: Experiment,
+    data: Mapping[str, PartyData],
+    frames: Frames,
+    party: str,
+    leaks: int,
+    draw: torch.Generator,
+    weights: Weights,
+) -> Case:
+    """The training rows of a feature party against all that the label party was sent of them.
+
+    The arguments are those of `received_case`; frames are those of the training, and the rows that
+    leak are training rows.
+
+    Raises:
+        TooFewRowsError: fewer training rows than leaks.
+        DataError: some rows' cuts were not recorded.
+    """
+    train = torch.from_numpy(data[experiment.label.party].split.train)
+    order = draw_columns(train, leaks, draw, "training")
+    trained = [(frame, values) for frame, values in frames if frame.phase == "train"]
+    cuts = last_cuts(trained, party, order)
+    second, first = _in_two(sent(trained, party, order), leaks, len(order) - leaks)
+    groups = (
+        Group(order[leaks:], replace(first, cuts=cuts[leaks:])),
+        Group(order[:leaks], replace(second, cuts=cuts[:leaks])),
+    )
+    threat = ThreatModel("label party", "training", RECALLING)
+    parts = TrainedParts(experiment, data, weights)
+    return columns_case(experiment, data, party, groups, parts, threat)
+
+
+def _in_two(messages: Sequence[Sent], first: int, second: int) -> tuple[Evidence, Evidence]:
+    """All that was sent of the first rows, and of those that follow."""
+    return (
+        Evidence(sent=lambda: between(messages, 0, first)),
+        Evidence(sent=lambda: between(messages, first, first + second)),
     )

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.nn.functional import softmax
 from torch.optim import Optimizer
 
+from vfl.attacks.evidence import Heard
 from vfl.attacks.fit import key_of
 from vfl.attacks.gradients import GradientAttack, mean_by_row
 from vfl.attacks.threat import Grant
-from vfl.attacks.view import Heard, View
+from vfl.attacks.view import View
 from vfl.errors import BadOptionError
 from vfl.seeds import scoped
 

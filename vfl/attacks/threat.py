@@ -26,7 +26,9 @@ class Grant(StrEnum):
     BOTTOM = "its own bottom"
     CUTS = "the cuts that travelled"
     GRADIENTS = "the gradients that travelled"
-    SNAPSHOTS = "snapshots of its own weights"
+    SNAPSHOTS = "its own bottom after every epoch"
+    EPOCHS = "the cuts of every epoch"
+    QUERIES = "the cuts of queries it repeats"
     LEAKED = "a few leaked labels"
     UNLABELLED = "further rows without labels"
     PRIOR = "how frequent each class is"
@@ -38,11 +40,14 @@ class Grant(StrEnum):
     LEAKED_INPUTS = "a few leaked rows of the victim's columns"
     LEAKED_ATTRIBUTES = "a hidden attribute of a few rows"
     OTHERS_BOTTOM = "the victim's bottom"
-    OTHERS_TOP = "the label party's top"
+    PARTNERS = "what its partners hold"
 
 
-_PUBLIC = {Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE, Grant.PRIOR}
-_BOTH = {Grant.CUTS, Grant.GRADIENTS, Grant.SNAPSHOTS, Grant.OUTPUTS}
+#: What travels in the training phase only.
+IN_TRAINING = frozenset({Grant.GRADIENTS, Grant.EPOCHS})
+#: What is public, and what anybody has who colludes.
+_PUBLIC = {Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE, Grant.PRIOR, Grant.PARTNERS}
+_BOTH = {Grant.CUTS, Grant.GRADIENTS, Grant.SNAPSHOTS, Grant.OUTPUTS, Grant.EPOCHS, Grant.QUERIES}
 #: What a party of each kind can have without breaking into another's machine.
 OBTAINABLE: dict[str, frozenset[Grant]] = {
     "feature party": frozenset(
@@ -81,7 +86,7 @@ class ThreatModel:
             "split": the feature party trained its own bottom.
 
     Raises:
-        UserError: grants that contradict the phase.
+        UserError: grants that contradict the phase or the partners.
     """
 
     who: Who
@@ -95,8 +100,10 @@ class ThreatModel:
         for name, kind in _CHOICES.items():
             if getattr(self, name) not in get_args(kind):
                 raise UserError(f"no such {name}", want=", ".join(get_args(kind)))
-        if self.phase == "inference" and Grant.GRADIENTS in self.grants:
-            raise UserError("gradients travel in the training phase only", where="grants")
+        if self.phase == "inference" and (early := self.grants & IN_TRAINING):
+            raise UserError(f"{_listed(sorted(early))}: in the training phase only", where="grants")
+        if self.colluding and Grant.PARTNERS not in self.grants:
+            raise UserError("whose partners give it nothing does not collude", where="colluding")
         if self.trained_by == "owner" and self.phase == "training":
             raise UserError("where the owner trained alone, nobody saw a training phase")
 

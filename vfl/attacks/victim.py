@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from vfl import compression, defenses, models
 from vfl.attacks.case import Case
+from vfl.attacks.evidence import Evidence, Holdings, Maker, Sent
 from vfl.attacks.features import before_last
 from vfl.attacks.leak import draw_leak
+from vfl.attacks.recipes import bottom_recipe, top_recipe
 from vfl.attacks.threat import Grant, ThreatModel, TrainedBy
-from vfl.attacks.view import Evidence, Holdings, View
+from vfl.attacks.view import View
 from vfl.compression import Moment
 from vfl.config import Experiment
 from vfl.datasets import PartyData
@@ -119,23 +121,46 @@ class Victim:
         weights = PartyFolder(folder.party(party)).weights()
         return cls(folder.experiment(), data, party, weights)
 
-    def case(self, k: int, draw: torch.Generator, setting: Setting | None = None) -> Case:
+    def case(
+        self,
+        k: int,
+        draw: torch.Generator,
+        setting: Setting | None = None,
+        *,
+        snapshots: Sequence[Mapping[str, Tensor]] = (),
+        partners: Sequence[Victim] = (),
+    ) -> Case:
         """The case of k leaked labels of each class.
 
         Args:
             k: 0 leaks nothing, and the view grants no leaked labels then.
             draw: which rows leak.
             setting: which rows play which part.
+            snapshots: its weights after every epoch, if it kept them.
+            partners: feature parties that hand it what they hold of the same rows.
 
         Raises:
             TooFewRowsError: a class has fewer rows to leak.
         """
         setting = setting or Setting()
         grants = INFERENCE if k else INFERENCE - {Grant.LEAKED}
-        threat = ThreatModel("feature party", "inference", grants, trained_by=setting.trained_by)
+        grants |= {Grant.SNAPSHOTS} if snapshots else set()
+        grants |= {Grant.PARTNERS} if partners else set()
+        threat = ThreatModel(
+            "feature party",
+            "inference",
+            grants,
+            colluding=tuple(one.name for one in partners),
+            trained_by=setting.trained_by,
+        )
+        others = [one.case(k, draw.clone_state(), setting).view for one in partners]
+        holdings = replace(
+            self._holdings(k, draw, setting),
+            snapshots=[self._maker(weights) for weights in snapshots],
+            partners=others,
+        )
         targets = self._rows(setting.targets)
-        view = View(threat, self.classes, self._holdings(k, draw, setting))
-        return Case(view, self.labels[targets])
+        return Case(View(threat, self.classes, holdings), self.labels[targets])
 
     def cuts(self, rows: Tensor) -> Tensor:
         """What the label party gets when it asks for these rows, axes (rows, width)."""
@@ -149,8 +174,21 @@ class Victim:
             found.append(codec.decode(payload, len(part), width, Moment(step)).cut)
         return torch.cat(found)
 
+    def asked_again(self, rows: Tensor, times: int, draw: torch.Generator) -> list[Sent]:
+        """What the label party gets when it asks for these rows so often, each time in a new order.
+
+        Args:
+            rows: positions among the aligned rows, int64; `Sent.rows` counts in their order.
+            times: how often.
+            draw: the orders.
+        """
+        found = []
+        for time in range(1, times + 1):
+            order = torch.randperm(len(rows), generator=draw)
+            found.append(Sent(time, time, order, self.cuts(rows[order])))
+        return found
+
     def _holdings(self, k: int, draw: torch.Generator, setting: Setting) -> Holdings:
-        width, spec = self._half.width, self._terms.parties[self._data.name].bottom
         train = self.labels[self._rows("train")]
         return Holdings(
             targets=self._part(setting.targets),
@@ -158,10 +196,8 @@ class Victim:
             unlabelled=self._part(setting.unlabelled),
             prior=train.bincount(minlength=self.classes) / len(train),
             bottom=self._bottom,
-            new_bottom=lambda: models.make_bottom(spec).build(self._shape, width),
-            new_top=lambda given: models.make_top(self._experiment.label.top).build(
-                given, self.classes
-            ),
+            new_bottom=bottom_recipe(self._experiment, self.name, self._shape),
+            new_top=top_recipe(self._experiment, self.classes),
         )
 
     def _leak(self, k: int, draw: torch.Generator, part: Part) -> Evidence:
@@ -198,6 +234,15 @@ class Victim:
     def _bottom(self) -> nn.Module:
         """A copy of the bottom with what defense and codec put around it."""
         return nn.Sequential(*copy.deepcopy(self._half.model).values())
+
+    def _maker(self, weights: Mapping[str, Tensor]) -> Maker:
+        """Makes its bottom with other weights of its own."""
+        return lambda: nn.Sequential(*self._trained(weights)[0].model.values())
+
+    @property
+    def name(self) -> str:
+        """The party."""
+        return self._data.name
 
     @property
     def _shape(self) -> tuple[int, ...]:

@@ -1,100 +1,20 @@
 """What an attacker sees: the granted things and no others.
 
-Inputs and cuts are tensors of rows; models come as makers, so that an attack may change its copy.
-Truth about the target rows is never here: it stays with whoever scores.
+Models come as makers, so that an attack may change its copy. Truth about the target rows is never
+here: it stays with whoever scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
+from vfl.attacks.evidence import Evidence, Heard, Holdings, Maker, Sent, TopMaker
 from vfl.attacks.threat import Grant, ThreatModel
 from vfl.errors import NotGrantedError
-
-Maker = Callable[[], nn.Module]
-TopMaker = Callable[[int], nn.Module]
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Evidence:
-    """What is known about one group of rows; axes (rows, ...) all alike, None where unknown.
-
-    Attributes:
-        inputs: float32, the columns.
-        cuts: float32, axes (rows, width), as they travelled.
-        labels: int64, axes (rows,).
-        outputs: float32, axes (rows, outputs), what the network answered.
-        before: gives what the last layer of `Holdings.bottom` is given for these rows, axes (rows,
-            features), where that is kept; it follows from inputs and bottom.
-    """
-
-    inputs: Tensor | None = None
-    cuts: Tensor | None = None
-    labels: Tensor | None = None
-    outputs: Tensor | None = None
-    before: Callable[[], Tensor] | None = None
-
-    @property
-    def rows(self) -> int:
-        """How many rows the group has."""
-        known = (self.inputs, self.cuts, self.labels, self.outputs)
-        return next((len(values) for values in known if values is not None), 0)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Heard:
-    """One training exchange as it was recorded.
-
-    Attributes:
-        step: its number.
-        epoch: the one it belongs to.
-        rows: which of the targets, int64, axes (rows,); leaked rows are counted on after them.
-        cuts: what went up, decoded, axes (rows, width).
-        gradients: what came down, decoded, axes (rows, width).
-    """
-
-    step: int
-    epoch: int
-    rows: Tensor
-    cuts: Tensor
-    gradients: Tensor
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Holdings:
-    """Everything that might be granted; what is None is not there at all.
-
-    Attributes:
-        targets: the rows that are attacked, without what is to be found out.
-        leaked: rows of which the attacker learned the labels (or an attribute, or the victim's
-            columns).
-        unlabelled: further rows.
-        heard: the training, exchange by exchange; the targets are then training rows.
-        prior: share of each class, axes (classes,).
-        bottom: makes a copy of the attacker's trained bottom.
-        new_bottom: makes an untrained bottom of the architecture in use.
-        new_top: makes an untrained top of the architecture in use, for cuts of a given width.
-        top: makes a copy of the attacker's trained top (label party).
-        others_bottom: makes a copy of the victim's trained bottom.
-        shape: axes of one of the victim's rows, without the rows axis.
-    """
-
-    targets: Evidence = field(default_factory=Evidence)
-    leaked: Evidence | None = None
-    unlabelled: Evidence | None = None
-    heard: Sequence[Heard] | None = None
-    prior: Tensor | None = None
-    bottom: Maker | None = None
-    new_bottom: Maker | None = None
-    new_top: TopMaker | None = None
-    top: Maker | None = None
-    others_bottom: Maker | None = None
-    shape: tuple[int, ...] | None = None
-
 
 #: Any of these grants opens a holding; rows are opened column by column as well.
 _OPENS = {
@@ -107,6 +27,8 @@ _OPENS = {
     "new_top": (Grant.TOP_RECIPE,),
     "top": (Grant.TOP,),
     "others_bottom": (Grant.OTHERS_BOTTOM,),
+    "snapshots": (Grant.SNAPSHOTS,),
+    "partners": (Grant.PARTNERS,),
     "shape": (Grant.BOTTOM_RECIPE, Grant.OTHERS_BOTTOM),
 }
 
@@ -140,6 +62,13 @@ class Seen:
     def cuts(self) -> Tensor:
         """What travelled, float32, axes (rows, width)."""
         return self._column("cuts", Grant.CUTS)
+
+    @property
+    def sent(self) -> Sequence[Sent]:
+        """Every message that held cuts of these rows, over epochs or over queries."""
+        self._view.require(Grant.EPOCHS, Grant.QUERIES)
+        recorded: Callable[[], Sequence[Sent]] = there(self._evidence.sent, Grant.EPOCHS)
+        return recorded()
 
     @property
     def labels(self) -> Tensor:
@@ -190,11 +119,18 @@ class View:
         for grant in Grant:
             if grant in wanted:
                 self.require(grant)
-        return View(replace(self.threat, grants=wanted), self.classes, self._holdings)
+        colluding = self.threat.colluding if Grant.PARTNERS in wanted else ()
+        threat = replace(self.threat, grants=wanted, colluding=colluding)
+        return View(threat, self.classes, self._holdings)
 
     def instead(self, **held: Any) -> View:
         """The same attacker with other holdings, by name, such as cuts it has averaged itself."""
         return View(self.threat, self.classes, replace(self._holdings, **held))
+
+    def with_cuts(self, cuts: Mapping[str, Tensor]) -> View:
+        """The same attacker with other cuts of some groups of rows, by the group's name."""
+        groups = {name: (getattr(self._holdings, name), values) for name, values in cuts.items()}
+        return self.instead(**{name: replace(of, cuts=new) for name, (of, new) in groups.items()})
 
     @property
     def targets(self) -> Seen:
@@ -249,6 +185,18 @@ class View:
         return make()
 
     @property
+    def snapshots(self) -> Sequence[Maker]:
+        """Each makes a copy of the attacker's own bottom as it was after an epoch, in order."""
+        snapshots: Sequence[Maker] = self._held("snapshots")
+        return snapshots
+
+    @property
+    def partners(self) -> list[View]:
+        """What those who collude hold of the same groups of rows, as far as it is asked for."""
+        partners: Sequence[View] = self._held("partners")
+        return [one.only(self.threat.grants & one.threat.grants) for one in partners]
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Axes of one of the victim's rows, which its architecture tells."""
         shape: tuple[int, ...] = self._held("shape")
@@ -274,6 +222,16 @@ class View:
 
     def __repr__(self) -> str:
         return f"View({self.threat.who}, {self.threat.phase} phase)"
+
+
+def groups_of(needs: Iterable[Grant]) -> list[str]:
+    """The groups of rows that an attack with these needs reads.
+
+    >>> groups_of({Grant.CUTS, Grant.LEAKED})
+    ['targets', 'leaked']
+    """
+    asked = set(needs)
+    return ["targets", *(name for name in ("leaked", "unlabelled") if asked & {*_OPENS[name]})]
 
 
 def there(found: Any, grant: Grant) -> Any:

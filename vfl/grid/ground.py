@@ -15,6 +15,7 @@ from vfl.attacks.active import make_adversary
 from vfl.attacks.baselines import Kind, behind, label_free_bottom
 from vfl.attacks.case import Case
 from vfl.attacks.victim import Setting, Victim
+from vfl.attacks.wrapper import Wrapper
 from vfl.grid.cells import HONEST
 from vfl.grid.gallery import Gallery
 from vfl.grid.identity import code_of
@@ -30,7 +31,7 @@ from vfl.seeds import generator
 _BEHIND = ("vfl.attacks.case", "vfl.attacks.recorded_case", "vfl.attacks.victim")
 _BESIDES = (
     "vfl.attacks.active.begin", "vfl.attacks.attribute_case", "vfl.attacks.queried_case",
-    "vfl.grid.outcomes", "vfl.grid.recordings", "vfl.grid.tried",
+    "vfl.attacks.summed_case", "vfl.grid.outcomes", "vfl.grid.recordings", "vfl.grid.tried",
 )  # fmt: skip
 #: What makes bottoms that saw no label.
 _FREE = ("vfl.attacks.baselines", "vfl.defenses.label_free")
@@ -161,7 +162,7 @@ class Ground:
     def _key(self, trial: Trial) -> str:
         made = (make_adversary if trial.bottom == OUTCOME else attacks.make)(trial.attack)
         about = {"attack": trial.attack, "k": trial.k, "draw": trial.draw, "bottom": trial.bottom}
-        about["code"] = code_of(type(made).__module__, *_BEHIND, *self._beside(trial, made))
+        about["code"] = code_of(*_modules(made), *_BEHIND, *self._beside(trial, made))
         return key_of(self._about | about)
 
     def _beside(self, trial: Trial, made: object) -> tuple[str, ...]:
@@ -170,6 +171,13 @@ class Ground:
             return _FREE
         labels = isinstance(made, Attack) and scene_of(made, trial.attack, True) in _OF_LABELS
         return () if labels and trial.bottom == TRAINED else _BESIDES
+
+
+def _modules(made: object) -> Iterator[str]:
+    """Where the code of an attack stands, and of the one it hands its evidence to."""
+    yield type(made).__module__
+    if isinstance(made, Wrapper):
+        yield from _modules(made.inner)
 
 
 def _measures(found: Scored) -> set[str]:

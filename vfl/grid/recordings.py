@@ -10,19 +10,30 @@ from torch import Tensor
 
 from vfl.attacks.attribute_case import attribute_case
 from vfl.attacks.case import Case
+from vfl.attacks.evidence import Sent
 from vfl.attacks.queried_case import Queried, queried_case
-from vfl.attacks.recorded_case import received_case, training_case
+from vfl.attacks.recorded_case import recalled_case, received_case, training_case
+from vfl.attacks.summed_case import summed_case
+from vfl.attacks.victim import Setting, Victim
 from vfl.config import GridSettings
 from vfl.datasets import PartyData
-from vfl.errors import TooFewRowsError
+from vfl.errors import DataError, TooFewRowsError
 from vfl.grid.scenes import Scene
 from vfl.run import trained
 from vfl.run_folder import RunFolder
+from vfl.seeds import generator
 from vfl.session import PartyFolder
 from vfl.trace import Replayed, read
 
+#: How often a label party asks for the same rows.
+_TIMES = 16
 #: Training rows whose membership is asked about, and as many test rows.
 _MEMBERS = 1000
+
+
+def setting_of(settings: GridSettings) -> Setting:
+    """Which rows play which part where a feature party attacks."""
+    return Setting("test", settings.leaks_from, settings.unlabelled, settings.trained_by)
 
 
 class Recordings:
@@ -43,7 +54,7 @@ class Recordings:
         settings: GridSettings,
     ) -> None:
         self._folder, self._data, self._party = folder, data, party
-        self._settings = settings
+        self._settings, self._experiment = settings, folder.experiment()
         self._frames: dict[str, list[tuple[Replayed, Tensor]]] = {}
 
     def case(self, scene: Scene, k: int, draw: torch.Generator) -> Case:
@@ -61,31 +72,82 @@ class Recordings:
         """
         if scene == "heard":
             frames = self._of(self._party, "train")
-            experiment = self._folder.experiment()
-            return training_case(experiment, self._data, frames, self._party, k, draw)
+            return training_case(self._experiment, self._data, frames, self._party, k, draw)
         if scene == "queried":
             return self._queried(draw)
-        received = self._received(draw)
-        if scene == "received":
-            return received
+        if scene in ("kept", "pooled"):
+            return self._of_labels(scene, k, draw)
+        if scene == "summed":
+            return self._summed(draw)
+        columns = self._recalled(draw) if "recalled" in scene else self._received(draw)
+        if "attribute" not in scene:
+            return columns
         own = self._data[self._party]
         assert own.inputs is not None
         train = own.inputs[torch.from_numpy(own.split.train)]
-        return attribute_case(received, train, self._settings.attribute)
+        return attribute_case(columns, train, self._settings.attribute)
+
+    def _of_labels(self, scene: Scene, k: int, draw: torch.Generator) -> Case:
+        """Of a feature party in use, with its bottoms of every epoch or with partners."""
+        own, setting = self._victim(self._party), setting_of(self._settings)
+        if scene == "kept":
+            case = own.case(k, draw, setting, snapshots=self._snapshots())
+        else:
+            partners = [self._victim(name) for name in self._others()]
+            case = own.case(k, draw, setting, partners=partners)
+        assert case.labels is not None
+        return replace(case, positive=case.labels == 1)
+
+    def _snapshots(self) -> list[dict[str, Tensor]]:
+        recording = read(self._folder.party(self._party) / "trace")
+        found = [one.weights for one in recording.snapshots() if one.epoch > 0]
+        if not found:
+            raise DataError(
+                "no weights were kept while it trained", fix="record them: [trace] snapshots = 1"
+            )
+        return found
 
     def _received(self, draw: torch.Generator) -> Case:
-        experiment = self._folder.experiment()
-        rows = len(self._data[self._party].split.validation)
-        weights = {name: PartyFolder(self._folder.party(name)).weights() for name in self._data}
+        own = self._data[self._party].split.validation
+        orders = generator(self._experiment.seed, "again")
+
+        def again(rows: Tensor) -> list[Sent]:
+            return self._victim(self._party).asked_again(rows, _TIMES, orders.clone_state())
+
+        frames, leaks = self._of(self._experiment.label.party, None), self._leaks(len(own))
+        return received_case(self._experiment, self._data, frames, self._party, leaks, draw,
+                             self._weights(), again)  # fmt: skip
+
+    def _recalled(self, draw: torch.Generator) -> Case:
+        rows = len(self._data[self._party].split.train)
+        leaks = min(self._settings.known_columns, rows // 2)
+        frames = self._of(self._experiment.label.party, None)
+        return recalled_case(self._experiment, self._data, frames, self._party, leaks, draw,
+                             self._weights())  # fmt: skip
+
+    def _summed(self, draw: torch.Generator) -> Case:
+        leaks = self._leaks(len(self._data[self._party].split.validation))
+        return summed_case(self._experiment, self._data, self._party, self._others(), leaks, draw,
+                           self._weights())  # fmt: skip
+
+    def _others(self) -> list[str]:
+        return [name for name in self._experiment.feature_parties if name != self._party]
+
+    def _leaks(self, rows: int) -> int:
+        """How many of the validation rows a label party knows."""
         if not rows:
             raise TooFewRowsError(
                 "a label party knows columns of validation rows, and there are none",
                 where="data.validation",
                 want="data.validation > 0",
             )
-        leaks = min(self._settings.known_columns, rows)
-        frames = self._of(experiment.label.party, None)
-        return received_case(experiment, self._data, frames, self._party, leaks, draw, weights)
+        return min(self._settings.known_columns, rows)
+
+    def _weights(self) -> dict[str, dict[str, Tensor]]:
+        return {name: PartyFolder(self._folder.party(name)).weights() for name in self._data}
+
+    def _victim(self, party: str) -> Victim:
+        return Victim.of_run(self._folder, self._data, party)
 
     def _queried(self, draw: torch.Generator) -> Case:
         split = self._data[self._party].split
@@ -95,7 +157,7 @@ class Recordings:
         others = others[torch.randperm(len(others), generator=draw)[:count]]
         rows = Queried(members, others, own)
         outputs = answers(self._folder, self._data, rows.targets)
-        return queried_case(self._folder.experiment(), self._data, rows, outputs)
+        return queried_case(self._experiment, self._data, rows, outputs)
 
     def _of(self, owner: str, phase: str | None) -> list[tuple[Replayed, Tensor]]:
         if owner not in self._frames:

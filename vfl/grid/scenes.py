@@ -10,8 +10,10 @@ from vfl import attacks
 from vfl.attacks import Attack, Grant
 from vfl.attacks.active import make_adversary
 from vfl.attacks.attribute_case import ATTRIBUTE
+from vfl.attacks.columns_case import OWN_COLUMNS
 from vfl.attacks.queried_case import QUERYING
-from vfl.attacks.recorded_case import OWN_COLUMNS, RECEIVING, TRAINING
+from vfl.attacks.recorded_case import RECALLING, RECEIVING, TRAINING
+from vfl.attacks.summed_case import SUMMING
 from vfl.attacks.threat import Who
 from vfl.attacks.victim import INFERENCE
 from vfl.config import Experiment, GridSettings, TraceSettings
@@ -21,17 +23,31 @@ from vfl.exchange.shared_exposure import nobodys_bottom
 from vfl.grid.trials import OUTCOME
 from vfl.trace import read, trace_of_masked_cuts
 
-#: "asked": a feature party once the network is in use; "heard": a feature party that recorded the
-#: training; "received": a label party that recorded the last queries; "attribute": the same, after
-#: an attribute; "queried": an outsider that asks for predictions.
-Scene = Literal["asked", "heard", "received", "attribute", "queried"]
+#: "asked": a feature party once the network is in use, "kept" with its bottoms of every epoch,
+#: "pooled" with all other feature parties; "heard": one that recorded the training. "received": a
+#: label party that recorded the last queries, "recalled" one that recorded the training, and either
+#: after an attribute; "summed": one that learned sums and all feature parties but the victim tell
+#: it their cuts. "queried": an outsider that asks for predictions.
+Scene = Literal[
+    "asked", "kept", "pooled", "heard",
+    "received", "recalled", "received attribute", "recalled attribute", "summed",
+    "queried",
+]  # fmt: skip
 ATTACKERS: dict[Scene, Who] = {
     "asked": "feature party",
+    "kept": "feature party",
+    "pooled": "feature party",
     "heard": "feature party",
     "received": "label party",
-    "attribute": "label party",
+    "recalled": "label party",
+    "received attribute": "label party",
+    "recalled attribute": "label party",
+    "summed": "label party",
     "queried": "outsider",
 }
+#: What reads what a feature party sent and got while it trained; what reads the last queries.
+_OF_TRAINING: frozenset[Scene] = frozenset({"heard", "kept", "recalled", "recalled attribute"})
+_OF_QUERIES: frozenset[Scene] = frozenset({"received", "received attribute"})
 #: Where a party's recording lies in a run folder.
 _TRACES = "parties/*/trace"
 _OF_LABELS = ("labels", "clusters", "scores")
@@ -48,19 +64,24 @@ def scene_of(attack: Attack, spec: str, own_columns: bool = False) -> Scene:
     Raises:
         UserError: no party of a grid holds all it needs.
     """
-    received = RECEIVING | OWN_COLUMNS if own_columns else RECEIVING
+    own = OWN_COLUMNS if own_columns else frozenset()
     granted: list[tuple[Scene, tuple[str, ...], frozenset[Grant]]] = [
         ("asked", _OF_LABELS, INFERENCE),
         ("heard", _OF_LABELS, TRAINING),
-        ("received", ("inputs",), received),
-        ("attribute", ("labels",), ATTRIBUTE),
+        ("kept", _OF_LABELS, INFERENCE | {Grant.SNAPSHOTS}),
+        ("pooled", _OF_LABELS, INFERENCE | {Grant.PARTNERS}),
+        ("received", ("inputs",), RECEIVING | own),
+        ("recalled", ("inputs",), RECALLING | own),
+        ("summed", ("inputs",), SUMMING),
+        ("received attribute", ("labels",), ATTRIBUTE | {Grant.QUERIES}),
+        ("recalled attribute", ("labels",), ATTRIBUTE | {Grant.EPOCHS}),
         ("queried", ("scores",), QUERYING),
     ]
     for scene, goals, grants in granted:
         if attack.goal in goals and attack.needs <= grants:
             return scene
-    own = [grants for _, goals, grants in granted if attack.goal in goals]
-    beyond = attack.needs - frozenset().union(*own)
+    near = [grants for _, goals, grants in granted if attack.goal in goals]
+    beyond = attack.needs - frozenset().union(*near)
     raise UserError(
         f"no attacker of a grid has what {spec} needs",
         got=", ".join(str(grant) for grant in Grant if grant in (beyond or attack.needs)),
@@ -78,15 +99,17 @@ def scene_of_trial(spec: str, bottom: str) -> Scene | None:
 def recorded_phases(scenes: Iterable[Scene | None]) -> TraceSettings:
     """What a training records for these scenes; nothing unless they need it."""
     known = set(scenes)
-    phases = ("train",) if "heard" in known else ()
-    asked = ("validation", "test") if known & {"received", "attribute"} else ()
-    return TraceSettings(phases=(*phases, *asked))
+    train = ("train",) if known & _OF_TRAINING - {"kept"} else ()
+    asked = ("validation", "test") if known & _OF_QUERIES else ()
+    return TraceSettings(phases=(*train, *asked), snapshots=int("kept" in known))
 
 
 def is_recorded(path: Path, wanted: TraceSettings) -> bool:
-    """Whether a run folder has recordings of all these phases."""
-    found = [read(trace).settings.phases for trace in path.glob(_TRACES)]
-    return bool(found) and all(set(wanted.phases) <= set(phases) for phases in found)
+    """Whether a run folder has recordings of all these phases, and snapshots if they are wanted."""
+    found = [read(trace).settings for trace in path.glob(_TRACES)]
+    return bool(found) and all(
+        set(wanted.phases) <= set(one.phases) and one.snapshots >= wanted.snapshots for one in found
+    )
 
 
 def check_scenes(
@@ -107,17 +130,29 @@ def check_scenes(
     own_columns = experiment.label.party in experiment.parties
     for spec, attack in made.items():
         scene = scene_of(attack, spec, own_columns)
-        if scene != "asked" and experiment.secure != "none":
+        if scene == "summed" and experiment.secure == "none":
+            raise UserError(
+                f"{spec} takes cuts off a sum, and the label party sees every cut",
+                where="grid.attacks",
+                fix="secure = 'sum', or the attack by itself",
+            )
+        if scene not in ("asked", "pooled", "summed") and experiment.secure != "none":
             raise trace_of_masked_cuts()
         if shares_weights(experiment):
             raise nobodys_bottom(party)
-        if scene == "heard" and settings.trained_by == "owner":
+        if scene == "pooled" and len(experiment.feature_parties) == 1:
+            raise UserError(
+                f"{spec} needs feature parties that collude, and there is one alone",
+                where="grid.attacks",
+                fix="a second feature party",
+            )
+        if scene in _OF_TRAINING and settings.trained_by == "owner":
             raise UserError(
                 f"{spec} needs the training, and where the owner trained alone nobody saw it",
                 where="grid.attacks",
                 fix="trained_by = 'split'",
             )
-        if scene == "received" and Grant.TOP in attack.needs:
+        if ATTACKERS[scene] == "label party" and Grant.TOP in attack.needs:
             own = {experiment.label.party} if Grant.INPUTS in attack.needs else set()
             _check_feeders(spec, set(experiment.parties), {party} | own)
 

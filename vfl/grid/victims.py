@@ -8,7 +8,7 @@ from typing import Any
 from vfl import attacks
 from vfl.attacks import Grant
 from vfl.attacks.active import make_adversary
-from vfl.attacks.victim import Setting, Victim
+from vfl.attacks.victim import Victim
 from vfl.config import Experiment, GridSettings, TraceSettings
 from vfl.datasets import PartyData
 from vfl.errors import ConfigError, UserError
@@ -17,7 +17,7 @@ from vfl.grid.gallery import Gallery
 from vfl.grid.ground import Ground
 from vfl.grid.identity import data_digest, experiment_digest
 from vfl.grid.outcomes import Outcomes, outcomes_of
-from vfl.grid.recordings import Recordings
+from vfl.grid.recordings import Recordings, setting_of
 from vfl.grid.scenes import ATTACKERS, check_scenes, scene_of
 from vfl.grid.scores_file import Scored, ScoresFile
 from vfl.grid.train import recording
@@ -74,7 +74,7 @@ def run_ground(
     return Ground(
         victim,
         experiment.seed,
-        _setting(settings),
+        setting_of(settings),
         experiment.parties[party].width,
         about,
         recordings,
@@ -92,11 +92,7 @@ def free_ground(
     untrained = session_of(experiment, data, "predict").weights()[party]
     victim, about = Victim(experiment, data, party, untrained), _about(experiment, data, party)
     width = experiment.parties[party].width
-    return Ground(victim, experiment.seed, _setting(settings), width, about)
-
-
-def _setting(settings: GridSettings) -> Setting:
-    return Setting("test", settings.leaks_from, settings.unlabelled, settings.trained_by)
+    return Ground(victim, experiment.seed, setting_of(settings), width, about)
 
 
 def _about(

@@ -21,6 +21,7 @@ from vfl.attacks import Attack, Evidence, Grant, Holdings, ThreatModel, View, ma
 from vfl.attacks.case import Case, Score, attempt
 from vfl.attacks.features import through
 from vfl.attacks.leak import draw_leak
+from vfl.attacks.threat import IN_TRAINING
 from vfl.errors import NotGrantedError
 from vfl.seeds import generator, scoped
 
@@ -115,7 +116,7 @@ class AttackContract:
 
     def test_it_reaches_for_nothing_else(self, spec: str) -> None:
         attack = make(spec)
-        case = self.case(True, frozenset(Grant) - {Grant.GRADIENTS} | attack.needs)
+        case = self.case(True, frozenset(Grant) - IN_TRAINING | attack.needs)
         attack.run(case.view.only(attack.needs), generator(0, "draw"))
 
     def test_global_random_state_and_the_evidence_are_left_alone(self, spec: str) -> None:

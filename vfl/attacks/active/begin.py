@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 import torch
 
-from vfl import models
 from vfl.attacks.active.base import ActiveAdversary
+from vfl.attacks.evidence import Evidence, Holdings
 from vfl.attacks.leak import draw_leak
+from vfl.attacks.recipes import bottom_recipe, top_recipe
 from vfl.attacks.threat import Grant, ThreatModel
-from vfl.attacks.view import Evidence, Holdings, View
+from vfl.attacks.view import View
 from vfl.config import Experiment
 from vfl.datasets import PartyData
 from vfl.errors import TooFewRowsError
@@ -69,13 +70,12 @@ def begin(
         )
     own = victim.inputs[train] if adversary.who == "feature party" else None
     classes, shape = len(label.classes), tuple(victim.inputs.shape[1:])
-    asked = experiment.parties[party]
     holdings = Holdings(
         targets=Evidence(own, labels=label.labels[train]),
         leaked=Evidence(victim.inputs[rows], labels=label.labels[rows]),
         prior=counts / len(train),
-        new_bottom=lambda: models.make_bottom(asked.bottom).build(shape, asked.width),
-        new_top=lambda width: models.make_top(experiment.label.top).build(width, classes),
+        new_bottom=bottom_recipe(experiment, party, shape),
+        new_top=top_recipe(experiment, classes),
         shape=shape,
     )
     grants = _HOLDS[adversary.who]
