@@ -9,12 +9,13 @@ import torch
 from vfl.attacks import make
 from vfl.attacks.attribute_case import attribute_case
 from vfl.attacks.case import Case, attempt_all
-from vfl.attacks.queried_case import JointBottom, Queried, queried_case
+from vfl.attacks.joint import JointBottom
+from vfl.attacks.queried_case import Queried, queried_case
 from vfl.attacks.recorded import decoded
 from vfl.attacks.recorded_case import received_case
 from vfl.config import Experiment
 from vfl.datasets import load_bundled
-from vfl.errors import ConfigError, NotGrantedError
+from vfl.errors import ConfigError, NotGrantedError, TooFewRowsError
 from vfl.local import LocalSession
 from vfl.seeds import generator
 from vfl.trace import Trace
@@ -83,6 +84,17 @@ def test_members_come_first_and_have_labels(queried, data):
     assert queried.view.leaked.rows == len(split.validation)
     with pytest.raises(NotGrantedError):
         _ = queried.view.targets.cuts
+
+
+def test_shadows_without_rows_of_their_own_are_told_what_to_set(queried, data):
+    split = data["lender"].split
+    rows = torch.from_numpy(split.train[:10]), torch.from_numpy(split.test[:10])
+    alone = Queried(*rows, own=torch.empty(0, dtype=torch.int64))
+    case = queried_case(experiment(), data, alone, queried.view.targets.outputs[:20])
+    with pytest.raises(TooFewRowsError, match="shadow networks") as problem:
+        attempt_all(case, make("likelihood_ratio"), generator(0))
+    assert (problem.value.where, problem.value.got) == ("data.validation", "0 rows")
+    assert attempt_all(case, make("membership"), generator(0))[0].measure == "auc"
 
 
 @pytest.mark.parametrize("summed", [False, True])

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from vfl.attacks import Evidence, Grant, Holdings, ThreatModel, View
+from vfl.attacks import Evidence, Grant, Holdings, Sent, ThreatModel, View
+from vfl.attacks.threat import IN_TRAINING
 from vfl.errors import NotGrantedError, UserError
 
 ROWS, WIDTH = 6, 3
@@ -11,7 +12,11 @@ ROWS, WIDTH = 6, 3
 
 def holdings():
     rows = Evidence(
-        torch.ones(ROWS, 2), torch.zeros(ROWS, WIDTH), torch.arange(ROWS), torch.ones(ROWS, 2)
+        torch.ones(ROWS, 2),
+        torch.zeros(ROWS, WIDTH),
+        torch.arange(ROWS),
+        torch.ones(ROWS, 2),
+        sent=lambda: [Sent(1, 1, torch.arange(ROWS), torch.zeros(ROWS, WIDTH))],
     )
     return Holdings(
         targets=rows,
@@ -23,6 +28,9 @@ def holdings():
         new_top=lambda width: torch.nn.Linear(width, 2),
         top=lambda: torch.nn.Linear(WIDTH, 2),
         others_bottom=lambda: torch.nn.Linear(2, WIDTH),
+        snapshots=[lambda: torch.nn.Linear(2, WIDTH)],
+        partners=[View(ThreatModel("feature party", "inference", frozenset()), 2, Holdings(rows))],
+        heard=[],
     )
 
 
@@ -38,19 +46,38 @@ REACHES = {
     Grant.TOP_RECIPE: lambda view: view.new_top(WIDTH),
     Grant.TOP: lambda view: view.top(),
     Grant.OTHERS_BOTTOM: lambda view: view.others_bottom(),
+    Grant.SNAPSHOTS: lambda view: view.snapshots[0](),
+    Grant.PARTNERS: lambda view: view.partners[0],
+    Grant.QUERIES: lambda view: view.targets.sent[0],
+}
+#: Grants that share a door with others, or are of the training phase.
+SHARED = {
+    Grant.EPOCHS: lambda view: view.targets.sent[0],
+    Grant.GRADIENTS: lambda view: view.heard,
+    Grant.LEAKED: lambda view: view.leaked.labels,
+    Grant.LEAKED_ATTRIBUTES: lambda view: view.leaked.labels,
+    Grant.LEAKED_INPUTS: lambda view: view.leaked.inputs,
 }
 
 
-def view(*grants, who="feature party"):
-    return View(ThreatModel(who, "inference", frozenset(grants)), 2, holdings())
+def view(*grants, who="feature party", phase="inference"):
+    return View(ThreatModel(who, phase, frozenset(grants)), 2, holdings())
 
 
 @pytest.mark.parametrize("grant", REACHES)
 def test_a_grant_opens_its_own_door_alone(grant):
     assert REACHES[grant](view(grant)) is not None
-    others = [one for one in Grant if one not in (grant, Grant.GRADIENTS)]
+    others = [one for one in Grant if one != grant and one not in IN_TRAINING]
     with pytest.raises(NotGrantedError, match=str(grant)):
         REACHES[grant](view(*others))
+
+
+def test_no_grant_opens_nothing():
+    assert {*REACHES, *SHARED} == {*Grant}
+    for grant, reach in SHARED.items():
+        assert reach(view(grant, phase="training")) is not None
+        with pytest.raises(NotGrantedError, match=str(grant)):
+            reach(view())
 
 
 def test_leaks_open_the_leaked_rows_and_no_others():
@@ -90,7 +117,7 @@ def test_an_attack_that_needs_more_is_refused_before_it_runs():
 
 
 def test_what_is_granted_and_not_there_is_said():
-    empty = View(ThreatModel("feature party", "inference", frozenset(Grant) - {Grant.GRADIENTS}), 2,
+    empty = View(ThreatModel("feature party", "inference", frozenset(Grant) - IN_TRAINING), 2,
                  Holdings())  # fmt: skip
     with pytest.raises(NotGrantedError, match="nothing of a few leaked labels"):
         _ = empty.leaked
@@ -114,8 +141,9 @@ def test_what_no_such_party_has_is_counterfactual():
 
 
 def test_a_threat_that_contradicts_itself_is_refused():
-    with pytest.raises(UserError, match="gradients travel in the training phase only"):
-        ThreatModel("feature party", "inference", frozenset({Grant.GRADIENTS}))
+    for grant in IN_TRAINING:
+        with pytest.raises(UserError, match=f"{grant}: in the training phase only"):
+            ThreatModel("feature party", "inference", frozenset({grant}))
     with pytest.raises(UserError, match="nobody saw a training phase"):
         ThreatModel("feature party", "training", frozenset(), trained_by="owner")
     with pytest.raises(UserError, match="no such who"):

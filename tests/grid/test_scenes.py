@@ -3,16 +3,19 @@
 import pytest
 
 from vfl.attacks import Attack, Grant, make
+from vfl.attacks.victim import Setting
 from vfl.config import Experiment, TraceSettings
-from vfl.errors import ExposedCutError, RunFolderError, UserError
-from vfl.grid import GridFolder, train
+from vfl.errors import DataError, ExposedCutError, RunFolderError, UserError
+from vfl.grid import GridFolder, identity, train
 from vfl.grid.attack import grid_cells
 from vfl.grid.attack_rows import read_rows
 from vfl.grid.attack_run import attacked
 from vfl.grid.attack_table import write_attack_results
+from vfl.grid.ground import Ground
 from vfl.grid.leaderboard import leaderboard
 from vfl.grid.run import go_through
 from vfl.grid.scenes import recorded_phases, scene_of
+from vfl.grid.trials import Trial
 from vfl.run import train as train_once
 from vfl.run_folder import RunFolder
 from vfl.storage import read_json
@@ -53,7 +56,14 @@ def done(path, experiment):
         ("averaging", "heard"),
         ("gradient_norm", "heard"),
         ("inversion", "received"),
-        ("attribute", "attribute"),
+        ("attribute", "received attribute"),
+        ("averaging:over=snapshots", "kept"),
+        ("pooled:of=fine_tuning", "pooled"),
+        ("averaging:of=inversion", "recalled"),
+        ("averaging:of=inversion,over=queries", "received"),
+        ("averaging:of=attribute", "recalled attribute"),
+        ("averaging:of=attribute,over=queries", "received attribute"),
+        ("subtraction", "summed"),
         ("membership", "queried"),
         ("likelihood_ratio", "queried"),
     ],
@@ -64,14 +74,14 @@ def test_what_it_needs_decides(spec, scene):
 
 def test_an_attack_that_nobody_could_run():
     class Burglar(Attack):
-        needs = frozenset({Grant.OTHERS_TOP, Grant.CUTS})
+        needs = frozenset({Grant.OTHERS_BOTTOM, Grant.CUTS})
 
         def run(self, view, draw):
             return view.targets.cuts
 
     with pytest.raises(UserError, match="no attacker of a grid has what burglar needs") as refused:
         scene_of(Burglar(), "burglar")
-    assert refused.value.got == "the label party's top"
+    assert refused.value.got == "the victim's bottom"
     assert scene_of(make("generative"), "generative", own_columns=True) == "received"
     with pytest.raises(UserError, match="what generative needs"):
         scene_of(make("generative"), "generative")
@@ -81,6 +91,8 @@ def test_only_what_is_needed_is_recorded():
     assert not recorded_phases(["asked"]).enabled
     assert recorded_phases(["asked", "heard"]).phases == ("train",)
     assert set(recorded_phases(["received", "heard"]).phases) == {"train", "validation", "test"}
+    assert recorded_phases(["recalled attribute"]) == TraceSettings(phases=("train",))
+    assert recorded_phases(["kept", "pooled", "summed"]) == TraceSettings(snapshots=1)
 
 
 def test_recorded_trainings_are_attacked_and_let_go(tmp_path):
@@ -151,3 +163,71 @@ def test_a_run_is_attacked_by_what_it_recorded(tmp_path):
     (row,) = attacked(RunFolder.open(tmp_path / "heard"), settings)
     assert row.attack == "surrogate"
     assert row.measure == "matched_accuracy"
+
+
+def together(**changes):
+    parties = {name: {"width": 8, "bottom": "mlp:hidden=16"} for name in ("bank", "shop")}
+    grid = CONTENT["grid"] | {"attacks": changes.pop("attacks")} | changes.pop("grid", {})
+    return Experiment.model_validate(CONTENT | {"parties": parties, "grid": grid} | changes)
+
+
+def test_who_kept_recalls_or_colludes_has_a_line(tmp_path):
+    specs = {
+        "averaging:of=kmeans:starts=1,over=snapshots": "its own bottom after every epoch",
+        "pooled:of=kmeans:starts=1": "together with shop",
+        "averaging:of=inversion:steps=5": "in the training phase",
+        "averaging:of=inversion:steps=5,over=queries": "the cuts of queries it repeats",
+        "averaging:of=attribute": "the cuts of every epoch",
+    }
+    folder = done(tmp_path / "grid", together(attacks=list(specs)))
+    threats = {row.attack: row.threat for row in read_rows(folder)}
+    assert list(threats) == list(specs)
+    assert all(specs[attack] in told for attack, told in threats.items())
+    assert not list(folder.path.rglob("trace"))
+
+
+def test_sums_are_attacked_by_who_colludes_and_by_nobody_who_saw_single_cuts(tmp_path):
+    sums = {"secure": "sum", "merge": "sum"}
+    specs = ["subtraction:of=inversion:steps=5", "pooled:of=kmeans:starts=1"]
+    first, *_ = read_rows(done(tmp_path / "grid", together(attacks=specs, **sums)))
+    assert first.measure == "mse"
+    assert first.threat.startswith("A semi-honest label party, together with shop, in the")
+    for spec in ("averaging:of=inversion", "averaging:over=snapshots", "inversion"):
+        with pytest.raises(ExposedCutError):
+            grid_cells(together(attacks=[spec], **sums))
+    with pytest.raises(UserError, match="the label party sees every cut"):
+        grid_cells(together(attacks=specs))
+    with pytest.raises(UserError, match="there is one alone"):
+        grid_cells(recorded(attacks="pooled"))
+
+
+@pytest.mark.parametrize("spec", ["averaging:over=snapshots", "averaging:of=inversion"])
+def test_where_the_owner_trained_nobody_kept_anything(spec):
+    with pytest.raises(UserError, match="where the owner trained alone nobody saw it"):
+        grid_cells(together(attacks=[spec], grid={"trained_by": "owner"}))
+
+
+def test_the_attack_inside_another_decides_what_is_done_anew(monkeypatch):
+    ground, read_source = Ground(None, 0, Setting(), 8, {}), identity._source
+    trials = [Trial(f"averaging:of={name}", 0, 0) for name in ("kmeans", "gaussian_mixture")]
+    before = [ground._key(trial) for trial in trials]
+
+    def changed(module):
+        return read_source(module) + (b"#" if module == "vfl.attacks.kmeans" else b"")
+
+    monkeypatch.setattr(identity, "_source", changed)
+    identity.code_of.cache_clear()
+    after = [ground._key(trial) for trial in trials]
+    identity.code_of.cache_clear()
+    assert after[0] != before[0]
+    assert after[1] == before[1]
+
+
+def test_a_run_without_snapshots_says_what_to_record(tmp_path):
+    plain = together(attacks=["averaging:over=snapshots"])
+    train_once(
+        plain.model_copy(update={"trace": TraceSettings(phases=("train",))}), tmp_path, "one"
+    )
+    with pytest.raises(DataError, match="no weights were kept") as problem:
+        attacked(RunFolder.open(tmp_path / "one"), plain.grid)
+    assert "snapshots = 1" in problem.value.fix

@@ -20,6 +20,7 @@ from vfl.attacks.features import before_last, through
 from vfl.attacks.fit import key_of
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import Seen, View
+from vfl.defenses.components import principal
 from vfl.defenses.label_free import train_autoencoder
 from vfl.options import require_choice
 from vfl.seeds import scoped
@@ -90,10 +91,9 @@ def label_free_bottom(kind: Kind, view: View, width: int, draw: torch.Generator)
 
 def _components(rows: Tensor, width: int) -> nn.Linear:
     """A layer that gives the first principal components of rows, of variance 1 on average."""
-    centred = (rows - rows.mean(0)).double()
-    variance, directions = torch.linalg.eigh(centred.T @ centred / len(rows))
+    _, variance, directions = principal(rows)
     kept = min(width, len(variance))
-    weight = directions.flip(1)[:, :kept].T / variance.flip(0)[:kept].mean().sqrt()
+    weight = directions[:, :kept].T / variance[:kept].mean().sqrt()
     layer = nn.Linear(rows.shape[1], kept)
     with torch.no_grad():
         layer.weight.copy_(weight)

@@ -11,6 +11,7 @@ from torch import Tensor
 from vfl.attacks.features import EmbeddingAttack, Layer
 from vfl.attacks.fit import key_of
 from vfl.attacks.view import View
+from vfl.defenses.components import principal
 from vfl.options import require_choice, require_range
 
 Covariance = Literal["full", "tied", "diag", "spherical"]
@@ -72,7 +73,6 @@ def _strongest(rows: Tensor, columns: int) -> Tensor:
     """The first principal components of rows that have more columns; float64."""
     if rows.shape[1] <= columns:
         return rows
-    centred = rows - rows.mean(0)
-    _, directions = torch.linalg.eigh(centred.T @ centred)
-    projected: Tensor = centred @ directions[:, -columns:]
+    centred, _, directions = principal(rows)
+    projected: Tensor = centred @ directions[:, :columns]
     return projected

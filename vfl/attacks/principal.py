@@ -7,6 +7,7 @@ from torch import Tensor
 
 from vfl.attacks.features import EmbeddingAttack, Layer
 from vfl.attacks.view import View
+from vfl.defenses.components import principal
 
 
 class Principal(EmbeddingAttack):
@@ -28,9 +29,7 @@ class Principal(EmbeddingAttack):
         super().__init__(at)
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
-        rows = self.rows(view, view.targets)
-        centred = (rows - rows.mean(0)).double()
-        _, directions = torch.linalg.eigh(centred.T @ centred)
-        places = centred @ directions[:, -1]
+        centred, _, directions = principal(self.rows(view, view.targets))
+        places = centred @ directions[:, 0]
         scores: Tensor = (places * places.pow(3).mean().sign()).float()
         return scores

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from vfl.defenses.components import principal
 from vfl.options import require_choice
 
 Scale = Callable[[Tensor], Tensor]
@@ -37,15 +38,15 @@ def scale_by(kind: Scaler, reference: Tensor) -> Scale:
         return lambda rows: (rows - mean) / spread
     if kind == "cosine":
         return lambda rows: torch.nn.functional.normalize(rows - mean, dim=1)
-    turned = _whitening(reference - mean)
+    turned = _whitening(reference)
     return lambda rows: (rows - mean) @ turned
 
 
-def _whitening(centred: Tensor) -> Tensor:
+def _whitening(reference: Tensor) -> Tensor:
     """Maps centred rows to uncorrelated features of variance 1; axes (features, components)."""
-    rows = centred.double()  # squares lose half of the digits, and a float32 has less than half
-    variance, directions = torch.linalg.eigh(rows.T @ rows / max(1, len(rows) - 1))
-    kept = variance > 1e-12 * variance[-1]
+    _, variance, directions = principal(reference)
+    variance = variance * len(reference) / max(1, len(reference) - 1)
+    kept = variance > 1e-12 * variance[0]
     turned: Tensor = (directions[:, kept] / variance[kept].sqrt()).float()
     return turned
 

@@ -56,11 +56,11 @@ class Components(nn.Module):
 
     def _keep(self, mean: Tensor, covariance: Tensor) -> None:
         """Take the largest components, each with its largest entry positive."""
-        variances, vectors = torch.linalg.eigh(covariance)
+        variances, vectors = strongest_first(covariance)
         width = min(len(self.offset), len(variances))
-        axes = vectors.flip(1)[:, :width]
+        axes = vectors[:, :width]
         axes = axes * axes.gather(0, axes.abs().argmax(dim=0, keepdim=True)).sign()
-        scale = variances.flip(0)[:width].mean().clamp_min(1e-12).rsqrt()
+        scale = variances[:width].mean().clamp_min(1e-12).rsqrt()
         padded = torch.zeros(len(mean), len(self.offset), dtype=mean.dtype)
         padded[:, :width] = axes * scale
         self.axes, self.offset = padded.to(self.offset), (mean @ padded).to(self.offset)
@@ -80,3 +80,20 @@ class Components(nn.Module):
             if (saved := state.get(prefix + name)) is not None:
                 setattr(self, name, torch.empty_like(saved).to(self.offset))
         super()._load_from_state_dict(state, prefix, *rest)
+
+
+def principal(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The principal components of rows of axes (rows, features), the strongest first.
+
+    Returns:
+        The rows about their mean; the variance along each direction; the directions, axes
+        (features, components). All float64: squares lose half of the digits.
+    """
+    centred = (rows - rows.mean(0)).double()
+    return centred, *strongest_first(centred.T @ centred / len(rows))
+
+
+def strongest_first(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Its eigenvalues, and its eigenvectors as columns, the largest first."""
+    values, vectors = torch.linalg.eigh(covariance)
+    return values.flip(0), vectors.flip(1)
