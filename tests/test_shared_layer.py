@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from shared_layers import TRAIN
+from shared_layers import TRAIN, encode_weights
 
 from vfl import models
 from vfl.config import Experiment
@@ -20,8 +20,8 @@ from vfl.exchange import Adversary
 from vfl.exchange.neighbours import owner_of, partner_of
 from vfl.frame import Frame, Kind
 from vfl.local import LocalSession
-from vfl.mpc.shared_layer import INPUT_BITS, WEIGHT_BITS, encode_weights
-from vfl.seeds import generator, scoped
+from vfl.mpc.shared_layer import INPUT_BITS, WEIGHT_BITS, first_weights
+from vfl.seeds import Secret, generator, scoped
 from vfl.trace import Trace
 
 PARTIES = ("left", "right")
@@ -161,6 +161,19 @@ def test_no_party_has_weights_and_every_share_is_as_good_as_random(data):
             share = weights[name][part].double() * 2.0**-WEIGHT_BITS
             assert share.abs().max() > 2**20, "the weights themselves are below 2"
         assert joined(weights, name).abs().max() < 4
+
+
+def test_both_halves_of_the_first_weights_come_from_their_holders_secrets(data):
+    """None of them from torch's generators, whatever the bottom that a session was given."""
+    one = session(data, bottoms=fresh(data))
+    one._attempts.begin(one.clients, one.label)
+    columns = data["left"].inputs[0].numel() + 1
+    for name, weights in one.weights().items():
+        if name in PARTIES:
+            secret = Secret.of_simulation(one.terms.seed, name)
+            for part, purpose in (("own", name), ("other", "of another")):
+                exact = first_weights(columns, WIDTH, secret, purpose)
+                assert torch.equal(weights[part], exact)
 
 
 def test_neighbours_form_a_ring():

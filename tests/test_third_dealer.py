@@ -17,7 +17,8 @@ from vfl.errors import (
 from vfl.exchange import DealerHalf
 from vfl.exchange.neighbours import partner_of
 from vfl.frame import LIMIT_BYTES, Frame, Kind
-from vfl.mpc.shared_layer import WEIGHT_BITS
+from vfl.mpc.shared_layer import WEIGHT_BITS, first_weights
+from vfl.seeds import Secret
 from vfl.trace import Trace
 
 
@@ -87,6 +88,15 @@ def test_no_party_has_weights_and_every_share_is_as_good_as_random(data):
     for share in (weights["bank"]["own"], weights[LABEL]["codec-bank/share"]):
         assert (share.double() * 2.0**-WEIGHT_BITS).abs().max() > 2**20
     assert joined(weights, "bank").abs().max() < 4
+
+
+def test_both_halves_of_the_first_weights_come_from_their_holders_secrets(data):
+    one = session(data, bottoms=fresh(data))
+    one._attempts.begin(one.clients, one.label, one.dealer)
+    weights, columns = one.weights(), data["bank"].inputs[0].numel() + 1
+    for party, share in (("bank", "own"), (LABEL, "codec-bank/share")):
+        secret = Secret.of_simulation(one.terms.seed, party)
+        assert torch.equal(weights[party][share], first_weights(columns, 12, secret, "bank"))
 
 
 def test_evaluation_and_prediction_run_forward_on_the_kept_shares(data):

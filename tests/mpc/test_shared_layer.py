@@ -1,8 +1,12 @@
 """One shared linear layer: what its three parties compute, and that nothing is used twice."""
 
+import hmac
+
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from shared_layers import encode_weights
 from torch import nn
 
 from vfl.errors import NonFiniteError, ReusedPadError, RingRangeError
@@ -17,11 +21,10 @@ from vfl.mpc.shared_layer import (
     check_outputs,
     encode_gradient,
     encode_inputs,
-    encode_weights,
     first_weights,
 )
 from vfl.mpc.stream import PadStream
-from vfl.seeds import generator
+from vfl.seeds import Secret, generator
 
 ROWS, COLUMNS, WIDTH = 7, 5, 3
 KEYS = bytes(32), bytes([1]) * 32
@@ -160,11 +163,24 @@ def test_a_gradient_of_an_exchange_that_was_not_dealt_is_refused():
 
 
 def test_first_weights_are_spread_as_those_of_a_layer():
-    words = first_weights(401, 100, generator(0, "first"), 0.5)
-    found = words.double() * 2.0**-WEIGHT_BITS
+    halves = [first_weights(401, 100, Secret(bytes([key]) * 32), "bank") for key in range(2)]
     layer = nn.Linear(400, 100).weight.detach().double()
-    assert found.abs().max() <= 0.5 / 20
-    assert found.std().item() == pytest.approx(0.5 * layer.std().item(), rel=0.03)
+    for half in halves:
+        assert (half.double() * 2.0**-WEIGHT_BITS).abs().max() <= 0.5**0.5 / 20
+    found = (halves[0] + halves[1]).double() * 2.0**-WEIGHT_BITS
+    assert found.std().item() == pytest.approx(layer.std().item(), rel=0.03)
+    assert abs(float(torch.corrcoef(torch.stack(halves).flatten(1).double())[0, 1])) < 0.03
+
+
+def test_first_weights_come_from_the_whole_of_a_secret():
+    """Not from a torch generator, of whose seed 32 bits matter: all of them can be tried."""
+    secret = Secret(bytes(range(32)))
+    key = hmac.digest(bytes(range(32)), b"first weights\x1fbank", "sha256")
+    cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    words = np.frombuffer(cipher.update(bytes(8 * 5 * 3)), "<u8").reshape(5, 3)
+    exact = (2 * (words >> 11) * 2.0**-53 - 1) / 8**0.5
+    found = first_weights(5, 3, secret, "bank").numpy() * 2.0**-WEIGHT_BITS
+    assert np.abs(found - exact).max() <= 2.0 ** -(WEIGHT_BITS + 1)
 
 
 def test_a_value_that_does_not_fit_is_named_by_layer_and_bits():

@@ -5,7 +5,8 @@ import torch
 from vfl import models
 from vfl.config import Experiment
 from vfl.local import LocalSession
-from vfl.mpc.shared_layer import WEIGHT_BITS, encode_weights
+from vfl.mpc import ring
+from vfl.mpc.shared_layer import WEIGHT_BITS
 from vfl.seeds import generator, scoped
 
 LABEL, DEALER = "lender", "notary"
@@ -47,6 +48,12 @@ def fresh(data, width=12):
             shape = tuple(data[name].inputs.shape[1:])
             made[name] = models.make_bottom("mlp:hidden=none").build(shape, width)
     return made
+
+
+def encode_weights(layer):
+    """A plain layer's weights in the ring, the bias as last row; int64, (columns + 1, width)."""
+    whole = torch.cat([layer.weight.detach().t(), layer.bias.detach()[None]])
+    return ring.encode(whole, WEIGHT_BITS, "weights", room=10)
 
 
 def start_from(session, bottoms):

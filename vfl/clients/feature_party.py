@@ -212,7 +212,7 @@ def _half(
         assert data.inputs is not None, "checked by the caller"
         columns = math.prod(data.inputs.shape[1:])
         if terms.dealer is not None:
-            return OwnerHalf(data.name, bottom, columns, width, link)
+            return OwnerHalf(data.name, bottom, columns, width, link, secret)
         return SharedHalf(data.name, bottom, columns, width, link, secret)
     return FeatureHalf(
         data.name,

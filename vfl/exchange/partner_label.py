@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vfl.compression import INFERENCE, Moment
@@ -20,7 +19,6 @@ from vfl.errors import RunFolderError
 from vfl.exchange.dealer_line import DealerLine
 from vfl.exchange.label_half import LabelHalf
 from vfl.exchange.masked import MaskedHalves
-from vfl.exchange.share_holder import HALF
 from vfl.exchange.shared_label import columns_of
 from vfl.exchange.wire_words import read_words, size_of, split_payload, words_bytes
 from vfl.frame import Frame, Kind, Payload
@@ -67,8 +65,7 @@ class PartnerShare(Uncompressed):
             RunFolderError: the share that was kept is of another layer.
         """
         if self._share is None:
-            draw = torch.Generator().manual_seed(self._secret.number("first weights", self._party))
-            self._share = first_weights(columns, width, draw, HALF)
+            self._share = first_weights(columns, width, self._secret, self._party)
         if self._share.shape != (columns, width):
             raise RunFolderError(
                 f"the kept share is not of the layer that party '{self._party}' has",

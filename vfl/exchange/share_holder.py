@@ -19,13 +19,12 @@ from vfl.exchange.guards import expect
 from vfl.exchange.shared_exposure import nobodys_bottom
 from vfl.frame import Frame, Kind
 from vfl.link import Link
-from vfl.mpc.shared_layer import encode_weights
+from vfl.mpc.shared_layer import first_weights
 from vfl.mpc.shared_traffic import LayerAxes
+from vfl.seeds import Secret
 
 #: How many columns a layer has, as it is told when an attempt begins.
 COLUMNS_BYTES = 4
-#: The variance of a sum of two first weights is that of one.
-HALF = 2**-0.5
 
 
 @dataclass(slots=True)
@@ -43,20 +42,24 @@ class ShareHolder(ABC):
 
     Args:
         party: its name, for messages.
-        bottom: one linear layer, whose weights it starts with one share of.
+        bottom: one linear layer of the axes of the shared one; its weights are not used.
         columns: of its inputs.
         width: the agreed width of all outputs.
         link: the stream to the label party.
+        secret: the party's own; its shares start from it.
     """
 
     in_flight = 1
 
-    def __init__(self, party: str, bottom: nn.Module, columns: int, width: int, link: Link) -> None:
+    def __init__(
+        self, party: str, bottom: nn.Module, columns: int, width: int, link: Link, secret: Secret
+    ) -> None:
+        _require_linear(bottom, party, columns, width)
         self.party = party
         self.width = width
         self.link = link
         self.columns = columns + 1
-        self._own = encode_weights(_linear(bottom, party, columns, width), HALF)
+        self._own = first_weights(self.columns, width, secret, party)
         self._pending: Pending | None = None
 
     @property
@@ -160,8 +163,8 @@ def no_keys(party: str) -> ProtocolError:
     )
 
 
-def _linear(bottom: nn.Module, party: str, columns: int, width: int) -> nn.Linear:
-    """The one layer of a bottom that is one linear layer of these axes."""
+def _require_linear(bottom: nn.Module, party: str, columns: int, width: int) -> None:
+    """Refuse a bottom that is not one linear layer of these axes."""
     layers = [part for part in bottom.modules() if not isinstance(part, nn.Sequential | nn.Flatten)]
     want = "bottom = 'mlp:hidden=none', and depth in the top"
     if len(layers) != 1 or not isinstance(layer := layers[0], nn.Linear):
@@ -177,4 +180,3 @@ def _linear(bottom: nn.Module, party: str, columns: int, width: int) -> nn.Linea
             got=axes,
             want=f"{columns} to {width}",
         )
-    return layer

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from vfl.errors import ProtocolError, RunFolderError
 from vfl.exchange.guards import expect
 from vfl.exchange.masked import QUERY, TRAINING
 from vfl.exchange.neighbours import Neighbours
-from vfl.exchange.share_holder import COLUMNS_BYTES, HALF, Pending, ShareHolder, no_keys
+from vfl.exchange.share_holder import COLUMNS_BYTES, Pending, ShareHolder, no_keys
 from vfl.exchange.wire_words import read_words, size_of, split_payload, words_bytes
 from vfl.frame import Frame, Kind, Payload
 from vfl.link import Link
@@ -42,17 +41,17 @@ class SharedHalf(ShareHolder):
 
     Args:
         party: its name, for messages.
-        bottom: one linear layer, whose weights it starts with one share of.
+        bottom: one linear layer of the axes of the shared one; its weights are not used.
         columns: of its inputs.
         width: the agreed width of all outputs.
         link: the stream to the label party.
-        secret: the party's own; its share of the other layer starts from it.
+        secret: the party's own; its shares start from it.
     """
 
     def __init__(
         self, party: str, bottom: nn.Module, columns: int, width: int, link: Link, secret: Secret
     ) -> None:
-        super().__init__(party, bottom, columns, width, link)
+        super().__init__(party, bottom, columns, width, link, secret)
         self._secret = secret
         self._other: Tensor | None = None
         self._attempt: _Attempt | None = None
@@ -76,7 +75,7 @@ class SharedHalf(ShareHolder):
         if not fits(columns, self.width):
             raise ProtocolError("a layer of so many columns cannot be shared", got=f"{columns}")
         if self._other is None:
-            self._other = self._fresh(columns)
+            self._other = first_weights(columns, self.width, self._secret, "of another")
         if self._other.shape != (columns, self.width):
             raise RunFolderError(
                 "the kept share is of another party's layer",
@@ -168,8 +167,3 @@ class SharedHalf(ShareHolder):
     def _shared(self) -> Tensor:
         assert self._other is not None, "an attempt has begun, and told its axes"
         return self._other
-
-    def _fresh(self, columns: int) -> Tensor:
-        """This party's part of the other layer's first weights."""
-        draw = torch.Generator().manual_seed(self._secret.number("first weights of another"))
-        return first_weights(columns, self.width, draw, HALF)

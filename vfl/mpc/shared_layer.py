@@ -26,6 +26,7 @@ from torch import Tensor
 from vfl.errors import ReusedPadError
 from vfl.mpc import ring
 from vfl.mpc.stream import PadStream
+from vfl.seeds import Secret
 
 #: Bits behind the point, of inputs and of gradients times the learning rate.
 INPUT_BITS, GRADIENT_BITS = 13, 26
@@ -64,29 +65,23 @@ def encode_gradient(gradient: Tensor, rate: float, party: str) -> Tensor:
     return ring.encode(gradient.double() * rate, GRADIENT_BITS, where, GRADIENT_ROOM, _FIX)
 
 
-def encode_weights(layer: torch.nn.Linear, factor: float = 1.0) -> Tensor:
-    """A layer's weights times a factor, the bias as last row; int64, axes (columns + 1, width)."""
-    bias = torch.zeros(layer.out_features) if layer.bias is None else layer.bias.detach()
-    return _encode_weights(torch.cat([layer.weight.detach().t(), bias[None]]).double() * factor)
+def first_weights(columns: int, width: int, secret: Secret, *purpose: str) -> Tensor:
+    """A holder's half of a layer's first weights; int64, axes (columns, width).
 
-
-def first_weights(columns: int, width: int, draw: torch.Generator, factor: float) -> Tensor:
-    """Weights as torch begins a linear layer with, times a factor; int64, axes (columns, width).
+    The sum of both halves has the variance of torch's first weights. They come from a key stream
+    and from no generator of torch's, which has 2^32 seeds: whoever tried them all would find the
+    one whose weights explain the first outputs, and with it the inputs.
 
     Args:
         columns: of the inputs, that of ones included.
         width: of the outputs.
-        draw: where they come from.
-        factor: what they are multiplied with.
+        secret: the holder's own.
+        purpose: whose layer it is, for each secret and layer another.
     """
-    reach = factor / max(1, columns - 1) ** 0.5
-    uniform = torch.rand(columns, width, generator=draw, dtype=torch.float64)
-    return _encode_weights((2 * uniform - 1) * reach)
-
-
-def _encode_weights(weights: Tensor) -> Tensor:
+    reach = (2 * max(1, columns - 1)) ** -0.5
+    unit = torch.from_numpy(secret.uniform((columns, width), "first weights", *purpose))
     room = ring.WORD_BITS - 2 - WEIGHT_BITS
-    return ring.encode(weights, WEIGHT_BITS, "first weights", room, _FIX)
+    return ring.encode((2 * unit - 1) * reach, WEIGHT_BITS, "first weights", room, _FIX)
 
 
 def check_outputs(outputs: Tensor, step: int) -> None:
