@@ -131,6 +131,35 @@ def test_the_ledger_is_added_up_by_party_and_by_phase(run_folder):
     assert places == sorted(places)
 
 
+REVEALED = {"observer": "clinic", "what": "sum of the cuts", "of": "all", "phase": "train",
+            "times": 400, "values": 1_638_400}  # fmt: skip
+
+
+def test_the_secure_mode_and_what_was_revealed_are_told(run_folder, make_head):
+    summary = {"secure": "sum", "trust": "clinic learns the sum alone", "revealed": [REVEALED]}
+    _, page = page_of(run_folder(summary=summary))
+    assert "Secure sum: clinic learns the sum alone Privacy" in page.text
+    assert "clinic sum of the cuts all train 400 1,638,400" in page.text
+    _, page = page_of(run_folder(summary=summary, head=make_head(mode="in-process")))
+    assert "alone; here all parties ran in one place, where it protects nobody" in page.text
+    _, page = page_of(run_folder(summary={"secure": "none", "trust": "clinic sees every cut"}))
+    assert "Secure none: clinic sees every cut Privacy" in page.text
+    assert "What was revealed" not in page.text
+
+
+@pytest.mark.parametrize("revealed", ["x", [1], [{}], [{"observer": ["a"]}], None])
+def test_a_damaged_ledger_of_leakage_makes_no_page_fail(run_folder, revealed):
+    page_of(run_folder(summary={"secure": "sum", "revealed": revealed}))
+
+
+def test_who_only_deals_holds_no_columns(run_folder, make_traffic):
+    summary = {"secure": "beaver:dealer=notary", "bytes_up": {"left": 1, "notary": 1}}
+    traffic = make_traffic(["left", "right", "notary"])
+    _, page = page_of(run_folder(summary=summary, traffic=traffic))
+    held = "left and right each held their own columns and shares of first layers that nobody has"
+    assert held in page.text
+
+
 def test_nothing_runs_and_nothing_is_fetched(run_folder):
     html, page = page_of(run_folder())
     assert "<script" not in html

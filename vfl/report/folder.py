@@ -17,7 +17,8 @@ from vfl.storage import check_format
 
 _MEASURES = ("test_accuracy", "test_rmse", "test_r2", "steps_per_second")
 _COSTS = ("formula_ratio", "wire_ratio", "seconds")
-_WORDS = ("weights_sha256", "codec", "defense")
+_WORDS = ("weights_sha256", "codec", "defense", "secure", "trust")
+_REVEALED = ("observer", "what", "of", "phase", "times", "values")
 
 
 def read_run(folder: Path) -> Run:
@@ -30,7 +31,7 @@ def read_run(folder: Path) -> Run:
     config_text = _text(folder / "config.toml")
     config = _config(folder / "config.toml", config_text)
     traffic = _traffic(folder / "traffic.csv")
-    plan = {name: config.get(name) for name in ("codec", "defense")}
+    plan = {name: config.get(name) for name in ("codec", "defense", "secure")}
     summary = _summary({**plan, **_object(folder / "summary.json")})
     return Run(
         name=str(head.get("name", folder.name)),
@@ -139,7 +140,18 @@ def _summary(record: dict[str, Any]) -> Summary:
     numbers = {name: _number(record.get(name)) for name in (*_MEASURES, *_COSTS)}
     words = {name: str(record[name]) for name in _WORDS if record.get(name)}
     up, down = _by_party(record.get("bytes_up")), _by_party(record.get("bytes_down"))
-    return Summary(**numbers, **words, bytes_up=up, bytes_down=down)  # type: ignore[arg-type]
+    told = _revealed(record.get("revealed"))
+    return Summary(**numbers, **words, bytes_up=up, bytes_down=down, revealed=told)  # type: ignore[arg-type]
+
+
+def _revealed(found: Any) -> tuple[tuple[str, ...], ...]:
+    """Who learned what, line by line, in words."""
+    lines = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    return tuple(tuple(_cell(line.get(name, "")) for name in _REVEALED) for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _by_party(found: Any) -> dict[str, float]:
@@ -165,5 +177,6 @@ def _parties(
 ) -> tuple[str, ...]:
     listed = config.get("parties")
     from_config = list(listed) if isinstance(listed, dict) else []
-    from_traffic = [row.party for row in traffic]
-    return tuple(dict.fromkeys([*from_config, *from_traffic, *summary.bytes_up]))
+    # A party that only deals has traffic and no place among those with columns.
+    from_traffic = [*(row.party for row in traffic), *summary.bytes_up]
+    return tuple(dict.fromkeys(from_config or from_traffic))

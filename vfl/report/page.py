@@ -25,6 +25,7 @@ from vfl.report.units import (
 )
 
 _NOT_RECORDED = "not recorded"
+_SHARED = "beaver"
 _MODES = {
     "in-process": "All parties ran in one process, over real frames.",
     "federated": "They trained over a Flower federation, each in a process of its own.",
@@ -59,6 +60,7 @@ class Page:
     parties: Sequence[Line]
     phases: Sequence[Line]
     methods: Sequence[tuple[str, str]]
+    revealed: Table | None
     attacks: Table | None
     attackers: Sequence[tuple[str, str]]
     environment: Sequence[tuple[str, str]]
@@ -84,7 +86,8 @@ def page_of(run: Run, attacked: Sequence[Row] = ()) -> Page:
         scores=scores(run.epochs),
         parties=party_lines(run.traffic),
         phases=phase_lines(run.traffic),
-        methods=_methods(run.summary, attacked),
+        methods=_methods(run, attacked),
+        revealed=_revealed(run.summary),
         attacks=Table(*summary_table(attacked), words=1) if attacked else None,
         attackers=list(sentences(attacked).items()),
         environment=sorted(run.environment.items()),
@@ -155,25 +158,43 @@ def _who_held_what(run: Run) -> str:
     features = tuple(party for party in run.parties if party != run.label_party)
     owner = run.label_party or "the label party"
     own = " together with columns of its own" if run.label_party in run.parties else ""
-    holders = "The feature parties"
+    model, models = "a bottom model", "their bottom models"
+    if (run.summary.secure or "").startswith(_SHARED):
+        model = models = "shares of first layers that nobody has whole"
     if len(features) == 1:
-        holders = f"{features[0]} held its own columns and a bottom model"
+        holders = f"{features[0]} held its own columns and {model}"
     elif features:
-        holders = f"{list_text(features)} each held their own columns and a bottom model"
+        holders = f"{list_text(features)} each held their own columns and {model}"
     else:
-        holders = "The feature parties held their columns and their bottom models"
+        holders = f"The feature parties held their columns and {models}"
     labels = f"{owner} held the labels and the top model{own}"
     return f"{holders}; {labels}. {_MODES.get(run.mode, '')}".strip()
 
 
-def _methods(summary: Summary, attacked: Sequence[Row]) -> list[tuple[str, str]]:
+def _methods(run: Run, attacked: Sequence[Row]) -> list[tuple[str, str]]:
+    summary = run.summary
     return [
         ("Codec", summary.codec or _NOT_RECORDED),
         ("Size by formula", _ratio_text(summary.formula_ratio)),
         ("Size on the wire", _ratio_text(summary.wire_ratio)),
         ("Defense", summary.defense or _NOT_RECORDED),
+        ("Secure", _secure(run)),
         ("Privacy", _privacy(attacked)),
     ]
+
+
+def _secure(run: Run) -> str:
+    """The mode and whom it trusts with what; one machine protects nobody from its owner."""
+    secure, trust = run.summary.secure, run.summary.trust
+    told = ": ".join(filter(None, (secure, trust))) or _NOT_RECORDED
+    if secure in (None, "none") or run.mode == "federated":
+        return told
+    return f"{told}; here all parties ran in one place, where it protects nobody"
+
+
+def _revealed(summary: Summary) -> Table | None:
+    head = ("Who learned", "what", "of", "phase", "times", "values")
+    return Table(head, summary.revealed, words=4) if summary.revealed else None
 
 
 def _privacy(attacked: Sequence[Row]) -> str:

@@ -65,6 +65,9 @@ class Summary:
     weights_sha256: str | None = None
     codec: str | None = None
     defense: str | None = None
+    secure: str | None = None
+    trust: str | None = None
+    revealed: Sequence[Sequence[str]] = ()
     bytes_up: Mapping[str, float] = field(default_factory=dict)
     bytes_down: Mapping[str, float] = field(default_factory=dict)
 

@@ -249,6 +249,7 @@ class LabelParty:
         inputs, labels = self._rows(exchange)
         self._set_training(False)
         cuts = self._cuts(exchange, inputs)
+        self.progress.asked(len(exchange.rows))
         outputs = self._defense.logits(self._top(cuts), Moment(exchange.step))
         if exchange.phase == "predict" or labels is None:
             self.outputs.append(self._task.answers(outputs).cpu())

@@ -22,6 +22,7 @@ class Progress:
 
     Attributes:
         train_steps, train_rows, train_seconds: exchanges, rows and time of training.
+        asked_steps, asked_rows: exchanges and rows of evaluations, those of a training included.
         history: one record an epoch.
     """
 
@@ -29,6 +30,8 @@ class Progress:
         self.train_steps = 0
         self.train_rows = 0
         self.train_seconds = 0.0
+        self.asked_steps = 0
+        self.asked_rows = 0
         self.history: list[EpochRecord] = []
         self._task = task
         self._ledger = ledger
@@ -39,6 +42,11 @@ class Progress:
         """Count one training exchange."""
         self.train_steps += 1
         self.train_rows += rows
+
+    def asked(self, rows: int) -> None:
+        """Count one exchange of an evaluation."""
+        self.asked_steps += 1
+        self.asked_rows += rows
 
     def meter(self, phase: str) -> Meter:
         """What is measured of a phase in this epoch."""
@@ -61,6 +69,7 @@ class Progress:
         """Everything counted so far, for a checkpoint."""
         return {
             "trained": [self.train_steps, self.train_rows, self.train_seconds],
+            "asked": [self.asked_steps, self.asked_rows],
             "history": list(self.history),
             "meters": {phase: meter.state() for phase, meter in self._meters.items()},
             "traffic": self._ledger.state(),
@@ -69,6 +78,7 @@ class Progress:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave."""
         self.train_steps, self.train_rows, self.train_seconds = state["trained"]
+        self.asked_steps, self.asked_rows = state["asked"]
         self.history = list(state["history"])
         self._meters = {
             phase: Meter.restored(self._task, phase, kept)

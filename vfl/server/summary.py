@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from vfl import compression
+from vfl.exchange.exposure import what_is_told
 from vfl.server.label_party import LabelParty
+from vfl.server.revealed import revealed
 
 
 def summarise(party: LabelParty, weights_sha256: str, run: str) -> dict[str, Any]:
-    """Quality, bytes and speed of a finished training or evaluation.
+    """Quality, bytes, speed and leakage of a finished training or evaluation.
 
     The formula ratio is the codec's as the literature prints it; the wire ratio divides all bytes
     of training frames, both ways and headers included, by dense float32 both ways; those with `up`
@@ -42,6 +45,9 @@ def summarise(party: LabelParty, weights_sha256: str, run: str) -> dict[str, Any
         "wire_ratio": sum(sent.values()) / (2 * dense_bytes) if dense_bytes else None,
         "wire_ratio_up": sent["up"] / dense_bytes if dense_bytes else None,
         "wire_ratio_down": sent["down"] / dense_bytes if dense_bytes else None,
+        "secure": terms.secure,
+        "trust": what_is_told(terms),
+        "revealed": [asdict(one) for one in revealed(terms, progress)],
         "weights_sha256": weights_sha256,
         "run": run,
     }
