@@ -27,6 +27,7 @@ FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms.split(
 #: Imports on one floor, with the reason. Floor 0 is one heap of small files and needs none.
 BESIDE = {
     ("exchange", "defenses"): "an exchange is a defense and a codec around a link",
+    ("mpc", "compression"): "loops of both are compiled alike",
     ("trace", "session"): "a trace follows the schedule and says which terms it was recorded on",
     ("run", "local"): "a run in process is a local session with a folder",
     ("estimators", "local"): "fit is a local session on arrays",

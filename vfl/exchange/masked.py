@@ -54,8 +54,8 @@ class MaskedCut(Uncompressed):
             )
         masks, purpose = self._masks, TRAINING if moment.training else QUERY
 
-        def mask(words: np.ndarray, block: int) -> None:
-            masks.add_to(words, purpose, moment.step, block)
+        def mask(count: int, block: int) -> np.ndarray:
+            return masks.words(count, self._ring.dtype, purpose, moment.step, block)
 
         words = self._ring.encode(cut, self._party, moment.step, mask)
         return Encoded(words.data.cast("B"), None)

@@ -93,4 +93,5 @@ def add_masks(masks: PairwiseMasks, words: Tensor, purpose: str, step: int) -> N
     """
     flat = words.view(-1).numpy().view("<u8")
     for number, start in enumerate(range(0, len(flat), BLOCK)):
-        masks.add_to(flat[start : start + BLOCK], purpose, step, number)
+        block = flat[start : start + BLOCK]
+        block += masks.words(len(block), block.dtype, purpose, step, number)

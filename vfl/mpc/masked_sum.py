@@ -25,6 +25,7 @@ from vfl.errors import (
 )
 from vfl.frame import Payload
 from vfl.mpc.pairwise import BLOCK
+from vfl.mpc.ring_loops import decode_sum, encode_into
 
 #: By bits of a word: its type here, and its signed type.
 _TYPES: dict[int, tuple[np.dtype[Any], np.dtype[Any]]] = {
@@ -35,12 +36,8 @@ _TYPES: dict[int, tuple[np.dtype[Any], np.dtype[Any]]] = {
 }
 #: Fraction bits unless others are asked; words of 64 bits come from products of shares.
 _FRACTIONS = {8: 3, 16: 8, 32: 16}
-#: Hides a block of words in place, given with the number of the block in its cut.
-Mask = Callable[[np.ndarray, int], None]
-
-
-def _unmasked(words: np.ndarray, block: int) -> None:
-    return None
+#: So many words that hide a block, given with its number in the cut.
+Mask = Callable[[int, int], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,36 +90,37 @@ class Ring:
         """Type of a word."""
         return _TYPES[self.bits][0]
 
-    def encode(self, cut: Tensor, party: str, step: int, mask: Mask = _unmasked) -> np.ndarray:
-        """The words of a cut of axes (rows, width), in row order; axes (rows x width,).
+    @property
+    def _signed(self) -> np.dtype[Any]:
+        return _TYPES[self.bits][1]
+
+    def encode(
+        self, cut: Tensor, party: str, step: int, mask: Mask | None = None
+    ) -> np.ndarray:
+        """The masked words of a cut of axes (rows, width), in row order; axes (rows x width,).
 
         Args:
             cut: float32.
             party: whose, for the message.
             step: likewise.
-            mask: hides a block of words in place, given with its number; a block is `BLOCK` words
-                and stays in the cache until it is done.
+            mask: gives what hides a block; a block is `BLOCK` words at most and stays in the cache
+                until it is done. None hides nothing.
 
         Raises:
             RingOverflowError: a value is beyond the party's share of the ring; nothing is returned.
             NonFiniteError: a value is NaN or Inf; likewise.
         """
         values = cut.contiguous().numpy().reshape(-1)
-        words = np.empty(len(values), self.dtype)
-        signed = words.view(_TYPES[self.bits][1])
-        scaled = np.empty(min(BLOCK, len(values)), np.float32)
+        words = np.empty(len(values), self._signed)
+        scale, most = 2.0**self.fraction, self.most
         for number, start in enumerate(range(0, len(values), BLOCK)):
             block = values[start : start + BLOCK]
-            part = scaled[: len(block)]
-            with np.errstate(over="ignore"):  # infinity is beyond the ring as well
-                np.multiply(block, 2.0**self.fraction, out=part)
-            np.rint(part, out=part)
-            peak = max(-float(part.min()), float(part.max()))
-            if not peak <= self.most:  # NaN, which compares as false, is refused too
+            hides = np.zeros(len(block), self.dtype) if mask is None else mask(len(block), number)
+            if not encode_into(
+                *(block, scale, most, hides.view(self._signed), words[start : start + BLOCK])
+            ):
                 raise self._overflow(values, party, step)
-            np.copyto(signed[start : start + BLOCK], part, casting="unsafe")
-            mask(words[start : start + BLOCK], number)
-        return words
+        return words.view(self.dtype)
 
     def check(self, payload: Payload, rows: int, width: int) -> None:
         """Refuse what cannot be the words of a cut of these axes.
@@ -151,12 +149,10 @@ class Ring:
         """
         for payload in payloads:
             self.check(payload, rows, width)
-        first, *others = (np.frombuffer(payload, self.dtype) for payload in payloads)
-        total = first.copy() if not others else first + others[0]
-        for more in others[1:]:
-            total += more
-        numbers = torch.from_numpy(total.view(_TYPES[self.bits][1]))
-        return numbers.to(torch.float32).mul_(2.0**-self.fraction).view(rows, width)
+        *others, last = (np.frombuffer(payload, self._signed) for payload in payloads)
+        before = sum(others[1:], start=others[0]) if others else np.zeros_like(last)
+        values = decode_sum(before, last, 2.0**-self.fraction)
+        return torch.from_numpy(values).view(rows, width)
 
     def _overflow(
         self, values: np.ndarray, party: str, step: int

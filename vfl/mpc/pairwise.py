@@ -8,6 +8,7 @@ its recovery of parties that drop out: here a lost party stops the exchange).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from vfl.mpc.stream import PadStream
 _WORD_BYTES = 4
 #: Words that are masked at once: their values, words and pads fit into a core's own cache, outside
 #: of which a secure sum takes three times as long.
-BLOCK = 16384
+BLOCK = 32768
 #: More blocks than a frame of the largest size has.
 _BLOCKS = 2**20
 
@@ -32,11 +33,9 @@ class PairwiseMasks:
     >>> order, key = ["bank", "shop"], bytes(32)
     >>> bank = PairwiseMasks("bank", order, {"shop": key})
     >>> shop = PairwiseMasks("shop", order, {"bank": key})
-    >>> words = np.array([[5, 6, 7], [10, 20, 30]], dtype=np.uint32)
-    >>> bank.add_to(words[0], "cut", 0), shop.add_to(words[1], "cut", 0)
-    (None, None)
-    >>> (words[0] + words[1]).tolist()
-    [15, 26, 37]
+    >>> word = np.dtype(np.uint32)
+    >>> (bank.words(3, word, "cut", 0) + shop.words(3, word, "cut", 0)).tolist()
+    [0, 0, 0]
     """
 
     def __init__(self, party: str, order: Sequence[str], keys: Mapping[str, bytes]) -> None:
@@ -47,11 +46,14 @@ class PairwiseMasks:
             if other != party
         ]
 
-    def add_to(self, words: np.ndarray, purpose: str, step: int, block: int = 0) -> None:
-        """Add this party's mask to a block of words of a ring, in place.
+    def words(
+        self, count: int, dtype: np.dtype[Any], purpose: str, step: int, block: int = 0
+    ) -> np.ndarray:
+        """This party's mask of a block of words of a ring; axes (count,), the caller's own.
 
         Args:
-            words: unsigned integers of axes (words,), which wrap around; at most `BLOCK`.
+            count: how many words; at most `BLOCK`.
+            dtype: of a word, unsigned: sums wrap around.
             purpose: what they are for.
             step: number of the exchange.
             block: number of the block, where a purpose has several in a step.
@@ -59,15 +61,19 @@ class PairwiseMasks:
         Raises:
             ReusedPadError: this mask, or one of a later block or step, was used.
         """
-        assert len(words) <= BLOCK, "a mask is of one block"
+        assert count <= BLOCK, "a mask is of one block"
         assert block < _BLOCKS, "a frame has no room for so many"
-        count = -(-words.nbytes // _WORD_BYTES)
+        drawn = -(-count * dtype.itemsize // _WORD_BYTES)
+        mask: np.ndarray | None = None
         for stream, adds in self._streams:
-            pad = stream.words32(count, purpose, step * _BLOCKS + block)
-            if adds:
-                words += pad.view(words.dtype)[: len(words)]
+            pad = stream.words32(drawn, purpose, step * _BLOCKS + block).view(dtype)[:count]
+            if mask is None:
+                mask = pad if adds else np.negative(pad, out=pad)
+            elif adds:
+                mask += pad
             else:
-                words -= pad.view(words.dtype)[: len(words)]
+                mask -= pad
+        return np.zeros(count, dtype) if mask is None else mask
 
     def __repr__(self) -> str:
         return "PairwiseMasks(...)"
