@@ -54,8 +54,8 @@ class MaskedCut(Uncompressed):
             )
         masks, purpose = self._masks, TRAINING if moment.training else QUERY
 
-        def mask(count: int, block: int) -> np.ndarray:
-            return masks.words(count, self._ring.dtype, purpose, moment.step, block)
+        def mask(count: int) -> np.ndarray:
+            return masks.words(count, self._ring.dtype, purpose, moment.step)
 
         words = self._ring.encode(cut, self._party, moment.step, mask)
         return Encoded(words.data.cast("B"), None)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from vfl.mpc.pairwise import BLOCK, PairwiseMasks
+from vfl.mpc.pairwise import PairwiseMasks
 from vfl.mpc.sealing import Sealing
 from vfl.mpc.shared_traffic import LayerAxes, OwnerAxes, SharedAxes
 
@@ -92,6 +92,4 @@ def add_masks(masks: PairwiseMasks, words: Tensor, purpose: str, step: int) -> N
         ReusedPadError: this step, or a later one, was masked.
     """
     flat = words.view(-1).numpy().view("<u8")
-    for number, start in enumerate(range(0, len(flat), BLOCK)):
-        block = flat[start : start + BLOCK]
-        block += masks.words(len(block), block.dtype, purpose, step, number)
+    flat += masks.words(len(flat), flat.dtype, purpose, step)

@@ -24,8 +24,7 @@ from vfl.errors import (
     TruncatedFrameError,
 )
 from vfl.frame import Payload
-from vfl.mpc.pairwise import BLOCK
-from vfl.mpc.ring_loops import decode_sum, encode_into
+from vfl.mpc.ring_loops import decode_sum, encode_onto
 
 #: By bits of a word: its type here, and its signed type.
 _TYPES: dict[int, tuple[np.dtype[Any], np.dtype[Any]]] = {
@@ -36,8 +35,8 @@ _TYPES: dict[int, tuple[np.dtype[Any], np.dtype[Any]]] = {
 }
 #: Fraction bits unless others are asked; words of 64 bits come from products of shares.
 _FRACTIONS = {8: 3, 16: 8, 32: 16}
-#: So many words that hide a block, given with its number in the cut.
-Mask = Callable[[int, int], np.ndarray]
+#: Gives so many words that hide a cut, the caller's own.
+Mask = Callable[[int], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +102,17 @@ class Ring:
             cut: float32.
             party: whose, for the message.
             step: likewise.
-            mask: gives what hides a block; a block is `BLOCK` words at most and stays in the cache
-                until it is done. None hides nothing.
+            mask: gives what hides it; None hides nothing.
 
         Raises:
             RingOverflowError: a value is beyond the party's share of the ring; nothing is returned.
             NonFiniteError: a value is NaN or Inf; likewise.
         """
         values = cut.contiguous().numpy().reshape(-1)
-        words = np.empty(len(values), self._signed)
-        scale, most = 2.0**self.fraction, self.most
-        for number, start in enumerate(range(0, len(values), BLOCK)):
-            block = values[start : start + BLOCK]
-            hides = np.zeros(len(block), self.dtype) if mask is None else mask(len(block), number)
-            if not encode_into(
-                *(block, scale, most, hides.view(self._signed), words[start : start + BLOCK])
-            ):
-                raise self._overflow(values, party, step)
-        return words.view(self.dtype)
+        words = np.zeros(len(values), self.dtype) if mask is None else mask(len(values))
+        if not encode_onto(values, 2.0**self.fraction, self.most, words.view(self._signed)):
+            raise self._overflow(values, party, step)
+        return words
 
     def check(self, payload: Payload, rows: int, width: int) -> None:
         """Refuse what cannot be the words of a cut of these axes.

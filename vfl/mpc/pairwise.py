@@ -15,11 +15,6 @@ import numpy as np
 from vfl.mpc.stream import PadStream
 
 _WORD_BYTES = 4
-#: Words that are masked at once: their values, words and pads fit into a core's own cache, outside
-#: of which a secure sum takes three times as long.
-BLOCK = 32768
-#: More blocks than a frame of the largest size has.
-_BLOCKS = 2**20
 
 
 class PairwiseMasks:
@@ -46,27 +41,22 @@ class PairwiseMasks:
             if other != party
         ]
 
-    def words(
-        self, count: int, dtype: np.dtype[Any], purpose: str, step: int, block: int = 0
-    ) -> np.ndarray:
-        """This party's mask of a block of words of a ring; axes (count,), the caller's own.
+    def words(self, count: int, dtype: np.dtype[Any], purpose: str, step: int) -> np.ndarray:
+        """This party's mask of words of a ring; axes (count,), the caller's own.
 
         Args:
-            count: how many words; at most `BLOCK`.
+            count: how many words.
             dtype: of a word, unsigned: sums wrap around.
             purpose: what they are for.
             step: number of the exchange.
-            block: number of the block, where a purpose has several in a step.
 
         Raises:
-            ReusedPadError: this mask, or one of a later block or step, was used.
+            ReusedPadError: this mask, or one of a later step, was used.
         """
-        assert count <= BLOCK, "a mask is of one block"
-        assert block < _BLOCKS, "a frame has no room for so many"
         drawn = -(-count * dtype.itemsize // _WORD_BYTES)
         mask: np.ndarray | None = None
         for stream, adds in self._streams:
-            pad = stream.words32(drawn, purpose, step * _BLOCKS + block).view(dtype)[:count]
+            pad = stream.words32(drawn, purpose, step).view(dtype)[:count]
             if mask is None:
                 mask = pad if adds else np.negative(pad, out=pad)
             elif adds:

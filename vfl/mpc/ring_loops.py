@@ -7,30 +7,31 @@ import numpy as np
 from vfl.compression.compiled import COMPILED, compiled
 
 
-def encode_into(
-    values: np.ndarray, scale: float, most: int, mask: np.ndarray, words: np.ndarray
-) -> bool:
-    """Write values times `scale`, rounded to whole numbers, plus a mask that wraps around.
+#: Values a pass takes at once where there are several, so that they stay in a core's own cache.
+_BLOCK = 16384
+
+
+def encode_onto(values: np.ndarray, scale: float, most: int, words: np.ndarray) -> bool:
+    """Add values times `scale`, rounded to whole numbers, to words that wrap around.
 
     Args:
         values: float32 of axes (values,).
         scale: a power of two.
         most: the largest magnitude a rounded number may have.
-        mask: integers of the type of `words`, of the same axes.
-        words: signed integers of the same axes; filled.
+        words: a mask, signed integers of the same axes; changed in place.
 
     Returns:
-        Whether all fit; where one does not, or is NaN, what was written is of no use.
+        Whether all fit; where one does not, or is NaN, the words are of no use.
 
-    >>> words, mask = np.empty(3, np.int8), np.int8([0, 100, 100])
-    >>> encode_into(np.float32([0.25, -1.5, 7]), 4.0, 28, mask, words), words.tolist()
+    >>> words = np.int8([0, 100, 100])
+    >>> encode_onto(np.float32([0.25, -1.5, 7]), 4.0, 28, words), words.tolist()
     (True, [1, 94, -128])
     """
     end = np.float32(most)
     if float(end) > most:  # of whole numbers that large float32 has only some
         end = np.nextafter(end, np.float32(0))
     loop = _encode_pass if COMPILED else _encode_passes
-    return bool(loop(values, np.float32(scale), end, mask, words))
+    return bool(loop(values, np.float32(scale), end, words))
 
 
 def decode_sum(first: np.ndarray, second: np.ndarray, scale: float) -> np.ndarray:
@@ -65,27 +66,29 @@ def _decode_pass(
 
 @compiled
 def _encode_pass(
-    values: np.ndarray, scale: np.float32, end: np.float32, mask: np.ndarray, words: np.ndarray
+    values: np.ndarray, scale: np.float32, end: np.float32, words: np.ndarray
 ) -> bool:
     fit = True
     for place in range(len(values)):
         number = np.rint(values[place] * scale)
         if not abs(number) <= end:
             fit = False
-        words[place] = number
-        words[place] += mask[place]
+        words[place] += np.int32(number)
     return fit
 
 
 def _encode_passes(
-    values: np.ndarray, scale: np.float32, end: np.float32, mask: np.ndarray, words: np.ndarray
+    values: np.ndarray, scale: np.float32, end: np.float32, words: np.ndarray
 ) -> bool:
+    fit = True
     with np.errstate(over="ignore", invalid="ignore"):  # infinity is beyond the ring as well
-        numbers = values * scale
-        np.rint(numbers, out=numbers)
-        np.copyto(words, numbers, casting="unsafe")
-        np.add(words, mask, out=words)
-        # No magnitude is beyond the root of the sum of squares, which takes a pass less.
-        return float(numbers @ numbers) < 0.99 * float(end) ** 2 or bool(
-            -end <= numbers.min() and numbers.max() <= end
-        )
+        for start in range(0, len(values), _BLOCK):
+            numbers = values[start : start + _BLOCK] * scale
+            np.rint(numbers, out=numbers)
+            words[start : start + _BLOCK] += numbers.astype(words.dtype)
+            # No magnitude is beyond the root of the sum of squares, which takes a pass less.
+            fit = fit and bool(
+                float(numbers @ numbers) < 0.99 * float(end) ** 2
+                or (-end <= numbers.min() and numbers.max() <= end)
+            )
+    return fit
