@@ -30,7 +30,7 @@ class Plain:
 
 
 class Setting:
-    """Three parties that have shared weights of P1, inputs of P0 and targets of P1."""
+    """Three parties that have shared weights of P1, targets of P1 and inputs of both holders."""
 
     def __init__(self, mode, layers, inputs, targets=None, **rules):
         self.layers = layers
@@ -53,8 +53,12 @@ class Setting:
         role = party.role
         own = self.values if role == 1 else None
         self.networks[role] = Network.share(party, self.layers, 1, own)
-        x = party.share(0, self.inputs.shape, self.inputs if role == 0 else None, "inputs")
-        (self.shared[role],) = party.open(x, phase="setup")
+        halves = self.inputs.tensor_split(2, 1)
+        left, right = (
+            party.share(owner, half.shape, half if role == owner else None, "inputs")
+            for owner, half in enumerate(halves)
+        )
+        (self.shared[role],) = party.open(left.beside(right), phase="setup")
         if self.targets is not None:
             y, bits = self.targets if role == 1 else None, party.rules.delta_bits
             self.labels[role] = party.share(1, self.targets.shape, y, "targets", bits)

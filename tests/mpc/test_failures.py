@@ -33,7 +33,7 @@ def product(party, shape=(6, 4)):
     """A program of all kinds of messages; `shape` is what a liar says of its inputs."""
     x = party.share(0, shape, torch.ones(shape) if party.role == 0 else None, "x")
     w = party.share(1, (shape[1], 2), torch.ones(shape[1], 2) if party.role == 1 else None, "w")
-    x, w = party.open(x, w)
+    x, w = party.open(x, w.facing(x))
     scalings = [Scaling(party.rules.bits, party.rules.zmax_bits(2 * party.rules.bits))]
     z, _ = party.multiply(x, w, matmul, scalings, where="layer 0")
     (y,) = party.apply(z, function("relu"), "layer 0", value=True, slope=False)
@@ -205,4 +205,4 @@ def test_a_restarted_party_needs_a_new_attempt(mode):
     old.use_key(1, bytes(32), "session", 0)
     new = make_party(0, links[0], Rules(mode))
     with pytest.raises(KeyError):
-        new.share(0, (2,), torch.ones(2), "x")
+        new.open(new.share(0, (2, 1), torch.ones(2, 1), "x"))

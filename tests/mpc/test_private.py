@@ -47,7 +47,7 @@ def test_weights_are_opened_once_and_then_cost_nothing():
     assert setup["setup"] > 2 * 8 * (40 * 20 + 20 * 2)
     assert first["setup"] == second["setup"] == setup["setup"]
     assert second["online"] == 2 * first["online"]
-    inputs, hidden_values = 2 * 8 * 4 * 40, (5 + 5 + 8) * 80 + 2 * 8 * 80
+    inputs, hidden_values = 8 * 4 * 40, (5 + 5 + 8) * 80 + 2 * 8 * 80
     assert 0 < first["online"] - inputs - hidden_values - 4 * 2 * 8 < 10 * 16
 
 

@@ -70,13 +70,17 @@ def test_openings_and_the_dealers_seeds_are_the_inputs(setting, chain, mode):
         parts = [heard[1, 0][0], heard[0, 1][0]]
         parts = [np.frombuffer(part[: 8 * inputs.numel()], "<i8") for part in parts]
         name = ("left mask", number)
+        masks = [key.words64(inputs.numel(), *name).view(np.int64) for key in keys]
+        words = torch.from_numpy(sum(parts) + sum(masks))
+        found = decode(words, private.trio.parties[0].rules.bits)
     else:
-        number = 4  # weights, biases and inputs are shared, then the inputs are opened
-        shared = private.shared[0].opened
-        parts = [shared.difference.numpy().reshape(-1)]
-        name = ("mask", 0, number)
-    masks = [key.words64(inputs.numel(), *name).view(np.int64) for key in keys]
-    found = decode(torch.from_numpy(sum(parts) + sum(masks)), private.trio.parties[0].rules.bits)
+        number = 5  # weights, biases and both halves of inputs are shared, then inputs are opened
+        found = []
+        for holder, key in enumerate(keys):
+            heard_there = private.shared[1 - holder].opened.difference
+            mask = key.words64(heard_there.numel(), "mask", 0, number).view(np.int64)
+            found.append(heard_there + torch.from_numpy(mask).reshape(heard_there.shape))
+        found = decode(torch.cat(found, 1), private.trio.parties[0].rules.bits)
     assert float((found.reshape(inputs.shape) - inputs).abs().max()) < 1e-5
 
 
@@ -91,6 +95,9 @@ def test_what_one_holder_hears_is_uniform(setting, chain, mode):
             b"".join(frame[: len(frame) // 8 * 8] for frame in heard[pair]), "<u8"
         )
         words = words[words > 2**40]  # counts of index lists are small
+        if mode == "fast":  # inputs were opened before
+            opened = private.shared[pair[0]].opened.difference
+            words = np.concatenate([words, opened.numpy().reshape(-1).view("<u8")])
         ones = np.unpackbits(words.view(np.uint8)).mean()
         assert abs(ones - 0.5) < 5 * 0.5 / (64 * len(words)) ** 0.5
 
@@ -145,31 +152,25 @@ def product_and(told, values):
                 for owner, value in enumerate(values)
             ]
             number = party.number + 1
-            product, _ = party.multiply(*party.open(*shared), matmul, where="product")
+            opened = party.open(shared[0], shared[1].facing(shared[0]))
+            product, _ = party.multiply(*opened, matmul, where="product")
             told(party, product)
             return number
 
         number = trio.run(program)[2]
-        masks = [
-            PadStream(trio.parties[2].pads[holder]._key).words64(value.numel(), *purpose)
-            for holder in (0, 1)
-            for purpose, value in (
-                (("mask", 0, number), values[0]),
-                (("mask", 1, number), values[1]),
-            )
-        ]
-        shapes = [value.shape for value in values] * 2
-        u0, v0, u1, v1 = (
-            torch.from_numpy(mask.view(np.int64)).reshape(shape)
-            for mask, shape in zip(masks, shapes, strict=True)
+        # P0 owns the left factor and P1 the right one, so each has drawn one mask.
+        u, v = (
+            torch.from_numpy(
+                PadStream(trio.parties[2].pads[holder]._key)
+                .words64(value.numel(), "mask", holder, number)
+                .view(np.int64)
+            ).reshape(value.shape)
+            for holder, value in enumerate(values)
         )
-        e, d = (
-            encode(value, Rules("fast").bits, "x") - mask
-            for value, mask in zip(values, (u0 + u1, v0 + v1), strict=True)
-        )
+        e = encode(values[0], Rules("fast").bits, "x") - u
         pad = PadStream(trio.parties[2].pads[0]._key).words64(len(e), "product", number + 1)
-        dealt = (u0 + u1) @ (v0 + v1) - torch.from_numpy(pad.view(np.int64))[:, None]
-        return heard[2, 1][-1], e @ v1 + u1 @ d + dealt
+        dealt = u @ v - torch.from_numpy(pad.view(np.int64))[:, None]
+        return heard[2, 1][-1], e @ v + dealt
 
 
 FACTORS = [torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).double() for _ in "xw"]

@@ -64,11 +64,11 @@ def test_bytes_of_thesis_mode_to_the_header():
 def test_bytes_of_fast_mode_to_the_header():
     b, d, h = 64, 100, 50
     measured = measure("lr100-b64-inference", Rules("fast"))
-    assert 0 < measured.bytes_online - (16 * d + 18 * b) < HEADERS
+    assert 0 < measured.bytes_online - (8 * d + 18 * b) < HEADERS
     assert 0 < measured.bytes_offline - 8 * b < HEADERS
-    assert 0 < measured.bytes_setup - 16 * b * d < HEADERS
+    assert 0 < measured.bytes_setup - 8 * b * d < HEADERS
     measured = measure("dnn1-b64-inference", Rules("fast"))
-    wanted = 16 * d * h + 18 * b * h + 16 * (b * h + h) + 18 * b
+    wanted = 8 * d * h + 18 * b * h + 16 * (b * h + h) + 18 * b
     assert 0 < measured.bytes_online - wanted < HEADERS
 
 
@@ -80,7 +80,7 @@ def test_fast_mode_never_sends_more(name, opened):
     if opened and name.startswith("lr"):
         assert measured.bytes_online <= 0.05 * PRINTED[name] * MIB
     if opened and name == "dnn2-b128-training":
-        assert total(measured) <= 0.80 * PRINTED[name] * MIB
+        assert total(measured) <= 0.60 * PRINTED[name] * MIB
     assert measured.max_error < 2e-5
 
 

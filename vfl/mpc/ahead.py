@@ -1,26 +1,36 @@
-"""A program followed ahead of time, on shapes, for what the dealer can do before it runs.
+"""A program followed ahead of time, on shapes, for what can be done before it runs.
 
-Products need masks only, so P2 can deal them while nobody waits. The operations get the numbers
-they will have when the program runs, and with them the same pads.
+Masks, orders and signs depend on no value, and products of masks on nothing else. So P2 can deal
+and all three can draw while nobody waits. The operations get the numbers they will have when the
+program runs, and with them the same pads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from torch import Tensor
 
 from vfl.mpc.functions import Function
 from vfl.mpc.party import Party
 from vfl.mpc.ring import Operation, product_shape
-from vfl.mpc.shares import Opened, Shared, blank
+from vfl.mpc.shares import Opened, Shared, blank, owned_by
 from vfl.mpc.truncation import Scaling, bits_after
 
-#: The masks of an opening: operation and tensors to masks.
-Draw = Callable[[int, Sequence[Tensor]], list[Tensor]]
-#: One product: operation number, operands, map.
-Deal = Callable[[int, Shared, Shared, Operation], None]
+
+class Preparer(Protocol):
+    """What a party does ahead of each kind of operation, by the operation's number."""
+
+    def draw_ahead(self, number: int, closed: Sequence[Shared]) -> list[Opened]:
+        """The masks of an opening."""
+
+    def deal_ahead(self, number: int, left: Shared, right: Shared, operation: Operation) -> None:
+        """A product's correlated randomness."""
+
+    def hide_ahead(self, number: int, elements: int, function: Function, given: int) -> None:
+        """Pads and order of a function with so many results an element."""
 
 
 class Ahead(Party):
@@ -28,32 +38,30 @@ class Ahead(Party):
 
     Args:
         party: whose turn it is; its count of operations stays where it is.
-        deal: called for every product.
-        draw: called for every opening; shapes if not given.
+        preparer: the same, as it prepares.
     """
 
-    def __init__(self, party: Party, deal: Deal, draw: Draw | None = None) -> None:
+    def __init__(self, party: Party, preparer: Preparer) -> None:
         super().__init__(party.role, {}, party.rules)
-        self.pads = party.pads
         self._number = party.number
-        self._deal = deal
-        self._draw = draw or (lambda number, closed: [blank(each.shape) for each in closed])
+        self._preparer = preparer
 
     def share(
         self, owner: int, shape: Sequence[int], values: Tensor | None, where: str, bits: int = -1
     ) -> Shared:
         self.next_number()
-        return Shared(blank(shape), self.rules.bits if bits < 0 else bits)
+        bits = self.rules.bits if bits < 0 else bits
+        return Shared(blank(shape), bits, owned=owned_by(owner, shape))
 
     def reveal(self, shared: Shared, to: int, where: str) -> Tensor | None:
         self.next_number()
         return None
 
     def open(self, *tensors: Shared, phase: str = "online") -> list[Shared]:
-        number = self.next_number()
-        masks = iter(self._draw(number, [each.words for each in tensors if each.opened is None]))
+        number, closed = self.next_number(), [each for each in tensors if each.opened is None]
+        masks = iter(self._preparer.draw_ahead(number, closed))
         return [
-            each if each.opened is not None else replace(each, opened=Opened(next(masks), None))
+            each if each.opened is not None else replace(each, opened=next(masks))
             for each in tensors
         ]
 
@@ -67,7 +75,7 @@ class Ahead(Party):
         beside: Shared | None = None,
         where: str,
     ) -> tuple[Shared, Shared | None]:
-        self._deal(self.next_number(), left, right, operation)
+        self._preparer.deal_ahead(self.next_number(), left, right, operation)
         shape = product_shape(operation, left.words, right.words)
         bits = bits_after(left.bits + right.bits, scalings)
         rest = None if beside is None else Shared(blank(beside.shape), bits)
@@ -87,6 +95,6 @@ class Ahead(Party):
         slope: bool,
         bits: int = -1,
     ) -> list[Shared]:
-        self.next_number()
-        given = self.result_bits(function, value, slope, bits)
+        number, given = self.next_number(), self.result_bits(function, value, slope, bits)
+        self._preparer.hide_ahead(number, shared.words.numel(), function, len(given))
         return [Shared(blank(shared.shape), each) for each in given]

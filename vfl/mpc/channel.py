@@ -97,7 +97,7 @@ class Channel:
         lists = [each.numpy().astype(_INDEX) for pair in moved for each in (pair.large, pair.small)]
         counts = np.array([len(each) for each in lists], dtype=_INDEX)
         tail = b"".join([counts.tobytes(), *(each.tobytes() for each in lists)])
-        self.send_bytes(pack(words) + tail, number, phase)
+        self.send_bytes(b"".join([pack(words), tail]), number, phase)
 
     def receive_moved(
         self, shapes: Sequence[Shape], sizes: Sequence[int], number: int
@@ -134,15 +134,16 @@ class Channel:
         return ProtocolError(f"index lists of {self.peer} cannot be", got=got)
 
 
-def pack(words: Sequence[Tensor]) -> bytearray:
-    """Arrays one after the other as little-endian bytes."""
-    packed = bytearray(WORD_BYTES * sum(each.numel() for each in words))
-    flat = np.frombuffer(packed, "<i8")
-    start = 0
-    for each in words:
-        flat[start : start + each.numel()] = each.reshape(-1).numpy()
-        start += each.numel()
-    return packed
+def pack(words: Sequence[Tensor]) -> memoryview:
+    """Arrays one after the other as little-endian bytes; of one array the memory itself.
+
+    Whoever hands it over does not change it any more: a link may send it again.
+    """
+    parts = [each.reshape(-1).numpy().astype("<i8", copy=False) for each in words]
+    if not parts:
+        return memoryview(b"")
+    joined = np.ascontiguousarray(parts[0]) if len(parts) == 1 else np.concatenate(parts)
+    return joined.view(np.uint8).data
 
 
 def unpack(payload: memoryview, shapes: Sequence[Shape]) -> list[Tensor]:

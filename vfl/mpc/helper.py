@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from vfl.mpc.cut40 import CUT_BYTES, EXPECTED_CARRY, fill
@@ -17,7 +16,15 @@ from vfl.mpc.truncation import Scaling, bits_after
 
 
 class Helper(Party):
-    """The third party. In the program it follows, tensors are shapes."""
+    """The third party. In the program it follows, tensors are shapes.
+
+    Attributes:
+        covers: P0's shares of results, drawn before, by operation.
+    """
+
+    def __init__(self, *arguments: object, **more: object) -> None:
+        super().__init__(*arguments, **more)  # type: ignore[arg-type]
+        self.covers: dict[int, Tensor] = {}
 
     def share(
         self, owner: int, shape: Sequence[int], values: Tensor | None, where: str, bits: int = -1
@@ -58,15 +65,24 @@ class Helper(Party):
         require_room(seen, self._room(function), self.rules.bits, where)
         given = self.result_bits(function, value, slope, bits)
         asked = [function.value] * value + [function.slope] * slope
-        results = [encode(f(seen), each, where) for f, each in zip(asked, given, strict=True)]
-        answer = torch.stack(results)
-        answer -= self.pad(P0, answer.shape, "result", number)
-        self.channels[P1].send([answer], number)
+        cover = self.covers.pop(number, None)
+        if cover is None:
+            cover = self._cover(number, elements, len(given))
+        answers = [
+            encode(f(seen), each, where).sub_(pad)
+            for f, each, pad in zip(asked, given, cover, strict=True)
+        ]
+        self.channels[P1].send(answers, number)
         return [shape_only(shared.shape, each) for each in given]
 
     def scale(self, shared: Shared, scalings: Sequence[Scaling], where: str) -> Shared:
         self.next_number()
         return shape_only(shared.shape, bits_after(shared.bits, scalings))
+
+    def _cover(self, number: int, elements: int, given: int) -> Tensor:
+        """P0's shares of the results; a row a result."""
+        count = max(elements, self.rules.least_permuted)
+        return self.pad(P0, (given, count), "result", number)
 
     def _room(self, function: Function) -> int:
         """Bits before the point that values may have.
@@ -89,7 +105,7 @@ class Helper(Party):
             fill(self.channels[holder].receive_bytes(number, CUT_BYTES * count))
             for holder in (P0, P1)
         )
-        return first + second + EXPECTED_CARRY
+        return first.add_(second).add_(EXPECTED_CARRY)
 
 
 def shape_only(shape: Sequence[int], bits: int) -> Shared:

@@ -41,7 +41,10 @@ class Hiding:
     ) -> None:
         self.count = max(elements, rules.least_permuted)
         self._elements = elements
-        self._order = torch.from_numpy(permutation(pads, self.count, "order", number))
+        order = permutation(pads, self.count, "order", number)
+        back = np.empty_like(order)
+        back[order] = np.arange(self.count)
+        self._order, self._back = torch.from_numpy(order), torch.from_numpy(back[:elements])
         self._signs = _signs(pads, self.count, number) if self._flipped(rules, function) else None
         self._mirror = function.mirror or 0.0
         self._dummies = self._draw_dummies(pads, function, number)
@@ -55,7 +58,7 @@ class Hiding:
             flat = torch.cat([flat, dummies])
         if self._signs is not None:
             flat = flat * self._signs
-        return flat[self._order]
+        return flat.index_select(0, self._order)
 
     def find(self, words: Tensor, bits: int, first: bool, mirrored: bool) -> Tensor:
         """The share of the results of the real elements, back in their own order; one axis.
@@ -66,13 +69,13 @@ class Hiding:
             first: whether this is P0.
             mirrored: whether signs change the results; they change no slope.
         """
-        found = torch.empty_like(words)
-        found[self._order] = words
+        found = words.index_select(0, self._back)
         if self._signs is not None and mirrored:
-            found = found * self._signs
+            signs = self._signs[: self._elements]
+            found *= signs
             if first:  # f(-x) = mirror - f(x)
-                found += (1 - self._signs) // 2 * round(self._mirror * 2**bits)
-        return found[: self._elements]
+                found += (1 - signs) // 2 * round(self._mirror * 2**bits)
+        return found
 
     @staticmethod
     def _flipped(rules: Rules, function: Function) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,8 +18,31 @@ from vfl.mpc.shares import Shared
 from vfl.mpc.truncation import Moved, Scaling, bits_after, scale_first, scale_second
 
 
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """What a holder needs to ask P2 for a function; drawn when asked, or before.
+
+    Attributes:
+        hiding: order, dummies and signs.
+        fresh: see `Holder._for_helper`.
+        results: P0's share of what P2 answers, a row a result; None at P1.
+    """
+
+    hiding: Hiding
+    fresh: Tensor
+    results: Tensor | None
+
+
 class Holder(Party):
-    """One of the two parties that hold shares."""
+    """One of the two parties that hold shares.
+
+    Attributes:
+        covers: drawn before, by operation.
+    """
+
+    def __init__(self, *arguments: object, **more: object) -> None:
+        super().__init__(*arguments, **more)  # type: ignore[arg-type]
+        self.covers: dict[int, Cover] = {}
 
     @property
     def first(self) -> bool:
@@ -48,7 +72,9 @@ class Holder(Party):
     def reveal(self, shared: Shared, to: int, where: str) -> Tensor | None:
         number = self.next_number()
         if to != self.role:
-            words = shared.words if to == self.other else self._for_helper(shared.words, number)
+            words = shared.words
+            if to == P2:
+                words = self._for_helper(words, self.pad(self.other, words.shape, "fresh", number))
             self.channels[to].send([words], number)
             return None
         (theirs,) = self.channels[self.other].receive([shared.shape], number)
@@ -67,19 +93,25 @@ class Holder(Party):
     ) -> list[Shared]:
         number = self.next_number()
         shown = shared.finer(self.shown_bits(shared))
-        elements = shown.words.numel()
-        hiding = Hiding(self.pads[self.other], self.rules, elements, function, number)
-        hidden = self._for_helper(hiding.hide(shown.words, shown.bits, self.first), number)
+        given = self.result_bits(function, value, slope, bits)
+        cover = self.covers.pop(number, None)
+        if cover is None:
+            cover = self._cover(number, shown.words.numel(), function, len(given))
+        hiding = cover.hiding
+        hidden = hiding.hide(shown.words, shown.bits, self.first)
+        hidden = self._for_helper(hidden, cover.fresh)
         if self.cuts(function):
             self.channels[P2].send_bytes(cut(hidden), number, "online")
         else:
             self.channels[P2].send([hidden], number)
-        given = self.result_bits(function, value, slope, bits)
-        results = self._results(number, hiding.count, len(given))
+        results: Sequence[Tensor]
+        if cover.results is None:
+            results = self.channels[P2].receive([(hiding.count,)] * len(given), number)
+        else:
+            results = cover.results.unbind()
         found = []
         for index, (words, each) in enumerate(zip(results, given, strict=True)):
-            mirrored = value and index == 0
-            own = hiding.find(words, each, self.first, mirrored)
+            own = hiding.find(words, each, self.first, mirrored=value and index == 0)
             found.append(Shared(own.reshape(shared.shape), each))
         return found
 
@@ -88,13 +120,19 @@ class Holder(Party):
         (words,) = self._scaled([shared.words], scalings, number, where)
         return Shared(words, bits_after(shared.bits, scalings))
 
-    def _for_helper(self, words: Tensor, number: int) -> Tensor:
+    def _cover(self, number: int, elements: int, function: Function, given: int) -> Cover:
+        hiding = Hiding(self.pads[self.other], self.rules, elements, function, number)
+        fresh = self.pad(self.other, (hiding.count,), "fresh", number)
+        shape = (given, hiding.count)
+        return Cover(hiding, fresh, self.pad(P2, shape, "result", number) if self.first else None)
+
+    def _for_helper(self, words: Tensor, fresh: Tensor) -> Tensor:
         """Another share of the same, of which P2 learns no more than the sum.
 
         A share as it comes out of a product is one holder's openings times masks that P2 dealt:
-        an equation in inputs and weights, which few and small values solve.
+        an equation in inputs and weights, which few and small values solve. And of what a holder
+        has in clear, its share is the value.
         """
-        fresh = self.pad(self.other, words.shape, "fresh", number)
         return words + fresh if self.first else words - fresh
 
     def _scaled(
@@ -108,11 +146,6 @@ class Holder(Party):
         sizes = [sum(part.numel() for part in parts)] * len(scalings)
         _, moved = self.channels[P0].receive_moved([], sizes, number)
         return self._scale_second(parts, scalings, moved, where)
-
-    def _results(self, number: int, count: int, many: int) -> Sequence[Tensor]:
-        if self.first:
-            return self.pad(P2, (many, count), "result", number).unbind()
-        return self.channels[P2].receive([(count,)] * many, number)
 
     def _scale_first(
         self, parts: Sequence[Tensor], scalings: Sequence[Scaling]

@@ -35,8 +35,3 @@ class Weights:
         biases = self.bias, other.bias
         bias = None if biases[0] is None or biases[1] is None else biases[0].plus(biases[1])
         return Weights(self.weight.plus(other.weight), bias)
-
-    def shape_only(self) -> Weights:
-        """The same for somebody who holds nothing of them."""
-        bias = None if self.bias is None else self.bias.shape_only()
-        return Weights(self.weight.shape_only(), bias)

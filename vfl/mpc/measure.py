@@ -36,10 +36,11 @@ class Seat:
     def prepare(self, *, inputs_opened: bool = True, weights_opened: bool = False) -> None:
         """Share what there is, and open what is opened before; counted as setup."""
         party, workload, example = self._party, self._workload, self._example
-        shape = (workload.rows, *workload.widths[:1])
-        self._inputs = self._owned(P0, shape, example.inputs if example else None, "inputs")
+        inputs = example.inputs if example else None
         if workload.function:
+            self._inputs = self._owned(P0, (workload.rows,), inputs, "inputs")
             return
+        self._inputs = self._columns(inputs)
         weights = example.weights if example and party.role == P1 else None
         self._network = Network.share(party, workload.layers, P1, weights)
         targets = example.targets if example else None
@@ -52,12 +53,7 @@ class Seat:
 
     def deal_ahead(self) -> None:
         """Let P2 deal what `execute` will need, where the mode can."""
-        blank = self if self._party.role == 2 else self._shape_only()
-
-        def follow(party: Party) -> None:
-            blank._copy_for(party).execute()
-
-        self._party.deal(follow)
+        self._party.deal(lambda party: self._copy_for(party).execute())
 
     def execute(self) -> Shared | None:
         """The workload itself; the shared outputs, or None after a training step."""
@@ -79,6 +75,14 @@ class Seat:
         found = self._party.reveal(outputs, P1, "outputs")
         return {} if found is None else {"": found}
 
+    def _columns(self, inputs: Tensor | None) -> Shared:
+        """Half of the columns are P0's, half P1's, as in a federation by columns."""
+        rows, width = self._workload.rows, self._workload.widths[0]
+        half = -(-width // 2)
+        left = self._owned(P0, (rows, half), None if inputs is None else inputs[:, :half], "inputs")
+        rest = None if inputs is None else inputs[:, half:]
+        return left.beside(self._owned(P1, (rows, width - half), rest, "inputs"))
+
     def _owned(
         self, owner: int, shape: Sequence[int], values: Tensor | None, where: str, bits: int = -1
     ) -> Shared:
@@ -91,14 +95,6 @@ class Seat:
         if self._network is not None:
             seat._targets = self._targets
             seat._network = Network(self._network.layers, self._network.weights)
-        return seat
-
-    def _shape_only(self) -> Seat:
-        seat = self._copy_for(self._party)
-        seat._inputs = self._inputs.shape_only()
-        if self._network is not None:
-            seat._targets = self._targets.shape_only()
-            seat._network = self._network.shape_only()
         return seat
 
 

@@ -17,7 +17,7 @@ from vfl.mpc.functions import function
 from vfl.mpc.layers import Layer, Weights
 from vfl.mpc.party import Party
 from vfl.mpc.rate import rate_scalings
-from vfl.mpc.ring import matmul
+from vfl.mpc.ring import inner, matmul
 from vfl.mpc.shares import Shared
 from vfl.mpc.truncation import Scaling
 
@@ -70,7 +70,7 @@ class Network:
             name = f"{index}.weight"
             weight = party.share(
                 owner, (layer.inputs, layer.outputs), values[name] if values else None, name
-            )
+            ).alone()
             bias = None
             if layer.bias:
                 name = f"{index}.bias"
@@ -82,10 +82,6 @@ class Network:
         """The network whose weights are the sums of two networks' of one structure."""
         weights = [one.plus(two) for one, two in zip(self.weights, other.weights, strict=True)]
         return Network(self.layers, weights)
-
-    def shape_only(self) -> Network:
-        """The network as somebody sees it who has no shares; to follow a program ahead."""
-        return Network(self.layers, [each.shape_only() for each in self.weights])
 
     def open(self, party: Party, phase: str = "online") -> None:
         """Open all weights in one message, so that they are not sent again until they change."""
@@ -142,8 +138,9 @@ class Network:
             bits: fraction bits of the last function's values.
         """
         kept = Pass([], [], [], inputs)
+        first, *rest = (each.weight for each in self.weights)
         # One message for all that is known already.
-        opened = party.open(inputs, *(each.weight for each in self.weights))
+        opened = party.open(inputs, first.facing(inputs), *rest)
         values, weights = opened[0], opened[1:]
         self.weights = [
             replace(each, weight=weight) for each, weight in zip(self.weights, weights, strict=True)
@@ -227,9 +224,9 @@ class Network:
         if each.bias is not None:
             beside = delta.row_sum().finer(delta.bits + inputs.bits)
         step, bias_step = party.multiply(
-            inputs.transposed(),
+            inputs,
             delta,
-            matmul,
+            inner,
             scalings,
             beside=beside,
             where=f"update of {_named(index)}",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vfl.link import Link
-from vfl.mpc.fast import FastHelper, FastHolder
+from vfl.mpc.fast import FastHolder
+from vfl.mpc.fast_helper import FastHelper
 from vfl.mpc.party import Party
 from vfl.mpc.rules import P2, Rules
 from vfl.mpc.thesis import ThesisHelper, ThesisHolder

@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 _QUARTER = 1 << 62
-_TOP = (1 << 63) - 1
+_TURN = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,12 @@ def scale_first(share: Tensor, scaling: Scaling) -> tuple[Tensor, Moved]:
         share: int64 of any shape.
         scaling: the same at both holders.
     """
-    words = (share * scaling.times).flatten()
-    zmax = 1 << scaling.zmax_bits
-    large = torch.nonzero(words > _TOP - zmax).flatten()
-    small = torch.nonzero(words < -_TOP - 1 + zmax).flatten()
-    words[large] -= _QUARTER
-    words[small] += _QUARTER
-    return (words >> scaling.shift).reshape(share.shape), Moved(large, small)
+    words = (share * scaling.times).reshape(-1)
+    moved = _near_the_turn(words, 1 << scaling.zmax_bits)
+    words[moved.large] -= _QUARTER
+    words[moved.small] += _QUARTER
+    words >>= scaling.shift
+    return words.reshape(share.shape), moved
 
 
 def scale_second(share: Tensor, scaling: Scaling, moved: Moved) -> Tensor:
@@ -83,7 +83,17 @@ def scale_second(share: Tensor, scaling: Scaling, moved: Moved) -> Tensor:
 
     Rounding one share down and the other up keeps the error of the sum within one unit.
     """
-    words = (share * scaling.times).flatten()
-    words[moved.large] += _QUARTER
-    words[moved.small] -= _QUARTER
-    return (-((-words) >> scaling.shift)).reshape(share.shape)
+    words = (share * -scaling.times).reshape(-1)
+    words[moved.large] -= _QUARTER
+    words[moved.small] += _QUARTER
+    words >>= scaling.shift
+    return words.neg_().reshape(share.shape)
+
+
+def _near_the_turn(words: Tensor, zmax: int) -> Moved:
+    """Shares less than zmax from where the ring turns from its largest number to its smallest."""
+    # Counted from the lowest of these they are the numbers below 2 zmax: one comparison for both.
+    from_lowest = words.numpy().view(np.uint64) + np.uint64(_TURN + zmax)
+    near = torch.from_numpy(np.flatnonzero(from_lowest < np.uint64(2 * zmax)))
+    high = words[near] >= 0
+    return Moved(near[high], near[~high])
