@@ -59,14 +59,14 @@ def task_of(name, folder):
 def test_computed_lines_give_the_bytes_and_hops_of_the_formulas():
     thesis, fast = bench_mpc(["lr100-b64-inference"], wan=LINE, network="model")
     b, d = 64, 100
-    assert 0 < fast.bytes_online - (16 * d + 18 * b) < HEADERS
+    assert 0 < fast.bytes_online - (8 * d + 18 * b) < HEADERS
     assert 0 < fast.bytes_offline - 8 * b < HEADERS
-    assert 0 < fast.bytes_setup - 16 * b * d < HEADERS
+    assert 0 < fast.bytes_setup - 8 * b * d < HEADERS
     both = thesis.bytes_online + thesis.bytes_offline
     assert 0 < both - (16 * (b * d + d) + 8 * b + 24 * b) < HEADERS + 80
     assert (thesis.hops, fast.hops) == (4, 3)
     assert (thesis.network, fast.system, fast.rival_ratio) == ("model", "fast", None)
-    # Three hops of 20 ms; no party sends more than half of 2832 bytes at 10 bytes a microsecond.
+    # Three hops of 20 ms; no party sends more than half of 2032 bytes at 10 bytes a microsecond.
     assert 60 < fast.limit_ms <= fast.milliseconds < 60.3
     assert max(thesis.max_error, fast.max_error) < 2e-5
     assert len(format_mpc([thesis, fast]).splitlines()) == 3
@@ -74,16 +74,17 @@ def test_computed_lines_give_the_bytes_and_hops_of_the_formulas():
 
 def test_fresh_inputs_are_opened_within_the_turn():
     (row,) = bench_mpc(["lr100-b64-inference"], ["fast"], wan=LINE, network="model", fresh=True)
-    assert 0 < row.bytes_online - (16 * (64 * 100 + 100) + 18 * 64) < HEADERS
+    assert 0 < row.bytes_online - (8 * (64 * 100 + 100) + 18 * 64) < HEADERS
     assert row.bytes_setup < HEADERS
     assert row.fresh
 
 
-def test_products_of_a_step():
-    forward = [(64, 100, 50), (64, 50, 1)]
-    assert products(workload_named("dnn1-b64-inference")) == forward
-    step = [*forward, (100, 64, 50), (50, 64, 1), (64, 1, 50)]
-    assert sorted(products(workload_named("dnn1-b64-training"))) == sorted(step)
+@pytest.mark.parametrize(("mode", "of_inputs"), [("thesis", 2), ("fast", 1)])
+def test_products_of_a_step(mode, of_inputs):
+    forward = [(64, 100, 50)] * of_inputs + [(64, 50, 1)] * 2
+    assert sorted(products(workload_named("dnn1-b64-inference"), mode)) == sorted(forward)
+    step = [*forward, *[(100, 64, 50)] * of_inputs, *[(50, 64, 1), (64, 1, 50)] * 2]
+    assert sorted(products(workload_named("dnn1-b64-training"), mode)) == sorted(step)
 
 
 @pytest.mark.parametrize("off", [0.0, 0.5])

@@ -107,14 +107,20 @@ def test_element_wise_functions(name, mode):
     measured = measure(name, rules)
     assert measured.max_error < 2e-5
     each = 24 if mode == "thesis" or name.startswith("rsqrt") else 18
-    assert 0 <= total(measured) - each * workload_named(name).rows <= 3 * 16
+    assert 0 <= total(measured) - each * workload_named(name).rows <= 9 * 16
 
 
 @pytest.mark.parametrize("name", ["lr100-b64-training", "dnn1-b64-training"])
-def test_dealing_ahead_moves_nothing_but_the_time(name):
-    ahead, then = (measure(name, Rules("fast"), ahead=each) for each in (True, False))
-    assert (ahead.bytes_offline, ahead.hops) == (then.bytes_offline, then.hops)
-    assert abs(ahead.bytes_online - then.bytes_online) <= 64  # an index of four bytes, now and then
+@pytest.mark.parametrize("opened", [True, False])
+def test_dealing_ahead_moves_nothing_but_the_time(name, opened):
+    ahead, then = (
+        measure(name, Rules("fast"), ahead=each, inputs_opened=opened) for each in (True, False)
+    )
+    assert ahead.hops == then.hops
+    # P0's share of what P2 will answer is a pad: it opens that ahead, values and slopes.
+    early = 2 * (8 * 64 * 50) + 16 if name.startswith("dnn1") else 0
+    assert early <= ahead.bytes_offline - then.bytes_offline <= early + 64
+    assert abs(total(ahead) - total(then)) <= 64  # an index of four bytes, now and then
     assert ahead.max_error < 2e-5
 
 

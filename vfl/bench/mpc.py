@@ -189,13 +189,13 @@ def _rows(
     workload: Workload, kind: str, models: _Models, taken: _Turns, fresh: bool
 ) -> list[MpcRow]:
     """A row a system; where lines are computed, the model's own."""
-    alone = None if workload.function else matmul_ms(products(workload))
     rows = []
     for system in taken or models:
         model, turns = models.get(system), taken.get(system) or [_turn_of(models[system])]
         typical = median(turn.milliseconds for turn in turns)
         limit = 1000 * model.limit_s if model and kind != "loopback" else None
-        matmul = alone if model and kind == "loopback" else None
+        alone = model is not None and kind == "loopback" and not workload.function
+        matmul = matmul_ms(products(workload, _mode(system))) if alone else None
         rows.append(
             MpcRow(
                 workload=workload.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,6 +22,10 @@ PEERS: Mapping[str, Mapping[str, int]] = {
     "spu": {"spu-semi2k": 2, "spu-aby3": 3},
     "crypten": {"crypten": 2},
 }
+
+
+#: A run begins so much later than it is told: long enough for all parties to hear it.
+_AHEAD_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,7 @@ class Running:
         for process in self._processes:
             process.hear(Ready)
         before = self._network.bytes_sent()
-        self._tell_all([Go()] * len(self._processes))
+        self._tell_all([Go(at=time.monotonic() + _AHEAD_S)] * len(self._processes))
         turns = [process.hear(Turn) for process in self._processes]
         sent = self._network.bytes_sent()
         counted = sum(sent[party] - before[party] for party in self._parties) if sent else None

@@ -76,7 +76,13 @@ class Ready(Settings):
 
 
 class Go(Settings):
-    """Begin now."""
+    """Begin, all at one moment.
+
+    Attributes:
+        at: on the machine's clock, in seconds.
+    """
+
+    at: float
 
 
 class Turn(Settings):

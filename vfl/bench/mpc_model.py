@@ -19,8 +19,6 @@ from vfl.mpc.traffic import bytes_by_phase
 from vfl.mpc.workloads import Example, Workload
 from vfl.transport import TransportLink
 
-#: Of a product on shares: two of the ring at each holder, e (d + v) + u d.
-_PRODUCTS = 2
 _TRIES = 3
 
 
@@ -81,18 +79,23 @@ def modelled(workload: Workload, rules: Rules, wan: Wan, *, fresh: bool = False)
     )
 
 
-def products(workload: Workload) -> list[tuple[int, int, int]]:
-    """Rows, inner width and columns of the matrix products that an inference or a step needs."""
+def products(workload: Workload, mode: Mode) -> list[tuple[int, int, int]]:
+    """Rows, inner width and columns of a holder's matrix products in an inference or a step.
+
+    On shares a product is two of the ring at each holder, e (d + v) + u d; with inputs that fast
+    mode leaves with their owner it is one, half of it X_i (W_i + D), half E V.
+    """
     forward = [(workload.rows, one.inputs, one.outputs) for one in workload.layers]
-    if not workload.training:
-        return forward
-    weights = [(inner, rows, columns) for rows, inner, columns in forward]
-    deltas = [(rows, columns, inner) for rows, inner, columns in forward[1:]]
-    return forward + weights + deltas
+    first, rest = forward[:1], forward[1:]
+    if workload.training:
+        first += [(inner, rows, columns) for rows, inner, columns in first]
+        rest += [(inner, rows, columns) for rows, inner, columns in rest]
+        rest += [(rows, columns, inner) for rows, inner, columns in forward[1:]]
+    return first * (1 if mode == "fast" else 2) + rest * 2
 
 
 def matmul_ms(shapes: Sequence[tuple[int, int, int]]) -> float:
-    """What a holder's products alone take in the ring, one thread; the fastest of three tries."""
+    """What products alone take in the ring, one thread; the fastest of three tries."""
     pairs = [
         (torch.ones(rows, inner, dtype=torch.int64), torch.ones(inner, columns, dtype=torch.int64))
         for rows, inner, columns in shapes
@@ -101,8 +104,7 @@ def matmul_ms(shapes: Sequence[tuple[int, int, int]]) -> float:
     for _ in range(_TRIES):
         began = time.perf_counter()
         for left, right in pairs:
-            for _ in range(_PRODUCTS):
-                matmul(left, right)
+            matmul(left, right)
         taken.append(time.perf_counter() - began)
     return 1000 * min(taken)
 

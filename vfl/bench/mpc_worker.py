@@ -81,7 +81,8 @@ def play(place: Place, links: dict[int, TransportLink], task: Task, lines: Itera
     seat.deal_ahead()
     offline_ms = 1000 * (time.monotonic() - dealing)
     tell(Ready())
-    Go.model_validate_json(next(lines))
+    begin_at = Go.model_validate_json(next(lines)).at
+    time.sleep(max(0.0, begin_at - time.monotonic()))
     began, busy = time.monotonic(), time.process_time()
     outputs = seat.execute()
     ended, cpu_ms = time.monotonic(), 1000 * (time.process_time() - busy)

@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from vfl.mpc.functions import Function
-from vfl.mpc.party import Party
+from vfl.mpc.party import Asked, Party
 from vfl.mpc.ring import Operation, product_shape
 from vfl.mpc.shares import Opened, Shared, blank, owned_by
 from vfl.mpc.truncation import Scaling, bits_after
@@ -29,8 +29,11 @@ class Preparer(Protocol):
     def deal_ahead(self, number: int, left: Shared, right: Shared, operation: Operation) -> None:
         """A product's correlated randomness."""
 
-    def hide_ahead(self, number: int, elements: int, function: Function, given: int) -> None:
-        """Pads and order of a function with so many results an element."""
+    def hide_ahead(self, asked: Asked, function: Function) -> None:
+        """Pads, and the order, of a question to P2."""
+
+    def foreseen(self, asked: Asked, index: int) -> Tensor | None:
+        """This party's share of a result, where that is a pad: at P0."""
 
 
 class Ahead(Party):
@@ -85,7 +88,7 @@ class Ahead(Party):
         self.next_number()
         return Shared(blank(shared.shape), bits_after(shared.bits, scalings))
 
-    def apply(
+    def ask(
         self,
         shared: Shared,
         function: Function,
@@ -94,7 +97,12 @@ class Ahead(Party):
         value: bool,
         slope: bool,
         bits: int = -1,
-    ) -> list[Shared]:
-        number, given = self.next_number(), self.result_bits(function, value, slope, bits)
-        self._preparer.hide_ahead(number, shared.words.numel(), function, len(given))
-        return [Shared(blank(shared.shape), each) for each in given]
+    ) -> Asked:
+        asked = self.question(shared, function, value=value, slope=slope, bits=bits)
+        self._preparer.hide_ahead(asked, function)
+        return asked
+
+    def answer(self, asked: Asked, index: int = 0) -> Shared:
+        words = self._preparer.foreseen(asked, index)
+        words = blank(asked.shape) if words is None else words
+        return Shared(words, asked.bits[index], foreseen=True)

@@ -6,6 +6,7 @@ them: both ends follow one program, so a frame of another length or number is re
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -150,8 +151,14 @@ def unpack(payload: memoryview, shapes: Sequence[Shape]) -> list[Tensor]:
     """The arrays of `pack`, as views of the payload where it is writable."""
     flat = np.frombuffer(payload, "<i8")
     whole = torch.from_numpy(flat if flat.flags.writeable else flat.copy())
-    counts = [math.prod(shape) for shape in shapes]
+    return parted(whole, shapes)
+
+
+def parted(whole: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+    """Views of one array as arrays of the given axes, one after the other."""
+    ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
+    starts = [0, *ends]
     return [
-        part.reshape(tuple(shape))
-        for part, shape in zip(torch.split(whole, counts), shapes, strict=True)
+        whole[start:end].view(tuple(shape))
+        for start, end, shape in zip(starts, ends, shapes, strict=False)
     ]

@@ -13,9 +13,9 @@ from torch import Tensor
 CUT_BYTES = 5
 EXPECTED_CARRY = 1 << 24
 #: The bytes of a word that are kept: where they stand in it, and packed.
-_FORMATS = {"names": ["low", "high"], "formats": ["<u4", "u1"]}
-_IN_WORD = np.dtype({**_FORMATS, "offsets": [3, 7], "itemsize": 8})
-_PACKED = np.dtype({**_FORMATS, "offsets": [0, 4], "itemsize": CUT_BYTES})
+_NAMES, _FORMATS = ["low", "high"], ["<u4", "u1"]
+_IN_WORD = np.dtype({"names": _NAMES, "formats": _FORMATS, "offsets": [3, 7], "itemsize": 8})
+_PACKED = np.dtype({"names": _NAMES, "formats": _FORMATS, "offsets": [0, 4], "itemsize": CUT_BYTES})
 
 
 def cut(words: Tensor) -> memoryview:
@@ -35,5 +35,5 @@ def fill(payload: memoryview) -> Tensor:
 
 def _copy(source: np.ndarray, target: np.ndarray) -> None:
     """Field by field: numpy copies four bytes at once, but five one by one."""
-    for name in _FORMATS["names"]:
+    for name in _NAMES:
         target[name] = source[name]

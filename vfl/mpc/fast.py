@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from vfl.mpc.ahead import Ahead
+from vfl.mpc.channel import parted
 from vfl.mpc.functions import Function
 from vfl.mpc.holder import Holder
 from vfl.mpc.one_way import add_known, add_own, require_factors
-from vfl.mpc.party import Party
+from vfl.mpc.party import Asked, Party
 from vfl.mpc.ring import Operation, encode, product_shape
-from vfl.mpc.rules import P1, P2
+from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.shares import Opened, Shared, owned_by
 from vfl.mpc.truncation import Scaling, bits_after
 
@@ -31,13 +32,16 @@ class FastHolder(Holder):
 
     Attributes:
         masks: those drawn ahead, by operation.
+        early: what P0 opened ahead, of tensors of which its share is a pad; by operation, and by
+            the place of the tensor.
         dealt: this holder's shares of products that were dealt ahead, by operation; with what is
             known of the product by then, if that is so.
     """
 
     def __init__(self, *arguments: object, **more: object) -> None:
-        super().__init__(*arguments, **more)  # type: ignore[arg-type]
-        self.masks: dict[int, list[Opened]] = {}
+        super().__init__(*arguments, **more)
+        self.masks: dict[int, list[Tensor]] = {}
+        self.early: dict[int, dict[int, Tensor]] = {}
         self.dealt: dict[int, tuple[Tensor, bool]] = {}
 
     def deal(self, program: Callable[[Party], None]) -> None:
@@ -61,16 +65,27 @@ class FastHolder(Holder):
         closed = [each for each in tensors if each.opened is None]
         if not closed:
             return list(tensors)
-        drawn = self.masks.pop(number, None) or self._draw(number, closed)
-        whole, own = _masked([each.part(self.role) for each in closed], drawn)
-        theirs = self._exchanged(whole, [each.part(self.other) for each in closed], number, phase)
-        found = iter(
+        masks = self.masks.pop(number, None)
+        if masks is None:
+            masks = self._draw(number, closed)
+        early = self.early.pop(number, {})
+        now = [index for index in range(len(closed)) if index not in early]
+        every = list(range(len(closed)))
+        own, theirs = (now, every) if self.first else (every, now)
+        whole, pieces = _masked(
+            [closed[at].part(self.role) for at in own], [masks[at] for at in own]
+        )
+        coming = [closed[at].part(self.other).shape for at in theirs]
+        found = self._exchanged(whole, coming, number, phase)
+        mine, yours = dict(zip(own, pieces, strict=True)), dict(zip(theirs, found, strict=True))
+        (mine if self.first else yours).update(early)
+        opened = iter(
             [
-                replace(each, opened=_learned(each, masks, *parts))
-                for each, masks, *parts in zip(closed, drawn, own, theirs, strict=True)
+                replace(each, opened=_learned(each, masks[at], mine[at], yours[at]))
+                for at, each in enumerate(closed)
             ]
         )
-        return [each if each.opened is not None else next(found) for each in tensors]
+        return [each if each.opened is not None else next(opened) for each in tensors]
 
     def multiply(
         self,
@@ -93,8 +108,20 @@ class FastHolder(Holder):
         return shared[0], None if beside is None else shared[1]
 
     def draw_ahead(self, number: int, closed: Sequence[Shared]) -> list[Opened]:
-        self.masks[number] = self._draw(number, closed)
-        return self.masks[number]
+        masks = self.masks[number] = self._draw(number, closed)
+        opened = [Opened(mask) for mask in masks]
+        at = [index for index, each in enumerate(closed) if each.foreseen]
+        if not at:
+            return opened
+        if self.first:
+            whole, pieces = _masked(
+                [closed[each].words for each in at], [masks[each] for each in at]
+            )
+            self.channels[P1].send([whole], number, "offline")
+        else:
+            pieces = self.channels[P0].receive([closed[each].shape for each in at], number)
+        self.early[number] = dict(zip(at, pieces, strict=True))
+        return opened
 
     def deal_ahead(self, number: int, left: Shared, right: Shared, operation: Operation) -> None:
         z = self._dealt(number, product_shape(operation, left.words, right.words))
@@ -104,31 +131,34 @@ class FastHolder(Holder):
             add_known(z, left, right, operation, self.role)
         self.dealt[number] = z, known
 
-    def hide_ahead(self, number: int, elements: int, function: Function, given: int) -> None:
-        self.covers[number] = self._cover(number, elements, function, given)
+    def hide_ahead(self, asked: Asked, function: Function) -> None:
+        self.covers[asked.number] = self._cover(asked, function)
 
-    def _draw(self, number: int, closed: Sequence[Shared]) -> list[Opened]:
+    def foreseen(self, asked: Asked, index: int) -> Tensor | None:
+        return self.covers[asked.number].results[index] if self.first else None
+
+    def _draw(self, number: int, closed: Sequence[Shared]) -> list[Tensor]:
         return [
-            Opened(self.pad(P2, each.part(self.role).shape, "mask", index, number))
+            self.pad(P2, each.part(self.role).shape, "mask", index, number)
             for index, each in enumerate(closed)
         ]
 
     def _exchanged(
-        self, own: Tensor, theirs: Sequence[Tensor], number: int, phase: str
+        self, own: Tensor, coming: Sequence[torch.Size], number: int, phase: str
     ) -> list[Tensor]:
         """What the other holder opens; the message of one who opens nothing is left out."""
         channel = self.channels[self.other]
         if len(own):
             channel.send([own], number, phase)
-        shapes = [each.shape for each in theirs]
-        if any(each.numel() for each in theirs):
-            return channel.receive(shapes, number)
-        return [torch.empty(shape, dtype=torch.int64) for shape in shapes]
+        if any(shape.numel() for shape in coming):
+            return channel.receive(coming, number)
+        return [torch.empty(shape, dtype=torch.int64) for shape in coming]
 
     def _product(self, left: Shared, right: Shared, operation: Operation, number: int) -> Tensor:
         require_factors(left, right, operation)
         shape = product_shape(operation, left.words, right.words)
-        z, known = self.dealt.pop(number, None) or (self._dealt(number, shape), False)
+        begun = self.dealt.pop(number, None)
+        z, known = (self._dealt(number, shape), False) if begun is None else begun
         if left.owned is not None:
             if not known:
                 add_known(z, left, right, operation, self.role)
@@ -142,22 +172,19 @@ class FastHolder(Holder):
     def _dealt(self, number: int, shape: torch.Size) -> Tensor:
         if self.first:
             return self.pad(P2, shape, "product", number)
-        return self.channels[P2].receive([shape], number)[0]
+        return self._from_helper([shape], number)[0]
 
 
-def _masked(parts: Sequence[Tensor], drawn: Sequence[Opened]) -> tuple[Tensor, list[Tensor]]:
+def _masked(parts: Sequence[Tensor], masks: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """What is opened, as one array to send, and its pieces."""
-    sizes = [part.numel() for part in parts]
-    whole = torch.empty(sum(sizes), dtype=torch.int64)
-    pieces = [
-        piece.view(part.shape) for piece, part in zip(whole.split(sizes), parts, strict=True)
-    ]
-    for piece, part, each in zip(pieces, parts, drawn, strict=True):
-        torch.sub(part, each.mask, out=piece)
+    whole = torch.empty(sum(part.numel() for part in parts), dtype=torch.int64)
+    pieces = parted(whole, [part.shape for part in parts])
+    for piece, part, mask in zip(pieces, parts, masks, strict=True):
+        torch.sub(part, mask, out=piece)
     return whole, pieces
 
 
-def _learned(shared: Shared, drawn: Opened, own: Tensor, theirs: Tensor) -> Opened:
+def _learned(shared: Shared, mask: Tensor, own: Tensor, theirs: Tensor) -> Opened:
     if shared.owned is not None:
         return Opened(None, theirs)
-    return Opened(drawn.mask, theirs if shared.faced is not None else own + theirs)
+    return Opened(mask, theirs if shared.faced is not None else own + theirs)

@@ -12,7 +12,7 @@ from vfl.mpc import one_way
 from vfl.mpc.ahead import Ahead
 from vfl.mpc.functions import Function
 from vfl.mpc.helper import Helper, shape_only
-from vfl.mpc.party import Party
+from vfl.mpc.party import Asked, Party
 from vfl.mpc.ring import Operation, product_shape
 from vfl.mpc.rules import P0, P1
 from vfl.mpc.shares import Opened, Shared, owned_by
@@ -28,7 +28,7 @@ class FastHelper(Helper):
     """
 
     def __init__(self, *arguments: object, **more: object) -> None:
-        super().__init__(*arguments, **more)  # type: ignore[arg-type]
+        super().__init__(*arguments, **more)
         self.masks: dict[int, list[Opened]] = {}
         self.dealt: set[int] = set()
 
@@ -44,7 +44,8 @@ class FastHelper(Helper):
     def open(self, *tensors: Shared, phase: str = "online") -> list[Shared]:
         number = self.next_number()
         closed = [each for each in tensors if each.opened is None]
-        masks = iter(self.masks.pop(number, None) or self._draw(number, closed))
+        drawn = self.masks.pop(number, None)
+        masks = iter(self._draw(number, closed) if drawn is None else drawn)
         return [
             each if each.opened is not None else replace(each, opened=next(masks))
             for each in tensors
@@ -77,8 +78,11 @@ class FastHelper(Helper):
         self._send_product(number, left, right, operation)
         self.dealt.add(number)
 
-    def hide_ahead(self, number: int, elements: int, function: Function, given: int) -> None:
-        self.covers[number] = self._cover(number, elements, given)
+    def hide_ahead(self, asked: Asked, function: Function) -> None:
+        self.covers[asked.number] = self._cover(asked)
+
+    def foreseen(self, asked: Asked, index: int) -> Tensor | None:
+        return None
 
     def _draw(self, number: int, closed: Sequence[Shared]) -> list[Opened]:
         return [

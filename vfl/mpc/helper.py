@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from vfl.mpc.cut40 import CUT_BYTES, EXPECTED_CARRY, fill
 from vfl.mpc.functions import Function
-from vfl.mpc.party import Party
+from vfl.mpc.party import Asked, Party
 from vfl.mpc.ring import decode, encode, limit_bits, require_room
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.shares import Shared, blank
@@ -46,7 +47,7 @@ class Helper(Party):
         self.leakage.count("result", where, first.numel(), first.numel())
         return decode(first + second, shared.bits)
 
-    def apply(
+    def ask(
         self,
         shared: Shared,
         function: Function,
@@ -55,34 +56,42 @@ class Helper(Party):
         value: bool,
         slope: bool,
         bits: int = -1,
-    ) -> list[Shared]:
-        number = self.next_number()
-        elements = shared.words.numel()
-        count = max(elements, self.rules.least_permuted)
-        words = self._permuted(number, count, cut=self.cuts(function))
-        seen = decode(words, self.shown_bits(shared))
-        self.leakage.count("permuted values", where, elements, count)
-        require_room(seen, self._room(function), self.rules.bits, where)
-        given = self.result_bits(function, value, slope, bits)
-        asked = [function.value] * value + [function.slope] * slope
-        cover = self.covers.pop(number, None)
-        if cover is None:
-            cover = self._cover(number, elements, len(given))
-        answers = [
-            encode(f(seen), each, where).sub_(pad)
-            for f, each, pad in zip(asked, given, cover, strict=True)
-        ]
-        self.channels[P1].send(answers, number)
-        return [shape_only(shared.shape, each) for each in given]
+    ) -> Asked:
+        asked = self.question(shared, function, value=value, slope=slope, bits=bits)
+        wanted = [function.value] * value + [function.slope] * slope
+        pads = self.covers.pop(asked.number, None)
+        if pads is None:
+            pads = self._cover(asked)
+        count = pads.shape[1]
+        self.leakage.count("permuted values", where, math.prod(asked.shape), count)
+        later: list[list[Tensor]] = []
+        for part in self.parts(count):
+            size = part.stop - part.start
+            words = self._permuted(asked.number, size, cut=self.cuts(function))
+            seen = decode(words, self.shown_bits(shared))
+            require_room(seen, self._room(function), self.rules.bits, where)
+            first, *rest = (
+                encode(f(seen), each, where).sub_(pad)
+                for f, each, pad in zip(wanted, asked.bits, pads[:, part], strict=True)
+            )
+            self.channels[P1].send([first], asked.number)
+            later.append(rest)
+        # Nobody waits for slopes before the values.
+        for parts in zip(*later, strict=True):
+            self.channels[P1].send(parts, asked.number)
+        return asked
+
+    def answer(self, asked: Asked, index: int = 0) -> Shared:
+        return shape_only(asked.shape, asked.bits[index])
 
     def scale(self, shared: Shared, scalings: Sequence[Scaling], where: str) -> Shared:
         self.next_number()
         return shape_only(shared.shape, bits_after(shared.bits, scalings))
 
-    def _cover(self, number: int, elements: int, given: int) -> Tensor:
+    def _cover(self, asked: Asked) -> Tensor:
         """P0's shares of the results; a row a result."""
-        count = max(elements, self.rules.least_permuted)
-        return self.pad(P0, (given, count), "result", number)
+        count = max(math.prod(asked.shape), self.rules.least_permuted)
+        return self.pad(P0, (len(asked.bits), count), "result", asked.number)
 
     def _room(self, function: Function) -> int:
         """Bits before the point that values may have.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from vfl.mpc.channel import pack, parted
 from vfl.mpc.cut40 import cut
 from vfl.mpc.functions import Function
 from vfl.mpc.hiding import Hiding
-from vfl.mpc.party import Party
+from vfl.mpc.party import Asked, Party
 from vfl.mpc.ring import decode, encode
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.shares import Shared
@@ -25,24 +27,26 @@ class Cover:
     Attributes:
         hiding: order, dummies and signs.
         fresh: see `Holder._for_helper`.
-        results: P0's share of what P2 answers, a row a result; None at P1.
+        results: P0's shares of what P2 will answer; empty at P1.
     """
 
     hiding: Hiding
     fresh: Tensor
-    results: Tensor | None
+    results: Sequence[Tensor]
 
 
 class Holder(Party):
     """One of the two parties that hold shares.
 
     Attributes:
-        covers: drawn before, by operation.
+        covers: of questions that have not been answered, by operation.
     """
 
     def __init__(self, *arguments: object, **more: object) -> None:
         super().__init__(*arguments, **more)  # type: ignore[arg-type]
         self.covers: dict[int, Cover] = {}
+        self._owed: list[tuple[Asked, int, int]] = []
+        self._taken: dict[tuple[int, int], Tensor] = {}
 
     @property
     def first(self) -> bool:
@@ -61,7 +65,7 @@ class Holder(Party):
         if owner == P2:
             if self.first:
                 return Shared(self.pad(P2, shape, "share", number), bits)
-            (words,) = self.channels[P2].receive([shape], number)
+            (words,) = self._from_helper([shape], number)
             return Shared(words, bits)
         mask = self.pad(self.other, shape, "share", number)
         if owner != self.role:
@@ -81,7 +85,7 @@ class Holder(Party):
         self.leakage.count("result", where, theirs.numel(), theirs.numel())
         return decode(shared.words + theirs, shared.bits)
 
-    def apply(
+    def ask(
         self,
         shared: Shared,
         function: Function,
@@ -90,41 +94,71 @@ class Holder(Party):
         value: bool,
         slope: bool,
         bits: int = -1,
-    ) -> list[Shared]:
-        number = self.next_number()
+    ) -> Asked:
+        asked = self.question(shared, function, value=value, slope=slope, bits=bits)
+        if asked.number not in self.covers:
+            self.covers[asked.number] = self._cover(asked, function)
+        cover = self.covers[asked.number]
         shown = shared.finer(self.shown_bits(shared))
-        given = self.result_bits(function, value, slope, bits)
-        cover = self.covers.pop(number, None)
-        if cover is None:
-            cover = self._cover(number, shown.words.numel(), function, len(given))
-        hiding = cover.hiding
-        hidden = hiding.hide(shown.words, shown.bits, self.first)
+        hidden = cover.hiding.hide(shown.words, shown.bits, self.first)
         hidden = self._for_helper(hidden, cover.fresh)
-        if self.cuts(function):
-            self.channels[P2].send_bytes(cut(hidden), number, "online")
-        else:
-            self.channels[P2].send([hidden], number)
-        results: Sequence[Tensor]
-        if cover.results is None:
-            results = self.channels[P2].receive([(hiding.count,)] * len(given), number)
-        else:
-            results = cover.results.unbind()
-        found = []
-        for index, (words, each) in enumerate(zip(results, given, strict=True)):
-            own = hiding.find(words, each, self.first, mirrored=value and index == 0)
-            found.append(Shared(own.reshape(shared.shape), each))
-        return found
+        for part in self.parts(len(hidden)):
+            words = hidden[part]
+            payload = cut(words) if self.cuts(function) else pack([words])
+            self.channels[P2].send_bytes(payload, asked.number, "online")
+        return asked
+
+    def answer(self, asked: Asked, index: int = 0) -> Shared:
+        cover, last = self.covers[asked.number], index == len(asked.bits) - 1
+        words = cover.results[index] if self.first else self._received(asked, index)
+        if last:
+            del self.covers[asked.number]
+        return Shared(words, asked.bits[index])
 
     def scale(self, shared: Shared, scalings: Sequence[Scaling], where: str) -> Shared:
         number = self.next_number()
         (words,) = self._scaled([shared.words], scalings, number, where)
         return Shared(words, bits_after(shared.bits, scalings))
 
-    def _cover(self, number: int, elements: int, function: Function, given: int) -> Cover:
-        hiding = Hiding(self.pads[self.other], self.rules, elements, function, number)
-        fresh = self.pad(self.other, (hiding.count,), "fresh", number)
-        shape = (given, hiding.count)
-        return Cover(hiding, fresh, self.pad(P2, shape, "result", number) if self.first else None)
+    def _cover(self, asked: Asked, function: Function) -> Cover:
+        elements = math.prod(asked.shape)
+        hiding = Hiding(self.pads[self.other], self.rules, elements, function, asked.number)
+        fresh = self.pad(self.other, (hiding.count,), "fresh", asked.number)
+        if not self.first:
+            return Cover(hiding, fresh, [])
+        pads = self.pad(P2, (len(asked.bits), hiding.count), "result", asked.number)
+        found = [self._found(asked, index, pad, hiding) for index, pad in enumerate(pads)]
+        return Cover(hiding, fresh, found)
+
+    def _found(self, asked: Asked, index: int, words: Tensor, hiding: Hiding) -> Tensor:
+        """This holder's share of a result, as it comes from P2, in the values' own order."""
+        mirrored = asked.mirrored and index == 0
+        found = hiding.find(words, asked.bits[index], self.first, mirrored)
+        return found.reshape(asked.shape)
+
+    def _received(self, asked: Asked, index: int) -> Tensor:
+        hiding = self.covers[asked.number].hiding
+        if index:
+            self._take_owed()
+            words = self._taken.pop((asked.number, index))
+        else:
+            sizes = [part.stop - part.start for part in self.parts(hiding.count)]
+            parts = [self._from_helper([(size,)], asked.number)[0] for size in sizes]
+            words = parts[0] if len(parts) == 1 else torch.cat(parts)
+            self._owed += [(asked, each, hiding.count) for each in range(1, len(asked.bits))]
+        return self._found(asked, index, words, hiding)
+
+    def _from_helper(self, shapes: Sequence[Sequence[int]], number: int) -> list[Tensor]:
+        """P2's next message, after those it sent before."""
+        self._take_owed()
+        return self.channels[P2].receive(shapes, number)
+
+    def _take_owed(self) -> None:
+        """Results behind the first, which P2 sends at once and nobody takes at once."""
+        for asked, index, count in self._owed:
+            (words,) = self.channels[P2].receive([(count,)], asked.number)
+            self._taken[asked.number, index] = words
+        self._owed.clear()
 
     def _for_helper(self, words: Tensor, fresh: Tensor) -> Tensor:
         """Another share of the same, of which P2 learns no more than the sum.
@@ -156,7 +190,7 @@ class Holder(Party):
         for scaling in scalings:
             words, places = scale_first(words, scaling)
             moved.append(places)
-        return _parted(words, parts), moved
+        return parted(words, [part.shape for part in parts]), moved
 
     def _scale_second(
         self,
@@ -170,13 +204,8 @@ class Holder(Party):
         for scaling, places in zip(scalings, moved, strict=True):
             words = scale_second(words, scaling, places)
             self.leakage.count("indices near the turning point", where, len(places), words.numel())
-        return _parted(words, parts)
+        return parted(words, [part.shape for part in parts])
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.reshape(-1) for part in parts])
-
-
-def _parted(words: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
-    pieces = torch.split(words, [part.numel() for part in parts])
-    return [piece.reshape(part.shape) for piece, part in zip(pieces, parts, strict=True)]

@@ -53,7 +53,11 @@ class Seat:
 
     def deal_ahead(self) -> None:
         """Let P2 deal what `execute` will need, where the mode can."""
-        self._party.deal(lambda party: self._copy_for(party).execute())
+
+        def follow(party: Party) -> None:
+            self._copy_for(party).execute()
+
+        self._party.deal(follow)
 
     def execute(self) -> Shared | None:
         """The workload itself; the shared outputs, or None after a training step."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vfl.mpc.functions import function
 from vfl.mpc.layers import Layer, Weights
-from vfl.mpc.party import Party
+from vfl.mpc.party import Asked, Party
 from vfl.mpc.rate import rate_scalings
 from vfl.mpc.ring import inner, matmul
 from vfl.mpc.shares import Shared
@@ -26,12 +26,13 @@ Loss = Literal["cross_entropy", "squared"]
 
 @dataclass(slots=True)
 class Pass:
-    """What a forward pass keeps for the backward one, a layer each."""
+    """What a forward pass keeps for the backward one, a layer each; what P2 has yet to answer."""
 
     inputs: list[Shared]
     sums: list[Shared]
     slopes: list[Shared | None]
     output: Shared
+    asked: Asked | None = None
 
 
 class Network:
@@ -155,24 +156,37 @@ class Network:
                 sums = sums.plus(each.bias.finer(sums.bits))
             kept.sums.append(sums)
             last = index == len(self.layers) - 1
-            values, slope = self._apply(
-                party, layer, sums, index, index < sloped, bits if last else -1
-            )
-            kept.slopes.append(slope)
+            asked = self._ask(party, layer, sums, index, index < sloped, bits if last else -1)
+            # While P2 computes, what it said of the layer before besides its values.
+            self._take_slope(party, kept)
+            kept.asked = asked
+            values = self._plain(party, sums, index) if asked is None else party.answer(asked)
+            kept.slopes.append(None)
+        self._take_slope(party, kept)
         kept.output = values
         return kept
 
-    def _apply(
+    def _ask(
         self, party: Party, layer: Layer, sums: Shared, index: int, sloped: bool, bits: int
-    ) -> tuple[Shared, Shared | None]:
+    ) -> Asked | None:
+        """Ask for a layer's function, and with it for its slope; None where there is none."""
         if not layer.function:
-            if index < len(self.layers) - 1 and sums.bits > party.rules.bits:
-                sums = party.scale(sums, self._scalings(party, sums.bits), _named(index))
-            return sums, None
-        asked = function(layer.function)
+            return None
         both = sloped and party.rules.mode == "fast"
-        found = party.apply(sums, asked, _named(index), value=True, slope=both, bits=bits)
-        return found[0], found[1] if both else None
+        asked = function(layer.function)
+        return party.ask(sums, asked, _named(index), value=True, slope=both, bits=bits)
+
+    def _take_slope(self, party: Party, kept: Pass) -> None:
+        """The last layer's slope, if it was asked for, opened while nothing else is to be done."""
+        if kept.asked is not None and len(kept.asked.bits) > 1:
+            (kept.slopes[-1],) = party.open(party.answer(kept.asked, 1))
+        kept.asked = None
+
+    def _plain(self, party: Party, sums: Shared, index: int) -> Shared:
+        """What a layer without a function gives the next one."""
+        if index < len(self.layers) - 1 and sums.bits > party.rules.bits:
+            return party.scale(sums, self._scalings(party, sums.bits), _named(index))
+        return sums
 
     def _output_delta(self, party: Party, kept: Pass, targets: Shared, loss: Loss) -> Shared:
         """The gradient before the last function, summed over rows instead of averaged."""

@@ -14,6 +14,7 @@ import math
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +30,28 @@ from vfl.mpc.rules import NAMES, Rules
 from vfl.mpc.shares import Shared
 from vfl.mpc.stream import KEY_BYTES, PadStream
 from vfl.mpc.truncation import Scaling
+
+#: Fewer values go to P2 in one message. More go in parts, so that P2 answers while it still hears;
+#: few parts, for a link keeps but the last frames for the case that it breaks.
+_LEAST_PARTED = 2**14
+_PARTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question to P2.
+
+    Attributes:
+        number: of the operation.
+        shape: of what was asked about.
+        bits: fraction bits of each result.
+        mirrored: whether signs that were laid over the values show in the first result.
+    """
+
+    number: int
+    shape: torch.Size
+    bits: tuple[int, ...]
+    mirrored: bool
 
 
 class Party(ABC):
@@ -88,20 +111,29 @@ class Party(ABC):
                 self.use_key(peer, raw[:KEY_BYTES], session, attempt)
 
     def shown_bits(self, shared: Shared) -> int:
-        """Fraction bits at which `apply` shows values to P2; 40 bits of a word need twice those."""
+        """Fraction bits at which `ask` shows values to P2; 40 bits of a word need twice those."""
         return max(shared.bits, 2 * self.rules.bits if self.rules.mode == "fast" else 0)
 
     def cuts(self, function: Function) -> bool:
         """Whether 40 bits are enough; near 0 the functions of positive numbers need them all."""
         return self.rules.mode == "fast" and not function.positive
 
-    def result_bits(self, function: Function, value: bool, slope: bool, bits: int) -> list[int]:
-        """Fraction bits of what `apply` gives."""
+    def question(
+        self, shared: Shared, function: Function, *, value: bool, slope: bool, bits: int
+    ) -> Asked:
+        """The next operation, as `ask` describes it."""
         values = [self.rules.bits if bits < 0 else bits] * value
-        return values + [self.slope_bits(function)] * slope
+        given = (*values, *[self.slope_bits(function)] * slope)
+        return Asked(self.next_number(), shared.shape, given, value)
+
+    def parts(self, count: int) -> list[slice]:
+        """The messages in which so many values go to P2, and come back."""
+        whole = self.rules.mode == "thesis" or count < _LEAST_PARTED
+        size = count if whole else -(-count // _PARTS)
+        return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
     def slope_bits(self, function: Function) -> int:
-        """Fraction bits of the slopes that `apply` gives."""
+        """Fraction bits of the slopes that `answer` gives."""
         whole = function.whole_slope and self.rules.mode == "fast"
         return 0 if whole else self.rules.bits
 
@@ -188,7 +220,7 @@ class Party(ABC):
         """Divisions alone, one message from P0 to P1."""
 
     @abstractmethod
-    def apply(
+    def ask(
         self,
         shared: Shared,
         function: Function,
@@ -197,7 +229,7 @@ class Party(ABC):
         value: bool,
         slope: bool,
         bits: int = -1,
-    ) -> list[Shared]:
+    ) -> Asked:
         """A function on every element, evaluated by P2 on permuted values (algorithm 5.2).
 
         Args:
@@ -209,5 +241,26 @@ class Party(ABC):
             bits: fraction bits of f(x), those of the rules if negative.
 
         Returns:
-            What was wanted, in that order.
+            What to give `answer`; who asks need not wait for it.
         """
+
+    @abstractmethod
+    def answer(self, asked: Asked, index: int = 0) -> Shared:
+        """One result: the value is the first of those that were wanted, the slope the last.
+
+        They are taken in this order, and those of one question before those of the next.
+        """
+
+    def apply(
+        self,
+        shared: Shared,
+        function: Function,
+        where: str,
+        *,
+        value: bool,
+        slope: bool,
+        bits: int = -1,
+    ) -> list[Shared]:
+        """Ask, and take all results; see `ask`."""
+        asked = self.ask(shared, function, where, value=value, slope=slope, bits=bits)
+        return [self.answer(asked, index) for index in range(len(asked.bits))]

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+_ZERO = torch.zeros((), dtype=torch.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:
@@ -45,6 +47,7 @@ class Shared:
         owned: so many first columns are P0's, the others P1's, each in clear at its owner: the
             other holder's share is zero. None where shares are what they are.
         faced: it is to be the right factor of a tensor of which P0 owns so many columns.
+        foreseen: what P2 answers, while a program is followed ahead: P0's share of it is a pad.
     """
 
     words: Tensor
@@ -52,6 +55,7 @@ class Shared:
     opened: Opened | None = None
     owned: int | None = None
     faced: int | None = None
+    foreseen: bool = False
 
     @property
     def shape(self) -> torch.Size:
@@ -127,6 +131,8 @@ class Shared:
         """
         if bits < self.bits:
             raise ValueError(f"{self.bits} fraction bits cannot become {bits} by themselves")
+        if bits == self.bits:
+            return self
         return Shared(self.words << (bits - self.bits), bits)
 
     def beside(self, other: Shared) -> Shared:
@@ -179,7 +185,7 @@ def blank(shape: Sequence[int]) -> Tensor:
 
     torch's own tensors without content (meta) take seconds to load.
     """
-    return torch.zeros((), dtype=torch.int64).expand(tuple(shape))
+    return _ZERO.expand(tuple(shape))
 
 
 def _map(words: Tensor, transposed: bool, rows: Tensor | None) -> Tensor:

@@ -82,7 +82,7 @@ class ThesisHolder(Holder):
         theirs, moved = self.channels[P0].receive_moved(shapes, [elements] * len(scalings), number)
         e, d = own[0] + theirs[0], own[1] + theirs[1]
         z = operation(e, masks[1]) + operation(masks[0], d)
-        z += self.channels[P2].receive([shape], number)[0]
+        z += self._from_helper([shape], number)[0]
         return self._scale_second([z, *more], scalings, moved, where)
 
 

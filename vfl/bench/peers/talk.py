@@ -1,6 +1,7 @@
 """The main program of an adapter: ``PYTHON -I talk.py NAME`` plays one party of NAME_peer.py.
 
-Lines of JSON come on standard input: the place, where all parties are, then runs (a task, "go").
+Lines of JSON come on standard input: the place, where all parties are, then runs (a task, and the
+moment to begin).
 Lines go back on standard output: the port, "ready", "ready" before each run, and what it took.
 The adapter is a class `Peer`:
 
@@ -51,7 +52,8 @@ def main() -> None:
             peer.prepare(task, arrays)
             workload = task["workload"]
         tell()
-        next(lines)
+        begin_at = json.loads(next(lines))["at"]
+        time.sleep(max(0.0, begin_at - time.monotonic()))
         tell(**_turn(peer, wanted))
 
 
