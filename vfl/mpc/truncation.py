@@ -10,7 +10,7 @@ the turning point, so a range about zmax wide for those values; the ledger count
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 
 _QUARTER = 1 << 62
 _TURN = 1 << 63
+_PIECE = 2**15
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +71,21 @@ def scale_first(share: Tensor, scaling: Scaling) -> tuple[Tensor, Moved]:
         share: int64 of any shape.
         scaling: the same at both holders.
     """
-    words = (share * scaling.times).reshape(-1)
-    moved = _near_the_turn(words, 1 << scaling.zmax_bits)
-    words[moved.large] -= _QUARTER
-    words[moved.small] += _QUARTER
-    words >>= scaling.shift
-    return words.reshape(share.shape), moved
+    words = torch.empty(share.shape, dtype=torch.int64)
+    places = []
+    for start, source, piece in _pieces(share, words):
+        torch.mul(source, scaling.times, out=piece)
+        near = _near_the_turn(piece, 1 << scaling.zmax_bits)
+        if len(near):
+            places.append(start + near)
+            piece[near] = torch.where(
+                piece[near] < 0, piece[near] + _QUARTER, piece[near] - _QUARTER
+            )
+        piece >>= scaling.shift
+    moved = torch.cat(places) if places else torch.empty(0, dtype=torch.int64)
+    # A quarter of the ring is more than zmax, so what was lowered is still above 0.
+    high = words.view(-1)[moved] >= 0
+    return words, Moved(moved[high], moved[~high])
 
 
 def scale_second(share: Tensor, scaling: Scaling, moved: Moved) -> Tensor:
@@ -83,17 +93,27 @@ def scale_second(share: Tensor, scaling: Scaling, moved: Moved) -> Tensor:
 
     Rounding one share down and the other up keeps the error of the sum within one unit.
     """
-    words = (share * -scaling.times).reshape(-1)
-    words[moved.large] -= _QUARTER
-    words[moved.small] += _QUARTER
-    words >>= scaling.shift
-    return words.neg_().reshape(share.shape)
+    words = torch.empty(share.shape, dtype=torch.int64)
+    flat = share.reshape(-1)
+    for _, source, piece in _pieces(share, words):
+        torch.mul(source, -scaling.times, out=piece)
+        piece >>= scaling.shift
+        piece.neg_()
+    for places, step in ((moved.large, _QUARTER), (moved.small, -_QUARTER)):
+        moved_back = flat[places] * scaling.times + step
+        words.view(-1)[places] = -((-moved_back) >> scaling.shift)
+    return words
 
 
-def _near_the_turn(words: Tensor, zmax: int) -> Moved:
-    """Shares less than zmax from where the ring turns from its largest number to its smallest."""
+def _pieces(share: Tensor, words: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Where each piece begins, and it, of both: small enough to stay in a processor's cache."""
+    source, target = share.reshape(-1), words.view(-1)
+    for start in range(0, len(source), _PIECE):
+        yield start, source[start : start + _PIECE], target[start : start + _PIECE]
+
+
+def _near_the_turn(words: Tensor, zmax: int) -> Tensor:
+    """Where shares are less than zmax from the turn from the largest number to the smallest."""
     # Counted from the lowest of these they are the numbers below 2 zmax: one comparison for both.
     from_lowest = words.numpy().view(np.uint64) + np.uint64(_TURN + zmax)
-    near = torch.from_numpy(np.flatnonzero(from_lowest < np.uint64(2 * zmax)))
-    high = words[near] >= 0
-    return Moved(near[high], near[~high])
+    return torch.from_numpy(np.flatnonzero(from_lowest < np.uint64(2 * zmax)))
