@@ -4,6 +4,7 @@ import pytest
 
 from vfl.bench import secure
 from vfl.bench.messages import Measurement
+from vfl.bench.network import Wan
 from vfl.bench.secure import MODES, PATHS, bench_secure, format_secure
 from vfl.errors import ConfigError
 
@@ -18,6 +19,38 @@ def test_every_mode_trains_on_every_path():
     assert small.final_loss != plain.final_loss
     assert shared.final_loss < 1.0
     assert [row.final_loss for row in rows[:4]] == [row.final_loss for row in rows[4:]]
+
+
+def test_over_a_computed_line_a_step_takes_what_bytes_and_hops_take():
+    """Cuts travel at once, and both gradients leave over one line; shares open before they cut."""
+    line, ms = Wan(mbps=80, round_trip_ms=40), 1e-4
+    rows = bench_secure(steps=2, repeats=1, wan=line, network="model")
+    assert [(row.path, row.network, row.secure) for row in rows] == [
+        ("model", "model", mode) for mode in MODES
+    ]
+    dense = 16 + 4 * 128 * 500
+    small = 16 + 128 * 500
+    assert rows[0].wall_ms == pytest.approx(40 + 3 * dense * ms)
+    assert rows[1].wall_ms == pytest.approx(rows[0].wall_ms)
+    assert rows[2].wall_ms == pytest.approx(40 + (small + 2 * dense) * ms)
+    opened = 8 * (128 * 501 + 501 * 500) + 2 * 16 + 16
+    told = opened + 8 * 128 * 500
+    cut, gradient = 16 + 8 * 128 * 500, 16 + 8 * (128 * 500 + 501 * 500)
+    slow = 80 + (opened + 2 * told + cut + 2 * gradient) * ms
+    assert rows[3].wall_ms == pytest.approx(slow)
+    assert [row.limit_ms for row in rows] == pytest.approx([row.wall_ms for row in rows])
+    assert "line ms" in format_secure(rows)
+
+
+@pytest.mark.net
+@pytest.mark.slow
+def test_over_a_line_every_mode_takes_at_least_its_limit():
+    rows = bench_secure(
+        steps=2, repeats=1, wan=Wan(mbps=800, round_trip_ms=10), network="proxy"
+    )
+    assert {(row.path, row.network) for row in rows} == {("tls", "proxy")}
+    for row in rows:
+        assert row.limit_ms <= row.wall_ms < 5 * row.limit_ms
 
 
 class ScriptedCrew:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from vfl.bench import codecs, memory, step, wan
+from vfl.bench import codecs, memory, secure, step, wan
 from vfl.bench.messages import CodecRow
 from vfl.bench.network import Wan
 
@@ -47,6 +47,21 @@ def test_a_table_for_people(vfl, asked):
 def test_a_step_over_a_line(vfl, asked):
     assert vfl("bench", "step", "--wan", "80mbps,40ms", "--network", "proxy").code == 0
     assert (asked[0]["wan"], asked[0]["network"]) == (Wan(80, 40), "proxy")
+
+
+def test_secure_modes_over_a_line(vfl, monkeypatch):
+    calls = []
+
+    def measured(**options):
+        calls.append(options)
+        return [secure.SecureRow("tls", "sum", 4.0, 120.0, 1.0, 1.0, 0.5, "proxy", 116.8)]
+
+    monkeypatch.setattr(secure, "bench_secure", measured)
+    done = vfl("bench", "secure", "--wan", "80mbps,40ms", "--network", "proxy")
+    assert "116.80 (1.03x)" in done.out
+    assert (calls[0]["wan"], calls[0]["network"]) == (Wan(80, 40), "proxy")
+    assert (calls[0]["steps"], calls[0]["repeats"]) == (None, None)
+    assert vfl("bench", "secure", "--network", "proxy").code == 2
 
 
 @pytest.mark.parametrize(

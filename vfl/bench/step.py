@@ -99,7 +99,7 @@ def bench_step(
     kind = choose(network) if wan else "loopback"
     paths = MODEL_PATHS if kind == "model" else PATHS
     rows: list[StepRow] = []
-    with _network(kind, wan) as between, Crew(between) as crew:
+    with network_of(kind, wan) as between, Crew(between) as crew:
         for name in models:
             workload = WORKLOADS[name]
             timed = steps or (min(workload.steps, LINE_STEPS) if wan else workload.steps)
@@ -140,8 +140,8 @@ def _aim(row: StepRow) -> str:
     return ""
 
 
-def _network(kind: str, wan: Wan | None) -> Network:
-    """What streams go over; where lines are computed there are none."""
+def network_of(kind: str, wan: Wan | None) -> Network:
+    """What streams of a step go over; where lines are computed there are none."""
     parties = (LABEL_PARTY, *FEATURE_PARTIES)
     return Network(parties, wan) if kind == "model" else open_network(parties, wan, kind)
 

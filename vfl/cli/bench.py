@@ -44,8 +44,7 @@ def step(
     from vfl.bench.network import Wan
     from vfl.bench.step import QUICK_STEPS, REPEATS, bench_step, format_table
 
-    if network != "auto" and not wan:
-        raise typer.BadParameter("it needs a line: --wan 80mbps,40ms", param_hint="--network")
+    _require_line(wan, network)
     rows = bench_step(
         steps=QUICK_STEPS if quick else None,
         repeats=1 if quick else REPEATS,
@@ -64,15 +63,24 @@ def secure(
     quick: Annotated[
         bool, typer.Option("--quick", help="Few steps: does it run, not how fast.")
     ] = False,
+    wan: Line = "",
+    network: Lines = "auto",
     json: Json = False,
 ) -> None:
-    """A training step under a secure sum beside the plain one: 128 rows, width 500."""
+    """A training step under a secure mode beside the plain one: 128 rows, width 500."""
     from dataclasses import asdict
 
-    from vfl.bench.secure import QUICK_STEPS, REPEATS, STEPS, bench_secure, format_secure
+    from vfl.bench.network import Wan
+    from vfl.bench.secure import QUICK_STEPS, bench_secure, format_secure
 
-    steps, repeats = (QUICK_STEPS, 1) if quick else (STEPS, REPEATS)
-    rows = bench_secure(steps=steps, repeats=repeats, say=say)
+    _require_line(wan, network)
+    rows = bench_secure(
+        steps=QUICK_STEPS if quick else None,
+        repeats=1 if quick else None,
+        wan=Wan.parse(wan) if wan else None,
+        network=network,
+        say=say,
+    )
     if json:
         emit([asdict(row) for row in rows])
     else:
@@ -180,6 +188,11 @@ def network(
         print(format_lines(rows))
 
 
+def _require_line(wan: str, network: str) -> None:
+    if network != "auto" and not wan:
+        raise typer.BadParameter("it needs a line: --wan 80mbps,40ms", param_hint="--network")
+
+
 def _numbers(text: str, option: str) -> list[int]:
     try:
         return [int(each) for each in text.split(",")]
@@ -239,8 +252,7 @@ def mpc(
     from vfl.bench.network import Wan
     from vfl.mpc.workloads import WORKLOADS
 
-    if network != "auto" and not wan:
-        raise typer.BadParameter("it needs a line: --wan 80mbps,40ms", param_hint="--network")
+    _require_line(wan, network)
     rows = bench_mpc(
         [name for each in workload or WORKLOADS for name in each.split(",")],
         mode.split(","),
