@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from vfl.config.experiment import LabelSettings, PartySettings
-from vfl.errors import BadOptionError, ConfigError, RunFolderError
+from vfl.errors import BadOptionError, ConfigError, RingRangeError, RunFolderError
 from vfl.mpc.ring import decode
+from vfl.run import load_data
 from vfl.storage import load_weights
-from vfl.triple import infer_private, train_private
+from vfl.triple import infer_private, program, train_private
+from vfl.triple.program import first_weights
 
 
 def opened(folder, bits):
@@ -55,17 +57,22 @@ def test_the_curve_is_that_in_clear(
     )
 
 
-@pytest.mark.parametrize("mode", ["thesis", "fast"])
-def test_a_regression(tmp_path, experiment, in_clear, mode):
+def regression(folder, experiment, unit=1.0, label="lender", **train):
+    """An experiment whose labels are sums of columns, in some unit."""
     draw = np.random.default_rng(0)
     columns = draw.normal(size=(200, 4))
     table = pd.DataFrame(columns, columns=list("abcd"))
-    table["y"] = columns @ [3.0, -2.0, 1.0, 0.5] + 4 + 0.1 * draw.normal(size=200)
-    table.to_csv(tmp_path / "table.csv", index=False)
-    label = LabelSettings(party="lender", column="y", task="regression")
+    table["y"] = unit * (columns @ [3.0, -2.0, 1.0, 0.5] + 4 + 0.1 * draw.normal(size=200))
+    table.to_csv(folder / "table.csv", index=False)
+    labels = LabelSettings(party=label, column="y", task="regression")
     parties = {"bank": PartySettings(columns=("a", "b")), "shop": PartySettings(columns=("c", "d"))}
-    asked = experiment(str(tmp_path / "table.csv"), epochs=10)
-    asked = asked.model_copy(update={"label": label, "parties": parties})
+    asked = experiment(str(folder / "table.csv"), **train)
+    return asked.model_copy(update={"label": labels, "parties": parties})
+
+
+@pytest.mark.parametrize("mode", ["thesis", "fast"])
+def test_a_regression(tmp_path, experiment, in_clear, mode):
+    asked = regression(tmp_path, experiment, epochs=10)
     card = train_private(
         asked, tmp_path / "run", mode=mode, learning_rate=0.1, processes=False, weights_seed=0
     )
@@ -73,6 +80,42 @@ def test_a_regression(tmp_path, experiment, in_clear, mode):
     rmse = float(((outputs[:, 0] - labels) ** 2).mean().sqrt())
     assert rmse < 0.2
     assert card["test_rmse"] == pytest.approx(rmse, rel=1e-3)
+
+
+@pytest.mark.parametrize("label", ["lender", "bank"])
+def test_labels_that_are_too_large_are_named(tmp_path, experiment, label):
+    asked = regression(tmp_path, experiment, unit=100.0, label=label)
+    with pytest.raises(RingRangeError, match="does not fit") as caught:
+        train_private(asked, tmp_path / "run", learning_rate=0.1, processes=False)
+    assert (caught.value.where, caught.value.got) == ("targets", "11 bits before the point")
+    assert "scale the labels" in caught.value.fix
+
+
+def test_first_weights_that_are_too_large_are_named(tmp_path, experiment, monkeypatch):
+    drawn = first_weights
+
+    def large(plan, holder):
+        return {
+            name: value + 256 * (name == "0.bias") for name, value in drawn(plan, holder).items()
+        }
+
+    monkeypatch.setattr(program, "first_weights", large)
+    with pytest.raises(RingRangeError) as caught:
+        train_private(experiment(rows=100), tmp_path / "run", processes=False)
+    assert caught.value.where == "0.bias"
+
+
+def test_columns_that_are_too_large_are_named(tmp_path, experiment, monkeypatch):
+    """An outlier among the test rows, which the encoder has not seen."""
+    asked = regression(tmp_path, experiment)
+    table = pd.read_csv(tmp_path / "table.csv")
+    test = load_data(asked)["shop"].split.test
+    table.loc[test[0], "c"] = 1e6
+    table.to_csv(tmp_path / "table.csv", index=False)
+    with pytest.raises(RingRangeError) as caught:
+        train_private(asked, tmp_path / "run", processes=False)
+    assert caught.value.where == "test inputs of P1"
+    assert caught.value.fix.startswith("scale the columns")
 
 
 def test_the_card(tmp_path, experiment):

@@ -17,7 +17,8 @@ from vfl.mpc.functions import function
 from vfl.mpc.layers import Layer, Weights
 from vfl.mpc.party import Asked, Party
 from vfl.mpc.rate import rate_scalings
-from vfl.mpc.ring import inner, matmul
+from vfl.mpc.ring import inner, limit_bits, matmul, require_room
+from vfl.mpc.rules import Rules
 from vfl.mpc.shares import Shared
 from vfl.mpc.truncation import Scaling
 
@@ -66,16 +67,15 @@ class Network:
         Raises:
             RingRangeError: a weight does not fit; it names the layer.
         """
+
+        def one(name: str, *shape: int) -> Shared:
+            own = values[name] if values else None
+            return party.share_bounded(owner, shape, own, name, "the weights")
+
         shared = []
         for index, layer in enumerate(layers):
-            name = f"{index}.weight"
-            weight = party.share(
-                owner, (layer.inputs, layer.outputs), values[name] if values else None, name
-            ).alone()
-            bias = None
-            if layer.bias:
-                name = f"{index}.bias"
-                bias = party.share(owner, (layer.outputs,), values[name] if values else None, name)
+            weight = one(f"{index}.weight", layer.inputs, layer.outputs).alone()
+            bias = one(f"{index}.bias", layer.outputs) if layer.bias else None
             shared.append(Weights(weight, bias))
         return cls(layers, shared)
 
@@ -94,6 +94,18 @@ class Network:
     def infer(self, party: Party, inputs: Shared) -> Shared:
         """The shared outputs for shared inputs of axes (rows, columns); algorithm 5.3."""
         return self._forward(party, inputs, 0).output
+
+    def check_outputs(self, rules: Rules, outputs: Tensor) -> None:
+        """Refuse revealed outputs that were too large; those of a last function P2 has checked.
+
+        Raises:
+            RingRangeError: one is larger than what is divided, or near enough to have wrapped.
+        """
+        last = len(self.layers) - 1
+        if not self.layers[last].function:
+            divided = rules.mode == "thesis"
+            room = rules.magnitude_bits if divided else limit_bits(rules.bits) - 1
+            require_room(outputs, room, rules.bits, f"outputs of {_named(last)}")
 
     def reveal(self, party: Party, to: int) -> dict[str, Tensor]:
         """The weights in clear at one party, named as in `share`; empty elsewhere."""
@@ -260,6 +272,18 @@ class Network:
         """One division of a product with so many fraction bits; by those of the rules."""
         shift = party.rules.bits if shift is None else shift
         return (Scaling(shift, party.rules.zmax_bits(bits)),)
+
+
+def share_targets(party: Party, owner: int, shape: Sequence[int], values: Tensor | None) -> Shared:
+    """Targets of axes (rows, outputs) as `Network.train_step` wants them.
+
+    The first gradient is outputs minus targets, which is divided, and no function shows it to P2.
+
+    Raises:
+        RingRangeError: a target is too large.
+    """
+    bits = party.rules.delta_bits
+    return party.share_bounded(owner, shape, values, "targets", "the labels", bits)
 
 
 def _named(index: int) -> str:

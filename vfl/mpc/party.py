@@ -25,7 +25,7 @@ from vfl.link import Link
 from vfl.mpc.channel import Channel
 from vfl.mpc.functions import Function
 from vfl.mpc.leakage import LeakageLedger
-from vfl.mpc.ring import Operation
+from vfl.mpc.ring import Operation, require_room
 from vfl.mpc.rules import NAMES, Rules
 from vfl.mpc.shares import Shared
 from vfl.mpc.stream import KEY_BYTES, PadStream
@@ -159,6 +159,38 @@ class Party(ABC):
         """The number of the operation that begins; the same at all parties."""
         self._number += 1
         return self._number
+
+    def share_bounded(
+        self,
+        owner: int,
+        shape: Sequence[int],
+        values: Tensor | None,
+        where: str,
+        scale: str,
+        bits: int = -1,
+    ) -> Shared:
+        """`share` what a network divides later: values below 2 to the rules' `magnitude_bits`.
+
+        Once it is shared nobody sees a value, or that a product of it has left its range.
+
+        Args:
+            owner: see `share`.
+            shape: see `share`.
+            values: see `share`.
+            where: see `share`.
+            scale: what to scale if a value is too large, for the message.
+            bits: see `share`.
+
+        Raises:
+            RingRangeError: a value is too large.
+        """
+        if values is not None:
+            fraction = self.rules.bits if bits < 0 else bits
+            fix = (
+                f"scale {scale}, or raise magnitude_bits ({self.rules.most_magnitude_bits} at most)"
+            )
+            require_room(values.double(), self.rules.magnitude_bits, fraction, where, fix)
+        return self.share(owner, shape, values, where, bits)
 
     @abstractmethod
     def share(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vfl.errors import BadOptionError, WidthError
 from vfl.mpc.convert import layers_of, weights_of, with_weights
 from vfl.mpc.leakage import Leak
-from vfl.mpc.network import Loss, Network
+from vfl.mpc.network import Loss, Network, share_targets
 from vfl.mpc.party import Party
 from vfl.mpc.rules import P0, P1, Mode, Rules
 from vfl.mpc.shares import Shared
@@ -79,10 +79,13 @@ class PrivateModule(nn.Module):
         flat = self._flat(inputs)
 
         def infer(party: Party) -> Tensor | None:
-            own = flat if party.role == P0 else None
-            shared = party.share(P0, flat.shape, own, "inputs")
-            outputs = self._networks[party.role].infer(party, shared)
-            return party.reveal(outputs, P0, "outputs")
+            shared = _inputs(party, flat)
+            network = self._networks[party.role]
+            outputs = network.infer(party, shared)
+            found = party.reveal(outputs, P0, "outputs")
+            if found is not None:
+                network.check_outputs(party.rules, found)
+            return found
 
         outputs = self._run(infer)[P0]
         assert outputs is not None, "P0 receives the outputs"
@@ -113,6 +116,7 @@ class PrivateModule(nn.Module):
         Raises:
             BadOptionError: options that do not fit the module or the rows.
             WidthError: inputs of another width, or not one target a row.
+            RingRangeError: an input, a target or an activation is too large.
         """
         flat = self._flat(inputs)
         if len(targets) != len(flat):
@@ -124,10 +128,8 @@ class PrivateModule(nn.Module):
 
         def train(party: Party) -> None:
             role = party.role
-            rows = party.share(P0, flat.shape, flat if role == P0 else None, "inputs")
-            (rows,) = party.open(rows, phase="setup")
-            own = wanted if role == P1 else None
-            labels = party.share(P1, wanted.shape, own, "targets", party.rules.delta_bits)
+            (rows,) = party.open(_inputs(party, flat), phase="setup")
+            labels = share_targets(party, P1, wanted.shape, wanted if role == P1 else None)
             network = self._networks[role]
             for batch in batches(rows, labels, batch_rows, epochs, seed):
                 network.train_step(party, *batch, loss, learning_rate)
@@ -190,6 +192,11 @@ class PrivateModule(nn.Module):
                 got=f"{wanted.shape[1]} values a row",
                 want=f"{last.outputs}",
             )
+
+
+def _inputs(party: Party, flat: Tensor) -> Shared:
+    own = flat if party.role == P0 else None
+    return party.share_bounded(P0, flat.shape, own, "inputs", "the columns")
 
 
 def batches(

@@ -16,6 +16,8 @@ NAMES = ("P0", "P1", "P2")
 _BITS = {"thesis": 23, "fast": 21}
 #: A truncated value below this many bits before the point is exact within one unit.
 _MAGNITUDE_BITS = 8
+#: Of a product with its fraction; beyond it there is no room to move shares in.
+_PRODUCT_BITS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,8 @@ class Rules:
             once and both ways at the same time, keeps the scale of products that go to P2, sends
             40 bits of permuted shares and asks for value and slope together.
         bits: fraction bits of shared values.
-        magnitude_bits: values that are truncated are smaller than 2 to this; see `Scaling`.
+        magnitude_bits: values that are truncated are smaller than 2 to this; see `Scaling`. What
+            parties share of networks must be too.
         delta_bits: fraction bits of gradients of activations; few of them keep sums over a batch
             small in the ring, and the index lists short.
         least_permuted: fewer elements than this are hidden among dummies.
@@ -51,13 +54,18 @@ class Rules:
         require_range("delta_bits", self.delta_bits, 4, self.bits)
         require_range("least_permuted", self.least_permuted, 1)
         require_range("magnitude_bits", self.magnitude_bits, 0)
-        if 2 * self.bits + self.magnitude_bits > 60:
+        if self.magnitude_bits > self.most_magnitude_bits:
             raise BadOptionError(
                 "products of so many bits do not fit the ring",
                 where="option 'magnitude_bits'",
                 got=f"{self.magnitude_bits} above twice {self.bits} fraction bits",
-                want="at most 60 together",
+                want=f"at most {_PRODUCT_BITS} together",
             )
+
+    @property
+    def most_magnitude_bits(self) -> int:
+        """The largest `magnitude_bits` with so many fraction bits."""
+        return _PRODUCT_BITS - 2 * self.bits
 
     def zmax_bits(self, bits: int) -> int:
         """Bits of the largest product that is truncated safely; `bits` are of its fraction."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vfl.mpc import Network, Party
 from vfl.mpc.layers import Weights
+from vfl.mpc.network import share_targets
 from vfl.mpc.private_module import batches
 from vfl.mpc.shares import Shared
 from vfl.mpc.traffic import traffic
@@ -112,9 +113,7 @@ def _train(
     rows = _columns(party, plan, part.train, plan.train_rows, "training inputs")
     test = _columns(party, plan, part.test, plan.test_rows, "test inputs")
     shape = (plan.train_rows, plan.widths[-1])
-    labels = party.share(
-        plan.label_role, shape, part.train_targets, "labels", party.rules.delta_bits
-    )
+    labels = share_targets(party, plan.label_role, shape, part.train_targets)
     for epoch in range(plan.epochs):
         order = batches(rows, labels, plan.batch_rows, 1, plan.seed + epoch)
         for inputs, targets in order:
@@ -137,6 +136,7 @@ def _judge(
     outputs = party.reveal(network.infer(party, test), plan.label_role, "test outputs")
     if outputs is None:
         return
+    network.check_outputs(party.rules, outputs)
     assert part.test_labels is not None, "the owner has the labels"
     if plan.classes:
         figures = classification_quality(_logits(outputs), part.test_labels)
@@ -155,11 +155,12 @@ def _logits(outputs: Tensor) -> Tensor:
 def _columns(party: Party, plan: Plan, own: Tensor | None, rows: int, where: str) -> Shared:
     """Both holders' columns side by side, opened once for all the steps to come."""
     left, right = (
-        party.share(
+        party.share_bounded(
             holder,
             (rows, plan.columns[holder]),
             own if party.role == holder else None,
             f"{where} of P{holder}",
+            "the columns",
         )
         for holder in _HOLDERS
     )
