@@ -141,12 +141,15 @@ def check_format(record: Mapping[str, Any], path: Path) -> None:
     )
 
 
-def pack_weights(state: Mapping[str, Tensor]) -> bytes:
-    """A state dict as safetensors."""
+def pack_weights(state: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> bytes:
+    """A state dict as safetensors, with notes in its header."""
     from safetensors.torch import save
 
     # A copy of each: the format refuses tensors that share memory, as tied weights do.
-    packed: bytes = save({name: value.contiguous().clone() for name, value in state.items()})
+    packed: bytes = save(
+        {name: value.contiguous().clone() for name, value in state.items()},
+        dict(notes) if notes else None,
+    )
     return packed
 
 
@@ -182,6 +185,14 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise RunFolderError("the weights are not there", where=str(path)) from None
     return unpack_weights(content, path)
+
+
+def read_notes(path: Path) -> dict[str, str]:
+    """The notes of a file that `load_weights` has read."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        return dict(file.metadata() or {})
 
 
 def weights_digest(state: Mapping[str, Tensor]) -> str:

@@ -1,10 +1,11 @@
 import itertools
+import time
 
 import pytest
 import torch
 from torch import nn
 
-from vfl.errors import BadOptionError, PrivateLayerError, RingRangeError, WidthError
+from vfl.errors import BadOptionError, PeerError, PrivateLayerError, RingRangeError, WidthError
 from vfl.mpc import private
 from vfl.mpc.convert import weights_of, with_weights
 from vfl.mpc.traffic import bytes_by_phase
@@ -118,6 +119,24 @@ def test_other_layers_are_refused_by_name(layers, named, instead):
         private(nn.Sequential(*layers))
     assert caught.value.where == named
     assert instead in caught.value.fix
+
+
+@pytest.mark.parametrize(("timeout_s", "waits"), [(0.1, False), (5.0, True)])
+def test_how_long_a_party_waits_is_set(monkeypatch, timeout_s, waits):
+    with private(model(4, 1), timeout_s=timeout_s) as hidden:
+        helper = hidden._networks[2]
+        infer = helper.infer
+
+        def slow(*arguments):
+            time.sleep(0.6)
+            return infer(*arguments)
+
+        monkeypatch.setattr(helper, "infer", slow)
+        if waits:
+            assert hidden(torch.zeros(2, 4)).shape == (2, 1)
+        else:
+            with pytest.raises(PeerError, match="P[012] sent nothing in time"):
+                hidden(torch.zeros(2, 4))
 
 
 def test_inputs_of_another_width():

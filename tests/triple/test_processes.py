@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from vfl.errors import LostPeerError, PeerFailedError, RingRangeError
+from vfl.errors import LostPeerError, MissingDataError, RingRangeError, RunFolderError
 from vfl.triple import crew, train_private
 from vfl.triple import run as runs
 
@@ -51,8 +51,11 @@ def test_a_party_that_is_gone_or_silent_ends_the_training(
             process = crews[0].processes[role]
             process.kill() if how == "kill" else process.send_signal(19)  # SIGSTOP
 
-    with pytest.raises((LostPeerError, PeerFailedError)):
+    with pytest.raises(LostPeerError) as caught:
         train_private(experiment(epochs=10_000), tmp_path / "run", timeout_s=4, tell=first_epoch)
+    did = "ended early" if how == "kill" else "neither goes on nor ends"
+    assert caught.value.what == f"the process of P{role} {did}"
+    assert caught.value.got == ("exit status -9" if how == "kill" else None)
     assert time.monotonic() - when[0] < 45
     assert all(process.poll() is not None for process in crews[0].processes)
 
@@ -64,12 +67,26 @@ def test_parties_that_never_say_a_word_end_the_training(tmp_path, experiment, mo
     monkeypatch.setattr(crew, "_START_S", 0.5)
     monkeypatch.setattr(sys, "executable", str(silent))
     started = time.monotonic()
-    with pytest.raises(LostPeerError, match="neither goes on nor ends"):
+    with pytest.raises(LostPeerError, match="P0 and P1 and P2 neither goes on nor ends"):
         train_private(experiment(), tmp_path / "run")
     assert time.monotonic() - started < 20
 
 
 def test_a_value_that_is_too_large_is_named_across_processes(tmp_path, experiment):
-    with pytest.raises(PeerFailedError, match=RingRangeError.code) as caught:
+    with pytest.raises(RingRangeError) as caught:
         train_private(experiment(), tmp_path / "run", hidden=(8,), learning_rate=90.0)
     assert caught.value.where.startswith("layer") or caught.value.where.startswith("slope")
+
+
+def test_what_a_process_cannot_read_is_told_as_threads_tell_it(tmp_path, experiment):
+    asked = experiment(str(tmp_path / "gone.csv"))
+    label = asked.label.model_copy(update={"column": "y"})
+    with pytest.raises(MissingDataError):
+        train_private(asked.model_copy(update={"label": label}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_there_is_no_place_for_a_run(tmp_path, experiment):
+    with pytest.raises(RunFolderError, match="already") as caught:
+        train_private(experiment(), tmp_path, processes=False)
+    assert "--out" in caught.value.fix

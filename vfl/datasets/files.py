@@ -22,6 +22,7 @@ def read_table(
     form: TableFormat | None = None,
     text_columns: Sequence[str] = (),
     setting: str | None = None,
+    columns: Sequence[str] | None = None,
 ) -> Table:
     """A table from ``.csv``, ``.csv.gz`` or ``.parquet``; a frame passes with its names as text.
 
@@ -30,6 +31,7 @@ def read_table(
         form: how it is written; commas and plain ids unless told.
         text_columns: columns of a CSV that stay text, so that an id keeps its leading zeros.
         setting: what names the file, for the message.
+        columns: those that are kept, all of them names of the table; None keeps every one.
 
     Returns:
         A frame; of more than `BLOCK_ROWS` rows of a file something that reads like one, by column.
@@ -39,7 +41,32 @@ def read_table(
         DataError: not a readable table, or a column without a name of its own.
     """
     if isinstance(source, pd.DataFrame):
-        return _uniquely_named(source, "the frame")
+        return _kept(_uniquely_named(source, "the frame"), columns)
+    path = _existing(source, setting)
+    with _readable(path):
+        if path.suffix == ".parquet":
+            return _read_parquet(path, columns)
+        return _read_csv(path, form or TableFormat(), text_columns, columns)
+
+
+def column_names(
+    source: Source, form: TableFormat | None = None, setting: str | None = None
+) -> list[str]:
+    """The names of a table's columns, without its rows; see `read_table`.
+
+    Raises:
+        MissingDataError, DataError: see `read_table`.
+    """
+    if isinstance(source, pd.DataFrame):
+        return list(_uniquely_named(source, "the frame").columns)
+    path = _existing(source, setting)
+    with _readable(path):
+        if path.suffix == ".parquet":
+            return _parquet_names(path)
+        return _csv_names(path, form or TableFormat())
+
+
+def _existing(source: Path | str, setting: str | None) -> Path:
     path = Path(source)
     if not path.is_file():
         beside = [file.name for file in path.parent.glob("*.*")]
@@ -50,10 +77,11 @@ def read_table(
             want="a .csv, .csv.gz or .parquet file",
             fix=nearest(path.name, beside),
         )
-    with _readable(path):
-        if path.suffix == ".parquet":
-            return _read_parquet(path)
-        return _read_csv(path, form or TableFormat(), text_columns)
+    return path
+
+
+def _kept(frame: pd.DataFrame, columns: Sequence[str] | None) -> pd.DataFrame:
+    return frame if columns is None else frame[list(columns)]
 
 
 @contextmanager
@@ -85,12 +113,20 @@ def _uniquely_named(frame: pd.DataFrame, where: str) -> pd.DataFrame:
     return frame
 
 
-def _read_csv(path: Path, form: TableFormat, text_columns: Sequence[str]) -> Table:
-    # Two lines, because pandas reads a longer second one here as an error, below as an index.
+def _csv_names(path: Path, form: TableFormat) -> list[str]:
+    # Two lines, because pandas reads a longer second one here as an error, later as an index.
     top = pd.read_csv(
         path, sep=form.separator, header=None, nrows=2, dtype=str, skipinitialspace=True
     )
     check_names(top.iloc[0], str(path))
+    return [str(name) for name in top.iloc[0]]
+
+
+def _read_csv(
+    path: Path, form: TableFormat, text_columns: Sequence[str], columns: Sequence[str] | None
+) -> Table:
+    _csv_names(path, form)
+    # All columns are parsed even if some are kept: a line of another length must be found.
     with pd.read_csv(
         path,
         sep=form.separator,
@@ -100,7 +136,7 @@ def _read_csv(path: Path, form: TableFormat, text_columns: Sequence[str]) -> Tab
         low_memory=False,  # one type a column in all of a reading
         chunksize=BLOCK_ROWS,
     ) as readings:
-        first = next(readings)
+        first = _kept(next(readings), columns)
         if len(first) < BLOCK_ROWS:
             return first
         table = Spill(list(first.columns))
@@ -110,15 +146,21 @@ def _read_csv(path: Path, form: TableFormat, text_columns: Sequence[str]) -> Tab
             table.add(frame)
     mixed = table.mixed()
     # In one reading a single text makes its column text; so read those columns as text throughout.
-    return _read_csv(path, form, [*text_columns, *mixed]) if mixed else table
+    return _read_csv(path, form, [*text_columns, *mixed], columns) if mixed else table
 
 
-def _read_parquet(path: Path) -> Table:
+def _parquet_names(path: Path) -> list[str]:
+    names = list(ParquetTable(path).columns)
+    check_names(pd.Series(names), str(path))
+    return names
+
+
+def _read_parquet(path: Path, columns: Sequence[str] | None) -> Table:
     table = ParquetTable(path)
     if len(table) > BLOCK_ROWS:
         check_names(pd.Series(table.columns), str(path))
         return table
-    return _uniquely_named(pd.read_parquet(path), str(path))
+    return _kept(_uniquely_named(pd.read_parquet(path), str(path)), columns)
 
 
 class ParquetTable(LargeTable):

@@ -56,7 +56,9 @@ def load_table(
     frame, ids = read_sorted(source, id_column, "the table", form)
     check_column(frame.columns, label, "the label", "label.column")
     columns = {
-        party: own_columns(frame, patterns, party, label, id_column, f"parties.{party}.columns")
+        party: own_columns(
+            frame.columns, patterns, party, label, id_column, f"parties.{party}.columns"
+        )
         for party, patterns in party_columns.items()
     }
     check_owners(columns)
@@ -107,7 +109,12 @@ def load_tables(
     )
     columns = {
         party: own_columns(
-            frame, party_columns.get(party, ()), party, label, id_column, f"parties.{party}.columns"
+            frame.columns,
+            party_columns.get(party, ()),
+            party,
+            label,
+            id_column,
+            f"parties.{party}.columns",
         )
         for party, frame in aligned.frames.items()
     }

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from vfl.datasets.encode import Encoder, TableEncoder
+from vfl.datasets.files import column_names
 from vfl.datasets.labels import encode_labels
 from vfl.datasets.party import Classes, PartyData, Split
 from vfl.datasets.pictures import PictureEncoder
@@ -29,8 +30,10 @@ def load_own(
     test: float = 0.2,
     shape: Sequence[int] | None = None,
     form: TableFormat | None = None,
+    left_out: str | None = None,
+    setting: str = "data.columns",
 ) -> PartyData:
-    """A party's data for training, rows sorted by id.
+    """A party's data for training, rows sorted by id; of the file its own columns alone are kept.
 
     The other parties' rows must be the same and are never seen here: compare `rows` and
     `row_digest` before training.
@@ -47,23 +50,36 @@ def load_own(
         test: share of the rows, the same at every party.
         shape: (channels, height, width) when the columns are pixels in reading order.
         form: how the file is written.
+        left_out: somebody else's label in this file, which is no feature either.
+        setting: what names the columns, for messages.
 
     Raises:
         MissingDataError, MissingColumnError, LabelLeakError, MisalignedError, TooFewRowsError,
         DataError: see `vfl.errors`; messages hold names and counts only.
     """
-    frame, ids = read_sorted(source, id_column, f"party '{name}'", form)
-    own = own_columns(frame, columns or (), name, label, id_column, "data.columns")
+    names = column_names(source, form, "data.source")
+    own = own_columns(names, columns or (), name, label or left_out, id_column, setting)
+    _check_names(names, name, own, id_column, label)
+    kept = own if label is None else [*own, label]
+    frame, ids = read_sorted(source, id_column, f"party '{name}'", form, columns=kept)
     split = split_rows(len(frame), seed, validation, test)
     labels: np.ndarray | None = None
     classes: Classes | None = None
     if label is not None:
-        check_column(frame.columns, label, f"the label of '{name}'", "data.label")
         labels, classes = encode_labels(frame[label], task)
-    elif not own:
-        raise DataError(f"party '{name}' has neither columns nor a label")
     rows = AlignedRows.of(len(frame), split, ids)
     return rows.party(name, fit_inputs(frame, own, split, shape), labels, classes)
+
+
+def _check_names(
+    names: Sequence[str], party: str, own: Sequence[str], id_column: str | None, label: str | None
+) -> None:
+    if id_column is not None:
+        check_column(names, id_column, f"the id column of party '{party}'", "data.id")
+    if label is not None:
+        check_column(names, label, f"the label of '{party}'", "data.label")
+    elif not own:
+        raise DataError(f"party '{party}' has neither columns nor a label")
 
 
 def load_for_prediction(

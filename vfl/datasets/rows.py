@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -88,8 +88,11 @@ def read_sorted(
     where: str,
     form: TableFormat | None,
     setting: str = "data.source",
+    columns: Sequence[str] | None = None,
 ) -> tuple[Table, Ids | None]:
     """A table in ascending order of its ids, and the ids; as it stands, and None, without ids.
+
+    Of `columns`, if they are given, and the ids alone.
 
     Raises:
         MissingDataError, DataError: no readable table.
@@ -97,13 +100,14 @@ def read_sorted(
     """
     form = form or TableFormat()
     if id_column is None:
-        return read_table(source, form, setting=setting), None
-    frame = read_table(source, form, [id_column], setting)
+        return read_table(source, form, setting=setting, columns=columns), None
+    kept = None if columns is None else [id_column, *columns]
+    frame = read_table(source, form, [id_column], setting, kept)
     return sort_by_id(frame, id_column, where, form.id_type)
 
 
 def own_columns(
-    frame: Table,
+    names: Iterable[str],
     patterns: Sequence[str],
     party: str,
     label: str | None,
@@ -116,7 +120,7 @@ def own_columns(
         MissingColumnError, LabelLeakError, DataError: see `pick_columns` and `check_features`.
     """
     leave_out = [name for name in (label, ids) if name is not None]
-    columns = pick_columns(frame.columns, patterns, f"party '{party}'", leave_out, setting)
+    columns = pick_columns(names, patterns, f"party '{party}'", leave_out, setting)
     check_features(party, columns, label, ids, setting)
     return columns
 

@@ -93,9 +93,7 @@ class Ring:
     def _signed(self) -> np.dtype[Any]:
         return _TYPES[self.bits][1]
 
-    def encode(
-        self, cut: Tensor, party: str, step: int, mask: Mask | None = None
-    ) -> np.ndarray:
+    def encode(self, cut: Tensor, party: str, step: int, mask: Mask | None = None) -> np.ndarray:
         """The masked words of a cut of axes (rows, width), in row order; axes (rows x width,).
 
         Args:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from vfl.errors import LostPeerError, PeerFailedError, VFLError
 from vfl.frame import Frame
+from vfl.mpc.rules import NAMES
 
 _CLOSED = LostPeerError("an in-process link is closed")
 
@@ -27,6 +28,7 @@ class MemoryLink:
     """One end of a pair; used by one thread.
 
     Args:
+        own, peer: roles of the two ends, for messages.
         outgoing, incoming: frames with their depth, or the error that ended the link.
         depth: of this party, shared by its links.
         timeout_s: how long `receive` waits.
@@ -34,11 +36,15 @@ class MemoryLink:
 
     def __init__(
         self,
+        own: int,
+        peer: int,
         outgoing: queue.SimpleQueue[tuple[int, Frame] | VFLError],
         incoming: queue.SimpleQueue[tuple[int, Frame] | VFLError],
         depth: Depth,
         timeout_s: float,
     ) -> None:
+        self._own = NAMES[own]
+        self._peer = NAMES[peer]
         self._outgoing = outgoing
         self._incoming = incoming
         self._depth = depth
@@ -66,7 +72,7 @@ class MemoryLink:
             received = self._incoming.get(timeout=self._timeout_s)
         except queue.Empty:
             raise LostPeerError(
-                "a party sent nothing in time", want=f"a frame within {self._timeout_s:g} s"
+                f"{self._peer} sent nothing in time", want=f"a frame within {self._timeout_s:g} s"
             ) from None
         if isinstance(received, VFLError):
             self._incoming.put(received)
@@ -81,7 +87,7 @@ class MemoryLink:
             self._closed.set()
             self._outgoing.put(
                 PeerFailedError(
-                    f"another party stopped with {error.code}: {error.what}",
+                    f"{self._own} stopped with {error.code}: {error.what}",
                     where=error.where,
                     got=error.got,
                     want=error.want,
@@ -103,6 +109,6 @@ def triangle(timeout_s: float = 30.0) -> tuple[list[dict[int, MemoryLink]], list
     for one, two in ((0, 1), (0, 2), (1, 2)):
         there: queue.SimpleQueue[tuple[int, Frame] | VFLError] = queue.SimpleQueue()
         back: queue.SimpleQueue[tuple[int, Frame] | VFLError] = queue.SimpleQueue()
-        links[one][two] = MemoryLink(there, back, depths[one], timeout_s)
-        links[two][one] = MemoryLink(back, there, depths[two], timeout_s)
+        links[one][two] = MemoryLink(one, two, there, back, depths[one], timeout_s)
+        links[two][one] = MemoryLink(two, one, back, there, depths[two], timeout_s)
     return links, depths

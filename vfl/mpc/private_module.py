@@ -26,7 +26,9 @@ from vfl.seeds import permutation
 _Result = TypeVar("_Result")
 
 
-def private(module: nn.Module, mode: Mode = "fast", *, rules: Rules | None = None) -> PrivateModule:
+def private(
+    module: nn.Module, mode: Mode = "fast", *, rules: Rules | None = None, timeout_s: float = 30.0
+) -> PrivateModule:
     """The module computed by three parties, of which none has both its inputs and its weights.
 
     P1 owns the weights (and the targets of a training), P0 the inputs and outputs, P2 helps. All
@@ -37,6 +39,7 @@ def private(module: nn.Module, mode: Mode = "fast", *, rules: Rules | None = Non
             `nn.Dropout`, which is left out.
         mode: "fast", or "thesis" for chapter 5 as written; see `Rules`.
         rules: instead of the mode's own.
+        timeout_s: how long a party waits for another; more for wide layers and many rows.
 
     Raises:
         PrivateLayerError: a layer of another kind; it names it and says what to use.
@@ -48,17 +51,19 @@ def private(module: nn.Module, mode: Mode = "fast", *, rules: Rules | None = Non
     ...     bool((hidden(inputs) - model(inputs)).abs().max() < 2e-5)
     True
     """
-    return PrivateModule(module, rules or Rules(mode))
+    require_range("timeout_s", timeout_s, 0.001)
+    return PrivateModule(module, rules or Rules(mode), timeout_s)
 
 
 class PrivateModule(nn.Module):
     """Made by `private`; also a context manager that ends the three threads."""
 
-    def __init__(self, module: nn.Module, rules: Rules) -> None:
+    def __init__(self, module: nn.Module, rules: Rules, timeout_s: float) -> None:
         super().__init__()
         self._layers = layers_of(module)
         self._template = [module]  # in a list: its weights are not this module's parameters
-        self._trio = Trio(rules, {"layers": [repr(layer) for layer in self._layers]})
+        terms = {"layers": [repr(layer) for layer in self._layers]}
+        self._trio = Trio(rules, terms, timeout_s)
         values = weights_of(module)
 
         def share(party: Party) -> Network:

@@ -65,9 +65,7 @@ def _decode_pass(
 
 
 @compiled
-def _encode_pass(
-    values: np.ndarray, scale: np.float32, end: np.float32, words: np.ndarray
-) -> bool:
+def _encode_pass(values: np.ndarray, scale: np.float32, end: np.float32, words: np.ndarray) -> bool:
     fit = True
     for place in range(len(values)):
         number = np.rint(values[place] * scale)

@@ -180,6 +180,24 @@ def owned_by(owner: int, shape: Sequence[int]) -> int | None:
     return 0 if owner else shape[1]
 
 
+def stacked(parts: Sequence[Shared]) -> Shared:
+    """The rows of several tensors one after another, which are owned and opened alike."""
+    if len(parts) == 1:
+        return parts[0]
+    first, opened = parts[0], None
+    if first.opened is not None:
+        kept = [
+            (each.mask, each.difference, each.second) for part in parts if (each := part.opened)
+        ]
+        opened = Opened(*map(_joined, zip(*kept, strict=True)))
+    return replace(first, words=torch.cat([part.words for part in parts]), opened=opened)
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    known = [part for part in parts if part is not None]
+    return torch.cat(known) if known else None
+
+
 def blank(shape: Sequence[int]) -> Tensor:
     """Axes without content: one zero that stands for every element.
 

@@ -28,20 +28,27 @@ class Trio:
         rules: the same for all.
         terms: what the parties compare before they begin.
         timeout_s: how long a party waits for a message.
+        agreed: False for a program that begins with `Party.agree` of its own.
 
     Attributes:
         parties: P0, P1 and P2.
     """
 
     def __init__(
-        self, rules: Rules, terms: Mapping[str, Any] | None = None, timeout_s: float = 30.0
+        self,
+        rules: Rules,
+        terms: Mapping[str, Any] | None = None,
+        timeout_s: float = 30.0,
+        *,
+        agreed: bool = True,
     ) -> None:
         self._ended = False
         self._links, self._depths = triangle(timeout_s)
         self.parties = [make_party(role, self._links[role], rules) for role in range(3)]
         self._pool = ThreadPoolExecutor(3, thread_name_prefix="vfl-mpc")
-        session = secrets.token_hex(16)
-        self.run(lambda party: party.agree(terms or {}, session))
+        if agreed:
+            session = secrets.token_hex(16)
+            self.run(lambda party: party.agree(terms or {}, session))
 
     def run(self, program: Callable[[Party], _Result]) -> list[_Result]:
         """Follow a program at all three parties; what it gave each.

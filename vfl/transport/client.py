@@ -22,7 +22,7 @@ from vfl.transport.reliable import Sequence
 from vfl.transport.sockets import client_context, dial
 from vfl.transport.stream import Stream
 
-_PEER = "the label party"
+_LABEL_PARTY = "the label party"
 
 
 class TcpLink:
@@ -33,14 +33,21 @@ class TcpLink:
         hello: who this party is.
         timeouts: how long to wait.
         window: sent frames kept for a resend; the hub's is best the same.
+        peer: who listens, for messages.
 
     Attributes:
         terms: what the label party told at the first attach.
     """
 
     def __init__(
-        self, reach: Callable[[], Stream], hello: Hello, timeouts: Timeouts, window: int
+        self,
+        reach: Callable[[], Stream],
+        hello: Hello,
+        timeouts: Timeouts,
+        window: int,
+        peer: str = _LABEL_PARTY,
     ) -> None:
+        self._peer = peer
         self._reach = reach
         self._hello = hello
         self._timeouts = timeouts
@@ -58,6 +65,7 @@ class TcpLink:
         ca_pem: bytes | None = None,
         timeouts: Timeouts | None = None,
         window: int = WINDOW_FRAMES,
+        peer: str = _LABEL_PARTY,
     ) -> TcpLink:
         """Attach to a hub; returns once it has said WELCOME.
 
@@ -68,16 +76,17 @@ class TcpLink:
             ca_pem: certificate of the CA that must have signed the hub's; None for no TLS.
             timeouts: how long to wait.
             window: sent frames kept for a resend.
+            peer: who listens, for messages.
 
         Raises:
             AuthenticationError: wrong session, node, token or certificate.
-            DisagreementError, ConsentError, PeerFailedError: the label party's refusal.
+            DisagreementError, ConsentError, PeerFailedError: the listener's refusal.
             LostPeerError: no hub answered within the rejoin window.
         """
         waits = timeouts or Timeouts()
         context = None if ca_pem is None else client_context(ca_pem)
         try:
-            return cls(lambda: dial(host, port, context, waits), hello, waits, window)
+            return cls(lambda: dial(host, port, context, waits), hello, waits, window, peer)
         except LostPeerError as loss:
             loss.where = f"{host}:{port}"
             raise
@@ -103,7 +112,7 @@ class TcpLink:
 
         Raises:
             LostPeerError: nothing came within `idle_s`, or the hub is gone for good.
-            PeerFailedError: the label party reported an error.
+            PeerFailedError: the listener reported an error.
             FrameError: the bytes are no frame; the link has ended.
         """
         self._check_open()
@@ -120,7 +129,7 @@ class TcpLink:
                 raise self._end(error) from None
         self._sequence.received += 1
         try:
-            return in_session(frame, _PEER)
+            return in_session(frame, self._peer)
         except VFLError as error:
             raise self._end(error) from None
 
@@ -157,7 +166,7 @@ class TcpLink:
             except OSError as error:
                 if time.monotonic() + self._timeouts.retry_s >= deadline:
                     raise LostPeerError(
-                        f"{_PEER} cannot be reached",
+                        f"{self._peer} cannot be reached",
                         got=type(error).__name__,
                         want=f"an answer within {self._timeouts.rejoin_window_s:g} s",
                         fix="check host, port, that the run is alive, and that both use TLS",
@@ -173,7 +182,7 @@ class TcpLink:
             stream.limit_bytes = ANSWER_LIMIT_BYTES
             answer = stream.read(deadline)
             if answer.kind is Kind.ERROR:
-                raise read_refusal(answer, _PEER)
+                raise read_refusal(answer, self._peer)
             welcome = Welcome.of(answer)
             stream.limit_bytes, stream.window = LIMIT_BYTES, sequence.window
             for frame in sequence.missing(welcome.received):
@@ -184,7 +193,7 @@ class TcpLink:
         return stream, welcome.terms
 
     def _silent(self, did: str) -> LostPeerError:
-        return LostPeerError(f"{_PEER} {did} for {self._timeouts.idle_s:g} s")
+        return LostPeerError(f"{self._peer} {did} for {self._timeouts.idle_s:g} s")
 
     def _end(self, error: VFLError) -> VFLError:
         if self._ended is None:

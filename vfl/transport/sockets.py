@@ -27,7 +27,7 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
         raise UserError(
-            "cannot listen for the feature parties",
+            "cannot listen for the other parties",
             where=f"{host}:{port}",
             got=getattr(error, "strerror", None) or str(error),
             fix="choose another port, or 0 for a free one",

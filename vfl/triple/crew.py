@@ -8,18 +8,25 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 
-from vfl.errors import LostPeerError, PeerFailedError, VFLError
+from vfl import errors
+from vfl.errors import LostPeerError, PeerFailedError, UserError, VFLError
 from vfl.mpc.rules import NAMES
-from vfl.triple.links import LISTENS
-from vfl.triple.messages import Door, Doors, Job, Told
+from vfl.triple.door import LISTENS, Invitation
+from vfl.triple.messages import Invitations, Job, Told
 
 _START_S = 120.0
 _END_S = 10.0
 #: Parties that others connect to.
 _DOORS = sum(bool(callers) for callers in LISTENS.values())
+#: Errors about the files and arguments of whoever runs all three, by code.
+_OWN = {
+    kind.code: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, UserError)
+}
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
@@ -56,26 +63,24 @@ class Crew:
             tell: told the figures of every epoch.
 
         Raises:
-            PeerFailedError: one of them stopped; the first that did so for a reason of its own.
-            LostPeerError: one was killed.
+            UserError: one of them stopped for a reason that lies in files or arguments.
+            PeerFailedError: one of them stopped for another reason of its own.
+            LostPeerError: one was killed, or does not go on.
         """
         for role, job in enumerate(self._jobs):
             self._say(role, job.model_dump_json())
-        doors: dict[int, Door] = {}
+        doors: dict[int, dict[int, Invitation]] = {}
         last: dict[int, Told | None] = {}
-        while len(last) < len(self._jobs):
+        while len(last) < len(self._jobs) and not _cause(last):
             role, told = self._next(last, started=len(doors) == _DOORS)
-            if told is not None and told.doors is not None:
-                doors[role] = told.doors
+            if told is not None and told.invitations is not None:
+                doors[role] = told.invitations
                 if len(doors) == _DOORS:
-                    self._send_doors(doors)
+                    self._pass_on(doors)
             elif told is not None and told.figures is not None:
                 tell(told.figures)
             else:
                 last[role] = told
-                # Who has no doors yet would wait for them for ever.
-                if (told is None or told.error is not None) and len(doors) < _DOORS:
-                    break
         return self._check(last)
 
     def __enter__(self) -> Crew:
@@ -112,29 +117,28 @@ class Crew:
         try:
             return self._lines.get(timeout=patience)
         except queue.Empty:
-            raise LostPeerError("a party's process neither goes on nor ends") from None
+            silent = " and ".join(
+                NAMES[role] for role in range(len(self._jobs)) if role not in last
+            )
+            raise LostPeerError(f"the process of {silent} neither goes on nor ends") from None
 
     def _check(self, last: dict[int, Told | None]) -> list[Told]:
-        errors = [
-            (role, told.error if told else None)
-            for role, told in last.items()
-            if told is None or told.error
-        ]
-        told_why = [each for each in errors if each[1] is not None]
-        for role, error in sorted(told_why, key=lambda each: _rank(each[1])):
-            raise _failure(role, error or {}) from None
-        for role, _ in errors:
-            raise LostPeerError(
-                f"the process of {NAMES[role]} ended early",
-                got=f"exit status {self.processes[role].wait()}",
-                fix="its own words are on standard error",
-            )
+        """The last words, if all are good ones; else the cause of what went wrong."""
+        for role, told in sorted(last.items(), key=lambda each: _rank(each[1])):
+            if told is None:
+                raise LostPeerError(
+                    f"the process of {NAMES[role]} ended early",
+                    got=f"exit status {self.processes[role].wait()}",
+                    fix="its own words are on standard error",
+                )
+            if told.error is not None:
+                raise _failure(role, told.error)
         return [told for _, told in sorted(last.items()) if told is not None]
 
-    def _send_doors(self, doors: dict[int, Door]) -> None:
+    def _pass_on(self, doors: Mapping[int, Mapping[int, Invitation]]) -> None:
         for role in range(len(self._jobs)):
-            own = {at: door for at, door in doors.items() if role in LISTENS[at]}
-            self._say(role, Doors(doors=own).model_dump_json())
+            by = {at: callers[role] for at, callers in doors.items() if role in callers}
+            self._say(role, Invitations(by=by).model_dump_json())
 
     def _say(self, role: int, line: str) -> None:
         stdin = self.processes[role].stdin
@@ -156,13 +160,23 @@ class Crew:
             self._lines.put((role, None))
 
 
-def _rank(error: dict[str, str | None] | None) -> int:
-    """Causes before what they led to at the other parties."""
-    code = (error or {}).get("code")
-    return {PeerFailedError.code: 1, LostPeerError.code: 2}.get(str(code), 0)
+def _rank(told: Told | None) -> int:
+    """Causes before what they led to at the other parties: the last is a party that is done."""
+    if told is None:
+        return 1
+    if told.error is None:
+        return 4
+    return {PeerFailedError.code: 2, LostPeerError.code: 3}.get(str(told.error["code"]), 0)
 
 
-def _failure(role: int, error: dict[str, str | None]) -> VFLError:
+def _cause(last: Mapping[int, Told | None]) -> bool:
+    """Whether one party's last word explains whatever the others will say."""
+    return any(_rank(told) < 2 for told in last.values())
+
+
+def _failure(role: int, error: Mapping[str, str | None]) -> VFLError:
     texts = {key: error.get(key) for key in ("where", "got", "want", "fix")}
-    what = f"{NAMES[role]} stopped with {error.get('code')}: {error.get('what')}"
-    return PeerFailedError(what, **texts)
+    what, kind = str(error.get("what")), _OWN.get(str(error.get("code")))
+    if kind is not None:
+        return kind(what, **texts)
+    return PeerFailedError(f"{NAMES[role]} stopped with {error.get('code')}: {what}", **texts)

@@ -1,90 +1,98 @@
 """Direct TLS links between each two of the three parties.
 
-P2 listens for P0 and P1, and P0 for P1. The link of P0 and P1 never passes P2, which deals their
-masks and could otherwise read what they open.
+The link of P0 and P1 never passes P2, which deals their masks and could otherwise read what they
+open.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 
+from vfl.errors import LostPeerError, VFLError
 from vfl.mpc.rules import NAMES
-from vfl.transport import (
-    Credential,
-    Hello,
-    TcpHub,
-    TcpLink,
-    Timeouts,
-    TransportLink,
-    session_certificate,
-)
-from vfl.triple.messages import Door, Job
-
-#: Whom each role listens for.
-LISTENS = {0: (1,), 1: (), 2: (0, 1)}
-_HOST = "127.0.0.1"
-_JOIN_S = 60.0
+from vfl.transport import Hello, TcpHub, TcpLink, Timeouts, TransportLink
+from vfl.triple.door import LISTENS, Door, Invitation
 
 
 class Links:
     """One party's two links, and the hub it listens with; closed as one.
 
     Args:
-        job: the party's.
+        role: the party's.
+        timeout_s: how long it waits for another.
+        join_s: how long it waits for the others to come.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, role: int, timeout_s: float, join_s: float) -> None:
+        self._role = role
+        self._join_s = join_s
         self._hub: TcpHub | None = None
         self._links: dict[int, TransportLink] = {}
-        wait = job.timeout_s
-        self._timeouts = Timeouts(step_s=wait, idle_s=wait, rejoin_window_s=min(wait, 8.0))
-
-    def listen(self) -> Door | None:
-        """Open this party's door, if it has one."""
-        job, callers = self._job, LISTENS[self._job.role]
-        if not callers:
-            return None
-        certificate = session_certificate([_HOST])
-        credentials = {
-            NAMES[caller]: Credential(NAMES[caller], job.tokens[_pair(job.role, caller)])
-            for caller in callers
-        }
-        self._hub = TcpHub(
-            _HOST, 0, job.session, credentials, certificate=certificate, timeouts=self._timeouts
+        self._timeouts = Timeouts(
+            step_s=timeout_s, idle_s=timeout_s, rejoin_window_s=min(timeout_s, 8.0)
         )
-        return Door(port=self._hub.port, ca_pem=certificate.ca_pem.decode())
 
-    def connect(self, doors: Mapping[int, Door]) -> dict[int, TransportLink]:
+    def listen(self, door: Door, host: str, port: int) -> int:
+        """Open this party's door at an address of this machine; the port really listened on.
+
+        Raises:
+            UserError: the address cannot be listened on.
+        """
+        self._hub = TcpHub(
+            host,
+            port,
+            door.session,
+            door.credentials,
+            certificate=door.certificate,
+            timeouts=self._timeouts,
+        )
+        return self._hub.port
+
+    def connect(self, invitations: Mapping[int, Invitation]) -> dict[int, TransportLink]:
         """Links to the two others, by role.
 
         Raises:
             LostPeerError, MissingPartyError: one of them did not come.
             AuthenticationError: somebody else did.
         """
-        job = self._job
-        for role, door in sorted(doors.items()):
-            hello = Hello(job.session, NAMES[job.role], job.tokens[_pair(job.role, role)])
-            self._links[role] = TcpLink.connect(
-                door.host, door.port, hello, door.ca_pem.encode(), self._timeouts
-            )
+        deadline = time.monotonic() + self._join_s
+        for role, invitation in sorted(invitations.items()):
+            self._links[role] = self._call(invitation, deadline)
         if self._hub is not None:
-            callers = LISTENS[job.role]
-            self._hub.wait_all([NAMES[caller] for caller in callers], _JOIN_S)
+            callers = LISTENS[self._role]
+            left_s = max(0.0, deadline - time.monotonic())
+            self._hub.wait_all([NAMES[caller] for caller in callers], left_s)
             self._links |= {caller: self._hub.link(NAMES[caller]) for caller in callers}
         return self._links
 
-    def each(self, act: Callable[[TransportLink], None]) -> None:
-        """Do something with every link, such as telling it why this party stops."""
+    def fail(self, error: VFLError) -> None:
+        """Tell everybody who is there why this party stops."""
         for link in self._links.values():
-            act(link)
+            link.fail(error)
+        if self._hub is not None:
+            self._hub.fail(error)
 
     def close(self) -> None:
         """Close links and door."""
-        self.each(lambda link: link.close())
+        for link in self._links.values():
+            link.close()
         if self._hub is not None:
             self._hub.close()
 
-
-def _pair(one: int, other: int) -> str:
-    return f"{min(one, other)}{max(one, other)}"
+    def _call(self, invitation: Invitation, deadline: float) -> TcpLink:
+        """Call until somebody is there; who waits for us may be about to begin."""
+        hello = Hello(invitation.session, NAMES[self._role], invitation.token)
+        while True:
+            try:
+                return TcpLink.connect(
+                    invitation.host,
+                    invitation.port,
+                    hello,
+                    invitation.ca_pem.encode(),
+                    self._timeouts,
+                    peer=NAMES[invitation.listener],
+                )
+            except LostPeerError:
+                if time.monotonic() >= deadline:
+                    raise

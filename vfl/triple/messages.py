@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
-
 from vfl.config import Experiment
 from vfl.config.toml import Settings
-from vfl.triple.plan import Plan
-
-
-class Door(Settings):
-    """Where a party listens for another; its certificate's CA."""
-
-    host: str = "127.0.0.1"
-    port: int
-    ca_pem: str
+from vfl.triple.door import Invitation
+from vfl.triple.plan import Terms
 
 
 class Job(Settings):
@@ -24,44 +15,40 @@ class Job(Settings):
 
     Attributes:
         role: 0, 1 or 2.
-        party: its name in the experiment.
-        plan: public.
-        experiment: where its own rows come from; on one machine every process could read all.
-        session: name of the session, fresh for every start.
-        tokens: of each pair, "01", "02" or "12", that this party is in.
+        experiment: where its own rows come from.
+        terms: of a new training; None to ask the network in `kept`.
         timeout_s: how long it waits for another party.
-        shares: file with its share of a trained network; "" for none.
-        keep: file its share of the network is written to; "" for none.
+        join_s: how long it waits for the others to come.
+        kept: folder of its part of a trained network; "" for none.
+        keep: folder that its part is written to; "" for none.
     """
 
     role: int
-    party: str
-    plan: Plan
     experiment: Experiment
-    session: str
-    tokens: dict[str, str] = Field(repr=False)
+    terms: Terms | None
     timeout_s: float
-    shares: str = ""
+    join_s: float = 60.0
+    kept: str = ""
     keep: str = ""
 
 
-class Doors(Settings):
-    """Where a party's links lead, by the role that listens."""
+class Invitations(Settings):
+    """How a party gets in at others, by the role that listens."""
 
-    doors: dict[int, Door]
+    by: dict[int, Invitation]
 
 
 class Told(Settings):
     """A line a party's process writes.
 
     Attributes:
-        doors: it listens.
+        invitations: it listens; how each caller gets in, by role.
         figures: of one epoch.
         outcome: it is done.
         error: it stopped; the record of a `VFLError`.
     """
 
-    doors: Door | None = None
+    invitations: dict[int, Invitation] | None = None
     figures: dict[str, float] | None = None
     outcome: dict[str, Any] | None = None
     error: dict[str, str | None] | None = None

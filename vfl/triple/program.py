@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vfl.datasets import PartyData
+from vfl.errors import RunFolderError
 from vfl.mpc import Network, Party
 from vfl.mpc.layers import Weights
 from vfl.mpc.network import share_targets
 from vfl.mpc.private_module import batches
-from vfl.mpc.shares import Shared
+from vfl.mpc.ring import WORD_BYTES
+from vfl.mpc.shares import Shared, blank, stacked
 from vfl.mpc.traffic import traffic
 from vfl.seeds import Secret
 from vfl.server.quality import classification_quality, regression_quality
-from vfl.triple.plan import Part, Plan
+from vfl.triple.meeting import meet
+from vfl.triple.plan import Part, Plan, Terms
 
 _HOLDERS = (0, 1)
+#: Of rows in one frame, which has a limit of its own (`vfl.frame.LIMIT_BYTES`).
+BLOCK_BYTES = 1 << 26
 #: Nearer to 0 or 1 than a shared value can tell.
 _LEAST = 2.0**-23
 
@@ -30,17 +38,39 @@ class Outcome:
     """What one party can tell afterwards.
 
     Attributes:
+        plan: what was agreed on, as plain values.
         history: figures of the test rows after every epoch, at the owner of the labels.
         shares: this holder's share of the weights; empty at the helper.
         traffic, leaks: as plain values; see `vfl.mpc.traffic` and `vfl.mpc.leakage`.
         seconds: from the first share to the last figure.
     """
 
+    plan: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, float]] = field(default_factory=list)
     shares: dict[str, Tensor] = field(default_factory=dict)
     traffic: list[dict[str, Any]] = field(default_factory=list)
     leaks: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
+
+
+def play(
+    party: Party,
+    terms: Terms,
+    data: PartyData | None,
+    shares: Mapping[str, Tensor],
+    tell: Callable[[dict[str, float]], None] = lambda figures: None,
+) -> tuple[Plan, Outcome]:
+    """Meet the two others and follow what was agreed on; see `meet` and `follow`.
+
+    Args:
+        party: without keys yet.
+        terms: what this party was started with.
+        data: its own rows, if it has any.
+        shares: its share of a network that was trained before; empty for a new one.
+        tell: told the figures of every epoch, at the owner of the labels.
+    """
+    plan = meet(party, terms, data)
+    return plan, follow(party, plan, Part.of(data, plan, party.role), shares, tell)
 
 
 def follow(
@@ -63,7 +93,7 @@ def follow(
         PeerError: another party did not follow.
         RingRangeError: a value is too large; it is named by layer.
     """
-    outcome, started = Outcome(), time.monotonic()
+    outcome, started = Outcome(plan.model_dump(mode="json")), time.monotonic()
     if plan.task == "train":
         network = _fresh(party, plan)
         _train(party, plan, part, network, outcome, tell)
@@ -112,8 +142,7 @@ def _train(
 ) -> None:
     rows = _columns(party, plan, part.train, plan.train_rows, "training inputs")
     test = _columns(party, plan, part.test, plan.test_rows, "test inputs")
-    shape = (plan.train_rows, plan.widths[-1])
-    labels = share_targets(party, plan.label_role, shape, part.train_targets)
+    labels = _targets(party, plan, part.train_targets)
     for epoch in range(plan.epochs):
         order = batches(rows, labels, plan.batch_rows, 1, plan.seed + epoch)
         for inputs, targets in order:
@@ -133,9 +162,14 @@ def _judge(
     """Figures of the test rows, whose outputs the owner of the labels receives."""
     if not plan.test_rows:
         return
-    outputs = party.reveal(network.infer(party, test), plan.label_role, "test outputs")
-    if outputs is None:
+    found = []
+    # A frame carries the widest layer's values, and may carry their slopes beside them.
+    for start, end in _blocks(plan.test_rows, 2 * max(plan.widths)):
+        rows = test.rows(torch.arange(start, end))
+        found.append(party.reveal(network.infer(party, rows), plan.label_role, "test outputs"))
+    if found[0] is None:
         return
+    outputs = torch.cat([each for each in found if each is not None])
     network.check_outputs(party.rules, outputs)
     assert part.test_labels is not None, "the owner has the labels"
     if plan.classes:
@@ -154,17 +188,41 @@ def _logits(outputs: Tensor) -> Tensor:
 
 def _columns(party: Party, plan: Plan, own: Tensor | None, rows: int, where: str) -> Shared:
     """Both holders' columns side by side, opened once for all the steps to come."""
-    left, right = (
-        party.share_bounded(
-            holder,
-            (rows, plan.columns[holder]),
-            own if party.role == holder else None,
-            f"{where} of P{holder}",
-            "the columns",
+    blocks = []
+    for start, end in _blocks(rows, plan.widths[0]):
+        left, right = (
+            party.share_bounded(
+                holder,
+                (end - start, plan.columns[holder]),
+                own[start:end] if own is not None and party.role == holder else None,
+                f"{where} of P{holder}",
+                "the columns",
+            )
+            for holder in _HOLDERS
         )
-        for holder in _HOLDERS
+        blocks += party.open(left.beside(right), phase="setup")
+    return stacked(blocks)
+
+
+def _targets(party: Party, plan: Plan, own: Tensor | None) -> Shared:
+    width = plan.widths[-1]
+    return stacked(
+        [
+            share_targets(
+                party,
+                plan.label_role,
+                (end - start, width),
+                None if own is None else own[start:end],
+            )
+            for start, end in _blocks(plan.train_rows, width)
+        ]
     )
-    return party.open(left.beside(right), phase="setup")[0]
+
+
+def _blocks(rows: int, width: int) -> Iterable[tuple[int, int]]:
+    """Runs of rows, of one size within a row, whose words fit a frame; as few as that takes."""
+    count = max(1, min(rows, math.ceil(rows * width * WORD_BYTES / BLOCK_BYTES)))
+    return pairwise(rows * block // count for block in range(count + 1))
 
 
 def _fresh(party: Party, plan: Plan) -> Network:
@@ -181,14 +239,27 @@ def _fresh(party: Party, plan: Plan) -> Network:
 
 
 def _kept(party: Party, plan: Plan, shares: Mapping[str, Tensor]) -> Network:
-    weights = []
-    for index, layer in enumerate(plan.layers):
-        shapes = {"weight": (layer.inputs, layer.outputs), "bias": (layer.outputs,)}
-        weight, bias = (
-            Shared(shares.get(f"{index}.{name}", torch.zeros(shape).long()), party.rules.bits)
-            for name, shape in shapes.items()
+    """A network whose shares were kept; of P2, who has none, the shapes."""
+
+    def one(name: str, *shape: int) -> Shared:
+        words = shares.get(name) if party.role in _HOLDERS else blank(shape)
+        if words is None or words.shape != shape or words.dtype != torch.int64:
+            raise RunFolderError(
+                "this share is not of the network that the parties' tables ask for",
+                where=name,
+                got="nothing" if words is None else f"{tuple(words.shape)} of {words.dtype}",
+                want=f"{shape} of torch.int64",
+                fix="ask with the columns and labels that it was trained with",
+            )
+        return Shared(words, party.rules.bits)
+
+    weights = [
+        Weights(
+            one(f"{index}.weight", layer.inputs, layer.outputs),
+            one(f"{index}.bias", layer.outputs),
         )
-        weights.append(Weights(weight, bias))
+        for index, layer in enumerate(plan.layers)
+    ]
     return Network(plan.layers, weights)
 
 

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from vfl.config import Experiment
-from vfl.datasets import PartyData
-from vfl.errors import BadOptionError, RunFolderError
-from vfl.mpc import Rules, Trio
+from vfl.errors import RunFolderError
+from vfl.mpc import Party, Rules, Trio
 from vfl.mpc.rules import NAMES, Mode
 from vfl.mpc.traffic import PHASES
-from vfl.options import require_range
 from vfl.run import load_data
-from vfl.storage import load_weights, pack_weights, read_json, stamp, write_bytes, write_json
+from vfl.storage import check_format, read_json, stamp, write_json
 from vfl.triple.crew import Crew
+from vfl.triple.kept import Kept, keep, kept_at
 from vfl.triple.messages import Job
-from vfl.triple.plan import Part, Plan, seats
-from vfl.triple.program import Outcome, follow
+from vfl.triple.plan import Plan, Terms
+from vfl.triple.program import Outcome, play
 
 CARD = "mpc.json"
-_SHARE = "share.safetensors"
 Tell = Callable[[dict[str, float]], None]
 
 
@@ -31,11 +31,11 @@ def train_private(
     folder: Path,
     *,
     mode: Mode = "fast",
-    hidden: tuple[int, ...] = (),
+    rules: Rules | None = None,
+    hidden: Sequence[int] = (),
     learning_rate: float = 0.5,
     processes: bool = True,
     timeout_s: float = 60.0,
-    magnitude_bits: int = 8,
     weights_seed: int | None = None,
     tell: Tell = lambda figures: None,
 ) -> dict[str, Any]:
@@ -45,13 +45,14 @@ def train_private(
         experiment: two parties with columns, which are P0 and P1; a label party of its own is P2,
             and otherwise P2 has no data. Epochs, rows of a batch and the seed are used; models,
             codec and defense are not.
-        folder: new; the card goes there, and each holder's share into a folder of its own.
+        folder: new; the card goes there, and what each party keeps into a folder of its own.
         mode: see `vfl.mpc.Rules`.
+        rules: instead of the mode's own.
         hidden: widths of hidden layers; none is logistic or linear regression.
         learning_rate: of plain gradient descent.
-        processes: three processes with TLS between each two, or three threads of this one.
+        processes: three processes with TLS between each two, each of which loads its own party's
+            columns; or three threads of this one, which then joins the parties' tables by ids.
         timeout_s: how long a party waits for another.
-        magnitude_bits: see `vfl.mpc.Rules`.
         weights_seed: for comparisons only: first weights that anybody can repeat.
         tell: told the figures of every epoch.
 
@@ -59,174 +60,144 @@ def train_private(
         The card: figures, bytes, seconds, who is who, and what each party saw.
 
     Raises:
+        RunFolderError: the folder is there already.
         ConfigError: not exactly two parties with columns.
+        DataError: see `vfl.datasets`.
+        RingRangeError: a value is too large; it is named.
         PeerFailedError, LostPeerError: a party stopped.
     """
-    data = load_data(experiment)
-    names = seats(experiment)
-    plan = _plan(
-        experiment,
-        data,
-        names,
-        Rules(mode, magnitude_bits=magnitude_bits),
-        hidden,
-        learning_rate,
-        weights_seed,
-    )
-    folder.mkdir(parents=True, exist_ok=False)
-    outcomes = _run(plan, experiment, data, names, {}, folder, processes, timeout_s, tell)
-    card = _card(plan, names, outcomes, processes)
-    write_json(
-        folder / CARD,
-        {**stamp(), **card, "experiment": experiment.model_dump(mode="json", exclude_none=True)},
-    )
+    terms = Terms.of(experiment, rules or Rules(mode), hidden, learning_rate, weights_seed)
+    with new_folder(folder):
+        if processes:
+            outcomes = _as_processes(experiment, terms, timeout_s, tell, keep_in=folder)
+        else:
+            outcomes = _as_threads(experiment, [Kept(terms, {})] * 3, timeout_s, tell, folder)
+        card = card_of(outcomes, processes)
+        write_json(
+            folder / CARD,
+            {
+                **stamp(),
+                **card,
+                "experiment": experiment.model_dump(mode="json", exclude_none=True),
+            },
+        )
     return card
 
 
 def infer_private(
     folder: Path, *, processes: bool = True, timeout_s: float = 60.0
 ) -> dict[str, Any]:
-    """Answer the test rows with a network of `train_private`, from the holders' shares.
+    """Answer the test rows with a network of `train_private`, from what its parties kept.
 
     Raises:
-        RunFolderError: there is no such network.
+        RunFolderError: there is no such network, or a party's part is not of this training.
+        DisagreementError: two parties have parts of two trainings.
         PeerFailedError, LostPeerError: a party stopped.
     """
     if not (folder / CARD).is_file():
         raise RunFolderError("no private network is here", where=str(folder), want=CARD)
-    kept = read_json(folder / CARD)
-    experiment = Experiment.model_validate(kept["experiment"])
-    plan = Plan.model_validate(kept["plan"] | {"task": "infer"})
-    shares = {role: folder / NAMES[role] / _SHARE for role in (0, 1)}
-    data = load_data(experiment)
-    names = seats(experiment)
-    outcomes = _run(
-        plan, experiment, data, names, shares, None, processes, timeout_s, lambda figures: None
-    )
-    return _card(plan, names, outcomes, processes)
+    record = read_json(folder / CARD)
+    check_format(record, folder / CARD)
+    try:
+        experiment = Experiment.model_validate(record.get("experiment"))
+    except ValidationError:
+        raise RunFolderError(
+            "this is no card of a private network", where=str(folder / CARD)
+        ) from None
+    if processes:
+        outcomes = _as_processes(experiment, None, timeout_s, lambda figures: None, folder)
+    else:
+        kept = [kept_at(folder / name, role) for role, name in enumerate(NAMES)]
+        outcomes = _as_threads(experiment, kept, timeout_s, lambda figures: None)
+    return card_of(outcomes, processes)
 
 
-def _plan(
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[None]:
+    """Make a folder; it goes again if what is done inside fails before anything is written.
+
+    Raises:
+        RunFolderError: it is there already.
+    """
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise RunFolderError(
+            "there is a run of that name already",
+            where=str(folder),
+            fix="give a folder that is not there yet, or leave --out away for one under runs/",
+        ) from None
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # there is something in it
+            folder.rmdir()
+        raise
+
+
+def _as_threads(
     experiment: Experiment,
-    data: Mapping[str, PartyData],
-    names: list[str],
-    rules: Rules,
-    hidden: tuple[int, ...],
-    learning_rate: float,
-    weights_seed: int | None,
-) -> Plan:
-    label = data[experiment.label.party]
-    classes = len(label.classes) if label.classes else 0
-    columns = [_width(data[name]) for name in names[:2]]
-    outputs = classes if classes > 2 else 1
-    rows = len(label.split.train)
-    require_range("learning_rate", learning_rate, 1e-9, 100)
-    if experiment.train.batch_rows > rows:
-        raise BadOptionError(
-            "a batch has more rows than there are",
-            where="train.batch_rows",
-            got=str(experiment.train.batch_rows),
-            want=f"at most {rows}",
-        )
-    return Plan(
-        task="train",
-        mode=rules.mode,
-        bits=rules.bits,
-        magnitude_bits=rules.magnitude_bits,
-        widths=(sum(columns), *hidden, outputs),
-        columns=(columns[0], columns[1]),
-        label_role=names.index(experiment.label.party),
-        train_rows=rows,
-        test_rows=len(label.split.test),
-        classes=classes,
-        epochs=experiment.train.epochs,
-        batch_rows=experiment.train.batch_rows,
-        learning_rate=learning_rate,
-        seed=experiment.seed,
-        weights_seed=weights_seed,
-    )
-
-
-def _width(data: PartyData) -> int:
-    assert data.inputs is not None, "a holder has columns"
-    return data.inputs[0].numel()
-
-
-def _run(
-    plan: Plan,
-    experiment: Experiment,
-    data: Mapping[str, PartyData],
-    names: list[str],
-    shares: Mapping[int, Path],
-    folder: Path | None,
-    processes: bool,
+    kept: Sequence[Kept],
     timeout_s: float,
     tell: Tell,
+    keep_in: Path | None = None,
 ) -> list[Outcome]:
-    keep = {role: folder / NAMES[role] / _SHARE for role in (0, 1)} if folder else {}
-    if processes:
-        return _as_processes(plan, experiment, names, shares, keep, timeout_s, tell)
-    empty = Part(None, None, None, None)
-    parts = [
-        Part.of(data[name], plan, role) if name in data else empty
-        for role, name in enumerate(names)
-    ]
-    kept = {role: load_weights(path) for role, path in shares.items()}
-    with Trio(plan.rules, plan.model_dump(mode="json"), timeout_s) as trio:
-        outcomes = trio.run(
-            lambda party: follow(party, plan, parts[party.role], kept.get(party.role, {}), tell)
-        )
-    for role, path in keep.items():
-        write_bytes(path, pack_weights(outcomes[role].shares), mode=0o600)
-    return outcomes
+    data = load_data(experiment)
+
+    def program(party: Party) -> tuple[Plan, Outcome]:
+        terms, shares = kept[party.role]
+        return play(party, terms, data.get(terms.parties[party.role]), shares, tell)
+
+    with Trio(kept[0].terms.rules, timeout_s=timeout_s, agreed=False) as trio:
+        played = trio.run(program)
+    if keep_in is not None:
+        for role, (plan, outcome) in enumerate(played):
+            keep(keep_in / NAMES[role], role, plan, outcome.shares)
+    return [outcome for _, outcome in played]
 
 
 def _as_processes(
-    plan: Plan,
     experiment: Experiment,
-    names: list[str],
-    shares: Mapping[int, Path],
-    keep: Mapping[int, Path],
+    terms: Terms | None,
     timeout_s: float,
     tell: Tell,
+    kept_in: Path | None = None,
+    keep_in: Path | None = None,
 ) -> list[Outcome]:
-    session = secrets.token_hex(16)
-    tokens = {pair: secrets.token_urlsafe(32) for pair in ("01", "02", "12")}
     jobs = [
         Job(
             role=role,
-            party=name,
-            plan=plan,
             experiment=experiment,
-            session=session,
-            tokens={pair: token for pair, token in tokens.items() if str(role) in pair},
+            terms=terms,
             timeout_s=timeout_s,
-            shares=str(shares.get(role, "")),
-            keep=str(keep.get(role, "")),
+            kept=str(kept_in / name) if kept_in else "",
+            keep=str(keep_in / name) if keep_in else "",
         )
-        for role, name in enumerate(names)
+        for role, name in enumerate(NAMES)
     ]
     with Crew(jobs) as crew:
         return [Outcome(**(told.outcome or {})) for told in crew.run(tell)]
 
 
-def _card(plan: Plan, names: list[str], outcomes: list[Outcome], processes: bool) -> dict[str, Any]:
-    """What happened, in one record; figures are those of the last epoch."""
+def card_of(outcomes: Sequence[Outcome], processes: bool) -> dict[str, Any]:
+    """What happened at some parties, in one record; figures are those of the last epoch."""
+    plan = Plan.model_validate(outcomes[0].plan)
     traffic = [row for outcome in outcomes for row in outcome.traffic]
     totals = {
         f"bytes_{phase}": sum(row["wire_bytes"] for row in traffic if row["phase"] == phase)
         for phase in PHASES
     }
-    history = outcomes[plan.label_role].history
+    history = max((outcome.history for outcome in outcomes), key=len)
+    figures: Mapping[str, float] = history[-1] if history else {}
     return {
         "task": plan.task,
         "mode": plan.mode,
-        "parties": dict(zip(NAMES, names, strict=True)),
-        "labels": names[plan.label_role],
+        "parties": dict(zip(NAMES, plan.parties, strict=True)),
+        "labels": plan.parties[plan.label_role],
         "trust": "semi-honest; no two of the three collude; see docs/mpc.md",
         "processes": processes,
         "plan": plan.model_dump(mode="json"),
-        **{f"test_{name}": value for name, value in (history[-1] if history else {}).items()},
+        **{f"test_{name}": value for name, value in figures.items()},
         "history": history,
         **totals,
         "seconds": max(outcome.seconds for outcome in outcomes),
