@@ -1,6 +1,7 @@
 """`vfl mpc`: train and infer for people and for machines, and mistakes."""
 
 import json
+import stat
 
 import pytest
 
@@ -34,6 +35,8 @@ def test_what_people_read(vfl, loans):
         (["--hidden", "4,x"], "--hidden"),
         (["--learning-rate", "-1"], "V103"),
         (["-s", "train.batch_rows=5000"], "V103"),
+        (["--least-permuted", "0"], "V103"),
+        (["--bits", "28", "--magnitude-bits", "8"], "V103"),
     ],
 )
 def test_mistakes(vfl, loans, words, told):
@@ -47,3 +50,64 @@ def test_a_folder_that_is_no_private_run(vfl, tmp_path):
     done = vfl("mpc", "infer", tmp_path)
     assert done.code == 2
     assert "V007" in done.err
+
+
+def test_rules_from_the_command_line(vfl, loans):
+    words = ("--flips", "--least-permuted", "64", "--bits", "20", "--delta-bits", "12")
+    more = ("--mode", "thesis", "--magnitude-bits", "9", "--in-process", "--json")
+    done = vfl("mpc", "train", loans, *words, *more, "--out", "run")
+    plan = json.loads(done.out)["plan"]
+    rules = {"mode": "thesis", "bits": 20, "magnitude_bits": 9, "delta_bits": 12}
+    assert plan | rules | {"least_permuted": 64, "flips": True} == plan
+    asked = json.loads(vfl("mpc", "infer", "run", *more[-2:]).out)["plan"]
+    assert asked | {"task": "train"} == plan
+    plan = json.loads(vfl("mpc", "train", loans, "--no-flips", *more[-2:], "--out", "two").out)[
+        "plan"
+    ]
+    assert (plan["mode"], plan["flips"], plan["least_permuted"]) == ("fast", False, 32)
+
+
+def test_a_folder_that_is_there_already(vfl, loans, tmp_path):
+    (tmp_path / "run").mkdir()
+    done = vfl("mpc", "train", loans, "--in-process", "--out", "run")
+    assert done.code == 2
+    assert "V007" in done.err
+    assert "--out" in done.err.partition("try")[2]
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_invitations(vfl, loans, tmp_path):
+    done = vfl("mpc", "invite", "door", "--as", "P2", "--address", "lender.example:7000")
+    names = ["door.json", "P2-for-P0.json", "P2-for-P1.json"]
+    assert done.out.split() == [f"door/{name}" for name in names]
+    files = [tmp_path / "door" / name for name in names]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o600] * 3
+    door, first, second = (json.loads(path.read_text()) for path in files)
+    assert (first["host"], first["port"], first["caller"]) == ("lender.example", 7000, 0)
+    assert first["token"] != second["token"]
+    assert "key_pem" not in first
+    assert first["ca_pem"] == door["ca_pem"]
+    again = vfl("mpc", "invite", "door", "--as", "P2", "--address", "lender.example:7000")
+    assert again.code == 2
+    assert "never overwritten" in again.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--as", "P0"), "no way to P2"),
+        (("--as", "bank", "--invitation", "P2-for-P0.json"), "has no door"),
+        (("--as", "P1", "--invitation", "P2-for-P0.json"), "for another party"),
+        (("--as", "P2", "--door", "P2-for-P0.json"), "no door"),
+        (("--as", "bunk"), "bank"),
+        (("--as", "P0", "--invitation", "gone.json"), "no invitation here"),
+        (("--as", "P2", "--listen", "7000"), "HOST:PORT"),
+    ],
+)
+def test_a_party_without_its_files(vfl, loans, tmp_path, words, told):
+    vfl("mpc", "invite", ".", "--as", "P2", "--address", "127.0.0.1:7000")
+    done = vfl("mpc", "party", loans, *words)
+    assert done.code == 2
+    assert told in done.err
+    assert json.loads((tmp_path / "P2-for-P0.json").read_text())["token"] not in done.err
+    assert not (tmp_path / "runs").exists()
