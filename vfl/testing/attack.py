@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from vfl.attacks import Attack, Evidence, Grant, Holdings, ThreatModel, View, make
 from vfl.attacks.case import Case, Score, attempt
-from vfl.attacks.features import through
+from vfl.attacks.features import before_last, through
 from vfl.attacks.leak import draw_leak
 from vfl.attacks.threat import IN_TRAINING
 from vfl.errors import NotGrantedError
 from vfl.seeds import generator, scoped
+from vfl.testing.evidence import contents, differing, global_states, without_the_rest
 
 
 class AttackContract:
@@ -69,10 +70,11 @@ class AttackContract:
         leaked = draw_leak(labels, self.leaks, draw)
         rest = torch.ones(self.rows, dtype=torch.bool)
         rest[leaked] = False
+        kept = cache(lambda: before_last(copy.deepcopy(bottom), inputs[rest]))
         holdings = Holdings(
-            targets=Evidence(inputs[rest], cuts[rest]),
+            targets=Evidence(inputs[rest], cuts[rest], before=kept),
             leaked=Evidence(inputs[leaked], cuts[leaked], labels[leaked]),
-            unlabelled=Evidence(inputs[rest], cuts[rest]),
+            unlabelled=Evidence(inputs[rest], cuts[rest], before=kept),
             prior=torch.full((self.classes,), 1 / self.classes),
             bottom=lambda: copy.deepcopy(bottom),
             new_bottom=lambda: nn.Sequential(nn.Linear(self.width, 9), nn.ReLU(), nn.Linear(9, 6)),
@@ -105,7 +107,7 @@ class AttackContract:
         inputs = None if case.inputs is None else case.inputs.shape
         assert found.shape == wanted.get(attack.goal, inputs)
         assert found.dtype == (torch.int64 if attack.goal == "clusters" else torch.float32)
-        assert torch.isfinite(found).all()
+        assert torch.isfinite(found).all(), "a guess is not finite"
 
     def test_every_grant_it_names_is_used(self, spec: str) -> None:
         attack = make(spec)
@@ -117,16 +119,20 @@ class AttackContract:
     def test_it_reaches_for_nothing_else(self, spec: str) -> None:
         attack = make(spec)
         case = self.case(True, frozenset(Grant) - IN_TRAINING | attack.needs)
-        attack.run(case.view.only(attack.needs), generator(0, "draw"))
+        found = attack.run(without_the_rest(case.view.only(attack.needs)), generator(0, "draw"))
+        assert torch.equal(found, self._run(make(spec))), (
+            "what it was not granted changes its guess"
+        )
 
     def test_global_random_state_and_the_evidence_are_left_alone(self, spec: str) -> None:
         attack = make(spec)
-        case, before = self.case(True, attack.needs), self.case(True, attack.needs)
-        state = torch.random.get_rng_state(), str(np.random.get_state())
-        attack.run(case.view, generator(0, "draw"))
-        assert torch.equal(torch.random.get_rng_state(), state[0]), "torch's generator moved"
-        assert str(np.random.get_state()) == state[1], "numpy's generator moved"
-        assert _contents(case) == _contents(before), "the evidence was changed in place"
+        view = self.case(True, attack.needs).view
+        states, evidence = global_states(), contents(view)
+        attack.run(view, generator(0, "draw"))
+        moved = differing(states, global_states())
+        assert not moved, f"a global generator moved: {moved}"
+        changed = differing(evidence, contents(view))
+        assert not changed, f"the evidence was changed in place: {changed}"
 
     def _run(self, attack: Attack) -> Tensor:
         return attack.run(self.case(True, attack.needs).view, generator(0, "draw"))
@@ -142,14 +148,3 @@ def _bottom(width: int) -> nn.Module:
         for layer in layers:
             nn.init.orthogonal_(layer.weight)
     return nn.Sequential(*layers)
-
-
-def _contents(case: Case) -> list[bytes]:
-    """Everything the view grants of its rows, as bytes."""
-    view, grants = case.view, case.view.threat.grants
-    groups = [view.targets]
-    groups += [view.leaked] if Grant.LEAKED in grants else []
-    groups += [view.unlabelled] if Grant.UNLABELLED in grants else []
-    known = [one.inputs for one in groups if Grant.INPUTS in grants]
-    known += [one.cuts for one in groups if Grant.CUTS in grants]
-    return [values.numpy().tobytes() for values in known]

@@ -1,0 +1,264 @@
+"""Attacks that break the contract, each found by the test that is there for it."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from vfl.attacks import ATTACKS, Attack, Grant
+from vfl.errors import NotGrantedError
+from vfl.testing import AttackContract, GradientAttackContract, InputAttackContract
+
+REFUSED = (AssertionError, NotGrantedError, pytest.fail.Exception)
+
+
+class Means(Attack):
+    """A sound attack, which all broken ones are made of: the nearest class mean."""
+
+    needs = frozenset({Grant.CUTS, Grant.LEAKED})
+
+    def run(self, view, draw):
+        known, labels = view.leaked.cuts, view.leaked.labels
+        means = torch.stack([known[labels == code].mean(0) for code in range(view.classes)])
+        return -torch.cdist(view.targets.cuts, means)
+
+
+class Guessing(Means):
+    def run(self, view, draw):
+        return torch.rand(super().run(view, draw).shape, generator=draw)
+
+
+class Clairvoyant(Means):
+    """Knows in which order a test asks."""
+
+    def run(self, view, draw):
+        rows = super().run(view, draw)
+        return torch.eye(view.classes)[torch.arange(15, 15 + len(rows)) % view.classes]
+
+
+class Codes(Means):
+    def run(self, view, draw):
+        return super().run(view, draw).argmax(1)
+
+
+class OneRowLess(Means):
+    def run(self, view, draw):
+        return super().run(view, draw)[1:]
+
+
+class Doubles(Means):
+    def run(self, view, draw):
+        return super().run(view, draw).double()
+
+
+class NotFinite(Means):
+    def run(self, view, draw):
+        return super().run(view, draw).index_fill(0, torch.tensor([3]), torch.nan)
+
+
+class Vague(Means):
+    """Names a grant that it has no use for."""
+
+    needs = Means.needs | {Grant.PRIOR}
+
+
+class Greedy(Means):
+    """Uses a grant that it does not name."""
+
+    def run(self, view, draw):
+        return super().run(view, draw) * view.prior
+
+
+class Reading(Means):
+    """Looks at labels that it does not ask for, and says nothing of them."""
+
+    needs = frozenset({Grant.CUTS, Grant.UNLABELLED})
+    goal = "clusters"
+
+    def run(self, view, draw):
+        assert view.unlabelled.rows
+        return super().run(view, draw).argmax(1)
+
+
+class Burglar(Means):
+    """Goes around the view."""
+
+    def run(self, view, draw):
+        return super().run(view, draw) * view._holdings.prior.sum()
+
+
+class OfTheGlobalGenerator(Means):
+    def run(self, view, draw):
+        return super().run(view, draw) + 1e-6 * torch.rand(1)
+
+
+class OfNumpysGenerator(Means):
+    def run(self, view, draw):
+        return super().run(view, draw) + 1e-6 * np.random.rand()
+
+
+class OfPythonsGenerator(Means):
+    def run(self, view, draw):
+        return super().run(view, draw) + 1e-6 * random.random()
+
+
+class Reseeding(Means):
+    """The same each time, and so is whatever comes after it."""
+
+    def run(self, view, draw):
+        torch.manual_seed(0)
+        return super().run(view, draw)
+
+
+class Unrepeatable(Means):
+    runs = 0
+
+    def run(self, view, draw):
+        type(self).runs += 1
+        return super().run(view, draw) + self.runs
+
+
+class Centring(Means):
+    def run(self, view, draw):
+        view.targets.cuts.sub_(1)
+        return super().run(view, draw)
+
+
+class Relabelling(Means):
+    def run(self, view, draw):
+        found = super().run(view, draw)
+        view.leaked.labels.add_(1)
+        return found
+
+
+class Tracking(Means):
+    def run(self, view, draw):
+        view.targets.cuts.requires_grad_()
+        return super().run(view, draw).detach()
+
+
+class ScalingWhatIsKept(Means):
+    """The victim computes it once for all attacks."""
+
+    needs = Means.needs | {Grant.INPUTS, Grant.BOTTOM}
+
+    def run(self, view, draw):
+        assert view.targets.inputs is not None
+        view.targets.before.mul_(2)
+        return super().run(view, draw)
+
+
+@pytest.fixture
+def broken(request, monkeypatch):
+    monkeypatch.setattr(ATTACKS, "_members", {"broken": request.param})
+
+
+@pytest.mark.parametrize("test", [name for name in dir(AttackContract) if name.startswith("test_")])
+def test_the_attack_that_all_are_made_of_is_sound(monkeypatch, test):
+    monkeypatch.setattr(ATTACKS, "_members", {"means": Means})
+    getattr(AttackContract(), test)("means")
+
+
+@pytest.mark.parametrize(
+    ("broken", "test"),
+    [
+        (Guessing, "it_wins_where_it_must"),
+        (Clairvoyant, "it_stays_at_its_guess_where_nothing_leaks"),
+        (Codes, "its_guess_has_the_form_of_its_goal"),
+        (OneRowLess, "its_guess_has_the_form_of_its_goal"),
+        (Doubles, "its_guess_has_the_form_of_its_goal"),
+        (NotFinite, "its_guess_has_the_form_of_its_goal"),
+        (Vague, "every_grant_it_names_is_used"),
+        (Greedy, "it_reaches_for_nothing_else"),
+        (Reading, "it_reaches_for_nothing_else"),
+        (Burglar, "it_reaches_for_nothing_else"),
+        (OfTheGlobalGenerator, "global_random_state_and_the_evidence_are_left_alone"),
+        (OfNumpysGenerator, "global_random_state_and_the_evidence_are_left_alone"),
+        (OfPythonsGenerator, "global_random_state_and_the_evidence_are_left_alone"),
+        (Reseeding, "global_random_state_and_the_evidence_are_left_alone"),
+        (OfTheGlobalGenerator, "the_same_draw_gives_the_same_guess"),
+        (Unrepeatable, "the_same_draw_gives_the_same_guess"),
+        (Centring, "global_random_state_and_the_evidence_are_left_alone"),
+        (Relabelling, "global_random_state_and_the_evidence_are_left_alone"),
+        (Tracking, "global_random_state_and_the_evidence_are_left_alone"),
+        (ScalingWhatIsKept, "global_random_state_and_the_evidence_are_left_alone"),
+    ],
+    indirect=["broken"],
+)
+def test_the_contract_finds_an_attack_that_breaks_it(broken, test):
+    with pytest.raises(REFUSED):
+        getattr(AttackContract(), f"test_{test}")("broken")
+
+
+class Silencing(Attack):
+    """Turns the recorded gradients into directions, for everybody after it too."""
+
+    needs = frozenset({Grant.GRADIENTS})
+
+    def run(self, view, draw):
+        for one in view.heard:
+            one.gradients.div_(one.gradients.norm())
+        return torch.zeros(view.targets.rows, view.classes)
+
+
+class Reordering(Silencing):
+    def run(self, view, draw):
+        for one in view.heard:
+            one.rows.copy_(one.rows.sort().values)
+        return torch.zeros(view.targets.rows, view.classes)
+
+
+class Rescaling(Attack):
+    """Standardises the columns that leaked where they are."""
+
+    goal = "inputs"
+    needs = frozenset({Grant.CUTS, Grant.LEAKED_INPUTS})
+
+    def run(self, view, draw):
+        mean = view.leaked.inputs.mean(0)
+        view.leaked.inputs.sub_(mean)
+        return mean.expand(len(view.targets.cuts), *mean.shape)
+
+
+class Smoothing(Rescaling):
+    needs = frozenset({Grant.OUTPUTS, Grant.LEAKED_INPUTS})
+
+    def run(self, view, draw):
+        view.targets.outputs.div_(2)
+        return view.leaked.inputs.mean(0).expand(view.targets.rows, -1)
+
+
+class Labelled(Rescaling):
+    """Takes the mean of the true class's rows, and does not ask for the labels of either."""
+
+    def run(self, view, draw):
+        known, labels = view.leaked.inputs, view._holdings.leaked.labels
+        means = torch.stack([known[labels == code].mean(0) for code in range(view.classes)])
+        return means[view._holdings.targets.labels]
+
+
+@pytest.mark.parametrize(
+    ("broken", "contract", "test"),
+    [
+        (Silencing, GradientAttackContract, "global_random_state_and_the_evidence_are_left_alone"),
+        (Reordering, GradientAttackContract, "global_random_state_and_the_evidence_are_left_alone"),
+        (Rescaling, InputAttackContract, "global_random_state_and_the_evidence_are_left_alone"),
+        (Smoothing, InputAttackContract, "global_random_state_and_the_evidence_are_left_alone"),
+        (Labelled, InputAttackContract, "it_reaches_for_nothing_else"),
+        (Rescaling, InputAttackContract, "it_wins_where_it_must"),
+        (Labelled, InputAttackContract, "it_stays_at_its_guess_where_nothing_leaks"),
+    ],
+    indirect=["broken"],
+)
+def test_contracts_of_other_views_find_it_too(broken, contract, test):
+    with pytest.raises(REFUSED):
+        getattr(contract(), f"test_{test}")("broken")
+
+
+def test_a_contract_without_specs_is_an_error():
+    class TestNothing(AttackContract):
+        pass
+
+    with pytest.raises(ValueError, match="names no attack"):
+        TestNothing().pytest_generate_tests(None)
