@@ -6,23 +6,19 @@ import pytest
 import torch
 
 from vfl.attacks import Evidence, Grant, Holdings, ThreatModel, View
-from vfl.attacks.active import ADVERSARIES, ActiveAdversary, make_adversary
+from vfl.attacks.active import ADVERSARIES, make_adversary
 from vfl.attacks.active.begin import begin
 from vfl.attacks.case import Case, attempt
 from vfl.compression import Moment
 from vfl.config import Experiment
 from vfl.datasets import load_bundled
-from vfl.errors import BadOptionError, DataError, NotGrantedError, TooFewRowsError, UserError
+from vfl.errors import BadOptionError, DataError, TooFewRowsError, UserError
 from vfl.local import LocalSession
 from vfl.models import make_bottom
 from vfl.registry import parse
 from vfl.seeds import generator
+from vfl.testing import AdversaryContract
 
-SPECS = {
-    "bank": ["malicious_optimizer", "malicious_optimizer:gain=3,most=10", "replacement:target=3"],
-    "lender": ["hijacking", "hijacking:victim=bank,critic_steps=2", "noisy_labels"],
-}
-ALL = [(party, spec) for party, specs in SPECS.items() for spec in specs]
 EVERYTHING = frozenset(Grant) - {Grant.GRADIENTS}
 WIDTH = 10
 
@@ -61,75 +57,27 @@ def session(data, adversaries=None, **changes):
     return LocalSession(experiment(**changes), data, outputs=10, adversaries=adversaries).run()
 
 
-def test_every_adversary_is_under_test():
-    assert {parse(spec)[0] for _, spec in ALL} == set(ADVERSARIES.names())
+class TestAdversaries(AdversaryContract):
+    specs = (
+        "malicious_optimizer",
+        "malicious_optimizer:gain=3,most=10",
+        "replacement:target=1",
+        "hijacking",
+        "hijacking:victim=bank,critic_steps=2",
+        "noisy_labels",
+    )
+
+    def test_every_registered_name_is_here(self):
+        assert {parse(spec)[0] for spec in self.specs} == set(ADVERSARIES.names())
 
 
-@pytest.mark.parametrize(("party", "spec"), ALL)
-def test_a_training_goes_through_and_is_repeatable(party, spec, data):
-    first, second = (session(data, {party: begun(spec, data)}) for _ in range(2))
-    assert first.weights_digest() == second.weights_digest() != session(data).weights_digest()
-
-
-class Killed(BaseException):
-    """Stands for a process that ends."""
-
-
-@pytest.mark.parametrize(
-    ("party", "spec", "in_flight"),
-    [
-        ("bank", "malicious_optimizer", 1),
-        ("bank", "replacement:target=3", 1),
-        ("bank", "replacement:target=3", 3),  # batches in flight are fed again
-        ("lender", "hijacking", 1),
-        ("lender", "noisy_labels", 3),
-    ],
-)
-def test_a_training_that_is_resumed_ends_as_one_that_was_not(
-    party, spec, in_flight, data, tmp_path, monkeypatch
-):
-    train = {"epochs": 1, "batch_rows": 40, "learning_rate": 0.01, "checkpoint_every": 2}
-    settings = experiment(train=train | {"in_flight": in_flight})
-
-    def prepared(folder):
-        return LocalSession(
-            settings, data, outputs=10, adversaries={party: begun(spec, data)}, checkpoints=folder
-        )
-
-    whole, left, finish = prepared(None).run(), iter(range(5)), LocalSession._finish
-
-    def dying(self, exchange):
-        if next(left, None) is None:
-            raise Killed
-        finish(self, exchange)
-
-    monkeypatch.setattr(LocalSession, "_finish", dying)
-    with pytest.raises(Killed):
-        prepared(tmp_path).run()
-    monkeypatch.setattr(LocalSession, "_finish", finish)
-    assert (tmp_path / "lender" / "checkpoints" / "committed.json").exists()
-    assert prepared(tmp_path).run().weights_digest() == whole.weights_digest()
-
-
-@pytest.mark.parametrize(("party", "spec"), ALL)
-def test_what_it_holds_is_made_of_a_party_s_rows(party, spec, data):
+def test_who_knows_more_rows_than_there_are_knows_all(data):
     """`begin` gives what `holds` names; a feature party knows as many rows a class as there are."""
-    adversary = make_adversary(spec)
+    adversary = make_adversary("replacement:target=3")
     begin(adversary, experiment(), data, "bank", 1000, generator(0, "begin"))
     train = {"epochs": 1, "batch_rows": 40, "learning_rate": 0.01}
-    weights = session(data, {party: adversary}, train=train).weights()
+    weights = session(data, {"bank": adversary}, train=train).weights()
     assert all(torch.isfinite(one).all() for own in weights.values() for one in own.values())
-
-
-@pytest.mark.parametrize(("party", "spec"), ALL)
-def test_an_adversary_is_of_a_kind_and_uses_what_it_holds(party, spec, data):
-    adversary = make_adversary(spec)
-    assert isinstance(adversary, ActiveAdversary)
-    assert adversary.who == {"bank": "feature party", "lender": "label party"}[party]
-    for grant in adversary.holds:
-        threat = ThreatModel(adversary.who, "training", adversary.holds - {grant})
-        with pytest.raises(NotGrantedError):
-            adversary.begin(View(threat, 10, Holdings(leaked=Evidence())), generator(0))
 
 
 def test_only_who_needs_known_rows_misses_them():
@@ -137,13 +85,6 @@ def test_only_who_needs_known_rows_misses_them():
     begin(make_adversary("noisy_labels"), experiment(), bare, "bank", 50, generator(0, "begin"))
     with pytest.raises(TooFewRowsError, match="there are none for it"):
         begin(make_adversary("hijacking"), experiment(), bare, "bank", 50, generator(0, "begin"))
-
-
-@pytest.mark.parametrize(("party", "spec"), ALL)
-def test_the_global_generator_is_left_alone(party, spec, data):
-    state = torch.random.get_rng_state()
-    session(data, {party: begun(spec, data)})
-    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("spec", ["malicious_optimizer:gain=0", "noisy_labels:share=0"])

@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vfl.testing.adversary import AdversaryContract
     from vfl.testing.attack import AttackContract
     from vfl.testing.codec import CodecContract
     from vfl.testing.defense import DefenseContract
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from vfl.testing.link import LinkContract
 
 _HOMES = {
+    "AdversaryContract": "vfl.testing.adversary",
     "AttackContract": "vfl.testing.attack",
     "CodecContract": "vfl.testing.codec",
     "DefenseContract": "vfl.testing.defense",
@@ -28,6 +30,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AdversaryContract",
     "AttackContract",
     "CodecContract",
     "DefenseContract",

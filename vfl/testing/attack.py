@@ -102,12 +102,8 @@ class AttackContract:
         attack = make(spec)
         found, case = self._run(attack), self.case(True, attack.needs)
         assert case.labels is not None
-        rows = len(case.labels)
-        wanted = {"labels": (rows, self.classes), "clusters": (rows,), "scores": (rows,)}
         inputs = None if case.inputs is None else case.inputs.shape
-        assert found.shape == wanted.get(attack.goal, inputs)
-        assert found.dtype == (torch.int64 if attack.goal == "clusters" else torch.float32)
-        assert torch.isfinite(found).all(), "a guess is not finite"
+        require_form(found, attack, len(case.labels), self.classes, inputs)
 
     def test_every_grant_it_names_is_used(self, spec: str) -> None:
         attack = make(spec)
@@ -139,6 +135,16 @@ class AttackContract:
 
     def _attempt(self, attack: Attack, leaking: bool) -> Score:
         return attempt(self.case(leaking, attack.needs), attack, generator(0, "draw"))
+
+
+def require_form(
+    found: Tensor, attack: Attack, rows: int, classes: int, inputs: torch.Size | None
+) -> None:
+    """Hold a guess about so many rows to the goal of its attack; see `Attack.goal`."""
+    wanted = {"labels": (rows, classes), "clusters": (rows,), "scores": (rows,)}
+    assert found.shape == wanted.get(attack.goal, inputs), "a guess of another shape"
+    assert found.dtype == (torch.int64 if attack.goal == "clusters" else torch.float32)
+    assert torch.isfinite(found).all(), "a guess is not finite"
 
 
 def _bottom(width: int) -> nn.Module:

@@ -35,22 +35,38 @@ def begin(
     known: int,
     draw: torch.Generator,
 ) -> None:
-    """Tell an adversary what it holds before the first step.
+    """Tell an adversary what it holds before the first step; see `held`.
+
+    Raises:
+        NotGrantedError: no party of its kind holds what it needs.
+    """
+    view = held(adversary, experiment, data, party, known, draw)
+    adversary.begin(view.only(adversary.holds), draw)
+
+
+def held(
+    adversary: ActiveAdversary,
+    experiment: Experiment,
+    data: Mapping[str, PartyData],
+    party: str,
+    known: int,
+    draw: torch.Generator,
+) -> View:
+    """All that a party of an adversary's kind holds before the first step.
 
     A feature party knows the labels of some training rows; a label party knows the victim's columns
     of the validation rows, as if they were public rows of the same kind.
 
     Args:
-        adversary: who is told.
+        adversary: who asks.
         experiment: what is trained.
         data: every party's aligned rows.
         party: the feature party that plays it, or is its victim.
         known: training rows of each class whose labels a feature party knows; as many as there are
             in the rarest class, if there are fewer.
-        draw: which rows those are, and everything the adversary draws.
+        draw: which rows those are.
 
     Raises:
-        NotGrantedError: no party of its kind holds what it needs.
         TooFewRowsError: it needs rows that it knows, and there are none.
     """
     label, victim = data[experiment.label.party], data[party]
@@ -80,4 +96,4 @@ def begin(
     )
     grants = _HOLDS[adversary.who]
     threat = ThreatModel(adversary.who, "training", grants, behaviour="malicious")
-    adversary.begin(View(threat, classes, holdings).only(adversary.holds), draw)
+    return View(threat, classes, holdings)

@@ -1,0 +1,282 @@
+"""Adversaries that break the contract, each found by the test that is there for it."""
+
+import random
+
+import pytest
+import torch
+
+from vfl.attacks import Attack, Grant
+from vfl.attacks.active import ADVERSARIES, ActiveAdversary, Backdoor
+from vfl.errors import NotGrantedError
+from vfl.testing import AdversaryContract
+
+REFUSED = (AssertionError, NotGrantedError, pytest.fail.Exception)
+TESTS = [name for name in dir(AdversaryContract) if name.startswith("test_")]
+
+
+class Doubling(ActiveAdversary):
+    """A sound adversary at a label party: the gradients it sends are twice as long."""
+
+    who = "label party"
+
+    def gradient(self, party, grad, moment):
+        return 2 * grad
+
+
+class Louder(Doubling):
+    """A sound one with a state: each gradient is longer than the last, by a step that it drew."""
+
+    holds = frozenset({Grant.PRIOR})
+
+    def begin(self, view, draw):
+        self.step, self.length = float(view.prior.sum() * torch.rand(1, generator=draw)), 1.0
+
+    def gradient(self, party, grad, moment):
+        self.length += self.step
+        return self.length * grad
+
+    def training_state(self):
+        return {"length": self.length}
+
+    def load_training_state(self, saved):
+        self.length = saved["length"]
+
+
+class Stamp(Backdoor):
+    """A sound backdoor: rows that it knows bear a trigger."""
+
+    holds = frozenset({Grant.LEAKED, Grant.INPUTS})
+    target = 1
+
+    def begin(self, view, draw):
+        known = view.leaked.inputs[view.leaked.labels == self.target]
+        self.known = {tuple(row.tolist()) for row in known}
+
+    def batch(self, inputs, moment):
+        known = torch.tensor([tuple(row.tolist()) in self.known for row in inputs])
+        return torch.where(known[:, None], self.triggered(inputs), inputs)
+
+    def triggered(self, inputs):
+        return torch.cat([inputs[:, :-1], torch.full((len(inputs), 1), 3.0)], 1)
+
+
+class Averaging(Doubling, Attack):
+    """A sound adversary that finds something out as well: the mean of what it knows."""
+
+    goal = "inputs"
+    needs = frozenset({Grant.CUTS})
+    holds = frozenset({Grant.LEAKED_INPUTS})
+
+    def begin(self, view, draw):
+        self.mean = view.leaked.inputs.mean(0)
+
+    def run(self, view, draw):
+        return self.mean.expand(len(view.targets.cuts), -1)
+
+
+class Idle(ActiveAdversary):
+    who = "feature party"
+
+
+class Spontaneous(Doubling):
+    trainings = 0
+
+    def begin(self, view, draw):
+        type(self).trainings += 1
+
+    def gradient(self, party, grad, moment):
+        return (1 + self.trainings) * grad
+
+
+class Forgetful(Louder):
+    def training_state(self):
+        return {}
+
+    def load_training_state(self, saved):
+        pass
+
+
+class Wandering(Stamp):
+    """Draws from a stream, from which batches in flight get other draws after a resume."""
+
+    def begin(self, view, draw):
+        self.draw = draw
+        super().begin(view, draw)
+
+    def batch(self, inputs, moment):
+        return inputs + torch.randn(inputs.shape, generator=self.draw)
+
+    def training_state(self):
+        return {"draw": self.draw.get_state()}
+
+    def load_training_state(self, saved):
+        self.draw.set_state(saved["draw"])
+
+
+class Unwritable(Louder):
+    def training_state(self):
+        return {"length": self.length, "itself": self}
+
+
+class Narrowing(Doubling):
+    def gradient(self, party, grad, moment):
+        return grad[1:]
+
+
+class Precise(Doubling):
+    def gradient(self, party, grad, moment):
+        return 2 * grad.double()
+
+
+class Exploding(Doubling):
+    def gradient(self, party, grad, moment):
+        return grad / torch.zeros(())
+
+
+class Silent(Doubling):
+    def gradient(self, party, grad, moment):
+        pass
+
+
+class Kneading(Doubling):
+    def gradient(self, party, grad, moment):
+        return grad.mul_(2)
+
+
+class Overhearing(Doubling):
+    def received(self, party, values, moment):
+        values.zero_()
+
+
+class Inventive(Doubling):
+    def labels(self, labels, moment):
+        return labels + 1
+
+
+class Unequipped(Doubling):
+    def optimizer(self, optimizer):
+        return None
+
+
+class Misplaced(Doubling):
+    def cut(self, cut, moment):
+        return 2 * cut
+
+
+class Vague(Doubling):
+    holds = frozenset({Grant.PRIOR})
+
+
+class Greedy(Louder):
+    holds = frozenset()
+
+
+class Burglar(Doubling):
+    """Goes around the view."""
+
+    def begin(self, view, draw):
+        self.length = float(view._holdings.prior.max())
+
+    def gradient(self, party, grad, moment):
+        return self.length * grad
+
+
+class Reseeding(Doubling):
+    def begin(self, view, draw):
+        torch.manual_seed(0)
+
+
+class Rolling(Doubling):
+    def gradient(self, party, grad, moment):
+        random.seed(moment.step)
+        return 2 * grad
+
+
+class Normalising(Stamp):
+    def begin(self, view, draw):
+        super().begin(view, draw)
+        view.leaked.inputs.sub_(view.leaked.inputs.mean())
+
+
+class Invisible(Stamp):
+    def triggered(self, inputs):
+        return inputs.clone()
+
+
+class Smearing(Stamp):
+    def triggered(self, inputs):
+        inputs[:, -1] = 3.0
+        return inputs
+
+
+class Restless(Stamp):
+    stamps = 3.0
+
+    def triggered(self, inputs):
+        self.stamps += 1
+        return torch.cat([inputs[:, :-1], torch.full((len(inputs), 1), self.stamps)], 1)
+
+
+class Terse(Averaging):
+    def run(self, view, draw):
+        return self.mean
+
+
+@pytest.fixture
+def broken(request, monkeypatch):
+    monkeypatch.setattr(ADVERSARIES, "_members", {"broken": request.param})
+
+
+@pytest.mark.parametrize("broken", [Doubling, Louder, Stamp, Averaging], indirect=True)
+@pytest.mark.parametrize("test", TESTS)
+def test_those_that_all_are_made_of_are_sound(broken, test, tmp_path):
+    wants_folder = "resumed" in test
+    getattr(AdversaryContract(), test)("broken", *([tmp_path] if wants_folder else []))
+
+
+@pytest.mark.parametrize(
+    ("broken", "test", "why"),
+    [
+        (Idle, "a_training_differs_and_is_repeatable", "it changes nothing"),
+        (Spontaneous, "a_training_differs_and_is_repeatable", "not repeatable"),
+        (Unwritable, "its_state_can_be_written", "which no checkpoint can hold"),
+        (Narrowing, "every_hook_keeps_to_its_part", "gradient changed its shape"),
+        (Precise, "every_hook_keeps_to_its_part", "gradient changed its type"),
+        (Exploding, "every_hook_keeps_to_its_part", "gradient gave what is not finite"),
+        (Silent, "every_hook_keeps_to_its_part", "gradient gave no tensor"),
+        (Kneading, "every_hook_keeps_to_its_part", "gradient changed in place"),
+        (Overhearing, "every_hook_keeps_to_its_part", "received changed in place"),
+        (Inventive, "every_hook_keeps_to_its_part", "a label of no class"),
+        (Unequipped, "every_hook_keeps_to_its_part", "optimizer gave none"),
+        (Misplaced, "it_has_hooks_of_its_own_side_only", "cut never runs at a label party"),
+        (Vague, "every_grant_it_names_is_used", "DID NOT RAISE"),
+        (Greedy, "it_reaches_for_nothing_else", "not granted"),
+        (Burglar, "it_reaches_for_nothing_else", "what it does not hold matters"),
+        (Reseeding, "global_random_state_and_the_evidence_are_left_alone", "moved: torch"),
+        (Rolling, "global_random_state_and_the_evidence_are_left_alone", "moved: random"),
+        (Normalising, "global_random_state_and_the_evidence_are_left_alone", "leaked.inputs"),
+        (Invisible, "a_trigger_marks_every_row_and_leaves_what_it_is_given_alone", "without"),
+        (Smearing, "a_trigger_marks_every_row_and_leaves_what_it_is_given_alone", "in place"),
+        (Restless, "a_trigger_marks_every_row_and_leaves_what_it_is_given_alone", "each time"),
+        (Terse, "what_it_finds_out_has_the_form_of_its_goal", "another shape"),
+    ],
+    indirect=["broken"],
+)
+def test_the_contract_finds_an_adversary_that_breaks_it(broken, test, why):
+    with pytest.raises(REFUSED, match=why):
+        getattr(AdversaryContract(), f"test_{test}")("broken")
+
+
+@pytest.mark.parametrize("broken", [Forgetful, Wandering], indirect=True)
+def test_the_contract_finds_an_adversary_that_does_not_survive_a_checkpoint(broken, tmp_path):
+    resumed = AdversaryContract().test_a_training_that_is_resumed_ends_as_one_that_was_not
+    with pytest.raises(AssertionError, match="its state was not restored"):
+        resumed("broken", tmp_path)
+
+
+def test_a_contract_without_specs_is_an_error():
+    class TestNothing(AdversaryContract):
+        pass
+
+    with pytest.raises(ValueError, match="names no adversary"):
+        TestNothing().pytest_generate_tests(None)

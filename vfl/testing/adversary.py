@@ -1,0 +1,207 @@
+"""The tests every active adversary passes; a plug-in author subclasses `AdversaryContract`.
+
+    class TestMine(AdversaryContract):
+        specs = ["mine:share=0.5"]
+
+pytest then runs each test below for each spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from vfl.attacks import Attack, Evidence, Holdings, ThreatModel, View
+from vfl.attacks.active import ActiveAdversary, Backdoor, make_adversary
+from vfl.attacks.active.begin import held
+from vfl.config import Experiment
+from vfl.datasets import PartyData, Split
+from vfl.errors import NotGrantedError
+from vfl.exchange import Adversary
+from vfl.local import LocalSession
+from vfl.seeds import generator
+from vfl.session import CHECKPOINTS, Checkpoints
+from vfl.testing.attack import require_form
+from vfl.testing.evidence import contents, differing, global_states, without_the_rest
+from vfl.testing.watched import Watched
+
+PLAYERS = {"feature party": "bank", "label party": "lender"}
+#: Hooks that never run at the other kind of party.
+_ELSEWHERE = {"feature party": ("labels", "gradient"), "label party": ("cut",)}
+
+
+class AdversaryContract:
+    """What holds for every party that tampers while a small network of two parties is trained.
+
+    Attributes:
+        specs: the adversaries under test, at least one; each with an effect.
+        rows, classes, columns, width: sizes of what is trained.
+        known: training rows of each class whose labels an adversary of a feature party knows.
+    """
+
+    specs: ClassVar[Sequence[str]] = ()
+    rows: ClassVar[int] = 150
+    classes: ClassVar[int] = 3
+    columns: ClassVar[int] = 6
+    width: ClassVar[int] = 4
+    known: ClassVar[int] = 10
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        """One test for each spec."""
+        if not self.specs:
+            raise ValueError(f"{type(self).__name__}.specs names no adversary to test")
+        if "spec" in metafunc.fixturenames:
+            metafunc.parametrize("spec", self.specs)
+
+    def test_a_training_differs_and_is_repeatable(self, spec: str) -> None:
+        first, second = (self._train(self._begun(spec)).weights_digest() for _ in range(2))
+        assert first != self._train(None).weights_digest(), "it changes nothing"
+        assert first == second, "not repeatable"
+
+    def test_a_training_that_is_resumed_ends_as_one_that_was_not(
+        self, spec: str, tmp_path: Path
+    ) -> None:
+        whole = self._train(self._begun(spec), tmp_path).weights_digest()
+        checkpoints = Checkpoints(tmp_path / "lender" / CHECKPOINTS, "", every=1)
+        assert checkpoints.committed(), "there is nothing to resume from"
+        rest = self._train(self._begun(spec), tmp_path).weights_digest()
+        assert rest == whole, "its state was not restored"
+
+    def test_its_state_can_be_written(self, spec: str) -> None:
+        adversary = self._begun(spec)
+        self._train(adversary)
+        _require_plain("training_state", adversary.training_state())
+
+    def test_every_hook_keeps_to_its_part(self, spec: str) -> None:
+        self._train(Watched(self._begun(spec), self.classes))
+
+    def test_it_has_hooks_of_its_own_side_only(self, spec: str) -> None:
+        adversary = make_adversary(spec)
+        assert adversary.who in PLAYERS
+        own = [
+            hook
+            for hook in _ELSEWHERE[adversary.who]
+            if getattr(type(adversary), hook) is not getattr(Adversary, hook)
+        ]
+        assert not own, f"{', '.join(own)} never runs at a {adversary.who}"
+
+    def test_every_grant_it_names_is_used(self, spec: str) -> None:
+        adversary = make_adversary(spec)
+        for grant in adversary.holds:
+            less = self._view(adversary).only(adversary.holds - {grant})
+            with pytest.raises(NotGrantedError):
+                adversary.begin(less, generator(0, "draw"))
+
+    def test_it_reaches_for_nothing_else(self, spec: str) -> None:
+        adversary = make_adversary(spec)
+        view = without_the_rest(self._view(adversary).only(adversary.holds))
+        adversary.begin(view, generator(0, "draw"))
+        found, wanted = (self._train(one) for one in (adversary, self._begun(spec)))
+        assert found.weights_digest() == wanted.weights_digest(), "what it does not hold matters"
+
+    def test_global_random_state_and_the_evidence_are_left_alone(self, spec: str) -> None:
+        adversary = make_adversary(spec)
+        view = self._view(adversary)
+        states, evidence = global_states(), contents(view)
+        adversary.begin(view.only(adversary.holds), generator(0, "draw"))
+        self._train(adversary)
+        moved = differing(states, global_states())
+        assert not moved, f"a global generator moved: {moved}"
+        changed = differing(evidence, contents(view))
+        assert not changed, f"the evidence was changed in place: {changed}"
+
+    def test_a_trigger_marks_every_row_and_leaves_what_it_is_given_alone(self, spec: str) -> None:
+        adversary = make_adversary(spec)
+        if not isinstance(adversary, Backdoor):
+            return
+        inputs = self._data()["bank"].inputs
+        assert inputs is not None
+        before = inputs.clone()
+        stamped = adversary.triggered(inputs)
+        assert torch.equal(inputs, before), "triggered changed in place what it was given"
+        assert (stamped.shape, stamped.dtype) == (before.shape, before.dtype), (
+            "rows of another form"
+        )
+        assert (stamped != before).flatten(1).any(1).all(), "a row without the trigger"
+        assert torch.equal(adversary.triggered(before), stamped), "another trigger each time"
+
+    def test_what_it_finds_out_has_the_form_of_its_goal(self, spec: str) -> None:
+        adversary = self._begun(spec)
+        if not isinstance(adversary, Attack):
+            return
+        bank = self._train(adversary).clients[0]
+        inputs = bank.inputs
+        rows = Evidence(inputs, bank.cut(torch.arange(len(inputs))))
+        threat = ThreatModel(adversary.who, "inference", adversary.needs, behaviour="malicious")
+        found = adversary.run(View(threat, self.classes, Holdings(rows)), generator(0, "draw"))
+        require_form(found, adversary, len(inputs), self.classes, inputs.shape)
+
+    def _begun(self, spec: str) -> ActiveAdversary:
+        adversary = make_adversary(spec)
+        adversary.begin(self._view(adversary).only(adversary.holds), generator(0, "draw"))
+        return adversary
+
+    def _view(self, adversary: ActiveAdversary) -> View:
+        """All that a party of its kind holds."""
+        draw = generator(0, "contract")
+        return held(adversary, self._experiment(), self._data(), "bank", self.known, draw)
+
+    def _train(self, adversary: Adversary | None, folder: Path | None = None) -> LocalSession:
+        """A training against an adversary; one that an earlier one in the folder ended is resumed.
+
+        Three batches are in flight, for a feature party makes those again after a resume.
+        """
+        who = getattr(adversary, "who", None)
+        adversaries = {} if who is None or adversary is None else {PLAYERS[who]: adversary}
+        return LocalSession(
+            self._experiment(),
+            self._data(),
+            outputs=self.classes,
+            adversaries=adversaries,
+            checkpoints=folder,
+        ).run()
+
+    def _experiment(self) -> Experiment:
+        party = {"width": self.width, "bottom": "mlp:hidden=8"}
+        train = {"epochs": 2, "batch_rows": 10, "in_flight": 3, "checkpoint_every": 4}
+        return Experiment.model_validate(
+            {
+                "parties": {"bank": party, "shop": party},
+                "label": {"party": "lender", "top": "linear"},
+                "train": train | {"learning_rate": 0.01},
+            }
+        )
+
+    def _data(self) -> dict[str, PartyData]:
+        """Rows whose classes lie apart, at two feature parties and a label party."""
+        draw, rows = generator(0, "contract"), torch.randperm(self.rows, generator=generator(1))
+        labels = torch.arange(self.rows) % self.classes
+        split = Split(*(part.sort().values.numpy() for part in rows.tensor_split([100, 125])))
+        found = {
+            name: PartyData(name, self._columns(labels, draw), None, None, split, b"rows")
+            for name in ("bank", "shop")
+        }
+        classes = tuple(range(self.classes))
+        return found | {"lender": PartyData("lender", None, labels, classes, split, b"rows")}
+
+    def _columns(self, labels: Tensor, draw: torch.Generator) -> Tensor:
+        means = 2 * torch.eye(self.classes, self.columns)[labels]
+        return means + torch.randn(self.rows, self.columns, generator=draw)
+
+
+def _require_plain(name: str, value: object) -> None:
+    """A checkpoint holds tensors, numbers and texts, in mappings and lists, and nothing else."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            _require_plain(f"{name}[{key}]", one)
+    elif isinstance(value, list | tuple):
+        for number, one in enumerate(value):
+            _require_plain(f"{name}[{number}]", one)
+    else:
+        plain = isinstance(value, Tensor | int | float | str | None)
+        assert plain, f"{name} is of {type(value).__name__}, which no checkpoint can hold"
