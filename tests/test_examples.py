@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from vfl.attacks import ATTACKS
+from vfl.attacks.active import ADVERSARIES
 from vfl.config import read_experiment
+from vfl.defenses import DEFENSES
 from vfl.plan import check_specs, of_experiment
 from vfl.run import train
-from vfl.testing import AttackContract
+from vfl.testing import AdversaryContract, AttackContract, DefenseContract
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAMS = {
@@ -24,6 +26,7 @@ PROGRAMS = {
     "outside_codec.py": None,
     "attack_a_training.py": None,
     "outside_attack.py": None,
+    "outside_adversary.py": None,
 }
 EXPERIMENTS = [
     "breast_cancer.toml",
@@ -95,15 +98,34 @@ def test_attacks_on_a_training_beat_their_guesses(outputs):
         assert (float(value) < float(guess)) == (measure == "mse")
 
 
-class TestTheAttackFromOutside(AttackContract):
-    """Its file alone makes it an attack like ours; this process forgets it afterwards."""
-
-    specs = ("mahalanobis", "mahalanobis:shrink=0.5")
+class FromOutside:
+    """Its file alone makes a member like ours; this process forgets it afterwards."""
 
     @pytest.fixture(autouse=True)
     def _registered(self, monkeypatch):
-        monkeypatch.setattr(ATTACKS, "_members", dict(ATTACKS._members))
-        runpy.run_path(str(EXAMPLES / "outside_attack.py"))
+        monkeypatch.setattr(self.registry, "_members", dict(self.registry._members))
+        runpy.run_path(str(EXAMPLES / self.file))
+
+
+class TestTheAttackFromOutside(FromOutside, AttackContract):
+    registry, file = ATTACKS, "outside_attack.py"
+    specs = ("mahalanobis", "mahalanobis:shrink=0.5")
+
+
+class TestTheAdversaryFromOutside(FromOutside, AdversaryContract):
+    registry, file = ADVERSARIES, "outside_adversary.py"
+    specs = ("shuffling", "shuffling:share=1")
+
+
+class TestTheDefenseFromOutside(FromOutside, DefenseContract):
+    registry, file = DEFENSES, "outside_defense.py"
+    specs = ("rounded_gradient", "rounded_gradient:steps=1", "rounded_gradient+layer_norm")
+
+
+def test_the_adversary_from_outside_spoils_the_network(outputs):
+    found = re.findall(r"test accuracy (\d\.\d+)", outputs["outside_adversary.py"])
+    honest, some, all_of_them = map(float, found)
+    assert honest > some + 0.03 > all_of_them + 0.06
 
 
 def test_the_attack_from_outside_reads_more_from_cuts_than_from_columns(outputs):

@@ -22,10 +22,7 @@ from vfl.datasets import PartyData, Split
 from vfl.errors import ConfigError, DataError
 from vfl.exchange.exposure import shares_weights, third_party, what_is_told
 from vfl.exchange.neighbours import axes_of
-from vfl.grid.attack import grid_cells
-from vfl.grid.compare import comparison_of
-from vfl.grid.trials import BASELINES
-from vfl.grid.victims import attempts_of
+from vfl.grid.planned import attacked, compared
 from vfl.mpc.shared_traffic import LayerAxes
 from vfl.project import LabelFolder
 from vfl.run import load_data, session_of
@@ -69,8 +66,7 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     }
     facts |= _rows(split) | _labels(experiment, data) | {"inputs": columns}
     facts |= _traffic(experiment, split, _shared(experiment, data))
-    facts |= _compared(experiment, places)
-    facts |= _attacked(experiment)
+    facts |= compared(experiment, places) | attacked(experiment, data, places)
     facts["privacy"] = _privacy(experiment, label)
     return facts | _trace(experiment.trace, session.terms, split, session.weights(), _RUNS)
 
@@ -244,27 +240,6 @@ def check_public(experiment: Experiment, places: Places | None = None) -> dict[s
             fix="put it in the party.toml of the party that wants to record its own side",
         )
     return check_specs(experiment, places)
-
-
-def _compared(experiment: Experiment, places: Places) -> dict[str, Any]:
-    """What `vfl compare` would train of an experiment that says so."""
-    if experiment.compare is None:
-        return {}
-    comparison = comparison_of(experiment, places)
-    codecs = dict.fromkeys(cell.experiment.codec for cell in comparison.cells)
-    facts: dict[str, Any] = {"compared": list(codecs), "trainings": len(comparison.cells)}
-    return facts | ({"left_out": list(comparison.notes)} if comparison.notes else {})
-
-
-def _attacked(experiment: Experiment) -> dict[str, Any]:
-    """What `vfl grid` would train and try of an experiment that says so."""
-    if experiment.grid is None:
-        return {}
-    victims = sum(cell.called != BASELINES for cell in grid_cells(experiment))
-    trials = len(attempts_of(experiment.grid).on_victim())
-    facts = {"attacked": list(experiment.grid.victims), "victims": victims, "attacks_each": trials}
-    tampering = list(experiment.grid.trainings[1:])
-    return facts | ({"adversaries": tampering} if tampering else {})
 
 
 def _rows(split: Split) -> dict[str, Any]:

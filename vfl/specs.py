@@ -19,7 +19,7 @@ from vfl.config import (
 )
 from vfl.config.packs import PACKS
 from vfl.config.toml import mistakes
-from vfl.errors import ExposedCutError, SpecError, UnknownNameError
+from vfl.errors import ExposedCutError, SpecError, UnknownNameError, UserError
 from vfl.exchange.exposure import refuse_exposure, shares_weights
 from vfl.models.mlp import MLPBottom
 from vfl.mpc import secure
@@ -52,7 +52,7 @@ def check_specs(experiment: Experiment, places: Places | None = None) -> None:
         SpecError: with the nearest known name or option, or the widths that would fit.
         ConfigError: several specs are wrong; all of them are told.
     """
-    _tell(list(_wrong_specs(experiment.model_dump())), places or Places())
+    tell(list(_wrong_specs(experiment.model_dump())), places or Places())
 
 
 def check_codecs(specs: Sequence[str], width: int, setting: str) -> None:
@@ -72,16 +72,22 @@ def check_codecs(specs: Sequence[str], width: int, setting: str) -> None:
             _check_codec([width], spec)
         except SpecError as error:
             wrong.append(((f"{setting} {spec}",), error))
-    _tell(wrong, Places())
+    tell(wrong, Places())
 
 
-def _tell(wrong: Sequence[tuple[Setting, SpecError]], places: Places) -> None:
-    """Raise the wrong specs if there are any: a single one as it is, several as one error."""
+def tell(wrong: Sequence[tuple[Setting, UserError]], places: Places) -> None:
+    """Raise what is wrong if anything is: a single mistake as it is, several as one error.
+
+    Args:
+        wrong: each setting's parts, and its mistake.
+        places: where the settings stand.
+    """
     if len(wrong) > 1:
         raise mistakes([(setting, _line(setting, error)) for setting, error in wrong], places)
     for setting, error in wrong:
-        here = f"{places.before(setting)}{'.'.join(setting)}"
-        error.where = f"{here}, {error.where}" if error.where else here
+        name = ".".join(setting)
+        here = f"{places.before(setting)}{name}"
+        error.where = f"{here}, {error.where}" if error.where not in (None, name) else here
         raise error
 
 
@@ -91,7 +97,7 @@ def spec_mistakes(content: Mapping[str, Any]) -> Iterator[tuple[Setting, str]]:
         yield setting, _line(setting, error)
 
 
-def _line(setting: Setting, error: SpecError) -> str:
+def _line(setting: Setting, error: UserError) -> str:
     cure = error.fix or (error.want and f"want {error.want}")
     return f"{'.'.join(setting)}: {error.what}" + (f"; {cure}" if cure else "")
 

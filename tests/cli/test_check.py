@@ -201,3 +201,33 @@ def test_one_process_has_no_link_to_measure(vfl, breast_cancer):
     done = vfl("check", breast_cancer, "--measure")
     assert done.code == 2
     assert "has no link" in done.err
+
+
+def test_all_of_a_grid_that_does_not_fit_its_rows(vfl, tmp_path):
+    path = tmp_path / "ten.toml"
+    path.write_text(
+        "data.rows = 400\n[parties.client]\nwidth = 8\n[grid]\n"
+        "defenses = ['layer_norm', 'marvell']\n"
+        "attacks = ['logistic', 'gradient_norm']\nleaks = [1, 50]\n"
+    )
+    done = vfl("check", path)
+    assert done.code == 2
+    assert "3 problems in ten.toml" in done.err
+    told = ["ten.toml:5: grid.defenses: marvell: 'marvell' hides which of two classes a row has"]
+    told += ["ten.toml:6: grid.attacks: gradient_norm: this attack tells two classes apart"]
+    told += ["ten.toml:7: grid.leaks: 50 labels of each class are to leak, and a class has fewer"]
+    assert [mistake for mistake in told if mistake not in done.err] == []
+    assert not (tmp_path / "runs").exists()
+
+    one = vfl("check", path, "-s", "grid.leaks=[1]", "-s", "grid.attacks=['logistic']")
+    assert "where ten.toml:5: grid.defenses" in one.err
+    assert "got   10 classes" in one.err
+    fitting = ("-s", "grid.defenses=layer_norm")
+    assert (
+        vfl("check", path, "-s", "grid.leaks=[1]", "-s", "grid.attacks=light", *fitting).code == 0
+    )
+    owned = vfl(
+        "check", path, *fitting, "-s", "grid.attacks=surrogate", "-s", "grid.trained_by=owner"
+    )
+    assert "ten.toml: grid.attacks" in owned.err
+    assert "nobody saw it" in owned.err

@@ -123,12 +123,13 @@ def test_what_cannot_be_attacked(vfl, file, tmp_path):
 
 def test_check_says_what_would_be_attacked(vfl, file):
     table = '[grid]\ndefenses = ["layer_norm"]\nattacks = ["thesis"]\nseeds = [0, 1]\n'
+    table += "leaks = [1, 2, 5, 10, 20]\n"
     file.write_text(TINY + table)
     done = vfl("check", file)
     assert done.code == 0
     assert "attacked                 none layer_norm" in done.out
     assert "victims                  4" in done.out
-    assert "attacks each             31" in done.out  # six leaks, five draws, and k-means
+    assert "attacks each             26" in done.out  # five leaks, five draws, and k-means
 
     file.write_text(TINY + '[grid]\ndefenses = ["layer_nrom"]\nattacks = ["kmean"]\nleaks = [0]\n')
     for command in ("check", "grid"):
@@ -147,7 +148,7 @@ def test_parties_that_tamper_are_listed_and_counted(vfl, file):
         "baselines seed=0", "none seed=0", "none against noisy_labels seed=0",
         "none against malicious_optimizer seed=0",
     ]  # fmt: skip
-    file.write_text(TINY + '[grid]\nadversaries = ["noisy_labels"]\nseeds = [0]\n')
+    file.write_text(TINY + '[grid]\nadversaries = ["noisy_labels"]\nseeds = [0]\nleaks = [1]\n')
     done = vfl("check", file)
     assert "adversaries              noisy_labels" in done.out
     assert "victims                  2" in done.out

@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from vfl.cli import app
+from vfl.config.packs import PACKS
 
 COMMANDS = {
     *("demo", "init", "check", "train", "evaluate", "predict", "renew", "report", "list"),
@@ -47,6 +48,12 @@ def test_every_option_is_explained_and_every_argument_named():
     ]
     assert len(parameters) > 20
     assert [name for name, explained in parameters if not explained] == []
+
+
+@pytest.mark.parametrize("command", ["attack", "grid"])
+def test_packs_of_attacks_are_named_and_can_be_listed(vfl, command):
+    words = vfl(command, "--help").out.split()
+    assert {*PACKS, "list", "packs"} <= {word.strip(",;.") for word in words}
 
 
 def test_without_a_command_the_help_is_shown(vfl):

@@ -5,6 +5,7 @@ import pytest
 from vfl.attacks import ATTACKS
 from vfl.attacks.active import ADVERSARIES
 from vfl.compression import CODECS
+from vfl.config.packs import PACKS
 from vfl.defenses import DEFENSES
 from vfl.models import BOTTOMS, TOPS
 from vfl.mpc.secure import SECURE
@@ -20,13 +21,16 @@ FAMILIES = {
 }
 
 
+NAMES = {family: registry.names() for family, registry in FAMILIES.items()} | {"packs": list(PACKS)}
+
+
 def test_every_registered_name_is_listed_with_its_options(vfl):
     done = vfl("list", "--json")
     rows = json.loads(done.out)
     assert done.code == 0
     assert done.err == ""
     found = {(row["family"], row["name"]) for row in rows}
-    assert found == {(family, name) for family, known in FAMILIES.items() for name in known.names()}
+    assert found == {(family, name) for family, known in NAMES.items() for name in known}
     specs = {row["name"]: row["spec"] for row in rows if row["family"] == "codecs"}
     assert specs["none"] == "none"
     assert specs["randtopk"].startswith("randtopk:k,")
@@ -34,10 +38,10 @@ def test_every_registered_name_is_listed_with_its_options(vfl):
     assert all(row["summary"].endswith(".") for row in rows)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", NAMES)
 def test_one_family(vfl, family):
     rows = json.loads(vfl("list", family, "--json").out)
-    assert [row["name"] for row in rows] == FAMILIES[family].names()
+    assert [row["name"] for row in rows] == NAMES[family]
     shown = vfl("list", family).out
     assert all(row["spec"] in shown and row["summary"] in shown for row in rows)
 

@@ -1,11 +1,14 @@
 """Which threat model an attack is tried under, and grids that record trainings for some."""
 
+import shlex
+
 import pytest
 
 from vfl.attacks import Attack, Grant, make
 from vfl.attacks.victim import Setting
 from vfl.config import Experiment, TraceSettings
-from vfl.errors import DataError, ExposedCutError, RunFolderError, UserError
+from vfl.config.toml import override
+from vfl.errors import ExposedCutError, RunFolderError, UserError
 from vfl.grid import GridFolder, identity, train
 from vfl.grid.attack import grid_cells
 from vfl.grid.attack_rows import read_rows
@@ -27,7 +30,7 @@ CONTENT = {
     "label": {"top": "linear"},
     "train": {"epochs": 3, "learning_rate": 0.02},
     "grid": {
-        "attacks": ["gradient_similarity", "inversion:steps=5", "kmeans:starts=1", "principal"],
+        "attacks": ["gradient_similarity", "inversion:steps=5", "kmeans:starts=1"],
         "baselines": ["raw"],
         "leaks": [1],
         "draws": 1,
@@ -102,7 +105,6 @@ def test_recorded_trainings_are_attacked_and_let_go(tmp_path):
     assert "in the training phase" in rows["gradient_similarity"].threat
     assert rows["inversion:steps=5"].measure == "mse"
     assert "label party" in rows["inversion:steps=5"].threat
-    assert rows["principal"].measure == "auc"
     assert rows["gradient_similarity"].baselines == {}
     assert set(rows["kmeans:starts=1"].baselines) == {"scratch", "raw"}
     assert not list(folder.path.rglob("trace"))
@@ -110,6 +112,17 @@ def test_recorded_trainings_are_attacked_and_let_go(tmp_path):
     assert place.worst.attack == "kmeans:starts=1"
     table, _ = write_attack_results(folder)
     assert "| none    | none      | gradient_similarity | 1 | accuracy" in table
+
+
+def test_scores_of_a_positive_class(tmp_path):
+    attacks = {"attacks": ["principal", "gradient_norm"]}
+    two = CONTENT | {"data": {"source": "breast_cancer"}, "grid": CONTENT["grid"] | attacks}
+    rows = read_rows(done(tmp_path / "grid", Experiment.model_validate(two)))
+    assert {(row.attack, row.measure) for row in rows} == {
+        (attack, measure)
+        for attack in ("principal", "gradient_norm")
+        for measure in ("auc", "tpr_at_1_fpr")
+    }
 
 
 def test_a_victim_is_recorded_again_when_only_that_is_missing(tmp_path, monkeypatch):
@@ -156,13 +169,21 @@ def test_a_run_is_attacked_by_what_it_recorded(tmp_path):
     plain = recorded().model_copy(update={"grid": None})
     settings = recorded(attacks="surrogate").grid
     train_once(plain, tmp_path, "silent")
-    with pytest.raises(RunFolderError):
+    with pytest.raises(RunFolderError, match="surrogate would read") as refused:
         attacked(RunFolder.open(tmp_path / "silent"), settings)
+    assert "-s trace.phases=train," in refused.value.fix
+    assert not (tmp_path / "silent" / "attacks.jsonl").exists()
     heard = plain.model_copy(update={"trace": TraceSettings(phases=("train",))})
     train_once(heard, tmp_path, "heard")
     (row,) = attacked(RunFolder.open(tmp_path / "heard"), settings)
     assert row.attack == "surrogate"
     assert row.measure == "matched_accuracy"
+    both = recorded(attacks=["surrogate", "kmeans", "inversion:steps=5"]).grid
+    with pytest.raises(RunFolderError, match=": inversion:steps=5 would read") as refused:
+        attacked(RunFolder.open(tmp_path / "heard"), both)
+    setting = shlex.split(refused.value.fix)[4].rstrip(",")
+    asked = Experiment.model_validate(override(plain.model_dump(), [setting]))
+    assert asked.trace.phases == ("validation", "test")
 
 
 def together(**changes):
@@ -228,6 +249,7 @@ def test_a_run_without_snapshots_says_what_to_record(tmp_path):
     train_once(
         plain.model_copy(update={"trace": TraceSettings(phases=("train",))}), tmp_path, "one"
     )
-    with pytest.raises(DataError, match="no weights were kept") as problem:
+    with pytest.raises(RunFolderError, match="would read what this run did not record") as problem:
         attacked(RunFolder.open(tmp_path / "one"), plain.grid)
-    assert "snapshots = 1" in problem.value.fix
+    assert problem.value.want == "a recording of bottoms"
+    assert "-s trace.snapshots=1," in problem.value.fix

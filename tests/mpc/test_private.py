@@ -135,7 +135,7 @@ def test_how_long_a_party_waits_is_set(monkeypatch, timeout_s, waits):
         if waits:
             assert hidden(torch.zeros(2, 4)).shape == (2, 1)
         else:
-            with pytest.raises(PeerError, match="P[012] sent nothing in time"):
+            with pytest.raises(PeerError, match=r"P[012] sent nothing in time"):
                 hidden(torch.zeros(2, 4))
 
 

@@ -131,4 +131,6 @@ def test_a_resumed_run_tells_of_the_whole(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         session(checkpoints=tmp_path, observers=[kill]).run()
-    assert card(session(checkpoints=tmp_path).run())["revealed"] == card(session().run())["revealed"]
+    assert (
+        card(session(checkpoints=tmp_path).run())["revealed"] == card(session().run())["revealed"]
+    )

@@ -16,6 +16,21 @@ ATTRIBUTE = frozenset({Grant.CUTS, Grant.LEAKED_ATTRIBUTES})
 REPEATED = frozenset({Grant.EPOCHS, Grant.QUERIES})
 
 
+def require_column(columns: int, column: int | None) -> None:
+    """Refuse an attribute that is none of the victim's columns.
+
+    Raises:
+        ConfigError: with what they are counted to.
+    """
+    if column is not None and column >= columns:
+        raise ConfigError(
+            "the victim has no such column",
+            where="grid.attribute",
+            got=str(column),
+            want=f"0 to {columns - 1}",
+        )
+
+
 def attribute_case(received: Case, known: Tensor, column: int | None = None) -> Case:
     """Whether a column of each target lies above its mean, for who was sent the cuts.
 
@@ -31,13 +46,7 @@ def attribute_case(received: Case, known: Tensor, column: int | None = None) -> 
     """
     flat, view = known.flatten(1), received.view
     assert received.inputs is not None
-    if column is not None and column >= flat.shape[1]:
-        raise ConfigError(
-            "the victim has no such column",
-            where="grid.attribute",
-            got=str(column),
-            want=f"0 to {flat.shape[1] - 1}",
-        )
+    require_column(flat.shape[1], column)
     mean = flat.mean(0)
     if column is None:
         column = int(((flat > mean).double().mean(0) - 0.5).abs().argmin())

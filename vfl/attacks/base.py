@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
+from vfl.errors import UserError
 
 Goal = Literal["labels", "clusters", "inputs", "scores"]
 
@@ -32,6 +33,17 @@ class Attack(ABC):
     goal: Goal = "labels"
     needs: frozenset[Grant] = frozenset()
 
+    def check(self, classes: int, width: int) -> None:
+        """Refuse a task or a cut that it means nothing for, before anything is trained.
+
+        Args:
+            classes: how many the view is to have.
+            width: of the cut that it is about, as it travels.
+
+        Raises:
+            UserError: with what it wants instead; `run` refuses the same.
+        """
+
     @abstractmethod
     def run(self, view: View, draw: torch.Generator) -> Tensor:
         """The guess about `view.targets`, as `goal` says.
@@ -43,3 +55,22 @@ class Attack(ABC):
         Raises:
             NotGrantedError: it reached for what it does not name in `needs`.
         """
+
+
+def require_two_classes(classes: int, instead: str) -> None:
+    """Refuse a task that an attack for two classes says nothing about.
+
+    Args:
+        classes: how many there are.
+        instead: specs of attacks for any number of classes.
+
+    Raises:
+        UserError: with the number of classes.
+    """
+    if classes != 2:
+        raise UserError(
+            "this attack tells two classes apart",
+            got=f"{classes} classes",
+            want="2 classes",
+            fix=instead,
+        )

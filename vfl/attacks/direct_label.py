@@ -26,15 +26,18 @@ class DirectLabel(GradientAttack):
         epochs: how many epochs it reads.
     """
 
+    def check(self, classes: int, width: int) -> None:
+        if width != classes:
+            raise UserError(
+                "labels show in the signs only where the cut is as wide as there are classes",
+                got=f"a cut of width {width} and {classes} classes",
+                fix="gradient_similarity or surrogate, which allow for a top model",
+            )
+
     def run(self, view: View, draw: torch.Generator) -> Tensor:
         exchanges = self.exchanges(view)
         width = exchanges[0].gradients.shape[1]
-        if width != view.classes:
-            raise UserError(
-                "labels show in the signs only where the cut is as wide as there are classes",
-                got=f"a cut of width {width} and {view.classes} classes",
-                fix="gradient_similarity or surrogate, which allow for a top model",
-            )
+        self.check(view.classes, width)
         return mean_by_row(exchanges, _negative_share, view.targets.rows, width)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vfl.attacks.gradients import GradientAttack, directions_by_row, require_two_classes
+from vfl.attacks.base import require_two_classes
+from vfl.attacks.gradients import GradientAttack, directions_by_row
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
 from vfl.errors import DataError
@@ -26,8 +27,12 @@ class GradientDirection(GradientAttack):
     goal = "scores"
     uses = frozenset({Grant.LEAKED})
 
+    def check(self, classes: int, width: int) -> None:
+        require_two_classes(classes, "gradient_similarity or surrogate")
+
     def run(self, view: View, draw: torch.Generator) -> Tensor:
-        require_two_classes(view)
+        epochs = self.by_epoch(view)
+        self.check(view.classes, epochs[0][0].gradients.shape[1])
         leaked, rows = view.leaked, view.targets.rows
         positive = rows + torch.nonzero(leaked.labels == 1)[:, 0]
         if not len(positive):
@@ -37,7 +42,7 @@ class GradientDirection(GradientAttack):
                 want="at least one leaked row of class 1",
             )
         scores = torch.zeros(rows)
-        for exchanges in self.by_epoch(view):
+        for exchanges in epochs:
             found = directions_by_row(exchanges, rows + leaked.rows)
             scores += found[:rows] @ found[positive].mean(0)
         return scores

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vfl.attacks.base import require_two_classes
 from vfl.attacks.evidence import Heard
-from vfl.attacks.gradients import GradientAttack, mean_by_row, require_two_classes
+from vfl.attacks.gradients import GradientAttack, mean_by_row
 from vfl.attacks.view import View
 
 
@@ -24,9 +25,13 @@ class GradientNorm(GradientAttack):
 
     goal = "scores"
 
+    def check(self, classes: int, width: int) -> None:
+        require_two_classes(classes, "gradient_similarity or surrogate")
+
     def run(self, view: View, draw: torch.Generator) -> Tensor:
-        require_two_classes(view)
-        return mean_by_row(self.exchanges(view), _loudness, view.targets.rows, 1)[:, 0]
+        exchanges = self.exchanges(view)
+        self.check(view.classes, exchanges[0].gradients.shape[1])
+        return mean_by_row(exchanges, _loudness, view.targets.rows, 1)[:, 0]
 
 
 def _loudness(one: Heard) -> Tensor:

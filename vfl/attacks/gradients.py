@@ -13,7 +13,7 @@ from vfl.attacks.base import Attack
 from vfl.attacks.evidence import Heard
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
-from vfl.errors import BadOptionError, DataError, UserError
+from vfl.errors import BadOptionError, DataError
 
 
 class GradientAttack(Attack):
@@ -87,18 +87,3 @@ def directions(one: Heard) -> Tensor:
 def directions_by_row(exchanges: Sequence[Heard], rows: int) -> Tensor:
     """The mean direction of each row's gradients, axes (rows, width)."""
     return mean_by_row(exchanges, directions, rows, exchanges[0].gradients.shape[1])
-
-
-def require_two_classes(view: View) -> None:
-    """Refuse a task that an attack for two classes says nothing about.
-
-    Raises:
-        UserError: with the number of classes.
-    """
-    if view.classes != 2:
-        raise UserError(
-            "this attack tells two classes apart",
-            got=f"{view.classes} classes",
-            want="2 classes",
-            fix="gradient_similarity or surrogate",
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vfl.attacks.base import require_two_classes
 from vfl.attacks.features import EmbeddingAttack, Layer
 from vfl.attacks.view import View
 from vfl.defenses.components import principal
@@ -28,8 +29,13 @@ class Principal(EmbeddingAttack):
     def __init__(self, at: Layer = "cut") -> None:
         super().__init__(at)
 
+    def check(self, classes: int, width: int) -> None:
+        require_two_classes(classes, "kmeans or gaussian_mixture")
+
     def run(self, view: View, draw: torch.Generator) -> Tensor:
-        centred, _, directions = principal(self.rows(view, view.targets))
+        rows = self.rows(view, view.targets)
+        self.check(view.classes, rows.shape[1])
+        centred, _, directions = principal(rows)
         places = centred @ directions[:, 0]
         scores: Tensor = (places * places.pow(3).mean().sign()).float()
         return scores

@@ -66,6 +66,17 @@ class Setting:
     trained_by: TrainedBy = "split"
 
 
+def classes_of(label: PartyData) -> tuple[Tensor, int]:
+    """The labels of all rows, int64, axes (rows,), and how many classes there are.
+
+    Raises:
+        UserError: labels are numbers.
+    """
+    if label.classes is None or label.labels is None:
+        raise UserError("a regression has no classes to infer", where="label.task")
+    return label.labels, len(label.classes)
+
+
 class Victim:
     """A trained feature party that answers queries, and the labels it is not to find out.
 
@@ -95,13 +106,11 @@ class Victim:
         if party not in experiment.feature_parties or data[party].inputs is None:
             known = ", ".join(experiment.feature_parties)
             raise UserError("no feature party has that name", got=party, want=known)
-        if label.classes is None or label.labels is None:
-            raise UserError("a regression has no classes to infer", where="label.task")
+        self.labels, self.classes = classes_of(label)
         if shares_weights(experiment):
             raise nobodys_bottom(party)
         self._experiment, self._data = experiment, data[party]
         self._terms = Terms.of(experiment, "predict", experiment.name)
-        self.labels, self.classes = label.labels, len(label.classes)
         self._secret = secret or Secret.of_simulation(experiment.seed, party)
         self._half, self._there = self._trained(weights)
         self._evidence: dict[Part, Evidence] = {}

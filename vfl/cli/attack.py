@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vfl.cli.cells import numbers
+from vfl.cli.cells import ATTACKS_HELP, numbers
 from vfl.cli.output import Json, Set, emit, say
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def attack(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that vfl train printed.")],
     attacks: Annotated[
         list[str] | None,
-        typer.Option("--attack", metavar="SPEC", help="An attack, or light, heavy or thesis."),
+        typer.Option("--attack", metavar="SPEC", help=ATTACKS_HELP),
     ] = None,
     leaks: Annotated[
         str, typer.Option(metavar="1,5,10", help="Leaked labels of each class.")
@@ -36,6 +36,8 @@ def attack(
 
     --set changes a setting of a grid, such as leaks_from=validation or trained_by=owner. Scores
     are kept in the run's folder and on its page; what was tried before is not tried again.
+    Attacks on gradients need a run that was trained with -s trace.phases=train, and those on
+    columns one with -s 'trace.phases=["validation", "test"]'.
     """
     from vfl.grid.attack_run import attacked
     from vfl.report import build_report

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from vfl.grid import Cell, GridFolder
     from vfl.grid.run import Ended
 
+#: Of both commands that attack; what it tells of is in `vfl.config.packs`.
+ATTACKS_HELP = (
+    "An attack, or a pack of them: thesis, quick, light, heavy, columns (on a party's inputs) or"
+    " members (on who was trained on); vfl list packs says what is in each. Repeat."
+)
+
 
 def worker(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a grid.")],

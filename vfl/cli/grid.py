@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vfl.cli.cells import numbers, said_failures, train_cells
+from vfl.cli.cells import ATTACKS_HELP, numbers, said_failures, train_cells
 from vfl.cli.output import Device, Json, Set, emit
 
 if TYPE_CHECKING:
@@ -36,10 +36,7 @@ def grid(
     ] = None,
     attack: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="SPEC",
-            help="An attack, or several by a name: light, heavy, thesis, columns, members. Repeat.",
-        ),
+        typer.Option(metavar="SPEC", help=ATTACKS_HELP),
     ] = None,
     adversary: Annotated[
         list[str] | None,

@@ -19,6 +19,7 @@ class Family(StrEnum):
     DEFENSES = "defenses"
     SECURE = "secure"
     ATTACKS = "attacks"
+    PACKS = "packs"
     ADVERSARIES = "adversaries"
     BOTTOMS = "bottoms"
     TOPS = "tops"
@@ -32,8 +33,8 @@ def listing(
 ) -> None:
     """List codecs, defenses, attacks and models with their options.
 
-    A family is codecs, defenses, secure, attacks, adversaries, bottoms or tops; without one, all
-    are listed.
+    A family is codecs, defenses, secure, attacks, packs (several attacks by one name), adversaries,
+    bottoms or tops; without one, all are listed.
     """
     rows = [
         row
@@ -41,6 +42,8 @@ def listing(
         if family is None or family.value == name
         for row in _rows(name, registry)
     ]
+    if family in (None, Family.PACKS):
+        rows += _packs()
     if json:
         emit(rows)
         return
@@ -65,6 +68,15 @@ def _registries() -> dict[str, Registry[Any]]:
         "bottoms": BOTTOMS,
         "tops": TOPS,
     }
+
+
+def _packs() -> list[dict[str, str]]:
+    from vfl.config.packs import PACKS
+
+    return [
+        {"family": "packs", "name": name, "spec": name, "summary": f"{', '.join(specs)}."}
+        for name, specs in PACKS.items()
+    ]
 
 
 def _rows(family: str, registry: Registry[Any]) -> list[dict[str, str]]:

@@ -24,6 +24,7 @@ from vfl.grid.cells import (
     grid_settings_of,
 )
 from vfl.grid.gallery import GALLERY
+from vfl.grid.misfits import check_attempts
 from vfl.grid.outcomes import begun, found_out
 from vfl.grid.pictures import pictures_of
 from vfl.grid.scenes import is_recorded, recorded_phases, scene_of_trial
@@ -74,6 +75,7 @@ def attack_cell(
         device: where the model is trained; attacks run on the CPU.
     """
     settings = grid_settings_of(folder.experiment())
+    check_attempts(cell.experiment, settings, data)
     path = folder.cells_path / cell.name
     if cell.called == BASELINES:
         trials = attempts_of(settings).baselines(settings.baselines)
@@ -129,7 +131,7 @@ def train_recorded(
         ground = run_ground(RunFolder(path), data, settings, cell.adversary)
         trials = ground.lacking(trials, scores)
         trace = _recorded(trials)
-        if not trace.enabled or is_recorded(path, trace):
+        if is_recorded(path, trace):
             return
         kept = _kept(path)
         shutil.rmtree(path)

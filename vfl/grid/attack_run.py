@@ -32,20 +32,26 @@ def attacked(
 
     Raises:
         RunFolderError: the run has not ended, or was trained in a federation, where weights stay
-            with their parties.
+            with their parties, or did not record what an attack reads.
+        UserError: an attack or a leak does not fit its rows.
         SpecError: an attack cannot be built.
     """
+    from vfl.grid.misfits import check_attempts
+    from vfl.grid.scenes import require_recorded
     from vfl.grid.victims import attack_run, attempts_of, check_attacks
     from vfl.run import load_data
 
     if not (folder.path / "summary.json").exists():
         raise RunFolderError("this run has not ended, so there is nothing to attack")
     check_attacks(folder.experiment(), settings)
+    require_recorded(folder.path, settings.attack_specs)
+    data = load_data(folder.experiment())
+    check_attempts(folder.experiment(), settings, data)
     settings = settings.model_copy(update={"reconstructions": False})  # its page shows none
     attempts = attempts_of(settings)
     trials = attempts.on() + attempts.baselines(settings.baselines)
     say(f"{len(trials)} attacks on {folder.path}, baselines included")
-    scores = attack_run(folder, load_data(folder.experiment()), settings, trials)
+    scores = attack_run(folder, data, settings, trials)
     write_scores(folder.path / OF_RUN, setting_words(settings), scores)
     return read_run_rows(folder.path, settings.baselines)
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vfl.errors import TooFewRowsError, VFLError
+from vfl.errors import VFLError
 from vfl.grid.attack import attack_cell
 from vfl.grid.cells import CODEC, FAILURE, Cell, GridFolder
 from vfl.grid.fresh import forget_if_stale
 from vfl.grid.measure import measure_cell
+from vfl.grid.misfits import require_test_rows
 from vfl.grid.train import Rows, train_cell
 from vfl.run_folder import RunFolder
 from vfl.storage import write_json
@@ -35,10 +36,7 @@ def do_cell(cell: Cell, folder: GridFolder, rows: Rows, device: str = "cpu") -> 
     try:
         (path / FAILURE).unlink(missing_ok=True)
         data = rows.of(cell.experiment)
-        if not len(data[cell.experiment.label.party].split.test):
-            raise TooFewRowsError(
-                "nothing can be compared without test rows", where="data.test", want="data.test > 0"
-            )
+        require_test_rows(cell.experiment, data)
         forget_if_stale(cell, folder, data)
         if folder.kind == "attacks":
             attack_cell(cell, folder, data, device)

@@ -16,8 +16,8 @@ from vfl.attacks.recorded_case import recalled_case, received_case, training_cas
 from vfl.attacks.summed_case import summed_case
 from vfl.attacks.victim import Setting, Victim
 from vfl.config import GridSettings
-from vfl.datasets import PartyData
-from vfl.errors import DataError, TooFewRowsError
+from vfl.datasets import PartyData, Split
+from vfl.errors import TooFewRowsError
 from vfl.grid.scenes import Scene
 from vfl.run import trained
 from vfl.run_folder import RunFolder
@@ -100,21 +100,15 @@ class Recordings:
 
     def _snapshots(self) -> list[dict[str, Tensor]]:
         recording = read(self._folder.party(self._party) / "trace")
-        found = [one.weights for one in recording.snapshots() if one.epoch > 0]
-        if not found:
-            raise DataError(
-                "no weights were kept while it trained", fix="record them: [trace] snapshots = 1"
-            )
-        return found
+        return [one.weights for one in recording.snapshots() if one.epoch > 0]
 
     def _received(self, draw: torch.Generator) -> Case:
-        own = self._data[self._party].split.validation
         orders = generator(self._experiment.seed, "again")
 
         def again(rows: Tensor) -> list[Sent]:
             return self._victim(self._party).asked_again(rows, _TIMES, orders.clone_state())
 
-        frames, leaks = self._of(self._experiment.label.party, None), self._leaks(len(own))
+        frames, leaks = self._of(self._experiment.label.party, None), self._leaks()
         return received_case(self._experiment, self._data, frames, self._party, leaks, draw,
                              self._weights(), again)  # fmt: skip
 
@@ -126,21 +120,16 @@ class Recordings:
                              self._weights())  # fmt: skip
 
     def _summed(self, draw: torch.Generator) -> Case:
-        leaks = self._leaks(len(self._data[self._party].split.validation))
+        leaks = self._leaks()
         return summed_case(self._experiment, self._data, self._party, self._others(), leaks, draw,
                            self._weights())  # fmt: skip
 
     def _others(self) -> list[str]:
         return [name for name in self._experiment.feature_parties if name != self._party]
 
-    def _leaks(self, rows: int) -> int:
+    def _leaks(self) -> int:
         """How many of the validation rows a label party knows."""
-        if not rows:
-            raise TooFewRowsError(
-                "a label party knows columns of validation rows, and there are none",
-                where="data.validation",
-                want="data.validation > 0",
-            )
+        rows = known_rows(self._data[self._party].split, "a label party")
         return min(self._settings.known_columns, rows)
 
     def _weights(self) -> dict[str, dict[str, Tensor]]:
@@ -164,6 +153,25 @@ class Recordings:
             recording = read(self._folder.party(owner) / "trace")
             self._frames[owner] = list(recording.decoded(phase=phase))
         return self._frames[owner]
+
+
+def known_rows(split: Split, who: str) -> int:
+    """How many rows an attacker may know that are neither attacked nor trained on.
+
+    Args:
+        split: of the rows.
+        who: the attacker, for the message.
+
+    Raises:
+        TooFewRowsError: none.
+    """
+    if not len(split.validation):
+        raise TooFewRowsError(
+            f"{who} knows columns of validation rows, and there are none",
+            where="data.validation",
+            want="data.validation > 0",
+        )
+    return len(split.validation)
 
 
 def answers(folder: RunFolder, data: Mapping[str, PartyData], rows: Tensor) -> Tensor:

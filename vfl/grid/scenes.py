@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
@@ -17,10 +19,10 @@ from vfl.attacks.summed_case import SUMMING
 from vfl.attacks.threat import Who
 from vfl.attacks.victim import INFERENCE
 from vfl.config import Experiment, GridSettings, TraceSettings
-from vfl.errors import UserError
+from vfl.errors import RunFolderError, UserError
 from vfl.exchange.exposure import shares_weights
 from vfl.exchange.shared_exposure import nobodys_bottom
-from vfl.grid.trials import OUTCOME
+from vfl.grid.trials import OUTCOME, TRAINED
 from vfl.trace import read, trace_of_masked_cuts
 
 #: "asked": a feature party once the network is in use, "kept" with its bottoms of every epoch,
@@ -89,7 +91,7 @@ def scene_of(attack: Attack, spec: str, own_columns: bool = False) -> Scene:
     )
 
 
-def scene_of_trial(spec: str, bottom: str) -> Scene | None:
+def scene_of_trial(spec: str, bottom: str = TRAINED) -> Scene | None:
     """The scene of a trial; None for what an adversary reached without any recording."""
     if bottom != OUTCOME:
         return scene_of(attacks.make(spec), spec, own_columns=True)
@@ -106,10 +108,41 @@ def recorded_phases(scenes: Iterable[Scene | None]) -> TraceSettings:
 
 def is_recorded(path: Path, wanted: TraceSettings) -> bool:
     """Whether a run folder has recordings of all these phases, and snapshots if they are wanted."""
+    if not wanted.enabled:
+        return True
     found = [read(trace).settings for trace in path.glob(_TRACES)]
     return bool(found) and all(
         set(wanted.phases) <= set(one.phases) and one.snapshots >= wanted.snapshots for one in found
     )
+
+
+def require_recorded(path: Path, specs: Iterable[str]) -> None:
+    """Refuse attacks that read what a run did not record.
+
+    Args:
+        path: the run's folder.
+        specs: the attacks.
+
+    Raises:
+        RunFolderError: with the setting that records it.
+    """
+    lacking = [
+        spec for spec in specs if not is_recorded(path, recorded_phases([scene_of_trial(spec)]))
+    ]
+    if lacking:
+        wanted = recorded_phases(map(scene_of_trial, lacking))
+        asked = []
+        if phases := wanted.phases:
+            asked = [f"trace.phases={phases[0] if len(phases) == 1 else json.dumps(phases)}"]
+        if wanted.snapshots:
+            asked.append(f"trace.snapshots={wanted.snapshots}")
+        options = " ".join(f"-s {shlex.quote(one)}" for one in asked)
+        raise RunFolderError(
+            f"{', '.join(lacking)} would read what this run did not record",
+            where=str(path),
+            want=f"a recording of {' and '.join([*phases, *(['bottoms'] * wanted.snapshots)])}",
+            fix=f"vfl train with {options}, and attack that run",
+        )
 
 
 def check_scenes(

@@ -6,7 +6,6 @@ import numpy as np
 
 from vfl.compression.compiled import COMPILED, compiled
 
-
 #: Values a pass takes at once where there are several, so that they stay in a core's own cache.
 _BLOCK = 16384
 

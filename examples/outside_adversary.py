@@ -1,0 +1,67 @@
+"""An adversary from outside the package, in one file: a feature party that mixes up its rows.
+
+Registered here for this process; a package of your own declares an entry point instead:
+
+    [project.entry-points."vfl.adversaries"]
+    shuffling = "my_package.shuffling:Shuffling"
+
+and tests it with `vfl.testing`:
+
+    class TestMine(AdversaryContract):
+        specs = ["shuffling", "shuffling:share=1"]
+
+`vfl grid --adversary shuffling` then trains every defense against it.
+"""
+
+import torch
+from torch import Tensor
+
+from vfl.attacks.active import ADVERSARIES, ActiveAdversary, make_adversary
+from vfl.attacks.fit import key_of
+from vfl.attacks.view import View
+from vfl.compression import Moment
+from vfl.seeds import generator
+
+
+class Shuffling(ActiveAdversary):
+    """Sends a share of the cuts of a training batch in each other's place."""
+
+    who = "feature party"
+    spoils = True  # a grid measures how often the network answers wrongly
+
+    def __init__(self, share: float = 0.5) -> None:
+        self.share = share
+
+    def begin(self, view: View, draw: torch.Generator) -> None:
+        self.key = key_of(draw)
+
+    def cut(self, cut: Tensor, moment: Moment) -> Tensor:
+        if not moment.training:
+            return cut
+        # Of the step and nothing else: batches in flight are made again after a resume.
+        draw = generator(self.key, "shuffling", moment.step)
+        chosen = torch.nonzero(torch.rand(len(cut), generator=draw) < self.share)[:, 0]
+        sent = cut.clone()
+        sent[chosen] = cut[chosen[torch.randperm(len(chosen), generator=draw)]]
+        return sent
+
+
+ADVERSARIES.register("shuffling", Shuffling)
+
+if __name__ == "__main__":
+    from vfl.attacks.active.begin import begin
+    from vfl.config import Experiment
+    from vfl.datasets import load_bundled
+    from vfl.local import LocalSession
+
+    data = load_bundled("digits", ["bank", "shop"], seed=0, label_party="lender")
+    experiment = Experiment.model_validate(
+        {"parties": {"bank": {}, "shop": {}}, "label": {"party": "lender"}, "train": {"epochs": 5}}
+    )
+    for spec in ("none", "shuffling", "shuffling:share=1"):
+        adversaries = {}
+        if spec != "none":
+            adversaries["bank"] = make_adversary(spec)
+            begin(adversaries["bank"], experiment, data, "bank", 0, generator(0, "adversary"))
+        session = LocalSession(experiment, data, outputs=10, adversaries=adversaries).run()
+        print(f"{spec:<20} test accuracy {session.label.history[-1]['test_accuracy']:.3f}")

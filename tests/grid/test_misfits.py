@@ -1,0 +1,137 @@
+"""What does not fit the rows of a grid is told by `vfl check`, and by a cell before it trains."""
+
+from dataclasses import replace
+
+import pytest
+
+from vfl.config import Experiment, GridSettings
+from vfl.errors import SpecError, TooFewRowsError, UserError
+from vfl.grid import GridFolder, train
+from vfl.grid.attack import grid_cells
+from vfl.grid.attack_run import attacked
+from vfl.grid.misfits import misfits
+from vfl.grid.run import go_through
+from vfl.run import load_data
+from vfl.run import train as train_once
+from vfl.run_folder import RunFolder
+
+CONTENT = {
+    "name": "misfitting",
+    "data": {"rows": 400, "validation": 0.2},
+    "parties": {"client": {"width": 8, "bottom": "mlp:hidden=16"}},
+    "label": {"top": "linear"},
+    "train": {"epochs": 1},
+}
+GRID = {"attacks": ["kmeans:starts=1"], "baselines": ["raw"], "leaks": [1], "draws": 1}
+
+
+def experiment(**changes):
+    grid = GRID | {"seeds": [0], "pictures": 0} | changes.pop("grid", {})
+    return Experiment.model_validate(CONTENT | {"grid": grid} | changes)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return load_data(experiment())
+
+
+def told(rows, **changes):
+    asked = experiment(**changes)
+    return [(".".join(where), str(error)) for where, error in misfits(asked, asked.grid, rows)]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("defenses", "marvell", "marvell: 'marvell' hides which of two classes a row has"),
+        ("defenses", "label_dp:epsilon=1,prior=0.5-0.5", "another number of classes"),
+        ("attacks", "gradient_norm", "gradient_norm: this attack tells two classes apart"),
+        ("attacks", "gradient_direction", "two classes apart"),
+        ("attacks", "principal", "two classes apart"),
+        ("attacks", "direct_label", "a cut of width 8 and 10 classes"),
+        ("adversaries", "replacement:target=11", "at least one of class 11"),
+        ("leaks", 40, "40 labels of each class are to leak, and a class has fewer rows"),
+    ],
+)
+def test_what_a_cell_would_be_stopped_by_is_told(setting, value, message, data):
+    asked = {"attacks": ["kmeans:starts=1", "logistic"], setting: [value]}
+    ((where, error),) = told(data, grid=asked)
+    assert where == f"grid.{setting}"
+    assert message in error
+
+
+def test_codecs_are_built_into_models_of_the_rows(data, monkeypatch):
+    def refuse(experiment, data, mode):
+        if experiment.codec == "size:k=4":
+            raise SpecError("it does not fit")
+
+    monkeypatch.setattr("vfl.grid.misfits.session_of", refuse)
+    ((where, error),) = told(data, grid={"codecs": ["topk:k=3", "size:k=4"]})
+    assert where == "grid.codecs"
+    assert "size:k=4: it does not fit" in error
+
+
+def test_leaks_are_of_the_rows_that_they_come_from(data):
+    """400 rows of ten classes: 17 of the rarest to train on, fewer to validate with."""
+    leaks = {"attacks": ["logistic"], "leaks": [15]}
+    assert told(data, grid=leaks) == []
+    ((where, error),) = told(data, grid=leaks | {"leaks_from": "validation"})
+    assert where == "grid.leaks"
+    assert "15 labels of each class are to leak" in error
+    heard = {"attacks": ["gradient_similarity"], "leaks": [15], "leaks_from": "validation"}
+    assert told(data, grid=heard) == []  # who hears a training knows rows of it
+    assert told(data, grid={"attacks": ["kmeans"], "leaks": [400]}) == []  # which uses none
+
+
+def test_an_attribute_is_a_column(data):
+    asked = {"attacks": ["attribute"], "attribute": 63}
+    assert told(data, grid=asked) == []
+    ((where, error),) = told(data, grid=asked | {"attribute": 64})
+    assert (where, "0 to 63" in error) == ("grid.attribute", True)
+    assert told(data, grid={"attribute": 64}) == []  # nobody looks for it
+
+
+@pytest.mark.parametrize("spec", ["inversion", "attribute", "likelihood_ratio"])
+def test_who_knows_rows_knows_validation_rows(spec):
+    bare = {"data": {"rows": 400, "validation": 0.0}}
+    rows = load_data(experiment(**bare))
+    ((where, error),) = told(rows, **bare, grid={"attacks": [spec, "membership"]})
+    assert where == "grid.attacks"
+    assert f"{spec}: " in error
+    assert "knows columns of validation rows, and there are none" in error
+
+
+def test_there_are_rows_and_classes_to_attack(data):
+    untested = {"data": {"rows": 400, "test": 0.0}}
+    with pytest.raises(TooFewRowsError, match="without test rows"):
+        told(load_data(experiment(**untested)), **untested)
+    numbers = {**data, "label": replace(data["label"], classes=None)}
+    with pytest.raises(UserError, match="a regression has no classes to infer"):
+        told(numbers)
+
+
+def test_a_cell_trains_nothing_that_its_attacks_could_not_meet(tmp_path, monkeypatch):
+    def never(*arguments, **options):
+        raise AssertionError("it was trained")
+
+    monkeypatch.setattr(train, "train", never)
+    asked = experiment(grid={"attacks": ["kmeans:starts=1", "gradient_norm"]})
+    folder = GridFolder(tmp_path / "grid")
+    folder.write(asked, grid_cells(asked), "vfl grid misfitting.toml")
+    failed = go_through(folder, folder.cells())
+    assert len(failed) == 2  # the baselines and the victim
+    for ended in failed:
+        assert ended.failure["what"] == "gradient_norm: this attack tells two classes apart"
+        assert (ended.failure["where"], ended.failure["exit"]) == ("grid.attacks", 2)
+
+
+def test_a_run_is_not_attacked_by_half(tmp_path):
+    train_once(experiment().model_copy(update={"grid": None}), tmp_path, "run")
+    settings = GridSettings.model_validate(GRID | {"attacks": ["kmeans", "principal"]})
+    with pytest.raises(UserError, match="principal: this attack tells two classes apart"):
+        attacked(RunFolder.open(tmp_path / "run"), settings)
+    assert not (tmp_path / "run" / "attacks.jsonl").exists()
+    wrong = settings.model_copy(update={"attacks": ("logistic",), "leaks": (50,)})
+    with pytest.raises(TooFewRowsError) as refused:
+        attacked(RunFolder.open(tmp_path / "run"), wrong)
+    assert refused.value.where == "grid.leaks"
