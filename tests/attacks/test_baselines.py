@@ -13,11 +13,12 @@ from vfl.attacks import Evidence, Grant, Holdings, View, make
 from vfl.attacks.baselines import Kind, behind, label_free
 from vfl.attacks.case import Case, attempt
 from vfl.attacks.features import through
+from vfl.attacks.threat import IN_TRAINING
 from vfl.errors import BadOptionError, NotGrantedError
 from vfl.seeds import generator, scoped
 from vfl.testing import AttackContract
 
-EVERYTHING = frozenset(Grant) - {Grant.GRADIENTS}
+EVERYTHING = frozenset(Grant) - IN_TRAINING
 WITHOUT_LEAKS = EVERYTHING - {Grant.LEAKED, Grant.LEAKED_INPUTS, Grant.LEAKED_ATTRIBUTES}
 
 
