@@ -2,22 +2,15 @@
 
 import pytest
 import torch
+from recorded_digits import Recorded, left
 
 from vfl.attacks import Grant, Sent, make
 from vfl.attacks.attribute_case import attribute_case
 from vfl.attacks.averaging import mean_cuts
 from vfl.attacks.case import attempt
-from vfl.attacks.recorded import decoded
-from vfl.attacks.recorded_case import recalled_case, received_case, training_case
-from vfl.attacks.victim import Victim
-from vfl.config import Experiment
-from vfl.datasets import load_bundled
+from vfl.attacks.recorded_case import received_case, training_case
 from vfl.errors import BadOptionError, NotGrantedError, UserError
-from vfl.local import LocalSession
 from vfl.seeds import generator
-from vfl.trace import Trace
-
-TIMES = 16
 
 
 def sent():
@@ -51,58 +44,9 @@ def test_it_needs_what_the_other_attack_needs_and_the_recording():
         make("averaging:of=membership")
 
 
-class Noisy:
-    """Digits trained with noise on clipped cuts, all that was sent, and the bottom's snapshots."""
-
-    def __init__(self):
-        self.data = load_bundled(
-            "digits", ["bank"], 0, "lender", limit=700, validation=0.2, flatten=True
-        )
-        self.experiment = Experiment.model_validate(
-            {
-                "defense": "clipped_noise:norm=4,sigma=0.5",
-                "parties": {"bank": {"width": 16, "bottom": "mlp:hidden=64"}},
-                "label": {"party": "lender", "top": "linear"},
-                "train": {"epochs": 20, "batch_rows": 32, "learning_rate": 0.002},
-            }
-        )
-        self.kept, trace = [], Trace()
-        session = LocalSession(
-            self.experiment, self.data, outputs=10, observers=[trace],
-            on_epoch=lambda record: self.kept.append(copied(session.weights()["bank"])),
-        )  # fmt: skip
-        session.run()
-        self.frames = list(decoded(trace, session.terms, self.data["lender"].split))
-        self.weights = session.weights()
-        self.victim = Victim(self.experiment, self.data, "bank", self.weights["bank"])
-
-    def of(self, build, *more):
-        about = self.experiment, self.data, self.frames, "bank"
-        return build(*about, *more)
-
-    def recalled(self):
-        return self.of(recalled_case, 100, generator(0, "leak"), self.weights)
-
-    def received(self):
-        return self.of(received_case, 100, generator(0, "leak"), self.weights, self.again)
-
-    def again(self, rows):
-        return self.victim.asked_again(rows, TIMES, generator(0, "again"))
-
-
-def copied(weights):
-    return {name: value.clone() for name, value in weights.items()}
-
-
 @pytest.fixture(scope="module")
 def noisy():
-    return Noisy()
-
-
-def left(case, spec):
-    """Share of the mean picture's squared error that an attack leaves."""
-    score = attempt(case, make(spec), generator(0))
-    return score.value / score.guess
+    return Recorded("clipped_noise:norm=4,sigma=0.5", limit=700)
 
 
 def test_a_label_party_reads_more_from_the_cuts_of_all_epochs(noisy):
@@ -147,7 +91,7 @@ def test_a_feature_party_averages_its_own_noisy_cuts(noisy):
 
 
 def test_a_feature_party_averages_the_bottoms_it_kept(noisy):
-    case = noisy.victim.case(1, generator(0, "leak"), snapshots=noisy.kept)
+    case = noisy.victims[0].case(1, generator(0, "leak"), snapshots=noisy.kept)
     seen = case.view
     apart = [one()(seen.targets.inputs) for one in seen.snapshots]
     assert torch.allclose(seen.bottom()(seen.targets.inputs), apart[-1])
@@ -158,7 +102,7 @@ def test_a_feature_party_averages_the_bottoms_it_kept(noisy):
     )
     assert torch.equal(found, wanted)
     with pytest.raises(NotGrantedError, match="bottom after every epoch"):
-        attempt(noisy.victim.case(1, generator(0, "leak")), attack, generator(0))
+        attempt(noisy.victims[0].case(1, generator(0, "leak")), attack, generator(0))
 
 
 def test_who_keeps_nothing_averages_nothing(noisy):

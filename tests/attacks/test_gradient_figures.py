@@ -75,16 +75,34 @@ def test_figures_of_norm_and_direction(task, share):
     rare = float(data_of(task, share, SEEDS[0])["lender"].labels.double().mean())
     norms, directions = (" ".join(f"{value:.3f}" for value in each) for each in found[:2])
     print(f"\n{task}, {rare:.2f}: norm {norms}; direction {directions}")
-    assert found[1].min() > 0.95
+    assert found[1].min() > 0.995
+    assert found[0].min() > 0.8
+    assert (found[0].mean() > 0.95) == (task == "bank-marketing")
 
 
-@pytest.mark.parametrize("defense", ["none", "marvell:power=2", "marvell:power=4"])
-@pytest.mark.parametrize("task", ["bank-marketing", "credit-default", "adult"])
-def test_figures_under_marvell(task, defense):
+@pytest.mark.parametrize(
+    ("task", "best", "points"),
+    [
+        ("bank-marketing", "marvell:power=2", 2),
+        ("credit-default", "marvell:power=4", 3),
+        ("adult", "marvell:power=4", 2),
+    ],
+)
+def test_figures_under_marvell(task, best, points):
     """Epochs until the task is learned; one row in twenty is of class 1."""
-    found = np.array([leaks(task, 0.05, seed, defense, epochs=15) for seed in SEEDS]).mean(0)
-    print(f"\n{task} {defense}: norm {found[0]:.3f}, direction {found[1]:.3f}, task {found[2]:.3f}")
-    assert found[0] > 0.5
+    found = {}
+    for defense in ("none", "marvell:power=2", "marvell:power=4"):
+        scores = [leaks(task, 0.05, seed, defense, epochs=15) for seed in SEEDS]
+        found[defense] = norm, direction, auc = np.array(scores).mean(0)
+        print(f"\n{task} {defense}: norm {norm:.3f}, direction {direction:.3f}, task {auc:.3f}")
+    plain = found.pop("none")
+    assert plain[0] > 0.9
+    assert plain[1] > 0.99
+    for norm, direction, _ in found.values():
+        assert norm < 0.6
+        assert direction < 0.67
+    assert found[best][1] < 0.6
+    assert plain[2] - found[best][2] < points / 100
 
 
 @pytest.mark.parametrize("codec", ["none", "topk:k=3"])
@@ -108,4 +126,8 @@ def test_figures_of_several_classes(top, codec):
     specs = "surrogate", "gradient_similarity", "gradient_similarity:rounds=0"
     found = [attempt(case, make(spec), generator(seed, spec)).value for spec in specs]
     print(f"\n{top} {codec}: {' '.join(f'{one:.3f}' for one in found)}")
-    assert min(found) > 0.3
+    if codec == "none":
+        assert min(found[:2]) > 0.99
+        assert found[2] > 0.95
+    else:
+        assert 0.3 < min(found) < max(found) < 0.9

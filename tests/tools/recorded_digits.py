@@ -1,0 +1,78 @@
+"""Digits trained in one process, with all that was sent and every bottom that one party had."""
+
+from vfl.attacks import make
+from vfl.attacks.case import attempt
+from vfl.attacks.recorded import decoded
+from vfl.attacks.recorded_case import recalled_case, received_case
+from vfl.attacks.victim import Victim
+from vfl.config import Experiment
+from vfl.datasets import load_bundled
+from vfl.local import LocalSession
+from vfl.seeds import generator
+from vfl.trace import Trace
+
+#: How often a label party asks for the same rows.
+TIMES = 16
+
+
+class Recorded:
+    """A training of some feature parties, the first of which is looked at.
+
+    Args:
+        defense: what stands against attackers.
+        parties: of the columns.
+        seed: of the training.
+        limit: rows; None takes all of them.
+        changes: settings of the experiment.
+    """
+
+    def __init__(self, defense="none", parties=("bank",), seed=0, limit=None, **changes):
+        self.data = load_bundled(
+            "digits", list(parties), seed, "lender", limit=limit, validation=0.2, flatten=True
+        )
+        settings = {
+            "seed": seed,
+            "defense": defense,
+            "parties": {name: {"width": 16, "bottom": "mlp:hidden=64"} for name in parties},
+            "label": {"party": "lender", "top": "linear"},
+            "train": {"epochs": 20, "batch_rows": 32, "learning_rate": 0.002},
+        }
+        self.experiment = Experiment.model_validate(settings | changes)
+        self.seed, self.party = seed, parties[0]
+        self.kept, trace = [], Trace()
+        session = LocalSession(
+            self.experiment, self.data, outputs=10,
+            observers=[trace] if self.experiment.secure == "none" else [],
+            on_epoch=lambda record: self.kept.append(copied(session.weights()[self.party])),
+        )  # fmt: skip
+        session.run()
+        self.frames = list(decoded(trace, session.terms, self.data["lender"].split))
+        self.weights, self.accuracy = session.weights(), session.label.history[-1]["test_accuracy"]
+        self.victims = [
+            Victim(self.experiment, self.data, name, self.weights[name]) for name in parties
+        ]
+
+    def leak(self):
+        return generator(self.seed, "leak")
+
+    def of(self, build, *more):
+        return build(self.experiment, self.data, self.frames, self.party, *more)
+
+    def recalled(self):
+        return self.of(recalled_case, 100, self.leak(), self.weights)
+
+    def received(self):
+        return self.of(received_case, 100, self.leak(), self.weights, self.again)
+
+    def again(self, rows):
+        return self.victims[0].asked_again(rows, TIMES, generator(self.seed, "again"))
+
+
+def copied(weights):
+    return {name: value.clone() for name, value in weights.items()}
+
+
+def left(case, spec):
+    """Share of the mean row's squared error that an attack on columns leaves."""
+    score = attempt(case, make(spec), generator(0))
+    return score.value / score.guess
