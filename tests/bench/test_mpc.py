@@ -144,6 +144,7 @@ def test_the_fastest_rival_of_each_turn_is_compared(monkeypatch):
             return Taken(told[task.system].pop(0), 0.5, 0.0, 1, 2, 3, 1e-6)
 
     monkeypatch.setattr(mpc, "Running", Scripted)
+    monkeypatch.setattr(mpc, "_WARM_S", 0.0)
     rivals = [Contender("spu-semi2k", 2), Contender("crypten", 2)]
     rows = bench_mpc(["gelu-1k"], ["fast"], turns=3, peers=rivals)
     assert [row.milliseconds for row in rows] == [4, 40, 50]

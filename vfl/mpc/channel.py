@@ -23,6 +23,7 @@ from vfl.mpc.truncation import Moved
 
 Shape = Sequence[int]
 _INDEX = np.dtype("<u4")
+_WORD = np.dtype("<i8")
 
 
 class Channel:
@@ -140,22 +141,24 @@ def pack(words: Sequence[Tensor]) -> memoryview:
 
     Whoever hands it over does not change it any more: a link may send it again.
     """
-    parts = [each.reshape(-1).numpy().astype("<i8", copy=False) for each in words]
+    parts = [each.reshape(-1).numpy() for each in words]
     if not parts:
         return memoryview(b"")
     joined = np.ascontiguousarray(parts[0]) if len(parts) == 1 else np.concatenate(parts)
-    return joined.view(np.uint8).data
+    return joined.astype(_WORD, copy=False).view(np.uint8).data
 
 
 def unpack(payload: memoryview, shapes: Sequence[Shape]) -> list[Tensor]:
     """The arrays of `pack`, as views of the payload where it is writable."""
-    flat = np.frombuffer(payload, "<i8")
+    flat = np.frombuffer(payload, _WORD)
     whole = torch.from_numpy(flat if flat.flags.writeable else flat.copy())
     return parted(whole, shapes)
 
 
 def parted(whole: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
     """Views of one array as arrays of the given axes, one after the other."""
+    if len(shapes) == 1:
+        return [whole.view(tuple(shapes[0]))]
     ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
     starts = [0, *ends]
     return [

@@ -10,19 +10,17 @@ Where a product is divided, P0 sends the index lists of algorithm 5.1 right behi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from vfl.mpc.ahead import Ahead
-from vfl.mpc.channel import parted
 from vfl.mpc.functions import Function
 from vfl.mpc.holder import Holder
 from vfl.mpc.one_way import add_known, add_own, require_factors
 from vfl.mpc.party import Asked, Party
 from vfl.mpc.ring import Operation, encode, product_shape
-from vfl.mpc.rules import P0, P1, P2
+from vfl.mpc.rules import P2
 from vfl.mpc.shares import Opened, Shared, owned_by
 from vfl.mpc.truncation import Scaling, bits_after
 
@@ -32,8 +30,7 @@ class FastHolder(Holder):
 
     Attributes:
         masks: those drawn ahead, by operation.
-        early: what P0 opened ahead, of tensors of which its share is a pad; by operation, and by
-            the place of the tensor.
+        early: what P0 opened ahead, of tensors of which its share is a pad; by operation.
         dealt: this holder's shares of products that were dealt ahead, by operation; with what is
             known of the product by then, if that is so.
     """
@@ -41,7 +38,7 @@ class FastHolder(Holder):
     def __init__(self, *arguments: object, **more: object) -> None:
         super().__init__(*arguments, **more)
         self.masks: dict[int, list[Tensor]] = {}
-        self.early: dict[int, dict[int, Tensor]] = {}
+        self.early: dict[int, list[Tensor]] = {}
         self.dealt: dict[int, tuple[Tensor, bool]] = {}
 
     def deal(self, program: Callable[[Party], None]) -> None:
@@ -68,23 +65,12 @@ class FastHolder(Holder):
         masks = self.masks.pop(number, None)
         if masks is None:
             masks = self._draw(number, closed)
-        early = self.early.pop(number, {})
-        now = [index for index in range(len(closed)) if index not in early]
-        every = list(range(len(closed)))
-        own, theirs = (now, every) if self.first else (every, now)
-        whole, pieces = _masked(
-            [closed[at].part(self.role) for at in own], [masks[at] for at in own]
-        )
-        coming = [closed[at].part(self.other).shape for at in theirs]
-        found = self._exchanged(whole, coming, number, phase)
-        mine, yours = dict(zip(own, pieces, strict=True)), dict(zip(theirs, found, strict=True))
-        (mine if self.first else yours).update(early)
-        opened = iter(
-            [
-                replace(each, opened=_learned(each, masks[at], mine[at], yours[at]))
-                for at, each in enumerate(closed)
-            ]
-        )
+        own = theirs = self.early.pop(number, None)
+        if own is None or not self.first:
+            own = self._open_own(closed, masks, number, phase)
+        if theirs is None or self.first:
+            theirs = self._hear_opened(closed, number)
+        opened = iter(map(_opened, closed, masks, own, theirs))
         return [each if each.opened is not None else next(opened) for each in tensors]
 
     def multiply(
@@ -110,17 +96,11 @@ class FastHolder(Holder):
     def draw_ahead(self, number: int, closed: Sequence[Shared]) -> list[Opened]:
         masks = self.masks[number] = self._draw(number, closed)
         opened = [Opened(mask) for mask in masks]
-        at = [index for index, each in enumerate(closed) if each.foreseen]
-        if not at:
-            return opened
-        if self.first:
-            whole, pieces = _masked(
-                [closed[each].words for each in at], [masks[each] for each in at]
-            )
-            self.channels[P1].send([whole], number, "offline")
-        else:
-            pieces = self.channels[P0].receive([closed[each].shape for each in at], number)
-        self.early[number] = dict(zip(at, pieces, strict=True))
+        if closed and all(each.foreseen for each in closed):
+            if self.first:
+                self.early[number] = self._open_own(closed, masks, number, "offline")
+            else:
+                self.early[number] = self._hear_opened(closed, number)
         return opened
 
     def deal_ahead(self, number: int, left: Shared, right: Shared, operation: Operation) -> None:
@@ -143,16 +123,21 @@ class FastHolder(Holder):
             for index, each in enumerate(closed)
         ]
 
-    def _exchanged(
-        self, own: Tensor, coming: Sequence[torch.Size], number: int, phase: str
+    def _open_own(
+        self, closed: Sequence[Shared], masks: Sequence[Tensor], number: int, phase: str
     ) -> list[Tensor]:
-        """What the other holder opens; the message of one who opens nothing is left out."""
-        channel = self.channels[self.other]
-        if len(own):
-            channel.send([own], number, phase)
-        if any(shape.numel() for shape in coming):
-            return channel.receive(coming, number)
-        return [torch.empty(shape, dtype=torch.int64) for shape in coming]
+        """Send what this holder opens, if that is anything; what it sent."""
+        own = [each.part(self.role) - mask for each, mask in zip(closed, masks, strict=True)]
+        if any(each.numel() for each in own):
+            self.channels[self.other].send(own, number, phase)
+        return own
+
+    def _hear_opened(self, closed: Sequence[Shared], number: int) -> list[Tensor]:
+        """What the other holder opens."""
+        shapes = [each.part(self.other).shape for each in closed]
+        if any(shape.numel() for shape in shapes):
+            return self.channels[self.other].receive(shapes, number)
+        return [torch.empty(shape, dtype=torch.int64) for shape in shapes]
 
     def _product(self, left: Shared, right: Shared, operation: Operation, number: int) -> Tensor:
         require_factors(left, right, operation)
@@ -175,16 +160,10 @@ class FastHolder(Holder):
         return self._from_helper([shape], number)[0]
 
 
-def _masked(parts: Sequence[Tensor], masks: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """What is opened, as one array to send, and its pieces."""
-    whole = torch.empty(sum(part.numel() for part in parts), dtype=torch.int64)
-    pieces = parted(whole, [part.shape for part in parts])
-    for piece, part, mask in zip(pieces, parts, masks, strict=True):
-        torch.sub(part, mask, out=piece)
-    return whole, pieces
-
-
-def _learned(shared: Shared, mask: Tensor, own: Tensor, theirs: Tensor) -> Opened:
+def _opened(shared: Shared, mask: Tensor, own: Tensor, theirs: Tensor) -> Shared:
+    """With what a holder learned of it."""
     if shared.owned is not None:
-        return Opened(None, theirs)
-    return Opened(mask, theirs if shared.faced is not None else own + theirs)
+        opened = Opened(None, theirs)
+    else:
+        opened = Opened(mask, theirs if shared.faced is not None else own + theirs)
+    return Shared(shared.words, shared.bits, opened, shared.owned, shared.faced)

@@ -91,6 +91,7 @@ class Network:
             replace(each, weight=weight) for each, weight in zip(self.weights, opened, strict=True)
         ]
 
+    @torch.inference_mode()
     def infer(self, party: Party, inputs: Shared) -> Shared:
         """The shared outputs for shared inputs of axes (rows, columns); algorithm 5.3."""
         return self._forward(party, inputs, 0).output
@@ -116,6 +117,7 @@ class Network:
                 found[f"{index}.bias"] = party.reveal(each.bias, to, f"{index}.bias")
         return {name: value for name, value in found.items() if value is not None}
 
+    @torch.inference_mode()
     def train_step(
         self, party: Party, inputs: Shared, targets: Shared, loss: Loss, learning_rate: float
     ) -> None:

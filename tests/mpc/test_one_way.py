@@ -1,0 +1,212 @@
+"""Products with columns that a holder has in clear: right, and with what they should not tell."""
+
+import pytest
+import torch
+
+from vfl.mpc.functions import function
+from vfl.mpc.ring import decode, encode, inner, matmul
+from vfl.mpc.rules import Rules
+from vfl.mpc.shares import Shared
+from vfl.mpc.trio import Trio
+
+ROWS, COLUMNS, WIDTH = 6, 5, 3
+
+
+def draw(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+X, W = draw(ROWS, COLUMNS, seed=0), draw(COLUMNS, WIDTH, seed=1)
+G = draw(ROWS, WIDTH, seed=2)
+
+
+def columns(party, split):
+    """The first columns of P0, the others of P1."""
+    left, right = (
+        party.share(owner, part.shape, part if party.role == owner else None, "x")
+        for owner, part in enumerate((X[:, :split], X[:, split:]))
+    )
+    return left.beside(right)
+
+
+def mixed(party, values):
+    """A sum of both holders' halves, as first weights are."""
+    halves = [values * 0.25, values * 0.75]
+    one, two = (
+        party.share(owner, half.shape, half if party.role == owner else None, "w")
+        for owner, half in enumerate(halves)
+    )
+    return one.plus(two)
+
+
+def value_of(shares):
+    return decode(shares[0].words + shares[1].words, shares[0].bits)
+
+
+@pytest.fixture
+def trio():
+    with Trio(Rules("fast"), timeout_s=5) as made:
+        yield made
+
+
+@pytest.mark.parametrize("split", [0, 2, COLUMNS])
+@pytest.mark.parametrize("faced", [True, False], ids=["one way", "both ways"])
+def test_the_forward_product(trio, split, faced):
+    def program(party):
+        x, w = columns(party, split), mixed(party, W)
+        x, w = party.open(x, w.facing(x) if faced else w)
+        return party.multiply(x, w, matmul, where="z")[0]
+
+    assert float((value_of(trio.run(program)) - X @ W).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("split", [0, 2, COLUMNS])
+@pytest.mark.parametrize("width", [1, WIDTH])
+def test_the_backward_product(trio, split, width):
+    def program(party):
+        x, g = columns(party, split), mixed(party, G[:, :width])
+        return party.multiply(*party.open(x, g), inner, where="gradient")[0]
+
+    wanted = X.t() @ G[:, :width]
+    assert float((value_of(trio.run(program)) - wanted).abs().max()) < 1e-5
+
+
+def test_selected_rows_keep_their_opening(trio):
+    index = torch.tensor([4, 1])
+
+    def program(party):
+        (x,) = party.open(columns(party, 2))
+        x, (w,) = x.rows(index), party.open(mixed(party, W).facing(x))
+        return party.multiply(x, w, matmul, where="z")[0]
+
+    assert float((value_of(trio.run(program)) - X[index] @ W).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("split", [0, 2, COLUMNS])
+def test_each_word_travels_one_way(trio, split):
+    """P0 opens its columns, and its share of the weights that meet the columns of P1."""
+
+    def program(party):
+        x = columns(party, split)
+        party.open(x, mixed(party, W).facing(x))
+        return [sum(channel.sent.values()) for channel in party.channels.values()]
+
+    before = {
+        party.role: sum(party.channels[1 - party.role].sent.values()) for party in _pair(trio)
+    }
+    trio.run(program)
+    sent = {
+        party.role: sum(party.channels[1 - party.role].sent.values()) - before[party.role]
+        for party in _pair(trio)
+    }
+    for role, own, rest in ((0, split, COLUMNS - split), (1, COLUMNS - split, split)):
+        assert sent[role] == 8 * (ROWS * own + rest * WIDTH) + 16
+
+
+def _pair(trio):
+    return trio.parties[:2]
+
+
+def test_what_is_in_clear_with_its_owner_is_nothing_at_the_other(trio):
+    shares = trio.run(lambda party: columns(party, 2))
+    bits = trio.parties[0].rules.bits
+    assert torch.equal(shares[0].words[:, :2], encode(X[:, :2], bits, "x"))
+    assert not shares[0].words[:, 2:].any()
+    assert not shares[1].words[:, :2].any()
+    assert shares[0].owned == shares[1].owned == shares[2].owned == 2
+
+
+def test_thesis_mode_shares_everything():
+    with Trio(Rules("thesis"), timeout_s=5) as trio:
+        shares = trio.run(lambda party: columns(party, 2))
+    assert {share.owned for share in shares} == {None}
+    assert all((share.words != 0).all() for share in shares[:2])
+
+
+def test_factors_that_were_opened_for_others_are_refused(trio):
+    def other_columns(party):
+        x, w = columns(party, 2), mixed(party, W)
+        opened = party.open(x, w.facing(columns(party, 3)))
+        party.multiply(*opened, matmul, where="z")
+
+    with pytest.raises(ValueError, match="facing"):
+        trio.run(other_columns)
+
+
+def test_an_opening_is_used_again_only_for_whom_it_was_made():
+    words = torch.ones(COLUMNS, WIDTH, dtype=torch.int64)
+    left = Shared(torch.ones(ROWS, COLUMNS, dtype=torch.int64), 21, owned=2)
+    both_ways, one_way = Shared(words, 21, opened=object()), Shared(words, 21, object(), faced=2)
+    assert both_ways.facing(left) is both_ways
+    assert one_way.facing(left) is one_way
+    for other in (Shared(left.words, 21, owned=3), Shared(left.words, 21)):
+        again = one_way.facing(other)
+        assert (again.opened, again.faced) == (None, other.owned)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "together"), [(4, 0, 4), (4, 3, 7), (2, 0, 2), (2, 3, None), (None, 0, None)]
+)
+def test_owners_of_joined_columns(left, right, together):
+    parts = [
+        Shared(torch.zeros(2, width, dtype=torch.int64), 21, owned=owned)
+        for width, owned in ((4, left), (3, right))
+    ]
+    assert parts[0].beside(parts[1]).owned == together
+
+
+class Watched:
+    """A link that notes when its end sends and receives."""
+
+    def __init__(self, link, notes, peer):
+        self._link, self._notes, self._peer = link, notes, peer
+
+    def send(self, frame):
+        self._notes.append(("to", self._peer))
+        self._link.send(frame)
+
+    def receive(self):
+        frame = self._link.receive()
+        self._notes.append(("of", self._peer))
+        return frame
+
+    def __getattr__(self, name):
+        return getattr(self._link, name)
+
+
+def test_p2_answers_what_it_has_heard_before_it_has_heard_all(trio):
+    notes, values = [], draw(2**14, seed=3)
+    for peer, channel in trio.parties[2].channels.items():
+        channel.link = Watched(channel.link, notes, peer)
+
+    def program(party):
+        shared = party.share(0, values.shape, values if party.role == 0 else None, "x")
+        return party.apply(shared, function("relu"), "x", value=True, slope=True)
+
+    found = trio.run(program)
+    values_of, slopes_of = (value_of([each[at] for each in found]) for at in (0, 1))
+    assert float((values_of - values.relu()).abs().max()) < 2e-5
+    assert float((slopes_of - (values > 0).double()).abs().max()) == 0
+    assert notes == [("of", 0), ("of", 1), ("to", 1)] * 3 + [("to", 1)]
+
+
+def test_p0_opens_ahead_what_it_foresees(trio):
+    """Its share of what P2 answers is a pad, so while the program runs it opens nothing."""
+
+    def program(party):
+        x = party.share(0, X.shape, X if party.role == 0 else None, "x")
+        (y,) = party.apply(x, function("relu"), "x", value=True, slope=False)
+        (y,) = party.open(y)
+        (w,) = party.open(mixed(party, W))
+        return party.multiply(y, w, matmul, where="z")[0]
+
+    def ahead(party):
+        party.deal(program)
+        return dict(party.channels[1].frames) if party.role == 0 else None
+
+    before = trio.run(ahead)[0]
+    assert before["offline"] == 1
+    found = trio.run(program)
+    assert trio.parties[0].channels[1].frames["online"] == 1  # its share of the weights
+    assert trio.parties[1].channels[0].frames["online"] == 2
+    assert float((value_of(found) - X.relu() @ W).abs().max()) < 2e-5
