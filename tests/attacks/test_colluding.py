@@ -147,3 +147,9 @@ def test_where_every_cut_is_seen_there_is_nothing_to_subtract(summed):
         of_sums((plain, data, weights), ["shop"])
     with pytest.raises(BadOptionError, match="reads none"):
         make("subtraction:of=membership")
+
+
+@pytest.mark.parametrize("spec", ["averaging:of=principal", "pooled:of=principal"])
+def test_what_the_attack_inside_refuses_is_refused(spec):
+    with pytest.raises(UserError, match="two classes apart"):
+        make(spec).check(10, 8)

@@ -97,24 +97,3 @@ def test_a_contract_without_specs_is_an_error():
 
     with pytest.raises(ValueError, match="names no codec"):
         TestNothing().pytest_generate_tests(None)
-
-
-def test_the_contract_finds_a_codec_that_breaks_it(monkeypatch):
-    """A codec whose scale is the batch's at inference, and one that decodes one row too many."""
-    none = CODECS.member("none")
-
-    class Shared(none):
-        def encode(self, cut, moment=None):
-            return super().encode(cut / (1 + cut.abs().sum()))
-
-    class Long(none):
-        def decode(self, payload, rows, width, moment=None):
-            cut, saved = super().decode(payload, rows, width)
-            return torch.cat([cut, cut[:1]]), saved
-
-    monkeypatch.setattr(CODECS, "_members", {"shared": Shared, "long": Long})
-    contract = CodecContract()
-    with pytest.raises(AssertionError, match="depends on its batch"):
-        contract.test_a_prediction_does_not_depend_on_its_batch("shared")
-    with pytest.raises(AssertionError, match="decoded"):
-        contract.test_what_is_decoded_is_a_finite_writable_cut("long", training=True)

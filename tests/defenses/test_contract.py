@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from vfl.defenses import DEFENSES, Defense
+from vfl.defenses import DEFENSES, Defense, PrivacyStatement
 from vfl.errors import SpecError
 from vfl.registry import parse
 from vfl.testing import DefenseContract
@@ -181,25 +181,47 @@ class OtherClasses(Defense):
         return labels + 1
 
 
-@pytest.mark.parametrize(
-    ("broken", "test"),
-    [
-        (Narrowing, "hooks_keep_shapes_and_types"),
-        (OtherClasses, "labels_stay_labels"),
-        (HalfChances, "hooks_keep_shapes_and_types"),
-        (Unsaved, "what_it_fits_is_repeatable_and_saved"),
-        (InPlace, "what_a_hook_is_given_is_left_alone"),
-        (GlobalNoise, "global_random_state_is_left_alone"),
-        (GlobalNoise, "the_same_moment_gives_the_same_result"),
-        (Detached, "gradients_flow_through"),
-        (Widening, "wrapped_models_keep_their_shapes_and_train"),
-        (BatchScaled, "a_prediction_needs_no_secret_and_does_not_depend_on_its_batch"),
-        (Averageable, "a_query_that_is_repeated_gives_nothing_new"),
-        (Unhelpful, "labels_that_are_numbers_are_taken_or_refused_with_a_reason"),
-        (Forgetful, "state_survives_a_checkpoint"),
-        (Misplaced, "its_side_has_its_hooks"),
-    ],
-)
+class Generous(Defense):
+    """Gives a party labels that it has none of."""
+
+    def batch(self, inputs, labels, moment):
+        return inputs, torch.zeros(len(inputs), dtype=torch.int64) if labels is None else labels
+
+
+class Promising(Defense):
+    """An epsilon, of nobody knows what."""
+
+    def privacy(self):
+        return (PrivacyStatement("labels", "everybody", epsilon=1.0),)
+
+
+BROKEN = [
+    (Narrowing, "hooks_keep_shapes_and_types"),
+    (OtherClasses, "labels_stay_labels"),
+    (HalfChances, "hooks_keep_shapes_and_types"),
+    (Unsaved, "what_it_fits_is_repeatable_and_saved"),
+    (InPlace, "what_a_hook_is_given_is_left_alone"),
+    (GlobalNoise, "global_random_state_is_left_alone"),
+    (GlobalNoise, "the_same_moment_gives_the_same_result"),
+    (Detached, "gradients_flow_through"),
+    (Widening, "wrapped_models_keep_their_shapes_and_train"),
+    (BatchScaled, "a_prediction_needs_no_secret_and_does_not_depend_on_its_batch"),
+    (Averageable, "a_query_that_is_repeated_gives_nothing_new"),
+    (Unhelpful, "labels_that_are_numbers_are_taken_or_refused_with_a_reason"),
+    (Forgetful, "state_survives_a_checkpoint"),
+    (Misplaced, "its_side_has_its_hooks"),
+    (Generous, "what_a_party_lacks_it_still_lacks"),
+    (Promising, "its_promise_can_be_stated"),
+]
+
+
+def test_every_test_of_the_contract_finds_something():
+    assert {f"test_{test}" for _, test in BROKEN} == {
+        name for name in dir(DefenseContract) if name.startswith("test_")
+    }
+
+
+@pytest.mark.parametrize(("broken", "test"), BROKEN)
 def test_the_contract_finds_a_defense_that_breaks_it(monkeypatch, broken, test):
     monkeypatch.setattr(DEFENSES, "_members", {"broken": broken})
     with pytest.raises(AssertionError):

@@ -11,6 +11,7 @@ from vfl.errors import NotGrantedError
 from vfl.testing import AdversaryContract
 
 REFUSED = (AssertionError, NotGrantedError, pytest.fail.Exception)
+RESUMED = "test_a_training_that_is_resumed_ends_as_one_that_was_not"
 TESTS = [name for name in dir(AdversaryContract) if name.startswith("test_")]
 
 
@@ -230,38 +231,40 @@ def broken(request, monkeypatch):
 @pytest.mark.parametrize("broken", [Doubling, Louder, Stamp, Averaging], indirect=True)
 @pytest.mark.parametrize("test", TESTS)
 def test_those_that_all_are_made_of_are_sound(broken, test, tmp_path):
-    wants_folder = "resumed" in test
-    getattr(AdversaryContract(), test)("broken", *([tmp_path] if wants_folder else []))
+    getattr(AdversaryContract(), test)("broken", *([tmp_path] if test == RESUMED else []))
 
 
-@pytest.mark.parametrize(
-    ("broken", "test", "why"),
-    [
-        (Idle, "a_training_differs_and_is_repeatable", "it changes nothing"),
-        (Spontaneous, "a_training_differs_and_is_repeatable", "not repeatable"),
-        (Unwritable, "its_state_can_be_written", "which no checkpoint can hold"),
-        (Narrowing, "every_hook_keeps_to_its_part", "gradient changed its shape"),
-        (Precise, "every_hook_keeps_to_its_part", "gradient changed its type"),
-        (Exploding, "every_hook_keeps_to_its_part", "gradient gave what is not finite"),
-        (Silent, "every_hook_keeps_to_its_part", "gradient gave no tensor"),
-        (Kneading, "every_hook_keeps_to_its_part", "gradient changed in place"),
-        (Overhearing, "every_hook_keeps_to_its_part", "received changed in place"),
-        (Inventive, "every_hook_keeps_to_its_part", "a label of no class"),
-        (Unequipped, "every_hook_keeps_to_its_part", "optimizer gave none"),
-        (Misplaced, "it_has_hooks_of_its_own_side_only", "cut never runs at a label party"),
-        (Vague, "every_grant_it_names_is_used", "DID NOT RAISE"),
-        (Greedy, "it_reaches_for_nothing_else", "not granted"),
-        (Burglar, "it_reaches_for_nothing_else", "what it does not hold matters"),
-        (Reseeding, "global_random_state_and_the_evidence_are_left_alone", "moved: torch"),
-        (Rolling, "global_random_state_and_the_evidence_are_left_alone", "moved: random"),
-        (Normalising, "global_random_state_and_the_evidence_are_left_alone", "leaked.inputs"),
-        (Invisible, "a_trigger_marks_every_row_and_leaves_what_it_is_given_alone", "without"),
-        (Smearing, "a_trigger_marks_every_row_and_leaves_what_it_is_given_alone", "in place"),
-        (Restless, "a_trigger_marks_every_row_and_leaves_what_it_is_given_alone", "each time"),
-        (Terse, "what_it_finds_out_has_the_form_of_its_goal", "another shape"),
-    ],
-    indirect=["broken"],
-)
+BROKEN = [
+    (Idle, "a_training_differs_and_is_repeatable", "it changes nothing"),
+    (Spontaneous, "a_training_differs_and_is_repeatable", "not repeatable"),
+    (Unwritable, "its_state_can_be_written", "which no checkpoint can hold"),
+    (Narrowing, "every_hook_keeps_to_its_part", "gradient changed its shape"),
+    (Precise, "every_hook_keeps_to_its_part", "gradient changed its type"),
+    (Exploding, "every_hook_keeps_to_its_part", "gradient gave what is not finite"),
+    (Silent, "every_hook_keeps_to_its_part", "gradient gave no tensor"),
+    (Kneading, "every_hook_keeps_to_its_part", "gradient changed in place"),
+    (Overhearing, "every_hook_keeps_to_its_part", "received changed in place"),
+    (Inventive, "every_hook_keeps_to_its_part", "a label of no class"),
+    (Unequipped, "every_hook_keeps_to_its_part", "optimizer gave none"),
+    (Misplaced, "it_has_hooks_of_its_own_side_only", "cut never runs at a label party"),
+    (Vague, "every_grant_it_names_is_used", "DID NOT RAISE"),
+    (Greedy, "it_reaches_for_nothing_else", "not granted"),
+    (Burglar, "it_reaches_for_nothing_else", "what it does not hold matters"),
+    (Reseeding, "global_random_state_and_the_evidence_are_left_alone", "moved: torch"),
+    (Rolling, "global_random_state_and_the_evidence_are_left_alone", "moved: random"),
+    (Normalising, "global_random_state_and_the_evidence_are_left_alone", "leaked.inputs"),
+    (Invisible, "a_trigger_marks_every_row_and_leaves_what_it_is_given_alone", "without"),
+    (Smearing, "a_trigger_marks_every_row_and_leaves_what_it_is_given_alone", "in place"),
+    (Restless, "a_trigger_marks_every_row_and_leaves_what_it_is_given_alone", "each time"),
+    (Terse, "what_it_finds_out_has_the_form_of_its_goal", "another shape"),
+]
+
+
+def test_every_test_of_the_contract_finds_something():
+    assert {RESUMED, *(f"test_{test}" for _, test, _ in BROKEN)} == set(TESTS)
+
+
+@pytest.mark.parametrize(("broken", "test", "why"), BROKEN, indirect=["broken"])
 def test_the_contract_finds_an_adversary_that_breaks_it(broken, test, why):
     with pytest.raises(REFUSED, match=why):
         getattr(AdversaryContract(), f"test_{test}")("broken")
@@ -269,9 +272,8 @@ def test_the_contract_finds_an_adversary_that_breaks_it(broken, test, why):
 
 @pytest.mark.parametrize("broken", [Forgetful, Wandering], indirect=True)
 def test_the_contract_finds_an_adversary_that_does_not_survive_a_checkpoint(broken, tmp_path):
-    resumed = AdversaryContract().test_a_training_that_is_resumed_ends_as_one_that_was_not
     with pytest.raises(AssertionError, match="its state was not restored"):
-        resumed("broken", tmp_path)
+        getattr(AdversaryContract(), RESUMED)("broken", tmp_path)
 
 
 def test_a_contract_without_specs_is_an_error():

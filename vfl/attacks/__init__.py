@@ -4,7 +4,8 @@
 'labels'
 
 To add an attack: one file with a subclass of `Attack`, one line below (or, from another package,
-an entry point in the group ``vfl.attacks``), and the contract tests of `vfl.testing`.
+an entry point in the group ``vfl.attacks``), and the contract tests of `vfl.testing`. The
+"spectral attack" of Sun et al. 2022 is `principal`; `spectral` clusters.
 """
 
 from __future__ import annotations

@@ -12,13 +12,13 @@ from vfl.defenses.components import principal
 
 
 class Principal(EmbeddingAttack):
-    """Scores each target by its place along the first principal direction of all of them.
+    """The spectral attack of Sun et al.: each target's place along the first principal direction.
 
     In a binary task the top pulls the classes apart, and what it pulls varies most. The longer tail
     is taken for the rarer class, which the attacker calls positive.
 
     Source: Sun et al. 2022, "Label leakage and protection from forward embedding in vertical
-    federated learning" (spectral attack; after Tran et al. 2018).
+    federated learning" (after Tran et al. 2018). `spectral` is another attack, which clusters.
 
     Args:
         at: the layer it reads.

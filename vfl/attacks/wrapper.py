@@ -37,3 +37,6 @@ class Wrapper(Attack):
             )
         self.goal = self.inner.goal
         self.needs = self.inner.needs | frozenset(uses)
+
+    def check(self, classes: int, width: int) -> None:
+        self.inner.check(classes, width)

@@ -3,8 +3,8 @@
 >>> make_adversary("noisy_labels:share=0.3").who
 'label party'
 
-To add one: one file with a subclass of `ActiveAdversary` and one line below (or, from another
-package, an entry point in the group ``vfl.adversaries``).
+To add one: one file with a subclass of `ActiveAdversary`, one line below (or, from another
+package, an entry point in the group ``vfl.adversaries``), and `vfl.testing.AdversaryContract`.
 """
 
 from __future__ import annotations
