@@ -1,9 +1,10 @@
 """The same apps on Flower's simulation engine."""
 
+import dealt_project
 import pytest
 
 from vfl import demo, deployment, federated
-from vfl.storage import read_json
+from vfl.storage import read_json, read_lines
 
 pytest.importorskip("ray", reason="the simulation extra is not installed")
 
@@ -32,3 +33,25 @@ def test_a_simulation_gives_the_weights_of_one_process(tmp_path, codec):
     simulated, same = (read_json(run / "summary.json") for run in (path, alone))
     assert simulated["weights_sha256"] == same["weights_sha256"]
     assert simulated["test_loss"] == same["test_loss"]
+
+
+@pytest.mark.slow
+def test_a_third_party_deals_in_a_simulation(tmp_path):
+    folder, experiment = tmp_path / "project", dealt_project.settings()
+    label = dealt_project.write(folder, experiment)
+    superlink = deployment.start_superlink(label, simulation=True)
+    try:
+        path = federated.run_session(
+            label,
+            "train",
+            "simulated",
+            extra={"label-file": str(label.party_file), "party-files": str(folder)},
+            federation="num-supernodes=2 client-resources-num-cpus=1",
+        )
+    finally:
+        superlink.stop()
+    summary = federated.summary_of(path, "train")
+    same, losses = dealt_project.alone(folder, experiment, tmp_path)
+    assert [one["train_loss"] for one in read_lines(path / "metrics.jsonl")] == losses
+    for fact in ("test_loss", "bytes_up", "bytes_down", "secure", "revealed"):
+        assert summary[fact] == same[fact]
