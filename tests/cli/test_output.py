@@ -58,6 +58,12 @@ def test_what_did_not_happen_is_not_shown(capsys):
     shown = capsys.readouterr().out
     assert "dense" not in shown
     assert "second" not in shown
+    assert "secure" not in shown
+
+
+def test_a_secure_mode_is_shown_with_whom_it_trusts(capsys):
+    output.show(SUMMARY | {"secure": "sum", "trust": "lender learns the sum alone"})
+    assert "secure           sum: lender learns the sum alone" in capsys.readouterr().out
 
 
 def test_an_epoch_is_a_line_of_progress(capsys):

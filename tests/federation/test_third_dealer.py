@@ -57,7 +57,7 @@ def test_a_third_party_deals_what_one_process_computes(deployed, experiment, tmp
 
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_a_dealer_killed_in_the_middle(deployed, restarts):
-    """It is named, and nothing hangs; where it may come back, the training goes on with new keys."""
+    """It is named, and nothing hangs; where it may come back, training goes on with new keys."""
     folder, label = deployed
     killed, notes, epochs = [], [], []
     overrides = ["train.epochs=40", f"federation.max_restarts={restarts}",

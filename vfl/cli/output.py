@@ -68,7 +68,7 @@ def show(summary: Mapping[str, Any]) -> None:
         print(f"{party:<16} {size(sent)} up, {size(summary['bytes_down'][party])} down")
     if summary.get("wire_ratio"):
         print(f"{'of dense fp32':<16} {summary['wire_ratio']:.2%} ({summary['codec']})")
-    if summary["secure"] != "none":
+    if summary.get("secure", "none") != "none":
         print(f"{'secure':<16} {summary['secure']}: {summary['trust']}")
     if summary.get("steps_per_second"):
         print(f"{'steps a second':<16} {summary['steps_per_second']}")
