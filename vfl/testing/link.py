@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import pytest
 
-from vfl.errors import PeerError
+from vfl.errors import LostPeerError
 from vfl.frame import Frame, Kind
 from vfl.link import Link
 
@@ -80,15 +80,15 @@ class LinkContract:
     def test_a_closed_end_refuses_its_own_party(self, pair: Pair, closer: int) -> None:
         pair[closer].close()
         pair[closer].close()
-        with pytest.raises(PeerError):
+        with pytest.raises(LostPeerError):
             pair[closer].send(Frame(Kind.DONE))
-        with pytest.raises(PeerError):
+        with pytest.raises(LostPeerError):
             pair[closer].receive()
 
     @pytest.mark.parametrize("closer", [0, 1])
     def test_the_other_end_learns_of_a_close(self, pair: Pair, closer: int) -> None:
         pair[closer].close()
-        with pytest.raises(PeerError):
+        with pytest.raises(LostPeerError):
             pair[1 - closer].receive()
 
 

@@ -1,0 +1,225 @@
+"""Codecs that break the contract, each found by the test that is there for it."""
+
+import random
+import struct
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from vfl.compression import CODECS, INFERENCE, Codec, Decoded, Encoded
+from vfl.errors import FrameError, TruncatedFrameError
+from vfl.testing import CodecContract
+
+TESTS = [name for name in dir(CodecContract) if name.startswith("test_")]
+REFUSED = (AssertionError, FrameError, TypeError, struct.error)
+
+
+def from_floats(payload, rows, width):
+    if len(payload) != 4 * rows * width:
+        raise TruncatedFrameError("a payload has the wrong length")
+    return torch.from_numpy(np.frombuffer(payload, "<f4").reshape(rows, width).copy())
+
+
+class Floats(Codec):
+    """A sound codec, which all broken ones are made of: the values as they are."""
+
+    def encode(self, cut, moment=INFERENCE):
+        return Encoded(cut.numpy().tobytes(), None)
+
+    def decode(self, payload, rows, width, moment=INFERENCE):
+        values = from_floats(payload, rows, width)
+        return Decoded(values.nan_to_num_(), None)
+
+    def encode_grad(self, grad, saved, moment=INFERENCE):
+        return grad.numpy().tobytes()
+
+    def decode_grad(self, payload, saved, rows, width, moment=INFERENCE):
+        return from_floats(payload, rows, width)
+
+    def formula_ratio(self, width):
+        return 1.0
+
+
+class Doubles(Floats):
+    def decode(self, payload, rows, width, moment=INFERENCE):
+        return Decoded(super().decode(payload, rows, width).cut.double(), None)
+
+
+class Flat(Floats):
+    def decode_grad(self, payload, saved, rows, width, moment=INFERENCE):
+        return super().decode_grad(payload, saved, rows, width).flatten()
+
+
+class Idealised(Floats):
+    """Trains with more than the wire carries."""
+
+    def decode(self, payload, rows, width, moment=INFERENCE):
+        return Decoded(super().decode(payload, rows, width).cut.half().float(), None)
+
+    def simulate(self, cut, moment=INFERENCE, grad_moment=None):
+        return cut * 1.0
+
+
+class Unrepeatable(Floats):
+    runs = 0
+
+    def encode(self, cut, moment=INFERENCE):
+        type(self).runs += 1
+        return super().encode(cut + self.runs / 1024)
+
+
+class OnlyBytes(Floats):
+    def decode(self, payload, rows, width, moment=INFERENCE):
+        if not isinstance(payload, bytes):
+            raise TypeError("not bytes")
+        return super().decode(payload, rows, width)
+
+
+class Remembering(Floats):
+    """The feature party undoes a scale that the gradient's maker never had."""
+
+    def encode(self, cut, moment=INFERENCE):
+        return Encoded(super().encode(cut).payload, 2.0)
+
+    def decode_grad(self, payload, saved, rows, width, moment=INFERENCE):
+        return super().decode_grad(payload, None, rows, width) * (saved or 1.0)
+
+
+class InPlace(Floats):
+    def encode(self, cut, moment=INFERENCE):
+        return super().encode(cut.mul_(0.5))
+
+
+class OfTheGlobalGenerator(Floats):
+    def encode_grad(self, grad, saved, moment=INFERENCE):
+        return super().encode_grad(grad + 1e-6 * torch.rand(1), saved)
+
+
+class OfNumpysGenerator(Floats):
+    def encode(self, cut, moment=INFERENCE):
+        return super().encode(cut + 1e-6 * np.random.rand())
+
+
+class OfPythonsGenerator(Floats):
+    def encode(self, cut, moment=INFERENCE):
+        return super().encode(cut + 1e-6 * random.random())
+
+
+class BatchScaled(Floats):
+    def encode(self, cut, moment=INFERENCE):
+        return super().encode(cut / max(len(cut), 1))
+
+
+class Overflowing(Floats):
+    """Leaves the range of its numbers on the way."""
+
+    def decode(self, payload, rows, width, moment=INFERENCE):
+        values = super().decode(payload, rows, width).cut
+        return Decoded(values * 4 / 4, None)
+
+
+class Padded(Floats):
+    def encode(self, cut, moment=INFERENCE):
+        return Encoded(super().encode(cut).payload + bytes(65), None)
+
+    def decode(self, payload, rows, width, moment=INFERENCE):
+        return super().decode(payload[:-65], rows, width)
+
+
+class Unchecked(Floats):
+    """Leaves it to the standard library to find a payload of the wrong length."""
+
+    def decode(self, payload, rows, width, moment=INFERENCE):
+        values = struct.unpack(f"<{rows * width}f", payload)
+        return Decoded(torch.tensor(values).view(rows, width), None)
+
+
+class Trusting(Floats):
+    """Takes the number of rows from the payload's length."""
+
+    def decode(self, payload, rows, width, moment=INFERENCE):
+        whole = len(payload) // (4 * width)
+        return super().decode(payload[: 4 * width * whole], whole, width)
+
+
+class Forgetful(Floats):
+    """What it learned from earlier steps is not in its state."""
+
+    steps = 0
+
+    def encode(self, cut, moment=INFERENCE):
+        return super().encode(cut + self.steps)
+
+    def commit(self, step):
+        self.steps += 1
+
+
+class Widening(Floats):
+    """Its module gives another width than it says."""
+
+    def client_module(self, width):
+        return nn.Linear(width, width + 1)
+
+
+class RowLosses(Floats):
+    def local_loss(self, cut, moment):
+        return cut.square().sum(1)
+
+
+class Percent(Floats):
+    def formula_ratio(self, width):
+        return 100.0
+
+
+@pytest.fixture
+def broken(request, monkeypatch):
+    monkeypatch.setattr(CODECS, "_members", {"broken": request.param})
+
+
+def run(test):
+    """One test of the contract, while it trains if it tells the two apart."""
+    contract = CodecContract()
+    method = getattr(contract, test)
+    both = {"spec": "broken", "training": True}
+    method(**{name: both[name] for name in method.__code__.co_varnames if name in both})
+
+
+@pytest.mark.parametrize("broken", [Floats], indirect=True)
+@pytest.mark.parametrize("test", TESTS)
+def test_the_codec_that_all_are_made_of_is_sound(broken, test):
+    run(test)
+
+
+BROKEN = [
+    (Doubles, "what_is_decoded_is_a_finite_writable_cut"),
+    (Flat, "what_is_decoded_is_a_finite_writable_cut"),
+    (Idealised, "simulate_is_bit_equal_to_the_wire"),
+    (Unrepeatable, "the_same_cut_and_moment_give_the_same_bytes"),
+    (OnlyBytes, "any_bytes_like_payload_is_read_alike"),
+    (Remembering, "a_gradient_is_decoded_from_what_crossed_alone"),
+    (InPlace, "inputs_are_left_alone"),
+    (OfTheGlobalGenerator, "global_random_state_is_left_alone"),
+    (OfNumpysGenerator, "global_random_state_is_left_alone"),
+    (OfPythonsGenerator, "global_random_state_is_left_alone"),
+    (BatchScaled, "a_prediction_does_not_depend_on_its_batch"),
+    (Overflowing, "extreme_cuts_survive"),
+    (Padded, "payloads_stay_within_their_limit"),
+    (Unchecked, "malformed_payloads_are_refused_or_harmless"),
+    (Trusting, "malformed_payloads_are_refused_or_harmless"),
+    (Forgetful, "state_survives_a_checkpoint"),
+    (Widening, "its_modules_and_loss_fit_the_cut"),
+    (RowLosses, "its_modules_and_loss_fit_the_cut"),
+    (Percent, "formula_ratio_is_a_share_of_dense"),
+]
+
+
+def test_every_test_of_the_contract_finds_something():
+    assert {f"test_{test}" for _, test in BROKEN} == set(TESTS)
+
+
+@pytest.mark.parametrize(("broken", "test"), BROKEN, indirect=["broken"])
+def test_the_contract_finds_a_codec_that_breaks_it(broken, test):
+    with pytest.raises(REFUSED):
+        run(f"test_{test}")
