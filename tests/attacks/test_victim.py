@@ -98,6 +98,11 @@ def test_a_larger_leak_holds_the_smaller_one(trained):
     assert {tuple(row.flatten().tolist()) for row in small} <= rows
 
 
+def test_rows_that_leak_are_not_attacked_as_well(trained):
+    with pytest.raises(UserError, match="rows that leak cannot be attacked as well"):
+        trained[2].case(1, leak(), Setting(leaks="test"))
+
+
 def test_without_leaks_none_are_granted(trained):
     threat = trained[2].case(0, leak()).view.threat
     assert Grant.LEAKED not in threat.grants

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from vfl.config import Experiment, GridSettings, with_overrides
 from vfl.errors import ConfigError, RunFolderError, SpecError
@@ -273,6 +274,27 @@ def test_a_cell_that_fails_stops_no_other(tmp_path):
     assert "baselines" not in [ended.cell.called for ended in failed]
     table, _ = write_attack_results(folder)
     assert "cells failed and are left out" in table
+
+
+def test_a_cell_that_fails_now_shows_nothing_of_earlier_settings(whole, tmp_path):
+    folder = copied(whole, tmp_path / "grown")
+    larger = tiny(leaks=[1, 5000])
+    folder.write(larger, grid_cells(larger), "vfl grid attacked.toml")
+    assert len(go_through(folder, folder.cells())) == 6
+    assert read_rows(folder) == []
+    assert write_attack_results(folder)[0] == "6 of 6 cells failed and are left out\n"
+
+
+def test_fewer_leaks_and_draws_show_fewer_rows(whole, tmp_path):
+    folder = copied(whole, tmp_path / "fewer")
+    smaller = tiny(leaks=[3], draws=1)
+    folder.write(smaller, grid_cells(smaller), "vfl grid attacked.toml")
+    assert {(row.k, row.draw) for row in read_rows(folder)} == {(3, 0), (0, 0)}
+
+
+def test_rows_that_are_attacked_do_not_leak():
+    with pytest.raises(ValidationError, match="leaks_from"):
+        tiny(leaks_from="test")
 
 
 def test_mistakes_are_told_before_anything_is_trained(tmp_path):

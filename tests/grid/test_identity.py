@@ -56,7 +56,7 @@ def test_a_script_that_runs_has_a_source(monkeypatch, tmp_path):
     assert identity.code_of("__main__") != first
 
 
-def test_plug_ins_are_defense_codec_and_models(monkeypatch):
+def test_plug_ins_are_adversaries_defense_codec_and_models(monkeypatch):
     seen = []
     monkeypatch.setattr(identity, "code_of", lambda *modules: seen.extend(modules) or "")
     identity.plug_ins_of(
@@ -64,10 +64,12 @@ def test_plug_ins_are_defense_codec_and_models(monkeypatch):
             defense="layer_norm+dcor",
             codec="topk:k=3",
             parties={"bank": {"bottom": "mlp"}, "shop": {"bottom": "identity"}},
-        )
+        ),
+        ["noisy_labels"],
     )
     named = [name.removeprefix("vfl.") for name in seen]
     assert named == [
+        "attacks.active.noisy_labels",
         "compression.topk",
         "defenses.dcor",
         "defenses.layer_norm",

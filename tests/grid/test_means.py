@@ -46,5 +46,11 @@ def test_a_single_victim_has_no_interval_and_no_baseline_no_column():
     assert "baseline_raw" not in found
 
 
+def test_a_seed_without_baselines_is_left_out_of_theirs():
+    (found,) = read([row(0, 0, 0.5), row(1, 0, 0.9, 0.5), row(2, 0, 0.7, 0.4)])
+    assert (found["mean"], found["over_scratch"]) == ("0.7000", "0.3500")
+    assert found["baseline_scratch"] == "0.4500"
+
+
 def test_no_rows_give_a_head_alone():
     assert means_csv([]).startswith("defense,adversary,attack,k,")

@@ -152,7 +152,7 @@ def test_other_rows_or_other_code_are_trained_anew(written, tiny, tmp_path, monk
 
     assert not trained_anew()
     with monkeypatch.context() as changed:
-        changed.setattr(fresh, "plug_ins_of", lambda experiment: "another")
+        changed.setattr(fresh, "plug_ins_of", lambda *made_of: "another")
         assert trained_anew()
     first = (path / "summary.json").stat().st_mtime_ns
     with monkeypatch.context() as changed:

@@ -150,8 +150,11 @@ class Victim:
 
         Raises:
             TooFewRowsError: a class has fewer rows to leak.
+            UserError: rows would leak that are attacked.
         """
         setting = setting or Setting()
+        if setting.leaks == setting.targets:
+            raise UserError("rows that leak cannot be attacked as well", got=setting.leaks)
         grants = INFERENCE if k else INFERENCE - {Grant.LEAKED}
         grants |= {Grant.SNAPSHOTS} if snapshots else set()
         grants |= {Grant.PARTNERS} if partners else set()

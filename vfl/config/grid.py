@@ -38,7 +38,8 @@ class GridSettings(Settings):
         party: the feature party that attacks; the first one unless it is named.
         trained_by: "owner": one owner trained both halves and handed the bottom out; "split": the
             feature party trained its own.
-        leaks_from, unlabelled: which rows leak, and which the attacker has without labels.
+        leaks_from, unlabelled: which rows leak, and which the attacker has without labels. The test
+            rows are those that are attacked, so none of them leaks.
         margin: points of accuracy that a defense may cost.
         known_columns: rows of a feature party whose columns the label party knows as well, of the
             validation rows, at most.
@@ -70,7 +71,7 @@ class GridSettings(Settings):
     ] = (0, 1, 2, 3, 4)
     party: str | None = None
     trained_by: Literal["owner", "split"] = "split"
-    leaks_from: Part = "train"
+    leaks_from: Literal["train", "validation"] = "train"
     unlabelled: Part = "test"
     margin: float = Field(default=0.5, gt=0, lt=100)
     known_columns: int = Field(default=200, ge=1)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from vfl.attacks.victim import Victim
-from vfl.config import Experiment, GridSettings, TraceSettings
+from vfl.config import Experiment, GridSettings
 from vfl.datasets import PartyData
 from vfl.errors import HijackError
 from vfl.grid.cells import (
@@ -23,24 +21,21 @@ from vfl.grid.cells import (
     GridFolder,
     grid_settings_of,
 )
-from vfl.grid.gallery import GALLERY
 from vfl.grid.misfits import check_attempts
-from vfl.grid.outcomes import begun, found_out
+from vfl.grid.outcomes import found_out
 from vfl.grid.pictures import pictures_of
-from vfl.grid.scenes import is_recorded, recorded_phases, scene_of_trial
-from vfl.grid.scores_file import OF_CELL, SCORES, Scored, ScoresFile, write_scores
-from vfl.grid.train import recording, train_cell
-from vfl.grid.trials import BASELINES, Trial, setting_words
+from vfl.grid.recorded_training import train_recorded
+from vfl.grid.scores_file import OF_CELL, Scored, ScoresFile, write_scores
+from vfl.grid.trials import BASELINES, setting_words
 from vfl.grid.victims import (
     attack_run,
     attacker_of,
     attempts_of,
     check_attacks,
     free_ground,
-    run_ground,
 )
 from vfl.run_folder import RunFolder
-from vfl.storage import read_json, stamp, write_bytes, write_json
+from vfl.storage import read_json, stamp, write_json
 
 
 def grid_cells(experiment: Experiment) -> list[Cell]:
@@ -113,41 +108,6 @@ def attack_victim(
     return scores
 
 
-def train_recorded(
-    cell: Cell,
-    folder: GridFolder,
-    data: Mapping[str, PartyData],
-    settings: GridSettings,
-    device: str,
-) -> None:
-    """Train a victim with what its attacks need recorded; again, if that is all that is missing."""
-    path = folder.cells_path / cell.name
-    trials = attempts_of(settings, cell.adversary).on_victim()
-    party = attacker_of(cell.experiment, settings)
-    kept: dict[Path, bytes] = {}
-    if (path / "summary.json").exists():
-        scores = ScoresFile(path)
-        scores.mend()
-        ground = run_ground(RunFolder(path), data, settings, cell.adversary)
-        trials = ground.lacking(trials, scores)
-        trace = _recorded(trials)
-        if is_recorded(path, trace):
-            return
-        kept = _kept(path)
-        shutil.rmtree(path)
-    plain = replace(cell, experiment=recording(cell.experiment, TraceSettings()))
-    adversaries = begun(cell.adversary, plain.experiment, data, party, settings)
-    train_cell(plain, folder, data, device, _recorded(trials), adversaries)
-    for file, content in kept.items():
-        write_bytes(file, content)
-
-
-def _kept(path: Path) -> dict[Path, bytes]:
-    """What attacks left in a run folder, by file; a training anew changes none of it."""
-    files = [path / SCORES, *(path / GALLERY).glob("*")]
-    return {file: file.read_bytes() for file in files if file.exists()}
-
-
 def draw_pictures(folder: RunFolder, data: Mapping[str, PartyData], settings: GridSettings) -> None:
     """Keep what the cut of a run's test rows looks like, unless that is there; see `pictures_of`.
 
@@ -163,11 +123,6 @@ def draw_pictures(folder: RunFolder, data: Mapping[str, PartyData], settings: Gr
     rows = torch.from_numpy(data[experiment.label.party].split.test)[: settings.pictures]
     drawn = pictures_of(victim.cuts(rows), victim.labels[rows])
     write_json(path, stamp() | {"rows": settings.pictures} | drawn)
-
-
-def _recorded(trials: Iterable[Trial]) -> TraceSettings:
-    """What these trials need to have been recorded."""
-    return recorded_phases({scene_of_trial(one.attack, one.bottom) for one in trials} - {None})
 
 
 def _cell(

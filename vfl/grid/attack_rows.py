@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from vfl.grid.cells import HONEST, GridFolder, grid_settings_of
+from vfl.config import GridSettings
+from vfl.grid.cells import HONEST, GridFolder, failure_of, grid_settings_of
 from vfl.grid.scores_file import OF_CELL, Scored, read_scores
 from vfl.grid.trials import BASELINES, baselines_of, setting_words
 from vfl.storage import read_json
@@ -55,6 +56,8 @@ class Row:
 def read_rows(folder: GridFolder) -> list[Row]:
     """Every row of the cells that are whole, in the order of the settings.
 
+    What a cell holds of earlier settings is left out, and so is a cell that failed since.
+
     Raises:
         RunFolderError: a file of a cell is damaged.
     """
@@ -65,11 +68,11 @@ def read_rows(folder: GridFolder) -> list[Row]:
     found: dict[str, list[Row]] = {spec: [] for spec in settings.victims}
     for cell in folder.cells():
         path, seed = folder.cells_path / cell.name, cell.experiment.seed
-        scores = read_scores(path / OF_CELL, setting)
+        scores = [] if failure_of(path) else read_scores(path / OF_CELL, setting)
         if cell.called == BASELINES:
             free[seed] = scores
         elif scores:
-            mine = [one for one in scores if one.attack in asked]
+            mine = [one for one in scores if one.attack in asked and _is_wanted(one, settings)]
             victim = Of(cell.called, cell.adversary, seed, _accuracy(path))
             found[cell.called] += rows_of(mine, free[seed], settings.baselines, victim)
     return [row for rows in found.values() for row in rows]
@@ -130,6 +133,10 @@ def _row(
         threat=one.threat,
         seconds=one.seconds,
     )
+
+
+def _is_wanted(one: Scored, settings: GridSettings) -> bool:
+    return one.k in (0, *settings.leaks) and one.draw < settings.draws
 
 
 def _accuracy(path: Path) -> float | None:

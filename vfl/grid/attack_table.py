@@ -126,10 +126,10 @@ def percent(found: Estimate | None, sign: str = "") -> str:
 def missing(folder: GridFolder) -> list[str]:
     """What a reader of the table must know about cells that are not in it."""
     paths = {cell.name: folder.cells_path / cell.name for cell in folder.cells()}
-    failed = sum(failure_of(path) is not None for path in paths.values())
-    whole = sum((path / OF_CELL).exists() for path in paths.values())
+    going = [path for path in paths.values() if failure_of(path) is None]
+    failed = len(paths) - len(going)
     found = [f"{failed} of {len(paths)} cells failed and are left out"] if failed else []
-    if left := len(paths) - whole - failed:
+    if left := sum(not (path / OF_CELL).exists() for path in going):
         found.append(f"{left} of {len(paths)} cells are not done yet")
     return found
 

@@ -73,6 +73,10 @@ class GridFolder:
         """Where the run folders lie."""
         return self.path / CELLS
 
+    def aside(self, cell: Cell) -> Path:
+        """Where a cell's run folder lies while the same is trained anew in its place."""
+        return self.path / "aside" / cell.name
+
     def write(
         self, experiment: Experiment, cells: Sequence[Cell], command: str, notes: Sequence[str] = ()
     ) -> None:

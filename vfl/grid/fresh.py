@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from vfl.grid.cells import Cell, GridFolder
+from vfl.grid.cells import HONEST, Cell, GridFolder
 from vfl.grid.identity import data_digest, plug_ins_of
 from vfl.storage import read_json, write_json
 
@@ -17,7 +17,7 @@ _MADE_OF = "made_of"
 
 
 def forget_if_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> None:
-    """Throw a cell's run folder away unless rows, defense, codec and models are those it came from.
+    """Throw a cell's run folder away unless rows and plug-ins are those it came from.
 
     What they are now is written beside the cells, for the next call to compare with. Where nothing
     was written, as by older versions, nobody knows what it came from.
@@ -28,8 +28,10 @@ def forget_if_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData
         data: every party's rows.
     """
     path = folder.path / _MADE_OF / f"{cell.name}.json"
-    now = {"data": data_digest(data), "code": plug_ins_of(cell.experiment)}
+    against = [] if cell.adversary == HONEST else [cell.adversary]
+    now = {"data": data_digest(data), "code": plug_ins_of(cell.experiment, against)}
     before = read_json(path) if path.exists() else {}
     if {key: before.get(key) for key in now} != now:
-        shutil.rmtree(folder.cells_path / cell.name, ignore_errors=True)
+        for run in (folder.cells_path / cell.name, folder.aside(cell)):
+            shutil.rmtree(run, ignore_errors=True)
     write_json(path, now)

@@ -6,7 +6,7 @@ import ast
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,13 +63,20 @@ def code_of(*modules: str) -> str:
     return digest.hexdigest()[:_DIGITS]
 
 
-def plug_ins_of(experiment: Experiment) -> str:
-    """A digest of the code of an experiment's defense, codec and models; see `code_of`."""
+def plug_ins_of(experiment: Experiment, adversaries: Sequence[str] = ()) -> str:
+    """A digest of the code of all that a training is made of; see `code_of`.
+
+    Args:
+        experiment: with a defense, a codec and models.
+        adversaries: specs of those it is trained against.
+    """
     from vfl import compression, defenses, models  # a report reads digests without torch
+    from vfl.attacks.active import make_adversary
 
     made: list[object] = [defenses.make(spec) for spec in parts(experiment.defense)]
     made += [compression.make(experiment.codec), models.make_top(experiment.label.top)]
     made += [models.make_bottom(party.bottom) for party in experiment.parties.values()]
+    made += [make_adversary(spec) for spec in adversaries]
     return code_of(*sorted({type(one).__module__ for one in made}))
 
 

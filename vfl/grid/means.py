@@ -49,8 +49,10 @@ def _means(rows: Sequence[Row]) -> dict[str, str | int]:
         "guess": guess,
         "test_accuracy": _figures(estimate(list(accuracies.values())))[0],
     }
-    for name in rows[0].baselines:
-        baseline = {(row.seed, row.draw): row.baselines[name] for row in rows}
+    # A seed whose baselines failed has none.
+    for name in dict.fromkeys(name for row in rows for name in row.baselines):
+        beside = [row for row in rows if name in row.baselines]
+        baseline = {(row.seed, row.draw): row.baselines[name] for row in beside}
         found[f"baseline_{name}"], _ = _figures(over_victims(baseline))
         if name == _SCRATCH:
             over = _figures(advantage(values, baseline))
