@@ -16,6 +16,7 @@ from vfl.grid.statistics import (
     holm,
     over_victims,
     protected,
+    rivals_of,
     succeeds,
 )
 
@@ -113,6 +114,31 @@ def test_protection_needs_every_attack_to_fail():
     assert protected([weak, None]) == 1.0
     assert succeeds([weak, strong])
     assert not succeeds([weak, Estimate(0.1, 0.2, 3)])
+
+
+def passing(gap, count=500, among=10):
+    """Shares of grids in which an attack as good as the best baseline passes as worse.
+
+    The others lie `gap` lower. Without and with the number of those that may be the best.
+    """
+    passed = np.zeros(2)
+    for _ in range(count):
+        victims = DRAW.normal(0, 1, (VICTIMS, 1))
+        attack, *rest = (victims + DRAW.normal(0, 1, (VICTIMS, 1 + among))).T
+        rest = [one - gap * bool(place) for place, one in enumerate(rest)]
+        attack, *baselines = (values_of(one[:, None]) for one in (attack, *rest))
+        best = max(baselines, key=lambda one: sum(one.values()))
+        above = [advantage(attack, best)]
+        passed += [protected(above, many) <= ONE_SIDED for many in (1, rivals_of(best, baselines))]
+    return passed / count
+
+
+def test_an_attack_that_is_as_good_as_the_best_of_many_baselines_rarely_passes_as_worse():
+    alone, adjusted = passing(gap=0)
+    assert alone > 0.08
+    assert adjusted <= 0.03
+    alone, adjusted = passing(gap=8)  # one is clearly the best: nothing is lost
+    assert alone == adjusted <= 0.05
 
 
 def worlds(count, victims, draws, shared=False):

@@ -16,6 +16,7 @@ LIGHT = (
 #: What also uses the unlabelled rows, the inputs and the bottom itself.
 HEAVY = (
     *LIGHT,
+    "logistic:at=bottom",
     "logistic:at=before",
     "svm:scaler=whiten",
     "self_training:scaler=whiten,rounds=6",
@@ -30,8 +31,8 @@ HEAVY = (
 )
 #: The two of the thesis (section 4.4).
 THESIS = ("fine_tuning", "kmeans")
-#: What the quick profile runs.
-QUICK = ("fine_tuning", "logistic:scaler=whiten", "kmeans")
+#: What the quick profile runs. Of a cut that is blurred on its way, its owner has the bottom itself.
+QUICK = ("fine_tuning", "logistic:scaler=whiten", "logistic:at=bottom", "kmeans")
 
 #: What a label party makes of the cuts it was sent; those that no other party's columns disturb.
 COLUMNS = ("inversion", "white_box_inversion", "unsplit", "pseudo_client", "attribute")

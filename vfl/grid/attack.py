@@ -117,12 +117,14 @@ def draw_pictures(folder: RunFolder, data: Mapping[str, PartyData], settings: Gr
         settings: how many rows, and whose.
     """
     experiment, path = folder.experiment(), folder.path / PICTURES
-    if path.exists() and read_json(path)["rows"] == settings.pictures:
+    party = attacker_of(experiment, settings)
+    about = {"rows": settings.pictures, "party": party}
+    if path.exists() and about.items() <= read_json(path).items():
         return
-    victim = Victim.of_run(folder, data, attacker_of(experiment, settings))
+    victim = Victim.of_run(folder, data, party)
     rows = torch.from_numpy(data[experiment.label.party].split.test)[: settings.pictures]
     drawn = pictures_of(victim.cuts(rows), victim.labels[rows])
-    write_json(path, stamp() | {"rows": settings.pictures} | drawn)
+    write_json(path, stamp() | about | drawn)
 
 
 def _cell(

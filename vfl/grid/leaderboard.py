@@ -17,6 +17,7 @@ from vfl.grid.statistics import (
     holm,
     over_victims,
     protected,
+    rivals_of,
     succeeds,
 )
 from vfl.grid.trials import SCRATCH
@@ -42,7 +43,8 @@ class Standing:
         baseline, baseline_value: the highest mean of all baselines, whatever attack they are of.
         advantage: value less baseline_value, victim by victim.
         over_scratch: value less training from scratch on the leaked rows; None without either.
-        chance: p-value of perfect protection from every attack, adjusted over k.
+        chance: p-value of perfect protection from every attack, adjusted over k, and over the
+            baselines of which any may be the best.
         verdict: what follows.
     """
 
@@ -179,7 +181,9 @@ def _verdict(above: Estimate, chance: float, conclusive: bool) -> Verdict:
 
 
 def _chance(rows: Sequence[Row]) -> float:
-    return protected(_advantages(rows))
+    baselines = by_baseline(rows)
+    best = baselines[highest(baselines)]
+    return protected(_advantages(rows), rivals_of(best, baselines.values()))
 
 
 def _advantages(rows: Sequence[Row]) -> list[Estimate | None]:

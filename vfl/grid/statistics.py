@@ -91,14 +91,25 @@ def holm(chances: Mapping[Key, float]) -> dict[Key, float]:
     return {key: adjusted[key] for key in chances}
 
 
-def protected(advantages: Sequence[Estimate | None]) -> float:
-    """p-value of perfect protection: every attack is at or below its baseline.
+def protected(advantages: Sequence[Estimate | None], rivals: int = 1) -> float:
+    """p-value of perfect protection: every attack is at or below the best baseline.
 
     The largest over the attacks: each has to be below by itself, so nothing is adjusted for their
-    number (intersection-union test, Berger 1982). `ONE_SIDED` or less means that the upper end of
-    each interval is 0 or less.
+    number (intersection-union test, Berger 1982). But the highest of several baselines that are
+    worth the same is higher than they are worth, and an attack below that is not below them: of
+    ten, one in nine attacks that is as good would pass as worse. So it is multiplied by their
+    number (Bonferroni). `ONE_SIDED` or less means that the upper end of each interval is 0 or less.
+
+    Args:
+        advantages: of each attack over the baseline with the highest mean.
+        rivals: how many baselines may be the best one; see `rivals_of`.
     """
-    return max((chance_below(one, 0.0) for one in advantages), default=1.0)
+    return min(1.0, rivals * max((chance_below(one, 0.0) for one in advantages), default=1.0))
+
+
+def rivals_of(best: Values, baselines: Iterable[Values]) -> int:
+    """How many of the baselines are not clearly below the one with the highest mean, itself too."""
+    return sum(chance_below(advantage(one, best), 0.0) > ONE_SIDED for one in baselines)
 
 
 def succeeds(advantages: Iterable[Estimate | None]) -> bool:
