@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import cache
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -50,14 +50,22 @@ def label_free(case: Case, kind: Kind, width: int, draw: torch.Generator) -> Cas
 
 
 def behind(case: Case, bottom: nn.Module, kept: dict[int, Evidence] | None = None) -> Case:
-    """The same rows, leaks and targets behind another bottom, which the attacker then holds.
+    """The same rows, leaks and targets behind another bottom; see `view_behind`."""
+    return replace(case, view=view_behind(case.view, bottom, kept))
+
+
+def view_behind(view: View, bottom: nn.Module, kept: dict[int, Evidence] | None = None) -> View:
+    """What the attacker holds if this is its bottom, and was after every epoch.
 
     Args:
-        case: grants inputs.
+        view: grants inputs.
         bottom: made without labels.
         kept: what the bottom made of rows that other leaks leave as they are, from call to call.
     """
-    view, made = case.view, {} if kept is None else kept
+    made = {} if kept is None else kept
+
+    def own() -> nn.Module:
+        return copy.deepcopy(bottom)
 
     def seen(rows: Seen) -> Evidence:
         inputs = rows.inputs
@@ -66,11 +74,13 @@ def behind(case: Case, bottom: nn.Module, kept: dict[int, Evidence] | None = Non
             made[id(inputs)] = Evidence(inputs, through(bottom, inputs), before=before)
         return made[id(inputs)]
 
-    groups = {"targets": seen(view.targets), "unlabelled": seen(view.unlabelled)}
+    held: dict[str, Any] = {"targets": seen(view.targets), "unlabelled": seen(view.unlabelled)}
     if Grant.LEAKED in view.threat.grants:
         inputs, labels = view.leaked.inputs, view.leaked.labels
-        groups["leaked"] = Evidence(inputs, through(bottom, inputs), labels)
-    return replace(case, view=view.instead(bottom=lambda: copy.deepcopy(bottom), **groups))
+        held["leaked"] = Evidence(inputs, through(bottom, inputs), labels)
+    if Grant.SNAPSHOTS in view.threat.grants:
+        held["snapshots"] = [own]
+    return view.instead(bottom=own, **held)
 
 
 def label_free_bottom(kind: Kind, view: View, width: int, draw: torch.Generator) -> nn.Module:

@@ -31,7 +31,7 @@ HEAVY = (
 )
 #: The two of the thesis (section 4.4).
 THESIS = ("fine_tuning", "kmeans")
-#: What the quick profile runs. Of a cut that is blurred on its way, its owner has the bottom itself.
+#: What the quick profile runs; where a cut is blurred on its way, its owner reads the bottom.
 QUICK = ("fine_tuning", "logistic:scaler=whiten", "logistic:at=bottom", "kmeans")
 
 #: What a label party makes of the cuts it was sent; those that no other party's columns disturb.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from vfl import attacks
-from vfl.attacks import Attack, Evidence, ThreatModel
+from vfl.attacks import Attack, Evidence, Grant, ThreatModel, View
 from vfl.attacks.active import make_adversary
-from vfl.attacks.baselines import Kind, behind, label_free_bottom
+from vfl.attacks.baselines import Kind, label_free_bottom, view_behind
 from vfl.attacks.case import Case
 from vfl.attacks.victim import Setting, Victim
 from vfl.attacks.wrapper import Wrapper
@@ -20,7 +21,6 @@ from vfl.grid.cells import HONEST
 from vfl.grid.gallery import Gallery
 from vfl.grid.identity import code_of
 from vfl.grid.outcomes import Outcomes
-from vfl.grid.recordings import Recordings
 from vfl.grid.scenes import Scene, scene_of
 from vfl.grid.scores_file import Scored, ScoresFile, key_of
 from vfl.grid.trials import OUTCOME, TRAINED, Trial
@@ -49,7 +49,7 @@ class Ground:
         setting: which rows play which part.
         width: of label-free cuts.
         about: what every value depends on besides the trial, for its key.
-        recordings: of its training, for attacks on what was heard or received.
+        cases: makes the case of any other scene than "asked", of a leak and its draw.
         outcomes: what adversaries reached with it.
         adversary: spec of the one it was trained against.
         gallery: where pictures that attacks make are kept; None keeps none.
@@ -62,18 +62,18 @@ class Ground:
         setting: Setting,
         width: int,
         about: Mapping[str, Any],
-        recordings: Recordings | None = None,
+        cases: Callable[[Scene, int, torch.Generator], Case] | None = None,
         outcomes: Outcomes | None = None,
         adversary: str = HONEST,
         gallery: Gallery | None = None,
     ) -> None:
         self._victim, self._seed, self._setting, self._width = victim, seed, setting, width
-        self._recordings, self._outcomes, self._gallery = recordings, outcomes, gallery
+        self._cases_of, self._outcomes, self._gallery = cases, outcomes, gallery
         self._adversary = adversary
         self._about = dict(about) | {"setting": repr(setting), "seed": seed}
         self._leak: tuple[int, int] | None = None
-        self._cases: dict[str, Case] = {}
-        self._bottoms: dict[str, tuple[nn.Module, dict[int, Evidence]]] = {}
+        self._cases: dict[tuple[Scene, str], Case] = {}
+        self._bottoms: dict[tuple[str, int], tuple[nn.Module, dict[int, Evidence]]] = {}
 
     def go_through(self, trials: Iterable[Trial], scores: ScoresFile) -> Iterator[Scored]:
         """The score of each trial, from the file if it is there, else tried and added to it."""
@@ -138,26 +138,42 @@ class Ground:
         leak = trial.k, trial.draw
         if leak != self._leak:
             self._leak, self._cases = leak, {}
-        drawn = generator(self._seed, "leak", trial.draw)
-        if scene != "asked" and scene not in self._cases:
-            assert self._recordings is not None
-            self._cases[scene] = self._recordings.case(scene, trial.k, drawn)
-        elif scene == "asked" and TRAINED not in self._cases:
-            case = self._victim.case(trial.k, drawn, self._setting)
-            assert case.labels is not None
-            self._cases[TRAINED] = replace(case, positive=case.labels == 1)
-        if scene == "asked" and trial.bottom not in self._cases:
-            plain = self._cases[TRAINED]
-            self._cases[trial.bottom] = behind(plain, *self._bottom(trial.bottom, plain))
-        return self._cases[trial.bottom if scene == "asked" else scene]
+        plain = scene, TRAINED
+        if plain not in self._cases:
+            drawn = generator(self._seed, "leak", trial.draw)
+            self._cases[plain] = self._plain(scene, trial.k, drawn)
+        if (scene, trial.bottom) not in self._cases:
+            self._cases[scene, trial.bottom] = self._free(trial.bottom, self._cases[plain])
+        return self._cases[scene, trial.bottom]
 
-    def _bottom(self, kind: str, case: Case) -> tuple[nn.Module, dict[int, Evidence]]:
+    def _plain(self, scene: Scene, k: int, drawn: torch.Generator) -> Case:
+        if scene != "asked":
+            assert self._cases_of is not None
+            return self._cases_of(scene, k, drawn)
+        case = self._victim.case(k, drawn, self._setting)
+        assert case.labels is not None
+        return replace(case, positive=case.labels == 1)
+
+    def _free(self, kind: str, case: Case) -> Case:
+        """The same behind a label-free bottom; where others collude, behind one of each."""
+        view, partners = case.view, []
+        if Grant.PARTNERS in view.threat.grants:
+            partners = [
+                view_behind(one, *self._bottom(kind, place, one, one.targets.cuts.shape[1]))
+                for place, one in enumerate(view.partners, 1)
+            ]
+        own = view_behind(view, *self._bottom(kind, 0, view, self._width))
+        return replace(case, view=own.instead(partners=partners) if partners else own)
+
+    def _bottom(
+        self, kind: str, place: int, view: View, width: int
+    ) -> tuple[nn.Module, dict[int, Evidence]]:
         """A label-free bottom and what it made; no leak changes the unlabelled rows it follows."""
-        if kind not in self._bottoms:
+        if (kind, place) not in self._bottoms:
             features = generator(self._seed, "label-free")
-            made = label_free_bottom(cast(Kind, kind), case.view, self._width, features)
-            self._bottoms[kind] = made, {}
-        return self._bottoms[kind]
+            made = label_free_bottom(cast(Kind, kind), view, width, features)
+            self._bottoms[kind, place] = made, {}
+        return self._bottoms[kind, place]
 
     def _key(self, trial: Trial) -> str:
         made = (make_adversary if trial.bottom == OUTCOME else attacks.make)(trial.attack)

@@ -20,7 +20,7 @@ from vfl.grid.statistics import (
     rivals_of,
     succeeds,
 )
-from vfl.grid.trials import SCRATCH
+from vfl.grid.trials import SCRATCH, scratch_of
 
 #: "inconclusive": no attack succeeds here, nor on the undefended model, so nothing is shown.
 Verdict = Literal["protected", "leaks", "undecided", "inconclusive"]
@@ -125,9 +125,17 @@ def by_baseline(rows: Iterable[Row]) -> dict[str, dict[tuple[int, int], float]]:
     for row in rows:
         for name, value in row.baselines.items():
             alone = name in SCRATCH and row.k > 0
-            called = name if alone else f"{row.attack} on {'raw' if name == 'scratch' else name}"
+            called = f"{row.attack} on {'raw' if name == 'scratch' else name}"
+            if alone:
+                called = _called(row.attack, name)
             found.setdefault(called, {})[row.seed, row.draw] = value
     return found
+
+
+def _called(attack: str, name: str) -> str:
+    """A baseline from scratch; that of parties who pool has the name of its attack."""
+    spec = scratch_of(attack, name)
+    return name if spec == SCRATCH[name] else spec
 
 
 def highest(found: ByAttack) -> str:
@@ -166,7 +174,7 @@ def _standing(k: int, own: Sequence[Row], plain: Sequence[Row], chance: float) -
     assert value is not None
     assert beside is not None
     assert above is not None
-    scratch = baselines.get("scratch") if k else None
+    scratch = baselines.get(_called(attack, "scratch")) if k else None
     over_scratch = None if scratch is None else advantage(attacks[attack], scratch)
     verdict = _verdict(above, chance, succeeds(_advantages(plain)))
     return Standing(k, attack, value, baseline, beside, above, over_scratch, chance, verdict)

@@ -47,6 +47,8 @@ ATTACKERS: dict[Scene, Who] = {
     "summed": "label party",
     "queried": "outsider",
 }
+#: What a feature party does with bottoms, so that it could be done with label-free ones as well.
+BY_CUTS: frozenset[Scene] = frozenset({"asked", "kept", "pooled"})
 #: What reads what a feature party sent and got while it trained; what reads the last queries.
 _OF_TRAINING: frozenset[Scene] = frozenset({"heard", "kept", "recalled", "recalled attribute"})
 _OF_QUERIES: frozenset[Scene] = frozenset({"received", "received attribute"})

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vfl.config import GridSettings
+from vfl.registry import parse
 
 #: The victim's own bottom, as opposed to a label-free one.
 TRAINED = "trained"
@@ -13,6 +14,9 @@ TRAINED = "trained"
 ANY = "raw"
 #: Baselines by the attack that they are; the others are bottoms.
 SCRATCH = {"scratch": "scratch", "scratch_unlabelled": "scratch:unlabelled=true"}
+
+#: The attack of feature parties that lay their rows side by side.
+_POOLED = "pooled"
 
 #: In the place of a bottom: no attack, but what an adversary itself reached.
 OUTCOME = "outcome"
@@ -78,8 +82,10 @@ class Attempts:
         bottoms = [name for name in names if name not in SCRATCH]
         leaking = [spec for spec in self.leaking if spec not in self.alone]
         once = [spec for spec in self.once if spec not in self.alone]
-        scratch = [SCRATCH[name] for name in names if name in SCRATCH] if leaking else []
-        found = replace(self, leaking=scratch, once=()).on((ANY,))
+        scratch = dict.fromkeys(
+            scratch_of(spec, name) for spec in leaking for name in names if name in SCRATCH
+        )
+        found = replace(self, leaking=list(scratch), once=()).on((ANY,))
         found += replace(self, leaking=leaking, once=()).on(bottoms)
         # Without labels the baseline of the thesis is the same attack on the inputs themselves.
         own = list(dict.fromkeys([ANY, *bottoms]))
@@ -92,7 +98,15 @@ def baselines_of(trial: Trial, names: Sequence[str]) -> dict[str, Trial]:
     if trial.k == 0:
         return {"scratch": replace(trial, bottom=ANY)} | found
     scratch = [name for name in names if name in SCRATCH]
-    return {name: Trial(SCRATCH[name], trial.k, trial.draw, ANY) for name in scratch} | found
+    return {
+        name: Trial(scratch_of(trial.attack, name), trial.k, trial.draw, ANY) for name in scratch
+    } | found
+
+
+def scratch_of(spec: str, name: str) -> str:
+    """Training from scratch on what an attack's leaked rows are; of all who pool, if they do."""
+    pooled = parse(spec)[0] == _POOLED
+    return f"{_POOLED}:of={SCRATCH[name]}" if pooled else SCRATCH[name]
 
 
 def setting_words(settings: GridSettings) -> str:

@@ -18,11 +18,11 @@ from vfl.grid.ground import Ground
 from vfl.grid.identity import data_digest, experiment_digest
 from vfl.grid.outcomes import Outcomes, outcomes_of
 from vfl.grid.recordings import Recordings, setting_of
-from vfl.grid.scenes import ATTACKERS, check_scenes, scene_of
+from vfl.grid.scenes import ATTACKERS, BY_CUTS, check_scenes, scene_of
 from vfl.grid.scores_file import Scored, ScoresFile
 from vfl.grid.train import recording
 from vfl.grid.trials import Attempts, Trial
-from vfl.run import session_of
+from vfl.grid.untrained import Untrained
 from vfl.run_folder import RunFolder
 from vfl.storage import read_json
 
@@ -77,7 +77,7 @@ def run_ground(
         setting_of(settings),
         experiment.parties[party].width,
         about,
-        recordings,
+        recordings.case,
         outcomes,
         adversary,
         Gallery(folder.path) if draws else None,
@@ -89,10 +89,10 @@ def free_ground(
 ) -> Ground:
     """Where attacks meet what needs no training: the baselines of a seed."""
     party = attacker_of(experiment, settings)
-    untrained = session_of(experiment, data, "predict").weights()[party]
-    victim, about = Victim(experiment, data, party, untrained), _about(experiment, data, party)
+    setting, about = setting_of(settings), _about(experiment, data, party)
+    untrained = Untrained(experiment, data, party, setting)
     width = experiment.parties[party].width
-    return Ground(victim, experiment.seed, setting_of(settings), width, about)
+    return Ground(untrained.victim, experiment.seed, setting, width, about, untrained.case)
 
 
 def _about(
@@ -125,7 +125,7 @@ def attempts_of(settings: GridSettings, adversary: str = HONEST) -> Attempts:
         made = {spec: one for spec, one in made.items() if ATTACKERS[scenes[spec]] == who}
     leaking = [spec for spec, attack in made.items() if Grant.LEAKED in attack.needs]
     once = [spec for spec in made if spec not in leaking]
-    alone = frozenset(spec for spec in made if scenes[spec] != "asked")
+    alone = frozenset(spec for spec in made if scenes[spec] not in BY_CUTS)
     outcomes = outcomes_of(settings, adversary)
     return Attempts(leaking, once, settings.leaks, settings.draws, alone, outcomes)
 
