@@ -57,7 +57,8 @@ def training_case(
     assert label.classes is not None
     assert own.inputs is not None
     classes, train = len(label.classes), torch.from_numpy(label.split.train)
-    known = draw_leak(label.labels[train], k, draw) if k else torch.empty(0, dtype=torch.int64)
+    none = torch.empty(0, dtype=torch.int64)
+    known = draw_leak(label.labels[train], k, draw, classes) if k else none
     rest = torch.ones(len(train), dtype=torch.bool)
     rest[known] = False
     targets, leaked = train[rest], train[known]

@@ -16,6 +16,7 @@ from vfl.attacks.baselines import Kind, behind, label_free_bottom
 from vfl.attacks.case import Case
 from vfl.attacks.victim import Setting, Victim
 from vfl.attacks.wrapper import Wrapper
+from vfl.errors import NonFiniteError
 from vfl.grid.cells import HONEST
 from vfl.grid.gallery import Gallery
 from vfl.grid.identity import code_of
@@ -126,7 +127,11 @@ class Ground:
         attack = attacks.make(trial.attack)
         case = self._case(trial, scene_of(attack, trial.attack, own_columns=True))
         started = time.perf_counter()
-        return tried(case, attack, draw), time.perf_counter() - started
+        try:
+            return tried(case, attack, draw), time.perf_counter() - started
+        except NonFiniteError as error:
+            error.where = trial.attack
+            raise
 
     def _sentence(self, threat: ThreatModel) -> str:
         if self._adversary == HONEST:
