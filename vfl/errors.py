@@ -3,7 +3,7 @@
     VFLError                   V000  exit 1
       UserError                V001  exit 2   the user's own files or arguments; a ValueError
         ConfigError            V003  mistakes in an experiment or party file, all at once
-        NonFiniteError         V005  NaN or Inf in a cut or gradient
+        NonFiniteError         V005  NaN or Inf in a cut, a gradient or an attack's guess
         MissingPackageError    V006  an optional package is not installed
         RunFolderError         V007  a run folder is missing, foreign or of another version
         StorageError           V008  a file of ours cannot be written

@@ -4,13 +4,14 @@ from itertools import permutations
 
 import pytest
 import torch
+from torch import nn
 
-from vfl.attacks import Evidence, Grant, Holdings, ThreatModel, View
+from vfl.attacks import Evidence, Grant, Holdings, ThreatModel, View, make
 from vfl.attacks.base import Attack
 from vfl.attacks.case import Case, attempt
 from vfl.attacks.leak import draw_leak
 from vfl.attacks.score import auc, matched_accuracy
-from vfl.errors import TooFewRowsError
+from vfl.errors import NonFiniteError, TooFewRowsError
 from vfl.seeds import generator
 
 
@@ -83,3 +84,39 @@ def test_a_leak_has_k_of_each_class_and_grows_with_k():
 def test_a_leak_that_cannot_be_drawn_is_refused():
     with pytest.raises(TooFewRowsError, match="4 labels of each class"):
         draw_leak(torch.tensor([0, 0, 0, 0, 1]), 4, generator(0))
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 1, 1], []])
+def test_a_leak_is_of_every_class_there_is(labels):
+    """The highest has no row here, or none has any."""
+    rows = torch.tensor(labels, dtype=torch.int64)
+    with pytest.raises(TooFewRowsError, match="a class has fewer rows") as refused:
+        draw_leak(rows, 1, generator(0), classes=3)
+    assert refused.value.got == "0 rows"
+    with pytest.raises(TooFewRowsError):
+        draw_leak(rows[:0], 1, generator(0))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("goal", ["labels", "scores", "inputs"])
+def test_a_guess_that_is_not_finite_is_worth_nothing(goal, value):
+    """The largest of NaNs is the first class, so its share would stand for a defense that holds."""
+    truth = {"labels": torch.tensor([0, 0, 0, 1]), "inputs": torch.zeros(4, 2)}
+    found = torch.zeros(4, 2).index_fill(0, torch.tensor([1]), value)
+    told = case(**truth, positive=truth["labels"] == 1)
+    with pytest.raises(NonFiniteError, match="the attack Constant holds") as refused:
+        attempt(told, Constant(goal, found[:, 0] if goal == "scores" else found), generator(0))
+    assert refused.value.got.startswith(("1 of 4", "2 of 8"))
+
+
+def test_leaked_rows_that_lack_a_class_end_in_no_score():
+    cuts, labels = torch.eye(4)[:, :2], torch.tensor([0, 1, 2, 1])
+    grants = frozenset({Grant.CUTS, Grant.LEAKED, Grant.TOP_RECIPE})
+    holdings = Holdings(
+        Evidence(cuts=cuts),
+        Evidence(cuts=cuts[:2], labels=labels[:2]),
+        new_top=lambda width: nn.Linear(width, 3),
+    )
+    view = View(ThreatModel("feature party", "inference", grants), 3, holdings)
+    with pytest.raises(NonFiniteError, match="the attack FineTuning holds"):
+        attempt(Case(view, labels), make("fine_tuning:steps=1"), generator(0))

@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
+from vfl.attacks.fine_tuning import FineTuning
 from vfl.config import Experiment, GridSettings
-from vfl.errors import SpecError, TooFewRowsError, UserError
+from vfl.errors import NonFiniteError, SpecError, TooFewRowsError, UserError
 from vfl.grid import GridFolder, train
 from vfl.grid.attack import grid_cells
 from vfl.grid.attack_run import attacked
@@ -83,6 +85,33 @@ def test_leaks_are_of_the_rows_that_they_come_from(data):
     assert told(data, grid={"attacks": ["kmeans"], "leaks": [400]}) == []  # which uses none
 
 
+def test_leaks_are_of_every_class_of_the_task(data):
+    """No row of the highest class is for validation, or none at all is."""
+    label = data["label"]
+    validation = label.split.validation
+    kept = validation[label.labels[torch.from_numpy(validation)].numpy() != 9]
+    for rows in (kept, kept[:0]):
+        fewer = {
+            name: replace(one, split=replace(one.split, validation=rows))
+            for name, one in data.items()
+        }
+        asked = {"attacks": ["fine_tuning"], "leaks_from": "validation"}
+        ((where, error),) = told(fewer, grid=asked)
+        assert where == "grid.leaks"
+        assert "1 labels of each class are to leak" in error
+        assert told(fewer, grid=asked | {"leaks_from": "train"}) == []
+
+
+def test_who_is_in_use_has_rows_without_labels():
+    bare = {"data": {"rows": 400, "validation": 0.0}}
+    rows = load_data(experiment(**bare))
+    asked = {"attacks": ["kmeans", "surrogate"], "unlabelled": "validation"}
+    ((where, error),) = told(rows, **bare, grid=asked)
+    assert where == "grid.unlabelled"
+    assert "holds validation rows without labels, and there are none" in error
+    assert told(rows, **bare, grid=asked | {"attacks": ["surrogate"]}) == []
+
+
 def test_an_attribute_is_a_column(data):
     asked = {"attacks": ["attribute"], "attribute": 63}
     assert told(data, grid=asked) == []
@@ -135,3 +164,14 @@ def test_a_run_is_not_attacked_by_half(tmp_path):
     with pytest.raises(TooFewRowsError) as refused:
         attacked(RunFolder.open(tmp_path / "run"), wrong)
     assert refused.value.where == "grid.leaks"
+
+
+def test_an_attack_that_fails_is_named_and_not_scored(tmp_path, monkeypatch):
+    train_once(experiment().model_copy(update={"grid": None}), tmp_path, "run")
+    nothing = torch.full((80, 10), torch.nan)
+    monkeypatch.setattr(FineTuning, "run", lambda self, view, draw: nothing)
+    settings = GridSettings.model_validate(GRID | {"attacks": ["fine_tuning:steps=7"]})
+    with pytest.raises(NonFiniteError) as refused:
+        attacked(RunFolder.open(tmp_path / "run"), settings)
+    assert refused.value.where == "fine_tuning:steps=7"
+    assert not (tmp_path / "run" / "attacks.jsonl").exists()

@@ -182,6 +182,16 @@ class Burglar(Doubling):
         return self.length * grad
 
 
+class Loading(Doubling):
+    """A sound one: what it imports when it first begins draws of a shared generator."""
+
+    loaded = False
+
+    def begin(self, view, draw):
+        if not type(self).loaded:
+            type(self).loaded = bool(random.random())
+
+
 class Reseeding(Doubling):
     def begin(self, view, draw):
         torch.manual_seed(0)
@@ -258,6 +268,12 @@ BROKEN = [
     (Restless, "a_trigger_marks_every_row_and_leaves_what_it_is_given_alone", "each time"),
     (Terse, "what_it_finds_out_has_the_form_of_its_goal", "another shape"),
 ]
+
+
+def test_the_adversary_that_happens_to_be_first_is_no_worse(monkeypatch):
+    monkeypatch.setattr(ADVERSARIES, "_members", {"loading": Loading})
+    monkeypatch.setattr(Loading, "loaded", False)
+    AdversaryContract().test_global_random_state_and_the_evidence_are_left_alone("loading")
 
 
 def test_every_test_of_the_contract_finds_something():

@@ -1,12 +1,14 @@
 """Attacks that break the contract, each found by the test that is there for it."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from vfl.attacks import ATTACKS, Attack, Grant
+from vfl.attacks import ATTACKS, Attack, Grant, Sent
+from vfl.attacks.threat import IN_TRAINING
 from vfl.errors import NotGrantedError
 from vfl.testing import AttackContract, GradientAttackContract, InputAttackContract
 
@@ -150,6 +152,17 @@ class ScalingWhatIsKept(Means):
         return super().run(view, draw)
 
 
+class Loading(Means):
+    """A sound one: what it imports when it is first run draws of a shared generator."""
+
+    loaded = False
+
+    def run(self, view, draw):
+        if not type(self).loaded:
+            type(self).loaded = bool(random.random())
+        return super().run(view, draw)
+
+
 @pytest.fixture
 def broken(request, monkeypatch):
     monkeypatch.setattr(ATTACKS, "_members", {"broken": request.param})
@@ -159,6 +172,12 @@ def broken(request, monkeypatch):
 def test_the_attack_that_all_are_made_of_is_sound(monkeypatch, test):
     monkeypatch.setattr(ATTACKS, "_members", {"means": Means})
     getattr(AttackContract(), test)("means")
+
+
+def test_the_attack_that_happens_to_run_first_is_no_worse(monkeypatch):
+    monkeypatch.setattr(ATTACKS, "_members", {"loading": Loading})
+    monkeypatch.setattr(Loading, "loaded", False)
+    AttackContract().test_global_random_state_and_the_evidence_are_left_alone("loading")
 
 
 BROKEN = [
@@ -258,6 +277,83 @@ class Labelled(Rescaling):
 def test_contracts_of_other_views_find_it_too(broken, contract, test):
     with pytest.raises(REFUSED):
         getattr(contract(), f"test_{test}")("broken")
+
+
+class AskedAgainWithPartner(AttackContract):
+    """The attacker sent every cut twice, and another party tells it all it has."""
+
+    def case(self, leaking, grants):
+        everything = frozenset(Grant) - IN_TRAINING
+        base, partner = (super(type(self), self).case(leaking, everything) for _ in range(2))
+        own = base.view._holdings.targets
+        rows = torch.arange(len(own.cuts))
+        sent = [Sent(time, time, rows, own.cuts.clone()) for time in (1, 2)]
+        held = replace(own, sent=lambda: sent)
+        view = base.view.instead(targets=held, partners=[partner.view])
+        return replace(base, view=view.only(grants))
+
+
+class WithPartner(Means):
+    """A sound one: the nearest class mean by two parties."""
+
+    needs = Means.needs | {Grant.PARTNERS}
+
+    def run(self, view, draw):
+        return sum(Means.run(self, one, draw) for one in (view, *view.partners))
+
+
+class OfTwo(Means):
+    """A sound one: the nearest class mean of cuts that were sent twice."""
+
+    needs = Means.needs | {Grant.QUERIES}
+
+    def run(self, view, draw):
+        first, second = view.targets.sent
+        return Means.run(self, view.with_cuts({"targets": (first.cuts + second.cuts) / 2}), draw)
+
+
+class Emptying(OfTwo):
+    def run(self, view, draw):
+        found = super().run(view, draw)
+        for one in view.targets.sent:
+            one.cuts.zero_()
+        return found
+
+
+class EmptyingPartners(WithPartner):
+    def run(self, view, draw):
+        found = super().run(view, draw)
+        view.partners[0].targets.cuts.zero_()
+        return found
+
+
+class RobbingPartners(WithPartner):
+    def run(self, view, draw):
+        return super().run(view, draw) + (view.partners[0]._holdings.bottom is None)
+
+
+@pytest.mark.parametrize("broken", [WithPartner, OfTwo], indirect=True)
+@pytest.mark.parametrize("test", TESTS)
+def test_sound_attacks_on_what_others_hold_and_hear_pass(broken, test):
+    getattr(AskedAgainWithPartner(), test)("broken")
+
+
+@pytest.mark.parametrize(
+    ("broken", "test", "why"),
+    [
+        (Emptying, "global_random_state_and_the_evidence_are_left_alone", r"sent\[1\]\.cuts"),
+        (
+            EmptyingPartners,
+            "global_random_state_and_the_evidence_are_left_alone",
+            r"partners\[0\]\.targets\.cuts",
+        ),
+        (RobbingPartners, "it_reaches_for_nothing_else", "what it was not granted"),
+    ],
+    indirect=["broken"],
+)
+def test_what_others_hold_and_hear_is_guarded_too(broken, test, why):
+    with pytest.raises(AssertionError, match=why):
+        getattr(AskedAgainWithPartner(), f"test_{test}")("broken")
 
 
 def test_a_contract_without_specs_is_an_error():

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from vfl.attacks.base import Attack
+from vfl.attacks.base import Attack, Goal, rarest
 from vfl.attacks.pictures import peak_ratio, structural_similarity
 from vfl.attacks.score import accuracy, auc, matched_accuracy, mean_squared_error, rate_at
 from vfl.attacks.view import View
+from vfl.errors import NonFiniteError
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +23,8 @@ class Case:
         view: what the attacker holds.
         labels: classes of the targets, int64, axes (targets,).
         inputs: what a reconstruction is compared with, axes (targets, ...).
-        positive: which targets are looked for, axes (targets,), for attacks that score.
+        positive: which targets are looked for, axes (targets,), for attacks that score; see
+            `seeking`.
     """
 
     view: View
@@ -47,11 +49,22 @@ class Score:
     guess: float
 
 
+def seeking(case: Case) -> Case:
+    """The same case with the rarer of two classes as what is looked for, by the training's shares.
+
+    Raises:
+        NotGrantedError: the view does not say how frequent each class is.
+    """
+    assert case.labels is not None
+    return replace(case, positive=case.labels == rarest(case.view.prior))
+
+
 def attempt(case: Case, attack: Attack, draw: torch.Generator) -> Score:
     """Run an attack on exactly what it needs of a view, and score it.
 
     Raises:
         NotGrantedError: it needs more than the threat model grants; nothing is run.
+        NonFiniteError: its guess is none.
     """
     return attempt_all(case, attack, draw)[0]
 
@@ -61,16 +74,40 @@ def attempt_all(case: Case, attack: Attack, draw: torch.Generator) -> list[Score
 
     Raises:
         NotGrantedError: it needs more than the threat model grants; nothing is run.
+        NonFiniteError: its guess is none.
+    """
+    return scores_of(case, attack.goal, guess_of(case, attack, draw))
+
+
+def guess_of(case: Case, attack: Attack, draw: torch.Generator) -> Tensor:
+    """What an attack makes of exactly what it needs of a view.
+
+    Raises:
+        NotGrantedError: it needs more than the threat model grants; nothing is run.
+        NonFiniteError: NaN or Inf, which would count as some class and read as protection.
     """
     found = attack.run(case.view.only(attack.needs), draw)
-    if attack.goal == "labels":
+    if not torch.isfinite(found).all():
+        name = type(attack).__name__
+        raise NonFiniteError(
+            f"the guess of the attack {name} holds NaN or Inf",
+            got=f"{int((~torch.isfinite(found)).sum())} of {found.numel()} values",
+            want="finite numbers",
+            fix="lower its rate, look for huge cuts, or leak rows of every class",
+        )
+    return found
+
+
+def scores_of(case: Case, goal: Goal, found: Tensor) -> list[Score]:
+    """What a guess is worth, by every measure of its goal."""
+    if goal == "labels":
         assert case.labels is not None
         return [Score("accuracy", accuracy(found, case.labels), _largest_share(case.labels))]
-    if attack.goal == "clusters":
+    if goal == "clusters":
         assert case.labels is not None
         value = matched_accuracy(found, case.labels)
         return [Score("matched_accuracy", value, _largest_share(case.labels))]
-    if attack.goal == "scores":
+    if goal == "scores":
         assert case.positive is not None
         sure = rate_at(found, case.positive)
         return [Score("auc", auc(found, case.positive), 0.5), Score("tpr_at_1_fpr", sure, 0.01)]

@@ -8,7 +8,7 @@ from torch import Tensor
 from vfl.errors import TooFewRowsError
 
 
-def draw_leak(labels: Tensor, k: int, draw: torch.Generator) -> Tensor:
+def draw_leak(labels: Tensor, k: int, draw: torch.Generator, classes: int | None = None) -> Tensor:
     """Positions of k rows of each class, ascending by class; int64, axes (classes * k,).
 
     The first k of a larger draw with the same generator state are the same rows, so that a curve
@@ -18,18 +18,22 @@ def draw_leak(labels: Tensor, k: int, draw: torch.Generator) -> Tensor:
         labels: int64 codes 0..C-1 of the rows that may leak, axes (rows,).
         k: rows of each class.
         draw: where the choice comes from.
+        classes: how many there are; None takes those up to the highest code of these rows, which
+            does not see that a higher one has no row among them.
 
     Raises:
-        TooFewRowsError: a class has fewer rows.
+        TooFewRowsError: a class has fewer rows, or none.
 
     >>> labels = torch.tensor([0, 1, 0, 1, 0])
     >>> draw_leak(labels, 2, torch.Generator().manual_seed(0)).shape
     torch.Size([4])
     """
+    if classes is None:
+        classes = 1 + int(labels.max()) if len(labels) else 1
     order = torch.randperm(len(labels), generator=draw)
     shuffled = labels[order]
     chosen = []
-    for code in range(int(labels.max()) + 1):
+    for code in range(classes):
         found = order[shuffled == code][:k]
         if len(found) < k:
             raise TooFewRowsError(

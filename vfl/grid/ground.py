@@ -14,9 +14,10 @@ from vfl import attacks
 from vfl.attacks import Attack, Evidence, Grant, ThreatModel, View
 from vfl.attacks.active import make_adversary
 from vfl.attacks.baselines import Kind, label_free_bottom, view_behind
-from vfl.attacks.case import Case
+from vfl.attacks.case import Case, seeking
 from vfl.attacks.victim import Setting, Victim
 from vfl.attacks.wrapper import Wrapper
+from vfl.errors import NonFiniteError
 from vfl.grid.cells import HONEST
 from vfl.grid.gallery import Gallery
 from vfl.grid.identity import code_of
@@ -126,7 +127,11 @@ class Ground:
         attack = attacks.make(trial.attack)
         case = self._case(trial, scene_of(attack, trial.attack, own_columns=True))
         started = time.perf_counter()
-        return tried(case, attack, draw), time.perf_counter() - started
+        try:
+            return tried(case, attack, draw), time.perf_counter() - started
+        except NonFiniteError as error:
+            error.where = trial.attack
+            raise
 
     def _sentence(self, threat: ThreatModel) -> str:
         if self._adversary == HONEST:
@@ -150,9 +155,7 @@ class Ground:
         if scene != "asked":
             assert self._cases_of is not None
             return self._cases_of(scene, k, drawn)
-        case = self._victim.case(k, drawn, self._setting)
-        assert case.labels is not None
-        return replace(case, positive=case.labels == 1)
+        return seeking(self._victim.case(k, drawn, self._setting))
 
     def _free(self, kind: str, case: Case) -> Case:
         """The same behind a label-free bottom; where others collude, behind one of each."""

@@ -12,7 +12,7 @@ from vfl import attacks, compression
 from vfl.attacks import Attack, Grant
 from vfl.attacks.attribute_case import require_column
 from vfl.attacks.leak import draw_leak
-from vfl.attacks.victim import classes_of
+from vfl.attacks.victim import Part, classes_of
 from vfl.config import Experiment, GridSettings
 from vfl.datasets import PartyData
 from vfl.errors import TooFewRowsError, UserError
@@ -23,6 +23,8 @@ from vfl.grid.victims import attacker_of
 from vfl.run import session_of
 from vfl.seeds import generator
 
+#: Whose attackers hold rows without labels, whether an attack reads them or not.
+_IN_USE: frozenset[Scene] = frozenset({"asked", "kept", "pooled"})
 #: A setting, and what is wrong with it.
 Misfit = tuple[tuple[str, ...], UserError]
 
@@ -72,8 +74,10 @@ def attempt_misfits(
     leaking = {scenes[spec] for spec, attack in made.items() if Grant.LEAKED in attack.needs}
     for part in {"train" if scene == "heard" else settings.leaks_from for scene in leaking}:
         rows = torch.from_numpy(getattr(label.split, part))
-        leak = partial(draw_leak, labels[rows], max(settings.leaks), generator(0))
+        leak = partial(draw_leak, labels[rows], max(settings.leaks), generator(0), classes)
         yield from _refusal("leaks", "", leak)
+    if _IN_USE & set(scenes.values()):
+        yield from _refusal("unlabelled", "", partial(_unlabelled, settings.unlabelled, label))
     if any("attribute" in scene for scene in scenes.values()):
         inputs = data[party].inputs
         assert inputs is not None
@@ -113,6 +117,15 @@ def _check(attack: Attack, scene: Scene, classes: int, width: int, own: PartyDat
     if scene == "queried" and Grant.LEAKED_INPUTS in attack.needs:
         known_rows(own.split, "an outsider")
     attack.check(2 if "attribute" in scene else classes, width)
+
+
+def _unlabelled(part: Part, label: PartyData) -> None:
+    """Refuse an attacker that is to hold rows without labels where there are none."""
+    if not len(getattr(label.split, part)):
+        raise TooFewRowsError(
+            f"a feature party in use holds {part} rows without labels, and there are none",
+            want=f"data.{part} > 0, or unlabelled = 'test'",
+        )
 
 
 def _refusal(key: str, spec: str, attempt: Callable[[], object]) -> Iterator[Misfit]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vfl.attacks import Attack, Grant, ThreatModel, View
-from vfl.attacks.case import Case, Score, attempt_all
+from vfl.attacks import Attack, Grant, ThreatModel
+from vfl.attacks.case import Case, Score, guess_of, scores_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,24 +34,13 @@ def tried(case: Case, attack: Attack, draw: torch.Generator) -> Tried:
 
     Raises:
         NotGrantedError: it needs more than the threat model grants; nothing is run.
+        NonFiniteError: its guess is none.
     """
-    kept = _Kept(attack)
-    scores = attempt_all(case, kept, draw)
+    found = guess_of(case, attack, draw)
+    scores = scores_of(case, attack.goal, found)
     if Grant.LEAKED_ATTRIBUTES in attack.needs:  # its accuracy is about no label
         scores = [replace(one, measure=f"attribute_{one.measure}") for one in scores]
     threat = case.view.only(attack.needs).threat
     if attack.goal != "inputs" or case.inputs is None or case.inputs.dim() != 4:
         return Tried(scores, threat)
-    return Tried(scores, threat, case.inputs, kept.found)
-
-
-class _Kept(Attack):
-    """An attack whose guess is kept after it was scored."""
-
-    def __init__(self, attack: Attack) -> None:
-        self._attack = attack
-        self.goal, self.needs = attack.goal, attack.needs
-
-    def run(self, view: View, draw: torch.Generator) -> Tensor:
-        self.found = self._attack.run(view, draw)
-        return self.found
+    return Tried(scores, threat, case.inputs, found)

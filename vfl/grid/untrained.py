@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from vfl.attacks.case import Case
+from vfl.attacks.case import Case, seeking
 from vfl.attacks.victim import Setting, Victim
 from vfl.config import Experiment
 from vfl.datasets import PartyData
@@ -41,4 +41,4 @@ class Untrained:
         """The case of one leak; with a bottom of one epoch, or with partners, as the scene has."""
         kept = [self._own] if scene == "kept" else []
         partners = self._partners if scene == "pooled" else []
-        return self.victim.case(k, draw, self._setting, snapshots=kept, partners=partners)
+        return seeking(self.victim.case(k, draw, self._setting, snapshots=kept, partners=partners))

@@ -27,7 +27,7 @@ from vfl.local import LocalSession
 from vfl.seeds import generator
 from vfl.session import CHECKPOINTS, Checkpoints
 from vfl.testing.attack import require_form
-from vfl.testing.evidence import contents, differing, global_states, without_the_rest
+from vfl.testing.evidence import contents, differing, global_states, states_after, without_the_rest
 from vfl.testing.watched import Watched
 
 PLAYERS = {"feature party": "bank", "label party": "lender"}
@@ -107,7 +107,8 @@ class AdversaryContract:
     def test_global_random_state_and_the_evidence_are_left_alone(self, spec: str) -> None:
         adversary = make_adversary(spec)
         view = self._view(adversary)
-        states, evidence = global_states(), contents(view)
+        states = states_after(lambda: self._train(self._begun(spec)))
+        evidence = contents(view)
         adversary.begin(view.only(adversary.holds), generator(0, "draw"))
         self._train(adversary)
         moved = differing(states, global_states())

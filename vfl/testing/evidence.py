@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vfl.attacks import Evidence, Heard, Holdings, View
+from vfl.attacks import Evidence, Holdings, Sent, View
 from vfl.errors import NotGrantedError
 
 
@@ -18,6 +18,16 @@ def global_states() -> dict[str, str]:
     """Every generator that a program shares with all others, by name."""
     states = (torch.random.get_rng_state().tolist(), np.random.get_state(), random.getstate())
     return dict(zip(("torch", "numpy", "random"), map(str, states), strict=True))
+
+
+def states_after(first: Callable[[], object]) -> dict[str, str]:
+    """`global_states` once a first run is over, which may import what draws (scikit-learn does).
+
+    Every generator moves on by a draw in between, so that a second run is seen to seed one again.
+    """
+    first()
+    _ = torch.rand(1), np.random.random(), random.random()
+    return global_states()
 
 
 def contents(view: View) -> dict[str, tuple[bytes, bool]]:
@@ -39,6 +49,8 @@ def without_the_rest(view: View) -> View:
     def kept(name: str, value: object) -> object:
         if isinstance(value, Evidence):
             return _opened(view, name, value)
+        if name == "partners" and _opens(lambda: view.partners):
+            return [without_the_rest(one) for one in view.partners]
         return value if _opens(lambda: view._held(name)) else _blank(value)
 
     held = vars(view._holdings).items()
@@ -73,8 +85,10 @@ def _tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, list | tuple):
         for number, one in enumerate(value):
             yield from _tensors(f"{name}[{number}]", one)
-    elif isinstance(value, Holdings | Evidence | Heard):
+    elif isinstance(value, View):
+        yield from _tensors(name, value._holdings)
+    elif isinstance(value, Holdings | Evidence | Sent):
         for part, held in vars(value).items():
             yield from _tensors(f"{name}.{part}", held)
-    elif name.endswith(".before") and callable(value):
-        yield name, value()
+    elif name.endswith((".before", ".sent")) and callable(value):
+        yield from _tensors(name, value())
