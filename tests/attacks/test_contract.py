@@ -173,6 +173,11 @@ class TestGradientAttacksOnTwoClasses(GradientAttackContract):
     classes, positive = 2, 0.1
 
 
+class TestGradientAttacksWhereTheFirstClassIsRarer(GradientAttackContract):
+    specs = ("gradient_direction",)
+    classes, positive = 2, 0.9
+
+
 class TestDirectLabel(GradientAttackContract):
     specs = ("direct_label", "direct_label:epochs=2")
     width = 3
@@ -295,6 +300,7 @@ CONTRACTS = (
     TestPooled,
     TestGradientAttacks,
     TestGradientAttacksOnTwoClasses,
+    TestGradientAttacksWhereTheFirstClassIsRarer,
     TestDirectLabel,
     TestInputAttacks,
     TestSubtraction,

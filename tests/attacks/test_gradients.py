@@ -19,12 +19,14 @@ def heard_of(rows, gradients, epoch=1):
     return Heard(0, epoch, torch.tensor(rows), torch.zeros_like(gradients), gradients)
 
 
-def view(*heard, classes=2, leaked=(1, 0), rows=3):
-    labels = torch.tensor(leaked)
+def view(*heard, classes=2, leaked=(1, 0), rows=3, prior=(0.5, 0.5)):
     holdings = Holdings(
-        targets=Evidence(torch.zeros(rows, 1)), leaked=Evidence(labels=labels), heard=heard
+        targets=Evidence(torch.zeros(rows, 1)),
+        leaked=Evidence(labels=torch.tensor(leaked)),
+        heard=heard,
+        prior=torch.tensor(prior),
     )
-    grants = frozenset({Grant.GRADIENTS, Grant.LEAKED})
+    grants = frozenset({Grant.GRADIENTS, Grant.LEAKED, Grant.PRIOR})
     return View(ThreatModel("feature party", "training", grants), classes, holdings)
 
 
@@ -69,13 +71,17 @@ def test_norms_count_against_their_batch():
     assert torch.allclose(found, torch.tensor([5 / 3, 1 / 3, 1.0]))
 
 
-def test_the_direction_is_that_of_the_leaked_positive_row_of_the_same_epoch():
-    """Rows 3 and 4 leaked: 3 is positive. In epoch 2 the top has turned around."""
+@pytest.mark.parametrize(
+    ("leaked", "prior"), [((1, 0), (0.9, 0.1)), ((0, 1), (0.1, 0.9)), ((1, 0), (0.5, 0.5))]
+)
+def test_the_direction_is_that_of_the_leaked_row_of_the_rarer_class(leaked, prior):
+    """Rows 3 and 4 leaked: 3 is of the rarer class. In epoch 2 the top has turned around."""
     first = heard_of([0, 1, 3, 4], [[2.0, 0.0], [-1.0, 0.0], [9.0, 0.0], [-9.0, 0.0]])
     second = heard_of([0, 2, 3], [[0.0, -1.0], [0.0, 1.0], [0.0, -3.0]], epoch=2)
-    found = make("gradient_direction:epochs=2").run(view(first, second), generator(0))
+    seen = view(first, second, leaked=leaked, prior=prior)
+    found = make("gradient_direction:epochs=2").run(seen, generator(0))
     assert found.tolist() == [2.0, -1.0, -1.0]
-    assert make("gradient_direction").run(view(first, second), generator(0)).tolist() == [1, -1, 0]
+    assert make("gradient_direction").run(seen, generator(0)).tolist() == [1, -1, 0]
 
 
 def test_signs_are_labels_where_nothing_is_behind_the_cut():

@@ -26,7 +26,8 @@ class Attack(ABC):
         goal: what `run` gives. "labels": a score for each class, axes (targets, classes), the
             largest being the guess. "clusters": int64 codes without a meaning, axes (targets,).
             "inputs": reconstructed columns, axes (targets, ...). "scores": one number a target,
-            larger for what is looked for (a positive label, a member), axes (targets,).
+            larger for what is looked for (a member, or the class that `rarest` names), axes
+            (targets,).
         needs: every grant it uses; it is given a view of these and no more.
     """
 
@@ -55,6 +56,18 @@ class Attack(ABC):
         Raises:
             NotGrantedError: it reached for what it does not name in `needs`.
         """
+
+
+def rarest(prior: Tensor) -> int:
+    """The class that attacks on labels with scores look for; of equally rare ones the last.
+
+    Args:
+        prior: share of each class among the training rows, axes (classes,).
+
+    >>> rarest(torch.tensor([0.37, 0.63])), rarest(torch.tensor([0.5, 0.5]))
+    (0, 1)
+    """
+    return len(prior) - 1 - int(prior.flip(0).argmin())
 
 
 def require_two_classes(classes: int, instead: str) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from vfl.attacks.base import Attack, Goal
+from vfl.attacks.base import Attack, Goal, rarest
 from vfl.attacks.pictures import peak_ratio, structural_similarity
 from vfl.attacks.score import accuracy, auc, matched_accuracy, mean_squared_error, rate_at
 from vfl.attacks.view import View
@@ -23,7 +23,8 @@ class Case:
         view: what the attacker holds.
         labels: classes of the targets, int64, axes (targets,).
         inputs: what a reconstruction is compared with, axes (targets, ...).
-        positive: which targets are looked for, axes (targets,), for attacks that score.
+        positive: which targets are looked for, axes (targets,), for attacks that score; see
+            `seeking`.
     """
 
     view: View
@@ -46,6 +47,16 @@ class Score:
     measure: str
     value: float
     guess: float
+
+
+def seeking(case: Case) -> Case:
+    """The same case with the rarer of two classes as what is looked for, by the training's shares.
+
+    Raises:
+        NotGrantedError: the view does not say how frequent each class is.
+    """
+    assert case.labels is not None
+    return replace(case, positive=case.labels == rarest(case.view.prior))
 
 
 def attempt(case: Case, attack: Attack, draw: torch.Generator) -> Score:

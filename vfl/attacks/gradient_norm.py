@@ -14,8 +14,8 @@ from vfl.attacks.view import View
 class GradientNorm(GradientAttack):
     """Scores a row by the norm of its gradient, against the others of its batch.
 
-    A network that was taught little of a rare positive class is more surprised by each of its rows.
-    Several epochs are averaged. It takes class 1 to be the rarer one.
+    A network that was taught little of a rare class is more surprised by each of its rows.
+    Several epochs are averaged. The rarer class is what it looks for.
 
     Source: Li et al. 2022, "Label leakage and protection in two-party split learning".
 

@@ -15,7 +15,7 @@ class Principal(EmbeddingAttack):
     """The spectral attack of Sun et al.: each target's place along the first principal direction.
 
     In a binary task the top pulls the classes apart, and what it pulls varies most. The longer tail
-    is taken for the rarer class, which the attacker calls positive.
+    is taken for the rarer class, which is what it looks for.
 
     Source: Sun et al. 2022, "Label leakage and protection from forward embedding in vertical
     federated learning" (after Tran et al. 2018). `spectral` is another attack, which clusters.

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vfl.attacks.case import Case
+from vfl.attacks.case import Case, seeking
 from vfl.attacks.columns_case import COLUMNS, Group, columns_case, draw_columns
 from vfl.attacks.evidence import Evidence, Holdings, Sent
 from vfl.attacks.leak import draw_leak
@@ -39,7 +39,7 @@ def training_case(
     k: int,
     draw: torch.Generator,
 ) -> Case:
-    """The labels of the training rows against what a feature party heard; class 1 is looked for.
+    """The labels of the training rows against what a feature party heard; see `seeking` too.
 
     Args:
         experiment: what was trained.
@@ -75,8 +75,7 @@ def training_case(
         new_top=top_recipe(experiment, classes),
     )
     threat = ThreatModel("feature party", "training", TRAINING if k else TRAINING - {Grant.LEAKED})
-    truth = label.labels[targets]
-    return Case(View(threat, classes, holdings), truth, positive=truth == 1)
+    return seeking(Case(View(threat, classes, holdings), label.labels[targets]))
 
 
 def received_case(

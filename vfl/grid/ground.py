@@ -13,7 +13,7 @@ from vfl import attacks
 from vfl.attacks import Attack, Evidence, ThreatModel
 from vfl.attacks.active import make_adversary
 from vfl.attacks.baselines import Kind, behind, label_free_bottom
-from vfl.attacks.case import Case
+from vfl.attacks.case import Case, seeking
 from vfl.attacks.victim import Setting, Victim
 from vfl.attacks.wrapper import Wrapper
 from vfl.errors import NonFiniteError
@@ -148,9 +148,7 @@ class Ground:
             assert self._recordings is not None
             self._cases[scene] = self._recordings.case(scene, trial.k, drawn)
         elif scene == "asked" and TRAINED not in self._cases:
-            case = self._victim.case(trial.k, drawn, self._setting)
-            assert case.labels is not None
-            self._cases[TRAINED] = replace(case, positive=case.labels == 1)
+            self._cases[TRAINED] = seeking(self._victim.case(trial.k, drawn, self._setting))
         if scene == "asked" and trial.bottom not in self._cases:
             plain = self._cases[TRAINED]
             self._cases[trial.bottom] = behind(plain, *self._bottom(trial.bottom, plain))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vfl.attacks.attribute_case import attribute_case
-from vfl.attacks.case import Case
+from vfl.attacks.case import Case, seeking
 from vfl.attacks.evidence import Sent
 from vfl.attacks.queried_case import Queried, queried_case
 from vfl.attacks.recorded_case import recalled_case, received_case, training_case
@@ -91,12 +91,9 @@ class Recordings:
         """Of a feature party in use, with its bottoms of every epoch or with partners."""
         own, setting = self._victim(self._party), setting_of(self._settings)
         if scene == "kept":
-            case = own.case(k, draw, setting, snapshots=self._snapshots())
-        else:
-            partners = [self._victim(name) for name in self._others()]
-            case = own.case(k, draw, setting, partners=partners)
-        assert case.labels is not None
-        return replace(case, positive=case.labels == 1)
+            return seeking(own.case(k, draw, setting, snapshots=self._snapshots()))
+        partners = [self._victim(name) for name in self._others()]
+        return seeking(own.case(k, draw, setting, partners=partners))
 
     def _snapshots(self) -> list[dict[str, Tensor]]:
         recording = read(self._folder.party(self._party) / "trace")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from vfl.attacks import Evidence, Grant, Heard, Holdings, ThreatModel, View
+from vfl.attacks.base import rarest
 from vfl.attacks.case import Case
 from vfl.attacks.leak import draw_leak
 from vfl.models import make_top
@@ -43,16 +44,17 @@ class GradientAttackContract(AttackContract):
         rest[leaked] = False
         order = torch.cat([torch.nonzero(rest)[:, 0], leaked])
         trained = labels if leaking else labels[torch.randperm(self.rows, generator=draw)]
+        prior = labels.bincount(minlength=self.classes) / self.rows
         holdings = Holdings(
             targets=Evidence(inputs[rest]),
             leaked=Evidence(inputs[leaked], labels=labels[leaked]),
             heard=self._train(inputs[order], trained[order], draw),
-            prior=labels.bincount() / self.rows,
+            prior=prior,
             new_top=lambda width: make_top(self.top).build(width, self.classes),
         )
         threat = ThreatModel("feature party", "training", grants)
         view = View(threat, self.classes, holdings)
-        return Case(view, labels[rest], positive=labels[rest] == 1)
+        return Case(view, labels[rest], positive=labels[rest] == rarest(prior))
 
     def _labels(self, draw: torch.Generator) -> Tensor:
         if self.positive is None:
