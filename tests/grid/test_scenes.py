@@ -230,12 +230,18 @@ def test_who_kept_recalls_or_colludes_has_a_line(tmp_path):
 def test_sums_are_attacked_by_who_colludes_and_by_nobody_who_saw_single_cuts(tmp_path):
     sums = {"secure": "sum", "merge": "sum"}
     specs = ["subtraction:of=inversion:steps=5", "pooled:of=kmeans:starts=1"]
-    first, *_ = read_rows(done(tmp_path / "grid", together(attacks=specs, **sums)))
+    first, *_, last = read_rows(
+        done(tmp_path / "grid", together(attacks=[*specs, "membership"], **sums))
+    )
     assert first.measure == "mse"
     assert first.threat.startswith("A semi-honest label party, together with shop, in the")
-    for spec in ("averaging:of=inversion", "averaging:over=snapshots", "inversion"):
-        with pytest.raises(ExposedCutError):
+    assert (last.attack, last.measure) == ("membership", "tpr_at_1_fpr")
+    assert last.threat.startswith("A semi-honest outsider")  # who sees predictions and no cut
+    for spec in ("averaging", "averaging:of=inversion", "inversion", "attribute"):
+        with pytest.raises(ExposedCutError, match=f"{spec} reads recorded frames: a trace is of"):
             grid_cells(together(attacks=[spec], **sums))
+    with pytest.raises(ExposedCutError, match="reads bottoms of every epoch: a trace keeps them"):
+        grid_cells(together(attacks=["averaging:over=snapshots"], **sums))
     with pytest.raises(UserError, match="the label party sees every cut"):
         grid_cells(together(attacks=specs))
     with pytest.raises(UserError, match="there is one alone"):

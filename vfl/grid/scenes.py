@@ -19,7 +19,7 @@ from vfl.attacks.summed_case import SUMMING
 from vfl.attacks.threat import Who
 from vfl.attacks.victim import INFERENCE
 from vfl.config import Experiment, GridSettings, TraceSettings
-from vfl.errors import RunFolderError, UserError
+from vfl.errors import ExposedCutError, RunFolderError, UserError
 from vfl.exchange.exposure import shares_weights
 from vfl.exchange.shared_exposure import nobodys_bottom
 from vfl.grid.trials import OUTCOME, TRAINED
@@ -173,7 +173,7 @@ def check_scenes(
 
     Raises:
         UserError: with the attack, and what it needs.
-        ExposedCutError: it reads recorded cuts, of a training that sums them under masks.
+        ExposedCutError: it reads what is recorded, of a training that sums cuts under masks.
     """
     own_columns = experiment.label.party in experiment.parties
     for spec, attack in made.items():
@@ -184,8 +184,8 @@ def check_scenes(
                 where="grid.attacks",
                 fix="secure = 'sum', or the attack by itself",
             )
-        if scene not in ("asked", "pooled", "summed") and experiment.secure != "none":
-            raise trace_of_masked_cuts()
+        if experiment.secure != "none":
+            _check_masked(spec, scene)
         if shares_weights(experiment):
             raise nobodys_bottom(party)
         if scene == "pooled" and len(experiment.feature_parties) == 1:
@@ -203,6 +203,20 @@ def check_scenes(
         if ATTACKERS[scene] == "label party" and Grant.TOP in attack.needs:
             own = {experiment.label.party} if Grant.INPUTS in attack.needs else set()
             _check_feeders(spec, set(experiment.parties), {party} | own)
+
+
+def _check_masked(spec: str, scene: Scene) -> None:
+    """Refuse an attack that reads a recording, where cuts are summed under masks."""
+    if scene not in _OF_TRAINING | _OF_QUERIES:
+        return
+    why = f"recorded frames: {trace_of_masked_cuts().what}"
+    if scene == "kept":
+        why = "bottoms of every epoch: a trace keeps them, and under a secure sum none is written"
+    raise ExposedCutError(
+        f"{spec} reads {why}",
+        where="grid.attacks",
+        want="secure = 'none', or an attack that reads nothing recorded",
+    )
 
 
 def _check_feeders(spec: str, found: set[str], wanted: set[str]) -> None:
