@@ -173,8 +173,9 @@ class TestGradientAttacksOnTwoClasses(GradientAttackContract):
     classes, positive = 2, 0.1
 
 
-class TestGradientAttacksWhereTheFirstClassIsRarer(TestGradientAttacksOnTwoClasses):
-    positive = 0.9
+class TestGradientAttacksWhereTheFirstClassIsRarer(GradientAttackContract):
+    specs = ("gradient_direction",)
+    classes, positive = 2, 0.9
 
 
 class TestDirectLabel(GradientAttackContract):

@@ -7,8 +7,9 @@ import torch
 
 from vfl.attacks import Grant, make
 from vfl.attacks.case import attempt, attempt_all
-from vfl.attacks.recorded import decoded
-from vfl.attacks.recorded_case import received_case, training_case
+from vfl.attacks.leak import draw_leak
+from vfl.attacks.recorded import decoded, last_cuts
+from vfl.attacks.recorded_case import TRAINING, received_case, training_case
 from vfl.config import Experiment
 from vfl.datasets import load_bundled
 from vfl.errors import NotGrantedError, TooFewRowsError
@@ -76,6 +77,41 @@ def test_leaked_rows_are_no_targets(alone):
     assert sorted(set(torch.cat([one.rows for one in case.view.heard]).tolist())) == [*range(rows)]
     with pytest.raises(NotGrantedError):
         _ = heard_by_the_bank(alone, k=0).view.leaked
+
+
+def test_who_heard_a_training_has_its_own_cuts_of_the_last_epoch(alone):
+    _, data, frames, _ = alone
+    case = heard_by_the_bank(alone)
+    train = torch.from_numpy(data["lender"].split.train)
+    told = [one for one in frames if one[0].phase == "train"]
+    wanted = last_cuts(told, "bank", train)
+    leaked = draw_leak(data["lender"].labels[train], 1, generator(0, "leak"))
+    rest = torch.ones(len(train), dtype=torch.bool)
+    rest[leaked] = False
+    assert torch.equal(case.view.targets.cuts, wanted[rest])
+    assert torch.equal(case.view.leaked.cuts, wanted[leaked])
+
+
+def test_who_heard_a_training_has_all_that_it_was_granted(alone):
+    """Whatever opens to one of its grants is there."""
+    view = heard_by_the_bank(alone).view
+    assert view.threat.grants == TRAINING
+    for seen in (view.targets, view.leaked, view.unlabelled):
+        assert len(seen.inputs) == len(seen.cuts) == seen.rows
+        assert seen.sent
+    assert len(view.leaked.labels) == 10
+    assert len(view.prior) == view.new_top(10)(view.targets.cuts).shape[1] == 10
+    assert view.heard
+
+
+def test_an_epoch_may_leave_a_row_without_a_cut():
+    """A remainder of one row is no batch; what needs no cuts goes on."""
+    experiment, data, frames, _ = trained(["bank"], train={"epochs": 1, "batch_rows": 359})
+    assert len(data["lender"].split.train) == 360
+    case = training_case(experiment, data, frames, "bank", 1, generator(0, "leak"))
+    assert attempt(case, make("gradient_similarity"), generator(0)).value > 0.5
+    with pytest.raises(NotGrantedError, match="nothing of the cuts"):
+        _ = case.view.targets.cuts
 
 
 def test_an_inversion_beats_the_mean_picture(alone):

@@ -1,6 +1,8 @@
 """Which threat model an attack is tried under, and grids that record trainings for some."""
 
+import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +19,7 @@ from vfl.grid.attack_table import write_attack_results
 from vfl.grid.ground import Ground
 from vfl.grid.leaderboard import leaderboard
 from vfl.grid.run import go_through
-from vfl.grid.scenes import recorded_phases, scene_of
+from vfl.grid.scenes import granted_in, options_of, recorded_phases, scene_of
 from vfl.grid.trials import Trial
 from vfl.run import train as train_once
 from vfl.run_folder import RunFolder
@@ -88,6 +90,22 @@ def test_an_attack_that_nobody_could_run():
     assert scene_of(make("generative"), "generative", own_columns=True) == "received"
     with pytest.raises(UserError, match="what generative needs"):
         scene_of(make("generative"), "generative")
+
+
+def test_the_page_names_every_grant_of_every_scene_and_what_it_reads():
+    page = (Path(__file__).parents[2] / "docs" / "attacking.md").read_text(encoding="utf-8")
+    _, _, below = page.partition("| goal | needs, at most |")
+    rows = [line.strip("|").split(" | ") for line in below.partition("\n\n")[0].splitlines()[2:]]
+    found = [
+        (goals.strip(), set(re.findall("[A-Z_]{3,}", needs)), reads.strip(" `"))
+        for goals, needs, _, reads in rows
+    ]
+    wanted = []
+    for scene, goals, grants in granted_in(own_columns=True):
+        reads = options_of(recorded_phases([scene])) or ["nothing recorded"]
+        wanted.append((", ".join(goals), {one.name for one in grants}, *reads))
+    assert found == wanted
+    assert all(f"`{name}" in page for name in ("averaging", "pooled", "subtraction"))
 
 
 def test_only_what_is_needed_is_recorded():
@@ -212,12 +230,18 @@ def test_who_kept_recalls_or_colludes_has_a_line(tmp_path):
 def test_sums_are_attacked_by_who_colludes_and_by_nobody_who_saw_single_cuts(tmp_path):
     sums = {"secure": "sum", "merge": "sum"}
     specs = ["subtraction:of=inversion:steps=5", "pooled:of=kmeans:starts=1"]
-    first, *_ = read_rows(done(tmp_path / "grid", together(attacks=specs, **sums)))
+    first, *_, last = read_rows(
+        done(tmp_path / "grid", together(attacks=[*specs, "membership"], **sums))
+    )
     assert first.measure == "mse"
     assert first.threat.startswith("A semi-honest label party, together with shop, in the")
-    for spec in ("averaging:of=inversion", "averaging:over=snapshots", "inversion"):
-        with pytest.raises(ExposedCutError):
+    assert (last.attack, last.measure) == ("membership", "tpr_at_1_fpr")
+    assert last.threat.startswith("A semi-honest outsider")  # who sees predictions and no cut
+    for spec in ("averaging", "averaging:of=inversion", "inversion", "attribute"):
+        with pytest.raises(ExposedCutError, match=f"{spec} reads recorded frames: a trace is of"):
             grid_cells(together(attacks=[spec], **sums))
+    with pytest.raises(ExposedCutError, match="reads bottoms of every epoch: a trace keeps them"):
+        grid_cells(together(attacks=["averaging:over=snapshots"], **sums))
     with pytest.raises(UserError, match="the label party sees every cut"):
         grid_cells(together(attacks=specs))
     with pytest.raises(UserError, match="there is one alone"):

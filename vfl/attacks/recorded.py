@@ -123,6 +123,24 @@ def last_cuts(frames: Frames, party: str, rows: Tensor) -> Tensor:
     return found
 
 
+def last_sent(messages: Iterable[Sent], rows: int) -> Tensor | None:
+    """What these messages held last of each row, axes (rows, width); None if a row is in none.
+
+    The schedule leaves a single row out that would be a batch of its own.
+
+    Args:
+        messages: in their order; they name rows 0..rows-1.
+        rows: how many there are.
+    """
+    found, missing = torch.empty(0), torch.ones(rows, dtype=torch.bool)
+    for one in messages:
+        if not len(found):
+            found = torch.zeros(rows, one.cuts.shape[1])
+        found[one.rows] = one.cuts
+        missing[one.rows] = False
+    return None if missing.any() else found
+
+
 def _sent(frame: Replayed, values: Tensor, place: Tensor) -> Sent:
     """The part of a message that is about rows of interest."""
     there = _look_up(place, frame.rows)

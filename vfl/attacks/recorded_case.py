@@ -13,7 +13,7 @@ from vfl.attacks.columns_case import COLUMNS, Group, columns_case, draw_columns
 from vfl.attacks.evidence import Evidence, Holdings, Sent
 from vfl.attacks.leak import draw_leak
 from vfl.attacks.recipes import top_recipe
-from vfl.attacks.recorded import Frames, between, heard, last_cuts, sent
+from vfl.attacks.recorded import Frames, between, heard, last_cuts, last_sent, sent
 from vfl.attacks.threat import Grant, ThreatModel
 from vfl.attacks.trained_parts import TrainedParts, Weights
 from vfl.attacks.view import View
@@ -160,8 +160,11 @@ def recalled_case(
 
 
 def _in_two(messages: Sequence[Sent], first: int, second: int) -> tuple[Evidence, Evidence]:
-    """All that was sent of the first rows, and of those that follow."""
-    return (
-        Evidence(sent=lambda: between(messages, 0, first)),
-        Evidence(sent=lambda: between(messages, first, first + second)),
-    )
+    """All that was sent of the first rows, and of those that follow, and what was sent last."""
+    cuts = last_sent(messages, first + second)
+
+    def seen(start: int, stop: int) -> Evidence:
+        last = None if cuts is None else cuts[start:stop]
+        return Evidence(cuts=last, sent=lambda: between(messages, start, stop))
+
+    return seen(0, first), seen(first, first + second)

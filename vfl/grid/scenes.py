@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from vfl import attacks
-from vfl.attacks import Attack, Grant
+from vfl.attacks import Attack, Goal, Grant
 from vfl.attacks.active import make_adversary
 from vfl.attacks.attribute_case import ATTRIBUTE
 from vfl.attacks.columns_case import OWN_COLUMNS
@@ -19,7 +19,7 @@ from vfl.attacks.summed_case import SUMMING
 from vfl.attacks.threat import Who
 from vfl.attacks.victim import INFERENCE
 from vfl.config import Experiment, GridSettings, TraceSettings
-from vfl.errors import RunFolderError, UserError
+from vfl.errors import ExposedCutError, RunFolderError, UserError
 from vfl.exchange.exposure import shares_weights
 from vfl.exchange.shared_exposure import nobodys_bottom
 from vfl.grid.trials import OUTCOME, TRAINED
@@ -54,7 +54,7 @@ _OF_TRAINING: frozenset[Scene] = frozenset({"heard", "kept", "recalled", "recall
 _OF_QUERIES: frozenset[Scene] = frozenset({"received", "received attribute"})
 #: Where a party's recording lies in a run folder.
 _TRACES = "parties/*/trace"
-_OF_LABELS = ("labels", "clusters", "scores")
+_OF_LABELS: tuple[Goal, ...] = ("labels", "clusters", "scores")
 
 
 def scene_of(attack: Attack, spec: str, own_columns: bool = False) -> Scene:
@@ -68,8 +68,27 @@ def scene_of(attack: Attack, spec: str, own_columns: bool = False) -> Scene:
     Raises:
         UserError: no party of a grid holds all it needs.
     """
+    granted = granted_in(own_columns)
+    for scene, goals, grants in granted:
+        if attack.goal in goals and attack.needs <= grants:
+            return scene
+    near = [grants for _, goals, grants in granted if attack.goal in goals]
+    beyond = attack.needs - frozenset().union(*near)
+    raise UserError(
+        f"no attacker of a grid has what {spec} needs",
+        got=", ".join(str(grant) for grant in Grant if grant in (beyond or attack.needs)),
+        fix="build its case in Python: vfl.attacks.case.attempt",
+    )
+
+
+def granted_in(own_columns: bool) -> list[tuple[Scene, tuple[Goal, ...], frozenset[Grant]]]:
+    """Every scene, the goals of its attacks, and what its attacker holds.
+
+    Args:
+        own_columns: whether the label party has columns of its own.
+    """
     own = OWN_COLUMNS if own_columns else frozenset()
-    granted: list[tuple[Scene, tuple[str, ...], frozenset[Grant]]] = [
+    return [
         ("asked", _OF_LABELS, INFERENCE),
         ("heard", _OF_LABELS, TRAINING),
         ("kept", _OF_LABELS, INFERENCE | {Grant.SNAPSHOTS}),
@@ -81,16 +100,6 @@ def scene_of(attack: Attack, spec: str, own_columns: bool = False) -> Scene:
         ("recalled attribute", ("labels",), ATTRIBUTE | {Grant.EPOCHS}),
         ("queried", ("scores",), QUERYING),
     ]
-    for scene, goals, grants in granted:
-        if attack.goal in goals and attack.needs <= grants:
-            return scene
-    near = [grants for _, goals, grants in granted if attack.goal in goals]
-    beyond = attack.needs - frozenset().union(*near)
-    raise UserError(
-        f"no attacker of a grid has what {spec} needs",
-        got=", ".join(str(grant) for grant in Grant if grant in (beyond or attack.needs)),
-        fix="build its case in Python: vfl.attacks.case.attempt",
-    )
 
 
 def scene_of_trial(spec: str, bottom: str = TRAINED) -> Scene | None:
@@ -118,6 +127,16 @@ def is_recorded(path: Path, wanted: TraceSettings) -> bool:
     )
 
 
+def options_of(trace: TraceSettings) -> list[str]:
+    """The settings that ask for a recording, as `-s` takes them."""
+    asked = []
+    if phases := trace.phases:
+        asked = [f"trace.phases={phases[0] if len(phases) == 1 else json.dumps(phases)}"]
+    if trace.snapshots:
+        asked.append(f"trace.snapshots={trace.snapshots}")
+    return asked
+
+
 def require_recorded(path: Path, specs: Iterable[str]) -> None:
     """Refuse attacks that read what a run did not record.
 
@@ -133,16 +152,12 @@ def require_recorded(path: Path, specs: Iterable[str]) -> None:
     ]
     if lacking:
         wanted = recorded_phases(map(scene_of_trial, lacking))
-        asked = []
-        if phases := wanted.phases:
-            asked = [f"trace.phases={phases[0] if len(phases) == 1 else json.dumps(phases)}"]
-        if wanted.snapshots:
-            asked.append(f"trace.snapshots={wanted.snapshots}")
-        options = " ".join(f"-s {shlex.quote(one)}" for one in asked)
+        options = " ".join(f"-s {shlex.quote(one)}" for one in options_of(wanted))
+        kept = [*wanted.phases, *(["bottoms"] * wanted.snapshots)]
         raise RunFolderError(
             f"{', '.join(lacking)} would read what this run did not record",
             where=str(path),
-            want=f"a recording of {' and '.join([*phases, *(['bottoms'] * wanted.snapshots)])}",
+            want=f"a recording of {' and '.join(kept)}",
             fix=f"vfl train with {options}, and attack that run",
         )
 
@@ -160,7 +175,7 @@ def check_scenes(
 
     Raises:
         UserError: with the attack, and what it needs.
-        ExposedCutError: it reads recorded cuts, of a training that sums them under masks.
+        ExposedCutError: it reads what is recorded, of a training that sums cuts under masks.
     """
     own_columns = experiment.label.party in experiment.parties
     for spec, attack in made.items():
@@ -171,8 +186,8 @@ def check_scenes(
                 where="grid.attacks",
                 fix="secure = 'sum', or the attack by itself",
             )
-        if scene not in ("asked", "pooled", "summed") and experiment.secure != "none":
-            raise trace_of_masked_cuts()
+        if experiment.secure != "none":
+            _check_masked(spec, scene)
         if shares_weights(experiment):
             raise nobodys_bottom(party)
         if scene == "pooled" and len(experiment.feature_parties) == 1:
@@ -190,6 +205,20 @@ def check_scenes(
         if ATTACKERS[scene] == "label party" and Grant.TOP in attack.needs:
             own = {experiment.label.party} if Grant.INPUTS in attack.needs else set()
             _check_feeders(spec, set(experiment.parties), {party} | own)
+
+
+def _check_masked(spec: str, scene: Scene) -> None:
+    """Refuse an attack that reads a recording, where cuts are summed under masks."""
+    if scene not in _OF_TRAINING | _OF_QUERIES:
+        return
+    why = f"recorded frames: {trace_of_masked_cuts().what}"
+    if scene == "kept":
+        why = "bottoms of every epoch: a trace keeps them, and under a secure sum none is written"
+    raise ExposedCutError(
+        f"{spec} reads {why}",
+        where="grid.attacks",
+        want="secure = 'none', or an attack that reads nothing recorded",
+    )
 
 
 def _check_feeders(spec: str, found: set[str], wanted: set[str]) -> None:
