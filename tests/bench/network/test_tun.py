@@ -70,6 +70,25 @@ def gone(pid):
     return False
 
 
+class OtherwiseSet(type(Path())):
+    """A machine that was told that silent connections go on at full speed."""
+
+    def read_bytes(self):
+        return b"0\n"
+
+
+@needs_tun
+def test_connections_wake_up_as_this_machine_was_told(monkeypatch):
+    setting = namespace._AFTER_IDLE
+    told = []
+    for path in (setting, OtherwiseSet(setting)):
+        monkeypatch.setattr(namespace, "_AFTER_IDLE", path)
+        with open_network(["P0", "P1"], Wan.parse("80mbps,1ms"), "tun") as network:
+            line = [*network.command("P0"), "cat", str(setting)]
+            told.append(subprocess.run(line, capture_output=True, check=True, timeout=60).stdout)
+    assert told == [setting.read_bytes(), b"0\n"]
+
+
 @needs_tun
 def test_round_trips_take_their_time_and_bytes_are_counted():
     with TunNetwork(["bank", "shop", "lender"], Wan(mbps=80, round_trip_ms=20)) as network:

@@ -16,6 +16,7 @@ import struct
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_interface
+from pathlib import Path
 
 from vfl.errors import UserError
 
@@ -37,6 +38,9 @@ link set {DEVICE} up
 #: by what little it sent before, and takes almost a round trip more for each: a figure of the
 #: machine, not of the line. A kernel that has no cubic keeps what it has.
 _CONTROL = f"route change {{network}} dev {DEVICE} src {{address}} scope link congctl cubic"
+#: Whether a connection that was silent for a moment begins slowly again. In a new namespace that is
+#: Linux's own default too, whatever this machine was told.
+_AFTER_IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 
 
 class Namespace:
@@ -102,7 +106,7 @@ def _missing() -> str | None:
 
 def _make(address: str) -> tuple[int, int]:
     """A fresh namespace and its device as file descriptors; the calling thread stays in it."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc, after_idle = ctypes.CDLL(None, use_errno=True), _AFTER_IDLE.read_bytes()
     if libc.unshare(_CLONE_NEWNET):
         raise _refusal(f"no network namespaces ({os.strerror(ctypes.get_errno())})")
     file = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
@@ -113,6 +117,7 @@ def _make(address: str) -> tuple[int, int]:
         fcntl.ioctl(device, _TUNSETIFF, wanted)
         steps = _SET_UP.format(address=address)
         subprocess.run(["ip", "-batch", "-"], input=steps.encode(), capture_output=True, check=True)
+        _AFTER_IDLE.write_bytes(after_idle)  # of this namespace now
         network = ip_interface(f"{address}/24").network
         control = _CONTROL.format(network=network, address=address)
         subprocess.run(["ip", *control.split()], capture_output=True, check=False)
