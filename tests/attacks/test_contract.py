@@ -220,6 +220,16 @@ class TestGenerative(InputAttackContract):
     specs = ("generative:steps=300,rate=0.01",)
     joint, wins = True, 0.8
 
+    def test_its_own_cuts_may_come_first(self):
+        attack = ATTACKS.make("generative:steps=20")
+        view, top = self.case(True, attack.needs).view, self.case(True, attack.needs).view.top()
+        victims, own = top.weight.split([2 * self.width, 2], 1)
+        turned = nn.Linear(2 * self.width + 2, self.classes)
+        turned.load_state_dict({"weight": torch.cat([own, victims], 1), "bias": top.bias})
+        other = view.instead(merge="own-victim", top=lambda: copy.deepcopy(turned))
+        found, wanted = (attack.run(one, generator(0, "draw")) for one in (other, view))
+        assert torch.allclose(found, wanted, atol=1e-4)
+
 
 class TestUnSplit(InputAttackContract):
     """A bottom whose architecture leaves one number open."""

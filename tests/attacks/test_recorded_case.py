@@ -7,6 +7,7 @@ import torch
 
 from vfl.attacks import Grant, make
 from vfl.attacks.case import attempt, attempt_all
+from vfl.attacks.generative import merged
 from vfl.attacks.leak import draw_leak
 from vfl.attacks.recorded import decoded, last_cuts
 from vfl.attacks.recorded_case import TRAINING, received_case, training_case
@@ -145,6 +146,29 @@ def test_the_parts_answer_as_the_session_did(merge, codec):
     own = case.view.bottom()(seen.inputs)
     assert own.shape == (seen.rows, 10)
     assert case.view.threat.counterfactual == {Grant.OTHERS_BOTTOM}
+
+
+@pytest.mark.parametrize(
+    ("parties", "merge", "told"),
+    [
+        (("bank", "shop"), "concat", "victim-own"),
+        (("shop", "bank"), "concat", "own-victim"),
+        (("shop", "bank"), "sum", "sum"),
+    ],
+)
+def test_a_label_party_with_columns_knows_how_cuts_meet(parties, merge, told):
+    """Both are as wide, so that halves the wrong way round would fit the top."""
+    case = received_from_the_bank(trained(parties, owner="shop", merge=merge))
+    view = case.view
+    assert view.merge == told
+    victims, own = view.others_bottom()(case.inputs), view.bottom()(view.targets.inputs)
+    found = view.top()(merged(view.merge, victims, own))
+    assert torch.allclose(found, view.targets.outputs, atol=1e-5)
+
+
+def test_nothing_meets_the_cuts_of_who_is_alone(alone):
+    with pytest.raises(NotGrantedError, match="nothing of its own top"):
+        _ = received_from_the_bank(alone).view.merge
 
 
 def test_more_leaks_than_rows_are_refused(alone):

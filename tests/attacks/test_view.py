@@ -27,6 +27,7 @@ def holdings():
         new_bottom=lambda: torch.nn.Linear(2, WIDTH),
         new_top=lambda width: torch.nn.Linear(width, 2),
         top=lambda: torch.nn.Linear(WIDTH, 2),
+        merge="sum",
         others_bottom=lambda: torch.nn.Linear(2, WIDTH),
         snapshots=[lambda: torch.nn.Linear(2, WIDTH)],
         partners=[View(ThreatModel("feature party", "inference", frozenset()), 2, Holdings(rows))],
@@ -78,6 +79,12 @@ def test_no_grant_opens_nothing():
         assert reach(view(grant, phase="training")) is not None
         with pytest.raises(NotGrantedError, match=str(grant)):
             reach(view())
+
+
+def test_who_has_its_top_knows_how_cuts_meet():
+    assert view(Grant.TOP).merge == "sum"
+    with pytest.raises(NotGrantedError, match="its own top"):
+        _ = view(Grant.CUTS, Grant.TOP_RECIPE).merge
 
 
 def test_leaks_open_the_leaked_rows_and_no_others():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vfl.attacks.case import Case
-from vfl.attacks.evidence import Evidence, Holdings
+from vfl.attacks.evidence import Evidence, Holdings, Merge
 from vfl.attacks.recipes import bottom_recipe
 from vfl.attacks.threat import Grant, ThreatModel
 from vfl.attacks.trained_parts import TrainedParts
@@ -17,6 +17,7 @@ from vfl.attacks.view import View
 from vfl.config import Experiment
 from vfl.datasets import PartyData
 from vfl.errors import TooFewRowsError
+from vfl.session import Terms
 
 #: What a label party holds besides cuts, and the victim's bottom as a bound.
 COLUMNS = frozenset(
@@ -72,6 +73,7 @@ def columns_case(
         bottom=None if own is None else lambda: parts.bottom(label.name),
         new_bottom=bottom_recipe(experiment, party, shape),
         top=parts.top,
+        merge=None if own is None else _merge(experiment, party),
         others_bottom=lambda: parts.bottom(party),
         shape=shape,
     )
@@ -79,6 +81,16 @@ def columns_case(
         threat = replace(threat, grants=threat.grants | OWN_COLUMNS)
     view = View(threat, len(label.classes), holdings)
     return Case(view, truth, victim.inputs[targets.rows])
+
+
+def _merge(experiment: Experiment, party: str) -> Merge:
+    """How a party's cuts meet those of a label party with columns: in the order of the parties."""
+    terms = Terms.of(experiment, "predict", experiment.name)
+    if terms.merge == "sum":
+        return "sum"
+    order = list(terms.parties)
+    first = order.index(party) < order.index(terms.label_party)
+    return "victim-own" if first else "own-victim"
 
 
 def draw_columns(rows: Tensor, leaks: int, draw: torch.Generator, part: str) -> Tensor:

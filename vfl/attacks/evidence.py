@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor, nn
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 Maker = Callable[[], nn.Module]
 TopMaker = Callable[[int], nn.Module]
+#: In which order two parties' cuts lie side by side before a top, or that they are summed.
+Merge = Literal["victim-own", "own-victim", "sum"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -91,6 +93,8 @@ class Holdings:
         new_bottom: makes an untrained bottom of the architecture in use.
         new_top: makes an untrained top of the architecture in use, for cuts of a given width.
         top: makes a copy of the attacker's trained top (label party).
+        merge: how the victim's cuts and the attacker's own meet before `top`; None where it has no
+            columns of its own.
         others_bottom: makes a copy of the victim's trained bottom.
         snapshots: each makes a copy of the attacker's bottom as it was after an epoch, in order.
         partners: what those who collude with the attacker hold of the same groups of rows.
@@ -106,6 +110,7 @@ class Holdings:
     new_bottom: Maker | None = None
     new_top: TopMaker | None = None
     top: Maker | None = None
+    merge: Merge | None = None
     others_bottom: Maker | None = None
     snapshots: Sequence[Maker] | None = None
     partners: Sequence[View] | None = None

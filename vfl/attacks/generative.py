@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, softmax
 
 from vfl.attacks.base import Attack
+from vfl.attacks.evidence import Merge
 from vfl.attacks.features import through
 from vfl.attacks.fit import key_of
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
-from vfl.options import require_choice
 from vfl.seeds import scoped
 
-Merge = Literal["victim-own", "own-victim", "sum"]
 _HIDDEN = 128
 _BATCH_ROWS = 128
 
@@ -35,24 +33,15 @@ class Generative(Attack):
     Args:
         steps: Adam steps, each on 128 rows.
         rate: their learning rate.
-        merge: in which order the cuts meet, or that they are summed.
         spread: largest variance a generated column may have without a penalty.
     """
 
     goal = "inputs"
     needs = frozenset({Grant.INPUTS, Grant.OUTPUTS, Grant.BOTTOM, Grant.TOP, Grant.OTHERS_BOTTOM})
 
-    def __init__(
-        self,
-        steps: int = 2000,
-        rate: float = 0.001,
-        merge: Merge = "victim-own",
-        spread: float = 1.0,
-    ) -> None:
-        require_choice("merge", merge, get_args(Merge))
+    def __init__(self, steps: int = 2000, rate: float = 0.001, spread: float = 1.0) -> None:
         self.steps = steps
         self.rate = rate
-        self.merge: Merge = merge
         self.spread = spread
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
@@ -83,14 +72,16 @@ class Generative(Attack):
         for _ in range(self.steps):
             rows = torch.randint(len(given), (_BATCH_ROWS,), generator=draw)
             columns = generator(given[rows])
-            outputs = top(self._merged(victim(columns), own_cuts[rows]))
+            outputs = top(merged(view.merge, victim(columns), own_cuts[rows]))
             beyond = (columns.flatten(1).var(0) - self.spread).clamp(min=0).mean()
             loss = mse_loss(softmax(outputs, 1), wanted[rows]) + beyond
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
 
-    def _merged(self, victims: Tensor, own: Tensor) -> Tensor:
-        if self.merge == "sum":
-            return victims + own
-        return torch.cat([victims, own] if self.merge == "victim-own" else [own, victims], 1)
+
+def merged(merge: Merge, victims: Tensor, own: Tensor) -> Tensor:
+    """What the top is given of two parties' cuts, axes (rows, width) each."""
+    if merge == "sum":
+        return victims + own
+    return torch.cat([victims, own] if merge == "victim-own" else [own, victims], 1)

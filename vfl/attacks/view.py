@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vfl.attacks.evidence import Evidence, Heard, Holdings, Maker, Sent, TopMaker
+from vfl.attacks.evidence import Evidence, Heard, Holdings, Maker, Merge, Sent, TopMaker
 from vfl.attacks.threat import Grant, ThreatModel
 from vfl.errors import NotGrantedError
 
@@ -26,6 +26,7 @@ _OPENS = {
     "new_bottom": (Grant.BOTTOM_RECIPE,),
     "new_top": (Grant.TOP_RECIPE,),
     "top": (Grant.TOP,),
+    "merge": (Grant.TOP,),
     "others_bottom": (Grant.OTHERS_BOTTOM,),
     "snapshots": (Grant.SNAPSHOTS,),
     "partners": (Grant.PARTNERS,),
@@ -178,6 +179,12 @@ class View:
         """A copy of the attacker's own trained top."""
         make: Maker = self._held("top")
         return make()
+
+    @property
+    def merge(self) -> Merge:
+        """How the victim's cuts and the attacker's own meet before its top."""
+        merge: Merge = self._held("merge")
+        return merge
 
     def others_bottom(self) -> nn.Module:
         """A copy of the victim's trained bottom, which no real party has."""
