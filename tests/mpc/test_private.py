@@ -121,6 +121,64 @@ def test_other_layers_are_refused_by_name(layers, named, instead):
     assert instead in caught.value.fix
 
 
+def test_a_function_may_come_again():
+    torch.manual_seed(0)
+    act = nn.Tanh()
+    plain = nn.Sequential(nn.Linear(3, 4), act, nn.Linear(4, 4), act, nn.Linear(4, 1))
+    inputs = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    with private(plain) as hidden:
+        assert error_of(hidden(inputs), plain(inputs)) < 2e-5
+
+
+def tied():
+    one, two = nn.Linear(3, 3), nn.Linear(3, 3)
+    two.weight = one.weight
+    return [one, nn.ReLU(), two]
+
+
+def again():
+    layer = nn.Linear(3, 3)
+    return [layer, nn.ReLU(), nn.Sequential(layer)]
+
+
+@pytest.mark.parametrize(("layers", "where"), [(again(), "2.0"), (tied(), "2")])
+def test_weights_that_come_again_are_refused(layers, where):
+    with pytest.raises(PrivateLayerError, match="same weights") as caught:
+        private(nn.Sequential(*layers))
+    assert (caught.value.where, caught.value.got) == (f"layer '{where}'", "weights of layer '0'")
+    assert "deepcopy" in caught.value.fix
+
+
+def hooked(module, how):
+    getattr(module, how)(lambda *arguments: None)
+    return module
+
+
+@pytest.mark.parametrize("how", ["register_forward_hook", "register_forward_pre_hook"])
+@pytest.mark.parametrize(
+    ("make", "where"),
+    [
+        (lambda how: hooked(nn.Sequential(nn.Linear(2, 2)), how), "the model"),
+        (lambda how: nn.Sequential(hooked(nn.Linear(2, 2), how)), "layer '0'"),
+        (lambda how: nn.Sequential(nn.Linear(2, 2), hooked(nn.Identity(), how)), "layer '1'"),
+    ],
+)
+def test_hooks_are_refused(how, make, where):
+    with pytest.raises(PrivateLayerError, match="not computed on shares") as caught:
+        private(make(how))
+    assert caught.value.where == where
+    assert "remove them" in caught.value.fix
+
+
+def test_parametrized_weights_are_refused():
+    """A copy with other weights would keep the old ones."""
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    with pytest.raises(PrivateLayerError) as caught:
+        private(nn.Sequential(layer))
+    assert caught.value.where == "layer '0'"
+    assert "remove_parametrizations" in caught.value.fix
+
+
 @pytest.mark.parametrize(("timeout_s", "waits"), [(0.1, False), (5.0, True)])
 def test_how_long_a_party_waits_is_set(monkeypatch, timeout_s, waits):
     with private(model(4, 1), timeout_s=timeout_s) as hidden:
