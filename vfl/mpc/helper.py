@@ -12,7 +12,7 @@ from vfl.mpc.ahead import require_same
 from vfl.mpc.cut40 import CUT_BYTES, EXPECTED_CARRY, fill
 from vfl.mpc.functions import Function
 from vfl.mpc.party import Asked, Party
-from vfl.mpc.ring import decode, encode, limit_bits, require_room
+from vfl.mpc.ring import decode, encode, require_room
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.shares import Shared, blank
 from vfl.mpc.truncation import Scaling, bits_after
@@ -86,7 +86,7 @@ class Helper(Party):
             size = part.stop - part.start
             words = self._permuted(asked.number, size, cut=self.cuts(function))
             seen = decode(words, self.shown_bits(shared))
-            require_room(seen, self._room(function), self.rules.bits, where)
+            require_room(seen, self._room(function, slope), self.rules.bits, where)
             first, *rest = (
                 encode(f(seen), each, where).sub_(pad)
                 for f, each, pad in zip(wanted, asked.bits, pads[:, part], strict=True)
@@ -110,15 +110,16 @@ class Helper(Party):
         count = max(math.prod(asked.shape), self.rules.least_permuted)
         return self.pad(P0, (len(asked.bits), count), "result", asked.number)
 
-    def _room(self, function: Function) -> int:
+    def _room(self, function: Function, slope: bool) -> int:
         """Bits before the point that values may have.
 
-        One less than would wrap, for what has wrapped looks like any other number. Sums that were
-        divided, as a network's are in thesis mode, have at most what the index fix was told.
+        Sums that were divided, as a network's are in thesis mode, have at most what the index fix
+        was told. In fast mode so does what is trained on, for it meets gradients: it comes with its
+        slope, and is bounded only behind a function that has a mirror.
         """
-        room = limit_bits(self.rules.bits) - 1
         divided = self.rules.mode == "thesis" and not function.positive
-        return min(room, self.rules.magnitude_bits) if divided else room
+        trained = self.rules.mode == "fast" and slope and function.mirror is None
+        return self.rules.magnitude_bits if divided or trained else self.rules.sum_bits
 
     def _permuted(self, number: int, count: int, *, cut: bool) -> Tensor:
         """The sum of the two permuted shares; one axis."""

@@ -17,7 +17,7 @@ from vfl.mpc.functions import function
 from vfl.mpc.layers import Layer, Weights
 from vfl.mpc.party import Asked, Party
 from vfl.mpc.rate import rate_scalings, require_rows
-from vfl.mpc.ring import inner, limit_bits, matmul, require_room
+from vfl.mpc.ring import inner, matmul, require_room
 from vfl.mpc.rules import Rules
 from vfl.mpc.shares import Shared
 from vfl.mpc.truncation import Scaling
@@ -104,8 +104,7 @@ class Network:
         """
         last = len(self.layers) - 1
         if not self.layers[last].function:
-            divided = rules.mode == "thesis"
-            room = rules.magnitude_bits if divided else limit_bits(rules.bits) - 1
+            room = rules.magnitude_bits if rules.mode == "thesis" else rules.sum_bits
             require_room(outputs, room, rules.bits, f"outputs of {_named(last)}")
 
     def reveal(self, party: Party, to: int) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from vfl.errors import BadOptionError
+from vfl.mpc.ring import limit_bits
 from vfl.options import require_choice, require_range
 
 Mode = Literal["thesis", "fast"]
@@ -18,6 +19,8 @@ _BITS = {"thesis": 23, "fast": 21}
 _MAGNITUDE_BITS = 8
 #: Of a product with its fraction; beyond it there is no room to move shares in.
 _PRODUCT_BITS = 60
+#: A sum that has wrapped looks like any number; that many bits below the limit one in 128 does.
+_SPARE_BITS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,11 @@ class Rules:
     def most_magnitude_bits(self) -> int:
         """The largest `magnitude_bits` with so many fraction bits."""
         return _PRODUCT_BITS - 2 * self.bits
+
+    @property
+    def sum_bits(self) -> int:
+        """Bits before the point that a sum of products may have, and has probably not wrapped."""
+        return max(self.magnitude_bits, limit_bits(self.bits) - _SPARE_BITS)
 
     def zmax_bits(self, bits: int) -> int:
         """Bits of the largest product that is truncated safely; `bits` are of its fraction."""
