@@ -110,6 +110,21 @@ def test_element_wise_functions(name, mode):
     assert 0 <= total(measured) - each * workload_named(name).rows <= 9 * 16
 
 
+@pytest.mark.parametrize("bits", [8, 10, 14, 16, 20])
+@pytest.mark.parametrize("mode", ["thesis", "fast"])
+def test_with_few_bits_the_error_is_that_of_the_fraction(mode, bits):
+    measured = measure("relu-1k", Rules(mode, bits, delta_bits=8))
+    assert measured.max_error <= 2.0**-bits
+    assert 0 <= total(measured) - 24 * 1000 <= 9 * 16
+
+
+@pytest.mark.parametrize("bits", [21, 24, 26])
+def test_with_more_bits_shares_are_cut(bits):
+    measured = measure("relu-1k", Rules("fast", bits))
+    assert measured.max_error <= 2.0**-bits + 2.0 ** (24 - 2 * bits)
+    assert 0 <= total(measured) - 18 * 1000 <= 9 * 16
+
+
 @pytest.mark.parametrize("name", ["lr100-b64-training", "dnn1-b64-training"])
 @pytest.mark.parametrize("opened", [True, False])
 def test_dealing_ahead_moves_nothing_but_the_time(name, opened):

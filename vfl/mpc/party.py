@@ -116,7 +116,7 @@ class Party(ABC):
 
     def cuts(self, function: Function) -> bool:
         """Whether 40 bits are enough; near 0 the functions of positive numbers need them all."""
-        return self.rules.mode == "fast" and not function.positive
+        return self.rules.cuts and not function.positive
 
     def question(
         self, shared: Shared, function: Function, *, value: bool, slope: bool, bits: int

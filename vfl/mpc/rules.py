@@ -13,8 +13,10 @@ Mode = Literal["thesis", "fast"]
 MODES = ("thesis", "fast")
 P0, P1, P2 = 0, 1, 2
 NAMES = ("P0", "P1", "P2")
-#: With 21 bits the 40 bits of a permuted share cost an error of at most 4e-6, with 20 of 1.5e-5.
 _BITS = {"thesis": 23, "fast": 21}
+#: With 21 bits the 40 bits of a permuted share cost an error of at most 4e-6; with fewer 4 times
+#: that a bit, which soon is more than the fraction's own error.
+_LEAST_CUT_BITS = 21
 #: A truncated value below this many bits before the point is exact within one unit.
 _MAGNITUDE_BITS = 8
 #: Of a product with its fraction; beyond it there is no room to move shares in.
@@ -30,7 +32,8 @@ class Rules:
     Attributes:
         mode: "thesis" is chapter 5 as written, with its errors mended; "fast" opens each tensor
             once and both ways at the same time, keeps the scale of products that go to P2, sends
-            40 bits of permuted shares and asks for value and slope together.
+            40 bits of permuted shares (64 where `bits` is below 21) and asks for value and slope
+            together.
         bits: fraction bits of shared values.
         magnitude_bits: values that are truncated are smaller than 2 to this; see `Scaling`. What
             parties share of networks must be too.
@@ -74,6 +77,11 @@ class Rules:
     def sum_bits(self) -> int:
         """Bits before the point that a sum of products may have, and has probably not wrapped."""
         return max(self.magnitude_bits, limit_bits(self.bits) - _SPARE_BITS)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether P2 hears 40 bits of a permuted share, where a function can do with them."""
+        return self.mode == "fast" and self.bits >= _LEAST_CUT_BITS
 
     def zmax_bits(self, bits: int) -> int:
         """Bits of the largest product that is truncated safely; `bits` are of its fraction."""
