@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 
+from pydantic import ValidationError
+
 from vfl import errors
 from vfl.errors import LostPeerError, PeerFailedError, UserError, VFLError
 from vfl.mpc.rules import NAMES
@@ -48,7 +50,8 @@ class Crew:
                 [sys.executable, "-P", "-m", "vfl.triple.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
                 env=os.environ | _ENVIRONMENT,
             )
             for _ in jobs
@@ -128,12 +131,18 @@ class Crew:
             if told is None:
                 raise LostPeerError(
                     f"the process of {NAMES[role]} ended early",
-                    got=f"exit status {self.processes[role].wait()}",
+                    got=self._end_of(role),
                     fix="its own words are on standard error",
                 )
             if told.error is not None:
                 raise _failure(role, told.error)
         return [told for _, told in sorted(last.items()) if told is not None]
+
+    def _end_of(self, role: int) -> str:
+        try:
+            return f"exit status {self.processes[role].wait(_END_S)}"
+        except subprocess.TimeoutExpired:  # it closed its output, and goes on
+            return "no word more, while it still runs"
 
     def _pass_on(self, doors: Mapping[int, Mapping[int, Invitation]]) -> None:
         for role in range(len(self._jobs)):
@@ -153,7 +162,10 @@ class Crew:
         final = False
         with contextlib.suppress(ValueError):  # closed while it was read
             for line in stdout:
-                told = Told.model_validate_json(line)
+                try:
+                    told = Told.model_validate_json(line)
+                except ValidationError:  # printed by something else, which got past `main`
+                    continue
                 final = told.outcome is not None or told.error is not None
                 self._lines.put((role, told))
         if not final:
