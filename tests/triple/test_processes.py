@@ -7,7 +7,13 @@ import time
 
 import pytest
 
-from vfl.errors import LostPeerError, MissingDataError, RingRangeError, RunFolderError
+from vfl.errors import (
+    LostPeerError,
+    MissingDataError,
+    PeerFailedError,
+    RingRangeError,
+    RunFolderError,
+)
 from vfl.triple import crew, train_private
 from vfl.triple import run as runs
 
@@ -94,7 +100,7 @@ worker.work = work
 sys.exit(worker.main())
 """
     settings = {"parties": {"bank": {}, "shop": {}}, "label": {"party": "lender"}}
-    job = {"role": 1, "experiment": settings | {"data": {"source": "breast_cancer"}}}
+    job = {"role": 1, "join_s": 1, "experiment": settings | {"data": {"source": "breast_cancer"}}}
     ended = subprocess.run(
         [sys.executable, "-c", program],
         input=json.dumps(job | {"terms": None, "timeout_s": 1}) + "\n",
@@ -118,14 +124,22 @@ def test_a_process_that_only_closes_its_output_is_not_waited_for(
     assert time.monotonic() - started < 20
 
 
-def test_parties_that_never_say_a_word_end_the_training(
-    tmp_path, experiment, monkeypatch, started_as
-):
+def test_a_slow_loader_is_waited_for_as_long_as_agreed(tmp_path, experiment, started_as):
+    """One of the three takes longer than the others wait, or not."""
+    slow = f"mkdir {tmp_path}/late && sleep 12"
+    started_as(f'{slow}; exec {sys.executable} "$@"')
+    with pytest.raises((LostPeerError, PeerFailedError)):
+        train_private(experiment(rows=100, epochs=1), tmp_path / "short", join_s=2)
+    (tmp_path / "late").rmdir()
+    card = train_private(experiment(rows=100, epochs=1), tmp_path / "long", join_s=60)
+    assert len(card["history"]) == 1
+
+
+def test_parties_that_never_say_a_word_end_the_training(tmp_path, experiment, started_as):
     started_as("exec sleep 30")
-    monkeypatch.setattr(crew, "_START_S", 0.5)
     started = time.monotonic()
     with pytest.raises(LostPeerError, match="P0 and P1 and P2 neither goes on nor ends"):
-        train_private(experiment(), tmp_path / "run")
+        train_private(experiment(), tmp_path / "run", join_s=0.5)
     assert time.monotonic() - started < 20
 
 

@@ -19,7 +19,6 @@ from vfl.mpc.rules import NAMES
 from vfl.triple.door import LISTENS, Invitation
 from vfl.triple.messages import Invitations, Job, Told
 
-_START_S = 120.0
 _END_S = 10.0
 #: Parties that others connect to.
 _DOORS = sum(bool(callers) for callers in LISTENS.values())
@@ -36,7 +35,7 @@ class Crew:
     """A context manager; the processes end with it, whatever they are doing.
 
     Args:
-        jobs: of P0, P1 and P2.
+        jobs: of P0, P1 and P2, each to begin within its `join_s`.
 
     Attributes:
         processes: by role, for tests that kill one.
@@ -114,7 +113,7 @@ class Crew:
         While all work, each waits for the others only so long, so whoever hangs is told of. Before
         that and after it, when nobody may be waiting for the one that hangs, time is counted here.
         """
-        patience = None if started else _START_S
+        patience = None if started else max(job.join_s for job in self._jobs)
         if last:
             patience = max(job.timeout_s for job in self._jobs) + _END_S
         try:
