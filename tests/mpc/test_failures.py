@@ -128,7 +128,8 @@ def test_parties_with_other_plans_never_begin(odd):
         each.start()
     for each in threads:
         each.join(5)
-    assert any(isinstance(error, DisagreementError) for error in errors.values())
+    assert isinstance(errors[odd], DisagreementError)
+    assert isinstance(errors[0], DisagreementError), "P0 compares for itself"
     told = (DisagreementError, PeerFailedError)
     assert all(isinstance(error, told) for error in errors.values())
 
