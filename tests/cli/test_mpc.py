@@ -5,6 +5,9 @@ import stat
 
 import pytest
 
+from vfl.errors import LostPeerError
+from vfl.triple import run
+
 
 @pytest.mark.parametrize("mode", ["thesis", "fast"])
 def test_train_and_infer_for_machines(vfl, loans, mode):
@@ -50,6 +53,21 @@ def test_a_folder_that_is_no_private_run(vfl, tmp_path):
     done = vfl("mpc", "infer", tmp_path)
     assert done.code == 2
     assert "V007" in done.err
+
+
+@pytest.mark.parametrize(("words", "join_s"), [((), 120.0), (("--join-s", "7"), 7.0)])
+def test_how_long_tables_may_take_to_load(vfl, loans, monkeypatch, words, join_s):
+    asked = []
+
+    def crew(jobs):
+        asked.extend(job.join_s for job in jobs)
+        raise LostPeerError("nobody came")
+
+    vfl("mpc", "train", loans, "--in-process", "--out", "kept")
+    monkeypatch.setattr(run, "Crew", crew)
+    vfl("mpc", "train", loans, "--out", "run", *words)
+    vfl("mpc", "infer", "kept", *words)
+    assert asked == [join_s] * 6
 
 
 def test_rules_from_the_command_line(vfl, loans):

@@ -128,7 +128,8 @@ def test_parties_with_other_plans_never_begin(odd):
         each.start()
     for each in threads:
         each.join(5)
-    assert any(isinstance(error, DisagreementError) for error in errors.values())
+    assert isinstance(errors[odd], DisagreementError)
+    assert isinstance(errors[0], DisagreementError), "P0 compares for itself"
     told = (DisagreementError, PeerFailedError)
     assert all(isinstance(error, told) for error in errors.values())
 
@@ -198,11 +199,27 @@ def test_every_attempt_has_keys_of_its_own():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_restarted_party_needs_a_new_attempt(mode):
-    """Its keys are gone with it, so nothing it sends can be taken for the old session's."""
-    links, _ = triangle(timeout_s=1)
-    old = make_party(0, links[0], Rules(mode))
-    old.use_key(1, bytes(32), "session", 0)
-    new = make_party(0, links[0], Rules(mode))
-    with pytest.raises(KeyError):
-        new.open(new.share(0, (2, 1), torch.ones(2, 1), "x"))
+@pytest.mark.parametrize("role", [0, 1, 2])
+def test_a_restarted_party_cannot_come_back_into_its_session(mode, role):
+    """Its keys are gone with it: whatever it begins anew, all three end."""
+    errors = {}
+
+    def program(party):
+        if party.role == role:
+            links = {peer: channel.link for peer, channel in party.channels.items()}
+            party = make_party(role, links, party.rules)
+        try:
+            if party.role == role:
+                party.agree({}, "session")
+            product(party)
+        except PeerError as error:
+            errors[party.role] = error
+            raise
+
+    started = time.monotonic()
+    with Trio(Rules(mode), timeout_s=2) as trio:
+        trio.run(product)
+        with pytest.raises(PeerError):
+            trio.run(program)
+    assert set(errors) == {0, 1, 2}
+    assert time.monotonic() - started < 10

@@ -48,6 +48,15 @@ def test_few_rows_are_hidden_among_dummies(setting, chain, mode, rows):
     assert (seen["layer 1"].elements, seen["layer 1"].of) == (rows, max(32, rows))
 
 
+@pytest.mark.parametrize(("function", "told"), [("", {"layer 0"}), ("relu", set())])
+def test_fast_mode_divides_forward_where_no_function_stands_between(setting, chain, function, told):
+    inputs = normal(40, 8)
+    private = setting("fast", chain(8, 5, 3, 1, function=function), inputs)
+    assert float((private.infer() - private.plain(inputs)).abs().max()) < ERROR
+    found = {leak.where for leak in private.trio.leaks() if leak.observer == "P1"}
+    assert found == (told and {"layer 0", "layer 1"})
+
+
 def plain_step(private, inputs, targets, loss, rate):
     times, shift = whole_rate(rate / len(inputs) * (2 if loss == "squared" else 1))
     rate = times / 2**shift * len(inputs)

@@ -6,6 +6,7 @@ from torch import nn
 
 from vfl.errors import RingRangeError
 from vfl.mpc import Rules, private
+from vfl.mpc.ring import limit_bits
 
 MODES = pytest.mark.parametrize("mode", ["thesis", "fast"])
 
@@ -72,6 +73,41 @@ def test_an_input_that_is_too_large(mode):
     assert caught.value.fix.startswith("scale the columns")
     with private(linear(), rules=Rules(mode, magnitude_bits=11)) as hidden:
         assert float(hidden(torch.tensor([[0.0, 1234.0]]))[0, 0]) == pytest.approx(617, abs=1e-3)
+
+
+@MODES
+@pytest.mark.parametrize("last", [[nn.ReLU()], [nn.Sigmoid()], []])
+def test_a_sum_that_has_wrapped_to_some_other_number(mode, last):
+    """100 products of 40,000 are 4,000,000, which fast mode's ring holds as -194,304."""
+    module = nn.Sequential(nn.Linear(100, 1), *last)
+    nn.init.constant_(module[0].weight, 200.0)
+    with private(module, mode) as hidden, pytest.raises(RingRangeError) as caught:
+        hidden(torch.full((1, 100), 200.0))
+    assert caught.value.where == ("layer 0" if last else "outputs of layer 0")
+
+
+@pytest.mark.parametrize(("bits", "magnitude", "room"), [(21, 8, 14), (21, 18, 18), (25, 8, 8)])
+def test_the_range_of_sums_leaves_seven_bits_to_the_ring_unless_columns_need_them(
+    bits, magnitude, room
+):
+    assert Rules("fast", bits, magnitude).sum_bits == room
+    assert limit_bits(bits) - room == min(7, limit_bits(bits) - magnitude)
+
+
+def test_activations_that_are_trained_on_are_bounded_like_columns():
+    """They meet gradients in a product that is divided, as columns do."""
+    for last, fits in ((nn.ReLU(), False), (nn.Tanh(), True)):
+        module = nn.Sequential(nn.Linear(1, 1), last, nn.Linear(1, 1), nn.Sigmoid())
+        nn.init.constant_(module[0].weight, 100.0)
+        inputs = torch.full((4, 1), 100.0)
+        with private(module) as hidden:
+            hidden(inputs)
+            if fits:
+                hidden.fit(inputs, torch.ones(4), batch_rows=4)
+            else:
+                with pytest.raises(RingRangeError) as caught:
+                    hidden.fit(inputs, torch.ones(4), batch_rows=4)
+                assert (caught.value.where, caught.value.want[:9]) == ("layer 0", "at most 8")
 
 
 @MODES

@@ -8,8 +8,11 @@ from torch import nn
 from vfl.errors import BadOptionError, PeerError, PrivateLayerError, RingRangeError, WidthError
 from vfl.mpc import private
 from vfl.mpc.convert import weights_of, with_weights
+from vfl.mpc.private_module import batches
+from vfl.mpc.shares import Shared
 from vfl.mpc.traffic import bytes_by_phase
 from vfl.seeds import permutation
+from vfl.session import schedule
 
 
 def model(*widths, last=None):
@@ -55,7 +58,7 @@ def test_weights_are_opened_once_and_then_cost_nothing():
 @pytest.mark.parametrize("mode", ["thesis", "fast"])
 def test_training_follows_the_plaintext(mode):
     source = torch.Generator().manual_seed(3)
-    inputs = torch.randn(256, 10, generator=source)
+    inputs = torch.randn(250, 10, generator=source)
     targets = (inputs[:, 0] * inputs[:, 1] + inputs[:, 2] > 0).float()
     plain = model(10, 16, 1, last=nn.Sigmoid())
     with private(plain, mode) as hidden:
@@ -68,11 +71,24 @@ def test_training_follows_the_plaintext(mode):
     assert max(error_of(before, after) for before, after in both) > 0.1
 
 
+@pytest.mark.parametrize(("rows", "batch_rows"), [(9, 4), (10, 4), (8, 4), (3, 1), (1, 1), (5, 5)])
+def test_batches_are_those_of_a_training_in_clear(rows, batch_rows):
+    """Of each epoch every row but a single last one."""
+    numbers = Shared(torch.arange(rows)[:, None], 0)
+    found = list(batches(numbers, numbers, batch_rows, 2, seed=3))
+    wanted = [
+        batch
+        for epoch in range(2)
+        for batch in schedule.batches(permutation(3, rows, "mpc", epoch), batch_rows)
+    ]
+    assert [each.words[:, 0].tolist() for each, _ in found] == [list(batch) for batch in wanted]
+
+
 def in_clear(plain, inputs, targets):
 
     trained = with_weights(plain, weights_of(plain)).double()
     for epoch in range(5):
-        order = torch.from_numpy(permutation(1, 256, "mpc", epoch))
+        order = torch.from_numpy(permutation(1, len(inputs), "mpc", epoch))
         for index in order.split(64):
             outputs = trained(inputs[index].double())[:, 0]
             loss = nn.functional.binary_cross_entropy(outputs, targets[index].double())
@@ -119,6 +135,64 @@ def test_other_layers_are_refused_by_name(layers, named, instead):
         private(nn.Sequential(*layers))
     assert caught.value.where == named
     assert instead in caught.value.fix
+
+
+def test_a_function_may_come_again():
+    torch.manual_seed(0)
+    act = nn.Tanh()
+    plain = nn.Sequential(nn.Linear(3, 4), act, nn.Linear(4, 4), act, nn.Linear(4, 1))
+    inputs = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    with private(plain) as hidden:
+        assert error_of(hidden(inputs), plain(inputs)) < 2e-5
+
+
+def tied():
+    one, two = nn.Linear(3, 3), nn.Linear(3, 3)
+    two.weight = one.weight
+    return [one, nn.ReLU(), two]
+
+
+def again():
+    layer = nn.Linear(3, 3)
+    return [layer, nn.ReLU(), nn.Sequential(layer)]
+
+
+@pytest.mark.parametrize(("layers", "where"), [(again(), "2.0"), (tied(), "2")])
+def test_weights_that_come_again_are_refused(layers, where):
+    with pytest.raises(PrivateLayerError, match="same weights") as caught:
+        private(nn.Sequential(*layers))
+    assert (caught.value.where, caught.value.got) == (f"layer '{where}'", "weights of layer '0'")
+    assert "deepcopy" in caught.value.fix
+
+
+def hooked(module, how):
+    getattr(module, how)(lambda *arguments: None)
+    return module
+
+
+@pytest.mark.parametrize("how", ["register_forward_hook", "register_forward_pre_hook"])
+@pytest.mark.parametrize(
+    ("make", "where"),
+    [
+        (lambda how: hooked(nn.Sequential(nn.Linear(2, 2)), how), "the model"),
+        (lambda how: nn.Sequential(hooked(nn.Linear(2, 2), how)), "layer '0'"),
+        (lambda how: nn.Sequential(nn.Linear(2, 2), hooked(nn.Identity(), how)), "layer '1'"),
+    ],
+)
+def test_hooks_are_refused(how, make, where):
+    with pytest.raises(PrivateLayerError, match="not computed on shares") as caught:
+        private(make(how))
+    assert caught.value.where == where
+    assert "remove them" in caught.value.fix
+
+
+def test_parametrized_weights_are_refused():
+    """A copy with other weights would keep the old ones."""
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    with pytest.raises(PrivateLayerError) as caught:
+        private(nn.Sequential(layer))
+    assert caught.value.where == "layer '0'"
+    assert "remove_parametrizations" in caught.value.fix
 
 
 @pytest.mark.parametrize(("timeout_s", "waits"), [(0.1, False), (5.0, True)])

@@ -66,7 +66,8 @@ def test_bytes_of_fast_mode_to_the_header():
     measured = measure("lr100-b64-inference", Rules("fast"))
     assert 0 < measured.bytes_online - (8 * d + 18 * b) < HEADERS
     assert 0 < measured.bytes_offline - 8 * b < HEADERS
-    assert 0 < measured.bytes_setup - 8 * b * d < HEADERS
+    keys = 3 * (32 + 32 + 16) + 3 * (32 + 16)  # and a digest each way
+    assert 0 < measured.bytes_setup - 8 * b * d - keys < 4 * 16
     measured = measure("dnn1-b64-inference", Rules("fast"))
     wanted = 8 * d * h + 18 * b * h + 16 * (b * h + h) + 18 * b
     assert 0 < measured.bytes_online - wanted < HEADERS
@@ -108,6 +109,21 @@ def test_element_wise_functions(name, mode):
     assert measured.max_error < 2e-5
     each = 24 if mode == "thesis" or name.startswith("rsqrt") else 18
     assert 0 <= total(measured) - each * workload_named(name).rows <= 9 * 16
+
+
+@pytest.mark.parametrize("bits", [8, 10, 14, 16, 20])
+@pytest.mark.parametrize("mode", ["thesis", "fast"])
+def test_with_few_bits_the_error_is_that_of_the_fraction(mode, bits):
+    measured = measure("relu-1k", Rules(mode, bits, delta_bits=8))
+    assert measured.max_error <= 2.0**-bits
+    assert 0 <= total(measured) - 24 * 1000 <= 9 * 16
+
+
+@pytest.mark.parametrize("bits", [21, 24, 26])
+def test_with_more_bits_shares_are_cut(bits):
+    measured = measure("relu-1k", Rules("fast", bits))
+    assert measured.max_error <= 2.0**-bits + 2.0 ** (24 - 2 * bits)
+    assert 0 <= total(measured) - 18 * 1000 <= 9 * 16
 
 
 @pytest.mark.parametrize("name", ["lr100-b64-training", "dnn1-b64-training"])

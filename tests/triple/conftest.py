@@ -6,6 +6,7 @@ from vfl.config import Experiment
 from vfl.mpc.rate import whole_rate
 from vfl.run import load_data
 from vfl.seeds import permutation
+from vfl.session.schedule import batches
 from vfl.triple.plan import Part, Plan, seats
 from vfl.triple.program import first_weights
 
@@ -39,12 +40,12 @@ def in_clear():
         targets = parts[plan.label_role].train_targets
         halves = [first_weights(plan, holder) for holder in (0, 1)]
         weights = {name: (halves[0][name] + halves[1][name]).requires_grad_() for name in halves[0]}
-        divided = plan.batch_rows / (1 if plan.classes else 2)
-        times, shift = whole_rate(plan.learning_rate / divided)
         for epoch in range(plan.epochs):
             order = torch.from_numpy(permutation(plan.seed + epoch, len(rows), "mpc", 0))
-            for start in range(0, len(rows) - plan.batch_rows + 1, plan.batch_rows):
-                index = order[start : start + plan.batch_rows]
+            for positions in batches(order.numpy(), plan.batch_rows):
+                index = torch.from_numpy(positions)
+                divided = len(index) / (1 if plan.classes else 2)
+                times, shift = whole_rate(plan.learning_rate / divided)
                 outputs = forward(plan, weights, rows[index])
                 loss = (
                     binary_cross_entropy_with_logits(outputs, targets[index], reduction="sum")

@@ -81,21 +81,31 @@ class Three:
             ("--invitation", "P2-for-P1.json", "--invitation", "P0-for-P1.json"),
             ("--door", "door"),
         )
-        self.commands = [
-            subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "vfl", "mpc", "party", "experiment.toml"),
-                    *("--as", NAMES[role], "--json", *ways[role], *words),
-                    *(more if role == odd else ()),
-                ],
-                cwd=folder,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for role, folder in enumerate(self.folders)
+        self._lines = [
+            [
+                *(sys.executable, "-m", "vfl", "mpc", "party", "experiment.toml"),
+                *("--as", NAMES[role], "--json", *ways[role], *words),
+                *(more if role == odd else ()),
+            ]
+            for role in range(3)
         ]
+        self.commands = [self._one(role) for role in range(3)]
         return self
+
+    def restart(self, role):
+        """End a party by its own number, and start it again with the same files and words."""
+        with self.commands[role] as command:
+            command.kill()
+        self.commands[role] = self._one(role)
+
+    def _one(self, role):
+        return subprocess.Popen(
+            self._lines[role],
+            cwd=self.folders[role],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def end(self, timeout_s=300):
         found = [command.communicate(timeout=timeout_s) for command in self.commands]
@@ -161,6 +171,23 @@ def test_a_party_that_is_killed_is_named_by_both_others(three, role):
         lost = rf"(party )?'?P{role}'? (cannot be reached|went away and did not come back)"
         assert re.search(lost, text), text
         assert "label party" not in text
+
+
+@pytest.mark.parametrize("role", [0, 1, 2])
+def test_a_party_that_is_started_again_cannot_come_back_into_its_session(three, role):
+    """Its keys went with it, so all three end, and nothing hangs."""
+    parties = three(epochs=100_000).start("--timeout-s", "20", "--join-s", "20")
+    assert "accuracy" in parties.commands[2].stderr.readline()
+    parties.restart(role)
+    started = time.monotonic()
+    codes, found = parties.end()
+    assert time.monotonic() - started < 75
+    assert codes == [3, 3, 3]
+    for folder, (card, error) in zip(parties.folders, found, strict=True):
+        assert card == ""
+        assert re.search(r"error\[V40[156]\]", error), error
+        assert "Traceback" not in error
+        assert not list(folder.glob("runs/*/party.json"))
 
 
 def test_another_option_at_one_party_is_named(three):

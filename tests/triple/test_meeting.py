@@ -10,7 +10,7 @@ from vfl.errors import BadOptionError, DisagreementError, MisalignedError, Proto
 from vfl.mpc.rules import Rules
 from vfl.mpc.trio import Trio
 from vfl.triple.meeting import meet
-from vfl.triple.plan import Facts, Terms
+from vfl.triple.plan import Facts, Plan, Terms
 
 
 def data_of(role, terms, rows=20, ids=None, train=16):
@@ -129,6 +129,52 @@ def test_who_introduces_itself_in_another_form(experiment, said):
         pytest.raises(ProtocolError, match="P1 introduced itself"),
     ):
         trio.run(program)
+
+
+@pytest.mark.parametrize("mode", ["thesis", "fast"])
+@pytest.mark.parametrize("label", ["lender", "bank"])
+@pytest.mark.parametrize("hidden", [(), (4,), (4, 4)])
+@pytest.mark.parametrize(
+    ("liar", "said"), [("shop", "columns"), ("bank", "columns"), ("label", "classes")]
+)
+def test_sizes_that_nobody_could_have_are_refused_before_room_is_made(
+    experiment, mode, label, hidden, liar, said
+):
+    rules = Rules(mode)
+    terms = Terms.of(experiment(label=label, batch_rows=8), rules, hidden)
+    odd = terms.label_role if liar == "label" else terms.parties.index(liar)
+    facts = [
+        Facts.of(terms, data_of(role, terms), str(role) * 64).model_copy(
+            update={said: 2**39} if role == odd else {}
+        )
+        for role in range(3)
+    ]
+    with pytest.raises(ProtocolError, match=f"{2**39} {said} of P{odd}") as caught:
+        Plan.of_facts(facts)
+    assert caught.value.where == f"layer {len(hidden) if said == 'classes' else 0}"
+
+
+def test_honest_parties_end_typed_where_one_lies_about_its_size(experiment):
+    terms = Terms.of(experiment(batch_rows=8), Rules("fast"), (4,))
+    found = {}
+
+    def program(party):
+        if party.role == 1:
+            said = Facts.of(terms, data_of(1, terms), "0" * 64)
+            lie = said.model_copy(update={"columns": 2**39}).model_dump_json().encode()
+            for channel in party.channels.values():
+                channel.send_bytes(lie, 0, "setup")
+                channel.receive_bytes(0, 2, 1 << 14)
+            return
+        try:
+            meet(party, *given(party.role, terms, data_of))
+        except ProtocolError as error:
+            found[party.role] = error.what
+
+    with Trio(Rules("fast"), timeout_s=5, agreed=False) as trio:
+        trio.run(program)
+    assert set(found) == {0, 2}
+    assert all("columns of P1" in what for what in found.values())
 
 
 def test_another_version(experiment):

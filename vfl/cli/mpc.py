@@ -26,6 +26,9 @@ InProcess = Annotated[
     bool, typer.Option("--in-process", help="Three threads instead of three processes with TLS.")
 ]
 Patience = Annotated[float, typer.Option(help="Seconds a party waits for another.")]
+Join = Annotated[
+    float, typer.Option(help="Seconds to wait for the others to come, their tables loaded.")
+]
 Mode = Annotated[str, typer.Option(help="fast, or thesis: chapter 5 as written.")]
 Hidden = Annotated[
     str, typer.Option(help="Widths of hidden layers, such as 128,32; none is a regression.")
@@ -70,6 +73,7 @@ def train(
     flips: Flips = None,
     out: Out = None,
     timeout_s: Patience = 60.0,
+    join_s: Join = 120.0,
     in_process: InProcess = False,
     json: Json = False,
 ) -> None:
@@ -95,6 +99,7 @@ def train(
         learning_rate=learning_rate,
         processes=not in_process,
         timeout_s=timeout_s,
+        join_s=join_s,
         tell=_tell,
     )
     _show(card, folder, json)
@@ -104,6 +109,7 @@ def train(
 def infer(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A folder of vfl mpc train.")],
     timeout_s: Patience = 60.0,
+    join_s: Join = 120.0,
     in_process: InProcess = False,
     json: Json = False,
 ) -> None:
@@ -112,7 +118,7 @@ def infer(
     from vfl.triple import infer_private
 
     use_one_thread()
-    card = infer_private(folder, processes=not in_process, timeout_s=timeout_s)
+    card = infer_private(folder, processes=not in_process, timeout_s=timeout_s, join_s=join_s)
     _show(card, folder, json)
 
 
@@ -163,7 +169,7 @@ def party(
     flips: Flips = None,
     out: Out = None,
     timeout_s: Patience = 60.0,
-    join_s: Annotated[float, typer.Option(help="Seconds to wait for the others to come.")] = 120.0,
+    join_s: Join = 120.0,
     json: Json = False,
 ) -> None:
     """Be one of the three parties, on a machine of its own; the others start theirs.

@@ -13,11 +13,37 @@ from typing import Protocol
 
 from torch import Tensor
 
+from vfl.errors import ReusedPadError
 from vfl.mpc.functions import Function
 from vfl.mpc.party import Asked, Party
 from vfl.mpc.ring import Operation, product_shape
 from vfl.mpc.shares import Opened, Shared, blank, owned_by
 from vfl.mpc.truncation import Scaling, bits_after
+
+
+def openings(closed: Sequence[Shared]) -> list[tuple[object, ...]]:
+    """What tells the openings of one operation from those of another: axes, and who opens what."""
+    return [(each.shape, each.owned, each.faced) for each in closed]
+
+
+def factors(left: Shared, right: Shared, operation: Operation) -> tuple[object, ...]:
+    """What tells one product from another."""
+    return (operation, *openings([left, right]))
+
+
+def require_same(ahead: object, now: object, number: int) -> None:
+    """What was drawn ahead is for one operation: a mask of fewer rows would stretch over more.
+
+    Raises:
+        ReusedPadError: the operation of that number is another one; nothing of it was sent.
+    """
+    if ahead != now:
+        raise ReusedPadError(
+            "what was drawn ahead was drawn for another operation",
+            where=f"operation {number}",
+            want="the program that was given to `deal`, with the same axes",
+            fix="run that program, or begin a new session and deal for this one",
+        )
 
 
 class Preparer(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from vfl.errors import PrivateLayerError
 from vfl.mpc.layers import Layer
@@ -47,12 +48,15 @@ def layers_of(module: nn.Module) -> list[Layer]:
     """The structure of a module made of `nn.Linear` and element-wise functions.
 
     Raises:
-        PrivateLayerError: a layer of another kind, named with what to use; or none at all.
+        PrivateLayerError: a layer of another kind, named with what to use; weights that are used
+            twice; what happens besides the layers; or no layer at all.
     """
     layers: list[Layer] = []
+    used: dict[int, str] = {}
     for name, each in _leaves(module, ""):
         if _is(each, nn.Linear):
             assert isinstance(each, nn.Linear)
+            _require_own_weights(name, each, used)
             layers.append(
                 Layer(each.in_features, each.out_features, "", bias=each.bias is not None)
             )
@@ -105,11 +109,50 @@ def _passes(module: nn.Module) -> bool:
 
 def _leaves(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     """The layers in the order in which they run, which only `nn.Sequential` tells."""
+    _require_plain(name, module)
     if _is(module, nn.Sequential):
-        for part, each in module.named_children():
+        # `named_children` would leave out a module that comes again.
+        for part, each in module._modules.items():
+            assert each is not None, "nn.Sequential has modules only"
             yield from _leaves(each, f"{name}.{part}" if name else part)
     else:
         yield name, module
+
+
+def _require_plain(name: str, module: nn.Module) -> None:
+    """Refuse what a module does besides its own layer, for nothing of that would be done."""
+    got = fix = ""
+    if module._forward_hooks or module._forward_pre_hooks:
+        got, fix = "forward hooks", "remove them, and write what they compute as layers"
+    elif is_parametrized(module):
+        got = "parametrized weights"
+        fix = "torch.nn.utils.parametrize.remove_parametrizations makes them plain weights"
+    if got:
+        raise PrivateLayerError(
+            "a layer does something that is not computed on shares",
+            where=_where(name),
+            got=f"{type(module).__name__} with {got}",
+            want="layers as they are",
+            fix=fix,
+        )
+
+
+def _require_own_weights(name: str, linear: nn.Linear, used: dict[int, str]) -> None:
+    """Refuse weights that come again: each layer's are shared and trained by themselves."""
+    for parameter in linear.parameters():
+        before = used.setdefault(id(parameter), name)
+        if before != name:
+            raise PrivateLayerError(
+                "two layers have the same weights",
+                where=_where(name),
+                got=f"weights of {_where(before)}",
+                want="weights of its own for every nn.Linear",
+                fix="copy.deepcopy the layer where it comes again; functions may come again",
+            )
+
+
+def _where(name: str) -> str:
+    return f"layer '{name}'" if name else "the model"
 
 
 def _function(name: str, module: nn.Module) -> str:
@@ -139,7 +182,7 @@ def _refusal(name: str, module: nn.Module, *, follows: bool) -> PrivateLayerErro
         fix = "write the model as an nn.Sequential of nn.Linear and element-wise functions"
     return PrivateLayerError(
         "a layer cannot be computed on shares",
-        where=f"layer '{name}'" if name else "the model",
+        where=_where(name),
         got=kind,
         want=f"nn.Sequential, nn.Linear, nn.Flatten, nn.Dropout, {_FUNCTION}",
         fix=fix,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from vfl.mpc.ahead import Ahead
+from vfl.mpc.ahead import Ahead, factors, openings, require_same
 from vfl.mpc.functions import Function
 from vfl.mpc.holder import Holder
 from vfl.mpc.one_way import add_known, add_own, require_factors
@@ -29,17 +29,17 @@ class FastHolder(Holder):
     """P0 or P1.
 
     Attributes:
-        masks: those drawn ahead, by operation.
+        masks: those drawn ahead, by operation; with what they are for.
         early: what P0 opened ahead, of tensors of which its share is a pad; by operation.
         dealt: this holder's shares of products that were dealt ahead, by operation; with what is
-            known of the product by then, if that is so.
+            known of the product by then, if that is so, and of what factors.
     """
 
     def __init__(self, *arguments: object, **more: object) -> None:
         super().__init__(*arguments, **more)
-        self.masks: dict[int, list[Tensor]] = {}
+        self.masks: dict[int, tuple[list[Tensor], object]] = {}
         self.early: dict[int, list[Tensor]] = {}
-        self.dealt: dict[int, tuple[Tensor, bool]] = {}
+        self.dealt: dict[int, tuple[Tensor, bool, object]] = {}
 
     def deal(self, program: Callable[[Party], None]) -> None:
         program(Ahead(self, self))
@@ -60,11 +60,9 @@ class FastHolder(Holder):
     def open(self, *tensors: Shared, phase: str = "online") -> list[Shared]:
         number = self.next_number()
         closed = [each for each in tensors if each.opened is None]
+        masks = self._masks(number, closed)
         if not closed:
             return list(tensors)
-        masks = self.masks.pop(number, None)
-        if masks is None:
-            masks = self._draw(number, closed)
         own = theirs = self.early.pop(number, None)
         if own is None or not self.first:
             own = self._open_own(closed, masks, number, phase)
@@ -94,7 +92,8 @@ class FastHolder(Holder):
         return shared[0], None if beside is None else shared[1]
 
     def draw_ahead(self, number: int, closed: Sequence[Shared]) -> list[Opened]:
-        masks = self.masks[number] = self._draw(number, closed)
+        masks = self._draw(number, closed)
+        self.masks[number] = masks, openings(closed)
         opened = [Opened(mask) for mask in masks]
         if closed and all(each.foreseen for each in closed):
             if self.first:
@@ -109,13 +108,22 @@ class FastHolder(Holder):
         known = left.owned is not None and left.opened.difference is not None
         if known:
             add_known(z, left, right, operation, self.role)
-        self.dealt[number] = z, known
+        self.dealt[number] = z, known, factors(left, right, operation)
 
     def hide_ahead(self, asked: Asked, function: Function) -> None:
         self.covers[asked.number] = self._cover(asked, function)
 
     def foreseen(self, asked: Asked, index: int) -> Tensor | None:
         return self.covers[asked.number].results[index] if self.first else None
+
+    def _masks(self, number: int, closed: Sequence[Shared]) -> list[Tensor]:
+        """Those drawn ahead, or new ones."""
+        drawn = self.masks.pop(number, None)
+        if drawn is None:
+            return self._draw(number, closed)
+        masks, wanted = drawn
+        require_same(wanted, openings(closed), number)
+        return masks
 
     def _draw(self, number: int, closed: Sequence[Shared]) -> list[Tensor]:
         return [
@@ -141,9 +149,13 @@ class FastHolder(Holder):
 
     def _product(self, left: Shared, right: Shared, operation: Operation, number: int) -> Tensor:
         require_factors(left, right, operation)
-        shape = product_shape(operation, left.words, right.words)
         begun = self.dealt.pop(number, None)
-        z, known = (self._dealt(number, shape), False) if begun is None else begun
+        if begun is None:
+            known = False
+            z = self._dealt(number, product_shape(operation, left.words, right.words))
+        else:
+            z, known, wanted = begun
+            require_same(wanted, factors(left, right, operation), number)
         if left.owned is not None:
             if not known:
                 add_known(z, left, right, operation, self.role)

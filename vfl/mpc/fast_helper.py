@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from vfl.mpc import one_way
-from vfl.mpc.ahead import Ahead
+from vfl.mpc.ahead import Ahead, factors, openings, require_same
 from vfl.mpc.functions import Function
-from vfl.mpc.helper import Helper, shape_only
+from vfl.mpc.helper import Cover, Helper, shape_only
 from vfl.mpc.party import Asked, Party
 from vfl.mpc.ring import Operation, product_shape
 from vfl.mpc.rules import P0, P1
@@ -23,14 +23,14 @@ class FastHelper(Helper):
     """P2.
 
     Attributes:
-        masks: those drawn ahead, by operation.
-        dealt: operations whose products P1 has already.
+        masks: those drawn ahead, by operation; with what they are for.
+        dealt: factors of products that P1 has already, by operation.
     """
 
     def __init__(self, *arguments: object, **more: object) -> None:
         super().__init__(*arguments, **more)
-        self.masks: dict[int, list[Opened]] = {}
-        self.dealt: set[int] = set()
+        self.masks: dict[int, tuple[list[Opened], object]] = {}
+        self.dealt: dict[int, object] = {}
 
     def deal(self, program: Callable[[Party], None]) -> None:
         program(Ahead(self, self))
@@ -45,7 +45,11 @@ class FastHelper(Helper):
         number = self.next_number()
         closed = [each for each in tensors if each.opened is None]
         drawn = self.masks.pop(number, None)
-        masks = iter(self._draw(number, closed) if drawn is None else drawn)
+        if drawn is None:
+            drawn = self._draw(number, closed), None
+        else:
+            require_same(drawn[1], openings(closed), number)
+        masks = iter(drawn[0])
         return [
             each if each.opened is not None else replace(each, opened=next(masks))
             for each in tensors
@@ -63,23 +67,25 @@ class FastHelper(Helper):
     ) -> tuple[Shared, Shared | None]:
         number = self.next_number()
         shape = product_shape(operation, left.words, right.words)
-        if number in self.dealt:
-            self.dealt.discard(number)
-        else:
+        dealt = self.dealt.pop(number, None)
+        if dealt is None:
             self._send_product(number, left, right, operation)
+        else:
+            require_same(dealt, factors(left, right, operation), number)
         bits = bits_after(left.bits + right.bits, scalings)
         return shape_only(shape, bits), None if beside is None else shape_only(beside.shape, bits)
 
     def draw_ahead(self, number: int, closed: Sequence[Shared]) -> list[Opened]:
-        self.masks[number] = self._draw(number, closed)
-        return self.masks[number]
+        masks = self._draw(number, closed)
+        self.masks[number] = masks, openings(closed)
+        return masks
 
     def deal_ahead(self, number: int, left: Shared, right: Shared, operation: Operation) -> None:
         self._send_product(number, left, right, operation)
-        self.dealt.add(number)
+        self.dealt[number] = factors(left, right, operation)
 
     def hide_ahead(self, asked: Asked, function: Function) -> None:
-        self.covers[asked.number] = self._cover(asked)
+        self.covers[asked.number] = Cover(asked, function, self._drawn(asked))
 
     def foreseen(self, asked: Asked, index: int) -> Tensor | None:
         return None

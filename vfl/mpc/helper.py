@@ -4,28 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
+from vfl.mpc.ahead import require_same
 from vfl.mpc.cut40 import CUT_BYTES, EXPECTED_CARRY, fill
 from vfl.mpc.functions import Function
 from vfl.mpc.party import Asked, Party
-from vfl.mpc.ring import decode, encode, limit_bits, require_room
+from vfl.mpc.ring import decode, encode, require_room
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.shares import Shared, blank
 from vfl.mpc.truncation import Scaling, bits_after
+
+
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """P0's shares of what P2 will answer.
+
+    Attributes:
+        asked, function: the question they were drawn for.
+        results: a row a result.
+    """
+
+    asked: Asked
+    function: Function
+    results: Tensor
 
 
 class Helper(Party):
     """The third party. In the program it follows, tensors are shapes.
 
     Attributes:
-        covers: P0's shares of results, drawn before, by operation.
+        covers: drawn before, by operation.
     """
 
     def __init__(self, *arguments: object, **more: object) -> None:
         super().__init__(*arguments, **more)  # type: ignore[arg-type]
-        self.covers: dict[int, Tensor] = {}
+        self.covers: dict[int, Cover] = {}
 
     def share(
         self, owner: int, shape: Sequence[int], values: Tensor | None, where: str, bits: int = -1
@@ -59,9 +75,10 @@ class Helper(Party):
     ) -> Asked:
         asked = self.question(shared, function, value=value, slope=slope, bits=bits)
         wanted = [function.value] * value + [function.slope] * slope
-        pads = self.covers.pop(asked.number, None)
-        if pads is None:
-            pads = self._cover(asked)
+        cover = self.covers.pop(asked.number, None)
+        if cover is not None:
+            require_same((cover.asked, cover.function), (asked, function), asked.number)
+        pads = self._drawn(asked) if cover is None else cover.results
         count = pads.shape[1]
         self.leakage.count("permuted values", where, math.prod(asked.shape), count)
         later: list[list[Tensor]] = []
@@ -69,7 +86,7 @@ class Helper(Party):
             size = part.stop - part.start
             words = self._permuted(asked.number, size, cut=self.cuts(function))
             seen = decode(words, self.shown_bits(shared))
-            require_room(seen, self._room(function), self.rules.bits, where)
+            require_room(seen, self._room(function, slope), self.rules.bits, where)
             first, *rest = (
                 encode(f(seen), each, where).sub_(pad)
                 for f, each, pad in zip(wanted, asked.bits, pads[:, part], strict=True)
@@ -88,20 +105,21 @@ class Helper(Party):
         self.next_number()
         return shape_only(shared.shape, bits_after(shared.bits, scalings))
 
-    def _cover(self, asked: Asked) -> Tensor:
+    def _drawn(self, asked: Asked) -> Tensor:
         """P0's shares of the results; a row a result."""
         count = max(math.prod(asked.shape), self.rules.least_permuted)
         return self.pad(P0, (len(asked.bits), count), "result", asked.number)
 
-    def _room(self, function: Function) -> int:
+    def _room(self, function: Function, slope: bool) -> int:
         """Bits before the point that values may have.
 
-        One less than would wrap, for what has wrapped looks like any other number. Sums that were
-        divided, as a network's are in thesis mode, have at most what the index fix was told.
+        Sums that were divided, as a network's are in thesis mode, have at most what the index fix
+        was told. In fast mode so does what is trained on, for it meets gradients: it comes with its
+        slope, and is bounded only behind a function that has a mirror.
         """
-        room = limit_bits(self.rules.bits) - 1
         divided = self.rules.mode == "thesis" and not function.positive
-        return min(room, self.rules.magnitude_bits) if divided else room
+        trained = self.rules.mode == "fast" and slope and function.mirror is None
+        return self.rules.magnitude_bits if divided or trained else self.rules.sum_bits
 
     def _permuted(self, number: int, count: int, *, cut: bool) -> Tensor:
         """The sum of the two permuted shares; one axis."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vfl.mpc.ahead import require_same
 from vfl.mpc.channel import pack, parted
 from vfl.mpc.cut40 import cut
 from vfl.mpc.functions import Function
@@ -25,11 +26,14 @@ class Cover:
     """What a holder needs to ask P2 for a function; drawn when asked, or before.
 
     Attributes:
+        asked, function: the question it was drawn for.
         hiding: order, dummies and signs.
         fresh: see `Holder._for_helper`.
         results: P0's shares of what P2 will answer; empty at P1.
     """
 
+    asked: Asked
+    function: Function
     hiding: Hiding
     fresh: Tensor
     results: Sequence[Tensor]
@@ -96,9 +100,10 @@ class Holder(Party):
         bits: int = -1,
     ) -> Asked:
         asked = self.question(shared, function, value=value, slope=slope, bits=bits)
-        if asked.number not in self.covers:
-            self.covers[asked.number] = self._cover(asked, function)
-        cover = self.covers[asked.number]
+        cover = self.covers.get(asked.number)
+        if cover is None:
+            cover = self.covers[asked.number] = self._cover(asked, function)
+        require_same((cover.asked, cover.function), (asked, function), asked.number)
         shown = shared.finer(self.shown_bits(shared))
         hidden = cover.hiding.hide(shown.words, shown.bits, self.first)
         hidden = self._for_helper(hidden, cover.fresh)
@@ -125,10 +130,10 @@ class Holder(Party):
         hiding = Hiding(self.pads[self.other], self.rules, elements, function, asked.number)
         fresh = self.pad(self.other, (hiding.count,), "fresh", asked.number)
         if not self.first:
-            return Cover(hiding, fresh, [])
+            return Cover(asked, function, hiding, fresh, [])
         pads = self.pad(P2, (len(asked.bits), hiding.count), "result", asked.number)
         found = [self._found(asked, index, pad, hiding) for index, pad in enumerate(pads)]
-        return Cover(hiding, fresh, found)
+        return Cover(asked, function, hiding, fresh, found)
 
     def _found(self, asked: Asked, index: int, words: Tensor, hiding: Hiding) -> Tensor:
         """This holder's share of a result, as it comes from P2, in the values' own order."""

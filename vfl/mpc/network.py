@@ -16,8 +16,8 @@ from torch import Tensor
 from vfl.mpc.functions import function
 from vfl.mpc.layers import Layer, Weights
 from vfl.mpc.party import Asked, Party
-from vfl.mpc.rate import rate_scalings
-from vfl.mpc.ring import inner, limit_bits, matmul, require_room
+from vfl.mpc.rate import rate_scalings, require_rows
+from vfl.mpc.ring import inner, matmul, require_room
 from vfl.mpc.rules import Rules
 from vfl.mpc.shares import Shared
 from vfl.mpc.truncation import Scaling
@@ -104,8 +104,7 @@ class Network:
         """
         last = len(self.layers) - 1
         if not self.layers[last].function:
-            divided = rules.mode == "thesis"
-            room = rules.magnitude_bits if divided else limit_bits(rules.bits) - 1
+            room = rules.magnitude_bits if rules.mode == "thesis" else rules.sum_bits
             require_room(outputs, room, rules.bits, f"outputs of {_named(last)}")
 
     def reveal(self, party: Party, to: int) -> dict[str, Tensor]:
@@ -130,7 +129,12 @@ class Network:
             loss: "cross_entropy" after a sigmoid, or "squared": the mean over rows of the squared
                 error summed over outputs.
             learning_rate: of the mean gradient; rounded to about three decimal places.
+
+        Raises:
+            BadOptionError: a batch of too many rows for the rules' bits.
+            RingRangeError: a value is too large; P2 names its layer.
         """
+        require_rows(party.rules, inputs.shape[0])
         last = len(self.layers) - 1
         sloped = last if loss == "cross_entropy" else last + 1
         kept = self._forward(party, inputs, sloped, party.rules.delta_bits)
@@ -139,7 +143,7 @@ class Network:
         for index in reversed(range(len(self.layers))):
             (delta,) = party.open(delta)
             below = self._delta_below(party, kept, delta, index) if index else None
-            self._descend(party, kept.inputs[index], delta, index, rate)
+            self._descend(party, kept.inputs[index], delta, index, rate, loss)
             if below is not None:
                 delta = below
 
@@ -208,7 +212,9 @@ class Network:
         delta = kept.output.minus(targets.finer(kept.output.bits))
         named = self.layers[last].function
         if delta.bits > party.rules.delta_bits:
-            scalings = self._scalings(party, delta.bits, delta.bits - party.rules.delta_bits)
+            shift = delta.bits - party.rules.delta_bits
+            # Outputs and targets are below 2^magnitude_bits, their difference below twice that.
+            scalings = (Scaling(shift, party.rules.zmax_bits(delta.bits) + 1),)
             delta = party.scale(delta, scalings, f"gradient of {_named(last)}")
         if loss == "cross_entropy" or not named:
             return delta
@@ -244,10 +250,12 @@ class Network:
         return found
 
     def _descend(
-        self, party: Party, inputs: Shared, delta: Shared, index: int, rate: float
+        self, party: Party, inputs: Shared, delta: Shared, index: int, rate: float, loss: Loss
     ) -> None:
-        each = self.weights[index]
-        scalings = rate_scalings(party.rules, inputs.shape[0], delta.bits, rate)
+        each, rules = self.weights[index], party.rules
+        # Behind a sigmoid outputs minus targets are below 1; otherwise see `_output_delta`.
+        more = rules.magnitude_bits + 1 if loss == "squared" else 0
+        scalings = rate_scalings(rules, inputs.shape[0], delta.bits, rate, more)
         beside = None
         if each.bias is not None:
             beside = delta.row_sum().finer(delta.bits + inputs.bits)

@@ -95,20 +95,21 @@ class Party(ABC):
         text = json.dumps([terms, self.rules.record(), session, attempt], sort_keys=True)
         digest = hashlib.sha256(text.encode()).digest()
         for peer in sorted(self.channels):
-            if self.role < peer:
-                secret = secrets.token_bytes(KEY_BYTES)
-                self.channels[peer].send_bytes(secret + digest, 0, "setup")
+            secret = secrets.token_bytes(KEY_BYTES) if self.role < peer else b""
+            self.channels[peer].send_bytes(secret + digest, 0, "setup")
+            if secret:
                 self.use_key(peer, secret, session, attempt)
         for peer in sorted(self.channels):
-            if self.role > peer:
-                raw = bytes(self.channels[peer].receive_bytes(0, KEY_BYTES + len(digest)))
-                if not hmac.compare_digest(raw[KEY_BYTES:], digest):
-                    raise DisagreementError(
-                        f"{NAMES[peer]} is about to compute something else",
-                        want="one network, one set of rules, one session at all three parties",
-                        fix="compare the arguments with which the parties were started",
-                    )
-                self.use_key(peer, raw[:KEY_BYTES], session, attempt)
+            size = KEY_BYTES if self.role > peer else 0
+            raw = bytes(self.channels[peer].receive_bytes(0, size + len(digest)))
+            if not hmac.compare_digest(raw[size:], digest):
+                raise DisagreementError(
+                    f"{NAMES[peer]} is about to compute something else",
+                    want="one network, one set of rules, one session at all three parties",
+                    fix="compare the arguments with which the parties were started",
+                )
+            if size:
+                self.use_key(peer, raw[:size], session, attempt)
 
     def shown_bits(self, shared: Shared) -> int:
         """Fraction bits at which `ask` shows values to P2; 40 bits of a word need twice those."""
@@ -116,7 +117,7 @@ class Party(ABC):
 
     def cuts(self, function: Function) -> bool:
         """Whether 40 bits are enough; near 0 the functions of positive numbers need them all."""
-        return self.rules.mode == "fast" and not function.positive
+        return self.rules.cuts and not function.positive
 
     def question(
         self, shared: Shared, function: Function, *, value: bool, slope: bool, bits: int

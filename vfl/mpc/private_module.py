@@ -114,7 +114,8 @@ class PrivateModule(nn.Module):
             targets: axes (rows, outputs) or (rows,), owned by P1; 0 and 1 for "cross_entropy".
             loss: "cross_entropy" needs a sigmoid at the end.
             learning_rate: of the gradient averaged over a batch.
-            batch_rows: rows of a step; what is left of an epoch is not used.
+            batch_rows: rows of a step; the last of an epoch has what is left, if that is no
+                single row.
             epochs: passes over the rows.
             seed: public; of the order of rows.
 
@@ -207,10 +208,14 @@ def _inputs(party: Party, flat: Tensor) -> Shared:
 def batches(
     rows: Shared, labels: Shared, batch_rows: int, epochs: int, seed: int
 ) -> Iterator[tuple[Shared, Shared]]:
-    """Batches in an order that follows from the public seed; an opening stays one."""
+    """Batches in an order that follows from the public seed; an opening stays one.
+
+    A remainder of a single row is dropped, as `vfl train` does.
+    """
     count = rows.shape[0]
     for epoch in range(epochs):
         order = torch.from_numpy(permutation(seed, count, "mpc", epoch))
-        for start in range(0, count - batch_rows + 1, batch_rows):
+        for start in range(0, count, batch_rows):
             index = order[start : start + batch_rows]
-            yield rows.rows(index), labels.rows(index)
+            if len(index) > 1 or len(index) == min(batch_rows, count):
+                yield rows.rows(index), labels.rows(index)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 
+from vfl.errors import BadOptionError
 from vfl.mpc.rules import Rules
 from vfl.mpc.truncation import Scaling
 
 #: Bits of the whole number that stands for learning rate over rows.
 _RATE_BITS = 10
-#: A column times a gradient is expected below 2^6, so its sum over rows below rows times that.
-_ROW_BITS = 6
 #: Beyond it a quarter of the ring is no longer room enough to move a share.
 _MOST_ZMAX_BITS = 61
 
@@ -25,10 +24,49 @@ def whole_rate(rate: float) -> tuple[int, int]:
     return round(rate * 2**shift), shift
 
 
-def rate_scalings(rules: Rules, rows: int, bits: int, rate: float) -> tuple[Scaling, Scaling]:
-    """First the product's own fraction, then rate = times / 2^shift."""
+def rate_scalings(
+    rules: Rules, rows: int, bits: int, rate: float, gradient_bits: int = 0
+) -> tuple[Scaling, Scaling]:
+    """First the product's own fraction, then rate = times / 2^shift.
+
+    A sum over rows of columns, below 2^magnitude_bits each, times gradients is what is divided.
+
+    Args:
+        rules: the same at all parties.
+        rows: of the batch.
+        bits: of the gradients' fraction.
+        rate: learning rate over rows.
+        gradient_bits: gradients are below 2 to this; as far as the ring has room.
+    """
     times, shift = whole_rate(rate)
-    magnitude = max(rules.magnitude_bits, _ROW_BITS + math.ceil(math.log2(rows)))
+    magnitude = rules.magnitude_bits + _sum_bits(rows) + gradient_bits
     first = Scaling(bits, min(rules.bits + bits + magnitude, _MOST_ZMAX_BITS))
-    second = Scaling(shift, rules.bits + magnitude + _RATE_BITS, times, rate=True)
-    return first, second
+    most = min(rules.bits + magnitude + _RATE_BITS, _MOST_ZMAX_BITS)
+    return first, Scaling(shift, most, times, rate=True)
+
+
+def require_rows(rules: Rules, rows: int) -> None:
+    """Refuse a batch over which even gradients below 1 could add up to more than is divided.
+
+    Raises:
+        BadOptionError: there are too many rows for so many bits.
+    """
+    room = _MOST_ZMAX_BITS - rules.bits - rules.delta_bits - rules.magnitude_bits
+    if _sum_bits(rows) > room:
+        raise BadOptionError(
+            "sums over so many rows do not fit the ring",
+            where="rows of a batch",
+            got=f"{rows}, with {rules.bits} bits, {rules.delta_bits} delta_bits and "
+            f"{rules.magnitude_bits} magnitude_bits",
+            want=f"at most {2**room} rows" if room >= 0 else "fewer bits",
+            fix="lower magnitude_bits and scale the columns, or lower delta_bits or the rows",
+        )
+
+
+def _sum_bits(rows: int) -> int:
+    """Bits that a sum over rows may have more than its largest part.
+
+    >>> _sum_bits(1), _sum_bits(128), _sum_bits(129)
+    (0, 7, 8)
+    """
+    return (rows - 1).bit_length()

@@ -6,18 +6,23 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from vfl.errors import BadOptionError
+from vfl.mpc.ring import limit_bits
 from vfl.options import require_choice, require_range
 
 Mode = Literal["thesis", "fast"]
 MODES = ("thesis", "fast")
 P0, P1, P2 = 0, 1, 2
 NAMES = ("P0", "P1", "P2")
-#: With 21 bits the 40 bits of a permuted share cost an error of at most 4e-6, with 20 of 1.5e-5.
 _BITS = {"thesis": 23, "fast": 21}
+#: With 21 bits the 40 bits of a permuted share cost an error of at most 4e-6; with fewer 4 times
+#: that a bit, which soon is more than the fraction's own error.
+_LEAST_CUT_BITS = 21
 #: A truncated value below this many bits before the point is exact within one unit.
 _MAGNITUDE_BITS = 8
 #: Of a product with its fraction; beyond it there is no room to move shares in.
 _PRODUCT_BITS = 60
+#: A sum that has wrapped looks like any number; that many bits below the limit one in 128 does.
+_SPARE_BITS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,8 @@ class Rules:
     Attributes:
         mode: "thesis" is chapter 5 as written, with its errors mended; "fast" opens each tensor
             once and both ways at the same time, keeps the scale of products that go to P2, sends
-            40 bits of permuted shares and asks for value and slope together.
+            40 bits of permuted shares (64 where `bits` is below 21) and asks for value and slope
+            together.
         bits: fraction bits of shared values.
         magnitude_bits: values that are truncated are smaller than 2 to this; see `Scaling`. What
             parties share of networks must be too.
@@ -66,6 +72,16 @@ class Rules:
     def most_magnitude_bits(self) -> int:
         """The largest `magnitude_bits` with so many fraction bits."""
         return _PRODUCT_BITS - 2 * self.bits
+
+    @property
+    def sum_bits(self) -> int:
+        """Bits before the point that a sum of products may have, and has probably not wrapped."""
+        return max(self.magnitude_bits, limit_bits(self.bits) - _SPARE_BITS)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether P2 hears 40 bits of a permuted share, where a function can do with them."""
+        return self.mode == "fast" and self.bits >= _LEAST_CUT_BITS
 
     def zmax_bits(self, bits: int) -> int:
         """Bits of the largest product that is truncated safely; `bits` are of its fraction."""

@@ -11,13 +11,14 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 
+from pydantic import ValidationError
+
 from vfl import errors
 from vfl.errors import LostPeerError, PeerFailedError, UserError, VFLError
 from vfl.mpc.rules import NAMES
 from vfl.triple.door import LISTENS, Invitation
 from vfl.triple.messages import Invitations, Job, Told
 
-_START_S = 120.0
 _END_S = 10.0
 #: Parties that others connect to.
 _DOORS = sum(bool(callers) for callers in LISTENS.values())
@@ -34,7 +35,7 @@ class Crew:
     """A context manager; the processes end with it, whatever they are doing.
 
     Args:
-        jobs: of P0, P1 and P2.
+        jobs: of P0, P1 and P2, each to begin within its `join_s`.
 
     Attributes:
         processes: by role, for tests that kill one.
@@ -48,7 +49,8 @@ class Crew:
                 [sys.executable, "-P", "-m", "vfl.triple.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
                 env=os.environ | _ENVIRONMENT,
             )
             for _ in jobs
@@ -111,7 +113,7 @@ class Crew:
         While all work, each waits for the others only so long, so whoever hangs is told of. Before
         that and after it, when nobody may be waiting for the one that hangs, time is counted here.
         """
-        patience = None if started else _START_S
+        patience = None if started else max(job.join_s for job in self._jobs)
         if last:
             patience = max(job.timeout_s for job in self._jobs) + _END_S
         try:
@@ -128,12 +130,18 @@ class Crew:
             if told is None:
                 raise LostPeerError(
                     f"the process of {NAMES[role]} ended early",
-                    got=f"exit status {self.processes[role].wait()}",
+                    got=self._end_of(role),
                     fix="its own words are on standard error",
                 )
             if told.error is not None:
                 raise _failure(role, told.error)
         return [told for _, told in sorted(last.items()) if told is not None]
+
+    def _end_of(self, role: int) -> str:
+        try:
+            return f"exit status {self.processes[role].wait(_END_S)}"
+        except subprocess.TimeoutExpired:  # it closed its output, and goes on
+            return "no word more, while it still runs"
 
     def _pass_on(self, doors: Mapping[int, Mapping[int, Invitation]]) -> None:
         for role in range(len(self._jobs)):
@@ -153,7 +161,10 @@ class Crew:
         final = False
         with contextlib.suppress(ValueError):  # closed while it was read
             for line in stdout:
-                told = Told.model_validate_json(line)
+                try:
+                    told = Told.model_validate_json(line)
+                except ValidationError:  # printed by something else, which got past `main`
+                    continue
                 final = told.outcome is not None or told.error is not None
                 self._lines.put((role, told))
         if not final:

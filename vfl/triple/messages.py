@@ -18,7 +18,8 @@ class Job(Settings):
         experiment: where its own rows come from.
         terms: of a new training; None to ask the network in `kept`.
         timeout_s: how long it waits for another party.
-        join_s: how long it waits for the others to come.
+        join_s: how long it waits for the others to come, and whoever starts all three for each to
+            load its table and open its door.
         kept: folder of its part of a trained network; "" for none.
         keep: folder that its part is written to; "" for none.
     """
@@ -27,7 +28,7 @@ class Job(Settings):
     experiment: Experiment
     terms: Terms | None
     timeout_s: float
-    join_s: float = 60.0
+    join_s: float
     kept: str = ""
     keep: str = ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -15,9 +16,11 @@ from vfl.config import Experiment
 from vfl.config.experiment import PartyName
 from vfl.config.toml import Settings
 from vfl.datasets import PartyData
-from vfl.errors import BadOptionError, ConfigError
+from vfl.errors import BadOptionError, ConfigError, ProtocolError
+from vfl.frame import LIMIT_BYTES
 from vfl.mpc import Layer, Rules
-from vfl.mpc.rules import Mode
+from vfl.mpc.ring import WORD_BYTES
+from vfl.mpc.rules import NAMES, Mode
 from vfl.options import require_range
 from vfl.version import VERSION
 
@@ -160,6 +163,7 @@ class Plan(Terms):
 
         Raises:
             BadOptionError: a batch has more rows than there are.
+            ProtocolError: a party says that it has so much that no frame could carry the weights.
         """
         terms, label = facts[0].terms, facts[facts[0].terms.label_role]
         if terms.task == "train" and terms.batch_rows > label.train_rows:
@@ -176,6 +180,7 @@ class Plan(Terms):
             test_rows=label.test_rows,
             classes=label.classes,
         )
+        plan._require_frames()
         named = plan.session(facts)
         return plan if plan.training else plan.model_copy(update={"training": named})
 
@@ -197,9 +202,31 @@ class Plan(Terms):
     @property
     def layers(self) -> list[Layer]:
         """ReLU inside; at the end a sigmoid for classes."""
-        pairs = list(zip(self.widths, self.widths[1:], strict=False))
+        pairs = list(pairwise(self.widths))
         inner = [Layer(inputs, outputs, "relu") for inputs, outputs in pairs[:-1]]
         return [*inner, Layer(*pairs[-1], "sigmoid" if self.classes else "")]
+
+    def _require_frames(self) -> None:
+        """Before anything is made of sizes that others said: a layer's weights fit a frame."""
+        most, last = LIMIT_BYTES // WORD_BYTES, len(self.widths) - 2
+        for index, (inputs, outputs) in enumerate(pairwise(self.widths)):
+            if inputs * outputs <= most:
+                continue
+            said = dict[str, int]()
+            if index == 0:
+                said |= {f"columns of {NAMES[role]}": self.columns[role] for role in (0, 1)}
+            if index == last:
+                said[f"classes of {NAMES[self.label_role]}"] = self.classes
+            for width in self.hidden[max(index - 1, 0) : index + 1]:
+                said["units of a hidden layer"] = max(width, said.get("units of a hidden layer", 0))
+            what = max(said, key=lambda name: said[name])
+            raise ProtocolError(
+                f"a layer has more weights than a frame carries, for {said[what]} {what}",
+                where=f"layer {index}",
+                got=f"{inputs} x {outputs} weights",
+                want=f"at most {most}",
+                fix="give fewer columns or narrower layers; if a party has fewer, ask it",
+            )
 
 
 @dataclass(frozen=True, slots=True)

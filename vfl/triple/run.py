@@ -23,6 +23,7 @@ from vfl.triple.plan import Plan, Terms
 from vfl.triple.program import Outcome, play
 
 CARD = "mpc.json"
+JOIN_S = 120.0
 Tell = Callable[[dict[str, float]], None]
 
 
@@ -36,6 +37,7 @@ def train_private(
     learning_rate: float = 0.5,
     processes: bool = True,
     timeout_s: float = 60.0,
+    join_s: float = JOIN_S,
     weights_seed: int | None = None,
     tell: Tell = lambda figures: None,
 ) -> dict[str, Any]:
@@ -53,6 +55,7 @@ def train_private(
         processes: three processes with TLS between each two, each of which loads its own party's
             columns; or three threads of this one, which then joins the parties' tables by ids.
         timeout_s: how long a party waits for another.
+        join_s: how long processes may take to load their tables; more for large ones.
         weights_seed: for comparisons only: first weights that anybody can repeat.
         tell: told the figures of every epoch.
 
@@ -69,7 +72,8 @@ def train_private(
     terms = Terms.of(experiment, rules or Rules(mode), hidden, learning_rate, weights_seed)
     with new_folder(folder):
         if processes:
-            outcomes = _as_processes(experiment, terms, timeout_s, tell, keep_in=folder)
+            jobs = _jobs(experiment, terms, timeout_s, join_s, keep_in=folder)
+            outcomes = _as_processes(jobs, tell)
         else:
             outcomes = _as_threads(experiment, [Kept(terms, {})] * 3, timeout_s, tell, folder)
         card = card_of(outcomes, processes)
@@ -85,7 +89,7 @@ def train_private(
 
 
 def infer_private(
-    folder: Path, *, processes: bool = True, timeout_s: float = 60.0
+    folder: Path, *, processes: bool = True, timeout_s: float = 60.0, join_s: float = JOIN_S
 ) -> dict[str, Any]:
     """Answer the test rows with a network of `train_private`, from what its parties kept.
 
@@ -105,7 +109,8 @@ def infer_private(
             "this is no card of a private network", where=str(folder / CARD)
         ) from None
     if processes:
-        outcomes = _as_processes(experiment, None, timeout_s, lambda figures: None, folder)
+        jobs = _jobs(experiment, None, timeout_s, join_s, kept_in=folder)
+        outcomes = _as_processes(jobs, lambda figures: None)
     else:
         kept = [kept_at(folder / name, role) for role, name in enumerate(NAMES)]
         outcomes = _as_threads(experiment, kept, timeout_s, lambda figures: None)
@@ -156,25 +161,29 @@ def _as_threads(
     return [outcome for _, outcome in played]
 
 
-def _as_processes(
+def _jobs(
     experiment: Experiment,
     terms: Terms | None,
     timeout_s: float,
-    tell: Tell,
+    join_s: float,
     kept_in: Path | None = None,
     keep_in: Path | None = None,
-) -> list[Outcome]:
-    jobs = [
+) -> list[Job]:
+    return [
         Job(
             role=role,
             experiment=experiment,
             terms=terms,
             timeout_s=timeout_s,
+            join_s=join_s,
             kept=str(kept_in / name) if kept_in else "",
             keep=str(keep_in / name) if keep_in else "",
         )
         for role, name in enumerate(NAMES)
     ]
+
+
+def _as_processes(jobs: Sequence[Job], tell: Tell) -> list[Outcome]:
     with Crew(jobs) as crew:
         return [Outcome(**(told.outcome or {})) for told in crew.run(tell)]
 

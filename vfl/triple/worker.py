@@ -5,13 +5,13 @@ Started as ``python -m vfl.triple.worker``; ``vfl mpc party`` does the same work
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from vfl.config import Experiment
-from vfl.config.toml import Settings
 from vfl.datasets import PartyData
 from vfl.errors import ConfigError, VFLError
 from vfl.mpc import make_party
@@ -82,12 +82,7 @@ def own_data(experiment: Experiment, terms: Terms, role: int) -> PartyData | Non
     return None if helps else load_party(experiment, parties[role])
 
 
-def tell(message: Settings) -> None:
-    """One line to whoever started this process."""
-    print(message.model_dump_json(exclude_none=True), flush=True)
-
-
-def _reach(job: Job, links: Links) -> Mapping[int, Invitation]:
+def _reach(job: Job, links: Links, tell: Callable[[Told], None]) -> Mapping[int, Invitation]:
     """Over the loopback, with secrets made now; whoever started this process passes them on."""
     if LISTENS[job.role]:
         door = Door.fresh(job.role, _HOST)
@@ -98,12 +93,20 @@ def _reach(job: Job, links: Links) -> Mapping[int, Invitation]:
 
 def main() -> int:
     """Do one job; the exit code is that of its error."""
+    # What a library prints must not get between the lines.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def tell(told: Told) -> None:
+        """One line to whoever started this process."""
+        print(told.model_dump_json(exclude_none=True), file=answers, flush=True)
+
     use_one_thread()
     try:
         job = Job.model_validate_json(sys.stdin.readline())
         links = Links(job.role, job.timeout_s, job.join_s)
         outcome = work(
-            job, links, lambda: _reach(job, links), lambda found: tell(Told(figures=found))
+            job, links, lambda: _reach(job, links, tell), lambda found: tell(Told(figures=found))
         )
     except VFLError as error:
         tell(Told(error=error.record()))
