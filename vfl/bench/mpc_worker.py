@@ -21,14 +21,13 @@ from vfl.mpc.traffic import bytes_by_phase, traffic
 from vfl.mpc.workloads import Example, workload_named
 from vfl.threads import use_one_thread
 from vfl.transport import Credential, Hello, TcpHub, TcpLink, TransportLink
+from vfl.triple.door import CALLS, LISTENS
 
-#: Whom each role listens for.
-_CALLERS = {0: (1,), 1: (), 2: (0, 1)}
 _JOIN_S = 60.0
 
 
 class Links:
-    """This party's two connections.
+    """This party's two connections, as `vfl.triple.links` has them but without TLS.
 
     Args:
         place: the process's.
@@ -38,18 +37,17 @@ class Links:
         self._place = place
         self._hub: TcpHub | None = None
         self._links: dict[int, TransportLink] = {}
-        if callers := _CALLERS[place.rank]:
+        if callers := LISTENS[place.rank]:
             known = {NAMES[each]: Credential(NAMES[each], place.token) for each in callers}
             self._hub = TcpHub(place.host, 0, place.session, known)
         self.port = self._hub.port if self._hub else 0
 
     def connect(self, doors: Doors) -> dict[int, TransportLink]:
         """Links to the two others, by role."""
-        place, callers = self._place, _CALLERS[self._place.rank]
+        place, callers = self._place, LISTENS[self._place.rank]
         hello = Hello(place.session, NAMES[place.rank], place.token)
-        for role, calling in _CALLERS.items():
-            if place.rank in calling:
-                self._links[role] = TcpLink.connect(*doors.doors[role], hello, None)
+        for role in CALLS[place.rank]:
+            self._links[role] = TcpLink.connect(*doors.doors[role], hello, None)
         if self._hub is not None:
             self._hub.wait_all([NAMES[each] for each in callers], _JOIN_S)
             self._links |= {each: self._hub.link(NAMES[each]) for each in callers}

@@ -119,10 +119,6 @@ class Shared:
         self._same_bits(other)
         return Shared(self.words - other.words, self.bits)
 
-    def times(self, factor: int) -> Shared:
-        """The multiple by a public whole number."""
-        return Shared(self.words * factor, self.bits)
-
     def finer(self, bits: int) -> Shared:
         """The same value with more fraction bits.
 
@@ -147,10 +143,6 @@ class Shared:
     def row_sum(self) -> Shared:
         """The sum over rows; axes (columns,)."""
         return Shared(self.words.sum(0), self.bits)
-
-    def reshaped(self, *shape: int) -> Shared:
-        """Other axes of the same elements; an opening is forgotten."""
-        return Shared(self.words.reshape(shape), self.bits)
 
     def alone(self) -> Shared:
         """The words and what they stand for, forgetting openings and owners."""
