@@ -1,5 +1,7 @@
 """A finished run as a case: the cuts are those that travel, and the rows those of the split."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -163,3 +165,13 @@ def test_a_run_with_shared_first_layers_has_no_bottom_to_attack(tmp_path):
     run.train(asked, tmp_path, "shared")
     with pytest.raises(ExposedCutError, match="no party has a bottom"):
         Victim.of_run(RunFolder.open(tmp_path / "shared"), run.load_data(asked), "left")
+
+
+def test_labels_of_a_class_without_rows_cannot_leak(trained):
+    folder, data, _ = trained
+    split = data["label"].split
+    last = data["label"].labels[torch.from_numpy(split.train)] == 9
+    fewer = replace(split, train=split.train[~last.numpy()])
+    rest = {name: replace(own, split=fewer) for name, own in data.items()}
+    with pytest.raises(TooFewRowsError):
+        Victim.of_run(folder, rest, "left").case(1, leak())

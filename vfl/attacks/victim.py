@@ -214,7 +214,7 @@ class Victim:
 
     def _leak(self, k: int, draw: torch.Generator, part: Part) -> Evidence:
         rows = self._rows(part)
-        leaked = rows[draw_leak(self.labels[rows], k, draw)]
+        leaked = rows[draw_leak(self.labels[rows], k, draw, self.classes)]
         return Evidence(self._inputs(leaked), self.cuts(leaked), self.labels[leaked])
 
     def _part(self, part: Part) -> Evidence:
