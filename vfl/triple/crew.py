@@ -14,7 +14,7 @@ from types import TracebackType
 from pydantic import ValidationError
 
 from vfl import errors
-from vfl.errors import LostPeerError, PeerFailedError, UserError, VFLError
+from vfl.errors import DisagreementError, LostPeerError, PeerFailedError, UserError, VFLError
 from vfl.mpc.rules import NAMES
 from vfl.triple.door import LISTENS, Invitation
 from vfl.triple.messages import Invitations, Job, Told
@@ -22,11 +22,12 @@ from vfl.triple.messages import Invitations, Job, Told
 _END_S = 10.0
 #: Parties that others connect to.
 _DOORS = sum(bool(callers) for callers in LISTENS.values())
-#: Errors about the files and arguments of whoever runs all three, by code.
+#: Errors about the files and arguments of whoever runs all three, by code; what the three disagree
+#: about is among these.
 _OWN = {
     kind.code: kind
     for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, UserError)
+    if isinstance(kind, type) and issubclass(kind, UserError | DisagreementError)
 }
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
@@ -66,6 +67,7 @@ class Crew:
 
         Raises:
             UserError: one of them stopped for a reason that lies in files or arguments.
+            DisagreementError: their parts are of two trainings.
             PeerFailedError: one of them stopped for another reason of its own.
             LostPeerError: one was killed, or does not go on.
         """
