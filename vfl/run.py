@@ -62,7 +62,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
     column = _label_column(experiment)
     columns = {name: _patterns(experiment, name) for name in experiment.parties}
     common = (label.party, label.task, experiment.seed, data.validation, data.test)
-    form = _form(experiment)
+    form = table_form(experiment)
     sources = _sources(experiment)
     if not sources:
         return load_table(data.source, data.id, column, columns, *common, form, fold)
@@ -91,7 +91,7 @@ def load_party(experiment: Experiment, name: str) -> PartyData:
         )
     column, sources = _label_column(experiment), _sources(experiment)
     if not sources:
-        names = column_names(data.source, _form(experiment), "data.source")
+        names = column_names(data.source, table_form(experiment), "data.source")
         _check_dealt(experiment, names, column)
     owns = name == label.party
     return load_own(
@@ -104,7 +104,7 @@ def load_party(experiment: Experiment, name: str) -> PartyData:
         experiment.seed,
         data.validation,
         data.test,
-        form=_form(experiment),
+        form=table_form(experiment),
         left_out=None if owns else column,
         setting=f"parties.{name}.columns",
     )
@@ -131,7 +131,8 @@ def _patterns(experiment: Experiment, name: str) -> Sequence[str]:
     return experiment.parties[name].columns or ("*",)
 
 
-def _form(experiment: Experiment) -> TableFormat:
+def table_form(experiment: Experiment) -> TableFormat:
+    """How the tables of an experiment are written."""
     data = experiment.data
     return TableFormat(data.separator, data.missing, data.id_type)
 

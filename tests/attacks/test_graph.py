@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from vfl.attacks import graph
 from vfl.attacks.graph import neighbour_graph
 from vfl.attacks.label_propagation import propagate
 from vfl.attacks.spectral import clusters
@@ -30,8 +31,29 @@ def dense_graph():
 
 
 def test_the_graph_is_the_one_a_double_loop_draws():
-    graph = neighbour_graph(rows(), NEIGHBOURS).toarray()
-    assert np.allclose(graph, dense_graph(), atol=1e-5)
+    found = neighbour_graph(rows(), NEIGHBOURS).toarray()
+    assert np.allclose(found, dense_graph(), atol=1e-5)
+
+
+@pytest.mark.parametrize("known", [1, 2, 5, ROWS - 1, ROWS])
+def test_a_leak_changes_nothing_but_what_is_searched_again(monkeypatch, known):
+    searched = []
+    among = graph._among
+    monkeypatch.setattr(
+        graph, "_among", lambda *given: searched.append(len(given[0])) or among(*given)
+    )
+    monkeypatch.setattr(graph, "_KEPT", {})
+    for _ in range(2):
+        found = neighbour_graph(rows(), NEIGHBOURS, known).toarray()
+        assert np.allclose(found, neighbour_graph(rows(), NEIGHBOURS).toarray(), atol=1e-6)
+    assert searched.count(ROWS - known) == (ROWS - known > 0)
+
+
+def test_only_so_many_searches_are_kept(monkeypatch):
+    monkeypatch.setattr(graph, "_KEPT", {})
+    for shift in range(graph._KEPT_MOST + 3):
+        neighbour_graph(rows() + shift, NEIGHBOURS, 2)
+    assert len(graph._KEPT) == graph._KEPT_MOST
 
 
 def test_labels_spread_as_the_inverse_says():
@@ -51,9 +73,9 @@ def test_twins_do_no_harm():
 @pytest.mark.filterwarnings("error")
 def test_a_row_beside_twins_stays_alone():
     rows = torch.tensor([[0.0], [0.0], [0.0], [1.0]])
-    graph = neighbour_graph(rows, 2).toarray()
-    assert np.isfinite(graph).all()
-    assert not graph[3].any()
+    found = neighbour_graph(rows, 2).toarray()
+    assert np.isfinite(found).all()
+    assert not found[3].any()
     assert (propagate(rows, torch.tensor([1, 0]), 2, 2, 0.5)[3] == 0).all()
 
 

@@ -9,7 +9,8 @@ from vfl.datasets import own
 from vfl.errors import ConfigError, MissingColumnError, SharedColumnError
 from vfl.mpc.rules import Rules
 from vfl.run import load_data, load_party
-from vfl.triple import worker
+from vfl.triple import own_rows
+from vfl.triple.kept import Kept
 from vfl.triple.plan import Terms
 
 COLUMNS = {"bank": ("a", "b*"), "shop": ("c",)}
@@ -104,11 +105,11 @@ def test_tables_of_the_others_need_not_be_there(tmp_path, table):
 
 def test_a_process_asks_for_one_party_and_a_helper_for_none(tmp_path, table, monkeypatch):
     asked = []
-    monkeypatch.setattr(worker, "load_party", lambda experiment, name: asked.append(name))
+    monkeypatch.setattr(own_rows, "load_party", lambda experiment, name: asked.append(name))
     for label in ("lender", "bank"):
         found = dealt(tmp_path, label)
         for role in range(3):
-            worker.own_data(found, Terms.of(found, Rules()), role)
+            own_rows.own_rows(found, Kept(Terms.of(found, Rules()), {}), role)
     assert asked == ["bank", "shop", "lender", "bank", "shop"]
 
 

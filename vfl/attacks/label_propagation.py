@@ -74,7 +74,7 @@ def propagate(rows: Tensor, labels: Tensor, classes: int, neighbours: int, sprea
         neighbours: of each row in the graph.
         spread: 0 to below 1.
     """
-    graph = neighbour_graph(rows, neighbours)
+    graph = neighbour_graph(rows, neighbours, len(labels))
     system = sparse.eye_array(len(rows)) - spread * graph
     start = np.zeros((len(rows), classes))
     start[: len(labels)] = one_hot(labels, classes).numpy()

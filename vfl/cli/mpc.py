@@ -122,6 +122,40 @@ def infer(
     _show(card, folder, json)
 
 
+@app.command("predict")
+def predict(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A folder of vfl mpc train.")],
+    rows: Annotated[
+        list[str],
+        typer.Option(
+            metavar="PARTY=FILE", help="A party's table of new rows; repeat it. FILE: all parties'."
+        ),
+    ],
+    timeout_s: Patience = 60.0,
+    join_s: Join = 120.0,
+    in_process: InProcess = False,
+    json: Json = False,
+) -> None:
+    """Answer new rows, which have no labels: predictions.csv at the party with the labels.
+
+    That party's table needs the ids alone, if it has no columns.
+    """
+    from vfl.threads import use_one_thread
+    from vfl.triple import predict_private
+
+    use_one_thread()
+    named = [each.rpartition("=") for each in rows]
+    given = {name: Path(file) for name, _, file in named}
+    card = predict_private(
+        folder,
+        given.get("", given) if len(given) == 1 else given,
+        processes=not in_process,
+        timeout_s=timeout_s,
+        join_s=join_s,
+    )
+    _show(card, folder, json)
+
+
 @app.command("invite")
 def invite(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the files go.")],
@@ -158,6 +192,9 @@ def party(
     ask: Annotated[
         Path | None, typer.Option(help="What this party kept of a training, to ask its network.")
     ] = None,
+    rows: Annotated[
+        Path | None, typer.Option(help="With --ask: this party's table of new rows, to predict.")
+    ] = None,
     settings: Set = None,
     mode: Mode = "fast",
     hidden: Hidden = "",
@@ -176,20 +213,23 @@ def party(
 
     All three give the same experiment and options, which they compare before anything else. Each
     reads its own table alone: in its copy of the experiment, another party's `source` need not
-    be there. A new training is kept in `--out`; with `--ask` nothing is.
+    be there. A new training is kept in `--out`; with `--ask` nothing is, but for the answers of
+    `--rows` at the party with the labels.
     """
     from vfl.config import read_experiment
     from vfl.threads import use_one_thread
     from vfl.triple.alone import Ways, ask_alone, role_of, train_alone
     from vfl.triple.plan import Terms
 
+    if rows and not ask:
+        raise typer.BadParameter("rows are predicted with --ask RUN", param_hint="--rows")
     use_one_thread()
     experiment = read_experiment(path, settings or [])
     role = role_of(experiment, name)
     at = _address(listen, "--listen") if listen else None
     ways = Ways.read(role, door, at, invitation or [], timeout_s, join_s)
     if ask:
-        card, folder = ask_alone(experiment, ask, ways), ask
+        card, folder = ask_alone(experiment, ask, ways, rows), ask
     else:
         rules = _rules(mode, bits, magnitude_bits, delta_bits, least_permuted, flips)
         terms = Terms.of(experiment, rules, _widths(hidden), learning_rate)
@@ -259,6 +299,8 @@ def _show(card: Mapping[str, Any], folder: Path, json: bool) -> None:
     for name, value in card.items():
         if name.startswith("test_"):
             print(f"{name.replace('_', ' '):<16} {figure(value)}")
+    if "predictions" in card:
+        print(f"{'predictions':<16} {card['rows']} rows in {card['predictions']}")
     for phase in ("setup", "offline", "online"):
         print(f"{phase:<16} {size(card[f'bytes_{phase}'])}")
     print(f"{'seconds':<16} {card['seconds']:.2f}")

@@ -120,14 +120,24 @@ def train_alone(
         return _play(experiment, terms, ways, tell, keep=str(folder))
 
 
-def ask_alone(experiment: Experiment, folder: Path, ways: Ways) -> dict[str, Any]:
+def ask_alone(
+    experiment: Experiment, folder: Path, ways: Ways, rows: Path | None = None
+) -> dict[str, Any]:
     """Play one party in an inference with what `train_alone` kept. Its card.
+
+    Args:
+        experiment: that was trained.
+        folder: this party's part.
+        ways: to the others.
+        rows: this party's table of new rows, to predict instead of the test rows.
 
     Raises:
         RunFolderError: there is nothing of this party's.
         VFLError: what went wrong, here or at another party.
     """
-    return _play(experiment, None, ways, lambda figures: None, kept=str(folder))
+    return _play(
+        experiment, None, ways, lambda figures: None, kept=str(folder), rows=str(rows or "")
+    )
 
 
 def _play(
@@ -135,7 +145,7 @@ def _play(
     terms: Terms | None,
     ways: Ways,
     tell: Callable[[dict[str, float]], None],
-    **folders: str,
+    **paths: str,
 ) -> dict[str, Any]:
     job = Job(
         role=ways.role,
@@ -143,7 +153,7 @@ def _play(
         terms=terms,
         timeout_s=ways.timeout_s,
         join_s=ways.join_s,
-        **folders,
+        **paths,
     )
     links = Links(ways.role, ways.timeout_s, ways.join_s)
     return card_of([work(job, links, lambda: ways.reach(links), tell)], processes=True)

@@ -1,20 +1,24 @@
 """What a party keeps of a training: the plan, and at P0 and P1 a share bound to that training.
 
-party.json           who this was, and the plan all three agreed on
+party.json           who this was, the plan all three agreed on, what the outputs stand for
 share.safetensors    P0's or P1's share of every weight; which training and role, in its header
+encoder.json         what turned this party's table into columns
+predictions.csv      where the labels are: the answers for the last new rows
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from torch import Tensor
 
+from vfl.datasets import Encoder, PartyData, read_encoder
 from vfl.errors import RunFolderError
 from vfl.mpc.rules import NAMES
+from vfl.server.predictions import write_predictions
 from vfl.storage import (
     check_format,
     load_weights,
@@ -24,11 +28,15 @@ from vfl.storage import (
     stamp,
     write_bytes,
     write_json,
+    write_text,
 )
-from vfl.triple.plan import Plan, Terms
+from vfl.triple.plan import Plan, Task, Terms
+from vfl.triple.program import Outcome
 
 _PARTY = "party.json"
 _SHARE = "share.safetensors"
+_ENCODER = "encoder.json"
+_ANSWERS = "predictions.csv"
 
 
 class Kept(NamedTuple):
@@ -37,23 +45,41 @@ class Kept(NamedTuple):
     Attributes:
         terms: of an inference with its network, or of a new training.
         shares: ring words by layer; empty at P2, and before a training.
+        encoder: what turned its table into columns; None without a table of columns.
+        classes: what the outputs stand for; None without labels, and for a regression.
     """
 
     terms: Terms
     shares: Mapping[str, Tensor]
+    encoder: Encoder | None = None
+    classes: tuple[str | int, ...] | None = None
 
 
-def keep(folder: Path, role: int, plan: Plan, shares: Mapping[str, Tensor]) -> None:
+def keep(
+    folder: Path, role: int, plan: Plan, shares: Mapping[str, Tensor], data: PartyData | None
+) -> None:
     """Write one party's part; only its owner can read the share."""
     if shares:
         notes = {"training": plan.training, "role": NAMES[role]}
         write_bytes(folder / _SHARE, pack_weights(shares, notes), mode=0o600)
-    about = {"role": NAMES[role], "party": plan.parties[role]}
+    if data is not None and data.encoder is not None:
+        write_text(folder / _ENCODER, data.encoder.to_json())
+    classes = None if data is None or data.classes is None else list(data.classes)
+    about: dict[str, Any] = {"role": NAMES[role], "party": plan.parties[role], "classes": classes}
     write_json(folder / _PARTY, stamp() | about | {"plan": plan.model_dump(mode="json")})
 
 
-def kept_at(folder: Path, role: int) -> Kept:
-    """Read what `keep` wrote.
+def keep_answers(folder: Path, data: PartyData | None, outcome: Outcome) -> None:
+    """Write what a prediction told this party, if it was told anything."""
+    if data is None or outcome.outputs is None:
+        return
+    path = folder / _ANSWERS
+    write_predictions(path, data, [outcome.outputs], data.classes)
+    outcome.predictions = str(path)
+
+
+def kept_at(folder: Path, role: int, task: Task = "infer") -> Kept:
+    """Read what `keep` wrote, for what comes next.
 
     Raises:
         RunFolderError: it is not there, in another format, another role's, or of two trainings.
@@ -73,15 +99,19 @@ def kept_at(folder: Path, role: int) -> Kept:
     except ValidationError:
         raise RunFolderError("this is no plan of a private network", where=str(path)) from None
     _check(path, "role", record.get("role"), NAMES[role])
-    asked = {name: getattr(plan, name) for name in Terms.model_fields} | {"task": "infer"}
+    asked = {name: getattr(plan, name) for name in Terms.model_fields} | {"task": task}
     terms = Terms(**asked)
+    encoder = folder / _ENCODER
+    known = read_encoder(encoder.read_text()) if encoder.is_file() else None
+    named = record.get("classes")
+    classes = None if named is None else tuple(named)
     if role == 2:
-        return Kept(terms, {})
+        return Kept(terms, {}, known, classes)
     share = folder / _SHARE
     shares, notes = load_weights(share), read_notes(share)
     _check(share, "role", notes.get("role"), NAMES[role])
     _check(share, "training", notes.get("training"), plan.training)
-    return Kept(terms, shares)
+    return Kept(terms, shares, known, classes)
 
 
 def _check(path: Path, what: str, got: object, want: str) -> None:

@@ -13,7 +13,7 @@ from vfl.errors import DisagreementError, MisalignedError, ProtocolError
 from vfl.mpc import Party
 from vfl.mpc.rules import NAMES
 from vfl.session.peer_version import check_version
-from vfl.triple.plan import Facts, Plan, Terms
+from vfl.triple.plan import Facts, Plan, Terms, helps
 
 _FACTS_BYTES = 1 << 14
 _DIGEST_BYTES = 64
@@ -36,9 +36,9 @@ def meet(party: Party, terms: Terms, data: PartyData | None) -> Plan:
         BadOptionError: a batch has more rows than there are.
     """
     facts = _exchange(party, Facts.of(terms, data, secrets.token_hex(32)))
-    for role, found in enumerate(facts):
-        check_version(found.version, NAMES[role])
-        _check_terms(terms, found.terms, NAMES[role])
+    for peer, found in enumerate(facts):
+        check_version(found.version, NAMES[peer])
+        _check_terms(terms, party.role, found.terms, peer)
     plan = Plan.of_facts(facts)
     session = plan.session(facts)
     if data is not None:
@@ -64,20 +64,22 @@ def _exchange(party: Party, own: Facts) -> list[Facts]:
     return [found[role] for role in sorted(found)]
 
 
-def _check_terms(own: Terms, other: Terms, peer: str) -> None:
+def _check_terms(own: Terms, role: int, other: Terms, peer: int) -> None:
     mine, theirs = own.model_dump(), other.model_dump()
-    if own.task == other.task == "infer" and own.training != other.training:
+    if own.training and other.training and own.training != other.training:
         raise DisagreementError(
-            f"{peer} was given another training's network",
+            f"{NAMES[peer]} was given another training's network",
             where="shares of a private network",
             got=f"training {other.training[:12]} there",
             want=f"training {own.training[:12]}, as here",
             fix="give every party its own part of one training; parts of two do not add up",
         )
     differ = [name for name, value in mine.items() if theirs[name] != value]
+    if helps(own, role) or helps(own, peer):  # who only helps follows what the others ask
+        differ = [name for name in differ if name != "task"]
     if differ:
         raise DisagreementError(
-            f"{peer} was started with other settings",
+            f"{NAMES[peer]} was started with other settings",
             where=", ".join(differ),
             got=", ".join(str(theirs[name]) for name in differ),
             want=", ".join(str(mine[name]) for name in differ),

@@ -22,6 +22,7 @@ class Job(Settings):
             load its table and open its door.
         kept: folder of its part of a trained network; "" for none.
         keep: folder that its part is written to; "" for none.
+        rows: its table of new rows, which the network in `kept` is asked to predict; "" for none.
     """
 
     role: int
@@ -31,6 +32,7 @@ class Job(Settings):
     join_s: float
     kept: str = ""
     keep: str = ""
+    rows: str = ""
 
 
 class Invitations(Settings):

@@ -20,11 +20,11 @@ from vfl.errors import BadOptionError, ConfigError, ProtocolError
 from vfl.frame import LIMIT_BYTES
 from vfl.mpc import Layer, Rules
 from vfl.mpc.ring import WORD_BYTES
-from vfl.mpc.rules import NAMES, Mode
+from vfl.mpc.rules import NAMES, P2, Mode
 from vfl.options import require_range
 from vfl.version import VERSION
 
-Task = Literal["train", "infer"]
+Task = Literal["train", "infer", "predict"]
 _HEX = r"^[0-9a-f]{64}$"
 _COUNT = Field(default=0, ge=0, lt=2**40)
 
@@ -104,6 +104,11 @@ class Terms(Settings):
             self.least_permuted,
             self.flips,
         )
+
+
+def helps(terms: Terms, role: int) -> bool:
+    """Whether this party has neither columns nor labels."""
+    return role == P2 and terms.label_role != P2
 
 
 class Facts(Settings):

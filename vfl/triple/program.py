@@ -43,6 +43,8 @@ class Outcome:
         shares: this holder's share of the weights; empty at the helper.
         traffic, leaks: as plain values; see `vfl.mpc.traffic` and `vfl.mpc.leakage`.
         seconds: from the first share to the last figure.
+        outputs: of new rows, logits or numbers of axes (rows, outputs), at the owner of the labels.
+        predictions: where they were written.
     """
 
     plan: dict[str, Any] = field(default_factory=dict)
@@ -51,6 +53,8 @@ class Outcome:
     traffic: list[dict[str, Any]] = field(default_factory=list)
     leaks: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
+    outputs: Tensor | None = None
+    predictions: str = ""
 
 
 def play(
@@ -99,8 +103,12 @@ def follow(
         _train(party, plan, part, network, outcome, tell)
     else:
         network = _kept(party, plan, shares)
-        test = _columns(party, plan, part.test, plan.test_rows, "test inputs")
-        _judge(party, plan, part, network, test, outcome, tell)
+        if plan.task == "predict":
+            rows = _columns(party, plan, part.test, plan.test_rows, "new rows")
+            outcome.outputs = _asked(party, plan, network, rows, "outputs of new rows")
+        else:
+            test = _columns(party, plan, part.test, plan.test_rows, "test inputs")
+            _judge(party, plan, part, network, test, outcome, tell)
     if party.role in _HOLDERS:
         for index, each in enumerate(network.weights):
             outcome.shares[f"{index}.weight"] = each.weight.words
@@ -162,22 +170,28 @@ def _judge(
     """Figures of the test rows, whose outputs the owner of the labels receives."""
     if not plan.test_rows:
         return
+    outputs = _asked(party, plan, network, test, "test outputs")
+    if outputs is None:
+        return
+    assert part.test_labels is not None, "the owner has the labels"
+    quality = classification_quality if plan.classes else regression_quality
+    figures = quality(outputs, part.test_labels)
+    outcome.history.append(figures)
+    tell(figures)
+
+
+def _asked(party: Party, plan: Plan, network: Network, rows: Shared, where: str) -> Tensor | None:
+    """Logits or numbers of some rows, at the owner of the labels; None elsewhere."""
     found = []
     # A frame carries the widest layer's values, and may carry their slopes beside them.
     for start, end in _blocks(plan.test_rows, 2 * max(plan.widths)):
-        rows = test.rows(torch.arange(start, end))
-        found.append(party.reveal(network.infer(party, rows), plan.label_role, "test outputs"))
+        outputs = network.infer(party, rows.rows(torch.arange(start, end)))
+        found.append(party.reveal(outputs, plan.label_role, where))
     if found[0] is None:
-        return
-    outputs = torch.cat([each for each in found if each is not None])
-    network.check_outputs(party.rules, outputs)
-    assert part.test_labels is not None, "the owner has the labels"
-    if plan.classes:
-        figures = classification_quality(_logits(outputs), part.test_labels)
-    else:
-        figures = regression_quality(outputs, part.test_labels)
-    outcome.history.append(figures)
-    tell(figures)
+        return None
+    told = torch.cat([each for each in found if each is not None])
+    network.check_outputs(party.rules, told)
+    return _logits(told) if plan.classes else told
 
 
 def _logits(outputs: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vfl.config import Experiment
+from vfl.datasets import PartyData
 from vfl.errors import RunFolderError
 from vfl.mpc import Party, Rules, Trio
 from vfl.mpc.rules import NAMES, Mode
@@ -17,14 +18,19 @@ from vfl.mpc.traffic import PHASES
 from vfl.run import load_data
 from vfl.storage import check_format, read_json, stamp, write_json
 from vfl.triple.crew import Crew
-from vfl.triple.kept import Kept, keep, kept_at
+from vfl.triple.kept import Kept, keep, keep_answers, kept_at
 from vfl.triple.messages import Job
+from vfl.triple.own_rows import new_rows, own_rows
 from vfl.triple.plan import Plan, Terms
 from vfl.triple.program import Outcome, play
 
 CARD = "mpc.json"
 JOIN_S = 120.0
 Tell = Callable[[dict[str, float]], None]
+
+
+def _nobody(figures: dict[str, float]) -> None:
+    """Nobody is told."""
 
 
 def train_private(
@@ -75,7 +81,9 @@ def train_private(
             jobs = _jobs(experiment, terms, timeout_s, join_s, keep_in=folder)
             outcomes = _as_processes(jobs, tell)
         else:
-            outcomes = _as_threads(experiment, [Kept(terms, {})] * 3, timeout_s, tell, folder)
+            joined = load_data(experiment)
+            data = [joined.get(name) for name in terms.parties]
+            outcomes = _as_threads([Kept(terms, {})] * 3, data, timeout_s, tell, keep_in=folder)
         card = card_of(outcomes, processes)
         write_json(
             folder / CARD,
@@ -98,23 +106,69 @@ def infer_private(
         DisagreementError: two parties have parts of two trainings.
         PeerFailedError, LostPeerError: a party stopped.
     """
+    experiment = _experiment_of(folder)
+    if processes:
+        jobs = _jobs(experiment, None, timeout_s, join_s, kept_in=folder)
+        outcomes = _as_processes(jobs)
+    else:
+        kept = [kept_at(folder / name, role) for role, name in enumerate(NAMES)]
+        joined = load_data(experiment)
+        data = [joined.get(name) for name in kept[0].terms.parties]
+        outcomes = _as_threads(kept, data, timeout_s)
+    return card_of(outcomes, processes)
+
+
+def predict_private(
+    folder: Path,
+    rows: Path | Mapping[str, Path],
+    *,
+    processes: bool = True,
+    timeout_s: float = 60.0,
+    join_s: float = JOIN_S,
+) -> dict[str, Any]:
+    """Answers for new rows, without labels, by a network of `train_private`.
+
+    The party with the labels receives them and writes predictions.csv into its part of the run.
+
+    Args:
+        folder: of the training.
+        rows: a table with the new rows of every party that has some, by its name; one table for
+            all is read by each for its own columns. The party with the labels needs the ids.
+        processes: as in `train_private`.
+        timeout_s: how long a party waits for another.
+        join_s: how long processes may take to load their tables.
+
+    Raises:
+        RunFolderError: there is no such network, or it was trained on a data set by name.
+        BadOptionError: a party without a table, or a table without a party.
+        MisalignedError: the tables hold different ids.
+        DataError: see `vfl.datasets`.
+        PeerFailedError, LostPeerError: a party stopped.
+    """
+    experiment = _experiment_of(folder)
+    kept = [kept_at(folder / name, role, "predict") for role, name in enumerate(NAMES)]
+    tables = new_rows(kept[0].terms, rows)
+    if processes:
+        jobs = _jobs(experiment, None, timeout_s, join_s, kept_in=folder, rows=tables)
+        return card_of(_as_processes(jobs), processes)
+    data = [
+        own_rows(experiment, part, role, table)
+        for role, (part, table) in enumerate(zip(kept, tables, strict=True))
+    ]
+    return card_of(_as_threads(kept, data, timeout_s, kept_in=folder), processes)
+
+
+def _experiment_of(folder: Path) -> Experiment:
     if not (folder / CARD).is_file():
         raise RunFolderError("no private network is here", where=str(folder), want=CARD)
     record = read_json(folder / CARD)
     check_format(record, folder / CARD)
     try:
-        experiment = Experiment.model_validate(record.get("experiment"))
+        return Experiment.model_validate(record.get("experiment"))
     except ValidationError:
         raise RunFolderError(
             "this is no card of a private network", where=str(folder / CARD)
         ) from None
-    if processes:
-        jobs = _jobs(experiment, None, timeout_s, join_s, kept_in=folder)
-        outcomes = _as_processes(jobs, lambda figures: None)
-    else:
-        kept = [kept_at(folder / name, role) for role, name in enumerate(NAMES)]
-        outcomes = _as_threads(experiment, kept, timeout_s, lambda figures: None)
-    return card_of(outcomes, processes)
 
 
 @contextlib.contextmanager
@@ -141,23 +195,25 @@ def new_folder(folder: Path) -> Iterator[None]:
 
 
 def _as_threads(
-    experiment: Experiment,
     kept: Sequence[Kept],
+    data: Sequence[PartyData | None],
     timeout_s: float,
-    tell: Tell,
+    tell: Tell = _nobody,
+    *,
     keep_in: Path | None = None,
+    kept_in: Path | None = None,
 ) -> list[Outcome]:
-    data = load_data(experiment)
-
     def program(party: Party) -> tuple[Plan, Outcome]:
-        terms, shares = kept[party.role]
-        return play(party, terms, data.get(terms.parties[party.role]), shares, tell)
+        part = kept[party.role]
+        return play(party, part.terms, data[party.role], part.shares, tell)
 
     with Trio(kept[0].terms.rules, timeout_s=timeout_s, agreed=False) as trio:
         played = trio.run(program)
-    if keep_in is not None:
-        for role, (plan, outcome) in enumerate(played):
-            keep(keep_in / NAMES[role], role, plan, outcome.shares)
+    for role, (plan, outcome) in enumerate(played):
+        if keep_in is not None:
+            keep(keep_in / NAMES[role], role, plan, outcome.shares, data[role])
+        if kept_in is not None:
+            keep_answers(kept_in / NAMES[role], data[role], outcome)
     return [outcome for _, outcome in played]
 
 
@@ -168,6 +224,7 @@ def _jobs(
     join_s: float,
     kept_in: Path | None = None,
     keep_in: Path | None = None,
+    rows: Sequence[str] = ("",) * len(NAMES),
 ) -> list[Job]:
     return [
         Job(
@@ -178,12 +235,13 @@ def _jobs(
             join_s=join_s,
             kept=str(kept_in / name) if kept_in else "",
             keep=str(keep_in / name) if keep_in else "",
+            rows=rows[role],
         )
         for role, name in enumerate(NAMES)
     ]
 
 
-def _as_processes(jobs: Sequence[Job], tell: Tell) -> list[Outcome]:
+def _as_processes(jobs: Sequence[Job], tell: Tell = _nobody) -> list[Outcome]:
     with Crew(jobs) as crew:
         return [Outcome(**(told.outcome or {})) for told in crew.run(tell)]
 
@@ -198,6 +256,7 @@ def card_of(outcomes: Sequence[Outcome], processes: bool) -> dict[str, Any]:
     }
     history = max((outcome.history for outcome in outcomes), key=len)
     figures: Mapping[str, float] = history[-1] if history else {}
+    answers = [outcome.predictions for outcome in outcomes if outcome.predictions]
     return {
         "task": plan.task,
         "mode": plan.mode,
@@ -207,6 +266,7 @@ def card_of(outcomes: Sequence[Outcome], processes: bool) -> dict[str, Any]:
         "processes": processes,
         "plan": plan.model_dump(mode="json"),
         **{f"test_{name}": value for name, value in figures.items()},
+        **({"predictions": answers[0], "rows": plan.test_rows} if answers else {}),
         "history": history,
         **totals,
         "seconds": max(outcome.seconds for outcome in outcomes),

@@ -11,17 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from vfl.config import Experiment
-from vfl.datasets import PartyData
-from vfl.errors import ConfigError, VFLError
+from vfl.errors import VFLError
 from vfl.mpc import make_party
-from vfl.run import load_party
 from vfl.threads import use_one_thread
 from vfl.triple.door import LISTENS, Door, Invitation
-from vfl.triple.kept import Kept, keep, kept_at
+from vfl.triple.kept import Kept, keep, keep_answers, kept_at
 from vfl.triple.links import Links
 from vfl.triple.messages import Invitations, Job, Told
-from vfl.triple.plan import Terms, seats
+from vfl.triple.own_rows import own_rows
 from vfl.triple.program import Outcome, play
 
 _HOST = "127.0.0.1"
@@ -45,41 +42,22 @@ def work(
         VFLError: what went wrong, here or at another party.
     """
     if job.terms is not None:
-        terms, shares = Kept(job.terms, {})
+        kept = Kept(job.terms, {})
     else:
-        terms, shares = kept_at(Path(job.kept), job.role)
-    data = own_data(job.experiment, terms, job.role)
+        kept = kept_at(Path(job.kept), job.role, "predict" if job.rows else "infer")
+    data = own_rows(job.experiment, kept, job.role, job.rows)
     try:
-        party = make_party(job.role, links.connect(reach()), terms.rules)
-        plan, outcome = play(party, terms, data, shares, tell)
+        party = make_party(job.role, links.connect(reach()), kept.terms.rules)
+        plan, outcome = play(party, kept.terms, data, kept.shares, tell)
         if job.keep:
-            keep(Path(job.keep), job.role, plan, outcome.shares)
+            keep(Path(job.keep), job.role, plan, outcome.shares, data)
+        keep_answers(Path(job.kept), data, outcome)
         return outcome
     except VFLError as error:
         links.fail(error)
         raise
     finally:
         links.close()
-
-
-def own_data(experiment: Experiment, terms: Terms, role: int) -> PartyData | None:
-    """A party's own rows and nobody else's; None for a helper.
-
-    Raises:
-        ConfigError: the experiment is not of these parties.
-        DataError: see `vfl.datasets`.
-    """
-    parties = seats(experiment)
-    if parties != terms.parties or parties[terms.label_role] != experiment.label.party:
-        raise ConfigError(
-            "the experiment is of other parties than the training was",
-            where="parties",
-            got=", ".join(parties),
-            want=", ".join(terms.parties),
-            fix="give the experiment that was trained",
-        )
-    helps = role == 2 and terms.label_role != role
-    return None if helps else load_party(experiment, parties[role])
 
 
 def _reach(job: Job, links: Links, tell: Callable[[Told], None]) -> Mapping[int, Invitation]:
@@ -111,7 +89,7 @@ def main() -> int:
     except VFLError as error:
         tell(Told(error=error.record()))
         return error.exit_code
-    outcome.shares = {}
+    outcome.shares, outcome.outputs = {}, None
     tell(Told(outcome=asdict(outcome)))
     return 0
 
