@@ -137,11 +137,40 @@ def test_three_organisations_train_and_ask(three, places):
     assert {row["sender"] for row in cards[1]["traffic"]} == {"P1"}
     for role, folder in enumerate(parties.folders):
         kept = {path.name for path in (folder / "run").iterdir()}
-        assert kept == {"party.json"} | ({"share.safetensors"} if role < 2 else set())
+        holds = {"share.safetensors", "encoder.json"} if role < 2 else set()
+        assert kept == {"party.json"} | holds
     codes, found = parties.start("--ask", "run").end()
     assert codes == [0, 0, 0], [error for _, error in found]
     assert json.loads(found[2][0])["test_accuracy"] == cards[2]["test_accuracy"]
     assert in_clear(parties.folders, places / "all") == pytest.approx(cards[2]["test_accuracy"])
+
+
+def test_three_organisations_predict_new_rows(three, places):
+    parties = three()
+    codes, found = parties.start("--out", "run").end()
+    assert codes == [0, 0, 0], [error for _, error in found]
+    for folder in parties.folders:
+        rows = pd.read_csv(folder / f"{folder.name}.csv").drop(columns="repaid", errors="ignore")
+        rows[:30].sort_values("customer").iloc[::-1].to_csv(folder / "new.csv", index=False)
+    chosen = sorted(pd.read_csv(parties.folders[0] / "new.csv")["customer"])
+    codes, found = parties.start("--ask", "run", "--rows", "new.csv").end()
+    assert codes == [0, 0, 0], [error for _, error in found]
+    told = pd.read_csv(parties.folders[2] / "run" / "predictions.csv")
+    assert list(told["id"]) == chosen
+    assert not (parties.folders[0] / "run" / "predictions.csv").exists()
+    known = pd.read_csv(places / "all" / "lender.csv").set_index("customer")["repaid"]
+    assert (told["prediction"].to_numpy() == known[chosen].to_numpy()).mean() > 0.8
+
+
+def test_one_party_asks_for_figures_and_another_for_predictions(three):
+    parties = three()
+    parties.start("--out", "run").end()
+    for name in ("bank", "shop", "lender"):
+        folder = parties.folders[("bank", "shop", "lender").index(name)]
+        pd.read_csv(folder / f"{name}.csv").to_csv(folder / "new.csv", index=False)
+    codes, found = parties.start("--ask", "run", odd=1, more=("--rows", "new.csv")).end()
+    assert codes == [3, 3, 3]
+    assert all("other settings" in error and "task" in error for _, error in found)
 
 
 def in_clear(folders, whole):
