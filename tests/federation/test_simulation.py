@@ -12,44 +12,39 @@ pytest.importorskip("ray", reason="the simulation extra is not installed")
 SETTINGS = ["train.epochs=2", "label.class_weight=balanced"]
 
 
+def simulated(folder, label):
+    """A training in Flower's simulation; its run folder."""
+    superlink = deployment.start_superlink(label, simulation=True)
+    try:
+        return federated.run_session(
+            label,
+            "train",
+            "simulated",
+            extra={"label-file": str(label.party_file), "party-files": str(folder)},
+            federation="num-supernodes=2 client-resources-num-cpus=1",
+        )
+    finally:
+        superlink.stop()
+
+
 @pytest.mark.parametrize(
     "codec", [pytest.param("none", marks=pytest.mark.slow), "randtopk:k=8,alpha=0.2"]
 )
 def test_a_simulation_gives_the_weights_of_one_process(tmp_path, codec):
     folder = tmp_path / "project"
     label = demo.write_demo(folder, [*SETTINGS, f"codec={codec}"])
-    superlink = deployment.start_superlink(label, simulation=True)
-    try:
-        path = federated.run_session(
-            label,
-            "train",
-            "simulated",
-            extra={"label-file": str(label.party_file), "party-files": str(folder)},
-            federation="num-supernodes=2 client-resources-num-cpus=1",
-        )
-    finally:
-        superlink.stop()
+    path = simulated(folder, label)
     alone = demo.run_in_process(folder, label, lambda record: None)
-    simulated, same = (read_json(run / "summary.json") for run in (path, alone))
-    assert simulated["weights_sha256"] == same["weights_sha256"]
-    assert simulated["test_loss"] == same["test_loss"]
+    found, same = (read_json(run / "summary.json") for run in (path, alone))
+    assert found["weights_sha256"] == same["weights_sha256"]
+    assert found["test_loss"] == same["test_loss"]
 
 
 @pytest.mark.slow
 def test_a_third_party_deals_in_a_simulation(tmp_path):
     folder, experiment = tmp_path / "project", dealt_project.settings()
     label = dealt_project.write(folder, experiment)
-    superlink = deployment.start_superlink(label, simulation=True)
-    try:
-        path = federated.run_session(
-            label,
-            "train",
-            "simulated",
-            extra={"label-file": str(label.party_file), "party-files": str(folder)},
-            federation="num-supernodes=2 client-resources-num-cpus=1",
-        )
-    finally:
-        superlink.stop()
+    path = simulated(folder, label)
     summary = federated.summary_of(path, "train")
     same, losses = dealt_project.alone(folder, experiment, tmp_path)
     assert [one["train_loss"] for one in read_lines(path / "metrics.jsonl")] == losses

@@ -13,16 +13,19 @@ from pydantic import ValidationError
 from vfl.config import Experiment, GridSettings, with_overrides
 from vfl.errors import ConfigError, RunFolderError, SpecError
 from vfl.grid import GridFolder, ground, identity
-from vfl.grid.attack import grid_cells
+from vfl.grid.attack import draw_pictures, grid_cells
 from vfl.grid.attack_rows import read_rows, to_csv
 from vfl.grid.attack_table import write_attack_results
-from vfl.grid.cells import grid_settings_of
+from vfl.grid.cells import PICTURES, grid_settings_of
 from vfl.grid.compare import comparison_of
 from vfl.grid.leaderboard import leaderboard
 from vfl.grid.run import go_through
 from vfl.grid.scores_file import SCORES, Scored, ScoresFile
 from vfl.grid.trials import TRAINED, Attempts, Trial, baselines_of
+from vfl.run import load_data, train
+from vfl.run_folder import RunFolder
 from vfl.specs import check_specs
+from vfl.storage import read_json
 
 CONTENT = {
     "name": "attacked",
@@ -363,6 +366,19 @@ def test_a_score_is_on_disk_when_it_is_added(tmp_path):
 def test_only_victims_of_the_first_seed_are_drawn(whole):
     drawn = [path.parent.name.split("-")[0:2] for path in whole.path.rglob("pictures.json")]
     assert sorted(drawn) == [["layer_norm", "seed0"], ["none", "seed0"]]
+
+
+def test_cuts_are_drawn_of_the_party_that_attacks(tmp_path):
+    asked = tiny().model_copy(update={"parties": dict.fromkeys("ab", tiny().parties["client"])})
+    data = load_data(asked)
+    train(asked, tmp_path, "run", data=data)
+    run, drawn = RunFolder.open(tmp_path / "run"), {}
+    for party in ("a", "b", "b"):
+        draw_pictures(run, data, asked.grid.model_copy(update={"party": party}))
+        found = read_json(run.path / PICTURES)
+        drawn.setdefault(party, []).append((found["party"], found["same"]))
+    assert [found[0] for found in drawn["b"]] == ["b", "b"]
+    assert drawn["a"][0][1] != drawn["b"][0][1] == drawn["b"][1][1]
 
 
 def test_a_script_draws_the_cuts_alone(whole, tmp_path, monkeypatch):
