@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vfl.errors import NonFiniteError, RingRangeError
+from vfl.mpc.limbs import limb_matmul, pays
 
 #: A product of two tensors: `matmul`, `inner` or `torch.mul`.
 Operation = Callable[[Tensor, Tensor], Tensor]
@@ -88,6 +89,8 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
     """
     if right.shape[1] == 1 and left.stride(1) == 1:
         return torch.mv(left, right[:, 0])[:, None]
+    if pays(left.shape[0], left.shape[1], right.shape[1]):
+        return limb_matmul(left, right)
     return left @ right
 
 
@@ -95,7 +98,7 @@ def inner(left: Tensor, right: Tensor) -> Tensor:
     """The product of the transposed left with the right; axes (rows, inner) and (rows, columns)."""
     if right.shape[1] == 1:
         return torch.from_numpy(right[:, 0].numpy() @ left.numpy())[:, None]
-    return left.t() @ right
+    return matmul(left.t(), right)
 
 
 def product_shape(operation: Operation, left: Tensor, right: Tensor) -> torch.Size:

@@ -1,0 +1,50 @@
+"""Products by limbs are those of int64, word for word."""
+
+import pytest
+import torch
+
+from vfl.mpc import limbs, ring
+from vfl.seeds import generator
+
+LEAST, MOST = -(2**63), 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns"),
+    [(1, 1, 1), (3, 5, 2), (40, 511, 33), (7, 512, 9), (5, 513, 4), (2, 2000, 3), (4, 0, 3)],
+)
+def test_any_words(rows, inner, columns):
+    draw = generator(0, "words", rows * inner)
+    left = torch.randint(LEAST, MOST, (rows, inner), generator=draw)
+    right = torch.randint(LEAST, MOST, (inner, columns), generator=draw)
+    assert torch.equal(limbs.limb_matmul(left, right), left @ right)
+    assert torch.equal(limbs.limb_matmul(right.t(), left.t()), (left @ right).t())
+
+
+@pytest.mark.parametrize("word", [LEAST, MOST, -1, 2**21, -(2**21), 2**42, 2**43 - 1, 2**22 - 1])
+def test_the_largest_sums_are_exact(word):
+    left, right = torch.full((2, 1024), word), torch.full((1024, 2), word)
+    assert torch.equal(limbs.limb_matmul(left, right), left @ right)
+    assert torch.equal(limbs.limb_matmul(left, ~right), left @ ~right)
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_either_way_gives_the_same_words(monkeypatch, slow):
+    asked = []
+    monkeypatch.setattr(limbs, "_words_are_slow", lambda: slow)
+    monkeypatch.setattr(ring, "limb_matmul", lambda *both: asked.append(1) or both[0] @ both[1])
+    draw = generator(1, "words")
+    left = torch.randint(LEAST, MOST, (64, 100), generator=draw)
+    right = torch.randint(LEAST, MOST, (100, 64), generator=draw)
+    assert torch.equal(ring.matmul(left, right), left @ right)
+    assert torch.equal(ring.inner(right, right), right.t() @ right)
+    ring.matmul(left[:4], right)
+    ring.matmul(left, right[:, :1])
+    assert len(asked) == (2 if slow else 0)
+
+
+def test_the_faster_way_is_found_once():
+    limbs._words_are_slow.cache_clear()
+    assert limbs.pays(128, 1000, 500) == limbs._words_are_slow()
+    assert limbs._words_are_slow.cache_info().misses == 1
+    assert not limbs.pays(128, 1000, 1)
