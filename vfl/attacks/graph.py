@@ -12,7 +12,7 @@ _Found = tuple[np.ndarray, np.ndarray]
 
 #: What attacks on one layer have in common: the nearest of rows that are the same for every leak.
 _KEPT: dict[tuple[bytes, int, int], _Found] = {}
-_KEPT_MOST = 8
+_KEPT_MOST = 24
 
 
 def neighbour_graph(rows: Tensor, neighbours: int, known: int = 0) -> sparse.csr_array:
