@@ -65,9 +65,9 @@ def write_pieces(path: Path, pieces: Iterable[bytes], mode: int = 0o644) -> None
             raise
 
 
-def write_text(path: Path, content: str) -> None:
+def write_text(path: Path, content: str, mode: int = 0o644) -> None:
     """Replace a text file atomically."""
-    write_bytes(path, content.encode())
+    write_bytes(path, content.encode(), mode)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -129,3 +129,20 @@ def test_a_party_without_its_files(vfl, loans, tmp_path, words, told):
     assert told in done.err
     assert json.loads((tmp_path / "P2-for-P0.json").read_text())["token"] not in done.err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [("new.csv", "more.csv"), ("bank=a.csv", "bank=b.csv"), ("bank=a.csv", "b.csv"), ("bank=",)],
+)
+def test_tables_of_new_rows_that_cannot_be_told_apart(vfl, rows):
+    done = vfl("mpc", "predict", "run", *(word for each in rows for word in ("--rows", each)))
+    assert done.code == 2
+    assert "--rows" in done.err
+
+
+def test_new_rows_of_one_table(vfl, loans):
+    vfl("mpc", "train", loans, "--in-process", "--out", "run")
+    done = vfl("mpc", "predict", "run", "--rows", "loans.csv", "--in-process")
+    assert done.code == 0, done.err
+    assert "200 rows in run/P2/predictions.csv" in done.out

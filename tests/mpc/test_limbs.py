@@ -7,6 +7,7 @@ from vfl.mpc import limbs, ring
 from vfl.seeds import generator
 
 LEAST, MOST = -(2**63), 2**63 - 1
+LARGEST = (2**21 - 1) + (2**20 - 1 << 22) + (2**20 - 1 << 43)  # every limb of it, and odd
 
 
 @pytest.mark.parametrize(
@@ -21,11 +22,19 @@ def test_any_words(rows, inner, columns):
     assert torch.equal(limbs.limb_matmul(right.t(), left.t()), (left @ right).t())
 
 
-@pytest.mark.parametrize("word", [LEAST, MOST, -1, 2**21, -(2**21), 2**42, 2**43 - 1, 2**22 - 1])
+@pytest.mark.parametrize(
+    "word", [LARGEST, -LARGEST, LEAST, MOST, -1, 2**21, -(2**21), 2**42, 2**43 - 1, 2**22 - 1]
+)
 def test_the_largest_sums_are_exact(word):
-    left, right = torch.full((2, 1024), word), torch.full((1024, 2), word)
-    assert torch.equal(limbs.limb_matmul(left, right), left @ right)
-    assert torch.equal(limbs.limb_matmul(left, ~right), left @ ~right)
+    left, right = torch.full((2, 4096), word), torch.full((4096, 2), word)
+    for other in (right, ~right, right ^ 1):
+        assert torch.equal(limbs.limb_matmul(left, other), left @ other)
+
+
+def test_more_terms_at_once_would_not_be_exact(monkeypatch):
+    left, right = torch.full((2, 4096), LARGEST), torch.full((4096, 2), LARGEST)
+    monkeypatch.setattr(limbs, "_TERMS", 4096)
+    assert not torch.equal(limbs.limb_matmul(left, right), left @ right)
 
 
 @pytest.mark.parametrize("slow", [True, False])
@@ -45,6 +54,12 @@ def test_either_way_gives_the_same_words(monkeypatch, slow):
 
 def test_the_faster_way_is_found_once():
     limbs._words_are_slow.cache_clear()
-    assert limbs.pays(128, 1000, 500) == limbs._words_are_slow()
+    for _ in range(2):
+        limbs.pays(128, 1000, 500)
     assert limbs._words_are_slow.cache_info().misses == 1
-    assert not limbs.pays(128, 1000, 1)
+
+
+def test_what_is_small_is_left_to_torch(monkeypatch):
+    monkeypatch.setattr(limbs, "_words_are_slow", lambda: True)
+    assert limbs.pays(128, 1000, 500)
+    assert not any(limbs.pays(*axes) for axes in [(128, 1000, 1), (1024, 4, 1024), (32, 32, 32)])

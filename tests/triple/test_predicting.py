@@ -7,10 +7,20 @@ import torch
 
 from vfl.config import Experiment
 from vfl.datasets import read_encoder
-from vfl.errors import BadOptionError, MisalignedError, RunFolderError
+from vfl.errors import (
+    BadOptionError,
+    DisagreementError,
+    MisalignedError,
+    RunFolderError,
+    TooFewRowsError,
+)
+from vfl.mpc import Trio
 from vfl.mpc.ring import decode
-from vfl.storage import load_weights
+from vfl.storage import load_weights, read_json, write_json
 from vfl.triple import predict_private, train_private
+from vfl.triple.kept import kept_at
+from vfl.triple.own_rows import own_rows
+from vfl.triple.program import play
 
 COLUMNS = {"bank": ["income", "town"], "shop": ["orders"]}
 BITS = 21
@@ -147,6 +157,74 @@ def test_tables_of_different_rows(tmp_path, loans, new):
         predict_private(run, new, processes=False)
     assert "m0" not in str(caught.value)
     assert not (run / "P2" / "predictions.csv").exists()
+
+
+def test_tables_of_their_own_are_joined_by_ids_alone(tmp_path, new):
+    drawn(120, 0, "c").assign(repaid=["yes", "no"] * 60).to_csv(tmp_path / "all.csv", index=False)
+    settings = {
+        "data": {"source": str(tmp_path / "all.csv")},
+        "parties": {name: {"columns": columns} for name, columns in COLUMNS.items()},
+        "label": {"party": "lender", "column": "repaid"},
+        "train": {"epochs": 1, "batch_rows": 32},
+    }
+    run = tmp_path / "run"
+    train_private(Experiment.model_validate(settings), run, processes=False)
+    with pytest.raises(BadOptionError, match="which rows of these tables belong together"):
+        predict_private(run, new, processes=False)
+    drawn(9, 1, "n").to_csv(tmp_path / "new.csv", index=False)
+    card = predict_private(run, tmp_path / "new.csv", processes=False)
+    assert list(pd.read_csv(card["predictions"])["id"]) == list(range(9))
+
+
+def test_a_table_without_rows(tmp_path, loans, new):
+    run = tmp_path / "run"
+    train_private(loans(), run, processes=False)
+    pd.read_csv(new["shop"])[:0].to_csv(new["shop"], index=False)
+    with pytest.raises(TooFewRowsError, match="nothing to predict"):
+        predict_private(run, new, processes=False)
+
+
+def test_one_holder_asks_for_figures_and_the_other_for_predictions(tmp_path, loans, new):
+    run = tmp_path / "run"
+    asked = loans(label="shop")
+    train_private(asked, run, processes=False)
+    tasks, tables = ("predict", "infer", "infer"), (str(new["bank"]), "", "")
+    kept = [kept_at(run / f"P{role}", role, task) for role, task in enumerate(tasks)]
+    data = [own_rows(asked, kept[role], role, tables[role]) for role in range(3)]
+    with (
+        Trio(kept[0].terms.rules, agreed=False) as trio,
+        pytest.raises(DisagreementError) as caught,
+    ):
+        trio.run(lambda one: play(one, kept[one.role].terms, data[one.role], kept[one.role].shares))
+    assert caught.value.where == "task"
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_an_encoder_of_another_training(tmp_path, loans, new, at):
+    for name in ("run", "other"):
+        train_private(loans(), tmp_path / name, processes=False)
+        drawn(120, 2, "c").to_csv(tmp_path / "bank.csv", index=False)
+    path = tmp_path / "run" / f"P{at}" / "encoder.json"
+    path.write_text((tmp_path / "other" / f"P{1 - at}" / "encoder.json").read_text())
+    with pytest.raises(RunFolderError, match="another training") as caught:
+        predict_private(tmp_path / "run", new, processes=False)
+    assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize("classes", [None, 3, ["yes"]])
+def test_what_the_outputs_stand_for_is_lost(tmp_path, loans, new, classes):
+    run = tmp_path / "run"
+    train_private(loans(), run, processes=False)
+    record = read_json(run / "P2" / "party.json")
+    write_json(run / "P2" / "party.json", record | {"classes": classes})
+    with pytest.raises(RunFolderError, match="what the outputs stand for"):
+        predict_private(run, new, processes=False)
+
+
+def test_only_its_owner_reads_an_encoder(tmp_path, loans):
+    train_private(loans(), tmp_path / "run", processes=False)
+    modes = {path.stat().st_mode & 0o777 for path in tmp_path.glob("run/P*/encoder.json")}
+    assert modes == {0o600}
 
 
 def test_a_part_without_an_encoder(tmp_path, loans, new):

@@ -25,6 +25,7 @@ from vfl.cli.mpc_options import (
     new_folder,
     rules_of,
     show,
+    tables_of,
     tell,
     widths_of,
 )
@@ -126,11 +127,9 @@ def predict(
     from vfl.triple import predict_private
 
     use_one_thread()
-    named = [each.rpartition("=") for each in rows]
-    given = {name: Path(file) for name, _, file in named}
     card = predict_private(
         folder,
-        given.get("", given) if len(given) == 1 else given,
+        tables_of(rows),
         processes=not in_process,
         timeout_s=timeout_s,
         join_s=join_s,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -89,6 +89,17 @@ def widths_of(text: str) -> tuple[int, ...]:
     if any(width < 1 for width in widths):
         raise typer.BadParameter("widths, such as 128,32", param_hint="--hidden")
     return widths
+
+
+def tables_of(rows: Sequence[str]) -> Path | dict[str, Path]:
+    """One table for all, or each party's own."""
+    if len(rows) == 1 and "=" not in rows[0]:
+        return Path(rows[0])
+    pairs = [each.partition("=") for each in rows]
+    named = {name: Path(file) for name, _, file in pairs}
+    if len(named) < len(pairs) or not all(sign and file for _, sign, file in pairs):
+        raise typer.BadParameter("one FILE, or PARTY=FILE once a party", param_hint="--rows")
+    return named
 
 
 def tell(found: Mapping[str, float]) -> None:

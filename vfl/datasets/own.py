@@ -91,6 +91,8 @@ def load_for_prediction(
 ) -> PartyData:
     """A party's data for prediction on new rows: all of them test rows, none with a label.
 
+    Of the file its own columns alone are kept.
+
     Args:
         name: the party.
         source: its CSV or Parquet file, or a frame.
@@ -102,7 +104,14 @@ def load_for_prediction(
     Raises:
         MissingDataError, MissingColumnError, MisalignedError, DataError: see `vfl.errors`.
     """
-    frame, ids = read_sorted(source, id_column, f"party '{name}'", form, "data.predict")
+    names, kept = column_names(source, form, "data.predict"), list(encoder.names) if encoder else []
+    if id_column is not None:
+        check_column(names, id_column, f"the id column of party '{name}'", "data.id")
+    for each in kept:
+        check_column(names, each, f"the encoder's '{each}'", "data.predict")
+    # Of a table without ids that gives no inputs, its rows are all there is to know.
+    columns = kept if kept or id_column else None
+    frame, ids = read_sorted(source, id_column, f"party '{name}'", form, "data.predict", columns)
     nothing = np.empty(0, dtype=np.int64)
     split = Split(train=nothing, validation=nothing, test=np.arange(len(frame), dtype=np.int64))
     inputs = Inputs(encoder.transform(frame), encoder) if encoder else NO_INPUTS

@@ -20,14 +20,14 @@ _TERMS = 512
 _LOW, _MIDDLE = 22, 43
 _HALVES = np.uint64((1 << 21) + (1 << 20 + _LOW) + (1 << 20 + _MIDDLE))
 _PROBE = 128
-#: Smaller products are not worth taking apart: so many rows and columns, and terms in all.
-_LEAST_SIDE, _LEAST_TERMS = 32, 1 << 18
+#: Smaller products are not worth taking apart: rows and columns, what is between, terms in all.
+_LEAST_SIDE, _LEAST_INNER, _LEAST_TERMS = 32, 16, 1 << 18
 
 
 def pays(rows: int, inner: int, columns: int) -> bool:
     """Whether `limb_matmul` is faster than torch for axes (rows, inner) and (inner, columns)."""
-    large = min(rows, columns) >= _LEAST_SIDE and rows * inner * columns >= _LEAST_TERMS
-    return large and _words_are_slow()
+    wide = min(rows, columns) >= _LEAST_SIDE and inner >= _LEAST_INNER
+    return wide and rows * inner * columns >= _LEAST_TERMS and _words_are_slow()
 
 
 def limb_matmul(left: Tensor, right: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class PartyFolder:
         """Keep what evaluation and prediction need; the record is written last."""
         save_weights(self.path / "weights.safetensors", weights)
         if data.encoder is not None:
-            write_text(self.path / "encoder.json", data.encoder.to_json())
+            write_text(self.path / "encoder.json", data.encoder.to_json(), mode=0o600)
         classes = None if data.classes is None else list(data.classes)
         record = stamp() | {"party": data.name, "classes": classes}
         write_json(self.path / "party.json", record | {"terms": terms.model_dump(mode="json")})

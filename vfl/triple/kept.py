@@ -1,6 +1,7 @@
 """What a party keeps of a training: the plan, and at P0 and P1 a share bound to that training.
 
-party.json           who this was, the plan all three agreed on, what the outputs stand for
+party.json           who this was, the plan all three agreed on, what the outputs stand for, and
+                     the encoder's SHA-256
 share.safetensors    P0's or P1's share of every weight; which training and role, in its header
 encoder.json         what turned this party's table into columns
 predictions.csv      where the labels are: the answers for the last new rows
@@ -8,6 +9,7 @@ predictions.csv      where the labels are: the answers for the last new rows
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from vfl.datasets import Encoder, PartyData, read_encoder
 from vfl.errors import RunFolderError
-from vfl.mpc.rules import NAMES
+from vfl.mpc.rules import NAMES, P2
 from vfl.server.predictions import write_predictions
 from vfl.storage import (
     check_format,
@@ -45,8 +47,8 @@ class Kept(NamedTuple):
     Attributes:
         terms: of an inference with its network, or of a new training.
         shares: ring words by layer; empty at P2, and before a training.
-        encoder: what turned its table into columns; None without a table of columns.
-        classes: what the outputs stand for; None without labels, and for a regression.
+        encoder: for a prediction, what turned its table into columns; None without columns.
+        classes: for a prediction, what the outputs stand for; None without labels, and for numbers.
     """
 
     terms: Terms
@@ -58,14 +60,17 @@ class Kept(NamedTuple):
 def keep(
     folder: Path, role: int, plan: Plan, shares: Mapping[str, Tensor], data: PartyData | None
 ) -> None:
-    """Write one party's part; only its owner can read the share."""
+    """Write one party's part; only its owner can read the share and the encoder."""
     if shares:
         notes = {"training": plan.training, "role": NAMES[role]}
         write_bytes(folder / _SHARE, pack_weights(shares, notes), mode=0o600)
+    about: dict[str, Any] = {"role": NAMES[role], "party": plan.parties[role]}
     if data is not None and data.encoder is not None:
-        write_text(folder / _ENCODER, data.encoder.to_json())
-    classes = None if data is None or data.classes is None else list(data.classes)
-    about: dict[str, Any] = {"role": NAMES[role], "party": plan.parties[role], "classes": classes}
+        text = data.encoder.to_json()
+        write_text(folder / _ENCODER, text, mode=0o600)
+        about["encoder"] = _digest(text)
+    if data is not None and data.classes is not None:
+        about["classes"] = list(data.classes)
     write_json(folder / _PARTY, stamp() | about | {"plan": plan.model_dump(mode="json")})
 
 
@@ -82,7 +87,8 @@ def kept_at(folder: Path, role: int, task: Task = "infer") -> Kept:
     """Read what `keep` wrote, for what comes next.
 
     Raises:
-        RunFolderError: it is not there, in another format, another role's, or of two trainings.
+        RunFolderError: it is not there, in another format, another role's, or of two trainings;
+            or for a prediction, nothing was kept that reads new rows.
     """
     path = folder / _PARTY
     if not path.is_file():
@@ -101,17 +107,53 @@ def kept_at(folder: Path, role: int, task: Task = "infer") -> Kept:
     _check(path, "role", record.get("role"), NAMES[role])
     asked = {name: getattr(plan, name) for name in Terms.model_fields} | {"task": task}
     terms = Terms(**asked)
-    encoder = folder / _ENCODER
-    known = read_encoder(encoder.read_text()) if encoder.is_file() else None
+    shares: Mapping[str, Tensor] = {}
+    if role != P2:
+        share = folder / _SHARE
+        shares, notes = load_weights(share), read_notes(share)
+        _check(share, "role", notes.get("role"), NAMES[role])
+        _check(share, "training", notes.get("training"), plan.training)
+    if task != "predict":
+        return Kept(terms, shares)
+    return Kept(terms, shares, _encoder(folder, role, record), _classes(path, role, plan, record))
+
+
+def _encoder(folder: Path, role: int, record: Mapping[str, Any]) -> Encoder | None:
+    """What reads a holder's new rows: of this training, or its columns would mean others."""
+    if role == P2:
+        return None
+    path = folder / _ENCODER
+    if not path.is_file():
+        raise RunFolderError(
+            f"{NAMES[role]} kept nothing that turns a table into columns",
+            where=str(folder),
+            want=_ENCODER,
+            fix="train again, with a table of columns; a data set of pictures by name has none",
+        )
+    text = path.read_text(errors="replace")
+    _check(path, "training", _digest(text), str(record.get("encoder")))
+    return read_encoder(text)
+
+
+def _classes(
+    path: Path, role: int, plan: Plan, record: Mapping[str, Any]
+) -> tuple[str | int, ...] | None:
+    """What the outputs stand for, at the party that is told them."""
+    if role != plan.label_role or not plan.classes:
+        return None
     named = record.get("classes")
-    classes = None if named is None else tuple(named)
-    if role == 2:
-        return Kept(terms, {}, known, classes)
-    share = folder / _SHARE
-    shares, notes = load_weights(share), read_notes(share)
-    _check(share, "role", notes.get("role"), NAMES[role])
-    _check(share, "training", notes.get("training"), plan.training)
-    return Kept(terms, shares, known, classes)
+    if not isinstance(named, list) or len(named) != plan.classes:
+        raise RunFolderError(
+            "it is not known what the outputs stand for",
+            where=str(path),
+            want=f"{plan.classes} classes",
+            fix="put back what the training kept, or train again",
+        )
+    return tuple(named)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _check(path: Path, what: str, got: object, want: str) -> None:

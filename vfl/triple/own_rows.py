@@ -8,8 +8,7 @@ from pathlib import Path
 
 from vfl.config import Experiment
 from vfl.datasets import PartyData, load_for_prediction
-from vfl.errors import BadOptionError, ConfigError, RunFolderError, nearest
-from vfl.mpc.rules import NAMES, P2
+from vfl.errors import BadOptionError, ConfigError, TooFewRowsError, nearest
 from vfl.run import load_party, table_form
 from vfl.triple.kept import Kept
 from vfl.triple.plan import Terms, helps, seats
@@ -27,7 +26,7 @@ def own_rows(experiment: Experiment, kept: Kept, role: int, rows: str = "") -> P
     Raises:
         ConfigError: the experiment is not of these parties.
         BadOptionError: a helper was given rows.
-        RunFolderError: nothing was kept that could read new rows.
+        TooFewRowsError: a table without rows.
         DataError: see `vfl.datasets`.
     """
     parties, terms = seats(experiment), kept.terms
@@ -50,29 +49,33 @@ def own_rows(experiment: Experiment, kept: Kept, role: int, rows: str = "") -> P
         return None
     if terms.task != "predict":
         return load_party(experiment, parties[role])
-    if role != P2 and kept.encoder is None:
-        raise RunFolderError(
-            f"{NAMES[role]} kept nothing that turns a table into columns",
-            where=parties[role],
-            want="encoder.json",
-            fix="train again, with a table of columns; a data set by name has none",
-        )
     own = load_for_prediction(
         parties[role], rows, experiment.data.id, kept.encoder, table_form(experiment)
     )
+    if not own.rows:
+        raise TooFewRowsError("there is nothing to predict", where=rows, got="0 rows", want="1")
     return replace(own, classes=kept.classes)
 
 
-def new_rows(terms: Terms, given: Path | Mapping[str, Path]) -> list[str]:
+def new_rows(experiment: Experiment, terms: Terms, given: Path | Mapping[str, Path]) -> list[str]:
     """Each role's table of new rows, "" for a helper.
 
     Args:
+        experiment: that was trained.
         terms: of the training.
         given: one table for all, or each party's own.
 
     Raises:
-        BadOptionError: a party that is not there, or one that has no table.
+        BadOptionError: a party that is not there, one that has no table, or tables of their own
+            whose rows no id joins.
     """
+    if isinstance(given, Mapping) and experiment.data.id is None:
+        raise BadOptionError(
+            "nothing tells which rows of these tables belong together",
+            where="--rows",
+            got=", ".join(given),
+            want="one table for all, for 'data.id' is not set",
+        )
     names = [name for role, name in enumerate(terms.parties) if not helps(terms, role)]
     each = given if isinstance(given, Mapping) else dict.fromkeys(names, given)
     unknown = [name for name in each if name not in names]

@@ -140,7 +140,7 @@ class Facts(Settings):
         return cls(
             nonce=nonce,
             terms=terms,
-            columns=0 if data.inputs is None else data.inputs[0].numel(),
+            columns=0 if data.inputs is None else data.inputs.shape[1:].numel(),
             rows=data.rows,
             train_rows=len(data.split.train),
             test_rows=len(data.split.test),

@@ -139,7 +139,7 @@ def predict_private(
         join_s: how long processes may take to load their tables.
 
     Raises:
-        RunFolderError: there is no such network, or it was trained on a data set by name.
+        RunFolderError: there is no such network, or nothing was kept that reads new rows.
         BadOptionError: a party without a table, or a table without a party.
         MisalignedError: the tables hold different ids.
         DataError: see `vfl.datasets`.
@@ -147,7 +147,7 @@ def predict_private(
     """
     experiment = _experiment_of(folder)
     kept = [kept_at(folder / name, role, "predict") for role, name in enumerate(NAMES)]
-    tables = new_rows(kept[0].terms, rows)
+    tables = new_rows(experiment, kept[0].terms, rows)
     if processes:
         jobs = _jobs(experiment, None, timeout_s, join_s, kept_in=folder, rows=tables)
         return card_of(_as_processes(jobs), processes)
