@@ -102,6 +102,7 @@ def test_a_folder_that_cannot_be_written(vfl, tmp_path, breast_cancer):
     assert "taken" in told
     assert "Not a directory" in told
     assert "not empty" in mistake(vfl("init", ".", "--party", "bank"))
+    assert "name too long" in mistake(vfl("check", "long" * 100 + ".toml"))
 
 
 def test_party_names_that_cannot_be(vfl, tmp_path):

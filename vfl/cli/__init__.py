@@ -73,10 +73,10 @@ def main() -> None:
     except VFLError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
-    except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as problem:
-        print(UserError(str(problem.strerror), where=str(problem.filename)), file=sys.stderr)
-        sys.exit(UserError.exit_code)
     except Exception as bug:
+        if isinstance(bug, OSError) and bug.filename is not None:  # a file the user named
+            print(UserError(str(bug.strerror), where=str(bug.filename)), file=sys.stderr)
+            sys.exit(UserError.exit_code)
         if os.environ.get("VFL_DEBUG"):
             raise
         print(_where(bug), file=sys.stderr)
