@@ -32,6 +32,8 @@ SPECS = [
     "knn:neighbours=1,scaler=cosine",
     "label_propagation",
     "label_propagation:scaler=standard,at=inputs",
+    "joined_propagation",
+    "joined_propagation:at=bottom,share=0.5,components=0",
     "self_training:scaler=whiten,rounds=2",
     "teacher_student",
     "teacher_student:student=top,rounds=1",

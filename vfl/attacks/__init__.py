@@ -26,6 +26,7 @@ ATTACKS: Registry[Attack] = Registry(
         "nearest_mean": "vfl.attacks.nearest_mean:NearestMean",
         "knn": "vfl.attacks.knn:KNN",
         "label_propagation": "vfl.attacks.label_propagation:LabelPropagation",
+        "joined_propagation": "vfl.attacks.joined_propagation:JoinedPropagation",
         "self_training": "vfl.attacks.self_training:SelfTraining",
         "teacher_student": "vfl.attacks.teacher_student:TeacherStudent",
         "unfreeze": "vfl.attacks.unfreeze:Unfreeze",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import get_args
 
 import numpy as np
@@ -15,7 +16,7 @@ from vfl.attacks.features import EmbeddingAttack, Layer
 from vfl.attacks.graph import neighbour_graph
 from vfl.attacks.scaling import Scaler, scale_by
 from vfl.attacks.threat import Grant
-from vfl.attacks.view import View
+from vfl.attacks.view import Seen, View
 from vfl.options import require_choice, require_range
 
 
@@ -55,13 +56,17 @@ class LabelPropagation(EmbeddingAttack):
         self.scaler: Scaler = scaler
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
-        further = self.rows(view, view.unlabelled)
-        scale = scale_by(self.scaler, further)
-        known, targets = self.rows(view, view.leaked), self.rows(view, view.targets)
+        read = self.reader(view)
+        known, further, targets = map(read, (view.leaked, view.unlabelled, view.targets))
         groups = [known, targets] if torch.equal(further, targets) else [known, further, targets]
-        rows = scale(torch.cat(groups))
         labels, classes = view.leaked.labels, view.classes
-        return propagate(rows, labels, classes, self.neighbours, self.spread)[-len(targets) :]
+        found = propagate(torch.cat(groups), labels, classes, self.neighbours, self.spread)
+        return found[-len(targets) :]
+
+    def reader(self, view: View) -> Callable[[Seen], Tensor]:
+        """What tells the features of a group of rows among which neighbours are looked for."""
+        scale = scale_by(self.scaler, self.rows(view, view.unlabelled))
+        return lambda seen: scale(self.rows(view, seen))
 
 
 def propagate(rows: Tensor, labels: Tensor, classes: int, neighbours: int, spread: float) -> Tensor:
