@@ -13,7 +13,7 @@ from vfl.attacks.recorded import decoded, last_cuts
 from vfl.attacks.recorded_case import TRAINING, received_case, training_case
 from vfl.config import Experiment
 from vfl.datasets import load_bundled
-from vfl.errors import NotGrantedError, TooFewRowsError
+from vfl.errors import NonFiniteError, NotGrantedError, TooFewRowsError
 from vfl.local import LocalSession
 from vfl.seeds import generator
 from vfl.trace import Trace
@@ -52,6 +52,11 @@ def received_from_the_bank(victim, leaks=100):
 @pytest.mark.parametrize(("spec", "least"), [("gradient_similarity", 0.95), ("surrogate", 0.9)])
 def test_gradients_tell_the_labels(alone, spec, least):
     assert attempt(heard_by_the_bank(alone), make(spec), generator(0)).value >= least
+
+
+def test_distances_that_are_not_finite_are_no_guess(alone):
+    with pytest.raises(NonFiniteError, match="match nothing"):
+        attempt(heard_by_the_bank(alone), make("surrogate:temperature=0"), generator(0))
 
 
 def test_nothing_behind_the_cut_tells_every_label():

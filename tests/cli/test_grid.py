@@ -64,6 +64,7 @@ def test_the_quick_profile(vfl):
     assert plan.code == 0
     assert plan.out.splitlines()[:3] == ["baselines seed=0", "none seed=0", "layer_norm seed=0"]
     assert vfl("grid", "slow", "--dry-run").code == 2
+    assert "grid.draws" in vfl("grid", "quick", "--draws", "0", "--dry-run").err
 
 
 @pytest.mark.slow

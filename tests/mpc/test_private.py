@@ -5,7 +5,14 @@ import pytest
 import torch
 from torch import nn
 
-from vfl.errors import BadOptionError, PeerError, PrivateLayerError, RingRangeError, WidthError
+from vfl.errors import (
+    BadOptionError,
+    DataError,
+    PeerError,
+    PrivateLayerError,
+    RingRangeError,
+    WidthError,
+)
 from vfl.mpc import private
 from vfl.mpc.convert import weights_of, with_weights
 from vfl.mpc.private_module import batches
@@ -233,3 +240,13 @@ def test_every_row_needs_its_target():
 def test_cross_entropy_needs_a_sigmoid():
     with private(model(2, 1)) as hidden, pytest.raises(BadOptionError, match="sigmoid"):
         hidden.fit(torch.zeros(8, 2), torch.zeros(8), batch_rows=4)
+
+
+@pytest.mark.parametrize("target", [1.5, -0.25, float("nan")])
+def test_targets_that_no_sigmoid_reaches_are_refused(target):
+    targets = torch.zeros(8)
+    targets[3] = target
+    hidden_model = nn.Sequential(nn.Linear(2, 1), nn.Sigmoid())
+    with private(hidden_model) as hidden, pytest.raises(DataError, match="sigmoid") as caught:
+        hidden.fit(torch.zeros(8, 2), targets, batch_rows=4)
+    assert str(target) not in str(caught.value)

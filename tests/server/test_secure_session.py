@@ -79,6 +79,7 @@ def test_a_training_and_a_prediction_use_keys_of_their_own(session):
     assert sent(asked, Kind.PROTOCOL) != sent(seen, Kind.PROTOCOL)
     ((_, query),) = sent(asked, Kind.QUERY)
     assert len(query) == 4 * 4 * 120
+    assert (session.run / "predictions.csv").stat().st_mode & 0o077 == 0
     with (session.run / "predictions.csv").open() as file:
         assert len(list(csv.reader(file))) == 1 + 120
 

@@ -14,7 +14,7 @@ from vfl.attacks.fit import key_of
 from vfl.attacks.gradients import GradientAttack, mean_by_row
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
-from vfl.errors import BadOptionError
+from vfl.errors import BadOptionError, NonFiniteError
 from vfl.seeds import scoped
 
 _SETTLING = 10  # exchanges on which the surrogate finds its place before the replay
@@ -68,6 +68,14 @@ class Surrogate(GradientAttack):
         scores = mean_by_row(
             exchanges, lambda one: told[id(one)], view.targets.rows, len(view.prior)
         )
+        if not torch.isfinite(scores).all():
+            raise NonFiniteError(
+                "gradients that match nothing",
+                where="surrogate",
+                got="distances that are not finite",
+                want="finite ones: of NaN the first class would be taken, and read as protection",
+                fix="a smaller rate, another temperature",
+            )
         return scores.argmax(1)
 
     def _settled(self, view: View, exchanges: Sequence[Heard]) -> tuple[nn.Module, Optimizer]:

@@ -71,7 +71,8 @@ def grid(
     listed: dict[str, object] = {"defenses": defense, "attacks": attack, "draws": draws}
     listed |= {"codecs": codec, "adversaries": adversary}
     listed |= {"leaks": numbers(leaks), "seeds": numbers(seeds)}
-    table = [f"grid.{key}={jsons.dumps(value)}" for key, value in listed.items() if value]
+    given = {key: value for key, value in listed.items() if value is not None and value != []}
+    table = [f"grid.{key}={jsons.dumps(value)}" for key, value in given.items()]
     experiment, cells = _read(path, [*(settings or []), *table])
     if dry_run:
         print("\n".join(cell.title for cell in cells))

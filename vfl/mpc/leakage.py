@@ -5,8 +5,7 @@ Sizes only: no value, no index and no order is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
@@ -48,8 +47,3 @@ class LeakageLedger:
     def leaks(self) -> list[Leak]:
         """All of them, in the order in which they first happened."""
         return list(self._leaks.values())
-
-
-def records(leaks: Iterable[Leak]) -> list[dict[str, str | int]]:
-    """The leaks as plain values, for a result."""
-    return [asdict(leak) for leak in leaks]

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from vfl.errors import BadOptionError, WidthError
+from vfl.errors import BadOptionError, DataError, WidthError
 from vfl.mpc.convert import layers_of, weights_of, with_weights
 from vfl.mpc.leakage import Leak
 from vfl.mpc.network import Loss, Network, share_targets
@@ -197,6 +197,15 @@ class PrivateModule(nn.Module):
                 "targets of another width than the last layer's",
                 got=f"{wanted.shape[1]} values a row",
                 want=f"{last.outputs}",
+            )
+        if loss == "cross_entropy" and not ((wanted >= 0) & (wanted <= 1)).all():
+            # Divisions are set up for differences to outputs of a sigmoid, and wrap beyond them.
+            raise DataError(
+                "targets that no sigmoid reaches",
+                where="targets",
+                got="some below 0, above 1 or not finite",
+                want="0 to 1",
+                fix='scale them, or take loss="squared"',
             )
 
 

@@ -38,5 +38,6 @@ def prediction_table(
 def write_predictions(
     path: Path, data: PartyData, outputs: Sequence[Tensor], classes: Sequence[str | int] | None
 ) -> None:
-    """Write the table as CSV, atomically."""
-    write_text(path, prediction_table(data, torch.cat(list(outputs)), classes).to_csv(index=False))
+    """Write the table as CSV, atomically, for its owner alone."""
+    table = prediction_table(data, torch.cat(list(outputs)), classes)
+    write_text(path, table.to_csv(index=False), mode=0o600)
