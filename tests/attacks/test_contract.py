@@ -1,17 +1,22 @@
 """Every attack under the contract that outside packages use too."""
 
 import copy
+import inspect
+import math
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import nn
 
 from vfl.attacks import ATTACKS, Evidence, Grant, Holdings, Sent, ThreatModel, View
+from vfl.attacks.active import ADVERSARIES
 from vfl.attacks.case import Case, attempt
 from vfl.attacks.features import through
 from vfl.attacks.fit import fit
 from vfl.attacks.leak import draw_leak
 from vfl.attacks.threat import IN_TRAINING
+from vfl.errors import BadOptionError
 from vfl.registry import parse
 from vfl.seeds import generator, scoped
 from vfl.testing import AttackContract, GradientAttackContract, InputAttackContract
@@ -327,3 +332,17 @@ CONTRACTS = (
 def test_every_attack_is_under_contract():
     specs = [spec for contract in CONTRACTS for spec in contract.specs]
     assert {parse(spec)[0] for spec in specs} == set(ATTACKS.names())
+
+
+def kinds():
+    """Every attack and adversary that there is."""
+    return [family.member(name) for family in (ATTACKS, ADVERSARIES) for name in family.names()]
+
+
+@pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.__name__)
+def test_options_out_of_range_are_refused(kind):
+    options = inspect.signature(kind.__init__).parameters.values()
+    for name in [one.name for one in options if one.annotation in ("int", "float")]:
+        for wrong in (math.nan, math.inf, *(() if name == "value" else (-1,))):
+            with pytest.raises(BadOptionError, match=f"option '{name}'"):
+                kind(**{name: wrong})

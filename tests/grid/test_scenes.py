@@ -108,6 +108,14 @@ def test_the_page_names_every_grant_of_every_scene_and_what_it_reads():
     assert all(f"`{name}" in page for name in ("averaging", "pooled", "subtraction"))
 
 
+def test_a_training_row_stands_beside_no_baseline_of_test_rows(tmp_path):
+    asked = {"attacks": ["gradient_similarity", "nearest_mean"], "baselines": ["scratch"]}
+    rows = {row.attack: row for row in read_rows(done(tmp_path / "grid", recorded(**asked)))}
+    assert set(rows["nearest_mean"].baselines) == {"scratch"}
+    assert rows["gradient_similarity"].baselines == {}
+    assert rows["gradient_similarity"].scratch is None
+
+
 def test_only_what_is_needed_is_recorded():
     assert not recorded_phases(["asked"]).enabled
     assert recorded_phases(["asked", "heard"]).phases == ("train",)

@@ -10,6 +10,7 @@ from vfl.attacks.fit import fit, key_of
 from vfl.attacks.scaling import scale_by
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
+from vfl.options import require_range
 from vfl.seeds import scoped
 
 _HIDDEN = 64
@@ -26,11 +27,16 @@ class Attribute(Attack):
     Args:
         steps: full-batch Adam steps.
         rate: their learning rate.
+
+    Raises:
+        BadOptionError: an option out of range.
     """
 
     needs = frozenset({Grant.CUTS, Grant.LEAKED_ATTRIBUTES})
 
     def __init__(self, steps: int = 200, rate: float = 0.01) -> None:
+        require_range("steps", steps, 0)
+        require_range("rate", rate, 0)
         self.steps = steps
         self.rate = rate
 

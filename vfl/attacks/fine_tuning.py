@@ -9,6 +9,7 @@ from vfl.attacks.features import EmbeddingAttack, Layer
 from vfl.attacks.fit import fit, key_of
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
+from vfl.options import require_range
 from vfl.seeds import scoped
 
 
@@ -23,11 +24,16 @@ class FineTuning(EmbeddingAttack):
         steps: full-batch Adam steps.
         rate: their learning rate.
         at: the layer it reads.
+
+    Raises:
+        BadOptionError: an option out of range.
     """
 
     uses = frozenset({Grant.LEAKED, Grant.TOP_RECIPE})
 
     def __init__(self, steps: int = 200, rate: float = 0.01, at: Layer = "cut") -> None:
+        require_range("steps", steps, 0)
+        require_range("rate", rate, 0)
         super().__init__(at)
         self.steps = steps
         self.rate = rate

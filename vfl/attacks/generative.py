@@ -14,6 +14,7 @@ from vfl.attacks.features import through
 from vfl.attacks.fit import key_of
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
+from vfl.options import require_range
 from vfl.seeds import scoped
 
 _HIDDEN = 128
@@ -34,12 +35,18 @@ class Generative(Attack):
         steps: Adam steps, each on 128 rows.
         rate: their learning rate.
         spread: largest variance a generated column may have without a penalty.
+
+    Raises:
+        BadOptionError: an option out of range.
     """
 
     goal = "inputs"
     needs = frozenset({Grant.INPUTS, Grant.OUTPUTS, Grant.BOTTOM, Grant.TOP, Grant.OTHERS_BOTTOM})
 
     def __init__(self, steps: int = 2000, rate: float = 0.001, spread: float = 1.0) -> None:
+        require_range("steps", steps, 0)
+        require_range("rate", rate, 0)
+        require_range("spread", spread, 0)
         self.steps = steps
         self.rate = rate
         self.spread = spread

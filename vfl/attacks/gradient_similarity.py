@@ -9,6 +9,7 @@ from torch.nn.functional import normalize, one_hot
 from vfl.attacks.gradients import GradientAttack, directions_by_row
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
+from vfl.options import require_range
 
 
 class GradientSimilarity(GradientAttack):
@@ -20,11 +21,15 @@ class GradientSimilarity(GradientAttack):
     Args:
         epochs: how many epochs it reads; a row's directions of all of them are compared.
         rounds: how often the centres move.
+
+    Raises:
+        BadOptionError: an option out of range.
     """
 
     uses = frozenset({Grant.LEAKED})
 
     def __init__(self, epochs: int = 1, rounds: int = 10) -> None:
+        require_range("rounds", rounds, 0)
         super().__init__(epochs)
         self.rounds = rounds
 

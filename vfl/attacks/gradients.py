@@ -13,7 +13,8 @@ from vfl.attacks.base import Attack
 from vfl.attacks.evidence import Heard
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
-from vfl.errors import BadOptionError, DataError
+from vfl.errors import DataError
+from vfl.options import require_range
 
 
 class GradientAttack(Attack):
@@ -34,8 +35,7 @@ class GradientAttack(Attack):
     uses: ClassVar[frozenset[Grant]] = frozenset()
 
     def __init__(self, epochs: int = 1) -> None:
-        if epochs < 1:
-            raise BadOptionError("an attack on gradients reads at least one epoch", got=str(epochs))
+        require_range("epochs", epochs, 1)
         self.epochs = epochs
         self.needs = frozenset({Grant.GRADIENTS}) | self.uses
 

@@ -12,6 +12,7 @@ from vfl.attacks.fit import key_of
 from vfl.attacks.scaling import scale_by
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
+from vfl.options import require_range
 from vfl.seeds import scoped
 
 
@@ -24,12 +25,17 @@ class Inversion(Attack):
     Args:
         steps: Adam steps, each on 64 pairs.
         rate: their learning rate.
+
+    Raises:
+        BadOptionError: an option out of range.
     """
 
     goal = "inputs"
     needs = frozenset({Grant.CUTS, Grant.LEAKED_INPUTS})
 
     def __init__(self, steps: int = 1000, rate: float = 0.001) -> None:
+        require_range("steps", steps, 0)
+        require_range("rate", rate, 0)
         self.steps = steps
         self.rate = rate
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from vfl.attacks.features import EmbeddingAttack, Layer
 from vfl.attacks.fit import key_of
 from vfl.attacks.view import View
+from vfl.options import require_range
 
 
 class KMeans(EmbeddingAttack):
@@ -18,11 +19,15 @@ class KMeans(EmbeddingAttack):
     Args:
         starts: independent starts, of which the tightest clustering is kept.
         at: the layer it reads.
+
+    Raises:
+        BadOptionError: an option out of range.
     """
 
     goal = "clusters"
 
     def __init__(self, starts: int = 10, at: Layer = "cut") -> None:
+        require_range("starts", starts, 1)
         super().__init__(at)
         self.starts = starts
 

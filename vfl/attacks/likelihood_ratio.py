@@ -11,7 +11,8 @@ from vfl.attacks.features import through
 from vfl.attacks.fit import fit, key_of
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
-from vfl.errors import BadOptionError, TooFewRowsError
+from vfl.errors import TooFewRowsError
+from vfl.options import require_range
 from vfl.seeds import scoped
 
 #: Rows of which a random half are still two.
@@ -34,7 +35,7 @@ class LikelihoodRatio(Attack):
         rate: their learning rate.
 
     Raises:
-        BadOptionError: fewer than two shadows have no spread.
+        BadOptionError: an option out of range; fewer than two shadows have no spread.
         TooFewRowsError: no labelled rows to train a shadow on.
     """
 
@@ -45,8 +46,9 @@ class LikelihoodRatio(Attack):
     )
 
     def __init__(self, shadows: int = 8, steps: int = 200, rate: float = 0.01) -> None:
-        if shadows < 2:
-            raise BadOptionError("shadows need a spread", got=str(shadows), want="2 or more")
+        require_range("steps", steps, 0)
+        require_range("rate", rate, 0)
+        require_range("shadows", shadows, 2)
         self.shadows = shadows
         self.steps = steps
         self.rate = rate

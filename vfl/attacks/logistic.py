@@ -7,6 +7,7 @@ from torch import Tensor
 from vfl.attacks.features import Layer
 from vfl.attacks.reader import Read, Reader, as_scores
 from vfl.attacks.scaling import Scaler
+from vfl.options import require_range
 
 
 class Logistic(Reader):
@@ -19,11 +20,15 @@ class Logistic(Reader):
         scaler: see `scale_by`.
         strength: inverse weight of the squared penalty (C of scikit-learn).
         at: the layer it reads.
+
+    Raises:
+        BadOptionError: an option out of range.
     """
 
     def __init__(
         self, scaler: Scaler = "standard", strength: float = 1.0, at: Layer = "cut"
     ) -> None:
+        require_range("strength", strength, 1e-9)
         super().__init__(scaler, at)
         self.strength = strength
 

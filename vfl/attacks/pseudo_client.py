@@ -13,6 +13,7 @@ from vfl.attacks.fit import key_of
 from vfl.attacks.scaling import scale_by
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
+from vfl.options import require_range
 from vfl.seeds import scoped
 
 _BATCH_ROWS = 64
@@ -34,6 +35,9 @@ class PseudoClient(Attack):
         steps: Adam steps, each on 64 rows, of the bottom and then of the inversion.
         rate: their learning rate.
         align: weight of the distance between the distributions of cuts.
+
+    Raises:
+        BadOptionError: an option out of range.
     """
 
     goal = "inputs"
@@ -42,6 +46,9 @@ class PseudoClient(Attack):
     )
 
     def __init__(self, steps: int = 1000, rate: float = 0.001, align: float = 1.0) -> None:
+        require_range("steps", steps, 0)
+        require_range("rate", rate, 0)
+        require_range("align", align, 0)
         self.steps = steps
         self.rate = rate
         self.align = align

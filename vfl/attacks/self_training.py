@@ -46,6 +46,7 @@ class SelfTraining(Reader):
         strength: float = 1.0,
         at: Layer = "cut",
     ) -> None:
+        require_range("strength", strength, 1e-9)
         require_range("rounds", rounds, 0)
         require_range("share", share, 0, 1)
         require_range("every", every, 1)

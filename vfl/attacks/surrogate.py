@@ -14,7 +14,8 @@ from vfl.attacks.fit import key_of
 from vfl.attacks.gradients import GradientAttack, mean_by_row
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
-from vfl.errors import BadOptionError, NonFiniteError
+from vfl.errors import NonFiniteError
+from vfl.options import require_range
 from vfl.seeds import scoped
 
 _SETTLING = 10  # exchanges on which the surrogate finds its place before the replay
@@ -38,6 +39,9 @@ class Surrogate(GradientAttack):
         steps: Adam steps an exchange.
         rate: their learning rate.
         temperature: of the soft labels, in units of the mean squared gradient.
+
+    Raises:
+        BadOptionError: an option out of range.
     """
 
     goal = "clusters"
@@ -51,9 +55,11 @@ class Surrogate(GradientAttack):
         rate: float = 0.01,
         temperature: float = 0.1,
     ) -> None:
+        require_range("starts", starts, 1)
+        require_range("steps", steps, 1)
+        require_range("rate", rate, 0)
+        require_range("temperature", temperature, 0.001)
         super().__init__(epochs)
-        if starts < 1:
-            raise BadOptionError("a replay needs a surrogate", got=f"starts={starts}")
         self.starts = starts
         self.steps = steps
         self.rate = rate

@@ -60,6 +60,7 @@ class TeacherStudent(Reader):
         rounds: int = 4,
         at: Layer = "cut",
     ) -> None:
+        require_range("strength", strength, 1e-9)
         require_choice("teacher", teacher, get_args(Teacher))
         require_choice("student", student, get_args(Student))
         require_range("share", share, 0, 1)

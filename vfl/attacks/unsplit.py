@@ -11,6 +11,7 @@ from vfl.attacks.fit import key_of
 from vfl.attacks.matching import closer_inputs
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
+from vfl.options import require_range
 from vfl.seeds import scoped
 
 
@@ -29,6 +30,9 @@ class UnSplit(Attack):
         input_steps, model_steps: Adam steps of a turn.
         input_rate, model_rate: their learning rates.
         smooth: weight of the total variation of pictures.
+
+    Raises:
+        BadOptionError: an option out of range.
     """
 
     goal = "inputs"
@@ -43,6 +47,12 @@ class UnSplit(Attack):
         model_rate: float = 0.001,
         smooth: float = 0.1,
     ) -> None:
+        require_range("rounds", rounds, 0)
+        require_range("input_steps", input_steps, 0)
+        require_range("model_steps", model_steps, 0)
+        require_range("input_rate", input_rate, 0)
+        require_range("model_rate", model_rate, 0)
+        require_range("smooth", smooth, 0)
         self.rounds = rounds
         self.input_steps = input_steps
         self.model_steps = model_steps

@@ -9,6 +9,7 @@ from vfl.attacks.base import Attack
 from vfl.attacks.matching import closer_inputs
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
+from vfl.options import require_range
 
 _ROWS = 2048  # searched for at once
 
@@ -25,12 +26,18 @@ class WhiteBoxInversion(Attack):
         steps: Adam steps.
         rate: their learning rate.
         smooth: weight of the total variation of pictures.
+
+    Raises:
+        BadOptionError: an option out of range.
     """
 
     goal = "inputs"
     needs = frozenset({Grant.CUTS, Grant.OTHERS_BOTTOM})
 
     def __init__(self, steps: int = 300, rate: float = 0.05, smooth: float = 0.01) -> None:
+        require_range("steps", steps, 0)
+        require_range("rate", rate, 0)
+        require_range("smooth", smooth, 0)
         self.steps = steps
         self.rate = rate
         self.smooth = smooth

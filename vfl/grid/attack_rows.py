@@ -106,8 +106,8 @@ def rows_of(
     known = {one.trial: one.value for one in free}
     found = []
     for one in scores:
-        beside = baselines_of(one.trial, baselines).items()
-        values = {name: known[trial] for name, trial in beside if trial in known}
+        beside = {} if one.of_training else baselines_of(one.trial, baselines)
+        values = {name: known[trial] for name, trial in beside.items() if trial in known}
         found.append(_row(victim, one, (one.measure, one.value, one.guess), values))
         found += [_row(victim, one, measured, {}) for measured in one.also]
     return found

@@ -27,6 +27,8 @@ SCORES = "attacks.jsonl"
 #: of the grid that the run is a cell of.
 OF_RUN, OF_CELL = "attacks.json", "trials.json"
 _KEY_DIGITS = 16
+#: What a threat model's sentence says of an attacker that recorded the training.
+IN_TRAINING = "in the training phase"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,11 @@ class Scored:
     def trial(self) -> Trial:
         """What was tried."""
         return Trial(self.attack, self.k, self.draw, self.bottom)
+
+    @property
+    def of_training(self) -> bool:
+        """Whether it is about training rows, which no baseline is about."""
+        return IN_TRAINING in self.threat
 
 
 class ScoresFile:

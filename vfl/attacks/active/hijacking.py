@@ -18,6 +18,7 @@ from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
 from vfl.compression import Moment
 from vfl.errors import UserError
+from vfl.options import require_range
 from vfl.seeds import scoped
 
 _HIDDEN = 128
@@ -45,6 +46,9 @@ class Hijacking(ActiveAdversary, Attack):
         rate: learning rate of its networks.
         penalty: weight of the critic's gradient penalty.
         critic_steps: steps of the critic for one of the others.
+
+    Raises:
+        BadOptionError: an option out of range.
     """
 
     who = "label party"
@@ -59,6 +63,9 @@ class Hijacking(ActiveAdversary, Attack):
         penalty: float = 10.0,
         critic_steps: int = 1,
     ) -> None:
+        require_range("rate", rate, 0)
+        require_range("penalty", penalty, 0)
+        require_range("critic_steps", critic_steps, 0)
         self.victim = victim
         self.rate = rate
         self.penalty = penalty

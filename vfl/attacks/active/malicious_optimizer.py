@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, optim
 
 from vfl.attacks.active.base import ActiveAdversary
-from vfl.errors import BadOptionError
+from vfl.options import require_range
 
 _LAST = "last_gradient"
 
@@ -35,12 +35,8 @@ class MaliciousOptimizer(ActiveAdversary):
     who = "feature party"
 
     def __init__(self, gain: float = 1.0, most: float = 5.0) -> None:
-        if gain < 0 or most < 1:
-            raise BadOptionError(
-                "an eager step is at least an honest one",
-                got=f"gain={gain:g}, most={most:g}",
-                want="gain of 0 or more, most of 1 or more",
-            )
+        require_range("gain", gain, 0)
+        require_range("most", most, 1)
         self.gain = gain
         self.most = most
         self._before: dict[Tensor, Tensor] = {}

@@ -11,7 +11,7 @@ from torch import Tensor
 from vfl.attacks.active.base import ActiveAdversary
 from vfl.attacks.view import View
 from vfl.compression import Moment
-from vfl.errors import BadOptionError
+from vfl.options import require_range
 
 
 class NoisyLabels(ActiveAdversary):
@@ -30,8 +30,7 @@ class NoisyLabels(ActiveAdversary):
     spoils = True
 
     def __init__(self, share: float = 0.2) -> None:
-        if not 0 <= share <= 1:
-            raise BadOptionError("a share is between 0 and 1", got=f"share={share:g}")
+        require_range("share", share, 0, 1)
         self.share = share
 
     def begin(self, view: View, draw: torch.Generator) -> None:

@@ -10,8 +10,11 @@ from vfl.attacks.fit import key_of
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import View
 from vfl.compression import Moment
-from vfl.errors import BadOptionError, DataError
+from vfl.errors import DataError
+from vfl.options import require_range
 from vfl.seeds import generator
+
+_FARTHEST = 1e6  # a trigger's value, that the network stays finite
 
 
 class Replacement(Backdoor):
@@ -31,7 +34,7 @@ class Replacement(Backdoor):
         value: what they are filled with, in the units of the bottom's inputs.
 
     Raises:
-        BadOptionError: no such share, or a trigger of no size.
+        BadOptionError: an option out of range.
     """
 
     holds = frozenset({Grant.LEAKED, Grant.INPUTS})
@@ -39,12 +42,10 @@ class Replacement(Backdoor):
     def __init__(
         self, target: int = 0, share: float = 0.5, columns: int = 3, value: float = 3.0
     ) -> None:
-        if not 0 <= share <= 1 or columns < 1:
-            raise BadOptionError(
-                "a backdoor needs rows and a trigger",
-                got=f"share={share:g}, columns={columns}",
-                want="a share between 0 and 1, and at least one column",
-            )
+        require_range("target", target, 0)
+        require_range("share", share, 0, 1)
+        require_range("columns", columns, 1)
+        require_range("value", value, -_FARTHEST, _FARTHEST)
         self.target = target
         self.share = share
         self.columns = columns
