@@ -68,7 +68,7 @@ def test_figures_of_kept_bottoms(defense):
     for spec, k in (("kmeans", 0), ("logistic", 1), ("logistic", 5)):
         one, every = np.mean([kept(victim, spec, k) for victim in victims], axis=0)
         print(f"\n{defense} {spec} k={k}: {one:.3f} {every:.3f}")
-        assert every > one + 0.02 or defense == "none" or spec == "kmeans"
+        assert every > one + 0.02 or "label_dp" not in defense  # wrong labels average out
 
 
 def test_figures_of_feature_parties_together():

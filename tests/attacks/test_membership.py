@@ -22,5 +22,5 @@ def test_a_sure_prediction_stays_finite():
 
 
 def test_one_shadow_is_refused():
-    with pytest.raises(BadOptionError, match="shadows need a spread"):
+    with pytest.raises(BadOptionError, match="option 'shadows'"):
         LikelihoodRatio(shadows=1)

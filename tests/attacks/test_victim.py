@@ -13,6 +13,7 @@ from vfl.attacks.features import before_last, features, through
 from vfl.attacks.victim import Setting, Victim
 from vfl.compression import Moment
 from vfl.config import Experiment
+from vfl.defenses import DEFENSES, Defense
 from vfl.errors import (
     ExposedCutError,
     NotGrantedError,
@@ -129,6 +130,37 @@ def test_the_layer_before_the_cut_is_run_once_for_all_cases(trained, monkeypatch
     assert torch.equal(features(views[1], views[1].unlabelled, "before"), plain)
     with pytest.raises(NotGrantedError):
         features(views[0].only({Grant.INPUTS}), views[0].only({Grant.INPUTS}).targets, "before")
+
+
+def around_bottoms():
+    """Specs of the defenses that put something around a bottom."""
+    kinds = {name: DEFENSES.member(name) for name in DEFENSES.names()}
+    return [name for name, kind in kinds.items() if kind.wrap_bottom is not Defense.wrap_bottom]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"defense": spec} for spec in ["none", *around_bottoms()]]
+    + [{"codec": spec} for spec in ("size:k=3", "sign:width=4")]
+    + [{"defense": "passport", "codec": "size:k=3"}],
+    ids=str,
+)
+def test_the_layer_before_the_cut_is_the_bottoms_own(asked, tmp_path):
+    told = experiment(**asked, train={"epochs": 1, "batch_rows": 32})
+    run.train(told, tmp_path, "one")
+    folder, data = RunFolder.open(tmp_path / "one"), run.load_data(told)
+    case = Victim.of_run(folder, data, "left").case(2, leak())
+    rows = case.view.targets.inputs.flatten(1)
+    expected = rows  # before principal components, which nothing trained
+    if asked.get("defense") != "label_free":
+        weights = run.PartyFolder(folder.party("left")).weights().values()
+        bias, weight = sorted(
+            (one for one in weights if one.shape[:1] == (16,)), key=torch.Tensor.dim
+        )
+        expected = torch.relu(rows @ weight.T + bias)
+    found = features(case.view, case.view.targets, "before")
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert attempt(case, make("fine_tuning:at=before,steps=1"), leak()).measure == "accuracy"
 
 
 def test_a_trained_bottom_is_worth_something(trained):

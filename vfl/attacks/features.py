@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vfl.attacks.base import Attack
 from vfl.attacks.joint import JointBottom
+from vfl.attacks.own_bottom import last_layer
 from vfl.attacks.threat import Grant
 from vfl.attacks.view import Seen, View
 from vfl.defenses.anchored import AnchoredBottom
@@ -86,15 +87,16 @@ def learned_part(bottom: nn.Module) -> nn.Module:
 def before_last(bottom: nn.Module, inputs: Tensor) -> Tensor:
     """What the last layer with weights of a bottom is given, axes (rows, features).
 
-    A bottom without weights is given the inputs.
+    Layers that a defense or a codec put around it do not count; see `last_layer`. A bottom without
+    weights is given the inputs.
     """
     if isinstance(bottom, JointBottom):
         return torch.cat([before_last(one, part) for one, part in bottom.parts(inputs)], 1)
-    layers = [one for one in bottom.modules() if "weight" in one._parameters and _maps(one)]
-    if not layers:
+    layer = last_layer(bottom, inputs[:1])
+    if layer is None:
         return inputs.flatten(1)
     found: list[Tensor] = []
-    hook = layers[-1].register_forward_pre_hook(lambda _, given: found.append(given[0].flatten(1)))
+    hook = layer.register_forward_pre_hook(lambda _, given: found.append(given[0].flatten(1)))
     try:
         through(bottom, inputs)
     finally:
@@ -107,9 +109,3 @@ def through(module: nn.Module, inputs: Tensor) -> Tensor:
     module.eval()
     with torch.no_grad():
         return torch.cat([module(part) for part in torch.split(inputs, _ROWS)])
-
-
-def _maps(layer: nn.Module) -> bool:
-    """Whether a layer mixes its inputs, as linear layers and convolutions do."""
-    weight = layer._parameters["weight"]
-    return weight is not None and weight.dim() > 1

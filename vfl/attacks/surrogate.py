@@ -58,7 +58,7 @@ class Surrogate(GradientAttack):
         require_range("starts", starts, 1)
         require_range("steps", steps, 1)
         require_range("rate", rate, 0)
-        require_range("temperature", temperature, 0.001)
+        require_range("temperature", temperature, 0)
         super().__init__(epochs)
         self.starts = starts
         self.steps = steps

@@ -16,6 +16,7 @@ from vfl.attacks.case import Case
 from vfl.attacks.evidence import Evidence, Holdings, Maker, Sent
 from vfl.attacks.features import before_last
 from vfl.attacks.leak import draw_leak
+from vfl.attacks.own_bottom import OwnBottom
 from vfl.attacks.recipes import bottom_recipe, top_recipe
 from vfl.attacks.threat import Grant, ThreatModel, TrainedBy
 from vfl.attacks.view import View
@@ -112,7 +113,7 @@ class Victim:
         self._experiment, self._data = experiment, data[party]
         self._terms = Terms.of(experiment, "predict", experiment.name)
         self._secret = secret or Secret.of_simulation(experiment.seed, party)
-        self._half, self._there = self._trained(weights)
+        self._half, self._own, self._there = self._trained(weights)
         self._evidence: dict[Part, Evidence] = {}
 
     @classmethod
@@ -226,30 +227,31 @@ class Victim:
             self._evidence[part] = Evidence(inputs, self.cuts(rows), before=kept)
         return self._evidence[part]
 
-    def _trained(self, weights: Mapping[str, Tensor]) -> tuple[FeatureHalf, Link]:
+    def _trained(self, weights: Mapping[str, Tensor]) -> tuple[FeatureHalf, OwnBottom, Link]:
         here, there = local_pair()
         terms, name = self._terms, self._data.name
         with scoped(self._secret.number("init")):
-            bottom = models.make_bottom(terms.parties[name].bottom)
+            width = terms.parties[name].width
+            core = models.make_bottom(terms.parties[name].bottom).build(self._shape, width)
             half = FeatureHalf(
                 name,
-                bottom.build(self._shape, terms.parties[name].width),
-                terms.parties[name].width,
+                core,
+                width,
                 compression.make(terms.codec),
                 defenses.make(terms.defense),
                 there,
                 self._secret,
             )
         half.load_state_dict(weights)
-        return half, here
+        return half, OwnBottom(half.model.values(), core), here
 
     def _bottom(self) -> nn.Module:
         """A copy of the bottom with what defense and codec put around it."""
-        return nn.Sequential(*copy.deepcopy(self._half.model).values())
+        return copy.deepcopy(self._own)
 
     def _maker(self, weights: Mapping[str, Tensor]) -> Maker:
         """Makes its bottom with other weights of its own."""
-        return lambda: nn.Sequential(*self._trained(weights)[0].model.values())
+        return lambda: self._trained(weights)[1]
 
     @property
     def name(self) -> str:
