@@ -1,5 +1,7 @@
 """Places and verdicts on tables whose answer is known."""
 
+from dataclasses import replace
+
 import pytest
 
 from vfl.grid.attack_rows import Row
@@ -68,6 +70,26 @@ def test_clusters_count_at_every_number_of_leaked_labels():
     (place,) = leaderboard(table, 0.5)
     assert [one.attack for one in place.standings] == ["kmeans", "logistic"]
     assert [one.k for one in place.standings] == [5, 10]
+    over = [one.over_scratch.mean for one in place.standings]
+    assert over == pytest.approx([0.9 - 0.5, 0.95 - 0.6])  # clusters of the inputs, then training
+
+
+def test_an_attack_below_the_highest_can_be_the_one_that_leaks():
+    """The highest varies too much to say anything; the next one is surely above its baseline."""
+    wild = [replace(one, value=one.value + (one.seed - 1) / 2) for one in rows({5: 0.72})]
+    (place,) = leaderboard(wild + rows({5: 0.7}, attack="svm"), 0.5)
+    (one,) = place.standings
+    assert one.attack == "logistic"
+    assert one.advantage.low < 0
+    assert one.verdict == "leaks"
+
+
+def test_the_highest_of_many_attacks_is_above_what_they_are_worth():
+    """An interval that ends just above the baseline is a leak of one attack, not of one in ten."""
+    close = rows({5: 0.6052})
+    many = [replace(one, attack=f"svm:strength={name}") for one in close for name in range(9)]
+    assert verdicts(close)["none"] == ["leaks"]
+    assert verdicts(close + many)["none"] == ["inconclusive"]
 
 
 def test_the_best_baseline_is_chosen_over_all_attacks():
@@ -88,7 +110,7 @@ def test_what_a_baseline_is_called():
 
 def test_nothing_is_decided_by_one_victim():
     table = [one for one in rows({5: 0.9}) + rows({5: 0.1}, "good") if one.seed == 0]
-    assert verdicts(table) == {"good": ["inconclusive"], "none": ["inconclusive"]}
+    assert verdicts(table) == {"good": ["undecided"], "none": ["undecided"]}
 
 
 def test_an_interval_that_holds_zero_is_undecided():

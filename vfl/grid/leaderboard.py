@@ -15,14 +15,15 @@ from vfl.grid.statistics import (
     advantage,
     equivalence,
     holm,
+    leaking,
     over_victims,
     protected,
     rivals_of,
-    succeeds,
 )
 from vfl.grid.trials import SCRATCH, scratch_of
 
 #: "inconclusive": no attack succeeds here, nor on the undefended model, so nothing is shown.
+#: "undecided": several could be true; of a single victim always.
 Verdict = Literal["protected", "leaks", "undecided", "inconclusive"]
 #: Measures of attacks on labels, which one worst case is taken over.
 OF_LABELS = ("accuracy", "matched_accuracy")
@@ -42,7 +43,8 @@ class Standing:
         attack, value: the attack with the highest mean, and what it reached.
         baseline, baseline_value: the highest mean of all baselines, whatever attack they are of.
         advantage: value less baseline_value, victim by victim.
-        over_scratch: value less training from scratch on the leaked rows; None without either.
+        over_scratch: value less training from scratch on the leaked rows; of an attack that uses
+            none, less the same attack on the inputs (thesis eq 4-2). None without either.
         chance: p-value of perfect protection from every attack, adjusted over k, and over the
             baselines of which any may be the best.
         verdict: what follows.
@@ -68,7 +70,7 @@ class Place:
         accuracy: on test rows, over victims.
         difference: of it to the undefended model's, victim by victim; None for that itself.
         equal: whether the difference is within the margin (two one-sided tests); None where
-            that cannot be said, for there is no difference or a single victim.
+            that cannot be said, for there is no difference, or its spread is not known.
         standings: by k, ascending.
     """
 
@@ -124,18 +126,20 @@ def by_baseline(rows: Iterable[Row]) -> dict[str, dict[tuple[int, int], float]]:
     found: dict[str, dict[tuple[int, int], float]] = {}
     for row in rows:
         for name, value in row.baselines.items():
-            alone = name in SCRATCH and row.k > 0
-            called = f"{row.attack} on {'raw' if name == 'scratch' else name}"
-            if alone:
-                called = _called(row.attack, name)
-            found.setdefault(called, {})[row.seed, row.draw] = value
+            found.setdefault(_called(row, name), {})[row.seed, row.draw] = value
     return found
 
 
-def _called(attack: str, name: str) -> str:
-    """A baseline from scratch; that of parties who pool has the name of its attack."""
-    spec = scratch_of(attack, name)
-    return name if spec == SCRATCH[name] else spec
+def _called(row: Row, name: str) -> str:
+    """What a baseline of an attack is called.
+
+    Training from scratch is the same beside all attacks, but for that of parties who pool. Where no
+    labels leak it is the attack itself on the inputs.
+    """
+    if name in SCRATCH and row.k > 0:
+        spec = scratch_of(row.attack, name)
+        return name if spec == SCRATCH[name] else spec
+    return f"{row.attack} on {'raw' if name == 'scratch' else name}"
 
 
 def highest(found: ByAttack) -> str:
@@ -161,7 +165,7 @@ def _place(
     whole = over_victims({(seed, 0): value for seed, value in accuracy.items()})
     assert whole is not None
     equal = None
-    if difference is not None and difference.half_width is not None:
+    if difference is not None and difference.half_width:
         equal = equivalence(difference, margin / 100) <= _EQUAL
     return Place(defense, whole, difference, equal, standings)
 
@@ -174,33 +178,37 @@ def _standing(k: int, own: Sequence[Row], plain: Sequence[Row], chance: float) -
     assert value is not None
     assert beside is not None
     assert above is not None
-    scratch = baselines.get(_called(attack, "scratch")) if k else None
+    itself = next(row for row in own if row.attacker == attack)
+    scratch = baselines.get(_called(itself, "scratch"))
     over_scratch = None if scratch is None else advantage(attacks[attack], scratch)
-    verdict = _verdict(above, chance, succeeds(_advantages(plain)))
+    verdict = _verdict(above, chance, _leaks(own), _leaks(plain))
     return Standing(k, attack, value, baseline, beside, above, over_scratch, chance, verdict)
 
 
-def _verdict(above: Estimate, chance: float, conclusive: bool) -> Verdict:
-    if above.low > 0:
+def _verdict(above: Estimate, chance: float, leaks: bool, conclusive: bool) -> Verdict:
+    if leaks:
         return "leaks"
+    if above.half_width is None:
+        return "undecided"
     if not conclusive:
         return "inconclusive"
     return "protected" if chance <= ONE_SIDED else "undecided"
 
 
+def _leaks(rows: Sequence[Row]) -> bool:
+    """Whether some attack succeeds."""
+    if not rows:
+        return False
+    baselines = by_baseline(rows)
+    attacks = list(by_attack(rows).values())
+    return leaking(attacks, baselines[highest(baselines)]) <= ONE_SIDED
+
+
 def _chance(rows: Sequence[Row]) -> float:
     baselines = by_baseline(rows)
     best = baselines[highest(baselines)]
-    return protected(_advantages(rows), rivals_of(best, baselines.values()))
-
-
-def _advantages(rows: Sequence[Row]) -> list[Estimate | None]:
-    """Of every attack over the highest baseline."""
-    if not rows:
-        return []
-    baselines = by_baseline(rows)
-    best = baselines[highest(baselines)]
-    return [advantage(values, best) for values in by_attack(rows).values()]
+    advantages = [advantage(values, best) for values in by_attack(rows).values()]
+    return protected(advantages, rivals_of(best, baselines.values()))
 
 
 def _accuracy(rows: Iterable[Row]) -> dict[int, float]:

@@ -51,7 +51,8 @@ def chance_below(found: Estimate | None, bound: float) -> float:
     """One-sided p-value of "the mean is at least `bound`", small if it is clearly below.
 
     P(T <= (mean - bound) / standard error), T of Student with n - 1 degrees of freedom; 1 where a
-    single victim, or none, says nothing about the spread.
+    single victim, or none, says nothing about the spread. Nor do victims that agree exactly: shares
+    of a few rows can, and do not vary any less for it.
 
     >>> round(chance_below(Estimate(-0.02, 0.0248, 3), 0.0), 4)  # t = -3.470
     0.037
@@ -59,9 +60,7 @@ def chance_below(found: Estimate | None, bound: float) -> float:
     if found is None or found.half_width is None:
         return 1.0
     error = found.standard_error
-    if error == 0:
-        return 0.0 if found.mean < bound else 1.0
-    return float(stdtr(found.count - 1, (found.mean - bound) / error))
+    return float(stdtr(found.count - 1, (found.mean - bound) / error)) if error else 1.0
 
 
 def equivalence(difference: Estimate | None, margin: float) -> float:
@@ -69,10 +68,7 @@ def equivalence(difference: Estimate | None, margin: float) -> float:
 
     The larger of the two (Schuirmann 1987): below 0.05 the difference is smaller than the margin.
     """
-    if difference is None:
-        return 1.0
-    mirrored = Estimate(-difference.mean, difference.half_width, difference.count)
-    return max(chance_below(difference, margin), chance_below(mirrored, margin))
+    return max(chance_below(difference, margin), chance_below(_mirrored(difference), margin))
 
 
 def holm(chances: Mapping[Key, float]) -> dict[Key, float]:
@@ -107,11 +103,25 @@ def protected(advantages: Sequence[Estimate | None], rivals: int = 1) -> float:
     return min(1.0, rivals * max((chance_below(one, 0.0) for one in advantages), default=1.0))
 
 
-def rivals_of(best: Values, baselines: Iterable[Values]) -> int:
-    """How many of the baselines are not clearly below the one with the highest mean, itself too."""
-    return sum(chance_below(advantage(one, best), 0.0) > ONE_SIDED for one in baselines)
+def rivals_of(best: Values, among: Iterable[Values]) -> int:
+    """How many are not clearly below the one with the highest mean, itself too."""
+    return sum(chance_below(advantage(one, best), 0.0) > ONE_SIDED for one in among)
 
 
-def succeeds(advantages: Iterable[Estimate | None]) -> bool:
-    """Whether some attack is clearly above its baseline: the lower end of its interval is."""
-    return any(one is not None and one.low > 0 for one in advantages)
+def leaking(attacks: Sequence[Values], baseline: Values) -> float:
+    """p-value of a leak: some attack is above the best baseline, however many were tried.
+
+    The smallest over the attacks that may be the best (`rivals_of`), times their number
+    (Bonferroni): the highest of many attacks that are worth nothing is above what they are worth.
+
+    Args:
+        attacks: values of each.
+        baseline: of the one with the highest mean.
+    """
+    best = max(attacks, key=lambda one: statistics.fmean(by_victim(one).values()))
+    above = [_mirrored(advantage(one, baseline)) for one in attacks]
+    return min(1.0, rivals_of(best, attacks) * min(chance_below(one, 0.0) for one in above))
+
+
+def _mirrored(found: Estimate | None) -> Estimate | None:
+    return None if found is None else Estimate(-found.mean, found.half_width, found.count)
