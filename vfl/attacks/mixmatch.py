@@ -61,12 +61,13 @@ class MixMatch:
                 own = torch.randint(len(known), (self.batch,))
                 some = further[torch.randint(len(further), (self.batch,))]
                 guesses = self._guess(network, some)
-                inputs, wanted = self._mixed(
-                    torch.cat([known[own], some]), torch.cat([shares[own], guesses])
+                inputs, wanted = mixed(
+                    torch.cat([known[own], some]), torch.cat([shares[own], guesses]), self.alpha
                 )
                 grown = self.weight * step / self.steps
                 optimizer.zero_grad()
-                self._loss(network(inputs), wanted, grown).backward()  # type: ignore[no-untyped-call]
+                loss = mixmatch_loss(network(inputs), wanted, self.batch, grown)
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
         return network.eval()
 
@@ -75,15 +76,34 @@ class MixMatch:
         with torch.no_grad():
             return F.softmax(network(rows) / self.temperature, dim=1)
 
-    def _mixed(self, inputs: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """Each row mixed with another, its own share being the larger (eq 8-11)."""
-        share = float(torch.distributions.Beta(self.alpha, self.alpha).sample())
-        share = max(share, 1 - share)
-        other = torch.randperm(len(inputs))
-        return torch.lerp(inputs[other], inputs, share), torch.lerp(wanted[other], wanted, share)
 
-    def _loss(self, logits: Tensor, wanted: Tensor, weight: float) -> Tensor:
-        """Cross-entropy of the first half, squared error of the other (eq 2-5)."""
-        labelled = F.cross_entropy(logits[: self.batch], wanted[: self.batch])
-        believed = logits[self.batch :].softmax(1)
-        return labelled + weight * F.mse_loss(believed, wanted[self.batch :])
+def mixed(inputs: Tensor, wanted: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """Each row mixed with another, its own share being the larger (eq 8-11).
+
+    Args:
+        inputs: axes (rows, ...).
+        wanted: class shares, axes (rows, classes).
+        alpha: of the Beta law of the share, drawn from torch's generator as the other rows are.
+    """
+    share = float(torch.distributions.Beta(alpha, alpha).sample())
+    share = max(share, 1 - share)
+    other = torch.randperm(len(inputs))
+    return torch.lerp(inputs[other], inputs, share), torch.lerp(wanted[other], wanted, share)
+
+
+def mixmatch_loss(logits: Tensor, wanted: Tensor, labelled: int, weight: float) -> Tensor:
+    """Cross-entropy of the labelled rows and squared error of the others (eq 2-5).
+
+    Args:
+        logits: axes (rows, classes).
+        wanted: class shares, alike.
+        labelled: how many rows, the first ones, have labels.
+        weight: of the others.
+
+    >>> logits, wanted = torch.zeros(2, 2), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    >>> round(mixmatch_loss(logits, wanted, 1, 2.0).item(), 4)  # log 2 + 2 x 0.25
+    1.1931
+    """
+    known = F.cross_entropy(logits[:labelled], wanted[:labelled])
+    believed = logits[labelled:].softmax(1)
+    return known + weight * F.mse_loss(believed, wanted[labelled:])
