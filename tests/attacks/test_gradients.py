@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, softmax
 
-from vfl.attacks import Evidence, Grant, Heard, Holdings, ThreatModel, View, make
+from vfl.attacks import Evidence, Grant, Heard, Holdings, Sent, ThreatModel, View, make
 from vfl.attacks.gradients import mean_by_row
 from vfl.attacks.surrogate import balanced, gradients_of_classes
-from vfl.errors import BadOptionError, DataError, UserError
+from vfl.errors import BadOptionError, DataError, NotGrantedError, UserError
 from vfl.seeds import generator
 
 WIDTH, CLASSES = 4, 3
@@ -16,7 +16,7 @@ WIDTH, CLASSES = 4, 3
 
 def heard_of(rows, gradients, epoch=1):
     gradients = torch.tensor(gradients)
-    return Heard(0, epoch, torch.tensor(rows), torch.zeros_like(gradients), gradients)
+    return Heard.of(Sent(0, epoch, torch.tensor(rows), torch.zeros_like(gradients)), gradients)
 
 
 def view(*heard, classes=2, leaked=(1, 0), rows=3, prior=(0.5, 0.5)):
@@ -28,6 +28,13 @@ def view(*heard, classes=2, leaked=(1, 0), rows=3, prior=(0.5, 0.5)):
     )
     grants = frozenset({Grant.GRADIENTS, Grant.LEAKED, Grant.PRIOR})
     return View(ThreatModel("feature party", "training", grants), classes, holdings)
+
+
+def test_cuts_of_the_training_are_a_grant_of_their_own():
+    without = view(heard_of([0], [[1.0, 2.0]]))
+    assert without.heard[0].gradients.tolist() == [[1.0, 2.0]]
+    with pytest.raises(NotGrantedError, match="the cuts of every epoch"):
+        without.heard[0].cuts()
 
 
 def test_the_gradients_of_every_class_are_those_of_autograd():

@@ -38,16 +38,26 @@ class Sent:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Heard(Sent):
+class Heard:
     """One training exchange as it was recorded.
 
-    Its rows are counted through the targets; leaked rows follow after them.
-
     Attributes:
-        gradients: what came down, decoded, axes (rows, width).
+        step, epoch: as of `Sent`.
+        rows: counted through the targets; leaked rows follow after them.
+        cuts: gives what went up, decoded, axes (rows, width).
+        gradients: what came down, decoded, alike.
     """
 
+    step: int
+    epoch: int
+    rows: Tensor
+    cuts: Callable[[], Tensor]
     gradients: Tensor
+
+    @classmethod
+    def of(cls, up: Sent, gradients: Tensor) -> Heard:
+        """A message and what came back for it."""
+        return cls(up.step, up.epoch, up.rows, lambda: up.cuts, gradients)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -60,16 +60,16 @@ def heard(frames: Frames, party: str, rows: Tensor) -> list[Heard]:
             `Heard.rows` counts in; int64. Other rows are left out of an exchange.
     """
     found: list[Heard] = []
-    cuts: dict[int, Tensor] = {}
+    up: dict[int, Sent] = {}
     place = _places(rows)
     for frame, values in frames:
         if frame.party != party or frame.phase != "train":
             continue
         one = _sent(frame, values, place)
         if frame.kind is Kind.CUT:
-            cuts[one.step] = one.cuts
+            up[one.step] = one
         else:
-            found.append(Heard(one.step, one.epoch, one.rows, cuts.pop(one.step), one.cuts))
+            found.append(Heard.of(up.pop(one.step), one.cuts))
     return found
 
 

@@ -63,7 +63,8 @@ def training_case(
     rest[known] = False
     targets, leaked = train[rest], train[known]
     exchanges = heard(frames, party, torch.cat([targets, leaked]))
-    first, second = _in_two(exchanges, len(targets), len(leaked))
+    up = [Sent(one.step, one.epoch, one.rows, one.cuts()) for one in exchanges]
+    first, second = _in_two(up, len(targets), len(leaked))
     seen = replace(first, inputs=own.inputs[targets])
     leak = replace(second, inputs=own.inputs[leaked], labels=label.labels[leaked])
     holdings = Holdings(

@@ -45,7 +45,7 @@ class Surrogate(GradientAttack):
     """
 
     goal = "clusters"
-    uses = frozenset({Grant.PRIOR, Grant.TOP_RECIPE})
+    uses = frozenset({Grant.PRIOR, Grant.TOP_RECIPE, Grant.EPOCHS})
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Surrogate(GradientAttack):
         """The surrogate that matches these exchanges best, and its optimiser."""
         found: list[tuple[float, nn.Module, Optimizer]] = []
         for _ in range(self.starts):
-            top = view.new_top(exchanges[0].cuts.shape[1])
+            top = view.new_top(exchanges[0].gradients.shape[1])
             optimizer: Optimizer = torch.optim.Adam(top.parameters(), lr=self.rate)
             distances = [self._follow(top, optimizer, one, view.prior) for one in exchanges]
             last = distances[len(distances) // 2 :]
@@ -101,9 +101,10 @@ class Surrogate(GradientAttack):
         """Some steps on one exchange; the distances of its rows, axes (rows, classes)."""
         wanted = one.gradients * len(one.rows)  # the loss that was sent is a mean over the rows
         sent = wanted != 0  # a sparse codec sends nothing of the others
+        cuts = one.cuts()
         scale = wanted.square().sum(1).mean().clamp(min=torch.finfo(wanted.dtype).tiny)
         for _ in range(self.steps):
-            gradients = gradients_of_classes(top, one.cuts, len(prior))
+            gradients = gradients_of_classes(top, cuts, len(prior))
             distances = ((gradients - wanted[:, None]) * sent[:, None]).square().sum(2) / scale
             labels = balanced(-distances.detach() / self.temperature, prior)
             optimizer.zero_grad()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -150,9 +151,9 @@ class View:
 
     @property
     def heard(self) -> Sequence[Heard]:
-        """The training, exchange by exchange; see `Heard` for how its rows are counted."""
+        """The training, exchange by exchange; the cuts of each are a grant of their own."""
         heard: Sequence[Heard] = self._held("heard")
-        return heard
+        return [replace(one, cuts=partial(self._told, one)) for one in heard]
 
     @property
     def prior(self) -> Tensor:
@@ -222,6 +223,10 @@ class View:
                 got=", ".join(one.name for one in Grant if one in self.threat.grants),
                 want=" or ".join(one.name for one in any_of),
             )
+
+    def _told(self, one: Heard) -> Tensor:
+        self.require(Grant.EPOCHS)
+        return one.cuts()
 
     def _held(self, name: str) -> Any:
         self.require(*_OPENS[name])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vfl.attacks import Evidence, Holdings, Sent, View
+from vfl.attacks import Evidence, Heard, Holdings, Sent, View
 from vfl.errors import NotGrantedError
 
 
@@ -87,8 +87,8 @@ def _tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
             yield from _tensors(f"{name}[{number}]", one)
     elif isinstance(value, View):
         yield from _tensors(name, value._holdings)
-    elif isinstance(value, Holdings | Evidence | Sent):
+    elif isinstance(value, Holdings | Evidence | Sent | Heard):
         for part, held in vars(value).items():
             yield from _tensors(f"{name}.{part}", held)
-    elif name.endswith((".before", ".sent")) and callable(value):
+    elif name.endswith((".before", ".sent", ".cuts")) and callable(value):
         yield from _tensors(name, value())

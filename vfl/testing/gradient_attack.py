@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from vfl.attacks import Evidence, Grant, Heard, Holdings, ThreatModel, View
+from vfl.attacks import Evidence, Grant, Heard, Holdings, Sent, ThreatModel, View
 from vfl.attacks.base import rarest
 from vfl.attacks.case import Case
 from vfl.attacks.leak import draw_leak
@@ -77,5 +77,6 @@ class GradientAttackContract(AttackContract):
                 cross_entropy(top(cuts), labels[rows]).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 assert cuts.grad is not None
-                heard.append(Heard(len(heard), epoch, rows, cuts.detach(), cuts.grad))
+                up = Sent(len(heard), epoch, rows, cuts.detach())
+                heard.append(Heard.of(up, cuts.grad))
         return heard
