@@ -8,7 +8,7 @@ from torch import nn
 
 from vfl.compression import Moment
 from vfl.defenses import make
-from vfl.errors import BadOptionError
+from vfl.errors import BadOptionError, SpecError
 from vfl.seeds import Secret, generator, scoped
 
 SECRET = Secret.of_simulation(0, "bank")
@@ -119,3 +119,31 @@ def test_gradients_tell_nothing():
 def test_what_it_refuses(spec):
     with pytest.raises(BadOptionError, match="out of range"):
         make(spec)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "potential",
+        "dcor:alpha=1",
+        "probe",
+        "tpsl",
+        "nopeek:alpha=1",
+        "split_guard",
+        "gradient_noise",
+    ],
+)
+def test_what_works_through_gradients_is_refused_beside_it(other):
+    for spec in (f"label_free+{other}", f"{other}+label_free"):
+        with pytest.raises(SpecError, match="works through gradients"):
+            make(spec)
+
+
+def test_it_stands_in_a_chain_once():
+    with pytest.raises(SpecError, match="stands twice"):
+        make("label_free+label_free:kind=random")
+
+
+def test_what_is_about_rows_labels_or_the_top_goes_with_it():
+    for other in ("layer_norm", "clipped_noise", "label_dp:flip=0.1", "mixup", "bottleneck"):
+        assert len(make(f"label_free+{other}").members) == 2

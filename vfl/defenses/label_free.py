@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -10,7 +11,9 @@ from torch.nn.functional import mse_loss
 
 from vfl.compression import Moment
 from vfl.defenses.base import Defense, PrivacyStatement, Side
+from vfl.defenses.chain import uses
 from vfl.defenses.components import Components
+from vfl.errors import SpecError
 from vfl.options import require_choice, require_range
 from vfl.seeds import Secret
 
@@ -57,11 +60,16 @@ class LabelFree(Defense):
         epochs: of the autoencoder, over the training rows.
         mask: of the autoencoder, 0 to 0.9.
 
+    Raises:
+        BadOptionError: an option out of range.
+        SpecError: it is joined to what works through gradients.
+
     >>> LabelFree("random").gradient(torch.ones(1, 2), torch.tensor([0]), Moment()).tolist()
     [[0.0, 0.0]]
     """
 
     side: ClassVar[Side] = "both"
+    once: ClassVar[bool] = True
 
     def __init__(
         self, kind: Kind = "pca", features: int = 1024, epochs: int = 10, mask: float = 0.3
@@ -74,6 +82,19 @@ class LabelFree(Defense):
         self.features = features
         self.epochs = epochs
         self.mask = mask
+
+    def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
+        for member in (*before, *after):
+            if isinstance(member, LabelFree):
+                continue  # stands twice, as the chain says
+            # A loss with a part of its own in the top, or in the batch, is about more than the cut.
+            shapes = uses(member, "gradient", "local_loss", "received")
+            if shapes or uses(member, "loss") and not uses(member, "wrap_top", "batch"):
+                raise SpecError(
+                    f"no gradient moves a bottom under 'label_free', and {type(member).__name__} "
+                    "works through gradients",
+                    fix="one of the two",
+                )
 
     def wrap_bottom(self, bottom: nn.Module, width: int) -> nn.Module:
         return Frozen(Components(width, self.features) if self.kind == "pca" else bottom)
