@@ -33,7 +33,7 @@ class TestRegisteredDefenses(DefenseContract):
         "label_free:kind=autoencoder,epochs=2",
         "anchored",
         "anchored:rate=1+probe:whiten=yes",
-        "potential+label_free:kind=autoencoder,epochs=1",
+        "clipped_noise+label_free:kind=autoencoder,epochs=1",
         "label_dp:epsilon=1",
         "label_dp:flip=0.6",
         "label_dp:epsilon=0,prior=0.5-0.3-0.2",

@@ -69,6 +69,7 @@ class LabelFree(Defense):
     """
 
     side: ClassVar[Side] = "both"
+    label_free: ClassVar[bool] = True
     once: ClassVar[bool] = True
 
     def __init__(
@@ -87,9 +88,10 @@ class LabelFree(Defense):
         for member in (*before, *after):
             if isinstance(member, LabelFree):
                 continue  # stands twice, as the chain says
-            # A loss with a part of its own in the top, or in the batch, is about more than the cut.
-            shapes = uses(member, "gradient", "local_loss", "received")
-            if shapes or uses(member, "loss") and not uses(member, "wrap_top", "batch"):
+            gradients = uses(member, "gradient", "local_loss", "received")
+            # A loss of one that has a part in the top or the batch too is about more than cuts.
+            of_cuts = uses(member, "loss") and not uses(member, "wrap_top", "batch")
+            if gradients or of_cuts:
                 raise SpecError(
                     f"no gradient moves a bottom under 'label_free', and {type(member).__name__} "
                     "works through gradients",
