@@ -105,6 +105,7 @@ def test_one_run_is_attacked(vfl, file, tmp_path, monkeypatch):
     (row,) = json.loads(again.out)
     assert (row["attack"], row["k"], row["measure"]) == ("kmeans:starts=1", 0, "matched_accuracy")
     assert row["scratch"] == row["baselines"]["raw"]
+    assert "fine_tuning:steps=9" in (run / "report.html").read_text()  # of the call before
 
 
 def test_what_cannot_be_attacked(vfl, file, tmp_path):

@@ -44,6 +44,22 @@ def test_a_plug_in_of_a_package_stands_on_its_package(digest):
     assert digest("pack.mine", {"pack/more.py": "y = 1"}) != first
 
 
+def test_an_attack_stands_on_what_it_takes_from_other_rooms(monkeypatch):
+    read = []
+    source = identity._source
+
+    def noted(name):
+        read.append(name)
+        return source(name)
+
+    monkeypatch.setattr(identity, "_source", noted)
+    identity.code_of.cache_clear()
+    identity.code_of("vfl.attacks.principal")
+    identity.code_of.cache_clear()
+    assert {"vfl.attacks.features", "vfl.defenses.components"} <= set(read)
+    assert not {"vfl.attacks", "vfl.attacks.kmeans", "vfl.config", "vfl.storage"} & set(read)
+
+
 def test_a_script_that_runs_has_a_source(monkeypatch, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("x = 1")

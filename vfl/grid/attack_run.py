@@ -10,8 +10,8 @@ from vfl.config import GridSettings
 from vfl.errors import RunFolderError
 from vfl.grid.attack_rows import Of, Row, rows_of
 from vfl.grid.cells import HONEST
-from vfl.grid.scores_file import OF_RUN, read_scores, write_scores
-from vfl.grid.trials import TRAINED, setting_words
+from vfl.grid.scores_file import OF_RUN, ScoresFile, read_scores, write_scores
+from vfl.grid.trials import TRAINED, Trial, setting_words
 from vfl.run_folder import RunFolder
 from vfl.storage import read_json
 
@@ -25,10 +25,15 @@ def attacked(
 ) -> list[Row]:
     """Attack a run and its baselines; what has a score already is not tried again.
 
+    The run's page keeps what earlier calls with the same rows tried.
+
     Args:
         folder: a run that has ended.
         settings: attacks, leaks, draws, baselines and who attacks.
         say: told what is being done.
+
+    Returns:
+        The rows of these attacks and leaks.
 
     Raises:
         RunFolderError: the run has not ended, or was trained in a federation, where weights stay
@@ -38,7 +43,7 @@ def attacked(
     """
     from vfl.grid.misfits import check_attempts
     from vfl.grid.scenes import require_recorded
-    from vfl.grid.victims import attack_run, attempts_of, check_attacks
+    from vfl.grid.victims import attempts_of, check_attacks, run_ground
     from vfl.run import load_data
 
     if not (folder.path / "summary.json").exists():
@@ -51,9 +56,13 @@ def attacked(
     attempts = attempts_of(settings)
     trials = attempts.on() + attempts.baselines(settings.baselines)
     say(f"{len(trials)} attacks on {folder.path}, baselines included")
-    scores = attack_run(folder, data, settings, trials)
-    write_scores(folder.path / OF_RUN, setting_words(settings), scores)
-    return read_run_rows(folder.path, settings.baselines)
+    path, setting = folder.path / OF_RUN, setting_words(settings)
+    earlier = [one.trial for one in read_scores(path, setting) if one.trial not in trials]
+    ground, kept = run_ground(folder, data, settings), ScoresFile(folder.path)
+    scores = list(ground.go_through(trials, kept))
+    write_scores(path, setting, [*ground.known(earlier, kept), *scores])
+    rows = read_run_rows(folder.path, settings.baselines)
+    return [row for row in rows if Trial(row.attack, row.k, row.draw) in trials]
 
 
 def read_run_rows(path: Path, baselines: Sequence[str] = GridSettings().baselines) -> list[Row]:

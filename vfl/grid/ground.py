@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from vfl.attacks.baselines import Kind, label_free_bottom, view_behind
 from vfl.attacks.case import Case, seeking
 from vfl.attacks.victim import Setting, Victim
 from vfl.attacks.wrapper import Wrapper
-from vfl.errors import NonFiniteError
+from vfl.errors import NonFiniteError, SpecError
 from vfl.grid.cells import HONEST
 from vfl.grid.gallery import Gallery
 from vfl.grid.identity import code_of
@@ -89,6 +90,14 @@ class Ground:
     def lacking(self, trials: Iterable[Trial], scores: ScoresFile) -> list[Trial]:
         """The trials that have no score in the file."""
         return [trial for trial in trials if self._known(trial, scores) is None]
+
+    def known(self, trials: Iterable[Trial], scores: ScoresFile) -> list[Scored]:
+        """The scores of those trials that have one in the file, by attacks that still are there."""
+        found = []
+        for trial in trials:
+            with suppress(SpecError):
+                found.append(self._known(trial, scores))
+        return [one for one in found if one is not None]
 
     def _known(self, trial: Trial, scores: ScoresFile) -> Scored | None:
         """Its score, unless pictures of it are wanted and were not kept."""

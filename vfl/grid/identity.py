@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from vfl.datasets import PartyData
 
 _DIGITS = 12
+#: Rooms whose modules plug-ins are made of; the lists of their members are no part of any.
+_PLUG_INS = ("vfl.attacks.", "vfl.compression.", "vfl.defenses.", "vfl.models.")
 #: Tables of an experiment that nothing trained follows from.
 LISTS = frozenset({"compare", "grid"})
 
@@ -48,10 +50,11 @@ def data_digest(data: Mapping[str, PartyData]) -> str:
 
 @cache
 def code_of(*modules: str) -> str:
-    """A digest of vfl's version, some modules' source, and what they import of their own kind.
+    """A digest of vfl's version, some modules' source, and what they import of plug-ins' code.
 
-    That is the room they stand in, such as `vfl.attacks`, or the package or folder of whoever wrote
-    them. A change of another attack leaves it as it is.
+    That is of the rooms of attacks, codecs, defenses and models, of the room they stand in
+    themselves, or of the package or folder of whoever wrote them. A change of another attack leaves
+    it as it is.
 
     Args:
         modules: of plug-ins, ours or another package's, and of what shows an attack its victim.
@@ -92,7 +95,7 @@ def _needed(modules: Iterable[str]) -> set[str]:
 
 
 def _imports(module: str) -> Iterator[str]:
-    """Modules of the same kind that a module names in its imports."""
+    """Modules of plug-ins, and of the same kind, that a module names in its imports."""
     room = ".".join(module.split(".")[:2]) if module.startswith("vfl.") else ""
     for node in ast.walk(ast.parse(_source(module))):
         if isinstance(node, ast.ImportFrom):
@@ -106,6 +109,8 @@ def _imports(module: str) -> Iterator[str]:
 
 
 def _belongs(name: str, room: str, module: str) -> bool:
+    if name.startswith(_PLUG_INS):
+        return True
     if room:
         return name.startswith(f"{room}.")
     if name.split(".")[0] == module.split(".")[0]:
