@@ -23,6 +23,16 @@ def test_train_and_infer_for_machines(vfl, loans, mode):
     assert json.loads(again.out)["test_accuracy"] == card["test_accuracy"]
 
 
+@pytest.mark.parametrize(("words", "reveals"), [((), 1), (("--test-every-epoch",), 3)])
+def test_epochs_are_told_with_the_figures_that_were_revealed(vfl, loans, words, reveals):
+    done = vfl("mpc", "train", loans, "--in-process", "--json", "--out", "run", *words)
+    lines = done.err.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["epoch 1", "epoch 2", "epoch 3"]
+    assert sum("accuracy" in line for line in lines) == reveals
+    assert "accuracy" in lines[-1]
+    assert len(json.loads(done.out)["history"]) == reveals
+
+
 def test_what_people_read(vfl, loans):
     done = vfl("mpc", "train", loans, "--in-process", "--out", "run")
     lines = done.out.splitlines()

@@ -54,7 +54,13 @@ def test_all_three_come_to_one_plan(experiment, label):
 @pytest.mark.parametrize("odd", [0, 1, 2])
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("learning_rate", 0.25), ("least_permuted", 64), ("flips", False), ("hidden", (5,))],
+    [
+        ("learning_rate", 0.25),
+        ("least_permuted", 64),
+        ("flips", False),
+        ("hidden", (5,)),
+        ("test_every_epoch", True),
+    ],
 )
 def test_another_setting_is_named_with_both_values(experiment, odd, field, value):
     terms = Terms.of(experiment(batch_rows=8), Rules("fast"), (4,))

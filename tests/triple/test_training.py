@@ -50,7 +50,7 @@ def test_the_curve_is_that_in_clear(
     for name, value in weights.items():
         error = float((found[name] - value.detach()).abs().max())
         assert error < 1e-4 * max(1.0, float(value.detach().abs().max())), name
-    assert len(card["history"]) == 2
+    assert len(card["history"]) == 1
     guess = (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
     assert card["test_accuracy"] == pytest.approx(
         float((guess == labels).double().mean()), abs=0.001
@@ -138,6 +138,24 @@ def test_the_card(tmp_path, experiment):
     for holder in ("P0", "P1"):
         mode = (folder / holder / "share.safetensors").stat().st_mode
         assert stat.S_IMODE(mode) == 0o600
+
+
+@pytest.mark.parametrize("label", ["lender", "bank"])
+@pytest.mark.parametrize("every", [False, True])
+def test_test_outputs_are_revealed_once_unless_asked_for(tmp_path, experiment, label, every):
+    """Those of a regression are linear: with enough of them columns follow by linear algebra."""
+    told, asked = [], experiment(label=label, rows=200, epochs=4)
+    card = train_private(
+        asked, tmp_path / "run", test_every_epoch=every, processes=False, tell=told.append
+    )
+    reveals = 4 if every else 1
+    (seen,) = [leak for leak in card["leakage"] if leak["where"] == "test outputs"]
+    assert (seen["what"], seen["times"]) == ("result", reveals)
+    assert seen["elements"] == reveals * card["plan"]["test_rows"]
+    assert len(card["history"]) == reveals
+    assert [each["epoch"] for each in told] == [1, 2, 3, 4]
+    assert ["accuracy" in each for each in told] == [*[every] * 3, True]
+    assert told[-1] == {"epoch": 4, **card["history"][-1]}
 
 
 def test_first_weights_and_shares_are_secret(tmp_path, experiment):

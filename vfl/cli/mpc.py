@@ -22,6 +22,7 @@ from vfl.cli.mpc_options import (
     Out,
     Patience,
     Rate,
+    TestEveryEpoch,
     new_folder,
     rules_of,
     show,
@@ -54,6 +55,7 @@ def train(
     delta_bits: DeltaBits = 16,
     least_permuted: LeastPermuted = 32,
     flips: Flips = None,
+    test_every_epoch: TestEveryEpoch = False,
     out: Out = None,
     timeout_s: Patience = 60.0,
     join_s: Join = 120.0,
@@ -83,6 +85,7 @@ def train(
         processes=not in_process,
         timeout_s=timeout_s,
         join_s=join_s,
+        test_every_epoch=test_every_epoch,
         tell=tell,
     )
     show(card, folder, json)

@@ -46,6 +46,14 @@ Flips = Annotated[
         help="Random signs before P2 sees values of a sigmoid; without either, in fast mode.",
     ),
 ]
+TestEveryEpoch = Annotated[
+    bool,
+    typer.Option(
+        "--test-every-epoch",
+        help="Tell the label party the test outputs of every epoch, not of the last alone: "
+        "without hidden layers they give away the test rows' columns.",
+    ),
+]
 Out = Annotated[Path | None, typer.Option(help="A new folder; one under runs/ if not given.")]
 
 
@@ -103,8 +111,12 @@ def tables_of(rows: Sequence[str]) -> Path | dict[str, Path]:
 
 
 def tell(found: Mapping[str, float]) -> None:
-    """Print one epoch's figures as it ends."""
-    say("  ".join(f"{name.replace('_', ' ')} {figure(value)}" for name, value in found.items()))
+    """Print an epoch as it ends, with the figures that were revealed."""
+    said = [
+        f"epoch {value:.0f}" if name == "epoch" else f"{name.replace('_', ' ')} {figure(value)}"
+        for name, value in found.items()
+    ]
+    say("  ".join(said))
 
 
 def show(card: Mapping[str, Any], folder: Path, json: bool) -> None:

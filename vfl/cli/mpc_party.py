@@ -20,6 +20,7 @@ from vfl.cli.mpc_options import (
     Out,
     Patience,
     Rate,
+    TestEveryEpoch,
     new_folder,
     rules_of,
     show,
@@ -75,6 +76,7 @@ def party(
     delta_bits: DeltaBits = 16,
     least_permuted: LeastPermuted = 32,
     flips: Flips = None,
+    test_every_epoch: TestEveryEpoch = False,
     out: Out = None,
     timeout_s: Patience = 60.0,
     join_s: Join = 120.0,
@@ -103,7 +105,13 @@ def party(
         card, folder = ask_alone(experiment, ask, ways, rows), ask
     else:
         rules = rules_of(mode, bits, magnitude_bits, delta_bits, least_permuted, flips)
-        terms = Terms.of(experiment, rules, widths_of(hidden), learning_rate)
+        terms = Terms.of(
+            experiment,
+            rules,
+            widths_of(hidden),
+            learning_rate,
+            test_every_epoch=test_every_epoch,
+        )
         folder = out or new_folder(experiment.name)
         card = train_alone(experiment, terms, folder, ways, tell)
     show(card, folder, json)

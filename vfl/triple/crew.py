@@ -63,7 +63,7 @@ class Crew:
         """Let them do their jobs; the last word of each.
 
         Args:
-            tell: told the figures of every epoch.
+            tell: told every epoch and the figures there are.
 
         Raises:
             UserError: one of them stopped for a reason that lies in files or arguments.

@@ -46,7 +46,7 @@ class Told(Settings):
 
     Attributes:
         invitations: it listens; how each caller gets in, by role.
-        figures: of one epoch.
+        figures: of one epoch, its number among them.
         outcome: it is done.
         error: it stopped; the record of a `VFLError`.
     """

@@ -39,6 +39,8 @@ class Terms(Settings):
         regression: whether they are numbers.
         hidden: widths of hidden layers.
         epochs, batch_rows, learning_rate, seed: of the training; the seed is of the rows' order.
+        test_every_epoch: whether the label party is told the test rows' outputs after every epoch;
+            else once, at the end.
         weights_seed: makes first weights anybody can repeat; None, the rule, draws them secretly.
         training: which training's network is asked; empty for a new one.
     """
@@ -58,6 +60,7 @@ class Terms(Settings):
     batch_rows: int
     learning_rate: float
     seed: int
+    test_every_epoch: bool = False
     weights_seed: int | None = None
     training: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
 
@@ -69,6 +72,8 @@ class Terms(Settings):
         hidden: Sequence[int] = (),
         learning_rate: float = 0.5,
         weights_seed: int | None = None,
+        *,
+        test_every_epoch: bool = False,
     ) -> Terms:
         """The terms of a new training.
 
@@ -90,6 +95,7 @@ class Terms(Settings):
             batch_rows=experiment.train.batch_rows,
             learning_rate=learning_rate,
             seed=experiment.seed,
+            test_every_epoch=test_every_epoch,
             weights_seed=weights_seed,
         )
 

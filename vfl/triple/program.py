@@ -39,7 +39,8 @@ class Outcome:
 
     Attributes:
         plan: what was agreed on, as plain values.
-        history: figures of the test rows after every epoch, at the owner of the labels.
+        history: figures of the test rows after the last epoch, or after every one if the terms say
+            so, at the owner of the labels.
         shares: this holder's share of the weights; empty at the helper.
         traffic, leaks: as plain values; see `vfl.mpc.traffic` and `vfl.mpc.leakage`.
         seconds: from the first share to the last figure.
@@ -71,7 +72,7 @@ def play(
         terms: what this party was started with.
         data: its own rows, if it has any.
         shares: its share of a network that was trained before; empty for a new one.
-        tell: told the figures of every epoch, at the owner of the labels.
+        tell: told every epoch and the figures there are, at the owner of the labels.
     """
     plan = meet(party, terms, data)
     return plan, follow(party, plan, Part.of(data, plan, party.role), shares, tell)
@@ -91,7 +92,7 @@ def follow(
         plan: the same at all three.
         part: this party's own rows.
         shares: its share of a network that was trained before; empty for a new one.
-        tell: told the figures of every epoch, at the owner of the labels.
+        tell: told every epoch and the figures there are, at the owner of the labels.
 
     Raises:
         PeerError: another party did not follow.
@@ -108,7 +109,7 @@ def follow(
             outcome.outputs = _asked(party, plan, network, rows, "outputs of new rows")
         else:
             test = _columns(party, plan, part.test, plan.test_rows, "test inputs")
-            _judge(party, plan, part, network, test, outcome, tell)
+            _judge(party, plan, part, network, test, outcome)
     if party.role in _HOLDERS:
         for index, each in enumerate(network.weights):
             outcome.shares[f"{index}.weight"] = each.weight.words
@@ -155,7 +156,12 @@ def _train(
         order = batches(rows, labels, plan.batch_rows, 1, plan.seed + epoch)
         for inputs, targets in order:
             network.train_step(party, inputs, targets, plan.loss, plan.learning_rate)
-        _judge(party, plan, part, network, test, outcome, tell)
+        figures: dict[str, float] = {}
+        # Outputs of many epochs are as many equations for the test rows' columns.
+        if plan.test_every_epoch or epoch == plan.epochs - 1:
+            figures = _judge(party, plan, part, network, test, outcome)
+        if party.role == plan.label_role:
+            tell({"epoch": epoch + 1, **figures})
 
 
 def _judge(
@@ -165,19 +171,16 @@ def _judge(
     network: Network,
     test: Shared,
     outcome: Outcome,
-    tell: Callable[[dict[str, float]], None],
-) -> None:
-    """Figures of the test rows, whose outputs the owner of the labels receives."""
-    if not plan.test_rows:
-        return
-    outputs = _asked(party, plan, network, test, "test outputs")
+) -> dict[str, float]:
+    """Figures of the test rows, whose outputs the owner of the labels receives; {} elsewhere."""
+    outputs = _asked(party, plan, network, test, "test outputs") if plan.test_rows else None
     if outputs is None:
-        return
+        return {}
     assert part.test_labels is not None, "the owner has the labels"
     quality = classification_quality if plan.classes else regression_quality
     figures = quality(outputs, part.test_labels)
     outcome.history.append(figures)
-    tell(figures)
+    return figures
 
 
 def _asked(party: Party, plan: Plan, network: Network, rows: Shared, where: str) -> Tensor | None:

@@ -45,6 +45,7 @@ def train_private(
     timeout_s: float = 60.0,
     join_s: float = JOIN_S,
     weights_seed: int | None = None,
+    test_every_epoch: bool = False,
     tell: Tell = lambda figures: None,
 ) -> dict[str, Any]:
     """Train a fully connected network that nobody holds.
@@ -63,7 +64,9 @@ def train_private(
         timeout_s: how long a party waits for another.
         join_s: how long processes may take to load their tables; more for large ones.
         weights_seed: for comparisons only: first weights that anybody can repeat.
-        tell: told the figures of every epoch.
+        test_every_epoch: whether the label party is told the test rows' outputs after every epoch;
+            without hidden layers enough of them tell it the test rows' columns.
+        tell: told every epoch and the figures there are.
 
     Returns:
         The card: figures, bytes, seconds, who is who, and what each party saw.
@@ -75,7 +78,14 @@ def train_private(
         RingRangeError: a value is too large; it is named.
         PeerFailedError, LostPeerError: a party stopped.
     """
-    terms = Terms.of(experiment, rules or Rules(mode), hidden, learning_rate, weights_seed)
+    terms = Terms.of(
+        experiment,
+        rules or Rules(mode),
+        hidden,
+        learning_rate,
+        weights_seed,
+        test_every_epoch=test_every_epoch,
+    )
     with new_folder(folder):
         if processes:
             jobs = _jobs(experiment, terms, timeout_s, join_s, keep_in=folder)

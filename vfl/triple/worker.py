@@ -36,7 +36,7 @@ def work(
         job: what to do.
         links: not connected yet; closed afterwards.
         reach: opens this party's door, if it has one, and tells how to get in at others.
-        tell: told the figures of every epoch, at the owner of the labels.
+        tell: told every epoch and the figures there are, at the owner of the labels.
 
     Raises:
         VFLError: what went wrong, here or at another party.
