@@ -32,7 +32,7 @@ class Plain:
 class Setting:
     """Three parties that have shared weights of P1, targets of P1 and inputs of both holders."""
 
-    def __init__(self, mode, layers, inputs, targets=None, **rules):
+    def __init__(self, mode, layers, inputs, targets=None, values=None, **rules):
         self.layers = layers
         self.inputs, self.targets = inputs, targets
         self.values = {}
@@ -43,6 +43,7 @@ class Setting:
             )
             if layer.bias:
                 self.values[f"{index}.bias"] = draw(layer.outputs, seed=100 + index, scale=0.1)
+        self.values |= values or {}
         self.plain = Plain(layers, self.values)
         self.trio = Trio(Rules(mode, **rules), timeout_s=10)
         self.networks, self.shared, self.labels = [None] * 3, [None] * 3, [None] * 3

@@ -124,3 +124,23 @@ def test_an_activation_that_would_overflow_is_named_by_its_layer(setting, chain,
         private.infer()
     assert caught.value.where == "layer 0"
     assert "bits before the point" in caught.value.got
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_of_hidden_layers_above_one_do_not_wrap(setting, chain, mode):
+    """Weights of 100 make them 100; sums over rows of columns near 200 are large."""
+    inputs = normal(128, 40).abs() + 200
+    targets = torch.zeros(128, 1, dtype=torch.float64)
+    values = {
+        "0.weight": torch.full((40, 60), 4e-6, dtype=torch.float64),
+        "0.bias": torch.zeros(60, dtype=torch.float64),
+        "1.weight": torch.full((60, 1), 100.0, dtype=torch.float64),
+    }
+    private = setting(mode, chain(40, 60, 1), inputs, targets, values)
+    wanted = plain_step(private, inputs, targets, "cross_entropy", 1e-5)
+    private.train_step("cross_entropy", 1e-5)
+    found = private.weights()
+    moved = float((wanted["0.weight"] - values["0.weight"]).detach().abs().max())
+    assert moved > 0.1
+    for name, value in wanted.items():
+        assert float((found[name] - value).abs().max()) < 1e-3 * moved, name

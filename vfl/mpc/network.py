@@ -253,8 +253,7 @@ class Network:
         self, party: Party, inputs: Shared, delta: Shared, index: int, rate: float, loss: Loss
     ) -> None:
         each, rules = self.weights[index], party.rules
-        # Behind a sigmoid outputs minus targets are below 1; otherwise see `_output_delta`.
-        more = rules.magnitude_bits + 1 if loss == "squared" else 0
+        more = self._gradient_bits(rules, index, loss)
         scalings = rate_scalings(rules, inputs.shape[0], delta.bits, rate, more)
         beside = None
         if each.bias is not None:
@@ -271,6 +270,16 @@ class Network:
         if bias is not None and bias_step is not None:
             bias = bias.minus(bias_step)
         self.weights[index] = Weights(each.weight.minus(step), bias)
+
+    def _gradient_bits(self, rules: Rules, index: int, loss: Loss) -> int:
+        """Gradients before a layer's function are below 2 to this.
+
+        Behind a sigmoid outputs minus targets are below 1; for squared loss see `_output_delta`.
+        Those of a hidden layer are sums over weights, and as large as what they were divided as.
+        """
+        if loss == "squared":
+            return rules.magnitude_bits + 1
+        return rules.magnitude_bits if index < len(self.layers) - 1 else 0
 
     def _forward_scaling(self, party: Party) -> tuple[Scaling, ...]:
         """In fast mode P2 reads sums of twice the fraction bits."""
