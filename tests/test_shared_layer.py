@@ -421,6 +421,20 @@ def test_outputs_that_grow_towards_the_end_of_the_ring_stop_the_session(data):
     assert caught.value.where.startswith(("first layer, step", "gradient for"))
 
 
+@pytest.mark.parametrize("mode", ["train", "evaluate", "predict"])
+def test_outputs_near_the_end_of_the_ring_are_refused_in_every_mode(data, mode):
+    """Of 2^11 they may use half: a bias of 900 passes, and one of 1100 has not wrapped yet."""
+    weights = session(data, train={"epochs": 1}).run().weights()
+    weights["left"]["own"][-1] += 900 << WEIGHT_BITS
+    if mode != "train":
+        session(data, mode=mode, weights=weights).run()
+    weights["left"]["own"][-1] += 200 << WEIGHT_BITS
+    with pytest.raises(RingRangeError) as caught:
+        session(data, mode=mode, weights=weights).run()
+    assert caught.value.where.startswith("first layer, step")
+    assert caught.value.got == "11 bits before the point"
+
+
 def test_shares_of_another_layer_are_refused(data):
     weights = session(data, train={"epochs": 1}).run().weights()
     wrong = weights["left"] | {"other": weights["left"]["other"][:-1]}

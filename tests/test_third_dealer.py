@@ -299,6 +299,20 @@ def test_columns_that_do_not_fit_are_named_before_anything_is_sent(data):
     assert {frame.kind for frame in trace} == {Kind.PROTOCOL}
 
 
+@pytest.mark.parametrize("mode", ["train", "evaluate", "predict"])
+def test_outputs_near_the_end_of_the_ring_are_refused_in_every_mode(data, mode):
+    """Of 2^11 they may use half: a bias of 900 passes, and one of 1100 has not wrapped yet."""
+    weights = session(data, train={"epochs": 1}).run().weights()
+    weights["bank"]["own"][-1] += 900 << WEIGHT_BITS
+    if mode != "train":
+        session(data, mode=mode, weights=weights).run()
+    weights["bank"]["own"][-1] += 200 << WEIGHT_BITS
+    with pytest.raises(RingRangeError) as caught:
+        session(data, mode=mode, weights=weights).run()
+    assert caught.value.where.startswith("first layer, step")
+    assert caught.value.got == "11 bits before the point"
+
+
 def test_shares_of_another_layer_or_none_are_refused(data):
     weights = session(data, train={"epochs": 1}).run().weights()
     key = "codec-bank/share"
