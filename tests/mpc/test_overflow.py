@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from vfl.errors import RingRangeError
+from vfl.errors import BadOptionError, RingRangeError
 from vfl.mpc import Rules, private
 from vfl.mpc.ring import limit_bits
 
@@ -117,3 +117,21 @@ def test_an_output_that_no_function_shows_is_checked_by_who_receives_it(mode):
     with private(module, mode) as hidden, pytest.raises(RingRangeError) as caught:
         hidden(torch.full((4, 20), 255.0))
     assert caught.value.where == "outputs of layer 0"
+
+
+@MODES
+def test_dummies_stay_within_the_least_range_there_is(mode):
+    """A row alone, small, among 4000 dummies of deviation 2, behind every kind of function."""
+    rules = Rules(mode, magnitude_bits=4, least_permuted=4000)
+    for last in (nn.ReLU(), nn.Sigmoid()):
+        with private(nn.Sequential(*linear(), last), rules=rules) as hidden:
+            found = hidden(torch.tensor([[0.5, -0.25]]))
+        assert float(found[0, 0]) == pytest.approx(float(last(torch.tensor(0.125))), abs=1e-4)
+
+
+@MODES
+@pytest.mark.parametrize("bits", [0, 1, 3])
+def test_a_range_that_dummies_would_leave_is_refused(mode, bits):
+    with pytest.raises(BadOptionError) as caught:
+        Rules(mode, magnitude_bits=bits)
+    assert (caught.value.where, caught.value.want) == ("option 'magnitude_bits'", "4 or more")

@@ -33,7 +33,7 @@ Bits = Annotated[
     int, typer.Option(help="Of the fraction of shared values; 0 takes the mode's, 21 or 23.")
 ]
 MagnitudeBits = Annotated[
-    int, typer.Option(help="Values stay below 2 to this; more reveals more indices.")
+    int, typer.Option(help="Values stay below 2 to this, 4 or more; more reveals more indices.")
 ]
 DeltaBits = Annotated[int, typer.Option(help="Of the fraction of gradients.")]
 LeastPermuted = Annotated[

@@ -19,6 +19,9 @@ _BITS = {"thesis": 23, "fast": 21}
 _LEAST_CUT_BITS = 21
 #: A truncated value below this many bits before the point is exact within one unit.
 _MAGNITUDE_BITS = 8
+#: Dummies of deviation 2 (`vfl.mpc.hiding`) stay within, or P2 would refuse them as out of range:
+#: beyond 8 deviations is one normal number of 10^15.
+LEAST_MAGNITUDE_BITS = 4
 #: Of a product with its fraction; beyond it there is no room to move shares in.
 _PRODUCT_BITS = 60
 #: A sum that has wrapped looks like any number; that many bits below the limit one in 128 does.
@@ -36,7 +39,7 @@ class Rules:
             together.
         bits: fraction bits of shared values.
         magnitude_bits: values that are truncated are smaller than 2 to this; see `Scaling`. What
-            parties share of networks must be too.
+            parties share of networks must be too. At least 4, for the dummies.
         delta_bits: fraction bits of gradients of activations; few of them keep sums over a batch
             small in the ring, and the index lists short.
         least_permuted: fewer elements than this are hidden among dummies.
@@ -59,7 +62,7 @@ class Rules:
         require_range("bits", self.bits, 8, 28)
         require_range("delta_bits", self.delta_bits, 4, self.bits)
         require_range("least_permuted", self.least_permuted, 1)
-        require_range("magnitude_bits", self.magnitude_bits, 0)
+        require_range("magnitude_bits", self.magnitude_bits, LEAST_MAGNITUDE_BITS)
         if self.magnitude_bits > self.most_magnitude_bits:
             raise BadOptionError(
                 "products of so many bits do not fit the ring",
