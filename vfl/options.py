@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from vfl.errors import BadOptionError, nearest
 
+#: A week: no wait is meant to be longer, and a socket refuses numbers that are far larger.
+_MOST_SECONDS = 7 * 24 * 3600.0
+
 
 def require(option: str, given: object, want: str, holds: bool) -> None:
     """Refuse an option's value unless `holds`; for what the two below do not say.
@@ -42,3 +45,12 @@ def require_range(option: str, given: float, least: float, most: float = math.in
     """
     want = f"{least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
     require(option, f"{given:g}", want, least <= given <= most and given < math.inf)
+
+
+def require_seconds(option: str, given: float) -> None:
+    """Refuse a wait that is none, or longer than a week; NaN and infinity too.
+
+    Raises:
+        BadOptionError: with the range.
+    """
+    require_range(option, given, 0.001, _MOST_SECONDS)

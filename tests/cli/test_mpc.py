@@ -59,6 +59,21 @@ def test_mistakes(vfl, loans, words, told):
     assert not (loans.parent / "run").exists()
 
 
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "0", "1e9"])
+@pytest.mark.parametrize("option", ["timeout-s", "join-s"])
+@pytest.mark.parametrize(
+    "words",
+    [("train", "loans.toml"), ("infer", "run"), ("party", "loans.toml", "--as", "P1")],
+)
+def test_a_wait_that_is_none_is_refused(vfl, loans, words, option, seconds):
+    loans.rename(loans.with_name("loans.toml"))
+    done = vfl("mpc", *words, f"--{option}={seconds}")
+    assert done.code == 2
+    assert "V103" in done.err
+    assert f"option '{option.replace('-', '_')}'" in done.err
+    assert "bug" not in done.err
+
+
 def test_a_folder_that_is_no_private_run(vfl, tmp_path):
     done = vfl("mpc", "infer", tmp_path)
     assert done.code == 2

@@ -220,6 +220,13 @@ def test_how_long_a_party_waits_is_set(monkeypatch, timeout_s, waits):
                 hidden(torch.zeros(2, 4))
 
 
+@pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), -1, 0, 1e9])
+def test_a_wait_that_is_none_is_refused(timeout_s):
+    with pytest.raises(BadOptionError) as caught:
+        private(model(4, 1), timeout_s=timeout_s)
+    assert (caught.value.where, caught.value.want) == ("option 'timeout_s'", "0.001 to 604800")
+
+
 def test_inputs_of_another_width():
     with private(model(4, 1)) as hidden, pytest.raises(WidthError):
         hidden(torch.zeros(2, 5))

@@ -20,7 +20,7 @@ Experiment = Annotated[
 InProcess = Annotated[
     bool, typer.Option("--in-process", help="Three threads instead of three processes with TLS.")
 ]
-Patience = Annotated[float, typer.Option(help="Seconds a party waits for another.")]
+Patience = Annotated[float, typer.Option(help="Seconds a party waits for another, a week at most.")]
 Join = Annotated[
     float, typer.Option(help="Seconds to wait for the others to come, their tables loaded.")
 ]

@@ -20,7 +20,7 @@ from vfl.mpc.rules import P0, P1, Mode, Rules
 from vfl.mpc.shares import Shared
 from vfl.mpc.traffic import Traffic
 from vfl.mpc.trio import Trio
-from vfl.options import require_choice, require_range
+from vfl.options import require_choice, require_range, require_seconds
 from vfl.seeds import permutation
 
 _Result = TypeVar("_Result")
@@ -43,6 +43,7 @@ def private(
 
     Raises:
         PrivateLayerError: a layer of another kind; it names it and says what to use.
+        BadOptionError: a wait that is none, or longer than a week.
         RingRangeError: a weight is too large.
 
     >>> model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
@@ -51,7 +52,7 @@ def private(
     ...     bool((hidden(inputs) - model(inputs)).abs().max() < 2e-5)
     True
     """
-    require_range("timeout_s", timeout_s, 0.001)
+    require_seconds("timeout_s", timeout_s)
     return PrivateModule(module, rules or Rules(mode), timeout_s)
 
 

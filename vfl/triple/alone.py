@@ -14,7 +14,7 @@ from vfl.triple.door import CALLS, LISTENS, Door, Invitation, read_door, read_in
 from vfl.triple.links import Links
 from vfl.triple.messages import Job
 from vfl.triple.plan import Terms, seats
-from vfl.triple.run import Tell, card_of, new_folder
+from vfl.triple.run import Tell, card_of, new_folder, require_waits
 from vfl.triple.worker import work
 
 
@@ -52,7 +52,9 @@ class Ways:
 
         Raises:
             UserError: a file that is missing, or another party's.
+            BadOptionError: a wait that is none, or longer than a week.
         """
+        require_waits(timeout_s, join_s)
         found = [read_invitation(path) for path in invitations]
         for path, each in zip(invitations, found, strict=True):
             if each.caller != role:

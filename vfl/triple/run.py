@@ -15,6 +15,7 @@ from vfl.errors import RunFolderError
 from vfl.mpc import Party, Rules, Trio
 from vfl.mpc.rules import NAMES, Mode
 from vfl.mpc.traffic import PHASES
+from vfl.options import require_seconds
 from vfl.run import load_data
 from vfl.storage import check_format, read_json, stamp, write_json
 from vfl.triple.crew import Crew
@@ -78,6 +79,7 @@ def train_private(
         RingRangeError: a value is too large; it is named.
         PeerFailedError, LostPeerError: a party stopped.
     """
+    require_waits(timeout_s, join_s)
     terms = Terms.of(
         experiment,
         rules or Rules(mode),
@@ -116,6 +118,7 @@ def infer_private(
         DisagreementError: two parties have parts of two trainings.
         PeerFailedError, LostPeerError: a party stopped.
     """
+    require_waits(timeout_s, join_s)
     experiment = _experiment_of(folder)
     if processes:
         jobs = _jobs(experiment, None, timeout_s, join_s, kept_in=folder)
@@ -155,6 +158,7 @@ def predict_private(
         DataError: see `vfl.datasets`.
         PeerFailedError, LostPeerError: a party stopped.
     """
+    require_waits(timeout_s, join_s)
     experiment = _experiment_of(folder)
     kept = [kept_at(folder / name, role, "predict") for role, name in enumerate(NAMES)]
     tables = new_rows(experiment, kept[0].terms, rows)
@@ -166,6 +170,16 @@ def predict_private(
         for role, (part, table) in enumerate(zip(kept, tables, strict=True))
     ]
     return card_of(_as_threads(kept, data, timeout_s, kept_in=folder), processes)
+
+
+def require_waits(timeout_s: float, join_s: float) -> None:
+    """Refuse waits that sockets and queues cannot take.
+
+    Raises:
+        BadOptionError: one is not finite, not above 0, or longer than a week.
+    """
+    require_seconds("timeout_s", timeout_s)
+    require_seconds("join_s", join_s)
 
 
 def _experiment_of(folder: Path) -> Experiment:
