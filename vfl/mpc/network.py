@@ -16,7 +16,7 @@ from torch import Tensor
 from vfl.mpc.functions import function
 from vfl.mpc.layers import Layer, Weights
 from vfl.mpc.party import Asked, Party
-from vfl.mpc.rate import rate_scalings, require_rows
+from vfl.mpc.rate import gradient_bits, rate_scalings, require_rows
 from vfl.mpc.ring import inner, matmul, require_room
 from vfl.mpc.rules import Rules
 from vfl.mpc.shares import Shared
@@ -253,7 +253,8 @@ class Network:
         self, party: Party, inputs: Shared, delta: Shared, index: int, rate: float, loss: Loss
     ) -> None:
         each, rules = self.weights[index], party.rules
-        more = self._gradient_bits(rules, index, loss)
+        last = index == len(self.layers) - 1
+        more = gradient_bits(rules, last=last, squared=loss == "squared")
         scalings = rate_scalings(rules, inputs.shape[0], delta.bits, rate, more)
         beside = None
         if each.bias is not None:
@@ -270,16 +271,6 @@ class Network:
         if bias is not None and bias_step is not None:
             bias = bias.minus(bias_step)
         self.weights[index] = Weights(each.weight.minus(step), bias)
-
-    def _gradient_bits(self, rules: Rules, index: int, loss: Loss) -> int:
-        """Gradients before a layer's function are below 2 to this.
-
-        Behind a sigmoid outputs minus targets are below 1; for squared loss see `_output_delta`.
-        Those of a hidden layer are sums over weights, and as large as what they were divided as.
-        """
-        if loss == "squared":
-            return rules.magnitude_bits + 1
-        return rules.magnitude_bits if index < len(self.layers) - 1 else 0
 
     def _forward_scaling(self, party: Party) -> tuple[Scaling, ...]:
         """In fast mode P2 reads sums of twice the fraction bits."""

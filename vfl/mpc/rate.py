@@ -45,6 +45,23 @@ def rate_scalings(
     return first, Scaling(shift, most, times, rate=True)
 
 
+def gradient_bits(rules: Rules, *, last: bool, squared: bool) -> int:
+    """Gradients before a layer's function are below 2 to this.
+
+    Behind a sigmoid outputs minus targets are below 1; for squared loss both are below
+    2^magnitude_bits. Gradients of a hidden layer are sums over weights, and may be as large as
+    what they were divided as.
+
+    Args:
+        rules: the same at all parties.
+        last: whether it is the last layer.
+        squared: whether the loss is; else it is cross entropy behind a sigmoid.
+    """
+    if squared:
+        return rules.magnitude_bits + 1
+    return 0 if last else rules.magnitude_bits
+
+
 def require_rows(rules: Rules, rows: int) -> None:
     """Refuse a batch over which even gradients below 1 could add up to more than is divided.
 
