@@ -15,7 +15,7 @@ import torch
 from vfl.config import read_experiment
 from vfl.mpc.ring import decode
 from vfl.run import load_data
-from vfl.storage import load_weights
+from vfl.storage import load_weights, read_json, read_lines
 from vfl.triple.door import Door
 
 pytestmark = pytest.mark.net
@@ -138,10 +138,14 @@ def test_three_organisations_train_and_ask(three, places):
     for role, folder in enumerate(parties.folders):
         kept = {path.name for path in (folder / "run").iterdir()}
         holds = {"share.safetensors", "encoder.json"} if role < 2 else set()
-        assert kept == {"party.json"} | holds
+        assert kept == {"party.json", "mpc.json"} | holds
+        assert read_json(folder / "run" / "mpc.json")["leakage"] == cards[role]["leakage"]
     codes, found = parties.start("--ask", "run").end()
     assert codes == [0, 0, 0], [error for _, error in found]
     assert json.loads(found[2][0])["test_accuracy"] == cards[2]["test_accuracy"]
+    for role, folder in enumerate(parties.folders):
+        (asked,) = read_lines(folder / "run" / "asked.jsonl")
+        assert asked["leakage"] == json.loads(found[role][0])["leakage"]
     assert in_clear(parties.folders, places / "all") == pytest.approx(cards[2]["test_accuracy"])
 
 

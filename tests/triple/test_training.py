@@ -12,7 +12,7 @@ from vfl.config.experiment import LabelSettings, PartySettings
 from vfl.errors import BadOptionError, ConfigError, RingRangeError, RunFolderError
 from vfl.mpc.ring import decode
 from vfl.run import load_data
-from vfl.storage import load_weights
+from vfl.storage import load_weights, read_lines
 from vfl.triple import infer_private, program, train_private
 from vfl.triple.program import first_weights
 
@@ -133,11 +133,24 @@ def test_the_card(tmp_path, experiment):
         ("P1", "indices near the turning point"),
         ("P2", "permuted values"),
         ("P2", "result"),
+        *((observer, "digest of row ids") for observer in ("P0", "P1", "P2")),
     }
-    assert not [leak for leak in card["leakage"] if leak["observer"] == "P0"]
+    digests = [leak for leak in card["leakage"] if leak["what"] == "digest of row ids"]
+    assert [(leak["observer"], leak["where"]) for leak in digests] == [
+        ("P0", "P1"), ("P0", "P2"), ("P1", "P0"), ("P1", "P2"), ("P2", "P0"), ("P2", "P1"),
+    ]  # fmt: skip
     for holder in ("P0", "P1"):
         mode = (folder / holder / "share.safetensors").stat().st_mode
         assert stat.S_IMODE(mode) == 0o600
+
+
+def test_every_question_has_a_card(tmp_path, experiment):
+    folder = tmp_path / "run"
+    train_private(experiment(), folder, processes=False)
+    cards = [infer_private(folder, processes=False) for _ in range(2)]
+    kept = list(read_lines(folder / "asked.jsonl"))
+    assert [one["leakage"] for one in kept] == [card["leakage"] for card in cards]
+    assert all(one["test_accuracy"] == cards[0]["test_accuracy"] for one in kept)
 
 
 @pytest.mark.parametrize("label", ["lender", "bank"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import traceback
 
 import typer
 
@@ -30,7 +29,8 @@ from vfl.cli import (
     report,
     train,
 )
-from vfl.errors import UserError, VFLError
+from vfl.errors import VFLError
+from vfl.unexpected import of_a_file, place_of
 
 app = typer.Typer(
     name="vfl",
@@ -74,22 +74,15 @@ def main() -> None:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
     except Exception as bug:
-        if isinstance(bug, OSError) and bug.filename is not None:  # a file the user named
-            print(UserError(str(bug.strerror), where=str(bug.filename)), file=sys.stderr)
-            sys.exit(UserError.exit_code)
+        if mistake := of_a_file(bug):
+            print(mistake, file=sys.stderr)
+            sys.exit(mistake.exit_code)
         if os.environ.get("VFL_DEBUG"):
             raise
-        print(_where(bug), file=sys.stderr)
+        print(place_of(bug), file=sys.stderr)
         sys.exit(1)
 
 
 def _end(number: int, frame: object) -> None:
     """End as after Ctrl-C, so that a command takes along the processes it started."""
     sys.exit(128 + number)
-
-
-def _where(bug: Exception) -> str:
-    """Where an unexpected error came from, without its text, which may quote a cell."""
-    lines = "".join(traceback.format_tb(bug.__traceback__))
-    about = f"this is a bug of vfl: {type(bug).__name__}; VFL_DEBUG=1 shows its text"
-    return f"{lines}{about}, which may hold data"

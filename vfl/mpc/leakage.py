@@ -14,8 +14,8 @@ class Leak:
 
     Attributes:
         observer: P0, P1 or P2.
-        what: "permuted values", "indices near the turning point" or "result".
-        where: the layer.
+        what: "permuted values", "indices near the turning point", "result" or "digest of row ids".
+        where: the layer, or whose ids.
         times: how often.
         elements: how many real values, all times together; of index lists, the indices revealed.
         of: the values among which those indices lie; for permuted values, real ones and dummies.

@@ -98,15 +98,15 @@ class Trio:
         try:
             return program(party)
         except Exception as problem:
-            told = problem if isinstance(problem, VFLError) else _bug(problem, party)
+            told = problem if isinstance(problem, VFLError) else broke_off(problem, party.role)
             for link in self._links[party.role].values():
                 link.fail(told)
             raise
 
 
-def _bug(problem: Exception, party: Party) -> VFLError:
-    """An unexpected error without its text, which may hold data."""
-    return ProtocolError("a party broke off", where=NAMES[party.role], got=type(problem).__name__)
+def broke_off(problem: Exception, role: int) -> VFLError:
+    """What others are told of an unexpected error: not its text, which may hold data."""
+    return ProtocolError("a party broke off", where=NAMES[role], got=type(problem).__name__)
 
 
 def _rank(error: BaseException) -> int:

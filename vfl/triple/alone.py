@@ -10,11 +10,12 @@ from typing import Any
 from vfl.config import Experiment
 from vfl.errors import BadOptionError, UserError, nearest
 from vfl.mpc.rules import NAMES
+from vfl.triple.card import add_card, card_of, write_card
 from vfl.triple.door import CALLS, LISTENS, Door, Invitation, read_door, read_invitation
 from vfl.triple.links import Links
 from vfl.triple.messages import Job
 from vfl.triple.plan import Terms, seats
-from vfl.triple.run import Tell, card_of, new_folder, require_waits
+from vfl.triple.run import Tell, new_folder, require_waits
 from vfl.triple.worker import work
 
 
@@ -119,7 +120,9 @@ def train_alone(
         VFLError: what went wrong, here or at another party.
     """
     with new_folder(folder):
-        return _play(experiment, terms, ways, tell, keep=str(folder))
+        card = _play(experiment, terms, ways, tell, keep=str(folder))
+        write_card(folder, experiment, card)
+    return card
 
 
 def ask_alone(
@@ -137,9 +140,11 @@ def ask_alone(
         RunFolderError: there is nothing of this party's.
         VFLError: what went wrong, here or at another party.
     """
-    return _play(
+    card = _play(
         experiment, None, ways, lambda figures: None, kept=str(folder), rows=str(rows or "")
     )
+    add_card(folder, card)
+    return card
 
 
 def _play(

@@ -107,6 +107,7 @@ def _check_rows(party: Party, plan: Plan, facts: Sequence[Facts], digest: str) -
                 want="the same ids, written the same way, at every party",
                 fix=f"check the id column's type, and {_SAME_ROWS}",
             )
+        party.leakage.count("digest of row ids", NAMES[role], facts[role].rows, facts[role].rows)
 
 
 def _check_counts(own: Facts, other: Facts, peer: str) -> None:

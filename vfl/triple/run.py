@@ -7,17 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from vfl.config import Experiment
 from vfl.datasets import PartyData
 from vfl.errors import RunFolderError
 from vfl.mpc import Party, Rules, Trio
 from vfl.mpc.rules import NAMES, Mode
-from vfl.mpc.traffic import PHASES
 from vfl.options import require_seconds
 from vfl.run import load_data
-from vfl.storage import check_format, read_json, stamp, write_json
+from vfl.triple.card import add_card, card_of, experiment_of, write_card
 from vfl.triple.crew import Crew
 from vfl.triple.kept import Kept, keep, keep_answers, kept_at
 from vfl.triple.messages import Job
@@ -25,7 +22,6 @@ from vfl.triple.own_rows import new_rows, own_rows
 from vfl.triple.plan import Plan, Terms
 from vfl.triple.program import Outcome, play
 
-CARD = "mpc.json"
 JOIN_S = 120.0
 Tell = Callable[[dict[str, float]], None]
 
@@ -97,14 +93,7 @@ def train_private(
             data = [joined.get(name) for name in terms.parties]
             outcomes = _as_threads([Kept(terms, {})] * 3, data, timeout_s, tell, keep_in=folder)
         card = card_of(outcomes, processes)
-        write_json(
-            folder / CARD,
-            {
-                **stamp(),
-                **card,
-                "experiment": experiment.model_dump(mode="json", exclude_none=True),
-            },
-        )
+        write_card(folder, experiment, card)
     return card
 
 
@@ -119,7 +108,7 @@ def infer_private(
         PeerFailedError, LostPeerError: a party stopped.
     """
     require_waits(timeout_s, join_s)
-    experiment = _experiment_of(folder)
+    experiment = experiment_of(folder)
     if processes:
         jobs = _jobs(experiment, None, timeout_s, join_s, kept_in=folder)
         outcomes = _as_processes(jobs)
@@ -128,7 +117,7 @@ def infer_private(
         joined = load_data(experiment)
         data = [joined.get(name) for name in kept[0].terms.parties]
         outcomes = _as_threads(kept, data, timeout_s)
-    return card_of(outcomes, processes)
+    return _asked(folder, outcomes, processes)
 
 
 def predict_private(
@@ -159,17 +148,17 @@ def predict_private(
         PeerFailedError, LostPeerError: a party stopped.
     """
     require_waits(timeout_s, join_s)
-    experiment = _experiment_of(folder)
+    experiment = experiment_of(folder)
     kept = [kept_at(folder / name, role, "predict") for role, name in enumerate(NAMES)]
     tables = new_rows(experiment, kept[0].terms, rows)
     if processes:
         jobs = _jobs(experiment, None, timeout_s, join_s, kept_in=folder, rows=tables)
-        return card_of(_as_processes(jobs), processes)
+        return _asked(folder, _as_processes(jobs), processes)
     data = [
         own_rows(experiment, part, role, table)
         for role, (part, table) in enumerate(zip(kept, tables, strict=True))
     ]
-    return card_of(_as_threads(kept, data, timeout_s, kept_in=folder), processes)
+    return _asked(folder, _as_threads(kept, data, timeout_s, kept_in=folder), processes)
 
 
 def require_waits(timeout_s: float, join_s: float) -> None:
@@ -182,17 +171,10 @@ def require_waits(timeout_s: float, join_s: float) -> None:
     require_seconds("join_s", join_s)
 
 
-def _experiment_of(folder: Path) -> Experiment:
-    if not (folder / CARD).is_file():
-        raise RunFolderError("no private network is here", where=str(folder), want=CARD)
-    record = read_json(folder / CARD)
-    check_format(record, folder / CARD)
-    try:
-        return Experiment.model_validate(record.get("experiment"))
-    except ValidationError:
-        raise RunFolderError(
-            "this is no card of a private network", where=str(folder / CARD)
-        ) from None
+def _asked(folder: Path, outcomes: Sequence[Outcome], processes: bool) -> dict[str, Any]:
+    card = card_of(outcomes, processes)
+    add_card(folder, card)
+    return card
 
 
 @contextlib.contextmanager
@@ -268,32 +250,3 @@ def _jobs(
 def _as_processes(jobs: Sequence[Job], tell: Tell = _nobody) -> list[Outcome]:
     with Crew(jobs) as crew:
         return [Outcome(**(told.outcome or {})) for told in crew.run(tell)]
-
-
-def card_of(outcomes: Sequence[Outcome], processes: bool) -> dict[str, Any]:
-    """What happened at some parties, in one record; figures are those of the last epoch."""
-    plan = Plan.model_validate(outcomes[0].plan)
-    traffic = [row for outcome in outcomes for row in outcome.traffic]
-    totals = {
-        f"bytes_{phase}": sum(row["wire_bytes"] for row in traffic if row["phase"] == phase)
-        for phase in PHASES
-    }
-    history = max((outcome.history for outcome in outcomes), key=len)
-    figures: Mapping[str, float] = history[-1] if history else {}
-    answers = [outcome.predictions for outcome in outcomes if outcome.predictions]
-    return {
-        "task": plan.task,
-        "mode": plan.mode,
-        "parties": dict(zip(NAMES, plan.parties, strict=True)),
-        "labels": plan.parties[plan.label_role],
-        "trust": "semi-honest; no two of the three collude; see docs/mpc.md",
-        "processes": processes,
-        "plan": plan.model_dump(mode="json"),
-        **{f"test_{name}": value for name, value in figures.items()},
-        **({"predictions": answers[0], "rows": plan.test_rows} if answers else {}),
-        "history": history,
-        **totals,
-        "seconds": max(outcome.seconds for outcome in outcomes),
-        "traffic": traffic,
-        "leakage": [leak for outcome in outcomes for leak in outcome.leaks],
-    }

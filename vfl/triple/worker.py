@@ -13,6 +13,7 @@ from pathlib import Path
 
 from vfl.errors import VFLError
 from vfl.mpc import make_party
+from vfl.mpc.trio import broke_off
 from vfl.threads import use_one_thread
 from vfl.triple.door import LISTENS, Door, Invitation
 from vfl.triple.kept import Kept, keep, keep_answers, kept_at
@@ -20,6 +21,7 @@ from vfl.triple.links import Links
 from vfl.triple.messages import Invitations, Job, Told
 from vfl.triple.own_rows import own_rows
 from vfl.triple.program import Outcome, play
+from vfl.unexpected import of_a_file, place_of
 
 _HOST = "127.0.0.1"
 
@@ -53,8 +55,8 @@ def work(
             keep(Path(job.keep), job.role, plan, outcome.shares, data)
         keep_answers(Path(job.kept), data, outcome)
         return outcome
-    except VFLError as error:
-        links.fail(error)
+    except Exception as error:
+        links.fail(error if isinstance(error, VFLError) else broke_off(error, job.role))
         raise
     finally:
         links.close()
@@ -79,6 +81,11 @@ def main() -> int:
         """One line to whoever started this process."""
         print(told.model_dump_json(exclude_none=True), file=answers, flush=True)
 
+    def failed(error: VFLError) -> int:
+        """The last line, and the exit code."""
+        tell(Told(error=error.record()))
+        return error.exit_code
+
     use_one_thread()
     try:
         job = Job.model_validate_json(sys.stdin.readline())
@@ -87,8 +94,12 @@ def main() -> int:
             job, links, lambda: _reach(job, links, tell), lambda found: tell(Told(figures=found))
         )
     except VFLError as error:
-        tell(Told(error=error.record()))
-        return error.exit_code
+        return failed(error)
+    except Exception as bug:
+        if mistake := of_a_file(bug):
+            return failed(mistake)
+        print(place_of(bug), file=sys.stderr)
+        return failed(VFLError(f"this is a bug of vfl: {type(bug).__name__}"))
     outcome.shares, outcome.outputs = {}, None
     tell(Told(outcome=asdict(outcome)))
     return 0
