@@ -1,6 +1,7 @@
 import itertools
 import time
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -144,6 +145,19 @@ def test_other_layers_are_refused_by_name(layers, named, instead):
     assert instead in caught.value.fix
 
 
+@pytest.mark.parametrize(
+    ("layers", "where", "got"),
+    [
+        ([nn.Linear(2, 3), nn.ReLU(), nn.Linear(4, 1)], "layer '2'", "4 inputs"),
+        ([nn.Linear(2, 1, dtype=torch.complex64)], "layer '0'", "weights of torch.complex64"),
+    ],
+)
+def test_weights_that_fit_nothing_are_refused(layers, where, got):
+    with pytest.raises(PrivateLayerError) as caught:
+        private(nn.Sequential(*layers))
+    assert (caught.value.where, caught.value.got) == (where, got)
+
+
 def test_a_function_may_come_again():
     torch.manual_seed(0)
     act = nn.Tanh()
@@ -230,6 +244,41 @@ def test_a_wait_that_is_none_is_refused(timeout_s):
 def test_inputs_of_another_width():
     with private(model(4, 1)) as hidden, pytest.raises(WidthError):
         hidden(torch.zeros(2, 5))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [
+        (np.zeros((8, 2)), "ndarray"),
+        ([[0.0, 1.0]], "list"),
+        (torch.zeros(2), "torch.float32 of axes (2,)"),
+        (torch.zeros(0, 2), "torch.float32 of axes (0, 2)"),
+        (torch.zeros(8, 2, dtype=torch.complex64), "torch.complex64 of axes (8, 2)"),
+    ],
+)
+def test_what_is_no_rows_is_refused(wrong, got):
+    plain = nn.Sequential(nn.Linear(2, 1), nn.Sigmoid())
+    with private(plain) as hidden:
+        for ask in (hidden, lambda rows: hidden.fit(rows, torch.zeros(8), batch_rows=4)):
+            with pytest.raises(DataError) as caught:
+                ask(wrong)
+            assert (caught.value.where, caught.value.got) == ("inputs", got)
+        with pytest.raises(DataError, match="no rows that can be shared"):
+            hidden.fit(torch.zeros(8, 2), np.zeros(8), batch_rows=4)
+
+
+def test_whole_numbers_are_answered_with_fractions():
+    plain = model(2, 1)
+    rows = torch.tensor([[1, 2], [3, -4]])
+    with private(plain) as hidden:
+        assert error_of(hidden(rows), plain(rows.float())) < 2e-5
+
+
+@pytest.mark.parametrize("option", [{"epochs": -1}, {"epochs": 0}, {"seed": -1}])
+def test_a_training_of_nothing_is_refused(option):
+    plain = nn.Sequential(nn.Linear(2, 1), nn.Sigmoid())
+    with private(plain) as hidden, pytest.raises(BadOptionError, match=next(iter(option))):
+        hidden.fit(torch.zeros(8, 2), torch.zeros(8), batch_rows=4, **option)
 
 
 def test_an_input_that_is_too_large():

@@ -49,7 +49,7 @@ def layers_of(module: nn.Module) -> list[Layer]:
 
     Raises:
         PrivateLayerError: a layer of another kind, named with what to use; weights that are used
-            twice; what happens besides the layers; or no layer at all.
+            twice, or fit nothing; what happens besides the layers; or no layer at all.
     """
     layers: list[Layer] = []
     used: dict[int, str] = {}
@@ -57,6 +57,7 @@ def layers_of(module: nn.Module) -> list[Layer]:
         if _is(each, nn.Linear):
             assert isinstance(each, nn.Linear)
             _require_own_weights(name, each, used)
+            _require_shape(name, each, layers[-1].outputs if layers else None)
             layers.append(
                 Layer(each.in_features, each.out_features, "", bias=each.bias is not None)
             )
@@ -149,6 +150,25 @@ def _require_own_weights(name: str, linear: nn.Linear, used: dict[int, str]) -> 
                 want="weights of its own for every nn.Linear",
                 fix="copy.deepcopy the layer where it comes again; functions may come again",
             )
+
+
+def _require_shape(name: str, linear: nn.Linear, before: int | None) -> None:
+    """Refuse weights that are no real numbers, or of another width than the layer before.
+
+    Args:
+        name: of the layer.
+        linear: it.
+        before: outputs of the layer before it, if there is one.
+    """
+    got = want = ""
+    if not linear.weight.is_floating_point():
+        got, want = f"weights of {linear.weight.dtype}", "weights of real numbers, such as float32"
+    elif before not in (None, linear.in_features):
+        got, want = f"{linear.in_features} inputs", f"{before}, as the layer before it gives"
+    if got:
+        raise PrivateLayerError(
+            "a layer cannot be computed with these weights", where=_where(name), got=got, want=want
+        )
 
 
 def _where(name: str) -> str:

@@ -78,7 +78,10 @@ class PrivateModule(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Outputs of axes (rows, outputs) in the inputs' type, revealed to P0 alone.
 
+        Whole numbers are answered in float32.
+
         Raises:
+            DataError: no tensor of real numbers with rows and columns.
             WidthError: inputs of another width.
             RingRangeError: an input or an activation is too large.
         """
@@ -95,7 +98,7 @@ class PrivateModule(nn.Module):
 
         outputs = self._run(infer)[P0]
         assert outputs is not None, "P0 receives the outputs"
-        return outputs.to(inputs.dtype)
+        return outputs.to(inputs.dtype if inputs.is_floating_point() else torch.float32)
 
     def fit(
         self,
@@ -122,10 +125,14 @@ class PrivateModule(nn.Module):
 
         Raises:
             BadOptionError: options that do not fit the module or the rows.
+            DataError: no tensor of real numbers, or targets that no sigmoid reaches.
             WidthError: inputs of another width, or not one target a row.
             RingRangeError: an input, a target or an activation is too large.
         """
         flat = self._flat(inputs)
+        _require_numbers("targets", targets, "(rows, outputs) or (rows,)", 1)
+        require_range("epochs", epochs, 1)
+        require_range("seed", seed, 0)
         if len(targets) != len(flat):
             raise WidthError(
                 "every row needs its target", got=f"{len(targets)}", want=f"{len(flat)}, as rows"
@@ -171,6 +178,7 @@ class PrivateModule(nn.Module):
         return self._trio.run(program)
 
     def _flat(self, inputs: Tensor) -> Tensor:
+        _require_numbers("inputs", inputs, "(rows, columns)", 2)
         flat = inputs.detach().cpu().double().flatten(1)
         if flat.shape[1] != self._layers[0].inputs:
             raise WidthError(
@@ -208,6 +216,22 @@ class PrivateModule(nn.Module):
                 want="0 to 1",
                 fix='scale them, or take loss="squared"',
             )
+
+
+def _require_numbers(name: str, given: object, axes: str, least: int) -> None:
+    """Refuse what is no tensor of real numbers, or has fewer axes or no row."""
+    got = type(given).__name__
+    if isinstance(given, Tensor):
+        got = f"{given.dtype} of axes {tuple(given.shape)}"
+        if given.dim() >= least and len(given) and not given.is_complex():
+            return
+    raise DataError(
+        "no rows that can be shared",
+        where=name,
+        got=got,
+        want=f"a tensor of real numbers, axes {axes}, at least a row",
+        fix="torch.as_tensor makes one of an array; a single row is given as row[None]",
+    )
 
 
 def _inputs(party: Party, flat: Tensor) -> Shared:
