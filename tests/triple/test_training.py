@@ -208,9 +208,9 @@ def test_a_batch_that_is_too_large(tmp_path, experiment):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["thesis", "fast"])
 def test_mnist_as_in_figure_5_4(tmp_path, experiment, in_clear, data_root, monkeypatch, mode):
-    """784-128-10, a tenth of the rows: within 0.1 point of the training in clear."""
+    """784-128-10, half of the rows: within 0.1 point of the training in clear."""
     monkeypatch.setenv("VFL_DATA", str(data_root))
-    asked = experiment("mnist", rows=7000, epochs=2, batch_rows=128)
+    asked = experiment("mnist", rows=35_000, epochs=2, batch_rows=128)
     card = train_private(
         asked,
         tmp_path / "run",
@@ -223,4 +223,5 @@ def test_mnist_as_in_figure_5_4(tmp_path, experiment, in_clear, data_root, monke
     outputs, _, labels = in_clear(card, asked)
     accuracy = float((outputs.argmax(1) == labels).double().mean())
     assert accuracy > 0.8
+    print(f"{mode}: {card['test_accuracy']:.4f}, in clear {accuracy:.4f}")
     assert abs(card["test_accuracy"] - accuracy) <= 0.001
