@@ -6,6 +6,7 @@ import torch
 
 from vfl.attacks.features import before_last
 from vfl.attacks.scaling import scale_by
+from vfl.defenses.components import principal
 from vfl.errors import BadOptionError
 from vfl.seeds import generator
 
@@ -29,6 +30,19 @@ def test_white_features_are_uncorrelated_with_variance_one():
 def test_whitening_leaves_out_what_never_varies():
     flat = torch.cat([rows(), rows()[:, :1]], 1)  # a column twice: one direction is empty
     assert scale_by("whiten", flat)(flat).shape == (200, 5)
+
+
+def test_few_rows_of_many_columns_have_the_components_of_their_covariance():
+    wide = torch.randn(20, 50, generator=generator(2, "rows")).double() * torch.linspace(1, 3, 50)
+    centred, variance, directions = principal(wide)
+    assert directions.shape == (50, 20)
+    covariance = np.cov(wide.numpy().T, bias=True)
+    assert np.allclose(np.linalg.eigvalsh(covariance)[::-1][:20], variance, atol=1e-9)
+    assert torch.allclose((directions * variance) @ directions.T, torch.from_numpy(covariance))
+    assert torch.allclose(centred @ directions @ directions.T, centred)
+    white = scale_by("whiten", wide.float())(wide.float()).double().numpy()
+    assert white.shape == (20, 19)  # about their mean, twenty rows span nineteen directions
+    assert np.allclose(np.cov(white.T), np.eye(19), atol=1e-4)
 
 
 def test_cosine_rows_lie_on_the_sphere():

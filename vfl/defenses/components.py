@@ -87,9 +87,13 @@ def principal(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Returns:
         The rows about their mean; the variance along each direction; the directions, axes
-        (features, components). All float64: squares lose half of the digits.
+        (features, components), of which there are no more than rows. All float64: squares lose half
+        of the digits.
     """
     centred = (rows - rows.mean(0)).double()
+    if len(rows) < centred.shape[1]:  # a large picture has a covariance of many gigabytes
+        _, spread, directions = torch.linalg.svd(centred, full_matrices=False)
+        return centred, spread.square() / len(rows), directions.T
     return centred, *strongest_first(centred.T @ centred / len(rows))
 
 
