@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 
 from vfl.errors import UserError
@@ -19,7 +20,9 @@ def of_a_file(problem: Exception) -> UserError | None:
 
 
 def place_of(bug: Exception) -> str:
-    """Where it came from, line by line, and its type."""
+    """Where it came from, line by line, and its type; its text where VFL_DEBUG asks for it."""
+    if os.environ.get("VFL_DEBUG"):
+        return "".join(traceback.format_exception(bug)).rstrip()
     lines = "".join(traceback.format_tb(bug.__traceback__))
     about = f"this is a bug of vfl: {type(bug).__name__}; VFL_DEBUG=1 shows its text"
     return f"{lines}{about}, which may hold data"

@@ -12,6 +12,7 @@ from vfl.mpc import Rules
 from vfl.triple import worker
 from vfl.triple.messages import Job
 from vfl.triple.plan import Terms
+from vfl.unexpected import place_of
 
 SECRET = "customer 4711 owes 12.5"
 
@@ -86,3 +87,10 @@ def test_the_last_line_names_the_cause(
     error = json.loads(written.out.splitlines()[-1])["error"]
     assert (error["code"], error["what"]) == (code, what)
     assert SECRET not in written.out + written.err
+
+
+def test_the_text_is_shown_to_who_asks_for_it(monkeypatch):
+    monkeypatch.delenv("VFL_DEBUG", raising=False)
+    assert SECRET not in place_of(ValueError(SECRET))
+    monkeypatch.setenv("VFL_DEBUG", "1")
+    assert SECRET in place_of(ValueError(SECRET))

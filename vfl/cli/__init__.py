@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 
@@ -77,8 +76,6 @@ def main() -> None:
         if mistake := of_a_file(bug):
             print(mistake, file=sys.stderr)
             sys.exit(mistake.exit_code)
-        if os.environ.get("VFL_DEBUG"):
-            raise
         print(place_of(bug), file=sys.stderr)
         sys.exit(1)
 
