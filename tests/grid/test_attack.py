@@ -350,6 +350,34 @@ def test_trials_of_one_leak_stand_together():
     assert baselines_of(Trial("c", 0, 0), ["scratch"]) == {"scratch": Trial("c", 0, 0, "raw")}
 
 
+def test_label_free_bottoms_meet_the_attacks_that_were_named():
+    attempts = Attempts(["a", "b"], ["c", "d"], [1], 1, unseen=frozenset("bd"))
+    baselines = attempts.baselines(["scratch", "raw", "pca"])
+    assert {(one.attack, one.bottom) for one in baselines} == {
+        ("scratch", "raw"), ("c", "raw"), ("d", "raw"), ("a", "raw"), ("a", "pca"), ("c", "pca"),
+    }  # fmt: skip
+    assert len(set(baselines)) == len(baselines)
+
+
+def test_attacks_that_label_free_bottoms_do_not_meet_stand_beside_the_others_baselines(tmp_path):
+    named = {"attacks": ["logistic", "kmeans", "svm"], "baseline_attacks": "logistic"}
+    asked = tiny(defenses="none", baselines=["scratch", "pca"], leaks=3, seeds=0, **named)
+    rows = read_rows(done(tmp_path / "grid", asked))
+    found = {row.attack: set(row.baselines) for row in rows}
+    assert found == {"logistic": {"scratch", "pca"}, "svm": {"scratch"}, "kmeans": {"scratch"}}
+    known = {(row.attack, name): row.baselines[name] for row in rows for name in row.baselines}
+    standing = leaderboard(rows, margin=0.5)[0].standings[0]
+    assert standing.baseline_value.mean >= known["logistic", "pca"]
+
+
+def test_baseline_attacks_are_some_of_the_attacks():
+    settings = GridSettings(attacks=["thesis", "svm"], baseline_attacks="thesis")
+    assert settings.baseline_specs == ("fine_tuning", "kmeans")
+    assert GridSettings(attacks="svm").baseline_specs == ("svm",)
+    with pytest.raises(ValidationError, match="some of the attacks, and knn is none"):
+        GridSettings(attacks="svm", baseline_attacks="knn")
+
+
 def test_damaged_scores_are_told(tmp_path):
     (tmp_path / SCORES).write_text('{"key": 1}\n')
     with pytest.raises(RunFolderError, match="a score is damaged"):

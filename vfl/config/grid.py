@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from vfl.config.packs import unpacked
 from vfl.config.toml import Settings, several
@@ -32,6 +32,8 @@ class GridSettings(Settings):
         baselines: what attacks are set against: training from scratch on the leaked rows, on
             unlabelled ones too, and the same attack on bottoms that never saw a label. All but
             "autoencoder" unless they are named: that one is trained, a minute of a small network.
+        baseline_attacks: those of the attacks that label-free bottoms meet too; all of them unless
+            they are named. Fewer are a lower reference, so a defense passes less easily.
         leaks: leaked labels of each class, one curve point each.
         draws: of leaked rows, for each victim anew; the same for every defense.
         seeds: one victim each.
@@ -60,6 +62,7 @@ class GridSettings(Settings):
     baselines: Annotated[tuple[Baseline, ...], BeforeValidator(several), Field(min_length=1)] = (
         _BASELINES
     )
+    baseline_attacks: Specs | None = None
     leaks: Annotated[
         tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(several), Field(min_length=1)
     ] = (1, 2, 5, 10, 20, 40)
@@ -100,6 +103,11 @@ class GridSettings(Settings):
         """The attacks one by one."""
         return unpacked(self.attacks)
 
+    @property
+    def baseline_specs(self) -> tuple[str, ...]:
+        """The attacks that label-free bottoms meet, one by one."""
+        return unpacked(self.attacks if self.baseline_attacks is None else self.baseline_attacks)
+
     def draws_rows(self, own: bool) -> bool:
         """Whether rows may be seen on a page.
 
@@ -115,6 +123,13 @@ class GridSettings(Settings):
         if doubles:
             raise ValueError(f"{doubles[0]} stands there twice")
         return listed
+
+    @model_validator(mode="after")
+    def _baselines_of_attacks(self) -> GridSettings:
+        others = [spec for spec in self.baseline_specs if spec not in self.attack_specs]
+        if others:
+            raise ValueError(f"baseline_attacks are some of the attacks, and {others[0]} is none")
+        return self
 
     @field_validator("codecs")
     @classmethod

@@ -53,6 +53,7 @@ class Attempts:
         draws: of leaked rows.
         alone: specs of those that have no baseline, for they read what a training left.
         outcomes: specs of adversaries whose own success is measured.
+        unseen: specs that label-free bottoms do not meet; training from scratch stands beside them.
     """
 
     leaking: Sequence[str]
@@ -61,6 +62,7 @@ class Attempts:
     draws: int
     alone: frozenset[str] = frozenset()
     outcomes: Sequence[str] = ()
+    unseen: frozenset[str] = frozenset()
 
     def on_victim(self) -> list[Trial]:
         """Every attack on the victim itself, and what adversaries reached."""
@@ -86,10 +88,14 @@ class Attempts:
             scratch_of(spec, name) for spec in leaking for name in names if name in SCRATCH
         )
         found = replace(self, leaking=list(scratch), once=()).on((ANY,))
-        found += replace(self, leaking=leaking, once=()).on(bottoms)
         # Without labels the baseline of the thesis is the same attack on the inputs themselves.
-        own = list(dict.fromkeys([ANY, *bottoms]))
-        return found + replace(self, leaking=(), once=once).on(own)
+        found += replace(self, leaking=(), once=once).on((ANY,))
+        further = replace(
+            self,
+            leaking=[spec for spec in leaking if spec not in self.unseen],
+            once=[spec for spec in once if spec not in self.unseen],
+        ).on(bottoms)
+        return list(dict.fromkeys(found + further))
 
 
 def baselines_of(trial: Trial, names: Sequence[str]) -> dict[str, Trial]:

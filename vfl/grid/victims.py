@@ -127,7 +127,8 @@ def attempts_of(settings: GridSettings, adversary: str = HONEST) -> Attempts:
     once = [spec for spec in made if spec not in leaking]
     alone = frozenset(spec for spec in made if scenes[spec] not in BY_CUTS)
     outcomes = outcomes_of(settings, adversary)
-    return Attempts(leaking, once, settings.leaks, settings.draws, alone, outcomes)
+    unseen = frozenset(made) - frozenset(settings.baseline_specs)
+    return Attempts(leaking, once, settings.leaks, settings.draws, alone, outcomes, unseen)
 
 
 def check_attacks(experiment: Experiment, settings: GridSettings) -> None:
