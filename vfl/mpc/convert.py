@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,8 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from vfl.errors import PrivateLayerError
 from vfl.mpc.layers import Layer
+
+Kind = TypeVar("Kind", bound=nn.Module)
 
 _FUNCTIONS: dict[type[nn.Module], str] = {
     nn.ReLU: "relu",
@@ -55,7 +58,6 @@ def layers_of(module: nn.Module) -> list[Layer]:
     used: dict[int, str] = {}
     for name, each in _leaves(module, ""):
         if _is(each, nn.Linear):
-            assert isinstance(each, nn.Linear)
             _require_own_weights(name, each, used)
             _require_shape(name, each, layers[-1].outputs if layers else None)
             layers.append(
@@ -96,7 +98,7 @@ def _linears(module: nn.Module) -> Sequence[nn.Linear]:
     return [each for _, each in _leaves(module, "") if isinstance(each, nn.Linear)]
 
 
-def _is(module: nn.Module, kind: type[nn.Module]) -> bool:
+def _is(module: nn.Module, kind: type[Kind]) -> TypeGuard[Kind]:
     """Whether a module computes what this kind does; a class derived from it may not."""
     return isinstance(module, kind) and type(module).forward is kind.forward
 
