@@ -72,7 +72,8 @@ def go_through(
     with _alone(folder.path):
         workers: list[Worker] = [kind(folder, device) for _ in range(jobs)]
         before = {cell.name: _measured(folder.cells_path / cell.name) for cell in waiting}
-        pace, ahead = Pace(jobs), {cell.name: cell for cell in waiting}
+        begun = {name for name in named if (folder.cells_path / name).exists()}
+        pace, ahead = Pace(jobs, begun), dict(named)
         for number, (cell, seconds) in enumerate(_each(waiting, workers), start=1):
             del ahead[cell.name]
             path = folder.cells_path / cell.name
