@@ -38,6 +38,7 @@ BESIDE = {
     ("plan", "project"): "a plan reads the files of a project",
     ("plan", "specs"): "a plan checks every spec before it reads data",
     ("plan", "run"): "a plan loads the data as the run would",
+    ("deployment", "federation"): "a deployment starts guarded services",
     ("deployment", "project"): "a deployment starts what a project folder describes",
     ("federated", "deployment"): "a federated run happens on a deployment",
     ("federated", "project"): "a federated run is the run of a project",
@@ -54,6 +55,7 @@ BESIDE = {
 SERIALISERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 #: Rooms that know sockets, with the reason.
 SOCKET_ROOMS = {
+    "federation": "serves Flower's application at two doors, and talks to nobody itself",
     "transport": "everything that is sent or received",
     "bench": "a slow link between the processes of a measurement",
     "demo": "asks the operating system for free ports, and sends nothing",

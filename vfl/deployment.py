@@ -15,9 +15,9 @@ from typing import Any
 
 import tomli_w
 
-from vfl import bundle
 from vfl.config import PartyFile
 from vfl.errors import LostPeerError, MissingDataError, MissingPackageError, PeerFailedError
+from vfl.federation import programs
 from vfl.project import LabelFolder
 from vfl.service import Service, flower_environment, last_words
 from vfl.storage import read_json, write_json, write_text
@@ -46,13 +46,13 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
         )
     settings = folder.experiment().federation
     host, _, port = settings.superlink.rpartition(":")
+    network = "" if simulation else f"{settings.bind_host or host}:{port}"
     command = [
         "flower-superlink",
-        *("--host", settings.bind_host or host, "--port", port),
         *("--database", str(folder.state / _DATABASE)),
         "--disable-runtime-dependency-installation",
     ]
-    if simulation:
+    if simulation:  # nothing of it faces a network
         command += ["--insecure", "--simulation"]
     else:
         check_not_expired(folder.certificates / "server.pem")
@@ -62,14 +62,16 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
         command += ["--enable-supernode-auth"]
     if not (folder.state / _DATABASE).exists():
         (folder.state / _NODES).unlink(missing_ok=True)  # a new SuperLink knows nobody
-    _write_connection(folder, insecure=simulation)
-    environment = flower_environment(folder.state, VFL_PARTY_FILE=str(folder.party_file))
+    environment = programs.superlink_environment(
+        flower_environment(folder.state), folder.state, folder.party_file, network
+    )
     service = Service("the SuperLink", command, environment, folder.state / "superlink.log")
     try:
-        service.wait_for("Uvicorn running")
+        service.wait_for(programs.READY)
     except LostPeerError:
         service.stop()
         raise
+    _write_connection(folder)
     return service
 
 
@@ -134,7 +136,7 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
     service = Service(
         f"the SuperNode of {party.party}",
         supernode_command(party, file),
-        bundle.guarded(flower_environment(home), home / "bin", file),
+        programs.supernode_environment(flower_environment(home), home, file),
         home / "supernode.log",
     )
     try:
@@ -188,9 +190,15 @@ def _node(folder: LabelFolder, what: str, which: str, *options: str) -> Any:
 
 
 def _flower(folder: LabelFolder, *arguments: str) -> str:
+    try:
+        environment = programs.caller_environment(flower_environment(folder.state), folder.state)
+        _check_superlink(folder)
+    except LostPeerError as problem:
+        problem.fix = _START_SUPERLINK
+        raise
     done = subprocess.run(
         ["flwr", *arguments],
-        env=flower_environment(folder.state),
+        env=environment,
         capture_output=True,
         text=True,
         timeout=120,
@@ -198,7 +206,6 @@ def _flower(folder: LabelFolder, *arguments: str) -> str:
     )
     answer = _json(done.stdout) if "json" in arguments else {}
     if done.returncode != 0 or answer.get("success") is False:  # flwr may fail with exit code 0
-        _check_superlink(folder)
         said = answer.get("error-message") or done.stderr or done.stdout
         raise PeerFailedError(
             f"flwr {arguments[0]} failed",
@@ -209,16 +216,13 @@ def _flower(folder: LabelFolder, *arguments: str) -> str:
 
 
 def _check_superlink(folder: LabelFolder) -> None:
-    """Whether it is the SuperLink that flwr failed at: not there, or not trusted."""
-    connection = folder.state / "config.toml"
-    if not connection.exists() or "root-certificates" not in connection.read_text():
-        return
-    address = folder.experiment().federation.superlink
-    try:
-        check_server("the SuperLink", address, (folder.certificates / "ca.pem").read_text())
-    except LostPeerError as problem:
-        problem.fix = _START_SUPERLINK
-        raise
+    """Whether the SuperLink of this folder runs, before it is shown anything.
+
+    Raises:
+        LostPeerError: it does not.
+    """
+    api = programs.local_api(folder.state)
+    check_server("the SuperLink", api.address, api.ca.read_text())
 
 
 def _json(text: str) -> Any:
@@ -226,9 +230,9 @@ def _json(text: str) -> Any:
     return json.loads(text[start:]) if start >= 0 else {}
 
 
-def _write_connection(folder: LabelFolder, *, insecure: bool) -> None:
-    address = {"address": folder.experiment().federation.superlink}
-    secured: dict[str, Any] = {"root-certificates": str(folder.certificates / "ca.pem")}
-    table = address | ({"insecure": True} if insecure else secured)
-    content = {"superlink": {"default": CONNECTION, CONNECTION: table}}
-    write_text(folder.state / "config.toml", tomli_w.dumps(content))
+def _write_connection(folder: LabelFolder) -> None:
+    """Tell Flower's command line how to reach the SuperLink: by its local API."""
+    api = programs.local_api(folder.state)
+    connection = {"address": api.address, "root-certificates": str(api.ca)}
+    content = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
+    write_text(folder.state / "config.toml", tomli_w.dumps(content), mode=0o600)

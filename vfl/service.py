@@ -22,6 +22,10 @@ _QUIET = {
     # equal bit for bit only where sums are added in the same order.
     "OMP_NUM_THREADS": "1",
 }
+#: Each would open one more port of Flower's, without a guard before it.
+_DOORS = {"FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"}
+#: A service's log, database and other files are for its owner alone.
+_UMASK = 0o077
 
 
 def flower_environment(home: Path, **extra: str) -> dict[str, str]:
@@ -33,7 +37,8 @@ def flower_environment(home: Path, **extra: str) -> dict[str, str]:
     """
     # Flower starts its helpers by bare name, so our interpreter's scripts come first.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, **_QUIET, "FLWR_HOME": str(home), "PATH": path, **extra}
+    inherited = {name: value for name, value in os.environ.items() if name not in _DOORS}
+    return {**inherited, **_QUIET, "FLWR_HOME": str(home), "PATH": path, **extra}
 
 
 class Service:
@@ -51,11 +56,17 @@ class Service:
     ) -> None:
         self.name = name
         self.log = log
-        log.parent.mkdir(parents=True, exist_ok=True)
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log.touch(mode=0o600)
+        log.chmod(0o600)
         with log.open("ab") as output:
             self._log_start = output.tell()  # the log of an earlier start says nothing of this one
             self._process = subprocess.Popen(
-                command, env=dict(environment), stdout=output, stderr=subprocess.STDOUT
+                command,
+                env=dict(environment),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                umask=_UMASK,
             )
 
     @property

@@ -1,0 +1,1 @@
+"""Flower's services as vfl runs them: what they let in, and which programs they may start."""

@@ -1,0 +1,383 @@
+"""Flower's programs as vfl starts them, each behind or before a guard.
+
+Flower starts its helpers by bare name. `write_programs` puts small scripts of these names into a
+folder that comes first on the PATH of a service; each calls a function of this file, which changes
+the one thing that is wanted of Flower and goes on with Flower's own program:
+
+- `superlink`, `supernode`: what listens is a door of `vfl.federation.guard`
+- `superexec`, `flwr`: requests carry the local secret
+- `serverapp`, `clientapp`, `simulation`: the same, and only an accepted bundle is unpacked
+- `refuse`: every other program by which Flower runs code
+
+Names inside Flower are used, so pyproject.toml bounds its version from above. A Flower in which one
+is missing ends with an error before it listens or runs anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from vfl.bundle import check_bundle
+from vfl.config import read_party_file
+from vfl.errors import ConfigError, ConsentError, VFLError
+from vfl.federation.guard import (
+    CONTROL_ROUTES,
+    RUNTIME_ROUTES,
+    SECRET_HEADER,
+    LocalDoor,
+    NetworkDoor,
+)
+from vfl.federation.local_api import HOST, LocalApi
+from vfl.storage import write_text
+from vfl.transport.sockets import listen
+
+#: Environment of a service and of everything it starts.
+PARTY_FILE_VARIABLE = "VFL_PARTY_FILE"
+LOCAL_API_VARIABLE = "VFL_LOCAL_API"
+#: host:port of the SuperLink's network door; empty for a simulation, which has none.
+NETWORK_VARIABLE = "VFL_NETWORK_ADDRESS"
+#: A service prints it once all its doors are open.
+READY = "vfl: all doors are open"
+
+_PROGRAMS = {
+    "flwr": "flwr",
+    "flower-superexec": "superexec",
+    "flower-superlink": "superlink",
+    "flower-supernode": "supernode",
+    "flwr-clientapp": "clientapp",
+    "flwr-serverapp": "serverapp",
+    "flwr-simulation": "simulation",
+    "flwr-agentapp": "refuse",
+    "flwr-connector": "refuse",
+    "flwr-model": "refuse",
+}
+#: What runs code of a bundle at a label party, and at a feature party; the other's is refused.
+_OF_SUPERLINK = ("flwr-serverapp", "flwr-simulation")
+_OF_SUPERNODE = ("flwr-clientapp",)
+#: Both a shell's and Python's: a first line of `#!` can hold no long path, nor one with a blank.
+_SCRIPT = """\
+#!/bin/sh
+'''exec' "{python}" -P "$0" "$@"
+'''
+from vfl.federation.programs import {function}
+
+{function}()
+"""
+
+
+def superlink_environment(
+    environment: Mapping[str, str], state: Path, party_file: Path, network_address: str
+) -> dict[str, str]:
+    """What a SuperLink runs in.
+
+    Args:
+        environment: Flower's; see `vfl.service.flower_environment`.
+        state: the label party's folder for Flower.
+        party_file: the label party's own file; says which bundles it runs.
+        network_address: host:port that SuperNodes connect to; empty for a simulation.
+    """
+    own = {PARTY_FILE_VARIABLE: str(party_file.resolve()), NETWORK_VARIABLE: network_address}
+    return _with_programs(environment, state, _OF_SUPERLINK) | own
+
+
+def supernode_environment(
+    environment: Mapping[str, str], state: Path, party_file: Path
+) -> dict[str, str]:
+    """What a SuperNode runs in; see `superlink_environment`."""
+    own = {PARTY_FILE_VARIABLE: str(party_file.resolve())}
+    return _with_programs(environment, state, _OF_SUPERNODE) | own
+
+
+def caller_environment(environment: Mapping[str, str], state: Path) -> dict[str, str]:
+    """What Flower's command line runs in, to talk to the SuperLink of a folder.
+
+    Raises:
+        LostPeerError: that SuperLink does not run.
+    """
+    api = local_api(state)
+    assert api.address, "it has one while the service runs"
+    return {**environment, **_found_at(environment, state)}
+
+
+def local_api(state: Path) -> LocalApi:
+    """The local API of the service that keeps its files in a folder."""
+    return LocalApi(state / "local")
+
+
+def _with_programs(
+    environment: Mapping[str, str], state: Path, runs_code: Sequence[str]
+) -> dict[str, str]:
+    folder = state / "bin"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    bundled = {*_OF_SUPERLINK, *_OF_SUPERNODE}
+    for program, function in _PROGRAMS.items():
+        if program in bundled and program not in runs_code:
+            function = "refuse"
+        script = _SCRIPT.format(python=sys.executable, function=function)
+        write_text(folder / program, script, mode=0o700)
+    return {**environment, **_found_at(environment, state)}
+
+
+def _found_at(environment: Mapping[str, str], state: Path) -> dict[str, str]:
+    """Variables by which our programs are found, and find the local API."""
+    return {
+        "PATH": f"{(state / 'bin').resolve()}{os.pathsep}{environment['PATH']}",
+        LOCAL_API_VARIABLE: str(local_api(state).folder.resolve()),
+    }
+
+
+# --- services -----------------------------------------------------------------------------------
+
+
+def superlink() -> None:
+    """Flower's SuperLink behind its two doors; its arguments are Flower's."""
+    with _told():
+        command = _module("flwr.superlink.cli.flower_superlink", "uvicorn", "flower_superlink")
+        network = os.environ[NETWORK_VARIABLE]
+        host, _, port = network.rpartition(":")
+        # First of all: a port in use must leave the secret of the SuperLink that has it alone.
+        listeners = [listen(host, int(port))] if network else []
+        api = LocalApi.begin(Path(os.environ[LOCAL_API_VARIABLE]))
+        listeners.append(listen(HOST, 0))
+    sys.argv += ["--isolation", "process"]
+    sys.argv += ["--superexec-auth-secret-file", str(api.superexec_secret)]
+
+    def run(app: Any, **options: Any) -> None:
+        asyncio.run(_serve_superlink(app, options, api, listeners))
+
+    command.uvicorn = SimpleNamespace(run=run)
+    command.flower_superlink()
+
+
+async def _serve_superlink(
+    app: Any, options: Mapping[str, Any], api: LocalApi, listeners: Sequence[Any]
+) -> None:
+    """Serve Flower's application at both doors until a signal comes."""
+    local = LocalDoor(app, CONTROL_ROUTES | RUNTIME_ROUTES, api.secret)
+    servers = [_server(local, options, api.certificate, api.key)]
+    if len(listeners) > 1:
+        network = NetworkDoor(app, _registered(app), _names_its_sender)
+        files = Path(options["ssl_certfile"]), Path(options["ssl_keyfile"])
+        servers.append(_server(network, options, *files, lifespan="off"))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, _stop, servers)
+    tasks = []
+    for server, listener in zip(servers, reversed(listeners), strict=True):
+        tasks.append(asyncio.create_task(server.serve(sockets=[listener])))
+        while not (server.started or tasks[-1].done()):
+            await asyncio.sleep(0.01)
+    api.listens_on(listeners[-1].getsockname()[1])
+    _start_superexec(api)
+    print(READY, flush=True)
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    _stop(servers)  # one door alone is of no use
+    await asyncio.gather(*tasks)
+
+
+def _server(
+    door: Any, options: Mapping[str, Any], certificate: Path, key: Path, lifespan: str = "on"
+) -> Any:
+    uvicorn = importlib.import_module("uvicorn")
+
+    class Server(uvicorn.Server):  # type: ignore[misc, name-defined]
+        """Leaves signals to whoever runs several."""
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    return Server(
+        uvicorn.Config(
+            door,
+            lifespan=lifespan,
+            access_log=False,  # one line a poll of every SuperNode fills the disk
+            proxy_headers=False,  # nobody may tell us who calls
+            server_header=False,
+            log_config=options["log_config"],
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
+        )
+    )
+
+
+def _stop(servers: Sequence[Any]) -> None:
+    for server in servers:
+        server.should_exit = True
+
+
+def _registered(app: Any) -> Callable[[bytes], Any]:
+    """Asks Flower's own state whether a key is registered, outside the event loop."""
+
+    async def is_registered(key: bytes) -> bool:
+        state = app.state.linkstate_factory.state()
+        return await asyncio.to_thread(state.get_node_id_by_public_key, key) is not None
+
+    return is_registered
+
+
+def _names_its_sender(path: str, body: bytes) -> bool:
+    """Flower compares the caller with its key, but not with who a reply says it is from."""
+    if path != "/v1/fleet/push-messages":
+        return True
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from google.protobuf.message import DecodeError
+
+    try:
+        request = PushMessagesRequest.FromString(body)
+    except DecodeError:
+        return False
+    caller = request.node.node_id
+    return all(message.metadata.src_node_id == caller for message in request.messages_list)
+
+
+def supernode() -> None:
+    """Flower's SuperNode, its local API behind a door; its arguments are Flower's."""
+    with _told():
+        names = ("uvicorn", "start_client_internal", "flower_supernode")
+        command = _module("flwr.supernode.cli.flower_supernode", *names)
+        api = LocalApi.begin(Path(os.environ[LOCAL_API_VARIABLE]))
+    sys.argv += ["--isolation", "process"]
+    sys.argv += ["--superexec-auth-secret-file", str(api.superexec_secret)]
+    sys.argv += ["--ssl-ca-certfile", str(api.ca)]
+    sys.argv += ["--ssl-certfile", str(api.certificate), "--ssl-keyfile", str(api.key)]
+    uvicorn, start = command.uvicorn, command.start_client_internal
+
+    def configure(app: Any, **options: Any) -> Any:
+        door = LocalDoor(app, RUNTIME_ROUTES, api.secret)
+        api.listens_on(options["port"])
+        return uvicorn.Config(door, **options, proxy_headers=False, server_header=False)
+
+    def start_with_superexec(**options: Any) -> None:
+        _start_superexec(api)
+        start(**options)
+
+    command.uvicorn = SimpleNamespace(Config=configure, Server=uvicorn.Server)
+    command.start_client_internal = start_with_superexec
+    command.flower_supernode()
+
+
+def _start_superexec(api: LocalApi) -> None:
+    """What takes work from a service and starts a program for it; it ends with the service."""
+    command = ["flower-superexec", "--runtime-api-address", api.address]
+    command += ["--root-certificates", str(api.ca), "--parent-pid", str(os.getpid())]
+    command += ["--superexec-auth-secret-file", str(api.superexec_secret)]
+    subprocess.Popen(command)
+
+
+# --- programs that call a service ---------------------------------------------------------------
+
+
+def flwr() -> None:
+    """Flower's command line, with the secret of the SuperLink it talks to."""
+    _show_secret()
+    _module("flwr.cli.app", "app").app()
+
+
+def superexec() -> None:
+    """Flower's SuperExec, with the secret of its service."""
+    _show_secret()
+    _module("flwr.supercore.cli", "flower_superexec").flower_superexec()
+
+
+def serverapp() -> None:
+    """Flower's ServerApp process, for a bundle the label party accepts."""
+    _run_bundle("flwr.superlink.runtime.run_serverapp", "flwr.superlink.cli", "flwr_serverapp")
+
+
+def clientapp() -> None:
+    """Flower's ClientApp process, for a bundle the feature party accepts."""
+    _run_bundle("flwr.supernode.runtime.run_clientapp", "flwr.supernode.cli", "flwr_clientapp")
+
+
+def simulation() -> None:
+    """Flower's simulation process, for a bundle whoever runs it accepts."""
+    _run_bundle("flwr.simulation.app", "flwr.simulation.app", "flwr_simulation")
+
+
+def refuse() -> None:
+    """Instead of the other programs by which Flower runs code."""
+    program = Path(sys.argv[0]).name
+    print(ConsentError(f"a party of vfl does not run {program}"), flush=True)
+    sys.exit(ConsentError.exit_code)
+
+
+def _show_secret() -> None:
+    """Let every request to the local API of our service carry its secret, and no other request."""
+    client = _module("flwr.supercore.protobuf.client", "ProtobufClient").ProtobufClient
+    api = LocalApi(Path(os.environ[LOCAL_API_VARIABLE]))
+    make = client.__init__
+
+    def make_with_secret(self: Any, base_url: str, **options: Any) -> None:
+        make(self, base_url, **options)
+        if base_url == f"https://{api.address}":
+            self._client.headers[SECRET_HEADER] = api.secret
+            self._client.follow_redirects = False
+
+    client.__init__ = make_with_secret
+
+
+def _run_bundle(runtime: str, command: str, function: str) -> None:
+    """Go on with a program of Flower that unpacks a bundle, once its bundles are checked."""
+    with _told():
+        module = _module(runtime, "install_from_fab")
+        program = _module(command, function)
+        accepted = _accepted()
+    _show_secret()
+    install = module.install_from_fab
+
+    def install_accepted(content: bytes, *arguments: Any, **options: Any) -> Any:
+        try:
+            check_bundle(content, accepted)
+        except ConsentError as refusal:
+            print(refusal, flush=True)
+            raise
+        return install(content, *arguments, **options)
+
+    module.install_from_fab = install_accepted
+    getattr(program, function)()
+
+
+def _accepted() -> Sequence[str]:
+    file = os.environ.get(PARTY_FILE_VARIABLE)
+    if not file:
+        raise ConfigError("no party's own file", want=f"its path in {PARTY_FILE_VARIABLE}")
+    return read_party_file(Path(file)).consent.bundles
+
+
+def _module(name: str, *wanted: str) -> Any:
+    """A module of Flower with the names we rely on.
+
+    Raises:
+        ConfigError: one is not there; this Flower is none we know.
+    """
+    module = importlib.import_module(name)
+    missing = [one for one in wanted if not hasattr(module, one)]
+    if missing:
+        raise ConfigError(
+            "this version of Flower is not one vfl can guard",
+            where=name,
+            got=f"no {', '.join(missing)}",
+            fix="install the version that vfl asks for: pip install 'vfl' again",
+        )
+    return module
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """An error before Flower takes over is printed as vfl prints errors, and ends the program."""
+    try:
+        yield
+    except VFLError as problem:
+        print(problem, flush=True)
+        sys.exit(problem.exit_code)
