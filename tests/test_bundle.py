@@ -6,6 +6,7 @@ import subprocess
 import tomllib
 import warnings
 import zipfile
+from pathlib import Path
 
 import pytest
 import tomli_w
@@ -14,6 +15,7 @@ from vfl import bundle, deployment
 from vfl.bundle import check_bundle
 from vfl.config import Experiment, PartyFile, read_party_file
 from vfl.errors import ConsentError
+from vfl.federation import programs
 from vfl.project import write_project
 
 with warnings.catch_warnings():  # importing typer, as flwr does, uses what newer clicks deprecate
@@ -151,15 +153,19 @@ def test_flowers_other_programs_are_not_for_a_party(tmp_path):
     """Flower names them; a new one among them must be thought about."""
     from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
 
-    assert set(TASK_TYPE_TO_COMMAND.values()) == {bundle._PROGRAM, *bundle._OTHER_PROGRAMS}
+    assert set(TASK_TYPE_TO_COMMAND.values()) <= set(programs._PROGRAMS)
     folder = tmp_path / "a folder"
-    bundle.guarded({"PATH": ""}, folder, tmp_path / "party.toml")
-    done = subprocess.run([folder / "flwr-agentapp"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 3, done.stderr
-    assert "does not run flwr-agentapp" in done.stdout
+    feature = programs.supernode_environment({"PATH": ""}, folder / "node", tmp_path / "x.toml")
+    label = programs.superlink_environment({"PATH": ""}, folder / "link", tmp_path / "x.toml", "")
+    refused = [(feature, "flwr-agentapp"), (feature, "flwr-serverapp"), (label, "flwr-clientapp")]
+    for environment, program in refused:
+        path = Path(environment["PATH"].split(":")[0]) / program
+        done = subprocess.run([path], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 3, done.stderr
+        assert f"does not run {program}" in done.stdout
 
 
-def test_a_supernode_finds_our_program_first(project, monkeypatch):
+def test_a_supernode_finds_our_programs_first(project, monkeypatch):
     started = []
 
     class Recorded(deployment.Service):

@@ -1,9 +1,12 @@
 """Commands and environments of Flower's processes; tests/federation starts the real ones."""
 
+import contextlib
 import json
 import os
 import sys
+import threading
 import time
+import tomllib
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,10 +15,12 @@ import pytest
 from vfl import deployment
 from vfl.config import Experiment, PartyFile, read_party_file
 from vfl.deployment import supernode_command
-from vfl.errors import LostPeerError, MissingDataError, PeerFailedError
+from vfl.errors import AuthenticationError, LostPeerError, MissingDataError, PeerFailedError
+from vfl.federation.local_api import LocalApi
 from vfl.project import write_project
 from vfl.service import Service, flower_environment
-from vfl.transport import renew_node_key
+from vfl.transport import renew_node_key, session_certificate
+from vfl.transport.sockets import listen
 
 QUICK_PATIENCE_S = 5.0
 
@@ -105,7 +110,9 @@ class Recorded(Service):
 
 
 @pytest.fixture
-def commands(monkeypatch):
+def commands(monkeypatch, project):
+    _, label = project
+    LocalApi.begin(label.state / "local").listens_on(9999)
     monkeypatch.setattr(deployment, "Service", Recorded)
     monkeypatch.setattr(Recorded, "commands", [])
     return Recorded.commands
@@ -115,7 +122,8 @@ def test_a_superlink_has_tls_authentication_and_a_database(project, commands):
     _, label = project
     deployment.start_superlink(label)
     ((command, environment),) = commands
-    assert command[:5] == ["flower-superlink", "--host", "0.0.0.0", "--port", "8123"]
+    assert command[0] == "flower-superlink"
+    assert environment["VFL_NETWORK_ADDRESS"] == "0.0.0.0:8123"
     assert "--enable-supernode-auth" in command
     assert "--disable-runtime-dependency-installation" in command
     assert "--insecure" not in command
@@ -128,14 +136,49 @@ def test_a_superlink_has_tls_authentication_and_a_database(project, commands):
         assert command[command.index(option) + 1] == str(path)
     assert environment["VFL_PARTY_FILE"] == str(label.party_file)
     assert environment["FLWR_HOME"] == str(label.state)
-    assert "lender.example:8123" in (label.state / "config.toml").read_text()
+    connection = tomllib.loads((label.state / "config.toml").read_text())["superlink"]["vfl"]
+    assert connection["address"] == "127.0.0.1:9999"  # Flower's command line never leaves here
+    assert connection["root-certificates"] == str(label.state / "local" / "ca.pem")
 
 
-def test_a_simulation_is_the_only_insecure_one(project, commands):
+def test_a_simulation_faces_no_network(project, commands):
     _, label = project
     deployment.start_superlink(label, simulation=True)
-    ((command, _),) = commands
+    ((command, environment),) = commands
     assert {"--insecure", "--simulation"} <= set(command)
+    assert environment["VFL_NETWORK_ADDRESS"] == ""
+
+
+def test_no_port_of_flower_opens_without_a_guard(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_INTERNAL_GRPC_CONTROL_API", "1")
+    monkeypatch.setenv("FLWR_INTERNAL_GRPC_FLEET_API", "1")
+    assert not [name for name in flower_environment(tmp_path) if name.startswith("FLWR_INTERNAL")]
+
+
+def test_nothing_is_told_to_a_superlink_that_does_not_run(project):
+    _, label = project
+    with pytest.raises(LostPeerError, match="does not run here") as caught:
+        deployment.submit(label, "train", "one")
+    assert "vfl superlink" in caught.value.fix
+
+
+def test_a_process_that_took_the_port_is_not_shown_the_secret(project):
+    """It cannot have the certificate that the SuperLink made at its start."""
+    _, label = project
+    other = session_certificate(["127.0.0.1"]).context()
+    with listen("127.0.0.1", 0) as listener:
+        LocalApi.begin(label.state / "local").listens_on(listener.getsockname()[1])
+        thread = threading.Thread(target=_accept_one, args=(listener, other))
+        thread.start()
+        with pytest.raises(AuthenticationError, match="the SuperLink is not accepted"):
+            deployment.submit(label, "train", "one")
+        thread.join()
+
+
+def _accept_one(listener, context):
+    connection, _ = listener.accept()
+    with contextlib.suppress(OSError), context.wrap_socket(connection, server_side=True):
+        pass
 
 
 def python(name, script, log):
@@ -186,6 +229,7 @@ def test_a_service_that_takes_too_long(tmp_path):
 @pytest.fixture
 def flwr(tmp_path, monkeypatch):
     """Puts a program in the place of `flwr`; its arguments are kept in a file."""
+    monkeypatch.setattr(deployment, "_check_superlink", lambda folder: None)
     programs = tmp_path / "programs"
     programs.mkdir()
     monkeypatch.setattr(sys, "executable", str(programs / "python"))

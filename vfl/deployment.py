@@ -143,10 +143,12 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
         service.wait_for("SuperNode ID")
     except LostPeerError as problem:
         service.stop()
+        if "403 Forbidden" in service.said():
+            problem.got = "the SuperLink does not know this party's key"
+            problem.fix = "the label party puts its public key into label/keys and restarts"
         if "Failed to activate SuperNode" in service.said():
-            # Flower says the same of a key nobody registered and of a node it takes for alive.
-            problem.got = "the SuperLink does not know its key, or takes it for online still"
-            problem.fix = "the label party registers the key; one that was killed is free in 60 s"
+            problem.got = "the SuperLink takes it for online still"
+            problem.fix = "stop the other one with this key; one that was killed is free in 60 s"
         raise
     return service
 
@@ -190,15 +192,10 @@ def _node(folder: LabelFolder, what: str, which: str, *options: str) -> Any:
 
 
 def _flower(folder: LabelFolder, *arguments: str) -> str:
-    try:
-        environment = programs.caller_environment(flower_environment(folder.state), folder.state)
-        _check_superlink(folder)
-    except LostPeerError as problem:
-        problem.fix = _START_SUPERLINK
-        raise
+    _check_superlink(folder)
     done = subprocess.run(
         ["flwr", *arguments],
-        env=environment,
+        env=programs.caller_environment(flower_environment(folder.state), folder.state),
         capture_output=True,
         text=True,
         timeout=120,
@@ -222,7 +219,11 @@ def _check_superlink(folder: LabelFolder) -> None:
         LostPeerError: it does not.
     """
     api = programs.local_api(folder.state)
-    check_server("the SuperLink", api.address, api.ca.read_text())
+    try:
+        check_server("the SuperLink", api.address, api.ca.read_text())
+    except LostPeerError as problem:
+        problem.fix = _START_SUPERLINK
+        raise
 
 
 def _json(text: str) -> Any:

@@ -1,8 +1,10 @@
 """A real Flower deployment on the loopback: what it computes, what it refuses, what it tells."""
 
+import hashlib
 import json
 import socket
 import sqlite3
+import warnings
 
 import pandas as pd
 import pytest
@@ -11,6 +13,10 @@ from vfl import deployment, federated
 from vfl.demo import run_in_process
 from vfl.errors import LostPeerError, PeerError
 from vfl.storage import read_json, read_lines
+
+with warnings.catch_warnings():  # importing typer, as flwr does, uses what newer clicks deprecate
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from flwr.cli.build import build_fab_from_disk
 
 
 def train(label, name, *overrides):
@@ -180,24 +186,48 @@ def test_a_supernode_with_an_unknown_key_is_turned_away(deployed, tmp_path):
     )
     with pytest.raises(LostPeerError, match="did not start") as caught:
         deployment.start_supernode(intruder, tmp_path / "party.toml").stop()
-    assert "does not know its key" in caught.value.got
+    assert "does not know this party's key" in caught.value.got
+
+
+@pytest.fixture
+def foreign_code(deployed, tmp_path):
+    """A bundle that leaves a file wherever it runs; the file, and the bundle's SHA-256."""
+    _, label = deployed
+    shim = label.app / "vfl_app.py"
+    honest, trail = shim.read_text(), tmp_path / "who"
+    spy = f"open({str(trail)!r}, 'a').write(__import__('os').environ['VFL_PARTY_FILE'])"
+    shim.write_text(f"{honest}\n{spy}\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        digest = hashlib.sha256(build_fab_from_disk(label.app)).hexdigest()
+    yield trail, digest
+    shim.write_text(honest)
 
 
 @pytest.mark.net
-def test_code_that_the_parties_did_not_accept_never_runs_there(deployed, tmp_path):
-    """Whoever controls the SuperLink sends a bundle of his own; it would leave a file."""
+def test_code_that_the_label_party_did_not_accept_never_runs_there(deployed, foreign_code):
+    _, label = deployed
+    trail, digest = foreign_code
+    with pytest.raises(PeerError) as caught:
+        train(label, "foreign-code")
+    assert caught.value.exit_code == 3
+    assert not trail.exists()
+    assert f"SHA-256 {digest}" in str(caught.value)
+
+
+@pytest.mark.net
+def test_code_that_only_the_label_party_accepts_runs_at_no_other(deployed, foreign_code):
     folder, label = deployed
-    shim = label.app / "vfl_app.py"
-    honest = shim.read_text()
-    spy = f"open({str(tmp_path / 'who')!r}, 'a').write(__import__('os').environ['VFL_PARTY_FILE'])"
-    shim.write_text(f"{honest}\n{spy}\n")
+    trail, digest = foreign_code
+    own = label.party_file.read_text()
+    label.party_file.write_text(f'{own}\n[consent]\nbundles = ["{digest}"]\n')
     try:
         with pytest.raises(PeerError) as caught:
             train(label, "foreign-code")
     finally:
-        shim.write_text(honest)
+        label.party_file.write_text(own)
     assert caught.value.exit_code == 3
-    assert set((tmp_path / "who").read_text().split(".toml")) == {f"{label.path}/party", ""}
+    assert set(trail.read_text().split(".toml")) == {f"{label.path}/party", ""}
     log = (folder / "left" / "store" / "flower" / "supernode.log").read_text()
     assert "error[V403]: this party does not run the app bundle" in log
 

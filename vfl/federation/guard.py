@@ -1,8 +1,8 @@
 """What stands before Flower's HTTP application: an allow-list of routes, a limit of bytes, a key.
 
-One SuperLink of Flower serves three APIs on one port: Fleet for SuperNodes, Control for the command
-line and Runtime for the processes it starts. Only Fleet asks who calls. So vfl gives the application
-two doors, each a listening socket of its own:
+Flower's SuperLink serves three APIs on one port: Fleet for SuperNodes, Control for the command line
+and Runtime for the processes it starts. Only Fleet asks who calls. So vfl gives the application two
+doors, each a listening socket of its own:
 
 - the network's (`NetworkDoor`) has the routes of Fleet that a registered SuperNode needs, for keys
   that are registered;
@@ -118,7 +118,8 @@ class _Door:
         plain = scope["path"].encode() == scope.get("raw_path", scope["path"].encode())
         if not plain or scope["path"] not in self._routes or scope["method"] != "POST":
             return 403
-        return None if await self._knows(scope) else 401
+        # Not 401: a SuperNode takes that for an order to end without a word.
+        return None if await self._knows(scope) else 403
 
     async def _knows(self, scope: Scope) -> bool:
         """Whether the caller may use this door."""

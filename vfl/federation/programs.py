@@ -99,13 +99,7 @@ def supernode_environment(
 
 
 def caller_environment(environment: Mapping[str, str], state: Path) -> dict[str, str]:
-    """What Flower's command line runs in, to talk to the SuperLink of a folder.
-
-    Raises:
-        LostPeerError: that SuperLink does not run.
-    """
-    api = local_api(state)
-    assert api.address, "it has one while the service runs"
+    """What Flower's command line runs in, to talk to the SuperLink of a folder."""
     return {**environment, **_found_at(environment, state)}
 
 

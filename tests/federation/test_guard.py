@@ -1,0 +1,405 @@
+"""The doors before Flower's APIs: every route of the SuperLink and SuperNode that really run."""
+
+import asyncio
+import os
+import re
+import ssl
+import subprocess
+import tempfile
+import warnings
+from base64 import b64encode
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+from vfl import demo, deployment
+from vfl.config import read_party_file
+from vfl.federation import programs
+from vfl.federation.guard import (
+    FLEET_BODY_BYTES,
+    FLEET_ROUTES,
+    RUNTIME_ROUTES,
+    SECRET_HEADER,
+    LocalDoor,
+    NetworkDoor,
+)
+from vfl.storage import read_json
+
+with warnings.catch_warnings():  # importing typer, as flwr does, uses what newer clicks deprecate
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from fastapi.routing import iter_route_contexts
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import Message, Metadata
+    from flwr.proto.node_pb2 import Node
+    from flwr.supercore.date import now
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+    from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+    from flwr.superlink.main import create_app as superlink_app
+    from flwr.supernode.main import create_app as supernode_app
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
+REFUSED = {403, 413}
+NOBODY = 65534
+
+
+# --- the doors alone ----------------------------------------------------------------------------
+
+
+class Application:
+    """Answers 200 and remembers what reached it."""
+
+    def __init__(self):
+        self.bodies = []
+
+    async def __call__(self, scope, receive, send):
+        self.bodies.append((await receive())["body"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def ask(door, path, *, method="POST", headers=(), pieces=(b"",), raw=None):
+    """The status of an answer, and how many pieces of the body were read for it."""
+    pending, sent = list(pieces), []
+
+    async def receive():
+        piece = pending.pop(0)
+        return {"type": "http.request", "body": piece, "more_body": bool(pending)}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode() if raw is None else raw,
+        "headers": [(name.encode(), value) for name, value in headers],
+        "client": ("127.0.0.1", 4711),
+    }
+    asyncio.run(door(scope, receive, send))
+    return sent[0]["status"], len(pieces) - len(pending)
+
+
+KEY = ("flwr-public-key", b64encode(b"bank"))
+PULL = "/v1/fleet/pull-messages"
+
+
+@pytest.fixture
+def network():
+    application = Application()
+
+    async def is_registered(key):
+        return key == b"bank"
+
+    return application, NetworkDoor(application, is_registered, lambda path, body: body != b"bad")
+
+
+@pytest.mark.parametrize("path", sorted(FLEET_ROUTES))
+def test_a_registered_key_reaches_fleet(network, path):
+    application, door = network
+    assert ask(door, path, headers=[KEY], pieces=[b"o", b"k"]) == (200, 2)
+    assert application.bodies == [b"ok"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/control/start-run",
+        "/v1/runtime/acquire-task",
+        "/v1/fleet/register-node",
+        "/v1/fleet/unregister-node",
+        "/v1/fleet/pull-messages/",
+        "/v1/fleet//pull-messages",
+        "/v1/fleet/../control/start-run",
+        "//v1/fleet/pull-messages",
+        "/V1/fleet/pull-messages",
+        "/v1/fleet/pull-messages\0",
+        "/health",
+        "/",
+        "",
+    ],
+)
+def test_any_other_path_is_refused_unread(network, path):
+    application, door = network
+    assert ask(door, path, headers=[KEY]) == (403, 0)
+    assert application.bodies == []
+
+
+@pytest.mark.parametrize("raw", [b"/v1/fleet/pull%2Dmessages", b"/v1/fleet/pull-messages%00", b""])
+def test_a_path_that_had_to_be_decoded_is_refused(network, raw):
+    assert ask(network[1], PULL, headers=[KEY], raw=raw) == (403, 0)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "OPTIONS", "post"])
+def test_another_method_is_refused(network, method):
+    assert ask(network[1], PULL, headers=[KEY], method=method) == (403, 0)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [("flwr-public-key", b"")],
+        [("flwr-public-key", b64encode(b"shop"))],
+        [("flwr-public-key", b"not base64")],
+        [KEY, KEY],
+        [("flwr-public-key", b64encode(b"shop")), ("x-forwarded-for", b"127.0.0.1")],
+        [("flwr-public-key", b64encode(b"shop")), ("forwarded", b"for=127.0.0.1")],
+    ],
+)
+def test_a_key_that_nobody_registered_has_no_body_read(network, headers):
+    application, door = network
+    assert ask(door, PULL, headers=headers, pieces=[b"x" * 100]) == (403, 0)
+    assert application.bodies == []
+
+
+def test_a_body_is_bounded_however_it_is_sent(network):
+    application, door = network
+    announced = ("content-length", str(FLEET_BODY_BYTES + 1).encode())
+    assert ask(door, PULL, headers=[KEY, announced]) == (413, 0)
+    piece = b"x" * (FLEET_BODY_BYTES // 4)
+    assert ask(door, PULL, headers=[KEY], pieces=[piece] * 100) == (413, 5)
+    lied = ("content-length", b"3")
+    assert ask(door, PULL, headers=[KEY, lied], pieces=[piece] * 100) == (413, 5)
+    assert application.bodies == []
+    assert ask(door, PULL, headers=[KEY], pieces=[piece] * 4) == (200, 4)
+
+
+def test_a_body_that_says_too_much_is_refused(network):
+    application, door = network
+    assert ask(door, PULL, headers=[KEY], pieces=[b"bad"]) == (403, 1)
+    assert application.bodies == []
+
+
+@pytest.mark.parametrize(
+    "shown", [[], [b""], [b"guess"], [b"secre"], [b"secret "], [b"secret"] * 2]
+)
+def test_a_local_door_wants_its_secret_once(shown):
+    door = LocalDoor(Application(), RUNTIME_ROUTES, "secret")
+    headers = [(SECRET_HEADER, value) for value in shown]
+    assert ask(door, "/v1/runtime/acquire-task", headers=headers) == (403, 0)
+    right = [(SECRET_HEADER, b"secret")]
+    assert ask(door, "/v1/runtime/acquire-task", headers=right) == (200, 1)
+    assert ask(door, "/v1/control/start-run", headers=right) == (403, 0)
+
+
+def test_a_web_socket_is_closed(network):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(network[1]({"type": "websocket", "path": PULL}, None, send))
+    assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+# --- a real SuperLink and SuperNode -------------------------------------------------------------
+
+
+class Running:
+    """A SuperLink with two registered parties, and the SuperNode of one of them."""
+
+    def __init__(self, folder, label, superlink):
+        self.folder, self.label, self.superlink = folder, label, superlink
+        self.ids = {
+            name: int(entry["node"])
+            for name, entry in read_json(label.state / "nodes.json").items()
+        }
+        key = load_ssh_private_key((folder / "left" / "node.key").read_bytes(), None)
+        self.key, self.public = key, public_key_to_bytes(key.public_key())
+        self.doors = {
+            "network": (f"https://{label.experiment().federation.superlink}", label.certificates),
+            "SuperLink": self._local(label.state),
+            "SuperNode": self._local(folder / "right" / "store" / "flower"),
+        }
+
+    @staticmethod
+    def _local(state):
+        api = programs.local_api(state)
+        return f"https://{api.address}", api.folder
+
+    def secret(self, service):
+        state = self.label.state if service == "SuperLink" else self.doors[service][1].parent
+        return {SECRET_HEADER: programs.local_api(state).secret}
+
+    def signed(self):
+        """Headers of a SuperNode's request, by the key of party left."""
+        time = now().isoformat()
+        signature = sign_message(self.key, time.encode())
+        return {
+            "flwr-public-key": b64encode(self.public).decode(),
+            "flwr-timestamp": time,
+            "flwr-signature": b64encode(signature).decode(),
+        }
+
+    def post(self, door, path, headers, content=b"", method="POST"):
+        url, certificates = self.doors[door]
+        everything = {"content-type": "application/protobuf"} | headers
+        trusted = ssl.create_default_context(cafile=certificates / "ca.pem")
+        with httpx.Client(verify=trusted, timeout=30) as client:
+            return client.request(method, url + path, headers=everything, content=content)
+
+
+@pytest.fixture(scope="module")
+def running():
+    with tempfile.TemporaryDirectory() as name, ExitStack() as services:
+        os.chmod(name, 0o755)  # other users may come as far as the project itself lets them
+        folder = Path(name) / "project"
+        label = demo.write_demo(folder)
+        superlink = deployment.start_superlink(label)
+        services.callback(superlink.stop)
+        deployment.register_nodes(label)
+        file = folder / "right" / "party.toml"
+        services.callback(deployment.start_supernode(read_party_file(file), file).stop)
+        yield Running(folder, label, superlink)
+
+
+def routes_of(application):
+    """Method and path of everything an application answers."""
+    found = set()
+    for context in iter_route_contexts(application.routes):
+        for method in context.methods or {"GET"}:
+            found.add((method, context.path))
+    return sorted(found)
+
+
+def rows_of_the_table():
+    """(service, path) to what the document says of the three who ask."""
+    rows = {}
+    for line in DOCUMENT.read_text().splitlines():
+        match = re.match(r"\| (SuperLink|SuperNode) `(/\S*)` ([^|]+)\| (.*) \|$", line)
+        if match:
+            service, prefix, names, answers = match.groups()
+            for name in names.split(", "):
+                rows[service, prefix + name.strip()] = answers.split(" | ")
+    return rows
+
+
+ROWS = rows_of_the_table()
+OFFERED = [("SuperLink", *route) for route in routes_of(superlink_app())]
+OFFERED += [("SuperNode", *route) for route in routes_of(supernode_app())]
+
+
+def test_the_table_has_a_row_for_every_route_and_no_other():
+    assert len(OFFERED) > 80
+    assert {(service, path) for service, _, path in OFFERED} == set(ROWS)
+    assert {answer for answers in ROWS.values() for answer in answers} == {
+        "refused",
+        "answered",
+        "answered for its own node, refused for another's",
+    }
+
+
+def request_of(path, node_id, public_key):
+    """A request that is right in form, from a node."""
+    kind = PROTOBUF_REQUEST_TYPES.get(("POST", path))
+    if kind is None:
+        return b"{}"
+    fields = kind.DESCRIPTOR.fields_by_name
+    request = kind()
+    if "node" in fields:
+        request.node.CopyFrom(Node(node_id=node_id))
+    elif "node_id" in fields:
+        request.node_id = node_id
+    if "public_key" in fields:
+        request.public_key = public_key
+    return request.SerializeToString()
+
+
+@pytest.mark.parametrize(("service", "method", "path"), OFFERED)
+def test_a_stranger_is_refused_everywhere(running, service, method, path):
+    assert ROWS[service, path][0] == "refused"
+    doors = [service, *(["network"] if service == "SuperLink" else [])]
+    for door in doors:
+        content = request_of(path, 1, b"")
+        for headers in (
+            {},
+            {"x-forwarded-for": "127.0.0.1", "forwarded": "for=127.0.0.1", "host": "127.0.0.1"},
+            {"authorization": "Bearer guess", SECRET_HEADER: "guess"},
+        ):
+            answer = running.post(door, path, headers, content, method)
+            assert answer.status_code in REFUSED
+            assert answer.content == b""
+
+
+@pytest.mark.parametrize(("service", "method", "path"), OFFERED)
+def test_a_party_speaks_for_its_own_node_only(running, service, method, path):
+    said = ROWS[service, path][1]
+    door = "network" if service == "SuperLink" else service
+    own = request_of(path, running.ids["left"], running.public)
+    other = request_of(path, running.ids["right"], b"another key")
+    foreign = running.post(door, path, running.signed(), other, method)
+    mine = running.post(door, path, running.signed(), own, method)
+    if said == "refused":
+        assert {mine.status_code, foreign.status_code} <= REFUSED
+    else:
+        assert foreign.status_code == 401  # by Flower, which compares node and key
+        assert mine.status_code != 401
+        assert not (mine.status_code in REFUSED and mine.content == b"")  # Flower's have words
+
+
+@pytest.mark.parametrize(("service", "method", "path"), OFFERED)
+def test_the_owners_programs_get_what_they_use(running, service, method, path):
+    answer = running.post(service, path, running.secret(service), b"\xff", method)
+    refused = ROWS[service, path][2] == "refused"
+    # Bytes that are no message: Flower's own error shows that they reached it, and do nothing.
+    assert (answer.status_code in REFUSED) is refused
+    if refused:
+        return
+    assert answer.status_code in (400, 401, 415, 422, 500)
+
+
+def test_a_reply_in_another_partys_name_is_refused(running):
+    metadata = Metadata(src_node_id=running.ids["right"], dst_node_id=1, run_id=1)
+    request = PushMessagesRequest(
+        node=Node(node_id=running.ids["left"]), messages_list=[Message(metadata=metadata)]
+    )
+    path = "/v1/fleet/push-messages"
+    forged = running.post("network", path, running.signed(), request.SerializeToString())
+    assert (forged.status_code, forged.content) == (403, b"")
+
+
+def memory_of(pid):
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024
+
+
+def test_a_large_body_is_not_kept(running):
+    """200 MiB from a stranger and from a party; the process stays as small as it was."""
+    pid = running.superlink._process.pid
+    before = memory_of(pid)
+
+    def pieces():
+        for _ in range(200):
+            yield bytes(1024 * 1024)
+
+    for path in (PULL, "/v1/control/start-run", "/nowhere"):
+        for headers in ({}, running.signed()):
+            try:
+                answer = running.post("network", path, headers, pieces())
+            except httpx.WriteError:
+                continue  # the door had closed before all of it was sent
+            assert answer.status_code in REFUSED
+    assert memory_of(pid) - before < 32 * 1024 * 1024
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_another_user_of_the_machine_reads_nothing_that_opens_a_door(running):
+    folders = [running.label.state, running.folder / "right" / "store" / "flower"]
+    for state in folders:
+        files = [path for path in state.rglob("*") if path.is_file()]
+        assert {"secret", "superexec", "server.key"} <= {path.name for path in files}
+        for path in files:
+            done = subprocess.run(["cat", path], user=NOBODY, group=NOBODY, capture_output=True)
+            assert (done.returncode, done.stdout) == (1, b""), path
+
+
+def test_another_start_has_other_secrets(running, tmp_path):
+    first = programs.LocalApi.begin(tmp_path / "local")
+    before = first.secret, first.superexec_secret.read_bytes(), first.ca.read_bytes()
+    again = programs.LocalApi.begin(tmp_path / "local")
+    after = again.secret, again.superexec_secret.read_bytes(), again.ca.read_bytes()
+    assert all(old != new for old, new in zip(before, after, strict=True))
