@@ -169,7 +169,11 @@ async def _serve_superlink(
     tasks = []
     for server, listener in zip(servers, reversed(listeners), strict=True):
         tasks.append(asyncio.create_task(server.serve(sockets=[listener])))
-        while not (server.started or tasks[-1].done()):
+        while not server.started:
+            if tasks[-1].done():  # it ended before it began, with the reason if it has one
+                _stop(servers)
+                await tasks[-1]
+                sys.exit(1)
             await asyncio.sleep(0.01)
     api.listens_on(listeners[-1].getsockname()[1])
     _start_superexec(api)
