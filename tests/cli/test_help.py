@@ -13,7 +13,7 @@ from vfl.config.packs import PACKS
 COMMANDS = {
     *("demo", "init", "check", "train", "evaluate", "predict", "renew", "report", "list"),
     *("superlink", "supernode", "bench", "compress", "compare", "explain", "doctor", "grid-worker"),
-    *("grid", "attack", "mpc"),
+    *("grid", "attack", "mpc", "sessions"),
 }
 WORDS = [*([name] for name in sorted(COMMANDS)), ["bench", "step"]]
 MOST_SECONDS = 0.6

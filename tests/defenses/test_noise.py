@@ -1,5 +1,7 @@
 """Row noise against its laws: clipping, deviations, and epsilons by numerical integration."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -169,3 +171,32 @@ def assert_secret_noise(noised):
     assert torch.equal(noised(moment(BANK)), noised(moment(BANK)))
     assert not torch.isclose(noised(moment(BANK)), noised(moment(SHOP))).any()
     assert not torch.isclose(noised(moment(BANK)), noised(moment(BANK, 3))).any()
+
+
+@pytest.mark.parametrize("changed", [{"sigma": 2.0}, {"norm": 2.0}, {"law": "laplace"}])
+def test_one_secret_gives_no_noise_twice_at_another_scale(changed):
+    """Were it the same noise at two scales, twice one sum less the other would be the rows."""
+    options = {"norm": math.inf, "sigma": 1.0, "law": "gaussian", "delta": 1e-5}
+    rows, secret = torch.randn(5, 4), Secret.fresh()
+    one = RowNoise(**options).noised(rows, secret, "x") - rows
+    noise = RowNoise(**(options | changed))
+    other = noise.noised(rows, secret, "x") - noise.clip(rows)
+    ratio = (other / one).flatten()
+    assert float(ratio.std()) > 0.1
+    again = RowNoise(**options).noised(rows, secret, "x") - rows
+    assert torch.equal(again, one)  # a resume repeats what was sent
+
+
+def test_noise_on_logits_is_for_these_logits_alone():
+    secret, labels = Secret.fresh(), torch.tensor([0, 1, 2])
+    defense = make("tpsl:epsilon=1.0")
+    moment = Moment(7, training=True, secret=secret)
+
+    def noise(logits):
+        logits = logits.clone().requires_grad_()
+        defense.loss({}, labels, logits, moment).backward()
+        return logits.grad
+
+    logits = torch.randn(3, 4)
+    assert torch.equal(noise(logits), noise(logits))
+    assert not torch.equal(noise(logits), noise(logits + 1e-3))

@@ -51,10 +51,14 @@ class PlayedSession:
             identity.keep_at(self.folder / name / "identity.key")
             identity.public.keep_at(self.folder / other / "peers" / f"{name}.pub")
 
+    def experiment(self, **changes):
+        """What is played, with some settings changed."""
+        return Experiment.model_validate(self._content | changes)
+
     def play(self, mode="train", **changes):
         """What the label party's links saw of a session."""
         Noting.seen = []
-        experiment = Experiment.model_validate(self._content | changes)
+        experiment = self.experiment(**changes)
         terms = Terms.of(experiment, mode, "run")
         try:
             run_session(self.flower, experiment, self.flower.files["lender"], terms)

@@ -26,6 +26,7 @@ from vfl.cli import (
     predict,
     renew,
     report,
+    sessions,
     train,
 )
 from vfl.errors import VFLError
@@ -55,6 +56,7 @@ app.command("explain")(explain.explain)
 app.command("doctor")(doctor.doctor)
 app.command("superlink")(nodes.superlink)
 app.command("supernode")(nodes.supernode)
+app.command("sessions")(sessions.sessions)
 app.command("renew")(renew.renew)
 app.add_typer(bench.app, name="bench")
 app.add_typer(mpc.app, name="mpc")

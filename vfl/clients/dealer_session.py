@@ -15,8 +15,10 @@ from vfl.session import (
     SessionMessage,
     check_dealers_consent,
 )
+from vfl.session.own_data import own_ledger
 from vfl.session.own_identity import own_agreement
 from vfl.storage import weights_digest
+from vfl.transport import Observed
 
 
 def deal(message: SessionMessage, party: PartyFile) -> PartyReport:
@@ -29,6 +31,7 @@ def deal(message: SessionMessage, party: PartyFile) -> PartyReport:
     Raises:
         DisagreementError: the party's file is that of a party with data.
         ConsentError: the session asks for more than the file allows; nothing was sent.
+        DisagreementError: its name stands for another session here; nothing was sent.
         VFLError: anything else that ended the session; the label party was told.
     """
     started = time.perf_counter()
@@ -40,14 +43,19 @@ def deal(message: SessionMessage, party: PartyFile) -> PartyReport:
             want="role = 'dealer' in its own file, and no [data]",
         )
     check_dealers_consent(terms, party.party, party.consent)
-    with attached(message, Introduction.of_dealer(party.party, terms)) as link:
+    ledger, introduction = own_ledger(party), Introduction.of_dealer(party.party, terms)
+    with ledger.session(terms) as (_, meter), attached(message, introduction) as stream:
+        link = Observed(stream, party.party, "feature", [meter])
         dealer = build_dealing_party(terms, link)
         agreement = own_agreement(party, terms, message.session, message.attempt)
         send_offer(dealer, agreement)
         take_offers(dealer, agreement, terms.dealer)
         dealer.run(party.consent.max_bytes)
+        no_weights = weights_digest({})
+        if terms.mode == "train":
+            ledger.end(terms.run, no_weights)
         return PartyReport(
             party=party.party,
-            weights_sha256=weights_digest({}),
+            weights_sha256=no_weights,
             seconds=time.perf_counter() - started,
         )

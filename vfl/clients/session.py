@@ -21,7 +21,13 @@ from vfl.session import (
     Terms,
     check_consent,
 )
-from vfl.session.own_data import own_checkpoints, own_data, own_folder, own_secret
+from vfl.session.own_data import (
+    own_checkpoints,
+    own_data,
+    own_folder,
+    own_ledger,
+    own_secret,
+)
 from vfl.session.own_identity import own_agreement
 from vfl.trace import own_recorders, recording
 from vfl.transport import Observed
@@ -40,6 +46,7 @@ def take_part(
 
     Raises:
         ConsentError: the session asks for more than the file allows; nothing was sent.
+        DisagreementError: its name stands for another session here; nothing was sent.
         VFLError: anything else that ended the session; the label party was told.
     """
     started = time.perf_counter()
@@ -52,14 +59,15 @@ def take_part(
     checkpoints = own_checkpoints(party, terms)
     recorders = own_recorders(party, terms, data, checkpoints)
     introduction = Introduction.of(data, terms, message.session)
-    with attached(message, introduction) as stream:
-        link = Observed(stream, data.name, "feature", recorders) if recorders else stream
+    ledger = own_ledger(party)
+    with ledger.session(terms) as (entry, meter), attached(message, introduction) as stream:
+        link = Observed(stream, data.name, "feature", [meter, *recorders])
         folder = own_folder(party, terms)
         feature = build_feature_party(
             data,
             terms,
             link,
-            own_secret(party, terms),
+            own_secret(party, entry),
             bottom=party.bottom,
             weights=None if terms.mode == "train" else folder.weights(),
             checkpoints=checkpoints,
@@ -71,11 +79,12 @@ def take_part(
             take_offers(feature, agreement, terms.dealer)
             _check_shared(feature, terms, party, data)
         feature.resume(message.start, terms.in_flight_at(data.split, message.start))
-        schedule = feature.course.follow(terms.schedule(data.split, message.start))
+        schedule = meter.through(feature.course.follow(terms.schedule(data.split, message.start)))
         weights = {party.party: feature.weights}
         with recording(recorders, schedule, message.start, weights, say) as exchanges:
             feature.run(exchanges)
         if terms.mode == "train":
+            ledger.end(terms.run, feature.weights_digest())
             folder.save(data, terms, feature.weights())
         seconds = time.perf_counter() - started
         report = PartyReport(

@@ -44,6 +44,9 @@ class Consent(Settings):
     Attributes:
         codecs, defenses, secure: accepted specs, as globs ("randtopk:*"). secure = ["sum*"]
             refuses every session in which the label party would see this party's cuts.
+        min_parties: feature parties that a secure mode must have at least.
+        parties: names that must be among the feature parties of a secure mode; their keys are
+            pinned, so nobody can play them.
         modes: train, evaluate, predict.
         max_width: values a row of the cut may have.
         max_epochs: epochs of one training.
@@ -56,6 +59,8 @@ class Consent(Settings):
     codecs: tuple[str, ...] = ("*",)
     defenses: tuple[str, ...] = ("*",)
     secure: tuple[str, ...] = ("*",)
+    min_parties: Annotated[int, Field(ge=2, le=64)] = 2
+    parties: tuple[PartyName, ...] = ()
     modes: tuple[str, ...] = ("train", "evaluate", "predict")
     max_width: Annotated[int, Field(ge=1)] = 256
     max_epochs: Annotated[int, Field(ge=1)] = 100

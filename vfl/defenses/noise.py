@@ -65,13 +65,17 @@ class RowNoise:
     ) -> Tensor:
         """Clipped rows with noise from a stream of the secret.
 
+        The stream belongs to these rows under this law: the same noise at two scales, or on two
+        contents, would show the rows or their difference.
+
         Args:
             rows: axes (rows, width).
             secret: of the party that is protected.
-            purpose: of the stream, with `fingerprint` of the rows.
+            purpose: of the stream; `fingerprint` of the rows and the law's parameters are added.
             unit: what norm and sigma are multiples of.
         """
-        purpose = (*purpose, fingerprint(rows))
+        law = (self.law, repr(self.norm), repr(self.sigma), repr(unit))
+        purpose = (*purpose, *law, fingerprint(rows))
         draw = secret.laplace if self.law == "laplace" else secret.normal
         scale = self.sigma * unit * (1.0 if self.norm == math.inf else self.norm)
         noise = torch.from_numpy(scale * draw(tuple(rows.shape), *purpose))

@@ -13,6 +13,7 @@ from vfl.frame import Frame, Kind
 from vfl.ledger import Ledger
 from vfl.link import Link
 from vfl.run_folder import RunFolder
+from vfl.seeds import Secret
 from vfl.server.build import build_label_party
 from vfl.server.federation import Federation
 from vfl.server.label_party import LabelParty
@@ -20,7 +21,14 @@ from vfl.server.offers import relay_offers
 from vfl.server.predictions import write_predictions
 from vfl.server.summary import summarise
 from vfl.session import PartyFolder, PartyReport, Terms, unexpected
-from vfl.session.own_data import own_checkpoints, own_data, own_folder, own_secret
+from vfl.session.ledger import Entry, Meter
+from vfl.session.own_data import (
+    own_checkpoints,
+    own_data,
+    own_folder,
+    own_ledger,
+    own_secret,
+)
 from vfl.storage import joint_digest
 from vfl.trace import own_recorders, recording
 
@@ -45,6 +53,8 @@ def run_session(
     try:
         session = LabelSession(grid, experiment, party, terms, folder)
         label, reports = session.play()
+        if terms.mode == "train":
+            session.ledger.end(terms.run, label.weights_digest())
         _conclude(folder, own_folder(party, terms), label, reports)
     except Exception as error:
         problem = error if isinstance(error, VFLError) else unexpected(error, party.party)
@@ -72,6 +82,7 @@ class LabelSession:
         self.folder = folder
         self.data = own_data(party, terms, experiment.label.task)
         self.checkpoints = own_checkpoints(party, terms)
+        self.ledger = own_ledger(party)
 
     def say(self, line: str) -> None:
         """One line about the session, in the log and in the run's folder."""
@@ -79,7 +90,16 @@ class LabelSession:
         self.folder.note(line)
 
     def play(self) -> tuple[LabelParty, list[PartyReport]]:
-        """Play it to its end; a training goes on from its last checkpoint when a party is lost."""
+        """Play it to its end; a training goes on from its last checkpoint when a party is lost.
+
+        Raises:
+            DisagreementError: the name stands for another session here.
+            VFLError: what ended the session.
+        """
+        with self.ledger.session(self.terms) as (entry, meter):
+            return self._play(entry, meter)
+
+    def _play(self, entry: Entry, meter: Meter) -> tuple[LabelParty, list[PartyReport]]:
         settings = self.experiment.federation
         restarts = 0
         # A run that is resumed may have lost somebody as well; Flower frees its node in a minute.
@@ -88,7 +108,7 @@ class LabelSession:
             again = resumed or restarts > 0
             patience = settings.restart_timeout_s if again else settings.join_timeout_s
             try:
-                return self._attempt(patience, restarts)
+                return self._attempt(patience, restarts, entry, meter)
             except LostPeerError as loss:
                 if self.checkpoints is None or restarts == settings.max_restarts:
                     raise
@@ -97,7 +117,9 @@ class LabelSession:
                 where = f"restart {restarts} of {settings.max_restarts}, from exchange {step}"
                 self.say(f"{loss.what}; {where}")
 
-    def _attempt(self, patience_s: float, attempt: int) -> tuple[LabelParty, list[PartyReport]]:
+    def _attempt(
+        self, patience_s: float, attempt: int, entry: Entry, meter: Meter
+    ) -> tuple[LabelParty, list[PartyReport]]:
         settings = self.experiment.federation
         ledger = Ledger()
         start = 0 if self.checkpoints is None else self.checkpoints.committed()
@@ -105,10 +127,12 @@ class LabelSession:
         with Federation(
             self.grid, self.terms, settings, self.data, patience_s, self.say, attempt
         ) as federation:
-            label = self._build(federation.join([ledger, *recorders], start), ledger)
+            links = federation.join([ledger, meter, *recorders], start)
+            label = self._build(links, ledger, own_secret(self.party, entry))
             relay_offers(label)
             label.resume()
             schedule = label.course.follow(self.terms.schedule(self.data.split, start))
+            schedule = meter.through(schedule)
             weights = {self.party.party: label.weights}
             with recording(recorders, schedule, start, weights, _say) as exchanges:
                 label.run(exchanges)
@@ -116,7 +140,7 @@ class LabelSession:
         federation.collect(_COLLECT_S)
         return label, reports
 
-    def _build(self, links: Mapping[str, Link], ledger: Ledger) -> LabelParty:
+    def _build(self, links: Mapping[str, Link], ledger: Ledger, secret: Secret) -> LabelParty:
         trains = self.terms.mode == "train"
         own = own_folder(self.party, self.terms)
         classes = self.data.classes if trains else own.classes()
@@ -124,7 +148,7 @@ class LabelSession:
             self.data,
             self.terms,
             links,
-            own_secret(self.party, self.terms),
+            secret,
             top=self.experiment.label.top,
             task=self.experiment.label.task,
             outputs=1 if classes is None else len(classes),

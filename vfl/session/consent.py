@@ -131,6 +131,18 @@ def _of_any_party(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
         yield f"mode {terms.mode}", f"mode in {', '.join(consent.modes)}"
     if not _matches(terms.secure, consent.secure):
         yield f"secure {terms.secure}", f"secure in {', '.join(consent.secure)}"
+    if terms.secure != "none":
+        yield from _company(terms, consent)
+
+
+def _company(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
+    """With whom a party hides its cut: the fewer others, the more a sum tells of it."""
+    present = terms.feature_parties
+    if terms.dealer is None and len(present) < consent.min_parties:
+        yield f"{len(present)} feature parties", f"at least {consent.min_parties} in a secure mode"
+    missing = [name for name in consent.parties if name not in present]
+    if missing:
+        yield f"no {', '.join(missing)}", f"{', '.join(consent.parties)} in a secure mode"
 
 
 def _version(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:

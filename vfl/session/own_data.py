@@ -6,6 +6,7 @@ from vfl.config import PartyFile
 from vfl.datasets import PartyData, TableFormat, load_for_prediction, load_own
 from vfl.seeds import Secret
 from vfl.session.checkpoint import CHECKPOINTS, Checkpoints
+from vfl.session.ledger import Entry, SessionLedger
 from vfl.session.party_folder import PartyFolder
 from vfl.session.terms import Terms
 
@@ -65,13 +66,19 @@ def own_checkpoints(party: PartyFile, terms: Terms) -> Checkpoints | None:
     return Checkpoints(folder, terms.digest(), terms.train.checkpoint_every)
 
 
-def own_secret(party: PartyFile, terms: Terms) -> Secret:
-    """This party's secret for one run, so that no two runs share a draw.
+def own_ledger(party: PartyFile) -> SessionLedger:
+    """The sessions this party has taken part in."""
+    return SessionLedger(party.store_path / "sessions", party.party)
 
-    It derives from the secret the operating system made at first use. A trial can put a secret
-    into the store that is taken as it is, in every run, to make runs repeatable.
+
+def own_secret(party: PartyFile, entry: Entry) -> Secret:
+    """This party's secret for one name, so that no two sessions share a draw.
+
+    It derives from the secret the operating system made at first use, and from what the party's
+    ledger holds of the name: the label party can choose the name, but not the nonce. A trial can
+    put a secret into the store that is taken as it is, in every run, to make runs repeatable.
     """
     injected = party.store_path / INJECTED_SECRET
     if injected.exists():
         return Secret.kept_at(injected)
-    return Secret(Secret.kept_at(party.store_path / "secret").key("run", terms.run))
+    return entry.secret_from(Secret.kept_at(party.store_path / "secret"))

@@ -1,0 +1,50 @@
+"""``vfl sessions``: names, what was spent, and no nonce."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from vfl.cli import app
+from vfl.config import Experiment, read_party_file
+from vfl.frame import Frame, Kind
+from vfl.session import Terms
+from vfl.session.own_data import own_ledger
+
+EXPERIMENT = {"parties": {"bank": {}, "shop": {}}, "defense": "clipped_noise:norm=1,sigma=4"}
+
+
+@pytest.fixture
+def party(tmp_path):
+    file = tmp_path / "party.toml"
+    file.write_text('party = "bank"\n[data]\nsource = "x.csv"\nid = "id"\n')
+    return file
+
+
+def ask(*arguments):
+    done = CliRunner().invoke(app, ["sessions", *map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_a_party_without_sessions(party):
+    assert ask(party) == "no session yet\n"
+    assert json.loads(ask(party, "--json")) == []
+
+
+def test_what_a_name_stands_for_and_what_was_spent(party):
+    ledger = own_ledger(read_party_file(party))
+    terms = Terms.of(Experiment.model_validate(EXPERIMENT), "train", "loans")
+    with ledger.session(terms) as (entry, meter):
+        meter("bank", "up", Frame(Kind.CUT, payload=bytes(984)))
+        meter.rows, meter.passes = 50, 2
+    ledger.end("loans", "a" * 64)
+    text = ask(party)
+    assert "loans  ended, with bank, shop, label" in text
+    assert "train     1 begun, 50 rows, 1.00 kB up, 0 B down" in text
+    assert f"at most {2 * entry.epsilon:.4g}: 2 times {entry.epsilon:.4g}, delta 2e-05" in text
+    (facts,) = json.loads(ask(party, "--json"))
+    assert facts["spent"]["train"]["rows"] == 50
+    assert facts["spent_epsilon"] == pytest.approx(2 * entry.epsilon)
+    assert "nonce" not in facts
+    assert entry.nonce not in text + json.dumps(facts)

@@ -1,0 +1,363 @@
+"""The sessions a party has taken part in: what each name is bound to, and what was spent under it.
+
+The name of a run comes from the label party, which may use one twice. So each party binds a name,
+once, to everything that was agreed under it, and to a nonce of its own from the operating system.
+Its keys of noise and draws contain both (`vfl.session.own_data.own_secret`): under another name, or
+for another defense, codec or set of parties, nothing that protects is drawn a second time. Under a
+name that is bound, a session must resume that training, or evaluate or predict with what it left.
+
+An entry is written, and is on the disk, before anything that depends on its nonce is sent.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from vfl import defenses
+from vfl.config.toml import Settings
+from vfl.errors import DisagreementError, RunFolderError
+from vfl.frame import Frame
+from vfl.seeds import Secret
+from vfl.session.schedule import Exchange
+from vfl.session.terms import Mode, Terms
+from vfl.storage import check_format, read_json, stamp, write_text
+
+_NONCE_BYTES = 32
+_NAMED = 4
+_HEX = r"^[0-9a-f]{64}$"
+State = Literal["open", "ended"]
+
+
+class Spent(Settings):
+    """What sessions of one mode took.
+
+    Attributes:
+        sessions: how many were begun; a training that is resumed is begun again.
+        rows: rows whose cuts were sent, each as often as it was.
+        passes: how often any one row was sent, at most.
+        bytes_up, bytes_down: of frames, headers included.
+    """
+
+    sessions: int = 0
+    rows: int = 0
+    passes: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class Entry(Settings):
+    """One name of a run, at one party.
+
+    Attributes:
+        run: the name.
+        party: whose entry it is.
+        terms: digest of what the name is bound to; see `binding_of`.
+        settings: the same as short texts, so that a difference has a name.
+        parties: everybody on the stream, and the label party.
+        secure, defense, codec: of those terms, for people.
+        nonce: the party's own, 32 bytes as hex; it is told to nobody.
+        state: "ended" once the training has left weights.
+        weights: SHA-256 of those weights.
+        epsilon, delta: what the defense states for the inputs of one row sent once; None without.
+        first, last: when a session under this name was begun first and last.
+        spent: by mode.
+    """
+
+    run: str
+    party: str
+    terms: str = Field(pattern=_HEX)
+    settings: dict[str, str]
+    parties: tuple[str, ...]
+    secure: str
+    defense: str
+    codec: str
+    nonce: str = Field(pattern=_HEX, repr=False)
+    state: State = "open"
+    weights: str | None = Field(default=None, pattern=_HEX)
+    epsilon: float | None = None
+    delta: float | None = None
+    first: str
+    last: str
+    spent: dict[Mode, Spent] = Field(default_factory=dict)
+
+    @property
+    def passes(self) -> int:
+        """How often any one row was sent under this name, at most."""
+        return sum(each.passes for each in self.spent.values())
+
+    @property
+    def spent_epsilon(self) -> float | None:
+        """What the sessions spent of one row's privacy, by basic composition: an upper bound.
+
+        Dwork and Roth 2014, theorem 3.16. None where the defense states no epsilon.
+        """
+        return None if self.epsilon is None else self.epsilon * self.passes
+
+    def secret_from(self, secret: Secret) -> Secret:
+        """The secret of this name: of the party's own, the nonce, and what the name stands for."""
+        law = (self.defense, self.codec, self.secure, *self.parties)
+        return Secret(secret.key("session", self.run, self.nonce, self.terms, *law))
+
+
+@dataclass(slots=True)
+class Meter:
+    """Counts what one session takes; told about every frame, and asked for every exchange."""
+
+    rows: int = 0
+    passes: int = 0
+    bytes: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
+
+    def __call__(self, party: str, direction: str, frame: Frame) -> None:
+        self.bytes[direction] += frame.wire_bytes
+
+    def through(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
+        """The same exchanges, counted as they begin."""
+        epoch = None
+        for exchange in schedule:
+            self.rows += len(exchange.rows)
+            if exchange.epoch != epoch:
+                epoch = exchange.epoch
+                self.passes += 1
+            yield exchange
+
+
+class SessionLedger:
+    """One party's ledger of sessions; any number of processes may use it at once.
+
+    Args:
+        folder: where it lies, a file a name; not in the runs' own folders, so that a name stays
+            bound when a run is deleted.
+        party: whose it is.
+    """
+
+    def __init__(self, folder: Path, party: str) -> None:
+        self.folder = folder
+        self.party = party
+
+    def begin(self, terms: Terms) -> Entry:
+        """Bind the name of a session to its terms, or find that it is bound to the same.
+
+        Raises:
+            DisagreementError: the name is bound to other terms, or to none and this session needs
+                a training.
+            RunFolderError: its entry is damaged.
+        """
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        with self._locked():
+            entry = self._read(terms.run)
+            if entry is None:
+                if terms.mode != "train":
+                    raise _no_training(terms, self.party)
+                entry = _bound(terms, self.party, now)
+            else:
+                self._check(entry, terms)
+            spent = entry.spent.get(terms.mode, Spent())
+            spent = spent.model_copy(update={"sessions": spent.sessions + 1})
+            entry = entry.model_copy(
+                update={"last": now, "spent": {**entry.spent, terms.mode: spent}}
+            )
+            self._write(entry)
+        return entry
+
+    @contextmanager
+    def session(self, terms: Terms) -> Iterator[tuple[Entry, Meter]]:
+        """Take part in a session: `begin` it, and add what it took, however it ends.
+
+        Raises:
+            DisagreementError, RunFolderError: see `begin`.
+        """
+        entry, meter = self.begin(terms), Meter()
+        try:
+            yield entry, meter
+        finally:
+            self._spend(terms.run, terms.mode, meter)
+
+    def _spend(self, run: str, mode: Mode, meter: Meter) -> None:
+        with self._locked():
+            entry = self._found(run)
+            before = entry.spent[mode]
+            spent = Spent(
+                sessions=before.sessions,
+                rows=before.rows + meter.rows,
+                passes=before.passes + meter.passes,
+                bytes_up=before.bytes_up + meter.bytes["up"],
+                bytes_down=before.bytes_down + meter.bytes["down"],
+            )
+            self._write(entry.model_copy(update={"spent": {**entry.spent, mode: spent}}))
+
+    def end(self, run: str, weights: str) -> None:
+        """The training under a name has ended with these weights; asked before they are kept.
+
+        A training that ended here and not at the label party is resumed there, and comes to the
+        same weights again. Any others would replace what evaluations have used.
+
+        Args:
+            run: the name.
+            weights: SHA-256 of the weights.
+
+        Raises:
+            DisagreementError: it has ended before, with other weights.
+        """
+        with self._locked():
+            entry = self._found(run)
+            if entry.state == "ended" and entry.weights != weights:
+                raise DisagreementError(
+                    f"the training '{run}' has ended at party '{self.party}', with other weights",
+                    got=f"weights {weights[:8]}...",
+                    want=f"weights {str(entry.weights)[:8]}..., which are kept",
+                    fix="train under another name",
+                )
+            self._write(entry.model_copy(update={"state": "ended", "weights": weights}))
+
+    def entries(self) -> list[Entry]:
+        """Every name, the one used last at the end.
+
+        Raises:
+            RunFolderError: an entry is damaged.
+        """
+        names = sorted(path.stem for path in self.folder.glob("*.json"))
+        return sorted((self._found(name) for name in names), key=lambda entry: entry.last)
+
+    def _check(self, entry: Entry, terms: Terms) -> None:
+        if not hmac.compare_digest(entry.terms, binding_of(terms)):
+            raise _other_terms(entry, terms)
+        if terms.mode != "train" and entry.state != "ended":
+            raise _no_training(terms, self.party)
+
+    def _found(self, run: str) -> Entry:
+        entry = self._read(run)
+        if entry is None:
+            raise RunFolderError(
+                "an entry of the ledger of sessions is missing", where=str(self._path(run))
+            )
+        return entry
+
+    def _read(self, run: str) -> Entry | None:
+        path = self._path(run)
+        if not path.exists():
+            return None
+        record = read_json(path)
+        try:
+            check_format(record, path)
+            content = record["entry"]
+            entry = Entry.model_validate(content)
+        except (AttributeError, KeyError, TypeError, ValidationError):
+            raise _damaged(path) from None
+        sealed = str(record.get("sha256", ""))
+        if not hmac.compare_digest(sealed, _digest(content)) or entry.party != self.party:
+            raise _damaged(path)
+        if entry.run != run:
+            raise _damaged(path)
+        return entry
+
+    def _write(self, entry: Entry) -> None:
+        content = entry.model_dump(mode="json")
+        record = stamp() | {"entry": content, "sha256": _digest(content)}
+        write_text(self._path(entry.run), json.dumps(record, indent=2) + "\n", mode=0o600)
+
+    def _path(self, run: str) -> Path:
+        return self.folder / f"{run}.json"
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One process at a time; a process that dies lets go."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+
+def binding_of(terms: Terms) -> str:
+    """Digest of what a name stands for: all terms but the mode, and the version of vfl."""
+    return hashlib.sha256(terms.model_dump_json(exclude={"mode", "version"}).encode()).hexdigest()
+
+
+def _bound(terms: Terms, party: str, now: str) -> Entry:
+    epsilon, delta = _statement(terms.defense)
+    return Entry(
+        run=terms.run,
+        party=party,
+        terms=binding_of(terms),
+        settings=_settings(terms),
+        parties=tuple(dict.fromkeys([*terms.peers, terms.label_party])),
+        secure=terms.secure,
+        defense=terms.defense,
+        codec=terms.codec,
+        nonce=secrets.token_bytes(_NONCE_BYTES).hex(),
+        epsilon=epsilon,
+        delta=delta,
+        first=now,
+        last=now,
+    )
+
+
+def _statement(defense: str) -> tuple[float | None, float | None]:
+    """Epsilon and delta the defense states for inputs; the least of several."""
+    stated = [
+        (one.epsilon, one.delta or 0.0)
+        for one in defenses.make(defense).privacy()
+        if one.protects == "inputs" and one.epsilon is not None
+    ]
+    return min(stated, default=(None, None))
+
+
+def _settings(terms: Terms) -> dict[str, str]:
+    content = terms.settings()
+    return {name: value for name, value in content.items() if name not in ("mode", "version")}
+
+
+def _other_terms(entry: Entry, terms: Terms) -> DisagreementError:
+    """Names the settings that differ; the label party knows all of them."""
+    asked, bound = _settings(terms), entry.settings
+    names = [name for name in bound | asked if asked.get(name) != bound.get(name)]
+
+    def told(settings: Mapping[str, str]) -> str:
+        shown = [f"{name} {settings.get(name, 'not set')}" for name in names[:_NAMED]]
+        more = len(names) - len(shown)
+        return ", ".join(shown) + (f", and {more} more" if more else "")
+
+    return DisagreementError(
+        f"the name '{terms.run}' stands for another session at party '{entry.party}'",
+        where="ledger of sessions",
+        got=told(asked),
+        want=told(bound),
+        fix="evaluate and predict with the terms of the training; train under another name",
+    )
+
+
+def _no_training(terms: Terms, party: str) -> DisagreementError:
+    return DisagreementError(
+        f"party '{party}' has ended no training of the name '{terms.run}'",
+        where="ledger of sessions",
+        got=f"mode {terms.mode}",
+        want="the name of a training that has ended here",
+        fix="train first, or resume that training",
+    )
+
+
+def _damaged(path: Path) -> RunFolderError:
+    return RunFolderError(
+        "an entry of the ledger of sessions is damaged, and nobody knows what its name stands for",
+        where=str(path),
+        fix="put it back from a copy, or train under another name",
+    )
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
