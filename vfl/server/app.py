@@ -14,7 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from vfl.config import Experiment, read_experiment, read_party_file
-from vfl.errors import ConfigError, VFLError
+from vfl.errors import ConfigError, PeerFailedError, VFLError
 from vfl.run_folder import RunFolder
 from vfl.server.session import run_session
 from vfl.session import Terms
@@ -70,7 +70,11 @@ def without_data() -> Iterator[None]:
         raise error from None
     except Exception as bug:
         print(place_of(bug), flush=True)
-        raise VFLError("the label party's app failed", got=type(bug).__name__) from None
+        raise PeerFailedError(
+            "the label party's app failed unexpectedly",
+            got=type(bug).__name__,
+            fix="the lines above this one in its log say where",
+        ) from None
 
 
 def _as_trained(experiment: Experiment, run: Path) -> Experiment:

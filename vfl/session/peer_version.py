@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from vfl.errors import DisagreementError
-from vfl.text import printable
 from vfl.version import VERSION
 
 
@@ -19,11 +18,11 @@ def check_version(said: Any, peer: str) -> None:
     Raises:
         DisagreementError: with both versions.
     """
-    if isinstance(said, str) and len(said) <= 32 and said != VERSION:
+    if isinstance(said, str) and len(said) <= 32 and said.isprintable() and said != VERSION:
         raise DisagreementError(
             f"{peer} runs another version of vfl",
             where="handshake",
-            got=f"vfl {printable(said)} there",
+            got=f"vfl {said} there",
             want=f"vfl {VERSION}, as here",
             fix=f"install one version at every party: pip install vfl=={VERSION}",
         )
