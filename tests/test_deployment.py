@@ -286,7 +286,7 @@ def test_a_key_under_no_partys_name_is_not_registered(project, flwr, tmp_path, n
 
 
 def test_one_key_under_two_names_and_no_key_are_told_together(project, flwr, tmp_path):
-    folder, label = project
+    _, label = project
     text = (label.app / "experiment.toml").read_text()
     text = text.replace("[parties.bank]", "[parties.shop]\nwidth = 16\n\n[parties.bank]")
     (label.app / "experiment.toml").write_text(text)
