@@ -13,7 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = {
     0: "config errors explain frame ledger link options registry run_folder seeds storage "
-    "threads unexpected version",
+    "text threads unexpected version",
     1: "bundle compression datasets mpc privacy transport",
     2: "defenses exchange models session trace",
     3: "attacks clients server",

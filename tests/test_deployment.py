@@ -15,7 +15,13 @@ import pytest
 from vfl import deployment
 from vfl.config import Experiment, PartyFile, read_party_file
 from vfl.deployment import supernode_command
-from vfl.errors import AuthenticationError, LostPeerError, MissingDataError, PeerFailedError
+from vfl.errors import (
+    AuthenticationError,
+    LostPeerError,
+    MissingDataError,
+    PeerFailedError,
+    UserError,
+)
 from vfl.federation.local_api import LocalApi
 from vfl.project import write_project
 from vfl.service import Service, flower_environment
@@ -313,6 +319,50 @@ def test_a_superlink_that_starts_again_knows_its_keys(project, flwr):
     known = '{"success": false, "error-message": "[code: 23] Public key already in use."}'
     flwr(f"echo '{known}'")
     assert deployment.register_nodes(label) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["node-x", "Bank", "label", "bank shop", "\x1b[2J", ".hidden", "-x"]
+)
+def test_a_key_under_no_partys_name_is_not_registered(project, flwr, tmp_path, name):
+    _, label = project
+    flwr("""echo '{"success": true, "node-id": "17"}'""")
+    renew_node_key(tmp_path / "node.key", label.keys / f"{name}.pub")
+    with pytest.raises(UserError, match="one key a party") as caught:
+        deployment.register_nodes(label)
+    assert caught.value.want == "bank.pub"
+    assert "\x1b" not in str(caught.value)
+    assert not (tmp_path / "asked").exists()
+
+
+def test_one_key_under_two_names_and_no_key_are_told_together(project, flwr, tmp_path):
+    _, label = project
+    text = (label.app / "experiment.toml").read_text()
+    text = text.replace("[parties.bank]", "[parties.shop]\nwidth = 16\n\n[parties.bank]")
+    (label.app / "experiment.toml").write_text(text)
+    key = (label.keys / "bank.pub").read_text().split()
+    (label.keys / "shop.pub").write_text(f"{key[0]} {key[1]} another comment\n")
+    (label.keys / "third.pub").write_text("no key")
+    flwr("""echo '{"success": true, "node-id": "17"}'""")
+    with pytest.raises(UserError) as caught:
+        deployment.register_nodes(label)
+    for told in (
+        "shop.pub: this is the key of bank",
+        "third.pub: no party with a node has this name",
+        "third.pub: this is no public key of a SuperNode",
+    ):
+        assert told in caught.value.what
+    assert not (tmp_path / "asked").exists()
+
+
+def test_a_party_without_a_key_file_loses_its_registration(project, flwr, tmp_path):
+    _, label = project
+    flwr("""echo '{"success": true, "node-id": "17"}'""")
+    deployment.register_nodes(label)
+    (label.keys / "bank.pub").unlink()
+    assert deployment.register_nodes(label) == []
+    asked = [line.split()[1:3] for line in (tmp_path / "asked").read_text().splitlines()]
+    assert asked[1:] == [["unregister", "17"]]
 
 
 def test_the_log_of_an_earlier_start_does_not_count(tmp_path):

@@ -1,10 +1,12 @@
 """Following a run of the federation with a stand-in for Flower's processes."""
 
+import json
+
 import pytest
 
 from vfl import deployment, federated
 from vfl.config import Experiment, PartyFile, read_party_file
-from vfl.errors import LostPeerError, PeerError
+from vfl.errors import LostPeerError, PeerError, ProtocolError
 from vfl.project import write_project
 from vfl.run_folder import RunFolder
 
@@ -105,3 +107,40 @@ def test_a_run_that_died_without_a_word_tells_the_end_of_its_log(
     assert error.what == "the run ended without a result"
     assert error.where == where
     assert error.got == "Flower says finished:failed"
+
+
+def test_hostile_text_of_a_run_is_one_harmless_line_each(label, follow):
+    def failed(path):
+        folder = created(path, label)
+        folder.note("party \x1b[2J\nerror[V000]: \u202eall well")
+        folder.fail(LostPeerError("gone\x1b[31m", got="\x9b" * 9000))
+
+    error, notes, _ = follow(failed, "finished:failed")
+    assert notes == ["party ?[2J error[V000]: ?all well"]
+    assert error.what == "gone?[31m"
+    assert all(line.isprintable() for line in str(error).split("\n"))
+    assert len(str(error)) < 3000
+
+
+@pytest.mark.parametrize(
+    "text", ['{"code": 7}', "[]", '{"what": "x"}', '{"code": "V405", "what": "x", "got": {}}']
+)
+def test_a_failure_of_another_form_is_a_typed_error(label, follow, text):
+    def failed(path):
+        created(path, label)
+        (path / "failure.json").write_text(text)
+
+    error, _, _ = follow(failed, "finished:failed")
+    assert isinstance(error, ProtocolError)
+    assert error.where.endswith("failure.json")
+
+
+@pytest.mark.parametrize("given", [None, "3", 0, -1, 10**9, 2.5])
+def test_an_exit_code_that_is_none_becomes_1(label, follow, given):
+    def failed(path):
+        record = {"code": "V405", "what": "x", "exit": given}
+        created(path, label)
+        (path / "failure.json").write_text(json.dumps(record))
+
+    error, _, _ = follow(failed, "finished:failed")
+    assert error.exit_code == 1

@@ -16,12 +16,20 @@ from typing import Any
 import tomli_w
 
 from vfl.config import PartyFile
-from vfl.errors import LostPeerError, MissingDataError, MissingPackageError, PeerFailedError
+from vfl.errors import (
+    LostPeerError,
+    MissingDataError,
+    MissingPackageError,
+    PeerFailedError,
+    UserError,
+)
+from vfl.exchange.exposure import third_party
 from vfl.federation import programs
 from vfl.project import LabelFolder
 from vfl.service import Service, flower_environment, last_words
 from vfl.storage import read_json, write_json, write_text
-from vfl.transport import check_not_expired, check_server
+from vfl.text import printable
+from vfl.transport import check_not_expired, check_server, public_key_bytes
 
 CONNECTION = "vfl"
 _DATABASE = "superlink.db"
@@ -78,26 +86,59 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
 def register_nodes(folder: LabelFolder) -> list[str]:
     """Register every party's public key under its name; the names that were new.
 
-    A party that had another key before loses that one.
+    A party that had another key before, or has none any more, loses that one.
+
+    Raises:
+        UserError: a file of keys/ is no party's of the experiment, or no key of its own; all are
+            told, and nothing is registered.
     """
     new = []
     nodes_file = folder.state / _NODES
     nodes = read_json(nodes_file) if nodes_file.exists() else {}
-    for key in sorted(folder.keys.glob("*.pub")):
-        name, digest = key.stem, hashlib.sha256(key.read_bytes()).hexdigest()
-        if name in nodes and nodes[name]["key"] != digest:  # first, so that no failure leaves it
+    keys = _party_keys(folder)
+    digests = {name: hashlib.sha256(key.read_bytes()).hexdigest() for name, key in keys.items()}
+    for name in sorted(nodes):  # first, so that no failure leaves them
+        if nodes[name]["key"] != digests.get(name):
             _node(folder, "unregister", nodes.pop(name)["node"])
             write_json(nodes_file, nodes)
+    for name, key in keys.items():
         try:
             answer = _node(folder, "register", str(key), "--name", name)
         except PeerFailedError as problem:
             if "already in use" not in str(problem.got):
                 raise
         else:
-            nodes[name] = {"node": str(answer["node-id"]), "key": digest}
+            nodes[name] = {"node": str(answer["node-id"]), "key": digests[name]}
             write_json(nodes_file, nodes)
             new.append(name)
     return new
+
+
+def _party_keys(folder: LabelFolder) -> dict[str, Path]:
+    """The files of keys/ by party: a file's name is who a node with that key will be."""
+    experiment = folder.experiment()
+    dealer = third_party(experiment)
+    known = {*experiment.feature_parties, *([] if dealer is None else [dealer])}
+    keys = {key.stem: key for key in sorted(folder.keys.glob("*.pub"))}
+    wrong, owners = [], dict[bytes, str]()
+    for name, key in keys.items():
+        if name not in known:
+            wrong.append(f"{printable(key.name)}: no party with a node has this name")
+        public = public_key_bytes(key.read_bytes())
+        if public is None:
+            wrong.append(f"{printable(key.name)}: this is no public key of a SuperNode")
+        elif owners.setdefault(public, name) != name:
+            wrong.append(f"{printable(key.name)}: this is the key of {printable(owners[public])}")
+    if wrong:
+        raise UserError(
+            "\n  ".join(
+                ["the SuperLink registers one key a party, under the party's name", *wrong]
+            ),
+            where=str(folder.keys),
+            want=", ".join(f"{name}.pub" for name in sorted(known)),
+            fix="remove or rename these files; vfl renew party.toml gives a party a key of its own",
+        )
+    return keys
 
 
 def supernode_command(party: PartyFile, file: Path) -> list[str]:

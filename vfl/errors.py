@@ -48,8 +48,13 @@ It never holds a cell's value, a row's id or a secret.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
+
+from vfl.text import printable, printable_lines
+
+_ERROR_LIMIT = 20_000  # characters of a field: a file may hold many mistakes
 
 
 class VFLError(Exception):
@@ -83,14 +88,15 @@ class VFLError(Exception):
         self.fix = fix
 
     def __str__(self) -> str:
-        lines = [f"error[{self.code}]: {self.what}"]
-        parts = {"where": self.where, "got": self.got, "want": self.want, "try": self.fix}
-        lines += [f"  {label:<5} {text}" for label, text in parts.items() if text]
+        told = self.record()
+        lines = [f"error[{told['code']}]: {told['what']}"]
+        labels = {"where": "where", "got": "got", "want": "want", "fix": "try"}
+        lines += [f"  {label:<5} {told[key]}" for key, label in labels.items() if told[key]]
         return "\n".join([*lines, f"  more  vfl explain {self.code}"])
 
     def record(self) -> dict[str, str | None]:
-        """The same facts for a machine, or for the other end of a stream."""
-        return {
+        """The same facts for a machine, or for the other end of a stream; printable text only."""
+        told = {
             "code": self.code,
             "what": self.what,
             "where": self.where,
@@ -98,6 +104,7 @@ class VFLError(Exception):
             "want": self.want,
             "fix": self.fix,
         }
+        return {key: text and printable_lines(text, _ERROR_LIMIT) for key, text in told.items()}
 
 
 class UserError(VFLError, ValueError):
@@ -258,3 +265,27 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name a typing slip most likely meant, as a hint; None when nothing is close."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"did you mean '{close[0]}'?" if close else None
+
+
+def read_record(
+    record: object, where: str, shown: Callable[[str], str] = printable
+) -> dict[str, str]:
+    """What `VFLError.record` gave in another process, filtered: ``code``, ``what`` and what is set.
+
+    Args:
+        record: parsed JSON from outside; keys we do not know are ignored.
+        where: who or which file it comes from, for the message.
+        shown: the filter; a record of our own may keep its lines.
+
+    Raises:
+        ProtocolError: it is no such record.
+    """
+    known = ("code", "what", "where", "got", "want", "fix")
+    found = {key: record.get(key) for key in known} if isinstance(record, Mapping) else {}
+    texts = {key: shown(text) for key, text in found.items() if isinstance(text, str)}
+    others = any(text is not None for key, text in found.items() if key not in texts)
+    if others or not texts.get("what") or not re.fullmatch(r"V[0-9]{3}", texts.get("code", "")):
+        raise ProtocolError(
+            "an error was told in an unknown form", where=where, want="a code and texts"
+        )
+    return texts

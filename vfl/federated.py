@@ -11,10 +11,11 @@ from typing import Any
 
 from vfl import deployment
 from vfl.config import read_party_file
-from vfl.errors import LostPeerError, PeerError, RunFolderError, VFLError
+from vfl.errors import LostPeerError, PeerError, RunFolderError, VFLError, read_record
 from vfl.project import LabelFolder
 from vfl.run_folder import RunFolder
 from vfl.storage import read_json
+from vfl.text import printable, printable_lines
 
 _TICK_S = 0.2
 _ASK_FLOWER_EVERY_S = 5.0
@@ -95,7 +96,7 @@ def run_session(
         file.look()
     _wait_for_flower(folder, run_id)
     if failure.exists():
-        error = _failure(read_json(failure))
+        error = _failure(failure)
         if mode == "train" and error.fix is None:
             error.fix = _resume(path)
         raise error
@@ -154,19 +155,22 @@ def _last_error(log: str) -> str:
     lines = log.strip().splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith("error[")]
     if not starts:
-        return " | ".join(line.strip() for line in lines[-3:])
+        return printable(" | ".join(line.strip() for line in lines[-3:]))
     own = takewhile(lambda line: line.startswith("  "), lines[starts[-1] + 1 :])
-    return " | ".join(line.strip() for line in [lines[starts[-1]], *own])
+    return printable(" | ".join(line.strip() for line in [lines[starts[-1]], *own]))
 
 
 def _resume(run: Path) -> str:
     return f"vfl train PROJECT --resume {run}"
 
 
-def _failure(record: Mapping[str, Any]) -> VFLError:
+def _failure(file: Path) -> VFLError:
     """The error another process left, told again under its own code and exit status."""
-    told = {key: record.get(key) for key in ("where", "got", "want", "fix")}
-    error = PeerError(str(record.get("what")), **told)
+    record = read_json(file)
+    told = read_record(record, str(file), printable_lines)
+    code, exit_code = told.pop("code"), record.get("exit")
+    error = PeerError(told.pop("what"), **told)
     # The class is the other process's; what a shell sees must not depend on who told it.
-    error.code, error.exit_code = str(record["code"]), int(record["exit"])  # type: ignore[misc]
+    error.code = code  # type: ignore[misc]
+    error.exit_code = exit_code if exit_code in range(1, 256) else 1  # type: ignore[misc]
     return error

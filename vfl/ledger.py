@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from vfl.frame import Frame, Kind
+from vfl.text import csv_text
 
 #: Phase of greetings and goodbyes, whose size says nothing about the training.
 CONTROL = "control"
@@ -104,12 +103,8 @@ class Ledger:
 
     def to_csv(self) -> str:
         """The counts as the text of ``traffic.csv``."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, [f.name for f in fields(Traffic)], lineterminator="\n")
-        writer.writeheader()
-        for row in self.rows():
-            writer.writerow({**asdict(row), "seconds": round(row.seconds, 6)})
-        return text.getvalue()
+        rows = [{**asdict(row), "seconds": round(row.seconds, 6)} for row in self.rows()]
+        return csv_text([field.name for field in fields(Traffic)], rows)
 
     def _row(self, party: str, direction: str, phase: str) -> Traffic:
         key = (party, direction, phase)

@@ -39,6 +39,7 @@ from vfl.storage import (
     write_text,
     writing,
 )
+from vfl.text import printable
 from vfl.version import VERSION
 
 _PACKAGES = ("torch", "numpy", "flwr", "pandas", "scikit-learn", "cryptography")
@@ -130,7 +131,7 @@ class RunFolder:
         """Add one line about what happened; whoever follows the run shows it."""
         path = self.path / "notes.txt"
         with writing(path), path.open("a") as file:
-            file.write(f"{line}\n")
+            file.write(f"{printable(line)}\n")
 
     def finish(self, summary: Mapping[str, Any], ledger: Ledger) -> None:
         """The run ended well."""

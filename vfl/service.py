@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vfl.errors import LostPeerError
+from vfl.text import printable
 
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -115,4 +116,4 @@ class Service:
 def last_words(text: str) -> str:
     """The last line of a program's output, without the frame around it."""
     lines = (line.strip(" │╭╮╰╯─") for line in text.splitlines())
-    return next((line for line in reversed(list(lines)) if line), "")
+    return printable(next((line for line in reversed(list(lines)) if line), ""))

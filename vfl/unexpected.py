@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
 
 from vfl.errors import UserError
 
@@ -19,10 +25,45 @@ def of_a_file(problem: Exception) -> UserError | None:
     return None
 
 
-def place_of(bug: Exception) -> str:
+def place_of(bug: BaseException) -> str:
     """Where it came from, line by line, and its type; its text where VFL_DEBUG asks for it."""
     if os.environ.get("VFL_DEBUG"):
         return "".join(traceback.format_exception(bug)).rstrip()
     lines = "".join(traceback.format_tb(bug.__traceback__))
     about = f"this is a bug of vfl: {type(bug).__name__}; VFL_DEBUG=1 shows its text"
     return f"{lines}{about}, which may hold data"
+
+
+@contextmanager
+def told_by_place() -> Iterator[None]:
+    """Inside, warnings and errors that end a thread are told by type and place, as a bug is.
+
+    Libraries quote values in both. VFL_DEBUG brings the texts back.
+    """
+    if os.environ.get("VFL_DEBUG"):
+        yield
+        return
+    hook = threading.excepthook
+    with warnings.catch_warnings():
+        warnings.showwarning = _tell_warning
+        threading.excepthook = _tell_thread
+        try:
+            yield
+        finally:
+            threading.excepthook = hook
+
+
+def _tell_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    print(f"{filename}:{lineno}: {category.__name__}", file=file or sys.stderr, flush=True)
+
+
+def _tell_thread(ended: threading.ExceptHookArgs) -> None:
+    if ended.exc_value is not None and not isinstance(ended.exc_value, SystemExit):
+        print(place_of(ended.exc_value), file=sys.stderr, flush=True)

@@ -318,3 +318,25 @@ def test_a_damaged_file_is_named_and_not_quoted(run_folder, name, content, words
 def test_the_report_needs_no_torch():
     code = "import sys, vfl.report; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+HOSTILE = "<script>alert(1)</script>\x1b[2J\u202e\u200b'\"><img src=x onerror=y>"
+
+
+def test_hostile_text_is_shown_and_does_nothing(run_folder, make_head):
+    """Wherever it stands: names, command, configuration, figures of the summary, the ledger."""
+    head = make_head(name=HOSTILE, command=HOSTILE)
+    config = f"name = {json.dumps(HOSTILE)}\n[parties.{json.dumps(HOSTILE)}]\nwidth = 4\n"
+    summary = {
+        "secure": HOSTILE,
+        "trust": HOSTILE,
+        "codec": HOSTILE,
+        "defense": HOSTILE,
+        "bytes_up": {HOSTILE: 1},
+        "revealed": [REVEALED | {"observer": HOSTILE, "what": HOSTILE}],
+    }
+    content, page = page_of(run_folder(head=head, config=config, summary=summary))
+    assert "<script" not in content
+    assert "<img" not in content
+    assert not set("\x1b\u202e\u200b") & set(content)
+    assert "<script>alert(1)</script>?[2J??" in page.text

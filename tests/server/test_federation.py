@@ -8,7 +8,13 @@ import pytest
 
 from vfl.config import Experiment
 from vfl.datasets import load_bundled
-from vfl.errors import AuthenticationError, MissingPartyError, PeerFailedError
+from vfl.errors import (
+    AuthenticationError,
+    DisagreementError,
+    MissingPartyError,
+    PeerFailedError,
+    ProtocolError,
+)
 from vfl.session import Introduction, SessionMessage, Terms
 from vfl.transport import Hello, TcpLink, Timeouts
 
@@ -37,15 +43,15 @@ def data():
 class Flower:
     """A grid of one node: gives each message to `at_node` and keeps what that answers."""
 
-    def __init__(self, at_node):
-        self.at_node = at_node
+    def __init__(self, at_node, nodes=(NODE,)):
+        self.at_node, self.nodes = at_node, nodes
         self.told = []
         self.online = True
         self._replies = []
 
     def get_nodes(self):
         online, self.online = self.online, True
-        return [NODE] if online else []
+        return list(self.nodes) if online else []
 
     def push_messages(self, messages):
         (message,) = messages
@@ -69,11 +75,14 @@ def flower_error(code):
 
 
 def own_failure(code):
-    record = {"failure": json.dumps({"code": code, "what": "it is so"})}
+    return reply({"session": {"failure": json.dumps({"code": code, "what": "it is so"})}})
+
+
+def reply(content):
     return lambda identifier: SimpleNamespace(
         metadata=SimpleNamespace(reply_to_message_id=identifier),
         has_error=lambda: False,
-        content={"session": record},
+        content=content,
     )
 
 
@@ -82,8 +91,8 @@ def attach(data):
     """Opens the stream as the ClientApp would; links are closed afterwards."""
     links = []
 
-    def make(told):
-        about = Introduction.of(data["bank"], TERMS, told.session).model_dump()
+    def make(told, party="bank"):
+        about = Introduction.of(data["bank"], TERMS, told.session).model_dump() | {"party": party}
         hello = Hello(told.session, told.node, told.token, about)
         link = TcpLink.connect(told.host, told.port, hello, told.ca_pem.encode(), FAST)
         links.append(link)
@@ -93,10 +102,10 @@ def attach(data):
         link.close()
 
 
-def join(flower, data, patience_s=10.0):
+def join(flower, data, patience_s=10.0, **more):
     said = []
     with Federation(
-        flower, TERMS, EXPERIMENT.federation, data["label"], patience_s, said.append
+        flower, TERMS, EXPERIMENT.federation, data["label"], patience_s, said.append, **more
     ) as federation:
         assert list(federation.join([])) == ["bank"]
     return said
@@ -159,3 +168,97 @@ def test_any_other_failure_ends_the_session(data, answer, told):
 def test_patience_ends(data):
     with pytest.raises(MissingPartyError, match="no stream from bank"):
         join(Flower(lambda grid, told: None), data, patience_s=0.3)
+
+
+def node(number, name):
+    return SimpleNamespace(node_id=number, name=name)
+
+
+@pytest.mark.parametrize("name", ["node-x", "node-7", "", "Bank", "bank ", "shop"])
+def test_a_node_is_the_party_it_is_registered_as(data, attach, name):
+    """Whatever it is called, or says of itself: nobody asks it, so it gets no token."""
+    flower = Flower(lambda grid, told: attach(told), [node(1, name)])
+    with pytest.raises(MissingPartyError, match="no SuperNode of bank") as caught:
+        join(flower, data, patience_s=0.3)
+    assert flower.told == []
+    assert caught.value.got == "1 SuperNode: none of a party we wait for"
+
+
+def test_nameless_nodes_do_not_count_beside_a_party(data, attach):
+    nodes = [node(1, ""), NODE, node(9, "node-x")]
+    flower = Flower(lambda grid, told: attach(told), nodes)
+    join(flower, data)
+    assert [told.node for told in flower.told] == ["7"]
+
+
+def test_two_nodes_of_one_name_are_refused(data):
+    flower = Flower(lambda grid, told: None, [NODE, node(8, "bank")])
+    with pytest.raises(DisagreementError, match="two SuperNodes") as caught:
+        join(flower, data)
+    assert caught.value.got == "2 of 'bank'"
+    assert flower.told == []
+
+
+@pytest.mark.parametrize("said", ["shop", "label", "node-7", "bank\n", "\x1b[2J", "b" * 40])
+def test_a_party_that_introduces_itself_under_another_name_is_refused(data, attach, said):
+    def at_node(grid, told):
+        with pytest.raises((DisagreementError, PeerFailedError)):
+            attach(told, party=said)
+
+    with pytest.raises((DisagreementError, ProtocolError)) as caught:
+        join(Flower(at_node), data)
+    assert said not in ("\x1b[2J", "bank\n") or said not in str(caught.value)
+
+
+def test_positions_name_the_parties_in_a_simulation_alone(data, attach):
+    nodes = [node(1, ""), node(2, "")]
+    flower = Flower(lambda grid, told: attach(told), nodes)
+    assert "told node 1 about the session" in join(flower, data, simulation=True)
+
+
+MALFORMED = {
+    "no session": {},
+    "no record": {"session": None},
+    "no failure": {"session": {"report": ""}},
+    "no text": {"session": {"failure": 3}},
+    "empty": {"session": {"failure": ""}},
+    "no JSON": {"session": {"failure": "{"}},
+    "no object": {"session": {"failure": "[]"}},
+    "deep": {"session": {"failure": "[" * 60_000}},
+    "long number": {"session": {"failure": "9" * 60_000}},
+    "10 MB": {"session": {"failure": json.dumps({"code": "V403", "what": "x" * 10_000_000})}},
+    "no code": {"session": {"failure": '{"what": "no"}'}},
+    "no what": {"session": {"failure": '{"code": "V403"}'}},
+    "odd code": {"session": {"failure": '{"code": "V403\\n", "what": "no"}'}},
+    "odd types": {"session": {"failure": '{"code": "V403", "what": "no", "got": 1}'}},
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_reply_of_another_form_names_its_party(data, name):
+    with pytest.raises(ProtocolError) as caught:
+        join(Flower(lambda grid, told: reply(MALFORMED[name])), data)
+    assert caught.value.where == "the reply of party 'bank'"
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("code", ["V403", "V405"])
+def test_a_hostile_reply_steers_no_terminal(data, code):
+    evil = {"code": code, "what": "\x1b[2Jall well\nerror[V000]: \u202e", "got": "\x9b" * 9000}
+    content = {"session": {"failure": json.dumps(evil)}}
+    said = []
+    with (
+        pytest.raises((PeerFailedError, MissingPartyError)) as caught,
+        Federation(
+            Flower(lambda grid, told: reply(content)),
+            TERMS,
+            EXPERIMENT.federation,
+            data["label"],
+            0.5,
+            said.append,
+        ) as federation,
+    ):
+        federation.join([])
+    for line in (*said, *str(caught.value).split("\n")):
+        assert line.isprintable()
+        assert len(line) < 2100

@@ -30,7 +30,7 @@ from vfl.cli import (
     train,
 )
 from vfl.errors import VFLError
-from vfl.unexpected import of_a_file, place_of
+from vfl.unexpected import of_a_file, place_of, told_by_place
 
 app = typer.Typer(
     name="vfl",
@@ -70,7 +70,8 @@ def main() -> None:
     """
     signal.signal(signal.SIGTERM, _end)
     try:
-        app(prog_name="vfl")
+        with told_by_place():
+            app(prog_name="vfl")
     except VFLError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from vfl.ledger import size
+from vfl.text import printable
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 Set = Annotated[
@@ -28,7 +29,7 @@ _PER_EPOCH = ("loss", "accuracy", "hit_rate", "rmse")
 
 def say(line: str) -> None:
     """One line of progress."""
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def say_epoch(record: Mapping[str, Any]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -12,8 +13,10 @@ from flwr.clientapp import ClientApp
 
 from vfl.clients.session import take_part
 from vfl.config import PartyFile, read_party_file
-from vfl.errors import ConfigError, VFLError
+from vfl.errors import ConfigError, ProtocolError, VFLError
 from vfl.session import SessionMessage, for_others, unexpected
+from vfl.text import printable
+from vfl.unexpected import place_of, told_by_place
 
 
 def client_app() -> ClientApp:
@@ -27,31 +30,44 @@ def client_app() -> ClientApp:
     @app.train("session")
     def session(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
-        failure: dict[str, str | None] = {}
-        report, name = "", f"of node {context.node_id}"
-        try:
-            asked = SessionMessage.parse(str(message.content["session"]["message"]))
-            party = _own_file(context, asked)
-            name = party.party
-            _say(f"party {name} takes part in {asked.terms.run}")
-            report = take_part(asked, party, _say).model_dump_json()
-            _say(f"party {name} is done with {asked.terms.run}")
-        except VFLError as error:
-            print(error, flush=True)
-            failure = for_others(error, name).record()
-        except Exception as bug:
-            traceback.print_exc()
-            told = unexpected(bug, name)
-            print(told, flush=True)
-            failure = told.record()
-        record = ConfigRecord({"report": report, "failure": json.dumps(failure)})
-        return Message(RecordDict({"session": record}), reply_to=message)
+        with told_by_place():
+            answer = play(message.content, context)
+        return Message(RecordDict({"session": answer}), reply_to=message)
 
     return app
 
 
+def play(content: Mapping[str, Any], context: Context) -> ConfigRecord:
+    """One party's whole session, and its reply: its report, or why there is none."""
+    failure: dict[str, str | None] = {}
+    report, name = "", f"of node {context.node_id}"
+    try:
+        asked = SessionMessage.parse(_text_of(content))
+        party = _own_file(context, asked)
+        name = party.party
+        _say(f"party {name} takes part in {asked.terms.run}")
+        report = take_part(asked, party, _say).model_dump_json()
+        _say(f"party {name} is done with {asked.terms.run}")
+    except VFLError as error:
+        print(error, flush=True)
+        failure = for_others(error, name).record()
+    except Exception as bug:
+        print(place_of(bug), flush=True)
+        told = unexpected(bug, name)
+        print(told, flush=True)
+        failure = told.record()
+    return ConfigRecord({"report": report, "failure": json.dumps(failure)})
+
+
+def _text_of(content: Mapping[str, Any]) -> str:
+    try:
+        return str(content["session"]["message"])
+    except (KeyError, TypeError):
+        raise ProtocolError("this message is of no session") from None
+
+
 def _say(line: str) -> None:
-    print(f"vfl: {line}", flush=True)
+    print(f"vfl: {printable(line)}", flush=True)
 
 
 def _own_file(context: Context, asked: SessionMessage) -> PartyFile:

@@ -20,7 +20,10 @@ MoreMistakes = Callable[[Mapping[str, Any]], Iterable[tuple[tuple[str, ...], str
 class Settings(BaseModel):
     """A frozen table of settings; unknown keys are mistakes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # Input is hidden: a message from Flower holds a token, and an error's text may be logged.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
+    )
 
 
 Model = TypeVar("Model", bound=Settings)

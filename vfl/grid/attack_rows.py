@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -13,6 +11,7 @@ from vfl.grid.cells import HONEST, GridFolder, failure_of, grid_settings_of
 from vfl.grid.scores_file import OF_CELL, Scored, read_scores
 from vfl.grid.trials import BASELINES, baselines_of, setting_words
 from vfl.storage import read_json
+from vfl.text import csv_text
 
 
 @dataclass(frozen=True)
@@ -150,12 +149,8 @@ def to_csv(rows: Sequence[Row]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row.baselines))
     scalars = [field.name for field in fields(Row) if field.name not in ("baselines", "seconds")]
     extra = [f"baseline_{name}" for name in names if name != "scratch"]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*scalars, *extra, "seconds"], lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        told = {f"baseline_{name}": row.baselines.get(name) for name in names if name != "scratch"}
-        about = asdict(row)
-        del about["baselines"]
-        writer.writerow(about | told)
-    return text.getvalue()
+    told = [
+        asdict(row) | {f"baseline_{name}": row.baselines.get(name) for name in names}
+        for row in rows
+    ]
+    return csv_text([*scalars, *extra, "seconds"], told)

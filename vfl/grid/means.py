@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 
 from vfl.grid.attack_rows import Row
 from vfl.grid.interval import Estimate, estimate
 from vfl.grid.statistics import advantage, over_victims
+from vfl.text import csv_text
 
 _SCRATCH = "scratch"
 
@@ -29,12 +28,8 @@ def means_csv(rows: Sequence[Row]) -> str:
         "defense", "adversary", "attack", "k", "measure", "mean", "half_width", "victims",
         "guess", "test_accuracy", "over_scratch", "over_scratch_half_width", *names,
     ]  # fmt: skip
-    text = io.StringIO()
-    writer = csv.DictWriter(text, head, lineterminator="\n")
-    writer.writeheader()
-    for kind, own in groups.items():
-        writer.writerow(dict(zip(head[:5], kind, strict=True)) | _means(own))
-    return text.getvalue()
+    means = [dict(zip(head[:5], kind, strict=True)) | _means(own) for kind, own in groups.items()]
+    return csv_text(head, means)
 
 
 def _means(rows: Sequence[Row]) -> dict[str, str | int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -13,6 +11,7 @@ from vfl.grid.groups import Group
 from vfl.grid.interval import Estimate
 from vfl.grid.results import LOWER_IS_BETTER, SHARES, Measured, Result
 from vfl.ledger import size
+from vfl.text import csv_text
 
 _NO_NUMBERS = ("usage", "epochs", "reached")
 _SCALARS = [one.name for one in fields(Measured) if one.name not in _NO_NUMBERS]
@@ -93,12 +92,7 @@ def score_text(found: Estimate | None, measure: str, sign: str = "") -> str:
 
 def to_csv(results: Sequence[Result], settings: CompareSettings) -> str:
     """One line a cell; figures of a cell that is not whole are empty."""
-    text = io.StringIO()
-    rows = [_flat(one, settings) for one in results]
-    writer = csv.DictWriter(text, _names(settings), restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text(_names(settings), [_flat(one, settings) for one in results])
 
 
 def to_json(

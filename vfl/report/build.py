@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from vfl.grid import GridFolder, is_grid
 from vfl.grid.attack_run import read_run_rows
@@ -13,8 +14,10 @@ from vfl.report.compare_page import comparison_page
 from vfl.report.folder import read_run
 from vfl.report.page import page_of
 from vfl.storage import write_text
+from vfl.text import printable_lines
 
 PAGE = "report.html"
+_TEXT_LIMIT = 1_000_000  # characters of one text, such as a configuration
 
 
 def build_report(run_folder: Path) -> Path:
@@ -45,6 +48,7 @@ def render(run_folder: Path) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
+        finalize=_shown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -56,3 +60,10 @@ def render(run_folder: Path) -> str:
         return environment.get_template("compare.html").render(page=comparison_page(folder))
     page = page_of(read_run(run_folder), read_run_rows(run_folder))
     return environment.get_template("run.html").render(page=page)
+
+
+def _shown(value: object) -> object:
+    """Text without what hides or steers; the engine escapes it afterwards. Charts are markup."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable_lines(value, _TEXT_LIMIT)
+    return value

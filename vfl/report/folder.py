@@ -14,6 +14,7 @@ from vfl.errors import RunFolderError
 from vfl.ledger import Traffic
 from vfl.report.records import Epoch, Run, Summary
 from vfl.storage import check_format
+from vfl.text import as_written
 
 _MEASURES = ("test_accuracy", "test_rmse", "test_r2", "steps_per_second")
 _COSTS = ("formula_ratio", "wire_ratio", "seconds")
@@ -121,7 +122,7 @@ def _traffic(path: Path) -> tuple[Traffic, ...]:
     try:
         return tuple(
             Traffic(
-                party=row["party"],
+                party=as_written(row["party"]),
                 direction=row["direction"],
                 phase=row["phase"],
                 frames=int(row["frames"]),

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from vfl.config import Experiment, read_experiment, read_party_file
-from vfl.errors import ConfigError
+from vfl.errors import ConfigError, PeerFailedError, VFLError
 from vfl.run_folder import RunFolder
 from vfl.server.session import run_session
 from vfl.session import Terms
+from vfl.unexpected import place_of, told_by_place
 
 PARTY_FILE_VARIABLE = "VFL_PARTY_FILE"
 
@@ -33,16 +37,44 @@ def server_app(folder: Path) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         torch.set_num_threads(1)
-        config = context.run_config
-        overrides = json.loads(str(config["overrides"]))
-        party = read_party_file(_own_file(str(config["label-file"])))
-        experiment = read_experiment(folder / "experiment.toml", overrides)
-        if config["resume"] or config["mode"] != "train":
-            experiment = _as_trained(experiment, party.run_path(str(config["run"])))
-        terms = Terms.of(experiment, str(config["mode"]), str(config["run"]))  # type: ignore[arg-type]
-        run_session(grid, experiment, party, terms, resume=bool(config["resume"]))
+        with without_data(), told_by_place():
+            play(grid, folder, context.run_config)
 
     return app
+
+
+def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
+    """The session that a run's configuration asks for."""
+    overrides = json.loads(str(config["overrides"]))
+    party = read_party_file(_own_file(str(config["label-file"])))
+    experiment = read_experiment(folder / "experiment.toml", overrides)
+    if config["resume"] or config["mode"] != "train":
+        experiment = _as_trained(experiment, party.run_path(str(config["run"])))
+    terms = Terms.of(experiment, str(config["mode"]), str(config["run"]))  # type: ignore[arg-type]
+    run_session(
+        grid,
+        experiment,
+        party,
+        terms,
+        resume=bool(config["resume"]),
+        simulation=bool(config["party-files"]),
+    )
+
+
+@contextmanager
+def without_data() -> Iterator[None]:
+    """Only errors of ours leave, and alone: Flower logs the text of all that led to one."""
+    try:
+        yield
+    except VFLError as error:
+        raise error from None
+    except Exception as bug:
+        print(place_of(bug), flush=True)
+        raise PeerFailedError(
+            "the label party's app failed unexpectedly",
+            got=type(bug).__name__,
+            fix="the lines above this one in its log say where",
+        ) from None
 
 
 def _as_trained(experiment: Experiment, run: Path) -> Experiment:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,9 @@ from vfl.errors import (
     LostPeerError,
     MissingPartyError,
     PeerFailedError,
+    ProtocolError,
     VFLError,
+    read_record,
 )
 from vfl.link import Link, Observer
 from vfl.session import (
@@ -44,6 +47,7 @@ MESSAGE_TYPE = "train.session"
 IDLE_TIMEOUT_S = 3600.0
 _LONGEST_SESSION_S = 30 * 24 * 3600.0  # Flower drops the reply of a message that lives longer
 _POLL_S = 0.2
+_REPLY_LIMIT = 64 * 1024  # characters; an error of ours is far shorter
 #: Flower's error codes of a node that may come back; any other ends the session.
 _AWAY = {5: "its SuperNode is not online", 8: "its process stopped responding"}
 
@@ -57,8 +61,10 @@ class Federation:
         settings: addresses, and patience with parties that are here.
         own: the label party's aligned rows, to compare with everybody's.
         join_timeout_s: how long parties may take to come.
-        attempt: how often the session was begun anew.
         say: told one line about each stage.
+        attempt: how often the session was begun anew.
+        simulation: nodes have no names, and their positions name the parties. In a deployment a
+            node is the party it is registered as, and one without a name is nobody.
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class Federation:
         join_timeout_s: float,
         say: Callable[[str], None] = lambda line: None,
         attempt: int = 0,
+        simulation: bool = False,
     ) -> None:
         self.grid = grid
         self.terms = terms
@@ -78,6 +85,7 @@ class Federation:
         self.join_timeout_s = join_timeout_s
         self.say = say
         self.attempt = attempt
+        self.simulation = simulation
         self.session = secrets.token_hex(16)
         self._start = 0
         self._nodes: dict[str, int] = {}
@@ -154,17 +162,17 @@ class Federation:
             self._hub.fail(for_others(told, self.own.name))
 
     def _wait_for_nodes(self) -> dict[str, int]:
-        """Node ids by registered name, or by a made-up one where nodes have no names."""
+        """Node ids by registered name; in a simulation by a made-up one, for nodes have none."""
         wanted = self.terms.peers
         deadline = time.monotonic() + self.join_timeout_s
         while True:
             nodes = sorted(self.grid.get_nodes(), key=lambda node: node.node_id)
-            named = {node.name: node.node_id for node in nodes if node.name in wanted}
+            if self.simulation:
+                named = {f"node {node.node_id}": node.node_id for node in nodes[: len(wanted)]}
+            else:
+                named = _by_name([node for node in nodes if node.name in wanted])
             if len(named) == len(wanted):
                 return named
-            nameless = [node.node_id for node in nodes if not node.name]
-            if not named and len(nameless) >= len(wanted):
-                return {f"node-{node}": node for node in nameless[: len(wanted)]}
             if time.monotonic() > deadline:
                 missing = [name for name in wanted if name not in named]
                 raise MissingPartyError(
@@ -213,11 +221,10 @@ class Federation:
         """Called by the hub at a party's first stream."""
         introduction = Introduction.parse(dict(about))
         party = introduction.party
-        named = not name.startswith("node-")
-        if party in self._node_of or (named and party != name):
+        if party in self._node_of or (party != name and not self.simulation):
             raise DisagreementError(
                 f"a node introduced itself as party '{party}'",
-                got=f"registered as {name}" if named else "a second node of that name",
+                got="a second node of that name" if self.simulation else f"registered as '{name}'",
                 want="one node a party, under its own name",
             )
         check_introduction(introduction, self.terms, self.own, self.session)
@@ -252,16 +259,50 @@ class Federation:
                     fix="its own SuperNode's output says why",
                 )
         else:
-            failure = json.loads(str(reply.content["session"]["failure"]))
-            why = failure.get("what")
-            if failure and failure.get("code") != LostPeerError.code:
-                told = {key: failure.get(key) for key in ("where", "got", "want", "fix")}
-                raise PeerFailedError(
-                    f"party '{name}' stopped with {failure.get('code')}: {why}", **told
-                )
+            failure = _failure_in(reply, f"the reply of party '{name}'")
+            why, code = failure.pop("what", None), failure.pop("code", None)
+            if why and code != LostPeerError.code:
+                raise PeerFailedError(f"party '{name}' stopped with {code}: {why}", **failure)
         if why:
             self.say(f"party {name} is not here ({why}); it is told again when it is back")
             self._away.add(name)
+
+
+def _by_name(nodes: Sequence[Any]) -> dict[str, int]:
+    """Ids of Flower's nodes by registered name.
+
+    Raises:
+        DisagreementError: two nodes have one name.
+    """
+    named = {node.name: node.node_id for node in nodes}
+    if len(named) < len(nodes):
+        counts = Counter(node.name for node in nodes)
+        raise DisagreementError(
+            "two SuperNodes are online under one name",
+            got=", ".join(f"{count} of '{name}'" for name, count in counts.items() if count > 1),
+            want="one node a party, under its own name",
+            fix="unregister the one whose key is not in keys/ (flwr supernode unregister)",
+        )
+    return named
+
+
+def _failure_in(reply: Message, where: str) -> dict[str, str]:
+    """The error a party's reply tells of; empty if it tells of none.
+
+    Raises:
+        ProtocolError: the reply is not what vfl's ClientApp sends.
+    """
+    try:
+        text = reply.content["session"]["failure"]
+    except (KeyError, TypeError, ValueError):
+        text = None
+    if not isinstance(text, str) or len(text) > _REPLY_LIMIT:
+        raise ProtocolError("a reply is not of a session", where=where, want="vfl's own ClientApp")
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ProtocolError("a reply is not JSON", where=where) from None
+    return {} if record == {} else read_record(record, where)
 
 
 def _present(nodes: int, named: Sequence[str]) -> str:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pandas as pd
 import torch
+from pandas.api.types import is_numeric_dtype
 from torch import Tensor
 
 from vfl.datasets import PartyData
 from vfl.storage import write_text
+from vfl.text import formula_free
 
 
 def prediction_table(
@@ -38,6 +40,13 @@ def prediction_table(
 def write_predictions(
     path: Path, data: PartyData, outputs: Sequence[Tensor], classes: Sequence[str | int] | None
 ) -> None:
-    """Write the table as CSV, atomically, for its owner alone."""
+    """Write the table as CSV, atomically, for its owner alone.
+
+    Ids and names of classes that a spreadsheet would take for a formula get an apostrophe.
+    """
     table = prediction_table(data, torch.cat(list(outputs)), classes)
+    for name in ("id", "prediction"):
+        if not is_numeric_dtype(table[name]):
+            table[name] = [formula_free(x) if isinstance(x, str) else x for x in table[name]]
+    table.columns = [formula_free(name) for name in table.columns]
     write_text(path, table.to_csv(index=False), mode=0o600)

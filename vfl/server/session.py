@@ -31,14 +31,29 @@ from vfl.session.own_data import (
 )
 from vfl.storage import joint_digest
 from vfl.trace import own_recorders, recording
+from vfl.unexpected import place_of
 
 _COLLECT_S = 10.0
 
 
 def run_session(
-    grid: Grid, experiment: Experiment, party: PartyFile, terms: Terms, *, resume: bool = False
+    grid: Grid,
+    experiment: Experiment,
+    party: PartyFile,
+    terms: Terms,
+    *,
+    resume: bool = False,
+    simulation: bool = False,
 ) -> None:
     """One session at the label party, its run folder included.
+
+    Args:
+        grid: Flower's way to the nodes.
+        experiment: what is trained.
+        party: the label party's own file.
+        terms: what the session is about.
+        resume: whether the run's folder is there already.
+        simulation: whether Flower simulates the nodes; see `Federation`.
 
     Raises:
         VFLError: told to every party that is still there, and left in the run folder.
@@ -51,17 +66,19 @@ def run_session(
     else:
         folder = RunFolder.open(path)
     try:
-        session = LabelSession(grid, experiment, party, terms, folder)
+        session = LabelSession(grid, experiment, party, terms, folder, simulation)
         label, reports = session.play()
         if terms.mode == "train":
             session.ledger.end(terms.run, label.weights_digest())
         _conclude(folder, own_folder(party, terms), label, reports)
     except Exception as error:
         problem = error if isinstance(error, VFLError) else unexpected(error, party.party)
+        if problem is not error:
+            _say(place_of(error))
         _say(str(problem))
         with suppress(StorageError):  # a full disk takes no word about itself; the log has it
             folder.fail(problem)
-        raise
+        raise problem from None  # Flower logs what comes out; what led to it may quote a cell
 
 
 class LabelSession:
@@ -74,12 +91,14 @@ class LabelSession:
         party: PartyFile,
         terms: Terms,
         folder: RunFolder,
+        simulation: bool = False,
     ) -> None:
         self.grid = grid
         self.experiment = experiment
         self.party = party
         self.terms = terms
         self.folder = folder
+        self.simulation = simulation
         self.data = own_data(party, terms, experiment.label.task)
         self.checkpoints = own_checkpoints(party, terms)
         self.ledger = own_ledger(party)
@@ -125,7 +144,14 @@ class LabelSession:
         start = 0 if self.checkpoints is None else self.checkpoints.committed()
         recorders = own_recorders(self.party, self.terms, self.data, self.checkpoints)
         with Federation(
-            self.grid, self.terms, settings, self.data, patience_s, self.say, attempt
+            self.grid,
+            self.terms,
+            settings,
+            self.data,
+            patience_s,
+            self.say,
+            attempt,
+            simulation=self.simulation,
         ) as federation:
             links = federation.join([ledger, meter, *recorders], start)
             label = self._build(links, ledger, own_secret(self.party, entry))

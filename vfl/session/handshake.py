@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, ValidationError
 
+from vfl.config.experiment import PartyName
 from vfl.config.toml import Settings
 from vfl.datasets import PartyData
 from vfl.errors import DisagreementError, MisalignedError, ProtocolError
@@ -32,7 +33,7 @@ class Introduction(Settings):
         row_order: digest of its rows' order, keyed with the session.
     """
 
-    party: str = Field(max_length=32)
+    party: PartyName
     version: str = Field(max_length=32)
     terms: str = Field(pattern=_HEX)
     settings: dict[Short, Short] = Field(max_length=64)

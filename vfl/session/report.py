@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, ValidationError
 
+from vfl.config.experiment import PartyName
 from vfl.config.toml import Settings
 from vfl.errors import ProtocolError
 from vfl.frame import Frame, Kind
@@ -12,7 +13,7 @@ from vfl.frame import Frame, Kind
 class PartyReport(Settings):
     """A feature party's last word: the digest of its weights, never the weights."""
 
-    party: str = Field(max_length=32)
+    party: PartyName
     weights_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     seconds: float = Field(ge=0)
 

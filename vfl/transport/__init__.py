@@ -9,6 +9,7 @@ from vfl.transport.certificates import (
     ServerCertificate,
     TrialFiles,
     check_not_expired,
+    public_key_bytes,
     session_certificate,
     write_trial_certificates,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "check_server",
     "expiry_warning",
     "local_pair",
+    "public_key_bytes",
     "renew_node_key",
     "renew_server",
     "replace_authority",

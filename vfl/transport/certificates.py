@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -185,6 +186,21 @@ def node_key_pair() -> tuple[bytes, bytes]:
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
     return private, public
+
+
+def public_key_bytes(content: bytes) -> bytes | None:
+    """What two files of one SuperNode key have in common; None if it is no such key.
+
+    A comment at the end of the line, or its encoding as PEM, makes no other key of it.
+    """
+    for load in (serialization.load_ssh_public_key, serialization.load_pem_public_key):
+        try:
+            key = load(content)
+        except (ValueError, UnsupportedAlgorithm):
+            continue
+        if isinstance(key, ec.EllipticCurvePublicKey):
+            return key.public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return None
 
 
 def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:

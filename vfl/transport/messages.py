@@ -19,13 +19,14 @@ from vfl.errors import (
     PeerFailedError,
     ProtocolError,
     VFLError,
+    read_record,
 )
 from vfl.frame import HANDSHAKE_LIMIT_BYTES, Frame, Kind
+from vfl.text import printable
 
 #: The answer to a greeting comes from a hub whose certificate was checked, so it may be larger.
 ANSWER_LIMIT_BYTES = 64 * 1024
 _NAME_LIMIT = 256
-_TEXT_LIMIT = 2000
 _COUNT_LIMIT = 2**63
 _REFUSALS: dict[str, type[VFLError]] = {
     kind.code: kind
@@ -106,13 +107,13 @@ class Welcome:
 
 def error_frame(error: VFLError) -> Frame:
     """What went wrong, for the other end; long texts are cut."""
-    record = {key: _printable(text) for key, text in error.record().items() if text}
+    record = {key: printable(text) for key, text in error.record().items() if text}
     return _frame(Kind.ERROR, record, ANSWER_LIMIT_BYTES)
 
 
 def read_refusal(frame: Frame, party: str) -> VFLError:
     """The error behind the ERROR that answered a greeting, of its own class where it has one."""
-    code, texts = _error_texts(frame)
+    code, texts = _error_texts(frame, party)
     if code in _REFUSALS:
         return _REFUSALS[code](texts.pop("what"), **texts)
     return read_failure(frame, party)
@@ -120,7 +121,7 @@ def read_refusal(frame: Frame, party: str) -> VFLError:
 
 def read_failure(frame: Frame, party: str) -> PeerFailedError:
     """The error behind an ERROR that came later; `party` is who sent it."""
-    code, texts = _error_texts(frame)
+    code, texts = _error_texts(frame, party)
     return PeerFailedError(f"{party} stopped with {code}: {texts.pop('what')}", **texts)
 
 
@@ -138,19 +139,9 @@ def in_session(frame: Frame, party: str) -> Frame:
     return frame
 
 
-def _error_texts(frame: Frame) -> tuple[str, dict[str, str]]:
-    record = _record(frame, Kind.ERROR, ANSWER_LIMIT_BYTES)
-    found = {
-        key: _printable(record[key])
-        for key in ("what", "where", "got", "want", "fix")
-        if isinstance(record.get(key), str)
-    }
-    return _printable(_name(record, "code"))[:8], {"what": "an unnamed error"} | found
-
-
-def _printable(text: str) -> str:
-    """Text that is safe on a terminal, and short."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:_TEXT_LIMIT])
+def _error_texts(frame: Frame, party: str) -> tuple[str, dict[str, str]]:
+    texts = read_record(_record(frame, Kind.ERROR, ANSWER_LIMIT_BYTES), party)
+    return texts.pop("code"), texts
 
 
 def _frame(kind: Kind, record: Mapping[str, Any], limit_bytes: int) -> Frame:

@@ -21,7 +21,7 @@ from vfl.triple.links import Links
 from vfl.triple.messages import Invitations, Job, Told
 from vfl.triple.own_rows import own_rows
 from vfl.triple.program import Outcome, play
-from vfl.unexpected import of_a_file, place_of
+from vfl.unexpected import of_a_file, place_of, told_by_place
 
 _HOST = "127.0.0.1"
 
@@ -106,4 +106,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with told_by_place():
+        sys.exit(main())

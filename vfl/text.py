@@ -1,0 +1,112 @@
+"""Text of others, before it reaches a terminal, a log, an error, a page or a table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+
+#: Of one text from another party; an error's fields may be no longer either.
+TEXT_LIMIT = 2000
+_MARKS = 3  # combining characters in a row: no script needs more, and they paint over other lines
+_REPLACEMENT = "?"
+_HIDDEN = {
+    "Cc",
+    "Cf",
+    "Cs",
+    "Co",
+    "Cn",
+}  # control, format (bidirectional, zero-width), no character
+_SPACES = {"Zs", "Zl", "Zp"}
+_BREAKS = frozenset("\t\n\v\f\r\x1c\x1d\x1e\x85")
+#: Letters and marks that show as nothing, so that two texts look alike (Unicode's
+#: Default_Ignorable_Code_Point outside the categories above, and the empty Braille pattern).
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+    "\U000e0100-\U000e01ef]"
+)
+
+
+def printable(text: str, limit: int = TEXT_LIMIT) -> str:
+    r"""One line of visible text; what could steer a terminal or hide in it becomes "?".
+
+    Control characters (with them every ANSI escape sequence), bidirectional overrides, zero-width
+    and invisible characters, surrogates and unassigned characters are replaced; line breaks, tabs
+    and unusual spaces become spaces; no more than three combining characters follow each other. A
+    text that is printable already comes back as it is, so filtering twice is filtering once.
+
+    Args:
+        text: of any length; what lies beyond the limit is not looked at.
+        limit: characters of the answer, at least 3; a text that was cut ends in "...".
+
+    >>> printable("bank\x1b[31m is gone\nerror[V000]: \u202eall well")
+    'bank?[31m is gone error[V000]: ?all well'
+    >>> printable("x" * 100, limit=8)
+    'xxxxx...'
+    """
+    if len(text) > limit:
+        text = text[: limit - 3] + "..."
+    if text.isascii() and text.isprintable():
+        return text
+    shown, marks = [], 0
+    for character in text:
+        category = unicodedata.category(character)
+        marks = marks + 1 if category[0] == "M" else 0
+        if character in _BREAKS or category in _SPACES:
+            shown.append(" ")
+        elif category in _HIDDEN or marks > _MARKS or _INVISIBLE.match(character):
+            shown.append(_REPLACEMENT)
+        else:
+            shown.append(character)
+    return "".join(shown)
+
+
+def printable_lines(text: str, limit: int = TEXT_LIMIT) -> str:
+    r"""`printable` of every line; for text of our own that has lines and quotes what is not ours.
+
+    >>> printable_lines("2 problems\n  codec = \x1b[2J")
+    '2 problems\n  codec = ?[2J'
+    """
+    return "\n".join(printable(line, limit) for line in text[:limit].split("\n"))
+
+
+# A cell that begins like this, after quotes and what spreadsheets skip, is computed by them. The
+# fullwidth forms count: some programs read them as the plain ones.
+_FORMULA = re.compile(
+    "[\\s'\"`\u200b-\u200f\u2060\ufeff\x00-\x1f]*[=+\\-@\uff1d\uff0b\uff0d\uff20]|[ '\"]*[\t\r\n]"
+)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+def formula_free(cell: str) -> str:
+    r"""A cell of a CSV that no spreadsheet takes for a formula: an apostrophe goes before it.
+
+    Cells that begin with ``= + - @``, a tab or a line break, also after quotes and spaces, are
+    changed; plain numbers and all other texts are not. `as_written` takes it back.
+
+    >>> [formula_free(text) for text in ("=1+1", "-5", "-5+2", "o'neill", '"@x')]
+    ["'=1+1", '-5', "'-5+2", "o'neill", '\'"@x']
+    """
+    return f"'{cell}" if _FORMULA.match(cell) and not _NUMBER.fullmatch(cell) else cell
+
+
+def as_written(cell: str) -> str:
+    """The cell that `formula_free` was given: without the apostrophe, if a formula follows it.
+
+    >>> as_written("'=1+1"), as_written("'t is"), as_written("-5")
+    ('=1+1', "'t is", '-5')
+    """
+    return cell[1:] if cell[:1] == "'" and _FORMULA.match(cell) else cell
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
+    """A table as CSV: names of columns, then each row's values, with no formula among them."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([formula_free(name) for name in head])
+    for row in rows:
+        values = [row.get(name, "") for name in head]
+        writer.writerow([formula_free(one) if isinstance(one, str) else one for one in values])
+    return text.getvalue()
