@@ -6,6 +6,7 @@
         NonFiniteError         V005  NaN or Inf in a cut, a gradient or an attack's guess
         MissingPackageError    V006  an optional package is not installed
         RunFolderError         V007  a run folder is missing, foreign or of another version
+          CheckpointError      V009  a checkpoint is missing, damaged or somebody else's
         StorageError           V008  a file of ours cannot be written
         SpecError              V100  a plug-in spec cannot be used
           UnknownNameError     V101  no plug-in of that name
@@ -128,6 +129,10 @@ class RunFolderError(UserError):
     code = "V007"
 
 
+class CheckpointError(RunFolderError):
+    code = "V009"
+
+
 class StorageError(UserError):
     code = "V008"
 
@@ -219,6 +224,8 @@ class LostPeerError(PeerError):
 
 class PeerFailedError(PeerError):
     code = "V406"
+    #: The code of the error at the other party, where it told one.
+    peer_code: str | None = None
 
 
 class ProtocolError(PeerError):

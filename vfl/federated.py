@@ -14,7 +14,7 @@ from vfl.config import read_party_file
 from vfl.errors import LostPeerError, PeerError, RunFolderError, VFLError, read_record
 from vfl.project import LabelFolder
 from vfl.run_folder import RunFolder
-from vfl.storage import read_json
+from vfl.storage import locked, read_json
 from vfl.text import printable, printable_lines
 
 _TICK_S = 0.2
@@ -73,8 +73,10 @@ def run_session(
     failure = path / "failure.json"
     if mode == "train" and outcome.exists():
         raise RunFolderError("this run has ended; there is nothing to resume", where=str(path))
-    for stale in (outcome, failure):
-        stale.unlink(missing_ok=True)
+    if path.exists():
+        with locked(path):  # another session is at work in it: nothing is touched
+            for stale in (outcome, failure):
+                stale.unlink(missing_ok=True)
     followed = [_Followed(path / "notes.txt", on_note)]
     if mode == "train":
         followed.append(_Followed(path / "metrics.jsonl", lambda line: on_epoch(json.loads(line))))

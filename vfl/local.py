@@ -25,6 +25,7 @@ from vfl.seeds import Secret
 from vfl.server import EpochRecord, LabelParty, build_label_party
 from vfl.server.offers import relay_offers
 from vfl.session import CHECKPOINTS, Checkpoints, Exchange, Mode, Terms
+from vfl.session.checkpoint import newest_common
 from vfl.session.own_identity import binding_of
 from vfl.storage import joint_digest
 from vfl.trace import Recorder, recorders_of, recording
@@ -86,6 +87,7 @@ class LocalSession:
         bottoms, weights, adversaries = bottoms or {}, weights or {}, adversaries or {}
         secrets = _secrets(self.terms, data, secrets or {})
         kept, self._recorders = self._keepers(experiment, data, checkpoints)
+        self._kept = kept
         self._say, self._attempts = say, _Attempts(self.terms, secrets)
         links, ends, self.dealer = self._links(connect, observers)
         self.clients: list[FeatureParty] = [
@@ -124,7 +126,8 @@ class LocalSession:
     def run(self) -> LocalSession:
         """Go through the whole session, or the rest of it."""
         self._attempts.begin(self.clients, self.label, self.dealer)
-        start = self.label.resume()
+        start = self._start()
+        self.label.resume(start)
         split = self.label.data.split
         for client in self.clients:
             client.resume(start, self.terms.in_flight_at(split, start))
@@ -135,6 +138,19 @@ class LocalSession:
         with recording(recorders, schedule, start, weights, self._say) as exchanges:
             self.label.run(exchanges, self._begin, self._finish, self._answer)
         return self
+
+    def _start(self) -> int:
+        """The exchange to go on with: the newest checkpoint that all parties have intact."""
+        kept = [one for one in self._kept.values() if one is not None]
+        if not kept:
+            return 0
+        committed = self._kept[self.terms.label_party]
+        assert committed is not None, "either all parties save, or none"
+        most = committed.committed()
+        start = newest_common(kept, most)
+        if start < most:
+            self._say(f"checkpoint {most} is damaged; the training goes on from {start}")
+        return start
 
     def go_on(self, states: States | None, schedule: Iterable[Exchange]) -> LocalSession:
         """Train through `schedule` from what an earlier session's `training_states` gave.
@@ -188,7 +204,8 @@ class LocalSession:
         if folder is None:
             return None
         every = self.terms.train.checkpoint_every
-        return Checkpoints(folder / party / CHECKPOINTS, self.terms.digest(), every)
+        terms = self.terms
+        return Checkpoints(folder / party / CHECKPOINTS, party, terms.run, terms.digest(), every)
 
     def _links(
         self, connect: Connect, observers: Sequence[Observer]

@@ -28,6 +28,7 @@ from vfl.run_folder import RunFolder
 from vfl.server import EpochRecord, summarise
 from vfl.server.predictions import write_predictions
 from vfl.session import Checkpoints, Mode, PartyFolder, Terms
+from vfl.storage import joint_digest, locked, weights_digest
 
 #: What a dishonest party learned from a training, in its part of the run.
 _ADVERSARY = "adversary"
@@ -177,8 +178,14 @@ def session_of(
 def trained(
     folder: RunFolder, data: Mapping[str, PartyData], mode: Mode, device: str = "cpu"
 ) -> LocalSession:
-    """A session of a finished run with its weights, ready to evaluate or predict."""
+    """A session of a finished run with its weights, ready to evaluate or predict.
+
+    Raises:
+        RunFolderError: the weights are not those of the run, or not as they were written.
+    """
     weights = {party: PartyFolder(folder.party(party)).weights() for party in data}
+    digests = ((party, weights_digest(state)) for party, state in weights.items())
+    folder.check_weights(joint_digest(digests))
     return session_of(folder.experiment(), data, mode, weights=weights, device=device)
 
 
@@ -217,38 +224,39 @@ def train(
         VFLError: also left in the run folder as failure.json.
     """
     data = load_data(experiment, download=download) if data is None else data
-    if resume:
-        folder = RunFolder.reopen(root / name)
-    else:
-        folder = RunFolder.create(root / name, experiment, "in-process", command)
+    with locked(root / name):
+        if resume:
+            folder = RunFolder.reopen(root / name)
+        else:
+            folder = RunFolder.create(root / name, experiment, "in-process", command)
 
-    def record(epoch: EpochRecord) -> None:
-        folder.epoch(epoch)
-        on_epoch(epoch)
+        def record(epoch: EpochRecord) -> None:
+            folder.epoch(epoch)
+            on_epoch(epoch)
 
-    try:
-        session = session_of(
-            experiment,
-            data,
-            "train",
-            adversaries=adversaries,
-            observers=observers,
-            on_epoch=record,
-            checkpoints=folder.path / "parties",
-            device=device,
-            say=say,
-        ).run()
-    except VFLError as error:
-        folder.fail(error)
-        raise
-    weights = session.weights()
-    for party, own in data.items():
-        PartyFolder(folder.party(party)).save(own, session.terms, weights[party])
-    for party, adversary in (adversaries or {}).items():
-        _learned(folder, party, experiment).save(0, adversary.training_state())
-    summary = summarise(session.label, session.weights_digest(), str(folder.path))
-    folder.finish(summary, session.ledger)
-    return summary
+        try:
+            session = session_of(
+                experiment,
+                data,
+                "train",
+                adversaries=adversaries,
+                observers=observers,
+                on_epoch=record,
+                checkpoints=folder.path / "parties",
+                device=device,
+                say=say,
+            ).run()
+        except VFLError as error:
+            folder.fail(error)
+            raise
+        weights = session.weights()
+        for party, own in data.items():
+            PartyFolder(folder.party(party)).save(own, session.terms, weights[party])
+        for party, adversary in (adversaries or {}).items():
+            _learned(folder, party, experiment).save(0, adversary.training_state())
+        summary = summarise(session.label, session.weights_digest(), str(folder.path))
+        folder.finish(summary, session.ledger)
+        return summary
 
 
 def load_adversary(folder: RunFolder, party: str, adversary: Adversary) -> None:
@@ -262,15 +270,16 @@ def load_adversary(folder: RunFolder, party: str, adversary: Adversary) -> None:
 
 def _learned(folder: RunFolder, party: str, experiment: Experiment) -> Checkpoints:
     terms = Terms.of(experiment, "train", experiment.name)
-    return Checkpoints(folder.party(party) / _ADVERSARY, terms.digest(), 1)
+    return Checkpoints(folder.party(party) / _ADVERSARY, party, terms.run, terms.digest(), 1)
 
 
 def evaluate(folder: RunFolder, device: str = "cpu") -> dict[str, Any]:
     """Evaluate a run's weights on its test rows."""
     experiment = folder.experiment()
-    session = trained(folder, load_data(experiment), "evaluate", device).run()
-    summary = summarise(session.label, session.weights_digest(), str(folder.path))
-    folder.evaluated(summary)
+    with locked(folder.path):
+        session = trained(folder, load_data(experiment), "evaluate", device).run()
+        summary = summarise(session.label, session.weights_digest(), str(folder.path))
+        folder.evaluated(summary)
     return summary
 
 
@@ -278,10 +287,11 @@ def predict(folder: RunFolder, device: str = "cpu") -> Path:
     """Predict the test rows of a run; the CSV file with the answers."""
     experiment = folder.experiment()
     data = load_data(experiment)
-    session = trained(folder, data, "predict", device).run()
     path = folder.path / "predictions.csv"
     label = data[experiment.label.party]
-    write_predictions(path, label, session.label.outputs, label.classes)
+    with locked(folder.path):
+        session = trained(folder, data, "predict", device).run()
+        write_predictions(path, label, session.label.outputs, label.classes)
     return path
 
 

@@ -31,13 +31,15 @@ from vfl.errors import RunFolderError, VFLError
 from vfl.ledger import Ledger
 from vfl.storage import (
     append_line,
+    append_text,
     check_format,
+    is_empty,
+    private_folder,
     read_json,
     read_lines,
     stamp,
     write_json,
     write_text,
-    writing,
 )
 from vfl.text import printable
 from vfl.version import VERSION
@@ -62,16 +64,15 @@ class RunFolder:
         Raises:
             RunFolderError: there is a run at that path already.
         """
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            raise RunFolderError("there is a run of that name already", where=str(path)) from None
+        if path.exists() and not is_empty(path):
+            raise RunFolderError("there is a run of that name already", where=str(path))
+        private_folder(path)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         about = stamp() | {"name": experiment.name, "created": now}
         write_json(path / "run.json", about | {"mode": mode, "command": command})
         write_text(path / "config.toml", to_toml(experiment))
         write_json(path / "environment.json", environment())
-        (path / "metrics.jsonl").touch()
+        write_text(path / "metrics.jsonl", "")
         return cls(path)
 
     @classmethod
@@ -129,14 +130,32 @@ class RunFolder:
 
     def note(self, line: str) -> None:
         """Add one line about what happened; whoever follows the run shows it."""
-        path = self.path / "notes.txt"
-        with writing(path), path.open("a") as file:
-            file.write(f"{printable(line)}\n")
+        append_text(self.path / "notes.txt", f"{printable(line)}\n")
 
     def finish(self, summary: Mapping[str, Any], ledger: Ledger) -> None:
         """The run ended well."""
         write_text(self.path / "traffic.csv", ledger.to_csv())
         write_json(self.path / "summary.json", dict(summary))
+
+    def check_weights(self, digest: str) -> None:
+        """Refuse an answer of other weights than those the training ended with.
+
+        Args:
+            digest: joint one of all parties' weights, as `vfl.storage.joint_digest` gives it.
+
+        Raises:
+            RunFolderError: they are others.
+        """
+        path = self.path / "summary.json"
+        trained = str(read_json(path).get("weights_sha256"))
+        if digest != trained:
+            raise RunFolderError(
+                "these are not the weights the training ended with",
+                where=str(path),
+                got=f"weights {digest[:8]}...",
+                want=f"weights {trained[:8]}...",
+                fix="put the weights of that training back at every party, or train again",
+            )
 
     def evaluated(self, summary: Mapping[str, Any]) -> None:
         """Add the figures of a later evaluation."""

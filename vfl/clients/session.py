@@ -29,6 +29,7 @@ from vfl.session.own_data import (
     own_secret,
 )
 from vfl.session.own_identity import own_agreement
+from vfl.storage import locked
 from vfl.trace import own_recorders, recording
 from vfl.transport import Observed
 from vfl.transport.base import TransportLink
@@ -60,9 +61,13 @@ def take_part(
     recorders = own_recorders(party, terms, data, checkpoints)
     introduction = Introduction.of(data, terms, message.session)
     ledger = own_ledger(party)
-    with ledger.session(terms) as (entry, meter), attached(message, introduction) as stream:
+    folder = own_folder(party, terms)
+    with (
+        locked(folder.path),
+        ledger.session(terms) as (entry, meter),
+        attached(message, introduction) as stream,
+    ):
         link = Observed(stream, data.name, "feature", [meter, *recorders])
-        folder = own_folder(party, terms)
         feature = build_feature_party(
             data,
             terms,

@@ -179,17 +179,14 @@ class LabelParty:
             "adversary": self._adversary.training_state(),
         }
 
-    def resume(self) -> int:
-        """Go back to the last committed checkpoint; the exchange to go on with.
+    def resume(self, step: int) -> None:
+        """Go back to the state before exchange `step`; 0 is where a new party starts.
 
         Raises:
             RunFolderError: the checkpoint is missing, damaged or of another experiment.
         """
-        step = self._checkpoints.committed() if self._checkpoints else 0
-        if self._checkpoints is None or step == 0:
-            return 0
-        self.load_training_state(self._checkpoints.load(step))
-        return step
+        if self._checkpoints is not None and step > 0:
+            self.load_training_state(self._checkpoints.load(step))
 
     def load_training_state(self, saved: Mapping[str, Any]) -> None:
         """Restore what `training_state` gave."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import count
 
 from flwr.serverapp import Grid
 
 from vfl.config import Experiment, PartyFile
-from vfl.errors import LostPeerError, StorageError, VFLError
+from vfl.errors import CheckpointError, LostPeerError, PeerFailedError, StorageError, VFLError
 from vfl.frame import Frame, Kind
 from vfl.ledger import Ledger
 from vfl.link import Link
@@ -21,6 +22,7 @@ from vfl.server.offers import relay_offers
 from vfl.server.predictions import write_predictions
 from vfl.server.summary import summarise
 from vfl.session import PartyFolder, PartyReport, Terms, unexpected
+from vfl.session.checkpoint import newest_common
 from vfl.session.ledger import Entry, Meter
 from vfl.session.own_data import (
     own_checkpoints,
@@ -29,7 +31,7 @@ from vfl.session.own_data import (
     own_ledger,
     own_secret,
 )
-from vfl.storage import joint_digest
+from vfl.storage import joint_digest, locked
 from vfl.trace import own_recorders, recording
 from vfl.unexpected import place_of
 
@@ -59,26 +61,27 @@ def run_session(
         VFLError: told to every party that is still there, and left in the run folder.
     """
     path = party.run_path(terms.run)
-    if resume:
-        folder = RunFolder.reopen(path)
-    elif terms.mode == "train":
-        folder = RunFolder.create(path, experiment, "federated", "vfl train PROJECT")
-    else:
-        folder = RunFolder.open(path)
-    try:
-        session = LabelSession(grid, experiment, party, terms, folder, simulation)
-        label, reports = session.play()
-        if terms.mode == "train":
-            session.ledger.end(terms.run, label.weights_digest())
-        _conclude(folder, own_folder(party, terms), label, reports)
-    except Exception as error:
-        problem = error if isinstance(error, VFLError) else unexpected(error, party.party)
-        if problem is not error:
-            _say(place_of(error))
-        _say(str(problem))
-        with suppress(StorageError):  # a full disk takes no word about itself; the log has it
-            folder.fail(problem)
-        raise problem from None  # Flower logs what comes out; what led to it may quote a cell
+    with locked(path):
+        if resume:
+            folder = RunFolder.reopen(path)
+        elif terms.mode == "train":
+            folder = RunFolder.create(path, experiment, "federated", "vfl train PROJECT")
+        else:
+            folder = RunFolder.open(path)
+        try:
+            session = LabelSession(grid, experiment, party, terms, folder, simulation)
+            label, reports = session.play()
+            if terms.mode == "train":
+                session.ledger.end(terms.run, label.weights_digest())
+            _conclude(folder, own_folder(party, terms), label, reports)
+        except Exception as error:
+            problem = error if isinstance(error, VFLError) else unexpected(error, party.party)
+            if problem is not error:
+                _say(place_of(error))
+            _say(str(problem))
+            with suppress(StorageError):  # a full disk takes no word about itself; the log has it
+                folder.fail(problem)
+            raise problem from None  # Flower logs what comes out; what led to it may quote a cell
 
 
 class LabelSession:
@@ -123,11 +126,13 @@ class LabelSession:
         restarts = 0
         # A run that is resumed may have lost somebody as well; Flower frees its node in a minute.
         resumed = self.checkpoints is not None and self.checkpoints.committed() > 0
-        while True:
-            again = resumed or restarts > 0
+        most: int | None = None
+        for attempt in count():
+            again = resumed or attempt > 0
             patience = settings.restart_timeout_s if again else settings.join_timeout_s
+            start = self._start(most)
             try:
-                return self._attempt(patience, restarts, entry, meter)
+                return self._attempt(patience, attempt, start, entry, meter)
             except LostPeerError as loss:
                 if self.checkpoints is None or restarts == settings.max_restarts:
                     raise
@@ -135,13 +140,33 @@ class LabelSession:
                 step = self.checkpoints.committed()
                 where = f"restart {restarts} of {settings.max_restarts}, from exchange {step}"
                 self.say(f"{loss.what}; {where}")
+            except PeerFailedError as failure:
+                if failure.peer_code != CheckpointError.code or start == 0:
+                    raise
+                most = start - 1
+                self.say(f"{failure.what}; going back to an older checkpoint")
+        raise AssertionError("the attempts have no end")
+
+    def _start(self, most: int | None) -> int:
+        """The exchange to go on with: of the newest checkpoint that is intact here.
+
+        Args:
+            most: the newest that may be intact at the other parties, too; None for what was
+                committed.
+        """
+        if self.checkpoints is None:
+            return 0
+        committed = self.checkpoints.committed()
+        start = newest_common([self.checkpoints], committed if most is None else most)
+        if start < committed:
+            self.say(f"checkpoint {committed} cannot be used; going on from exchange {start}")
+        return start
 
     def _attempt(
-        self, patience_s: float, attempt: int, entry: Entry, meter: Meter
+        self, patience_s: float, attempt: int, start: int, entry: Entry, meter: Meter
     ) -> tuple[LabelParty, list[PartyReport]]:
         settings = self.experiment.federation
         ledger = Ledger()
-        start = 0 if self.checkpoints is None else self.checkpoints.committed()
         recorders = own_recorders(self.party, self.terms, self.data, self.checkpoints)
         with Federation(
             self.grid,
@@ -156,7 +181,7 @@ class LabelSession:
             links = federation.join([ledger, meter, *recorders], start)
             label = self._build(links, ledger, own_secret(self.party, entry))
             relay_offers(label)
-            label.resume()
+            label.resume(start)
             schedule = label.course.follow(self.terms.schedule(self.data.split, start))
             schedule = meter.through(schedule)
             weights = {self.party.party: label.weights}
@@ -205,6 +230,8 @@ def _conclude(
     terms = label.terms
     digests = [(report.party, report.weights_sha256) for report in reports]
     weights = joint_digest([*digests, (label.data.name, label.weights_digest())])
+    if terms.mode != "train":
+        folder.check_weights(weights)
     summary = summarise(label, weights, str(folder.path))
     if terms.mode == "predict":
         write_predictions(folder.path / "predictions.csv", label.data, label.outputs, own.classes())

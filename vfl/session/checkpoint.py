@@ -9,34 +9,44 @@ step, so there is no generator state to keep.
 from __future__ import annotations
 
 import io
-import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vfl.errors import RunFolderError
-from vfl.storage import check_format, read_json, stamp, write_bytes, write_json
+from vfl.errors import CheckpointError, RunFolderError
+from vfl.storage import (
+    Seal,
+    read_sealed,
+    read_sealed_json,
+    write_sealed,
+    write_sealed_json,
+)
 from vfl.version import VERSION
 
 #: Where they lie in a party's part of a run.
 CHECKPOINTS = "checkpoints"
 KEPT = 3
+_ENDING = ".checkpoint"
 _COMMITTED = "committed.json"
 
 
 class Checkpoints:
-    """One party's checkpoints of one run; each file is whole or not there.
+    """One party's checkpoints of one run; each file is sealed, and whole or not there.
 
     Args:
         folder: where they lie.
+        party: whose they are.
+        run: the run's name.
         terms: digest of the session's terms; a checkpoint of other terms is refused.
         every: exchanges between two checkpoints.
     """
 
-    def __init__(self, folder: Path, terms: str, every: int) -> None:
+    def __init__(self, folder: Path, party: str, run: str, terms: str, every: int) -> None:
         self.folder = folder
+        self.party = party
+        self.run = run
         self.terms = terms
         self.every = every
         #: Told the step before its checkpoint is written; a trace saves what it holds by then.
@@ -55,8 +65,8 @@ class Checkpoints:
         """
         self.before_save(step)
         content = io.BytesIO()
-        torch.save(stamp() | {"terms": self.terms, "step": step, "state": state}, content)
-        write_bytes(self._path(step), content.getvalue())
+        torch.save({"vfl": VERSION, "terms": self.terms, "state": state}, content)
+        write_sealed(self._path(step), content.getvalue(), self._seal(step))
         for old in self.steps()[:-KEPT]:
             self._path(old).unlink(missing_ok=True)
 
@@ -64,19 +74,23 @@ class Checkpoints:
         """The state before exchange `step`.
 
         Raises:
-            RunFolderError: it is missing, damaged, of another format or of another experiment.
+            CheckpointError: it is missing, damaged, another party's or another run's; an older
+                one may be intact.
+            RunFolderError: it is of another format or version, or of other terms.
         """
         path = self._path(step)
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-        except FileNotFoundError:
-            kept = ", ".join(map(str, self.steps())) or "none"
-            raise RunFolderError(
-                "there is no checkpoint of that step", where=str(path), got=f"steps {kept}"
+            payload = read_sealed(path, self._seal(step))
+        except RunFolderError as problem:
+            kept = ", ".join(map(str, self.intact())) or "none"
+            raise CheckpointError(
+                f"checkpoint {step} of party '{self.party}' cannot be used",
+                where=str(path),
+                got=f"{problem.what}; intact are: {kept}",
+                want=f"an intact {self._seal(step)}",
+                fix="resume the run: it goes on from the newest checkpoint that everybody has",
             ) from None
-        except (RuntimeError, EOFError, zipfile.BadZipFile, ValueError):
-            raise RunFolderError("a checkpoint is damaged", where=str(path)) from None
-        check_format(content, path)
+        content = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
         if (wrote := content["vfl"]) != VERSION:
             raise RunFolderError(
                 "another version of vfl wrote this checkpoint, and might go on otherwise",
@@ -96,18 +110,47 @@ class Checkpoints:
         state: dict[str, Any] = content["state"]
         return state
 
+    def intact(self, most: int | None = None) -> list[int]:
+        """The steps whose checkpoints are as they were written, up to `most`, in order."""
+        return [step for step in self.steps() if (most is None or step <= most) and self._ok(step)]
+
+    def _ok(self, step: int) -> bool:
+        try:
+            read_sealed(self._path(step), self._seal(step))
+        except RunFolderError:
+            return False
+        return True
+
     def steps(self) -> list[int]:
         """The steps that are kept, in order."""
-        return sorted(int(path.stem) for path in self.folder.glob("*.pt") if path.stem.isdigit())
+        found = self.folder.glob(f"*{_ENDING}")
+        return sorted(int(path.stem) for path in found if path.stem.isdigit())
 
     def commit(self, step: int) -> None:
         """Every party has saved before this exchange; at the label party only."""
-        write_json(self.folder / _COMMITTED, {"step": step})
+        write_sealed_json(self.folder / _COMMITTED, {"committed": step}, self._pointer)
 
     def committed(self) -> int:
-        """The exchange everybody can go on from; 0 when nothing was committed."""
+        """The exchange everybody can go on from; 0 when nothing was committed.
+
+        Raises:
+            RunFolderError: the pointer is damaged, or another run's.
+        """
         path = self.folder / _COMMITTED
-        return int(read_json(path)["step"]) if path.exists() else 0
+        return int(read_sealed_json(path, self._pointer)["committed"]) if path.exists() else 0
+
+    @property
+    def _pointer(self) -> Seal:
+        return Seal("committed checkpoint", self.party, self.run)
+
+    def _seal(self, step: int) -> Seal:
+        return Seal("checkpoint", self.party, self.run, step)
 
     def _path(self, step: int) -> Path:
-        return self.folder / f"{step:010d}.pt"
+        return self.folder / f"{step:010d}{_ENDING}"
+
+
+def newest_common(kept: Sequence[Checkpoints], most: int) -> int:
+    """The newest step up to `most` that all of these parties have intact; 0 is the beginning."""
+    common = set.intersection(*(set(one.intact(most)) for one in kept))
+    return max(common, default=0)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import hmac
-import json
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,7 +32,7 @@ from vfl.frame import Frame
 from vfl.seeds import Secret
 from vfl.session.schedule import Exchange
 from vfl.session.terms import Mode, Terms
-from vfl.storage import check_format, read_json, stamp, write_text
+from vfl.storage import Seal, damaged, private_folder, read_sealed_json, write_sealed_json
 
 _NONCE_BYTES = 32
 _NAMED = 4
@@ -249,24 +248,18 @@ class SessionLedger:
         path = self._path(run)
         if not path.exists():
             return None
-        record = read_json(path)
+        record = read_sealed_json(path, self._seal(run))
         try:
-            check_format(record, path)
-            content = record["entry"]
-            entry = Entry.model_validate(content)
-        except (AttributeError, KeyError, TypeError, ValidationError):
-            raise _damaged(path) from None
-        sealed = str(record.get("sha256", ""))
-        if not hmac.compare_digest(sealed, _digest(content)) or entry.party != self.party:
-            raise _damaged(path)
-        if entry.run != run:
-            raise _damaged(path)
-        return entry
+            return Entry.model_validate(record["entry"])
+        except (KeyError, ValidationError):
+            raise damaged(path) from None
 
     def _write(self, entry: Entry) -> None:
-        content = entry.model_dump(mode="json")
-        record = stamp() | {"entry": content, "sha256": _digest(content)}
-        write_text(self._path(entry.run), json.dumps(record, indent=2) + "\n", mode=0o600)
+        record = {"entry": entry.model_dump(mode="json")}
+        write_sealed_json(self._path(entry.run), record, self._seal(entry.run))
+
+    def _seal(self, run: str) -> Seal:
+        return Seal("session", self.party, run)
 
     def _path(self, run: str) -> Path:
         return self.folder / f"{run}.json"
@@ -274,7 +267,7 @@ class SessionLedger:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """One process at a time; a process that dies lets go."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(self.folder)
         handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -349,15 +342,3 @@ def _no_training(terms: Terms, party: str) -> DisagreementError:
         want="the name of a training that has ended here",
         fix="train first, or resume that training",
     )
-
-
-def _damaged(path: Path) -> RunFolderError:
-    return RunFolderError(
-        "an entry of the ledger of sessions is damaged, and nobody knows what its name stands for",
-        where=str(path),
-        fix="put it back from a copy, or train under another name",
-    )
-
-
-def _digest(content: object) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -63,7 +63,8 @@ def own_checkpoints(party: PartyFile, terms: Terms) -> Checkpoints | None:
     if terms.mode != "train":
         return None
     folder = own_folder(party, terms).path / CHECKPOINTS
-    return Checkpoints(folder, terms.digest(), terms.train.checkpoint_every)
+    every = terms.train.checkpoint_every
+    return Checkpoints(folder, party.party, terms.run, terms.digest(), every)
 
 
 def own_ledger(party: PartyFile) -> SessionLedger:

@@ -67,7 +67,7 @@ class AdversaryContract:
         self, spec: str, tmp_path: Path
     ) -> None:
         whole = self._train(self._begun(spec), tmp_path).weights_digest()
-        checkpoints = Checkpoints(tmp_path / "lender" / CHECKPOINTS, "", every=1)
+        checkpoints = Checkpoints(tmp_path / "lender" / CHECKPOINTS, "lender", "run", "", every=1)
         assert checkpoints.committed(), "there is nothing to resume from"
         rest = self._train(self._begun(spec), tmp_path).weights_digest()
         assert rest == whole, "its state was not restored"

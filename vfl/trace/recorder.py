@@ -21,7 +21,7 @@ from vfl.frame import Frame, Kind
 from vfl.ledger import size
 from vfl.session import Checkpoints, Exchange, Terms
 from vfl.session.own_data import own_folder
-from vfl.storage import pack_weights
+from vfl.storage import Seal, pack_weights
 from vfl.trace.chunk import Crossed, pack
 from vfl.trace.size import HELD_BYTES, check_room, expected_bytes, is_kept, links_of
 from vfl.trace.store import Store
@@ -128,8 +128,10 @@ class Recorder:
         self._write()
         every = self._settings.snapshots
         if every and (last or self._epoch % every == 0):
-            files = {f"snapshot-{self._epoch:06d}.safetensors": [pack_weights(self._weights())]}
-            self._store.add(files, self._next, self._epoch)
+            seal = Seal("snapshot", self.party, self._terms.run, self._epoch)
+            content = pack_weights(self._weights(), seal)
+            name = f"snapshot-{self._epoch:06d}.safetensors"
+            self._store.add({name: [content]}, self._next, self._epoch)
 
     def _write(self) -> None:
         if not self._held:

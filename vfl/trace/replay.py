@@ -12,7 +12,7 @@ from vfl import compression
 from vfl.config import TraceSettings
 from vfl.errors import SpecError
 from vfl.session import Terms
-from vfl.storage import unpack_weights
+from vfl.storage import Seal, unpack_weights
 from vfl.trace.chunk import Replayed, unpack
 from vfl.trace.decoder import Decoder
 from vfl.trace.store import Store
@@ -110,7 +110,8 @@ class Recording:
         for entry in self._store.entries():
             if entry.epoch is not None:
                 (content,) = self._store.contents(entry)
-                weights = unpack_weights(content, self._store.folder)
+                seal = Seal("snapshot", self.party, self.terms.run, entry.epoch)
+                weights, _ = unpack_weights(content, seal, self._store.folder)
                 yield Snapshot(entry.epoch, entry.step, weights)
 
 

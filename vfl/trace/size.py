@@ -14,7 +14,7 @@ from vfl.datasets import Split
 from vfl.errors import ConfigError
 from vfl.ledger import size
 from vfl.session import Exchange, Terms
-from vfl.storage import pack_weights
+from vfl.storage import Seal, pack_weights
 from vfl.trace.chunk import EXCHANGE_BYTES, FILE_BYTES, FRAME_BYTES, PARTY_BYTES, ROW_BYTES
 from vfl.trace.store import ENTRY_BYTES, About
 
@@ -69,7 +69,9 @@ def expected_bytes(
     files += unwritten + frames_bytes // HELD_BYTES
     files_bytes = files * (FILE_BYTES + PARTY_BYTES * len(links) + ENTRY_BYTES)
     about_bytes = len(About.of(party, settings, terms).model_dump_json())
-    snapshots_bytes = _snapshots(settings, terms) * (len(pack_weights(weights)) + ENTRY_BYTES)
+    snapshots_bytes = _snapshots(settings, terms) * (
+        len(pack_weights(weights, Seal("snapshot", party, terms.run, 10**6))) + ENTRY_BYTES
+    )
     return about_bytes + frames_bytes + files_bytes + snapshots_bytes
 
 

@@ -1,7 +1,8 @@
 """A party's trace on disk: files that are whole, and an index that says which of them count.
 
-trace.json              whose it is, what was recorded, the terms of the session
-index.jsonl             one line for frames or a snapshot: files, CRC-32s, place in the training
+trace.json              whose it is, what was recorded, the terms of the session; sealed
+index.jsonl             one line for frames or a snapshot: files and their SHA-256, place in the
+                        training, and a SHA-256 of the line, of whose it is and of the run
 frames-N.npz            some frames, in the order in which they crossed (`vfl.trace.chunk`)
 payload-N.npy           the bytes of those frames
 snapshot-N.safetensors  the party's own weights after epoch N
@@ -9,13 +10,12 @@ snapshot-N.safetensors  the party's own weights after epoch N
 
 from __future__ import annotations
 
-import json
+import hashlib
+import hmac
 import re
-import zlib
 from collections.abc import Mapping, Sequence
-from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, StringConstraints, ValidationError
 
@@ -25,22 +25,25 @@ from vfl.errors import RunFolderError
 from vfl.session import Terms
 from vfl.storage import (
     FORMAT,
-    append_line,
-    check_format,
-    read_json,
-    read_lines,
+    Seal,
+    append_text,
+    damaged,
+    read_bytes,
+    read_sealed_json,
     write_pieces,
+    write_sealed_json,
     write_text,
 )
 from vfl.version import VERSION
 
 #: Bytes of a line of the index, at most.
-ENTRY_BYTES = 192
+ENTRY_BYTES = 384
 
 _ABOUT = "trace.json"
 _INDEX = "index.jsonl"
 _NAME = r"(frames-\d+\.npz|payload-\d+\.npy|snapshot-\d+\.safetensors)"
 _OURS = re.compile(rf"^\.?{_NAME}")
+_Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 _File = Annotated[str, StringConstraints(pattern=rf"^{_NAME}$")]
 
 
@@ -48,15 +51,32 @@ class Entry(Settings):
     """Some frames, or a snapshot.
 
     Attributes:
-        files: CRC-32 of each file's content, by name.
+        files: SHA-256 of each file's content, by name.
         step: of frames, the last checkpoint that was saved before they crossed; of a snapshot,
             the first exchange after it.
         epoch: of a snapshot, the epochs trained by then; None for frames.
     """
 
-    files: dict[_File, int]
+    files: dict[_File, _Digest]
     step: int = Field(ge=0)
     epoch: int | None = None
+
+    def line(self, owner: str) -> str:
+        """As a line of the index, sealed for its owner; see `About.owner`."""
+        text = self.model_dump_json()
+        return f"{text}\t{_sealed(text, owner)}\n"
+
+    @classmethod
+    def of_line(cls, line: str, owner: str) -> Entry:
+        """The entry in such a line.
+
+        Raises:
+            ValueError: it is not as it was written, or another owner's.
+        """
+        text, _, digest = line.partition("\t")
+        if not hmac.compare_digest(_sealed(text, owner), digest):
+            raise ValueError("the line's digest is another")
+        return cls.model_validate_json(text)
 
     def known_at(self, step: int) -> bool:
         """Whether the party had it when it saved checkpoint `step`; 0 is before anything."""
@@ -89,6 +109,16 @@ class About(Settings):
         """What a trace of these terms says."""
         return cls(party=party, settings=settings, terms=terms, digest=terms.digest())
 
+    @property
+    def seal(self) -> Seal:
+        """Whose the trace is."""
+        return Seal("trace", self.party, self.terms.run)
+
+    @property
+    def owner(self) -> str:
+        """What every line of the index is sealed for."""
+        return f"{self.party}|{self.terms.run}|{self.digest}"
+
 
 class Store:
     """The files of one party's trace of one training.
@@ -116,8 +146,9 @@ class Store:
                     fix="resume with the settings it was begun with, or move the folder away",
                 )
             kept = [entry for entry in self.entries() if entry.known_at(step)]
-        write_text(self.folder / _ABOUT, about.model_dump_json())
-        write_text(self.folder / _INDEX, "".join(entry.model_dump_json() + "\n" for entry in kept))
+        record = {"about": about.model_dump(mode="json")}
+        write_sealed_json(self.folder / _ABOUT, record, about.seal)
+        write_text(self.folder / _INDEX, "".join(entry.line(about.owner) for entry in kept))
         names = {name for entry in kept for name in entry.files}
         for path in self.folder.iterdir():
             if _OURS.match(path.name) and path.name not in names:
@@ -127,12 +158,15 @@ class Store:
         self, files: Mapping[str, Sequence[bytes]], step: int, epoch: int | None = None
     ) -> None:
         """Write files, each given in pieces, then their line; a crash before it leaves them out."""
-        checksums = {}
+        digests = {}
         for name, pieces in files.items():
-            write_pieces(self.folder / name, pieces, mode=0o600)
-            checksums[name] = reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces, 0)
-        entry = Entry(files=checksums, step=step, epoch=epoch)
-        append_line(self.folder / _INDEX, entry.model_dump())
+            write_pieces(self.folder / name, pieces)
+            digest = hashlib.sha256()
+            for piece in pieces:
+                digest.update(piece)
+            digests[name] = digest.hexdigest()
+        entry = Entry(files=digests, step=step, epoch=epoch)
+        append_text(self.folder / _INDEX, entry.line(self.about().owner))
 
     def about(self) -> About:
         """What the trace says of itself.
@@ -147,13 +181,13 @@ class Store:
                 where=str(self.folder),
                 fix="give the folder RUN/parties/PARTY/trace of a training with [trace] phases",
             )
-        content: Any = read_json(path)
+        # A trace may be read from anywhere, so whose it is follows from the record alone.
+        record = read_sealed_json(path, Seal("trace", None, None))
         try:
-            check_format(content, path)
-            about = About.model_validate(content)
-        except (AttributeError, ValidationError):
+            about = About.model_validate(record["about"])
+        except (KeyError, ValidationError):
             raise damaged(path) from None
-        if about.terms.digest() != about.digest:
+        if about.terms.digest() != about.digest or about.seal.party != record["party"]:
             raise damaged(path)
         return about
 
@@ -163,10 +197,11 @@ class Store:
         Raises:
             RunFolderError: the index is missing or damaged.
         """
-        path = self.folder / _INDEX
+        path, owner = self.folder / _INDEX, self.about().owner
         try:
-            return [Entry.model_validate(line) for line in read_lines(path)]
-        except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError, ValidationError):
+            *whole, _ = path.read_text().split("\n")  # a torn last line is left out
+            return [Entry.of_line(line, owner) for line in whole]
+        except (FileNotFoundError, ValueError):
             raise damaged(path) from None
 
     def contents(self, entry: Entry) -> list[bytes]:
@@ -176,14 +211,14 @@ class Store:
             RunFolderError: one is missing or damaged.
         """
         found = []
-        for name, crc in entry.files.items():
+        for name, digest in entry.files.items():
             path = self.folder / name
-            if not path.exists() or zlib.crc32(content := path.read_bytes()) != crc:
+            content = read_bytes(path)
+            if not hmac.compare_digest(hashlib.sha256(content).hexdigest(), digest):
                 raise damaged(path)
             found.append(content)
         return found
 
 
-def damaged(path: Path) -> RunFolderError:
-    """What is raised about a file that is not as it was written."""
-    return RunFolderError("a file of this trace is missing or damaged", where=str(path))
+def _sealed(text: str, owner: str) -> str:
+    return hashlib.sha256(f"{owner}\n{text}".encode()).hexdigest()

@@ -122,7 +122,9 @@ def read_refusal(frame: Frame, party: str) -> VFLError:
 def read_failure(frame: Frame, party: str) -> PeerFailedError:
     """The error behind an ERROR that came later; `party` is who sent it."""
     code, texts = _error_texts(frame, party)
-    return PeerFailedError(f"{party} stopped with {code}: {texts.pop('what')}", **texts)
+    failure = PeerFailedError(f"{party} stopped with {code}: {texts.pop('what')}", **texts)
+    failure.peer_code = code
+    return failure
 
 
 def in_session(frame: Frame, party: str) -> Frame:

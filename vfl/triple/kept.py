@@ -22,14 +22,11 @@ from vfl.errors import RunFolderError
 from vfl.mpc.rules import NAMES, P2
 from vfl.server.predictions import write_predictions
 from vfl.storage import (
-    check_format,
+    Seal,
     load_weights,
-    pack_weights,
-    read_json,
-    read_notes,
-    stamp,
-    write_bytes,
-    write_json,
+    read_sealed_json,
+    save_weights,
+    write_sealed_json,
     write_text,
 )
 from vfl.triple.plan import Plan, Task, Terms
@@ -62,16 +59,16 @@ def keep(
 ) -> None:
     """Write one party's part; only its owner can read the share and the encoder."""
     if shares:
-        notes = {"training": plan.training, "role": NAMES[role]}
-        write_bytes(folder / _SHARE, pack_weights(shares, notes), mode=0o600)
-    about: dict[str, Any] = {"role": NAMES[role], "party": plan.parties[role]}
+        save_weights(folder / _SHARE, shares, _seal("share", role, plan.training))
+    about: dict[str, Any] = {"name": plan.parties[role]}
     if data is not None and data.encoder is not None:
         text = data.encoder.to_json()
-        write_text(folder / _ENCODER, text, mode=0o600)
+        write_text(folder / _ENCODER, text)
         about["encoder"] = _digest(text)
     if data is not None and data.classes is not None:
         about["classes"] = list(data.classes)
-    write_json(folder / _PARTY, stamp() | about | {"plan": plan.model_dump(mode="json")})
+    record = about | {"plan": plan.model_dump(mode="json")}
+    write_sealed_json(folder / _PARTY, record, _seal("private network", role, plan.training))
 
 
 def keep_answers(folder: Path, data: PartyData | None, outcome: Outcome) -> None:
@@ -98,21 +95,16 @@ def kept_at(folder: Path, role: int, task: Task = "infer") -> Kept:
             want=_PARTY,
             fix="give the folder that vfl mpc wrote at this party",
         )
-    record = read_json(path)
-    check_format(record, path)
+    record = read_sealed_json(path, _seal("private network", role, None))
     try:
         plan = Plan.model_validate(record.get("plan"))
     except ValidationError:
         raise RunFolderError("this is no plan of a private network", where=str(path)) from None
-    _check(path, "role", record.get("role"), NAMES[role])
     asked = {name: getattr(plan, name) for name in Terms.model_fields} | {"task": task}
     terms = Terms(**asked)
     shares: Mapping[str, Tensor] = {}
     if role != P2:
-        share = folder / _SHARE
-        shares, notes = load_weights(share), read_notes(share)
-        _check(share, "role", notes.get("role"), NAMES[role])
-        _check(share, "training", notes.get("training"), plan.training)
+        shares = load_weights(folder / _SHARE, _seal("share", role, plan.training))
     if task != "predict":
         return Kept(terms, shares)
     return Kept(terms, shares, _encoder(folder, role, record), _classes(path, role, plan, record))
@@ -150,6 +142,11 @@ def _classes(
             fix="put back what the training kept, or train again",
         )
     return tuple(named)
+
+
+def _seal(kind: str, role: int, training: str | None) -> Seal:
+    """Of a part of one training's network; its owner is a role, for shares are of roles."""
+    return Seal(kind, NAMES[role], training)
 
 
 def _digest(text: str) -> str:
