@@ -15,6 +15,7 @@ from vfl.session import (
     SessionMessage,
     check_dealers_consent,
 )
+from vfl.session.limits import frame_limits
 from vfl.session.own_identity import own_agreement
 from vfl.storage import weights_digest
 
@@ -40,11 +41,13 @@ def deal(message: SessionMessage, party: PartyFile) -> PartyReport:
             want="role = 'dealer' in its own file, and no [data]",
         )
     check_dealers_consent(terms, party.party, party.consent)
-    with attached(message, Introduction.of_dealer(party.party, terms)) as link:
+    limits = frame_limits(terms, party.party, None)
+    with attached(message, Introduction.of_dealer(party.party, terms), limits) as link:
         dealer = build_dealing_party(terms, link)
         agreement = own_agreement(party, terms, message.session, message.attempt)
         send_offer(dealer, agreement)
         take_offers(dealer, agreement, terms.dealer)
+        link.agree(frame_limits(terms, party.party, None, dealer.half.layers))
         dealer.run(party.consent.max_bytes)
         return PartyReport(
             party=party.party,

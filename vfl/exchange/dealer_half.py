@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from secrets import token_bytes
 
 from vfl.errors import ProtocolError
-from vfl.exchange.share_holder import COLUMNS_BYTES
 from vfl.exchange.wire_words import split_payload, words_bytes
 from vfl.frame import LIMIT_BYTES, Frame, Kind, Payload
 from vfl.link import Link
 from vfl.mpc.ring import WORD_BYTES
 from vfl.mpc.shared_layer import Dealer
-from vfl.mpc.shared_traffic import ROWS_BYTES, fits
+from vfl.mpc.shared_traffic import COLUMNS_BYTES, ROWS_BYTES, OwnerAxes, fits
 from vfl.mpc.stream import KEY_BYTES, PadStream
 
 _ASKS = {Kind.OPENING: True, Kind.QUERY_OPENING: False}
@@ -68,6 +67,12 @@ class DealerHalf:
             self._layer(keys[name], key, int.from_bytes(part, "little"), width)
             for (name, width), key, part in layers
         ]
+
+    @property
+    def layers(self) -> dict[str, OwnerAxes]:
+        """The layers it deals for, once an attempt has begun."""
+        dealers = zip(self._owners, self._dealers, strict=True)
+        return {name: OwnerAxes(one.columns, one.width) for name, one in dealers}
 
     def deal(self) -> Frame:
         """Wait for what is asked, and answer it if it is an exchange; the frame that asked.

@@ -106,7 +106,7 @@ class LabelSession:
             self.grid, self.terms, settings, self.data, patience_s, self.say, attempt
         ) as federation:
             label = self._build(federation.join([ledger, *recorders], start), ledger)
-            relay_offers(label)
+            federation.agree(relay_offers(label))
             label.resume()
             schedule = label.course.follow(self.terms.schedule(self.data.split, start))
             weights = {self.party.party: label.weights}

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, ValidationError
 
+from vfl.config.experiment import PartyName
 from vfl.config.toml import Settings
 from vfl.datasets import PartyData
 from vfl.errors import DisagreementError, MisalignedError, ProtocolError
@@ -32,11 +33,11 @@ class Introduction(Settings):
         row_order: digest of its rows' order, keyed with the session.
     """
 
-    party: str = Field(max_length=32)
-    version: str = Field(max_length=32)
+    party: PartyName
+    version: str = Field(max_length=32, pattern=r"^[ -~]+$")
     terms: str = Field(pattern=_HEX)
     settings: dict[Short, Short] = Field(max_length=64)
-    rows: int = Field(ge=0)
+    rows: int = Field(ge=0, lt=2**40)
     row_order: str = Field(pattern=_HEX)
 
     @classmethod
