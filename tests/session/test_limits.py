@@ -105,7 +105,8 @@ def test_a_masked_sum_has_words_of_its_ring(experiment, data, bits, word):
 def test_shared_layers_open_nothing_before_their_columns_are_told(experiment, data):
     terms, split = shared(experiment, "beaver"), data["bank"].split
     early = frame_limits(terms, "bank", split)
-    assert Kind.OPENING not in early.up and Kind.CUT not in early.up
+    assert Kind.OPENING not in early.up
+    assert Kind.CUT not in early.up
     axes = SharedAxes(columns=33, other=33, width=8)
     limits = frame_limits(terms, "bank", split, {"bank": axes})
     bytes_ = limits.up[Kind.OPENING] + limits.up[Kind.CUT]

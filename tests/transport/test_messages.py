@@ -16,7 +16,15 @@ from vfl.frame import HANDSHAKE_LIMIT_BYTES, Frame, Kind
 from vfl.transport.messages import Hello, Welcome, error_frame, read_failure, read_refusal
 
 KEY = "0f" * 32
-GOOD = {"session": "s", "node": "n", "token": "t", "about": {}, "key": KEY, "sent": 0, "received": 0}
+GOOD = {
+    "session": "s",
+    "node": "n",
+    "token": "t",
+    "about": {},
+    "key": KEY,
+    "sent": 0,
+    "received": 0,
+}
 
 
 def hello_of(**changes):

@@ -12,7 +12,9 @@ def test_loopback_needs_none(host):
     require_loopback(host)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "lender.example", "", "localhost.x"])
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "192.0.2.1", "lender.example", "", "localhost.x"]
+)
 def test_elsewhere_nothing_opens_without_tls(host):
     with pytest.raises(UserError, match="without TLS"):
         TcpHub(host, 0, "session", {})

@@ -37,11 +37,12 @@ class LinkLimits:
 
     def inbox_bytes(self, window: int) -> int:
         """Most bytes the listening end holds of frames it has not taken yet."""
-        return window * (max(self.up.values()) + HEADER_BYTES)
+        # One ERROR ends a link, so a window is full of anything else.
+        return window * _largest(self.up) + self.up.get(Kind.ERROR, 0) + HEADER_BYTES
 
     def resend_bytes(self, window: int) -> int:
         """Most bytes the listening end keeps of frames it may have to send again."""
-        return window * (max(self.down.values()) + HEADER_BYTES)
+        return window * _largest(self.down)
 
     def held_bytes(self, window: int) -> int:
         """Most bytes of frames the listening end holds for the other one.
@@ -50,9 +51,14 @@ class LinkLimits:
             window: frames that may be on their way unread, and sent frames that are kept.
 
         >>> LinkLimits(up={Kind.CUT: 984}, down={Kind.GRAD: 184}).held_bytes(window=4)
-        4800
+        4816
         """
         return self.inbox_bytes(window) + self.resend_bytes(window)
+
+
+def _largest(limits: Mapping[Kind, int]) -> int:
+    """Bytes of the largest frame that does not end the link, header included."""
+    return max(most for kind, most in limits.items() if kind is not Kind.ERROR) + HEADER_BYTES
 
 
 def check_outgoing(frame: Frame, limits: Mapping[Kind, int] | None) -> None:
