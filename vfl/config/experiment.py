@@ -128,7 +128,7 @@ class TrainSettings(Settings):
     epochs: int = Field(default=10, ge=1, le=100_000)
     batch_rows: int = Field(default=64, ge=1, le=1_000_000)
     optimizer: Literal["adam", "sgd"] = "adam"
-    learning_rate: float = Field(default=1e-3, gt=0, le=1000)
+    learning_rate: float = Field(default=1e-3, gt=0, le=1e6)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0, le=1000)
     checkpoint_every: int = Field(default=500, ge=1, le=1_000_000_000)
