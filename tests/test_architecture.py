@@ -29,6 +29,7 @@ BESIDE = {
     ("exchange", "defenses"): "an exchange is a defense and a codec around a link",
     ("mpc", "compression"): "loops of both are compiled alike",
     ("session", "defenses"): "a ledger of sessions notes what the defense states",
+    ("session", "models"): "consent counts the parameters of a bottom before it is built",
     ("trace", "session"): "a trace follows the schedule and says which terms it was recorded on",
     ("run", "local"): "a run in process is a local session with a folder",
     ("estimators", "local"): "fit is a local session on arrays",

@@ -198,7 +198,7 @@ def test_a_folder_of_another_format_is_refused(tmp_path):
 
 
 def test_a_failing_run_says_why_and_has_no_summary(tmp_path):
-    experiment = experiment_of(train={"epochs": 3, "optimizer": "sgd", "learning_rate": 1e30})
+    experiment = experiment_of(train={"epochs": 3, "optimizer": "sgd", "learning_rate": 1e6})
     with pytest.raises(NonFiniteError):
         train(experiment, tmp_path, "wild")
     failure = read_json(tmp_path / "wild" / "failure.json")

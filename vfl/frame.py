@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -25,6 +26,8 @@ Payload = bytes | bytearray | memoryview
 
 HEADER_BYTES = 16
 VERSION = 0x51  # high nibble: this is a vfl frame; low nibble: version 1
+#: Largest payload of a frame where nothing smaller was agreed: in a three-party computation, in
+#: measurements, and as the ceiling of whatever is agreed.
 LIMIT_BYTES = 512 * 1024 * 1024
 HANDSHAKE_LIMIT_BYTES = 8192
 
@@ -46,6 +49,10 @@ class Kind(IntEnum):
     PROTOCOL = 9  # for protocols that run over the same link
     OPENING = 10  # training: masked operands that the label party relays
     QUERY_OPENING = 11  # the same in evaluation and prediction
+
+
+#: Largest payloads that are accepted: of every kind, or by kind, where the others carry nothing.
+PayloadLimit = int | Mapping[Kind, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +106,13 @@ def to_bytes(frame: Frame) -> bytes:
     return pack_header(frame) + bytes(frame.payload)
 
 
-def parse_header(raw: Payload, limit_bytes: int = LIMIT_BYTES) -> Header:
+def parse_header(raw: Payload, limit_bytes: PayloadLimit = LIMIT_BYTES) -> Header:
     """Check 16 bytes before anything is allocated for the payload.
 
     Args:
         raw: exactly 16 bytes.
-        limit_bytes: largest payload accepted now (8,192 until a peer is known).
+        limit_bytes: largest payload accepted now (8,192 until a peer is known), of every kind or
+            by kind.
 
     Raises:
         TruncatedFrameError: fewer bytes than a header.
@@ -127,11 +135,12 @@ def parse_header(raw: Payload, limit_bytes: int = LIMIT_BYTES) -> Header:
             want=f"version {VERSION & 15}",
             fix="install the same vfl version at every party",
         )
-    if body_bytes > limit_bytes:
+    most = limit_bytes if isinstance(limit_bytes, int) else limit_bytes.get(kind, 0)
+    if body_bytes > most:
         raise OversizedFrameError(
             "a frame announces more than the agreed limit",
             got=f"{body_bytes} bytes",
-            want=f"at most {limit_bytes} bytes",
+            want=f"at most {most} bytes",
         )
     try:
         known = Kind(kind)

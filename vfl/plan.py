@@ -30,6 +30,7 @@ from vfl.seeds import Secret
 from vfl.server import build_label_party
 from vfl.session import Terms, advice
 from vfl.session.consent import dealt_bytes, expected_bytes
+from vfl.session.limits import frame_limits
 from vfl.session.own_data import own_data
 from vfl.session.own_identity import keys_of
 from vfl.session.schedule import steps_per_epoch
@@ -263,6 +264,9 @@ def _traffic(
         return facts
     own, names = shared or {}, terms.feature_parties
     most = sum(expected_bytes(terms, name, split, own.get(name)) for name in names)
+    window = terms.window_frames
+    held = [frame_limits(terms, name, split, shared).held_bytes(window) for name in names]
+    facts["held_bytes_per_party"] = max(held)
     return facts | {"at_most_bytes": most + dealt_bytes(terms, own.values(), split)}
 
 

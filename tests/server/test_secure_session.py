@@ -8,7 +8,7 @@ import csv
 import numpy as np
 import pandas as pd
 import pytest
-from played_session import Noting, PlayedSession, stand_in
+from played_session import Noting, PlayedSession, largest, note_limits, stand_in
 from stand_in_flower import Flower
 
 from vfl.errors import LostPeerError, MissingPartyError, PeerFailedError
@@ -107,6 +107,30 @@ def test_a_training_and_a_prediction_with_shared_first_layers(session):
     assert len(opened) == 8 * (120 * 3 + 3 * 4) + 2 * 16
     with (session.run / "predictions.csv").open() as file:
         assert len(list(csv.reader(file))) == 1 + 120
+
+
+SAID_ONCE = (Kind.DONE, Kind.PROTOCOL)  # reports, and keys of several lengths under one kind
+
+
+@pytest.mark.parametrize("mode", ["train", "predict"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"secure": "sum:bits=8"}, {"secure": "sum:bits=16"}, SHARED],
+    ids=["sum", "sum8", "sum16", "beaver"],
+)
+def test_limits_leave_no_byte_to_spare(session, monkeypatch, settings, mode):
+    if mode == "predict":
+        session.play(**settings)
+    limits = note_limits(monkeypatch)
+    crossed = largest(session.play(mode=mode, **settings))
+    assert len(crossed) >= 10
+    for (party, way, kind), size in crossed.items():
+        most = getattr(limits[party], way)[kind]
+        assert size <= most
+        if kind not in (*SAID_ONCE, Kind.ACK, Kind.GRAD) or (
+            kind is Kind.GRAD and "train" in settings
+        ):
+            assert size == most, (party, way, kind)
 
 
 def test_a_party_that_allows_fewer_bytes_than_shared_layers_take_refuses(session):

@@ -8,7 +8,7 @@ import csv
 import numpy as np
 import pandas as pd
 import pytest
-from played_session import Noting, PlayedSession, stand_in
+from played_session import Noting, PlayedSession, largest, note_limits, stand_in
 from stand_in_flower import Flower
 
 from vfl.errors import ConfigError, LostPeerError, MissingPartyError, PeerFailedError
@@ -92,6 +92,20 @@ def test_a_training_an_evaluation_and_a_prediction(session):
     assert len(opened) == 8 * ROWS * 3
     with (session.run / "predictions.csv").open() as file:
         assert len(list(csv.reader(file))) == 1 + ROWS
+
+
+@pytest.mark.parametrize("mode", ["train", "predict"])
+def test_limits_leave_no_byte_to_spare(session, monkeypatch, mode):
+    if mode == "predict":
+        session.play()
+    limits = note_limits(monkeypatch)
+    crossed = largest(session.play(mode=mode))
+    assert {party for party, _, _ in crossed} == {"bank", "notary"}
+    for (party, way, kind), size in crossed.items():
+        most = getattr(limits[party], way)[kind]
+        assert size <= most
+        if kind not in (Kind.DONE, Kind.PROTOCOL, Kind.ACK):
+            assert size == most, (party, way, kind)
 
 
 @pytest.mark.parametrize("step", [8, 9])

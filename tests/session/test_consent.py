@@ -1,3 +1,5 @@
+import resource
+
 import pytest
 
 from vfl.compression import CODECS
@@ -59,6 +61,84 @@ def test_each_difference_is_told(terms, refusal, changes, consent, asked, allowe
     error = refusal(terms.model_copy(update=changes), **consent)
     assert error.what == "party 'bank' does not consent to this session"
     assert (error.got, error.want) == (asked, allowed)
+
+
+@pytest.fixture
+def asked(data):
+    """The error a party raises to terms that name its bottom, or None."""
+
+    def ask(terms, shape=(64,), **consent):
+        split = data["bank"].split
+        try:
+            check_consent(terms, "bank", Consent(**consent), split, row_shape=shape)
+        except ConsentError as error:
+            return error
+        return None
+
+    return ask
+
+
+def with_bottom(terms, bottom, **train):
+    bank = terms.parties["bank"].model_copy(update={"bottom": bottom})
+    settings = terms.train.model_copy(update=train)
+    return terms.model_copy(update={"parties": terms.parties | {"bank": bank}, "train": settings})
+
+
+BUNDLED = [
+    ("mlp:hidden=1024-1024", (3072,)),
+    ("cnn", (1, 28, 14)),
+    ("resnet20:widen=2", (3, 32, 32)),
+    ("efficientnet_b0", (3, 64, 64)),
+    ("vit", (3, 128, 128)),
+    ("gru4rec:items=40000", (20,)),
+    ("textcnn:words=20000", (400,)),
+]
+
+
+@pytest.mark.parametrize(("bottom", "shape"), BUNDLED)
+def test_bundled_bottoms_are_within_the_default(terms, asked, bottom, shape):
+    wide = terms.parties["bank"].model_copy(update={"width": 96})
+    terms = terms.model_copy(update={"parties": terms.parties | {"bank": wide}})
+    assert asked(with_bottom(terms, bottom), shape) is None
+
+
+@pytest.mark.parametrize(
+    ("bottom", "shape"),
+    [
+        ("mlp:hidden=20000-20000", (64,)),
+        ("mlp:hidden=" + "-".join(["1048576"] * 32), (64,)),
+        ("vit:layers=64,tokens=16384", (3, 128, 128)),
+        ("textcnn:words=16777216,embedding=16384", (50,)),
+        ("gru4rec:items=16777216", (50,)),
+    ],
+)
+def test_a_bottom_is_refused_before_it_is_built(terms, asked, bottom, shape):
+    wide = terms.parties["bank"].model_copy(update={"width": 9})
+    terms = terms.model_copy(update={"parties": terms.parties | {"bank": wide}})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    error = asked(with_bottom(terms, bottom), shape)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
+    assert "parameters in bottom" in error.got
+    assert error.want.startswith("parameters <= 20000000")
+
+
+def test_the_optimiser_and_the_activations_count(terms, asked):
+    small = with_bottom(terms, "mlp:hidden=64-64")  # 65 * 64 + 65 * 64 + 65 * 8 parameters
+    parameters = 2 * 65 * 64 + 65 * 8
+    activations = 64 + 2 * (64 + 64) + 8
+    needed = 4 * (4 * parameters + 50 * activations)  # weights, gradients, two of Adam
+    assert asked(small, max_memory_bytes=needed) is None
+    error = asked(small, max_memory_bytes=needed - 1)
+    assert error.got.startswith(f"about {needed} bytes of memory")
+    assert asked(with_bottom(terms, "mlp:hidden=64-64", optimizer="sgd", momentum=0.0),
+                 max_memory_bytes=needed - 8 * parameters) is None  # fmt: skip
+
+
+def test_parties_batches_and_rows_are_bounded(terms, refusal):
+    error = refusal(terms, max_parties=1, max_batch_rows=49, max_rows=199)
+    assert error.got == "2 parties; batch_rows 50; 200 rows"
+    assert error.want == "parties <= 1; batch_rows <= 49; rows <= 199"
+    assert refusal(terms, max_parties=2, max_batch_rows=50, max_rows=200) is None
 
 
 def test_one_byte_too_many(terms, data, refusal):

@@ -9,6 +9,7 @@ from vfl.config import Experiment, read_party_file
 from vfl.ledger import Ledger
 from vfl.mpc.identity import Identity
 from vfl.session import Terms
+from vfl.transport import HubLink
 
 with warnings.catch_warnings():  # importing Flower uses what newer clicks deprecate
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -30,6 +31,26 @@ def stand_in(monkeypatch):
     monkeypatch.setattr("vfl.server.session._COLLECT_S", 0.0)
     monkeypatch.setattr("vfl.server.federation.Message", Envelope)
     monkeypatch.setattr("vfl.server.session.Ledger", Noting)
+
+
+def note_limits(monkeypatch):
+    """What each of the hub's links last agreed on, by party."""
+    agreed, agree = {}, HubLink.agree
+
+    def noting(link, limits):
+        agreed[link.party] = limits
+        agree(link, limits)
+
+    monkeypatch.setattr(HubLink, "agree", noting)
+    return agreed
+
+
+def largest(seen):
+    """The largest payload that crossed, by party, direction and kind."""
+    sizes = {}
+    for party, way, kind, _, payload in seen:
+        sizes[party, way, kind] = max(len(payload), sizes.get((party, way, kind), 0))
+    return sizes
 
 
 class PlayedSession:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from vfl.errors import LostPeerError
+from vfl.errors import AuthenticationError, LostPeerError
 from vfl.frame import Frame, Kind
 
 STEPS = 12
@@ -212,10 +212,21 @@ def test_a_process_started_anew_cannot_continue_a_session(open_hub, attach):
     hub = open_hub()
     first = attach(hub.port)
     hub.wait_all(["bank"], 2)
+    with pytest.raises(AuthenticationError, match="no such session, node and token"):
+        attach(hub.port)  # it has the token, and not the key of the first
+    first.send(Frame(Kind.CUT, 0))
+    assert hub.link("bank").receive().step == 0
+
+
+def test_a_process_that_counts_from_the_start_cannot_continue(open_hub, attach, hello):
+    hub = open_hub()
+    greeting = hello()
+    first = attach(hub.port, greeting=greeting)
+    hub.wait_all(["bank"], 2)
     label = hub.link("bank")
     first.send(Frame(Kind.CUT, 0))
     label.receive()
     with pytest.raises(LostPeerError, match="started anew"):
-        attach(hub.port)
+        attach(hub.port, greeting=greeting)
     first.send(Frame(Kind.CUT, 1))
     assert label.receive().step == 1

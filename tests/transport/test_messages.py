@@ -15,7 +15,16 @@ from vfl.errors import (
 from vfl.frame import HANDSHAKE_LIMIT_BYTES, Frame, Kind
 from vfl.transport.messages import Hello, Welcome, error_frame, read_failure, read_refusal
 
-GOOD = {"session": "s", "node": "n", "token": "t", "about": {}, "sent": 0, "received": 0}
+KEY = "0f" * 32
+GOOD = {
+    "session": "s",
+    "node": "n",
+    "token": "t",
+    "about": {},
+    "key": KEY,
+    "sent": 0,
+    "received": 0,
+}
 
 
 def hello_of(**changes):
@@ -31,10 +40,24 @@ def test_greetings_come_back_as_they_went():
 
 def test_a_token_is_not_printed():
     assert "secret-token" not in repr(Hello("s", "n", "secret-token"))
+    assert KEY not in repr(Hello("s", "n", "t", key=KEY))
+
+
+def test_every_process_greets_with_a_key_of_its_own():
+    assert Hello("s", "n", "t").key != Hello("s", "n", "t").key
+
+
+@pytest.mark.parametrize(
+    "value", [None, 1, "", "0f" * 31, "0F" * 32, "0f" * 33, "0f" * 32 + "\n", ["0f" * 32]]
+)
+def test_keys_are_32_bytes(value):
+    with pytest.raises(ProtocolError) as caught:
+        Hello.of(hello_of(key=value))
+    assert "key" in caught.value.where
 
 
 def test_unknown_keys_are_ignored():
-    assert Hello.of(hello_of(later="x")) == Hello("s", "n", "t")
+    assert Hello.of(hello_of(later="x")) == Hello("s", "n", "t", key=KEY)
 
 
 @pytest.mark.parametrize("key", ["session", "node", "token"])

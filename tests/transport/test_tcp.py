@@ -88,8 +88,9 @@ def test_terms_and_about_cross_once(open_hub, attach, hello):
         return {"codec": "none", "parties": 2}
 
     hub = open_hub(on_attach=on_attach)
-    first = attach(hub.port, greeting=hello(about={"rows": 100}))
-    attach(hub.port, greeting=hello(about={"rows": 100}))
+    greeting = hello(about={"rows": 100})
+    first = attach(hub.port, greeting=greeting)
+    attach(hub.port, greeting=greeting)
     assert first.terms == {"codec": "none", "parties": 2}
     assert asked == [("bank", {"rows": 100})]
 

@@ -39,7 +39,7 @@ class Links:
         self._links: dict[int, TransportLink] = {}
         if callers := LISTENS[place.rank]:
             known = {NAMES[each]: Credential(NAMES[each], place.token) for each in callers}
-            self._hub = TcpHub(place.host, 0, place.session, known)
+            self._hub = TcpHub(place.host, 0, place.session, known, plaintext=True)
         self.port = self._hub.port if self._hub else 0
 
     def connect(self, doors: Doors) -> dict[int, TransportLink]:
@@ -47,7 +47,7 @@ class Links:
         place, callers = self._place, LISTENS[self._place.rank]
         hello = Hello(place.session, NAMES[place.rank], place.token)
         for role in CALLS[place.rank]:
-            self._links[role] = TcpLink.connect(*doors.doors[role], hello, None)
+            self._links[role] = TcpLink.connect(*doors.doors[role], hello, None, plaintext=True)
         if self._hub is not None:
             self._hub.wait_all([NAMES[each] for each in callers], _JOIN_S)
             self._links |= {each: self._hub.link(NAMES[each]) for each in callers}

@@ -39,7 +39,8 @@ def host(setup: Setup, announce: Callable[[Door], None]) -> Measurement:
     job = setup.job
     certificate = session_certificate([job.host]) if job.tls else None
     credentials = {party: Credential(party, token) for party, token in job.tokens.items()}
-    hub = TcpHub(job.host, 0, job.session, credentials, certificate=certificate)
+    where = (job.host, 0, job.session, credentials)
+    hub = TcpHub(*where, certificate=certificate, plaintext=not job.tls)
     try:
         ca_pem = certificate.ca_pem.decode() if certificate else ""
         announce(Door(host=job.host, port=hub.port, ca_pem=ca_pem))
@@ -61,7 +62,7 @@ def join(setup: Setup) -> Measurement:
     ((name, token),) = job.tokens.items()
     hello = Hello(job.session, name, token)
     door, ca_pem = job.door, job.door.ca_pem.encode() or None
-    link = TcpLink.connect(door.host, door.port, hello, ca_pem)
+    link = TcpLink.connect(door.host, door.port, hello, ca_pem, plaintext=ca_pem is None)
     try:
         party = build_feature_party(
             setup.data[name],

@@ -7,16 +7,19 @@ from contextlib import contextmanager
 
 from vfl.errors import VFLError
 from vfl.session import Introduction, SessionMessage, for_others, unexpected
-from vfl.transport import Hello, TcpLink, Timeouts
+from vfl.transport import Hello, LinkLimits, TcpLink, Timeouts
 
 
 @contextmanager
-def attached(message: SessionMessage, introduction: Introduction) -> Iterator[TcpLink]:
+def attached(
+    message: SessionMessage, introduction: Introduction, limits: LinkLimits
+) -> Iterator[TcpLink]:
     """The party's end of the stream, introduced; what goes wrong meanwhile is told to the others.
 
     Args:
         message: what Flower brought.
         introduction: what the party says of itself.
+        limits: what frames may carry.
 
     Raises:
         LostPeerError: nobody is there.
@@ -27,9 +30,10 @@ def attached(message: SessionMessage, introduction: Introduction) -> Iterator[Tc
         message.host,
         message.port,
         hello,
-        message.ca_pem.encode() or None,
+        message.ca_pem.encode(),
         Timeouts(idle_s=message.idle_timeout_s, rejoin_window_s=message.rejoin_window_s),
         message.terms.window_frames,
+        limits=limits,
     )
     try:
         yield link

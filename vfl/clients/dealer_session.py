@@ -15,6 +15,7 @@ from vfl.session import (
     SessionMessage,
     check_dealers_consent,
 )
+from vfl.session.limits import frame_limits
 from vfl.session.own_data import own_ledger
 from vfl.session.own_identity import own_agreement
 from vfl.storage import weights_digest
@@ -44,12 +45,14 @@ def deal(message: SessionMessage, party: PartyFile) -> PartyReport:
         )
     check_dealers_consent(terms, party.party, party.consent)
     ledger, introduction = own_ledger(party), Introduction.of_dealer(party.party, terms)
-    with ledger.session(terms) as (_, meter), attached(message, introduction) as stream:
+    limits = frame_limits(terms, party.party, None)
+    with ledger.session(terms) as (_, meter), attached(message, introduction, limits) as stream:
         link = Observed(stream, party.party, "feature", [meter])
         dealer = build_dealing_party(terms, link)
         agreement = own_agreement(party, terms, message.session, message.attempt)
         send_offer(dealer, agreement)
         take_offers(dealer, agreement, terms.dealer)
+        stream.agree(frame_limits(terms, party.party, None, dealer.half.layers))
         dealer.run(party.consent.max_bytes)
         no_weights = weights_digest({})
         if terms.mode == "train":

@@ -7,6 +7,7 @@ from vfl.exchange import DealerHalf
 from vfl.frame import Kind
 from vfl.link import Link
 from vfl.session import Terms
+from vfl.session.schedule import QUERY_ROWS
 
 
 class DealingParty:
@@ -56,4 +57,5 @@ def build_dealing_party(terms: Terms, link: Link) -> DealingParty:
     """
     assert terms.dealer is not None, "a third party deals"
     owners = {name: terms.parties[name].width for name in terms.feature_parties}
-    return DealingParty(DealerHalf(terms.dealer, owners, link))
+    most_rows = max(terms.train.batch_rows, QUERY_ROWS)
+    return DealingParty(DealerHalf(terms.dealer, owners, link, most_rows))

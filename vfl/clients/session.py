@@ -21,6 +21,7 @@ from vfl.session import (
     Terms,
     check_consent,
 )
+from vfl.session.limits import frame_limits
 from vfl.session.own_data import (
     own_checkpoints,
     own_data,
@@ -56,16 +57,19 @@ def take_part(
         return deal(message, party)
     _check_asked(party, terms)
     data = own_data(party, terms)
-    check_consent(terms, party.party, party.consent, data.split)
+    check_consent(
+        terms, party.party, party.consent, data.split, row_shape=_asked_shape(party, data)
+    )
     checkpoints = own_checkpoints(party, terms)
     recorders = own_recorders(party, terms, data, checkpoints)
     introduction = Introduction.of(data, terms, message.session)
     ledger = own_ledger(party)
     folder = own_folder(party, terms)
+    limits = frame_limits(terms, party.party, data.split)
     with (
         locked(folder.path),
         ledger.session(terms) as (entry, meter),
-        attached(message, introduction) as stream,
+        attached(message, introduction, limits) as stream,
     ):
         link = Observed(stream, data.name, "feature", [meter, *recorders])
         feature = build_feature_party(
@@ -83,6 +87,9 @@ def take_part(
             send_offer(feature, agreement)
             take_offers(feature, agreement, terms.dealer)
             _check_shared(feature, terms, party, data)
+            if isinstance(feature.half, ShareHolder):
+                layers = {party.party: feature.half.axes}
+                stream.agree(frame_limits(terms, party.party, data.split, layers))
         feature.resume(message.start, terms.in_flight_at(data.split, message.start))
         schedule = meter.through(feature.course.follow(terms.schedule(data.split, message.start)))
         weights = {party.party: feature.weights}
@@ -97,6 +104,13 @@ def take_part(
         )
         _say_goodbye(link, report)
         return report
+
+
+def _asked_shape(party: PartyFile, data: PartyData) -> tuple[int, ...] | None:
+    """Axes of a row, where the session names the bottom; None where the party's own file does."""
+    if data.inputs is None or party.bottom is not None:
+        return None
+    return tuple(data.inputs.shape[1:])
 
 
 def _say_goodbye(link: TransportLink, report: PartyReport) -> None:

@@ -15,6 +15,12 @@ from vfl.config.toml import MoreMistakes, Settings, check, override, read_toml, 
 PARTY_NAME = r"^[a-z][a-z0-9_-]{0,31}$"
 PartyName = Annotated[str, StringConstraints(pattern=PARTY_NAME)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+#: A plug-in by name, with options; every party is sent it.
+Spec = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[ -~]*$")]
+#: A day: longer than any wait between parties is meant to be.
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+#: Numbers of a frame's step, an unsigned 32-bit field.
+MOST_STEPS = 2**32
 
 
 class DataSettings(Settings):
@@ -70,7 +76,7 @@ class PartySettings(Settings):
     """
 
     width: int = Field(default=32, ge=1, le=65536)
-    bottom: str = "mlp:hidden=64"
+    bottom: Spec = "mlp:hidden=64"
     columns: tuple[str, ...] | None = None
     source: str | None = None
     shape: tuple[int, ...] | None = None
@@ -93,7 +99,7 @@ class LabelSettings(Settings):
     task: Literal["classification", "regression"] = "classification"
     top: str = "mlp:hidden=64"
     class_weight: Literal["none", "balanced"] = "none"
-    hits: int = Field(default=0, ge=0)
+    hits: int = Field(default=0, ge=0, le=1_000_000)
 
     @model_validator(mode="after")
     def _consistent(self) -> LabelSettings:
@@ -122,14 +128,21 @@ class TrainSettings(Settings):
     epochs: int = Field(default=10, ge=1, le=100_000)
     batch_rows: int = Field(default=64, ge=1, le=1_000_000)
     optimizer: Literal["adam", "sgd"] = "adam"
-    learning_rate: float = Field(default=1e-3, gt=0)
+    learning_rate: float = Field(default=1e-3, gt=0, le=1e6)
     momentum: float = Field(default=0.9, ge=0, lt=1)
-    weight_decay: float = Field(default=0.0, ge=0)
-    checkpoint_every: int = Field(default=500, ge=1)
+    weight_decay: float = Field(default=0.0, ge=0, le=1000)
+    checkpoint_every: int = Field(default=500, ge=1, le=1_000_000_000)
     in_flight: int = Field(default=1, ge=1, le=64)
     precision: Literal["float32", "bfloat16"] = "float32"
-    patience: int = Field(default=0, ge=0)
+    patience: int = Field(default=0, ge=0, le=100_000)
     keep: Literal["last", "best"] = "last"
+
+    @property
+    def optimizer_copies(self) -> int:
+        """Numbers the optimiser keeps of every parameter beside its gradient."""
+        if self.optimizer == "adam":
+            return 2
+        return 1 if self.momentum else 0
 
 
 class TraceSettings(Settings):
@@ -173,11 +186,11 @@ class FederationSettings(Settings):
     stream_host: str = "127.0.0.1"
     stream_port: int = Field(default=0, ge=0, le=65535)
     bind_host: str = ""
-    join_timeout_s: float = Field(default=60.0, gt=0)
-    step_timeout_s: float = Field(default=30.0, gt=0)
-    rejoin_window_s: float = Field(default=8.0, gt=0)
-    max_restarts: int = Field(default=3, ge=0)
-    restart_timeout_s: float = Field(default=180.0, gt=0)
+    join_timeout_s: Seconds = 60.0
+    step_timeout_s: Seconds = 30.0
+    rejoin_window_s: Seconds = 8.0
+    max_restarts: int = Field(default=3, ge=0, le=1000)
+    restart_timeout_s: Seconds = 180.0
 
 
 class Experiment(Settings):
@@ -192,10 +205,10 @@ class Experiment(Settings):
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "run"
     seed: int = Field(default=0, ge=0, lt=2**31)
-    codec: str = "none"
-    defense: str = "none"
+    codec: Spec = "none"
+    defense: Spec = "none"
     merge: Literal["concat", "sum"] = "concat"
-    secure: str = "none"
+    secure: Spec = "none"
     data: DataSettings = DataSettings()
     parties: Annotated[dict[PartyName, PartySettings], Field(min_length=1, max_length=64)]
     label: LabelSettings = LabelSettings()

@@ -51,6 +51,11 @@ class Consent(Settings):
         max_width: values a row of the cut may have.
         max_epochs: epochs of one training.
         max_bytes: bytes one session may send and receive, estimated before it starts.
+        max_parameters: of the bottom a session names; one named in this file may have any.
+        max_memory_bytes: that bottom, its optimiser and the activations of a batch may take.
+        max_parties: with columns, in one session.
+        max_batch_rows: rows of one training batch.
+        max_rows: different rows of the table that a session may ask for.
         versions: vfl versions the party agrees to run; empty means the installed one.
         bundles: Flower app bundles its SuperNode runs: "vfl" for the one with no code but the
             installed vfl's, or the SHA-256 of another.
@@ -65,6 +70,11 @@ class Consent(Settings):
     max_width: Annotated[int, Field(ge=1)] = 256
     max_epochs: Annotated[int, Field(ge=1)] = 100
     max_bytes: Annotated[int, Field(ge=1)] = 10_000_000_000
+    max_parameters: Annotated[int, Field(ge=1)] = 20_000_000
+    max_memory_bytes: Annotated[int, Field(ge=1)] = 4_000_000_000
+    max_parties: Annotated[int, Field(ge=1)] = 64
+    max_batch_rows: Annotated[int, Field(ge=1)] = 65_536
+    max_rows: Annotated[int, Field(ge=1)] = 100_000_000
     versions: tuple[str, ...] = ()
     bundles: tuple[Annotated[str, StringConstraints(pattern=r"^(vfl|[0-9a-f]{64})$")], ...] = (
         "vfl",

@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from secrets import token_bytes
 
 from vfl.errors import ProtocolError
-from vfl.exchange.share_holder import COLUMNS_BYTES
 from vfl.exchange.wire_words import split_payload, words_bytes
 from vfl.frame import LIMIT_BYTES, Frame, Kind, Payload
 from vfl.link import Link
 from vfl.mpc.ring import WORD_BYTES
 from vfl.mpc.shared_layer import Dealer
-from vfl.mpc.shared_traffic import ROWS_BYTES, fits
+from vfl.mpc.shared_traffic import COLUMNS_BYTES, ROWS_BYTES, OwnerAxes, fits
 from vfl.mpc.stream import KEY_BYTES, PadStream
 
 _ASKS = {Kind.OPENING: True, Kind.QUERY_OPENING: False}
@@ -29,13 +28,17 @@ class DealerHalf:
         party: its name, for messages.
         owners: the feature parties, in merge order, each with the width of its layer.
         link: the stream to the label party.
+        most_rows: rows of the largest exchange that was agreed on.
 
     Attributes:
         sent_bytes: what it has dealt since an attempt began, headers included.
     """
 
-    def __init__(self, party: str, owners: Mapping[str, int], link: Link) -> None:
+    def __init__(
+        self, party: str, owners: Mapping[str, int], link: Link, most_rows: int = LIMIT_BYTES
+    ) -> None:
         self.party = party
+        self._most_rows = most_rows
         self.link = link
         self.sent_bytes = 0
         self._owners = owners
@@ -68,6 +71,12 @@ class DealerHalf:
             self._layer(keys[name], key, int.from_bytes(part, "little"), width)
             for (name, width), key, part in layers
         ]
+
+    @property
+    def layers(self) -> dict[str, OwnerAxes]:
+        """The layers it deals for, once an attempt has begun."""
+        dealers = zip(self._owners, self._dealers, strict=True)
+        return {name: OwnerAxes(one.columns, one.width) for name, one in dealers}
 
     def deal(self) -> Frame:
         """Wait for what is asked, and answer it if it is an exchange; the frame that asked.
@@ -103,10 +112,14 @@ class DealerHalf:
         return Dealer(PadStream(owner), PadStream(partner), columns, width)
 
     def _rows(self, frame: Frame) -> int:
-        """How many rows are asked for; masks of more than a frame would hold are not drawn."""
+        """How many rows are asked for; no masks are drawn for more than was agreed on."""
         (part,) = split_payload(frame.payload, [ROWS_BYTES], f"rows of step {frame.step}")
         rows = int.from_bytes(part, "little")
         row = max(max(one.columns, one.width) for one in self._dealers)
-        if not 1 <= rows * WORD_BYTES * row <= LIMIT_BYTES:
-            raise ProtocolError("an exchange of so many rows fits no frame", got=f"{rows} rows")
+        if rows > self._most_rows or not 1 <= rows * WORD_BYTES * row <= LIMIT_BYTES:
+            raise ProtocolError(
+                "an exchange of so many rows was not agreed on, or fits no frame",
+                got=f"{rows} rows",
+                want=f"1 to {self._most_rows} rows",
+            )
         return rows

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from vfl.exchange.guards import expect
-from vfl.exchange.share_holder import COLUMNS_BYTES
 from vfl.exchange.wire_words import read_words, size_of, split_payload
 from vfl.frame import Frame, Kind, Payload
 from vfl.link import Link
-from vfl.mpc.shared_traffic import ROWS_BYTES
+from vfl.mpc.shared_traffic import COLUMNS_BYTES, ROWS_BYTES
 from vfl.mpc.stream import KEY_BYTES
 
 Shapes = Mapping[str, tuple[int, int]]

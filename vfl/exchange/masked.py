@@ -81,8 +81,13 @@ class MaskedHalves:
         """The line to a third party that deals; None where there is no such party."""
         return None
 
-    def begin(self) -> None:
-        """A new attempt has begun; the feature parties' keys are all there is to it."""
+    def begin(self) -> Mapping[str, int]:
+        """A new attempt has begun; the feature parties' keys are all there is to it.
+
+        Returns:
+            Columns of each party's layer, where layers are shared.
+        """
+        return {}
 
     def relay(self, step: int, rows: int, trains: bool) -> None:
         """Carry what the parties say to each other before they send: nothing."""

@@ -172,8 +172,11 @@ class PartnerHalves(MaskedHalves):
         """The third party that deals."""
         return self._dealer
 
-    def begin(self) -> None:
+    def begin(self) -> Mapping[str, int]:
         """Take this attempt's keys from the dealer and tell it what layers there are.
+
+        Returns:
+            Columns of each party's layer, that of ones included.
 
         Raises:
             ProtocolError, FrameError: somebody sent something else.
@@ -185,6 +188,7 @@ class PartnerHalves(MaskedHalves):
         for half, key in zip(self._by_party.values(), keys, strict=True):
             _share(half).begin(PadStream(key), columns[half.party], half.width)
         self._dealer.tell(columns)
+        return columns
 
     def relay(self, step: int, rows: int, trains: bool) -> None:
         """Ask the dealer for this exchange, and open the shares of the weights to their owners.

@@ -20,11 +20,8 @@ from vfl.exchange.shared_exposure import nobodys_bottom
 from vfl.frame import Frame, Kind
 from vfl.link import Link
 from vfl.mpc.shared_layer import first_weights
-from vfl.mpc.shared_traffic import LayerAxes
+from vfl.mpc.shared_traffic import COLUMNS_BYTES, LayerAxes
 from vfl.seeds import Secret
-
-#: How many columns a layer has, as it is told when an attempt begins.
-COLUMNS_BYTES = 4
 
 
 @dataclass(slots=True)

@@ -16,13 +16,13 @@ from vfl.errors import ProtocolError, RunFolderError
 from vfl.exchange.guards import expect
 from vfl.exchange.masked import QUERY, TRAINING
 from vfl.exchange.neighbours import Neighbours
-from vfl.exchange.share_holder import COLUMNS_BYTES, Pending, ShareHolder, no_keys
+from vfl.exchange.share_holder import Pending, ShareHolder, no_keys
 from vfl.exchange.wire_words import read_words, size_of, split_payload, words_bytes
 from vfl.frame import Frame, Kind, Payload
 from vfl.link import Link
 from vfl.mpc.sealing import TAG_BYTES
 from vfl.mpc.shared_layer import Owner, Partner, encode_inputs, first_weights
-from vfl.mpc.shared_traffic import SharedAxes, fits
+from vfl.mpc.shared_traffic import COLUMNS_BYTES, SharedAxes, fits
 from vfl.mpc.stream import KEY_BYTES, PadStream
 from vfl.seeds import Secret
 

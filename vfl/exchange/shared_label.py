@@ -14,13 +14,12 @@ from vfl.errors import ProtocolError
 from vfl.exchange.label_half import LabelHalf
 from vfl.exchange.masked import MaskedHalves
 from vfl.exchange.neighbours import owner_of, partner_of
-from vfl.exchange.share_holder import COLUMNS_BYTES
 from vfl.exchange.wire_words import size_of, split_payload, words_bytes
 from vfl.frame import Frame, Kind, Payload
 from vfl.mpc.masked_sum import Ring
 from vfl.mpc.sealing import TAG_BYTES
 from vfl.mpc.shared_layer import Dealer, check_outputs, encode_gradient
-from vfl.mpc.shared_traffic import MOST_COLUMNS, fits
+from vfl.mpc.shared_traffic import COLUMNS_BYTES, MOST_COLUMNS, fits
 from vfl.mpc.stream import KEY_BYTES, PadStream
 
 
@@ -72,8 +71,11 @@ class SharedHalves(MaskedHalves):
         self._order = tuple(halves)
         self._dealers: dict[str, Dealer] = {}
 
-    def begin(self) -> None:
+    def begin(self) -> Mapping[str, int]:
         """Deal anew: give each party a stream of its own, and the columns of its other layer.
+
+        Returns:
+            Columns of each party's layer, that of ones included.
 
         Raises:
             ProtocolError, FrameError: a party sent something else than its columns.
@@ -88,6 +90,7 @@ class SharedHalves(MaskedHalves):
             _codec(half).begin(self._dealers[name])
             told = columns[owner_of(name, self._order)].to_bytes(COLUMNS_BYTES, "little")
             half.link.send(Frame(Kind.PROTOCOL, 1, keys[name] + told))
+        return columns
 
     def relay(self, step: int, rows: int, trains: bool) -> None:
         """Pass on what the parties open to each other, each with the products dealt to it.

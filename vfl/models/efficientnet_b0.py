@@ -41,7 +41,7 @@ class EfficientNetB0Bottom(Bottom):
                 fix="use resnet20 for grey pictures",
             )
         module: nn.Module = efficientnet_b0()
-        if self.pretrained:
+        if self.pretrained and not next(module.parameters()).is_meta:  # shapes alone need none
             module.load_state_dict(_published_weights())
         head = nn.Identity() if width == FEATURES else nn.Linear(FEATURES, width)
         module.classifier = head

@@ -7,7 +7,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from vfl.models.base import Bottom, Shape
-from vfl.models.parts import check_dropout, check_size, sequence_steps, whole_numbers
+from vfl.models.parts import (
+    MOST_EMBEDDING,
+    MOST_NUMBERS,
+    check_dropout,
+    check_size,
+    sequence_steps,
+    whole_numbers,
+)
 
 
 class GRU4RecBottom(Bottom):
@@ -31,8 +38,8 @@ class GRU4RecBottom(Bottom):
     """
 
     def __init__(self, items: int, embedding: int = 100, dropout: float = 0.0) -> None:
-        self.items = check_size(items, "items")
-        self.embedding = check_size(embedding, "embedding")
+        self.items = check_size(items, "items", MOST_NUMBERS)
+        self.embedding = check_size(embedding, "embedding", MOST_EMBEDDING)
         self.dropout = check_dropout(dropout)
 
     def build(self, shape: Shape, width: int) -> nn.Module:

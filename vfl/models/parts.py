@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vfl.errors import BadOptionError, SpecError, nearest
 from vfl.models.base import Shape
+from vfl.options import require
 
 Activation = Literal["relu", "leaky_relu", "gelu", "silu", "tanh", "sigmoid"]
 
@@ -23,6 +24,12 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "sigmoid": nn.Sigmoid,
 }
 _SIZES = re.compile(r"[1-9][0-9]*(-[1-9][0-9]*)*", re.ASCII)
+#: Most layers of a stack, and most units of one: what is larger is a mistake or an attack.
+MOST_LAYERS = 32
+MOST_UNITS = 2**20
+#: Whole numbers that float32 tells apart, and most numbers that stand for one of them.
+MOST_NUMBERS = 2**24
+MOST_EMBEDDING = 2**14
 
 
 def parse_sizes(text: str, option: str) -> tuple[int, ...]:
@@ -34,7 +41,7 @@ def parse_sizes(text: str, option: str) -> tuple[int, ...]:
     ()
 
     Raises:
-        BadOptionError: anything else, zero included.
+        BadOptionError: anything else, zero included; too many layers, or too large ones.
     """
     if text in ("", "none"):
         return ()
@@ -42,7 +49,9 @@ def parse_sizes(text: str, option: str) -> tuple[int, ...]:
         raise BadOptionError(
             f"{option} is not a list of sizes", got=text, want="sizes such as 64-32, or none"
         )
-    return tuple(int(size) for size in text.split("-"))
+    sizes = text.split("-")
+    require(option, f"{len(sizes)} layers", f"at most {MOST_LAYERS}", len(sizes) <= MOST_LAYERS)
+    return tuple(check_size(int(size), option) for size in sizes)
 
 
 def make_activation(name: Activation) -> nn.Module:
@@ -72,14 +81,17 @@ def check_dropout(dropout: float) -> float:
     return dropout
 
 
-def check_size(size: int, option: str) -> int:
+def check_size(size: int, option: str, most: int = MOST_UNITS) -> int:
     """`size` itself.
 
     Raises:
-        BadOptionError: it is below 1.
+        BadOptionError: it is below 1, or above `most`.
     """
     if size < 1:
         raise BadOptionError(f"{option} is too small", got=str(size), want="at least 1")
+    if size > most:
+        given = str(size) if size < 2**63 else "a number of more than 18 digits"
+        raise BadOptionError(f"{option} is too large", got=given, want=f"at most {most}")
     return size
 
 

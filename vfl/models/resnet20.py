@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vfl.errors import BadOptionError
 from vfl.models.base import Bottom, Shape
-from vfl.models.parts import channels_last, picture_axes
+from vfl.models.parts import channels_last, check_size, picture_axes
 
 _CHANNELS = (16, 32, 64)
 _BLOCKS = 3
+_MOST_WIDE = 64
 
 
 class ResNet20Bottom(Bottom):
@@ -26,13 +26,11 @@ class ResNet20Bottom(Bottom):
             cut at.
 
     Raises:
-        BadOptionError: `widen` is below 1.
+        BadOptionError: `widen` is below 1 or above 64.
     """
 
     def __init__(self, widen: int = 1) -> None:
-        if widen < 1:
-            raise BadOptionError("widen is too small", got=str(widen), want="at least 1")
-        self.widen = widen
+        self.widen = check_size(widen, "widen", _MOST_WIDE)
 
     def build(self, shape: Shape, width: int) -> nn.Module:
         channels, _, _ = picture_axes(shape, "resnet20")

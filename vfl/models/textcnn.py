@@ -8,7 +8,14 @@ from torch import Tensor, nn
 
 from vfl.errors import WidthError
 from vfl.models.base import Bottom, Shape
-from vfl.models.parts import check_dropout, check_size, sequence_steps, whole_numbers
+from vfl.models.parts import (
+    MOST_EMBEDDING,
+    MOST_NUMBERS,
+    check_dropout,
+    check_size,
+    sequence_steps,
+    whole_numbers,
+)
 
 _WORDS_AT_ONCE = (3, 4, 5)
 
@@ -33,8 +40,8 @@ class TextCNNBottom(Bottom):
     """
 
     def __init__(self, words: int = 20_000, embedding: int = 100, dropout: float = 0.0) -> None:
-        self.words = check_size(words, "words")
-        self.embedding = check_size(embedding, "embedding")
+        self.words = check_size(words, "words", MOST_NUMBERS)
+        self.embedding = check_size(embedding, "embedding", MOST_EMBEDDING)
         self.dropout = check_dropout(dropout)
 
     def build(self, shape: Shape, width: int) -> nn.Module:

@@ -8,6 +8,10 @@ from vfl.errors import BadOptionError, SpecError
 from vfl.models.base import Bottom, Shape
 from vfl.models.parts import check_dropout, check_size, picture_axes
 
+#: Blocks of torchvision's largest network have 32 layers and tokens of 1,280.
+_MOST_LAYERS = 64
+_MOST_TOKENS = 2**14
+
 
 class ViTBottom(Bottom):
     """torchvision's vision transformer, trained from scratch, and a linear layer to the cut.
@@ -42,9 +46,9 @@ class ViTBottom(Bottom):
         dropout: float = 0.0,
     ) -> None:
         self.patch = check_size(patch, "patch")
-        self.tokens = check_size(tokens, "tokens")
-        self.layers = check_size(layers, "layers")
-        self.heads = check_size(heads, "heads")
+        self.tokens = check_size(tokens, "tokens", _MOST_TOKENS)
+        self.layers = check_size(layers, "layers", _MOST_LAYERS)
+        self.heads = check_size(heads, "heads", _MOST_TOKENS)
         self.hidden = check_size(hidden or 4 * tokens, "hidden")
         self.dropout = check_dropout(dropout)
         if tokens % heads:

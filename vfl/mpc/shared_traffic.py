@@ -27,6 +27,19 @@ class SharedAxes:
     other: int
     width: int
 
+    def opened_bytes(self, rows: int) -> int:
+        """Payload of what the party opens in an exchange: its inputs, and a share of weights."""
+        return WORD_BYTES * (rows * self.columns + self.other * self.width) + 2 * TAG_BYTES
+
+    def relayed_bytes(self, rows: int) -> int:
+        """Payload of what is opened to it, with the products dealt to it."""
+        words = rows * self.other + self.columns * self.width + rows * self.width
+        return WORD_BYTES * words + 2 * TAG_BYTES
+
+    def gradient_bytes(self, rows: int) -> int:
+        """Payload of its share of the gradient, with what is dealt for the other layer."""
+        return WORD_BYTES * (rows * self.width + self.other * self.width)
+
     def wire_bytes(self, rows: int, trains: bool) -> int:
         """Bytes the party sends and receives in an exchange, headers included.
 
@@ -52,6 +65,18 @@ class OwnerAxes:
     columns: int
     width: int
 
+    def opened_bytes(self, rows: int) -> int:
+        """Payload of what the party opens in an exchange: its inputs."""
+        return WORD_BYTES * rows * self.columns
+
+    def relayed_bytes(self, rows: int) -> int:
+        """Payload of what is opened to it: the other share of its layer, of any rows."""
+        return WORD_BYTES * self.columns * self.width
+
+    def gradient_bytes(self, rows: int) -> int:
+        """Payload of its share of the gradient."""
+        return WORD_BYTES * rows * self.width
+
     def wire_bytes(self, rows: int, trains: bool) -> int:
         """Bytes the party sends and receives in an exchange, headers included.
 
@@ -67,6 +92,8 @@ class OwnerAxes:
 LayerAxes = SharedAxes | OwnerAxes
 #: How many rows an exchange has, as a third party that deals is asked for it.
 ROWS_BYTES = 4
+#: How many columns a layer has, as it is told when an attempt begins.
+COLUMNS_BYTES = 4
 
 
 def bytes_to_deal(layers: Sequence[OwnerAxes], rows: int, trains: bool) -> int:
@@ -79,6 +106,16 @@ def bytes_to_deal(layers: Sequence[OwnerAxes], rows: int, trains: bool) -> int:
     updates = sum(layer.columns * layer.width for layer in layers)
     words = products + (updates if trains else 0)
     return ROWS_BYTES + WORD_BYTES * words + (3 if trains else 2) * HEADER_BYTES
+
+
+def products_bytes(widths: Sequence[int], rows: int) -> int:
+    """Payload of the products that a third party deals for the layers of an exchange."""
+    return WORD_BYTES * rows * sum(widths)
+
+
+def updates_bytes(layers: Sequence[LayerAxes]) -> int:
+    """Payload of what a third party deals for the updates of the layers."""
+    return WORD_BYTES * sum(layer.columns * layer.width for layer in layers)
 
 
 def fits(columns: int, width: int) -> bool:

@@ -26,6 +26,7 @@ from vfl.errors import (
     VFLError,
     read_record,
 )
+from vfl.exchange.neighbours import axes_of
 from vfl.link import Link, Observer
 from vfl.session import (
     Introduction,
@@ -35,8 +36,10 @@ from vfl.session import (
     for_others,
     unexpected,
 )
+from vfl.session.limits import frame_limits
 from vfl.transport import (
     Credential,
+    LinkLimits,
     Observed,
     TcpHub,
     Timeouts,
@@ -124,6 +127,8 @@ class Federation:
                 rejoin_window_s=self.settings.rejoin_window_s,
             ),
             self.terms.window_frames,
+            limits=self._limits,
+            token_s=self.join_timeout_s,
         )
         for name in self._nodes:
             self._invite(name)
@@ -136,6 +141,21 @@ class Federation:
             party: Observed(self._hub.link(self._node_of[party]), party, "label", observers)
             for party in self.terms.peers
         }
+
+    def agree(self, columns: Mapping[str, int]) -> None:
+        """Let through what shared first layers of these columns need, from here on, and no more.
+
+        Args:
+            columns: of each party's layer, that of ones included; empty where none is shared.
+        """
+        if not columns or self._hub is None:
+            return
+        inputs = {name: count - 1 for name, count in columns.items()}
+        width = self.terms.merged_width
+        layers = axes_of(inputs, width, self.terms.dealer is not None)
+        for party in self.terms.peers:
+            limits = frame_limits(self.terms, party, self.own.split, layers)
+            self._hub.link(self._node_of[party]).agree(limits)
 
     def collect(self, timeout_s: float) -> None:
         """Wait for the replies that end each party's message, so that no node stays busy.
@@ -232,6 +252,11 @@ class Federation:
         what = "it deals" if party == self.terms.dealer else f"{introduction.rows} rows, same order"
         self.say(f"party {party} is here: {what}")
         return {}
+
+    def _limits(self, name: str) -> LinkLimits:
+        """What frames of the party that a node was admitted as may carry."""
+        party = next(party for party, node in self._node_of.items() if node == name)
+        return frame_limits(self.terms, party, self.own.split)
 
     def _poll(self) -> None:
         """Look at Flower's replies now and then, and tell a node that is back once more."""

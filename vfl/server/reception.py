@@ -47,10 +47,9 @@ class Reception:
         """The line to a third party that deals; None where there is no such party."""
         return None if self._joint is None else self._joint.dealer
 
-    def begin(self) -> None:
-        """A new attempt has begun."""
-        if self._joint is not None:
-            self._joint.begin()
+    def begin(self) -> Mapping[str, int]:
+        """A new attempt has begun; columns of each party's layer, where layers are shared."""
+        return {} if self._joint is None else self._joint.begin()
 
     def relay(self, exchange: Exchange) -> None:
         """Carry what the feature parties say to each other before they send their cuts."""

@@ -180,7 +180,7 @@ class LabelSession:
         ) as federation:
             links = federation.join([ledger, meter, *recorders], start)
             label = self._build(links, ledger, own_secret(self.party, entry))
-            relay_offers(label)
+            federation.agree(relay_offers(label))
             label.resume(start)
             schedule = label.course.follow(self.terms.schedule(self.data.split, start))
             schedule = meter.through(schedule)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
-from vfl import compression
+from vfl import compression, models
 from vfl.config import Consent
 from vfl.datasets import Split
 from vfl.errors import ConsentError
-from vfl.frame import HEADER_BYTES
+from vfl.frame import HEADER_BYTES, Kind
+from vfl.models import Shape
+from vfl.models.footprint import footprint
 from vfl.mpc.shared_traffic import LayerAxes, OwnerAxes, bytes_to_deal
 from vfl.registry import parts
+from vfl.session.limits import most_rows
 from vfl.session.terms import Terms
 from vfl.version import VERSION
 
@@ -54,7 +57,13 @@ def dealt_bytes(terms: Terms, layers: Iterable[LayerAxes], split: Split) -> int:
 
 
 def check_consent(
-    terms: Terms, party: str, consent: Consent, split: Split, shared: LayerAxes | None = None
+    terms: Terms,
+    party: str,
+    consent: Consent,
+    split: Split,
+    shared: LayerAxes | None = None,
+    *,
+    row_shape: Shape | None = None,
 ) -> None:
     """Refuse a session that asks for more than the party allows.
 
@@ -65,11 +74,17 @@ def check_consent(
         split: of the rows.
         shared: the party's layers, where first layers are shared; a party knows the second one
             when it has been told its axes, and asks again then.
+        row_shape: axes of one of the party's rows, where the session names its bottom; None where
+            the party's own file does, or the bottom was counted before.
 
     Raises:
         ConsentError: every difference, asked and allowed.
+        SpecError: codec or bottom cannot be built.
     """
-    _refuse(party, list(_differences(terms, party, consent, split, shared)))
+    differences = list(_differences(terms, party, consent, split, shared))
+    if not differences and row_shape is not None:  # within limits that bound the counting too
+        differences = list(_of_bottom(terms, party, consent, split, row_shape))
+    _refuse(party, differences)
 
 
 def check_dealers_consent(terms: Terms, party: str, consent: Consent) -> None:
@@ -108,13 +123,39 @@ def _differences(
     width = terms.parties[party].width
     if width > consent.max_width:
         yield f"width {width}", f"width <= {consent.max_width}"
+    asked = sum(map(len, (split.train, split.validation, split.test)))
+    if asked > consent.max_rows:
+        yield f"{asked} rows", f"rows <= {consent.max_rows}"
     if _too_long(terms, consent):
         yield _epochs(terms, consent)
-    else:
+    elif width <= consent.max_width:
         needed = expected_bytes(terms, party, split, shared)
         if needed > consent.max_bytes:
             yield f"up to {needed} bytes", f"bytes <= {consent.max_bytes}"
     yield from _version(terms, consent)
+
+
+def _of_bottom(
+    terms: Terms, party: str, consent: Consent, split: Split, row_shape: Shape
+) -> Iterator[tuple[str, str]]:
+    """The bottom a session names, counted before it is built."""
+    asked, train = terms.parties[party], terms.train
+    counted = footprint(models.make_bottom(asked.bottom), row_shape, asked.width)
+    if counted.parameters > consent.max_parameters:
+        yield (
+            f"{counted.parameters} parameters in bottom {asked.bottom}",
+            f"parameters <= {consent.max_parameters}",
+        )
+    rows = most_rows(terms, split)
+    needed = counted.inference_bytes(rows[Kind.QUERY])
+    if terms.mode == "train":
+        batch = counted.training_bytes(rows[Kind.CUT], train.optimizer_copies, train.in_flight)
+        needed = max(needed, batch)
+    if needed > consent.max_memory_bytes:
+        yield (
+            f"about {needed} bytes of memory for bottom {asked.bottom}",
+            f"memory_bytes <= {consent.max_memory_bytes}",
+        )
 
 
 def _too_long(terms: Terms, consent: Consent) -> bool:
@@ -131,6 +172,10 @@ def _of_any_party(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
         yield f"mode {terms.mode}", f"mode in {', '.join(consent.modes)}"
     if not _matches(terms.secure, consent.secure):
         yield f"secure {terms.secure}", f"secure in {', '.join(consent.secure)}"
+    if len(terms.parties) > consent.max_parties:
+        yield f"{len(terms.parties)} parties", f"parties <= {consent.max_parties}"
+    if terms.mode == "train" and terms.train.batch_rows > consent.max_batch_rows:
+        yield f"batch_rows {terms.train.batch_rows}", f"batch_rows <= {consent.max_batch_rows}"
     if terms.secure != "none":
         yield from _company(terms, consent)
 

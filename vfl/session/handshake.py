@@ -34,10 +34,10 @@ class Introduction(Settings):
     """
 
     party: PartyName
-    version: str = Field(max_length=32)
+    version: str = Field(max_length=32, pattern=r"^[ -~]+$")
     terms: str = Field(pattern=_HEX)
     settings: dict[Short, Short] = Field(max_length=64)
-    rows: int = Field(ge=0)
+    rows: int = Field(ge=0, lt=2**40)
     row_order: str = Field(pattern=_HEX)
 
     @classmethod

@@ -9,13 +9,16 @@ from vfl.config.toml import Settings
 from vfl.errors import ProtocolError
 from vfl.frame import Frame, Kind
 
+#: Most bytes of a report on the wire.
+REPORT_LIMIT_BYTES = 1024
+
 
 class PartyReport(Settings):
     """A feature party's last word: the digest of its weights, never the weights."""
 
     party: PartyName
     weights_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    seconds: float = Field(ge=0)
+    seconds: float = Field(ge=0, le=1e9)
 
     def frame(self) -> Frame:
         """The report as the DONE frame of its party."""
@@ -31,6 +34,12 @@ class PartyReport(Settings):
         if frame.kind is not Kind.DONE:
             raise ProtocolError(
                 f"a message out of turn from party '{party}'", got=frame.kind.name, want="DONE"
+            )
+        if len(frame.payload) > REPORT_LIMIT_BYTES:
+            raise ProtocolError(
+                f"party '{party}' ended in an unknown form",
+                got=f"{len(frame.payload)} bytes",
+                want=f"at most {REPORT_LIMIT_BYTES} bytes",
             )
         try:
             report = cls.model_validate_json(bytes(frame.payload))

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from vfl.config import Experiment, TrainSettings
-from vfl.config.experiment import PartyName
+from vfl.config.experiment import PartyName, Share, Spec
 from vfl.config.toml import Settings
 from vfl.datasets import Split
 from vfl.mpc import secure
@@ -26,7 +26,7 @@ class PartyTerms(Settings):
     """What a feature party is asked for."""
 
     width: int = Field(ge=1, le=65536)
-    bottom: str = Field(max_length=512)
+    bottom: Spec
 
 
 class Terms(Settings):
@@ -41,17 +41,31 @@ class Terms(Settings):
 
     mode: Mode
     run: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")
-    seed: int
-    codec: str = Field(max_length=512)
-    defense: str = Field(max_length=512)
+    seed: int = Field(ge=0, lt=2**31)
+    codec: Spec
+    defense: Spec
     merge: Literal["concat", "sum"]
-    secure: str = Field(max_length=512)
-    parties: dict[PartyName, PartyTerms]
+    secure: Spec
+    parties: dict[PartyName, PartyTerms] = Field(min_length=1, max_length=64)
     label_party: PartyName
-    validation: float
-    test: float
+    validation: Share
+    test: Share
     train: TrainSettings
-    version: str = VERSION
+    version: str = Field(default=VERSION, max_length=32, pattern=r"^[ -~]+$")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Terms:
+        """What an experiment is held to as well; these terms may come from somebody else's."""
+        if self.validation + self.test >= 1:
+            raise ValueError("validation + test leave no rows to train on")
+        if not self.feature_parties:
+            raise ValueError("no feature party")
+        if self.merge == "sum" and len({party.width for party in self.parties.values()}) > 1:
+            raise ValueError("a sum needs equal widths")
+        judged = self.train.patience > 0 or self.train.keep == "best"
+        if judged and self.validation == 0:
+            raise ValueError("patience and keep = 'best' need validation rows")
+        return self
 
     @classmethod
     def of(cls, experiment: Experiment, mode: Mode, run: str) -> Terms:

@@ -4,7 +4,7 @@ The only room with sockets. A protocol never names one of these classes; it is h
 """
 
 from vfl.transport.admission import Credential, OnAttach
-from vfl.transport.base import WINDOW_FRAMES, Timeouts, TransportLink
+from vfl.transport.base import WINDOW_FRAMES, LinkLimits, Timeouts, TransportLink
 from vfl.transport.certificates import (
     ServerCertificate,
     TrialFiles,
@@ -35,6 +35,7 @@ __all__ = [
     "Hello",
     "HubLink",
     "KnockLimits",
+    "LinkLimits",
     "LocalLink",
     "Observed",
     "OnAttach",

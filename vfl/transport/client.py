@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from vfl.errors import FrameError, LostPeerError, VFLError
 from vfl.frame import LIMIT_BYTES, Frame, Kind
-from vfl.transport.base import LINGER_S, WINDOW_FRAMES, Timeouts
+from vfl.transport.base import LINGER_S, WINDOW_FRAMES, LinkLimits, Timeouts, check_outgoing
 from vfl.transport.messages import (
     ANSWER_LIMIT_BYTES,
     Hello,
@@ -19,7 +20,7 @@ from vfl.transport.messages import (
     read_refusal,
 )
 from vfl.transport.reliable import Sequence
-from vfl.transport.sockets import client_context, dial
+from vfl.transport.sockets import client_context, dial, require_loopback
 from vfl.transport.stream import Stream
 
 _LABEL_PARTY = "the label party"
@@ -34,6 +35,7 @@ class TcpLink:
         timeouts: how long to wait.
         window: sent frames kept for a resend; the hub's is best the same.
         peer: who listens, for messages.
+        limits: what frames may carry; None where nothing was agreed.
 
     Attributes:
         terms: what the label party told at the first attach.
@@ -46,8 +48,10 @@ class TcpLink:
         timeouts: Timeouts,
         window: int,
         peer: str = _LABEL_PARTY,
+        limits: LinkLimits | None = None,
     ) -> None:
         self._peer = peer
+        self._limits = limits
         self._reach = reach
         self._hello = hello
         self._timeouts = timeouts
@@ -66,6 +70,9 @@ class TcpLink:
         timeouts: Timeouts | None = None,
         window: int = WINDOW_FRAMES,
         peer: str = _LABEL_PARTY,
+        limits: LinkLimits | None = None,
+        *,
+        plaintext: bool = False,
     ) -> TcpLink:
         """Attach to a hub; returns once it has said WELCOME.
 
@@ -73,27 +80,45 @@ class TcpLink:
             host: the hub's name or address, as its certificate has it.
             port: the hub's port.
             hello: who this party is.
-            ca_pem: certificate of the CA that must have signed the hub's; None for no TLS.
+            ca_pem: certificate of the CA that must have signed the hub's; None for no TLS, which a
+                loopback address alone allows.
             timeouts: how long to wait.
             window: sent frames kept for a resend.
             peer: who listens, for messages.
+            limits: what frames may carry; without it a frame may be as large as any.
+            plaintext: measure without TLS beyond this machine, where nothing is worth protecting.
 
         Raises:
             AuthenticationError: wrong session, node, token or certificate.
+            UserError: no TLS, and another machine.
             DisagreementError, ConsentError, PeerFailedError: the listener's refusal.
             LostPeerError: no hub answered within the rejoin window.
         """
+        if ca_pem is None and not plaintext:
+            require_loopback(host)
         waits = timeouts or Timeouts()
         context = None if ca_pem is None else client_context(ca_pem)
         try:
-            return cls(lambda: dial(host, port, context, waits), hello, waits, window, peer)
+            reach = partial(dial, host, port, context, waits)
+            return cls(reach, hello, waits, window, peer, limits)
         except LostPeerError as loss:
             loss.where = f"{host}:{port}"
             raise
 
+    def agree(self, limits: LinkLimits) -> None:
+        """From the next frame on, take and send no more than this."""
+        self._limits = limits
+        self._limit(self._stream)
+
     def send(self, frame: Frame) -> None:
-        """Store and write a frame; if the link breaks here, the next call mends it."""
+        """Store and write a frame; if the link breaks here, the next call mends it.
+
+        Raises:
+            OversizedFrameError: it is larger than what was agreed on; nothing was sent.
+            LostPeerError: the hub is gone for good.
+        """
         self._check_open()
+        check_outgoing(frame, None if self._limits is None else self._limits.up)
         if self._broken:
             self._rejoin()
         self._sequence.store(frame)
@@ -178,19 +203,23 @@ class TcpLink:
             deadline = time.monotonic() + self._timeouts.handshake_s
             sequence = self._sequence
             hello = replace(self._hello, sent=sequence.sent, received=sequence.received)
-            stream.write(hello.frame(), deadline)
             stream.limit_bytes = ANSWER_LIMIT_BYTES
+            stream.write(hello.frame(), deadline)
             answer = stream.read(deadline)
             if answer.kind is Kind.ERROR:
                 raise read_refusal(answer, self._peer)
             welcome = Welcome.of(answer)
-            stream.limit_bytes, stream.window = LIMIT_BYTES, sequence.window
+            self._limit(stream)
             for frame in sequence.missing(welcome.received):
                 stream.write(frame, time.monotonic() + self._timeouts.idle_s)
         except BaseException:
             stream.end()
             raise
         return stream, welcome.terms
+
+    def _limit(self, stream: Stream) -> None:
+        stream.window = self._sequence.window
+        stream.limit_bytes = LIMIT_BYTES if self._limits is None else self._limits.down
 
     def _silent(self, did: str) -> LostPeerError:
         return LostPeerError(f"{self._peer} {did} for {self._timeouts.idle_s:g} s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
 import time
@@ -18,14 +19,14 @@ from vfl.errors import (
     ProtocolError,
     VFLError,
 )
-from vfl.frame import HANDSHAKE_LIMIT_BYTES, LIMIT_BYTES
+from vfl.frame import HANDSHAKE_LIMIT_BYTES
 from vfl.transport.admission import Admission, Credential, OnAttach
-from vfl.transport.base import LINGER_S, WINDOW_FRAMES, Timeouts
+from vfl.transport.base import LINGER_S, WINDOW_FRAMES, LinkLimits, Timeouts
 from vfl.transport.certificates import ServerCertificate
 from vfl.transport.hub_link import HubLink
 from vfl.transport.knocks import KnockLimits, Knocks
 from vfl.transport.messages import Hello, error_frame
-from vfl.transport.sockets import listen, open_stream
+from vfl.transport.sockets import listen, open_stream, require_loopback
 from vfl.transport.stream import Stream
 
 _TICK_S = 0.05
@@ -55,18 +56,22 @@ class TcpHub:
         credentials: what each party must show, by party name; nobody else can attach.
         on_attach: admits a party and gives its terms, or raises a `VFLError` that both the party
             and `wait_all` then get. Called by one thread at a time, within the handshake's limit.
-        certificate: for TLS 1.3; None for none.
+        certificate: for TLS 1.3; None for none, which a loopback address alone allows.
         timeouts: how long to wait.
         window: sent frames kept for a resend, per party.
         handshakes: how many may be under way at once; for one more, the oldest of the address
             that has most of them ends.
         knocks: how often one address may connect.
+        limits: what a party's frames may carry, asked when `on_attach` has admitted it; without
+            it a frame may be as large as any (`vfl.frame.LIMIT_BYTES`).
+        token_s: how long a token waits for its first use.
+        plaintext: measure without TLS beyond this machine, where nothing is worth protecting.
 
     Attributes:
         port: the port really listened on.
 
     Raises:
-        UserError: the address cannot be listened on.
+        UserError: the address cannot be listened on, or is open to others without TLS.
     """
 
     def __init__(
@@ -81,8 +86,15 @@ class TcpHub:
         window: int = WINDOW_FRAMES,
         handshakes: int = _HANDSHAKES,
         knocks: KnockLimits | None = None,
+        limits: Callable[[str], LinkLimits] | None = None,
+        token_s: float = math.inf,
+        *,
+        plaintext: bool = False,
     ) -> None:
-        self._admission = Admission(session, credentials, on_attach)
+        if certificate is None and not plaintext:
+            require_loopback(host)
+        self._admission = Admission(session, credentials, on_attach, token_s)
+        self._limits = limits
         self._timeouts = timeouts or Timeouts()
         self._window = window
         self._context = certificate.context() if certificate else None
@@ -245,5 +257,7 @@ class TcpHub:
         links = dict(self._links)  # those of now: an old token must not reach a replaced link
         party, terms = self._admission.admit(hello)
         greeting.admitted = True
-        stream.limit_bytes, stream.wire_limit_bytes = LIMIT_BYTES, None
-        links[party].attach(stream, hello, terms)
+        link = links[party]
+        if link.limits is None and self._limits is not None:
+            link.agree(self._limits(party))
+        link.attach(stream, hello, terms)

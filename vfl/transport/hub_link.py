@@ -8,8 +8,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vfl.errors import FrameError, LostPeerError, VFLError
-from vfl.frame import Frame
-from vfl.transport.base import LINGER_S, WINDOW_FRAMES, Timeouts
+from vfl.frame import LIMIT_BYTES, Frame
+from vfl.transport.base import (
+    LINGER_S,
+    WINDOW_FRAMES,
+    LinkLimits,
+    Timeouts,
+    check_outgoing,
+)
 from vfl.transport.messages import Hello, Welcome, error_frame, in_session
 from vfl.transport.reliable import Sequence
 from vfl.transport.stream import Stream
@@ -26,6 +32,7 @@ class HubLink:
     Attributes:
         party: name of the feature party.
         attached: whether the party has ever attached.
+        limits: what its frames may carry; None until something was agreed.
     """
 
     def __init__(
@@ -33,12 +40,27 @@ class HubLink:
     ) -> None:
         self.party = party
         self.attached = False
+        self.limits: LinkLimits | None = None
         self._timeouts = timeouts or Timeouts()
         self._changed = threading.Condition()
         self._sequence = Sequence(window)
         self._stream: Stream | None = None
         self._lost_at: float | None = None  # when a read or write of the stream first failed
         self._ended: VFLError | None = None
+
+    def agree(self, limits: LinkLimits) -> None:
+        """From the next frame on, take and send no more than this."""
+        with self._changed:
+            self.limits = limits
+            if self._stream is not None:
+                self._limit(self._stream)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of frames held for this party: those not taken yet, and those kept for a resend."""
+        with self._changed:
+            unread = 0 if self._stream is None else self._stream.inbox_bytes
+            return unread + self._sequence.stored_bytes
 
     def attach(self, stream: Stream, hello: Hello, terms: Mapping[str, Any]) -> None:
         """Greet with WELCOME, resend what the party lacks, and take over from the old stream.
@@ -57,10 +79,10 @@ class HubLink:
             missing = self._sequence.missing(hello.received)
             self._release()
             deadline = time.monotonic() + self._timeouts.handshake_s
+            self._limit(stream)
             stream.write(Welcome(self._sequence.received, terms).frame(), deadline)
             for frame in missing:
                 stream.write(frame, deadline)
-            stream.window = self._sequence.window
             self._stream, self._lost_at = stream, None
             self.attached = True
             self._changed.notify_all()
@@ -72,6 +94,7 @@ class HubLink:
             LostPeerError: the rejoin window has passed, or the party takes nothing in time.
         """
         deadline = time.monotonic() + self._timeouts.step_s
+        check_outgoing(frame, None if self.limits is None else self.limits.down)
         with self._changed:
             self._await(lambda: self._lost_at is None, deadline, "took nothing")
             self._sequence.store(frame)
@@ -131,6 +154,13 @@ class HubLink:
     def close(self) -> None:
         """Release the link; closing twice is harmless."""
         self._end(LostPeerError(f"the link to party '{self.party}' was closed"))
+
+    def _limit(self, stream: Stream) -> None:
+        window = stream.window = self._sequence.window
+        stream.wire_limit_bytes = None
+        stream.limit_bytes = LIMIT_BYTES if self.limits is None else self.limits.up
+        if self.limits is not None:
+            stream.inbox_limit_bytes = self.limits.inbox_bytes(window)
 
     def _readable(self, deadline: float) -> Stream:
         with self._changed:

@@ -7,6 +7,8 @@ later version may add some. A greeting that breaks a rule is a `ProtocolError`.
 from __future__ import annotations
 
 import json
+import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,10 +30,16 @@ from vfl.text import printable
 ANSWER_LIMIT_BYTES = 64 * 1024
 _NAME_LIMIT = 256
 _COUNT_LIMIT = 2**63
+_KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _REFUSALS: dict[str, type[VFLError]] = {
     kind.code: kind
     for kind in (AuthenticationError, ConsentError, DisagreementError, LostPeerError)
 }
+
+
+def fresh_key() -> str:
+    """A key of 32 random bytes, as hex."""
+    return secrets.token_hex(32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,9 @@ class Hello:
         session: name of the session, from the session message.
         node: the control plane's name of this node.
         token: the secret of this node in this session.
+        key: a secret this process has made for this session, which no message of the control plane
+            holds. The first greeting binds the token to it, so that the token alone is worth
+            nothing any more.
         about: what the application wants to say of itself; JSON values only.
         sent, received: frames this end has sent and fully received in this session.
     """
@@ -50,12 +61,14 @@ class Hello:
     node: str
     token: str = field(repr=False)
     about: Mapping[str, Any] = field(default_factory=dict)
+    key: str = field(default_factory=fresh_key, repr=False)
     sent: int = 0
     received: int = 0
 
     def frame(self) -> Frame:
         """The greeting as a frame."""
-        fields = {name: getattr(self, name) for name in ("session", "node", "token", "about")}
+        names = ("session", "node", "token", "about", "key")
+        fields = {name: getattr(self, name) for name in names}
         counts = {"sent": self.sent, "received": self.received}
         return _frame(Kind.HELLO, fields | counts, HANDSHAKE_LIMIT_BYTES)
 
@@ -72,6 +85,7 @@ class Hello:
             node=_name(record, "node"),
             token=_name(record, "token"),
             about=_mapping(record, "about"),
+            key=_key(record, "key"),
             sent=_count(record, "sent"),
             received=_count(record, "received"),
         )
@@ -181,6 +195,13 @@ def _name(record: Mapping[str, Any], key: str) -> str:
     value = record.get(key)
     if not isinstance(value, str) or not value.isascii() or not 0 < len(value) <= _NAME_LIMIT:
         raise _bad(key, f"1 to {_NAME_LIMIT} ASCII characters")
+    return value
+
+
+def _key(record: Mapping[str, Any], key: str) -> str:
+    value = record.get(key)
+    if not isinstance(value, str) or not _KEY.fullmatch(value):
+        raise _bad(key, "32 bytes as 64 hexadecimal digits")
     return value
 
 

@@ -27,6 +27,11 @@ class Sequence:
         self.received = 0
         self._stored: deque[Frame] = deque(maxlen=window)
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the frames that are kept."""
+        return sum(frame.wire_bytes for frame in self._stored)
+
     def store(self, frame: Frame) -> None:
         """Count and keep a frame, before it is written."""
         self._stored.append(frame)

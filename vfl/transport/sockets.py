@@ -6,6 +6,7 @@ import contextlib
 import socket
 import ssl
 import time
+from ipaddress import ip_address
 
 from vfl.errors import AuthenticationError, LostPeerError, UserError
 from vfl.transport.base import Timeouts
@@ -14,6 +15,24 @@ from vfl.transport.stream import Stream
 _BACKLOG = 128
 _ROUND_TRIPS = 5
 _KEEPALIVE_S = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+
+def require_loopback(host: str) -> None:
+    """Refuse a stream without TLS whose other end may be another machine.
+
+    Raises:
+        UserError: `host` is no loopback address, nor the name of one.
+    """
+    try:
+        local = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local:
+        raise UserError(
+            "a stream without TLS stays on its own machine",
+            got=host,
+            want="a certificate, or a loopback address",
+        )
 
 
 def listen(host: str, port: int) -> socket.socket:

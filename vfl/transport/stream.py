@@ -18,7 +18,17 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from vfl.frame import HEADER_BYTES, LIMIT_BYTES, Frame, Header, join, pack_header, parse_header
+from vfl.errors import OversizedFrameError
+from vfl.frame import (
+    HEADER_BYTES,
+    LIMIT_BYTES,
+    Frame,
+    Header,
+    PayloadLimit,
+    join,
+    pack_header,
+    parse_header,
+)
 from vfl.transport.base import WINDOW_FRAMES
 
 #: Up to here header and payload are one write; over TLS also the size of each further write.
@@ -38,13 +48,18 @@ class Stream:
         limit_bytes: largest payload accepted; may be changed between frames.
 
     Attributes:
+        inbox_limit_bytes: most bytes of frames that have come and were not taken, the one that is
+            coming included; None is no limit.
+        inbox_bytes: how many they are now.
         wire_limit_bytes: most bytes the other end may send at all, TLS included; None is no limit.
         window: frames read ahead at most while a write waits for room.
     """
 
-    def __init__(self, connection: socket.socket, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(self, connection: socket.socket, limit_bytes: PayloadLimit = LIMIT_BYTES) -> None:
         connection.setblocking(False)
         self.limit_bytes = limit_bytes
+        self.inbox_limit_bytes: int | None = None
+        self.inbox_bytes = 0
         self.wire_limit_bytes: int | None = None
         self.window = WINDOW_FRAMES
         self._socket = connection
@@ -95,7 +110,9 @@ class Stream:
                 if self._poll_sees_all():
                     self._wait(select.POLLIN, deadline)
                 self._advance()
-            return self._inbox.popleft()
+            frame = self._inbox.popleft()
+            self.inbox_bytes -= frame.wire_bytes
+            return frame
 
     def write(self, frame: Frame, deadline: float) -> None:
         """Write a whole frame; after an error the rest of this stream can only be read.
@@ -193,6 +210,13 @@ class Stream:
         """A header or a payload is there in full; True when that makes a frame."""
         if self._header is None:
             header = parse_header(self._bytes, self.limit_bytes)
+            self.inbox_bytes += HEADER_BYTES + header.body_bytes
+            if self.inbox_limit_bytes is not None and self.inbox_bytes > self.inbox_limit_bytes:
+                raise OversizedFrameError(
+                    "frames that were not read yet take more than the agreed limit",
+                    got=f"{self.inbox_bytes} bytes",
+                    want=f"at most {self.inbox_limit_bytes} bytes",
+                )
             if header.body_bytes:
                 self._header, self._bytes, self._filled = header, bytearray(header.body_bytes), 0
                 return False

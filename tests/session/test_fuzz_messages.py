@@ -1,0 +1,126 @@
+"""Damaged session messages, introductions and reports: an error of ours, or a session as agreed."""
+
+import gc
+import json
+import random
+import warnings
+from pathlib import Path
+
+import pytest
+
+from vfl.bench.mutate import mutated_json
+from vfl.bench.targets import SPECS
+from vfl.clients import build_feature_party
+from vfl.config import Consent
+from vfl.defenses import DEFENSES
+from vfl.errors import VFLError
+from vfl.frame import Frame, Kind
+from vfl.models import BOTTOMS
+from vfl.seeds import Secret
+from vfl.session import Introduction, PartyReport, SessionMessage, check_consent
+from vfl.session.limits import frame_limits
+from vfl.transport import Hello, local_pair
+
+CASES = [400, pytest.param(100_000, marks=pytest.mark.slow)]
+MOST_GROWN = 64 * 1024 * 1024
+#: A party of modest means; what it consents to is really built.
+CONSENT = Consent(max_parameters=100_000, max_memory_bytes=20_000_000, max_epochs=5)
+BOTTOMS_AND_OPTIONS = (
+    "mlp:hidden=8,dropout=0.5", "mlp:hidden=8-8,last=relu",
+    "textcnn:words=20,embedding=4", "gru4rec:items=20,embedding=4",
+    "vit:patch=4,tokens=8,layers=1,heads=2", "cnn:channels=2-4",
+)  # fmt: skip
+
+
+def rss_bytes():
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines["VmRSS"].split()[0]) * 1024
+
+
+def hammer(cases, one):
+    """Every case ends well or in an error of vfl's own, and memory stays where it was."""
+    failed, refused = [], 0
+    for case in range(50):  # imports and caches
+        outcome(one, case)
+    gc.collect()
+    before = rss_bytes()
+    most = before
+    for case in range(cases):
+        problem = outcome(one, case)
+        refused += problem == "refused"
+        if problem not in ("", "refused"):
+            failed.append((case, problem))
+        if case % 500 == 0:
+            most = max(most, rss_bytes())
+    assert failed == [], failed[:5]
+    assert max(most, rss_bytes()) - before < MOST_GROWN
+    return refused
+
+
+def outcome(one, case):
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            one(case)
+    except VFLError as error:
+        return "refused" if len(str(error)) < 20_000 else "an error of more than 20,000 characters"
+    except Exception as bug:  # any other is what fuzzing looks for
+        return f"{type(bug).__name__}: {bug}"[:300]
+    return ""
+
+
+@pytest.fixture
+def valid(terms):
+    return SessionMessage(
+        session="0" * 32,
+        token="t0ken-" * 7,
+        node="17",
+        host="lender.example",
+        port=9443,
+        ca_pem="-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+        idle_timeout_s=60,
+        rejoin_window_s=8,
+        terms=terms,
+    )
+
+
+@pytest.mark.parametrize("cases", CASES)
+def test_session_messages(valid, data, cases):
+    own, record = data["bank"], json.loads(valid.model_dump_json())
+
+    def one(case):
+        draw = random.Random(case)
+        terms = record["terms"] | {"codec": draw.choice(SPECS)}
+        if draw.random() < 0.5:
+            terms["defense"] = draw.choice(DEFENSES.names())
+        bottom = draw.choice([*BOTTOMS_AND_OPTIONS, *BOTTOMS.names()])
+        parties = terms["parties"] | {"bank": {"width": 8, "bottom": bottom}}
+        changed = record | {"terms": terms | {"parties": parties}}
+        message = SessionMessage.parse(mutated_json(changed, 0, case))
+        asked = message.terms
+        if own.name not in asked.feature_parties:
+            return
+        check_consent(asked, own.name, CONSENT, own.split, row_shape=tuple(own.inputs.shape[1:]))
+        frame_limits(asked, own.name, own.split)
+        Introduction.of(own, asked, message.session)
+        link, _ = local_pair()
+        build_feature_party(own, asked, link, Secret.of_simulation(0, "bank"))
+
+    assert hammer(cases, one) > cases / 3
+
+
+@pytest.mark.parametrize("cases", CASES)
+def test_introductions_and_reports(terms, data, cases):
+    about = Introduction.of(data["bank"], terms, "0" * 32).model_dump()
+    hello = json.loads(bytes(Hello("0" * 32, "7", "t" * 43, about).frame().payload))
+    report = PartyReport(party="bank", weights_sha256="0" * 64, seconds=1.0).model_dump()
+
+    def one(case):
+        if case % 4:
+            text = mutated_json(hello, 1, case).encode(errors="replace")
+            Introduction.parse(dict(Hello.of(Frame(Kind.HELLO, payload=text)).about))
+        else:
+            text = mutated_json(report, 2, case).encode(errors="replace")
+            PartyReport.of(Frame(Kind.DONE, payload=text), "bank")
+
+    assert hammer(cases, one) > cases / 3
