@@ -17,8 +17,8 @@ FLOORS = {
     1: "bundle compression datasets mpc privacy transport",
     2: "defenses exchange models session trace",
     3: "attacks clients server",
-    4: "demo deployment doctor estimators federated federation grid local plan project run service specs "
-    "split supervise templates triple",
+    4: "demo deployment doctor estimators federated federation grid local plan project run service "
+    "specs split supervise templates triple",
     5: "bench report",
     6: "cli testing __init__ __main__",
 }
