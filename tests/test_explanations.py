@@ -29,10 +29,10 @@ from vfl.project import LabelFolder, write_project
 from vfl.run import load_data
 from vfl.run_folder import RunFolder
 from vfl.seeds import Secret
-from vfl.session import Introduction, Terms, check_consent, check_introduction
+from vfl.session import Checkpoints, Introduction, Terms, check_consent, check_introduction
 from vfl.session.report import PartyReport
 from vfl.specs import check_specs, spec_mistakes
-from vfl.storage import write_bytes
+from vfl.storage import FORMAT, write_bytes
 from vfl.transport import Credential, Hello, TcpLink, Timeouts
 from vfl.transport.admission import Admission
 from vfl.transport.messages import error_frame, read_failure
@@ -129,11 +129,21 @@ def named_like_a_folder():
     write_project(Path("project"), experiment, {}, "127.0.0.1")
 
 
+def damaged_checkpoint():
+    folder = Path("store/runs/loans-1/parties/bank/checkpoints")
+    kept = Checkpoints(folder, "bank", "loans-1", "t" * 64, 200)
+    for step in (200, 400):
+        kept.save(step, {})
+    newest = folder / "0000000400.checkpoint"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    kept.load(400)
+
+
 def other_format():
     experiment, _ = check()
     folder = RunFolder.create(Path("loans-1"), experiment, "in-process", "vfl train loans.toml")
     record = folder.path / "run.json"
-    text = record.read_text().replace('"format": 1', '"format": 7')
+    text = record.read_text().replace(f'"format": {FORMAT}', '"format": 7')
     record.write_text(re.sub(r'"vfl": "[^"]+"', '"vfl": "9.1.0"', text))
     RunFolder.open(folder.path)
 
@@ -246,6 +256,7 @@ PROVOCATIONS = {
     "V006": no_ray,
     "V007": other_format,
     "V008": no_folder_for_files,
+    "V009": damaged_checkpoint,
     "V100": lambda: check("topk:k=2", "topk:2"),
     "V101": lambda: check("topk:k=2", "randtopp:k=2"),
     "V102": lambda: check("topk:k=2", "randtopk:kk=2"),

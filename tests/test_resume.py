@@ -8,11 +8,13 @@ import torch
 
 from vfl.config import Experiment
 from vfl.datasets import load_bundled
-from vfl.errors import RunFolderError
+from vfl.errors import CheckpointError, RunFolderError
 from vfl.local import LocalSession
 from vfl.run import train
 from vfl.session import Checkpoints
-from vfl.storage import read_json, read_lines
+from vfl.storage import Seal, read_json, read_lines, write_sealed
+
+RUN = Experiment.model_validate({"parties": {"left": {}}}).name
 
 
 class Killed(Exception):
@@ -47,9 +49,14 @@ def data():
     return load_bundled("digits", ["left", "right"], 0, "label", limit=400)
 
 
-def session(data, folder=None, observers=(), settings=None):
+def session(data, folder=None, observers=(), settings=None, say=None):
     return LocalSession(
-        settings or experiment(), data, outputs=10, checkpoints=folder, observers=observers
+        settings or experiment(),
+        data,
+        outputs=10,
+        checkpoints=folder,
+        observers=observers,
+        say=lambda line: None if say is None else say.append(line),
     )
 
 
@@ -106,7 +113,8 @@ def test_an_evaluation_in_parts_goes_on_with_what_it_kept(tmp_path):
     whole = session(rows, settings=settings).run()
     with pytest.raises(Killed):
         session(rows, tmp_path, [Killer(between + 1)], settings).run()
-    kept = Checkpoints(tmp_path / "label" / "checkpoints", whole.terms.digest(), between)
+    own = tmp_path / "label" / "checkpoints"
+    kept = Checkpoints(own, "label", whole.terms.run, whole.terms.digest(), between)
     assert kept.committed() == between
     assert len(kept.load(between)["progress"]["meters"]["validation"]["evidence"]) == 1
     resumed = session(rows, tmp_path, settings=settings).run()
@@ -125,7 +133,7 @@ def test_a_checkpoint_only_some_parties_have_is_not_committed(data, tmp_path):
     """The kill falls between the parties' saving before exchange 5 and the arrival of its cuts."""
     with pytest.raises(Killed):
         session(data, tmp_path, [Killer(4)]).run()
-    assert Checkpoints(tmp_path / "label" / "checkpoints", "", 5).committed() == 0
+    assert Checkpoints(tmp_path / "label" / "checkpoints", "label", RUN, "", 5).committed() == 0
 
 
 def test_a_run_goes_on_in_its_folder(tmp_path):
@@ -160,36 +168,77 @@ def test_other_settings_do_not_resume_it(data, tmp_path):
 
 
 def test_only_the_last_checkpoints_are_kept(tmp_path):
-    kept = Checkpoints(tmp_path, "t" * 64, 10)
+    kept = Checkpoints(tmp_path, "bank", "loans", "t" * 64, 10)
     for step in range(10, 60, 10):
         kept.save(step, {"weights": torch.arange(step)})
     assert kept.steps() == [30, 40, 50]
     assert torch.equal(kept.load(40)["weights"], torch.arange(40))
-    with pytest.raises(RunFolderError, match="no checkpoint of that step"):
+    with pytest.raises(RunFolderError, match="checkpoint 10 of party 'bank' cannot be used"):
         kept.load(10)
 
 
 def test_a_damaged_or_foreign_checkpoint_is_refused(tmp_path):
-    kept = Checkpoints(tmp_path, "t" * 64, 10)
-    kept.save(10, {"weights": torch.ones(100)})
-    (path,) = tmp_path.glob("*.pt")
+    kept = Checkpoints(tmp_path, "bank", "loans", "t" * 64, 10)
+    for step in (10, 20):
+        kept.save(step, {"weights": torch.ones(100)})
+    path = tmp_path / "0000000020.checkpoint"
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(RunFolderError, match="damaged"):
-        kept.load(10)
-    content = torch.load(io.BytesIO(whole), weights_only=True)
-    torch.save(content | {"vfl": "0.0.1"}, path)
+    with pytest.raises(CheckpointError, match="cannot be used") as caught:
+        kept.load(20)
+    assert caught.value.got == "a file is not as it was written; intact are: 10"
+    assert kept.intact() == [10]
+    path.write_bytes((tmp_path / "0000000010.checkpoint").read_bytes())
+    with pytest.raises(CheckpointError) as caught:
+        kept.load(20)
+    assert "belongs to something else" in caught.value.got
+    content = io.BytesIO()
+    torch.save({"vfl": "0.0.1", "terms": "t" * 64, "state": {}}, content)
+    write_sealed(path, content.getvalue(), Seal("checkpoint", "bank", "loans", 20))
     with pytest.raises(RunFolderError, match="another version of vfl") as caught:
-        kept.load(10)
+        kept.load(20)
     assert caught.value.got == "vfl 0.0.1"
-    torch.save(content | {"format": 99}, path)
-    with pytest.raises(RunFolderError, match="another format"):
-        kept.load(10)
+
+
+def checkpoints_of(folder):
+    return {party: sorted((folder / party / "checkpoints").glob("*.checkpoint"))
+            for party in ("left", "right", "label")}  # fmt: skip
+
+
+def test_checkpoints_of_two_parties_are_not_exchanged(data, tmp_path):
+    with pytest.raises(Killed):
+        session(data, tmp_path, [Killer(13)]).run()
+    found = checkpoints_of(tmp_path)
+    for left, right in zip(found["left"], found["right"], strict=True):
+        mine, theirs = left.read_bytes(), right.read_bytes()
+        left.write_bytes(theirs)
+        right.write_bytes(mine)
+    kept = session(data, tmp_path).clients[0].checkpoints
+    with pytest.raises(CheckpointError, match="cannot be used") as caught:
+        kept.load(kept.steps()[-1])
+    assert "belongs to something else" in caught.value.got
+
+
+@pytest.mark.parametrize("party", ["left", "label"])
+def test_a_damaged_checkpoint_is_told_and_an_older_one_used(data, tmp_path, party):
+    whole = session(data).run()
+    with pytest.raises(Killed):
+        session(data, tmp_path, [Killer(13)]).run()
+    newest = checkpoints_of(tmp_path)[party][-1]
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    told, seen = [], []
+    resumed = session(data, tmp_path, [lambda who, way, frame: seen.append(frame.step)], say=told)
+    resumed.run()
+    assert told == ["checkpoint 10 is damaged; the training goes on from 5"]
+    assert min(seen) == 5
+    assert resumed.weights_digest() == whole.weights_digest()
 
 
 def test_the_commit_is_one_small_file(tmp_path):
-    kept = Checkpoints(tmp_path, "t" * 64, 10)
+    kept = Checkpoints(tmp_path, "bank", "loans", "t" * 64, 10)
     assert kept.committed() == 0
     kept.commit(20)
     assert kept.committed() == 20
-    assert read_json(tmp_path / "committed.json") == {"step": 20}
+    assert read_json(tmp_path / "committed.json")["committed"] == 20

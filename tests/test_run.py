@@ -8,16 +8,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sealed import reseal_json, weights_at
 from sklearn.datasets import load_diabetes
 
 from vfl.config import Experiment, read_experiment
-from vfl.datasets import read_encoder
 from vfl.errors import MissingDataError, NonFiniteError, RunFolderError
 from vfl.run import evaluate, load_data, predict, train
 from vfl.run_folder import RunFolder
+from vfl.session import PartyFolder
 from vfl.storage import (
+    FORMAT,
     joint_digest,
-    load_weights,
     read_json,
     read_lines,
     weights_digest,
@@ -56,7 +57,7 @@ def test_what_a_run_leaves_behind(trained):
     }
     own = {f"parties/{name}/{file}" for name in ("bank", "shop") for file in OWN_FILES}
     assert found == own | {
-        *("run.json", "config.toml", "environment.json"),
+        *(".lock", "run.json", "config.toml", "environment.json"),
         *("metrics.jsonl", "traffic.csv", "summary.json"),
         *("parties/lender/weights.safetensors", "parties/lender/party.json"),
     }
@@ -92,7 +93,7 @@ def test_folds_of_a_table(tmp_path):
 def test_the_run_says_what_it_is(trained):
     folder, _, _ = trained
     about = read_json(folder.path / "run.json")
-    assert (about["format"], about["vfl"]) == (1, VERSION)
+    assert (about["format"], about["vfl"]) == (FORMAT, VERSION)
     assert (about["mode"], about["command"]) == ("in-process", "vfl train x")
     assert read_json(folder.path / "environment.json")["torch"] == torch.__version__.split("+")[0]
 
@@ -133,13 +134,13 @@ def test_each_partys_weights_lie_in_its_own_folder(trained):
     folder, summary, _ = trained
     digests = []
     for name in ("bank", "shop", "lender"):
-        weights = load_weights(folder.party(name) / "weights.safetensors")
+        weights = weights_at(folder.party(name) / "weights.safetensors")
         digests.append((name, weights_digest(weights)))
         assert read_json(folder.party(name) / "party.json")["party"] == name
     assert summary["weights_sha256"] == joint_digest(digests)
     assert len({digest for _, digest in digests}) == 3
     shapes = {
-        name: {tuple(value.shape) for value in load_weights(path).values()}
+        name: {tuple(value.shape) for value in weights_at(path).values()}
         for name, path in ((n, folder.party(n) / "weights.safetensors") for n in ("bank", "shop"))
     }
     assert (16, 15) in shapes["bank"]  # 15 of the 30 columns, 16 hidden units
@@ -184,7 +185,7 @@ def test_weights_of_another_format_are_refused(tmp_path, use):
     train(experiment_of(train={"epochs": 1}), tmp_path, "old")
     folder = RunFolder.open(tmp_path / "old")
     path = folder.party("shop") / "party.json"
-    write_json(path, read_json(path) | {"format": 99})
+    reseal_json(path, lambda record: record.update(format=99))
     with pytest.raises(RunFolderError, match="another format") as caught:
         use(folder)
     assert caught.value.got == f"format 99, by vfl {VERSION}"
@@ -192,7 +193,7 @@ def test_weights_of_another_format_are_refused(tmp_path, use):
 
 def test_a_folder_of_another_format_is_refused(tmp_path):
     train(experiment_of(train={"epochs": 1}), tmp_path, "old")
-    write_json(tmp_path / "old" / "run.json", {"format": 2})
+    write_json(tmp_path / "old" / "run.json", {"format": 7})
     with pytest.raises(RunFolderError, match="another format"):
         RunFolder.open(tmp_path / "old")
 
@@ -319,7 +320,7 @@ def test_classes_of_a_table_have_probabilities(diabetes, tmp_path):
 
 def test_an_encoder_stays_with_its_party(diabetes, regression):
     folder, _ = regression
-    encoder = read_encoder((folder.party("clinic") / "encoder.json").read_text())
+    encoder = PartyFolder(folder.party("clinic")).encoder()
     rows = pd.DataFrame({"age": [50], "sex": ["m"], "bmi": [25.0], "bp": [90.0]})
     assert encoder.transform(rows).shape == (1, 5)  # two sexes
     assert not (folder.party("hospital") / "encoder.json").exists()
@@ -343,7 +344,7 @@ def test_a_residual_network_takes_a_step(tmp_path):
     )
     summary = train(experiment, tmp_path, "residual")
     assert summary["steps"] == 2
-    weights = load_weights(tmp_path / "residual" / "parties" / "left" / "weights.safetensors")
+    weights = weights_at(tmp_path / "residual" / "parties" / "left" / "weights.safetensors")
     assert sum("running_mean" in name for name in weights) == 19
 
 

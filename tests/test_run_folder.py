@@ -8,7 +8,7 @@ from vfl.errors import LostPeerError, RunFolderError
 from vfl.frame import Frame, Kind
 from vfl.ledger import Ledger
 from vfl.run_folder import RunFolder, environment, new_run_name
-from vfl.storage import read_json, read_lines, write_json
+from vfl.storage import FORMAT, read_json, read_lines, write_json
 from vfl.version import VERSION
 
 EXPERIMENT = Experiment.model_validate({"name": "trial", "parties": {"bank": {"width": 3}}})
@@ -28,7 +28,7 @@ def test_a_new_folder_says_what_is_run_and_with_what(folder):
     about = read_json(folder.path / "run.json")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", about.pop("created"))
     assert about == {
-        "format": 1,
+        "format": FORMAT,
         "name": "trial",
         "vfl": VERSION,
         "mode": "local",
@@ -50,7 +50,7 @@ def test_no_run_there(tmp_path):
             RunFolder.open(path)
 
 
-@pytest.mark.parametrize("about", [{"format": 2}, {}])
+@pytest.mark.parametrize("about", [{"format": 7}, {}])
 def test_a_run_of_another_format(folder, about):
     write_json(folder.path / "run.json", about)
     with pytest.raises(RunFolderError, match="another format"):

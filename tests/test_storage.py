@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from vfl import storage
 from vfl.errors import RunFolderError, StorageError
 from vfl.storage import (
+    FORMAT,
+    Seal,
     append_line,
     check_format,
     joint_digest,
@@ -25,6 +28,8 @@ from vfl.storage import (
     write_text,
 )
 from vfl.version import VERSION
+
+SEAL = Seal("weights", "bank", "loans")
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path):
@@ -111,11 +116,11 @@ def test_a_damaged_line_is_never_left_out_in_silence(tmp_path):
 @pytest.mark.parametrize(
     ("record", "got", "cure"),
     [
-        ({"format": 2, "vfl": "9.1.0"}, "format 2, by vfl 9.1.0", "pip install vfl==9.1.0"),
+        ({"format": 7, "vfl": "9.1.0"}, "format 7, by vfl 9.1.0", "pip install vfl==9.1.0"),
         ({"format": 0}, "format 0, by vfl of a version it does not name", "train again"),
         ({"vfl": "0.0.1"}, "no format number, by vfl 0.0.1", "pip install vfl==0.0.1"),
         ({"format": "1"}, "no format number, by vfl of a version", "train again"),
-        ({"format": 2, "vfl": "1; rm -rf"}, "format 2, by vfl of a version", "train again"),
+        ({"format": 7, "vfl": "1; rm -rf"}, "format 7, by vfl of a version", "train again"),
         ({}, "no format number", "train again"),
     ],
 )
@@ -123,21 +128,21 @@ def test_another_format_is_refused_and_its_writer_named(tmp_path, record, got, c
     with pytest.raises(RunFolderError, match="another format") as caught:
         check_format(record, tmp_path)
     assert caught.value.got.startswith(got)
-    assert caught.value.want == f"format 1, as vfl {VERSION} writes it"
+    assert caught.value.want == f"format {FORMAT}, as vfl {VERSION} writes it"
     assert cure in caught.value.fix
 
 
 def test_a_stamped_record_is_of_this_format(tmp_path):
     check_format(stamp() | {"more": 1}, tmp_path)
-    check_format({"format": 1}, tmp_path)
+    check_format({"format": FORMAT}, tmp_path)
     assert stamp()["vfl"] == VERSION
 
 
 def test_weights_come_back_bit_by_bit(tmp_path):
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     path = tmp_path / "weights.safetensors"
-    save_weights(path, model.state_dict())
-    loaded = load_weights(path)
+    save_weights(path, model.state_dict(), SEAL)
+    loaded = load_weights(path, SEAL)
     assert weights_digest(loaded) == weights_digest(model.state_dict())
     assert loaded["1.num_batches_tracked"].dtype == torch.int64
 
@@ -146,19 +151,22 @@ def test_shared_and_strided_weights_are_kept(tmp_path):
     path = tmp_path / "weights.safetensors"
     shared = torch.arange(6.0).reshape(2, 3)
     state = {"in": shared, "out": shared, "turned": shared.T, "part": shared[:, 1]}
-    save_weights(path, state)
-    assert all(torch.equal(state[name], value) for name, value in load_weights(path).items())
-    assert weights_digest(load_weights(path)) == weights_digest(state)
+    save_weights(path, state, SEAL)
+    loaded = load_weights(path, SEAL)
+    assert all(torch.equal(state[name], value) for name, value in loaded.items())
+    assert weights_digest(loaded) == weights_digest(state)
+    plain = load_file(path)  # as any other program reads them
+    assert all(torch.equal(state[name], value) for name, value in plain.items())
 
 
 def test_weights_that_are_missing_or_damaged(tmp_path):
     path = tmp_path / "weights.safetensors"
-    with pytest.raises(RunFolderError, match="not there"):
-        load_weights(path)
-    save_weights(path, {"weight": torch.zeros(8)})
+    with pytest.raises(RunFolderError, match="is missing"):
+        load_weights(path, SEAL)
+    save_weights(path, {"weight": torch.zeros(8)}, SEAL)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(RunFolderError, match="damaged"):
-        load_weights(path)
+    with pytest.raises(RunFolderError, match="not as it was written"):
+        load_weights(path, SEAL)
 
 
 def test_the_digest_is_over_names_types_shapes_and_bytes():

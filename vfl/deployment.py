@@ -277,4 +277,4 @@ def _write_connection(folder: LabelFolder) -> None:
     api = programs.local_api(folder.state)
     connection = {"address": api.address, "root-certificates": str(api.ca)}
     content = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
-    write_text(folder.state / "config.toml", tomli_w.dumps(content), mode=0o600)
+    write_text(folder.state / "config.toml", tomli_w.dumps(content))

@@ -24,7 +24,7 @@ from vfl.config.toml import MoreMistakes
 from vfl.errors import RunFolderError, UserError
 from vfl.exchange.exposure import third_party
 from vfl.mpc.identity import Identity
-from vfl.storage import write_text
+from vfl.storage import private_folder, write_text
 from vfl.transport import expiry_warning, write_trial_certificates
 from vfl.version import VERSION
 
@@ -103,7 +103,7 @@ def write_project(
     trial = write_trial_certificates(label.certificates, hosts, nodes)
     write_text(label.app / "experiment.toml", _experiment_text(experiment))
     _write_app(label.app, experiment)
-    label.keys.mkdir()
+    private_folder(label.keys)
     for name, party in parties.items():
         own = label.path if name == experiment.label.party else folder / name
         write_text(own / "party.toml", _party_text(party, has_node=name in nodes))

@@ -105,7 +105,7 @@ class Secret:
 
     def keep_at(self, path: Path) -> None:
         """Write the secret to a file only its owner can read."""
-        write_bytes(path, self._bytes, mode=0o600)
+        write_bytes(path, self._bytes)
 
     @classmethod
     def kept_at(cls, path: Path) -> Secret:

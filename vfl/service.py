@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vfl.errors import LostPeerError
+from vfl.storage import PRIVATE_FILE, private_folder
 from vfl.text import printable
 
 _QUIET = {
@@ -57,9 +58,9 @@ class Service:
     ) -> None:
         self.name = name
         self.log = log
-        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        log.touch(mode=0o600)
-        log.chmod(0o600)
+        private_folder(log.parent)
+        log.touch()
+        log.chmod(PRIVATE_FILE)
         with log.open("ab") as output:
             self._log_start = output.tell()  # the log of an earlier start says nothing of this one
             self._process = subprocess.Popen(

@@ -13,6 +13,7 @@ In the last two the digest is that of the file with zeros in its own place.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import hmac
@@ -122,10 +123,13 @@ def damaged(path: Path) -> RunFolderError:
 
 def private_folder(path: Path) -> None:
     """Make a folder, and those above it that are missing, for their owner alone."""
-    if not path.is_dir():
-        private_folder(path.parent)
-        path.mkdir(exist_ok=True)
-        path.chmod(PRIVATE_FOLDER)
+    if path.is_dir():
+        return
+    if path.exists():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    private_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    path.chmod(PRIVATE_FOLDER)
 
 
 @contextmanager
@@ -339,17 +343,18 @@ def read_bytes(path: Path) -> bytes:
 def _check_digest(content: bytes, found: re.Match[bytes] | None, path: Path) -> None:
     """Compare a file's own digest with that of the file with zeros in its place."""
     if found is None:
-        check_unsealed(content, path)
+        _check_unsealed(content, path)
         raise damaged(path)
     digest = hashlib.sha256(content[: found.start(1)])
     digest.update(_ZEROS.encode())
     digest.update(memoryview(content)[found.end(1) :])
     if not hmac.compare_digest(digest.hexdigest().encode(), found[1]):
+        _check_unsealed(content, path)
         raise damaged(path)
 
 
-def check_unsealed(content: bytes, path: Path) -> None:
-    """Tell a record of an older format, which had no seal, from a damaged one.
+def _check_unsealed(content: bytes, path: Path) -> None:
+    """Tell a record of another format, which may be sealed otherwise, from a damaged one.
 
     Raises:
         RunFolderError: it is JSON of another format.

@@ -60,7 +60,7 @@ def test_what_was_begun_goes_on_to_the_same_weights(trained, written, tiny, tmp_
         go_through(folder, cells)
     begun = folder.cells_path / cells[0].name
     assert not is_done(begun)
-    assert list(begun.rglob("checkpoints/*.pt"))
+    assert list(begun.rglob("checkpoints/*.checkpoint"))
 
     resumed = []
 

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from played_session import PlayedSession, stand_in
+from sealed import weights_at
 from stand_in_flower import Flower
 
 from vfl.config import read_party_file
@@ -18,7 +19,6 @@ from vfl.errors import DisagreementError, VFLError
 from vfl.frame import Kind
 from vfl.session.own_data import own_ledger, own_secret
 from vfl.session.terms import Terms
-from vfl.storage import load_weights
 
 PARTIES = ("bank", "shop", "club")
 PARTY = """\
@@ -90,7 +90,7 @@ def cuts(seen, party="bank"):
 
 def weights_of(session, party="bank"):
     part = session.folder / party / "store" / "runs" / "run" / "parties" / party
-    return load_weights(part / "weights.safetensors")
+    return weights_at(part / "weights.safetensors")
 
 
 def test_one_name_with_two_scales_of_noise_is_refused(session):

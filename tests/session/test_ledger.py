@@ -1,6 +1,5 @@
 """The ledger of sessions: a name is bound once, and nothing that protects is drawn twice."""
 
-import json
 import multiprocessing
 import stat
 
@@ -109,19 +108,13 @@ def test_every_byte_of_an_entry_counts(ledger):
     ledger.begin(terms_of())
     (file,) = ledger.folder.glob("*.json")
     whole = file.read_bytes()
-    content = json.loads(whole)
     for place in range(len(whole)):
         damaged = bytearray(whole)
         damaged[place] ^= 1
         file.write_bytes(damaged)
-        try:
+        with pytest.raises(RunFolderError):
             ledger.begin(terms_of())
-        except RunFolderError:
-            continue
-        # What stays readable says the same: white space between two values.
-        assert json.loads(damaged)["entry"] == content["entry"]
-        file.write_bytes(whole)
-    for length in range(len(whole) - 1):
+    for length in range(len(whole)):
         file.write_bytes(whole[:length])
         with pytest.raises(RunFolderError):
             ledger.begin(terms_of())
@@ -129,11 +122,11 @@ def test_every_byte_of_an_entry_counts(ledger):
 
 def test_an_entry_of_another_party_or_name_is_refused(ledger, tmp_path):
     SessionLedger(ledger.folder, "shop").begin(terms_of())
-    with pytest.raises(RunFolderError, match="damaged"):
+    with pytest.raises(RunFolderError, match="belongs to something else"):
         ledger.begin(terms_of())
     ledger.begin(terms_of(run="two"))
     (ledger.folder / "two.json").rename(ledger.folder / "three.json")
-    with pytest.raises(RunFolderError, match="damaged"):
+    with pytest.raises(RunFolderError, match="belongs to something else"):
         ledger.begin(terms_of(run="three"))
 
 

@@ -1,11 +1,13 @@
 import pandas as pd
 import pytest
 import torch
+from sealed import reseal_json, reseal_weights
 
+from vfl import storage
 from vfl.datasets import load_table
 from vfl.errors import RunFolderError
 from vfl.session import PartyFolder
-from vfl.storage import read_json, weights_digest, write_json
+from vfl.storage import read_json, weights_digest
 
 WEIGHTS = {"bottom.weight": torch.arange(6.0).reshape(2, 3), "steps": torch.tensor(4)}
 
@@ -48,24 +50,27 @@ def test_a_label_party_keeps_its_classes(folder, tables, terms):
 
 def test_another_format_is_refused_before_anything_is_read(folder, tables, terms):
     folder.save(tables["bank"], terms, WEIGHTS)
-    record = read_json(folder.path / "party.json")
-    write_json(folder.path / "party.json", record | {"format": 2})
+    reseal_json(folder.path / "party.json", lambda record: record.update(format=7))
     for read in (folder.weights, folder.classes):
         with pytest.raises(RunFolderError, match="another format"):
             read()
 
 
 def test_a_run_that_a_party_has_not_trained(folder):
-    with pytest.raises(RunFolderError, match="missing"):
-        folder.weights()
-    assert folder.encoder() is None
+    for read in (folder.weights, folder.encoder, folder.classes):
+        with pytest.raises(RunFolderError, match="missing"):
+            read()
 
 
 def test_a_crash_before_the_record_leaves_no_run(folder, tables, terms, monkeypatch):
-    def crash(path, content):
-        raise KeyboardInterrupt
+    real = storage.write_sealed_json
 
-    monkeypatch.setattr("vfl.session.party_folder.write_json", crash)
+    def crash(path, content, seal):
+        if path.name == "party.json":
+            raise KeyboardInterrupt
+        real(path, content, seal)
+
+    monkeypatch.setattr("vfl.session.party_folder.write_sealed_json", crash)
     with pytest.raises(KeyboardInterrupt):
         folder.save(tables["bank"], terms, WEIGHTS)
     with pytest.raises(RunFolderError, match="missing"):
@@ -75,5 +80,28 @@ def test_a_crash_before_the_record_leaves_no_run(folder, tables, terms, monkeypa
 def test_damaged_weights(folder, tables, terms):
     folder.save(tables["bank"], terms, WEIGHTS)
     (folder.path / "weights.safetensors").write_bytes(b"\0" * 64)
-    with pytest.raises(RunFolderError, match="damaged"):
+    with pytest.raises(RunFolderError, match="not as it was written"):
+        folder.weights()
+
+
+def test_files_of_two_parties_or_two_trainings_are_not_exchanged(tmp_path, tables, terms):
+    other = terms.model_copy(update={"run": "trial-2"})
+    folders = {}
+    for name, run in (("bank", terms), ("shop", terms), ("again", other)):
+        folders[name] = PartyFolder(tmp_path / name / ("bank" if name == "again" else name))
+        folders[name].save(tables["bank"], run, WEIGHTS)
+    for name in ("shop", "again"):
+        for file in ("weights.safetensors", "encoder.json", "party.json"):
+            path = folders["bank"].path / file
+            whole = path.read_bytes()
+            path.write_bytes((folders[name].path / file).read_bytes())
+            with pytest.raises(RunFolderError, match="belongs to something else"):
+                folders["bank"].encoder() if file == "encoder.json" else folders["bank"].weights()
+            path.write_bytes(whole)
+
+
+def test_weights_of_another_end_of_the_same_run_are_refused(folder, tables, terms):
+    folder.save(tables["bank"], terms, WEIGHTS)
+    reseal_weights(folder.path / "weights.safetensors", lambda state: state.popitem())
+    with pytest.raises(RunFolderError, match="not those the training ended with"):
         folder.weights()

@@ -1,15 +1,15 @@
 """Files of a trace: readable by numpy alone, and refused when they are not as they were written."""
 
+import hashlib
 import io
-import json
 import random
-import zlib
 
 import numpy as np
 import pytest
+from sealed import reseal_json
 
 from vfl.errors import RunFolderError
-from vfl.storage import read_json, write_json
+from vfl.trace.store import Store
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_changed_byte_is_found(training, folder):
             damaged = bytearray(whole)
             damaged[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
             path.write_bytes(damaged)
-            with pytest.raises(RunFolderError, match="missing or damaged"):
+            with pytest.raises(RunFolderError, match=r"not as it was written|is missing"):
                 look_at_everything(training)
         path.write_bytes(whole)
     assert look_at_everything(training)
@@ -93,12 +93,15 @@ def test_a_shortened_or_missing_file_is_found(training, folder):
 def replace(folder, name, content):
     """Another file in the place of one of the trace, as somebody would who knows the index."""
     (folder / name).write_bytes(content)
-    index = folder / "index.jsonl"
-    entries = [json.loads(line) for line in index.read_text().splitlines()]
-    for entry in entries:
-        if name in entry["files"]:
-            entry["files"][name] = zlib.crc32(content)
-    index.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    store = Store(folder)
+    owner = store.about().owner
+    lines = []
+    for entry in store.entries():
+        if name in entry.files:
+            digests = entry.files | {name: hashlib.sha256(content).hexdigest()}
+            entry = entry.model_copy(update={"files": digests})
+        lines.append(entry.line(owner))
+    (folder / "index.jsonl").write_text("".join(lines))
 
 
 @pytest.mark.parametrize("name", ["frames-000001.npz", "payload-000001.npy"])
@@ -127,7 +130,7 @@ def test_other_files_are_refused(training, folder, content):
 )
 def test_an_index_that_is_none(training, folder, line):
     (folder / "index.jsonl").write_bytes(line.encode("latin-1") + b"\n")
-    with pytest.raises(RunFolderError, match="missing or damaged"):
+    with pytest.raises(RunFolderError, match="not as it was written"):
         look_at_everything(training)
 
 
@@ -140,20 +143,31 @@ def test_a_torn_last_line_of_the_index_leaves_its_files_out(training, folder):
 
 @pytest.mark.parametrize("change", ["seed", "codec", "party", "format"])
 def test_what_it_says_of_itself_is_checked(training, folder, change):
+    """Even by somebody who seals it anew."""
     path = folder / "trace.json"
-    content = read_json(path)
-    if change == "seed":
-        content["terms"]["seed"] += 1
-    elif change == "codec":
-        content["terms"]["codec"] = "none"
-    elif change == "party":
-        del content["party"]
-    else:
-        content["format"] = 9
-    write_json(path, content)
-    expected = "another format" if change == "format" else "missing or damaged"
+    whole = path.read_text()
+
+    def forge(record):
+        if change == "seed":
+            record["about"]["terms"]["seed"] += 1
+        elif change == "codec":
+            record["about"]["terms"]["codec"] = "none"
+        elif change == "party":
+            del record["about"]["party"]
+        else:
+            record["format"] = 9
+
+    reseal_json(path, forge)
+    expected = "another format" if change == "format" else "not as it was written"
     with pytest.raises(RunFolderError, match=expected):
         training.read("lender")
-    path.write_text(json.dumps([content]))
-    with pytest.raises(RunFolderError):
+    path.write_text(whole.replace('"seed"', '"seel"'))
+    with pytest.raises(RunFolderError, match="not as it was written"):
         training.read("lender")
+
+
+def test_the_index_of_another_party_is_refused(training, folder):
+    other = next(path for path in folder.parent.parent.parent.rglob("trace") if path != folder)
+    (folder / "index.jsonl").write_text((other / "index.jsonl").read_text())
+    with pytest.raises(RunFolderError, match="not as it was written"):
+        look_at_everything(training)

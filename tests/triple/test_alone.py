@@ -11,11 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sealed import weights_at
 
 from vfl.config import read_experiment
 from vfl.mpc.ring import decode
 from vfl.run import load_data
-from vfl.storage import load_weights, read_json, read_lines
+from vfl.storage import read_json, read_lines
 from vfl.triple.door import Door
 
 pytestmark = pytest.mark.net
@@ -179,7 +180,7 @@ def test_one_party_asks_for_figures_and_another_for_predictions(three):
 
 def in_clear(folders, whole):
     """The accuracy of the network that both holders' shares make, of the tables joined."""
-    shares = [load_weights(folder / "run" / "share.safetensors") for folder in folders[:2]]
+    shares = [weights_at(folder / "run" / "share.safetensors") for folder in folders[:2]]
     weights = {name: decode(shares[0][name] + shares[1][name], 21) for name in shares[0]}
     (whole / "experiment.toml").write_text(EXPERIMENT.format(epochs=2))
     data = load_data(read_experiment(whole / "experiment.toml"))

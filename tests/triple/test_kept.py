@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 import torch
+from sealed import reseal_json, reseal_weights
 
 from vfl.errors import DisagreementError, RunFolderError
-from vfl.storage import load_weights, pack_weights, read_notes
 from vfl.triple import infer_private, train_private
 
 
@@ -46,7 +46,7 @@ def test_processes_find_that_out_too(trained):
 def test_a_share_of_another_training_in_a_party_s_folder(trained):
     one, two = trained
     shutil.copy(two / "P1" / "share.safetensors", one / "P1" / "share.safetensors")
-    with pytest.raises(RunFolderError, match="another training") as caught:
+    with pytest.raises(RunFolderError, match="belongs to something else") as caught:
         infer_private(one, processes=False)
     assert caught.value.where.endswith("share.safetensors")
 
@@ -54,16 +54,14 @@ def test_a_share_of_another_training_in_a_party_s_folder(trained):
 def test_the_other_holder_s_share(trained):
     one, _ = trained
     shutil.copy(one / "P0" / "share.safetensors", one / "P1" / "share.safetensors")
-    with pytest.raises(RunFolderError, match="another role"):
+    with pytest.raises(RunFolderError, match="belongs to something else"):
         infer_private(one, processes=False)
 
 
 @pytest.mark.parametrize("lost", ["0.weight", "0.bias"])
 def test_a_share_that_lacks_something_is_not_taken_for_zeros(trained, lost):
     path = trained[0] / "P0" / "share.safetensors"
-    state, notes = load_weights(path), read_notes(path)
-    del state[lost]
-    path.write_bytes(pack_weights(state, notes))
+    reseal_weights(path, lambda state: state.pop(lost))
     with pytest.raises(RunFolderError, match="not of the network") as caught:
         infer_private(trained[0], processes=False)
     assert (caught.value.where, caught.value.got) == (lost, "nothing")
@@ -71,9 +69,8 @@ def test_a_share_that_lacks_something_is_not_taken_for_zeros(trained, lost):
 
 def test_a_share_of_another_shape(trained):
     path = trained[0] / "P0" / "share.safetensors"
-    state, notes = load_weights(path), read_notes(path)
-    state["0.weight"] = torch.zeros(7, 1, dtype=torch.int64)
-    path.write_bytes(pack_weights(state, notes))
+    other = {"0.weight": torch.zeros(7, 1, dtype=torch.int64)}
+    reseal_weights(path, lambda state: state.update(other))
     with pytest.raises(RunFolderError, match="not of the network"):
         infer_private(trained[0], processes=False)
 
@@ -92,12 +89,15 @@ def test_records_of_another_format(trained, file):
     [
         ("mpc.json", {"experiment": {}}, "no card"),
         ("P0/party.json", {"plan": None}, "no plan"),
-        ("P0/party.json", {"role": "P1"}, "another role"),
+        ("P0/party.json", {"party": "P1"}, "belongs to something else"),
     ],
 )
 def test_records_that_are_something_else(trained, file, change, told):
     path = trained[0] / file
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    if "sha256" in json.loads(path.read_text()):
+        reseal_json(path, lambda record: record.update(change))
+    else:
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(RunFolderError, match=told):
         infer_private(trained[0], processes=False)
 

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sealed import weights_at
 
 from vfl.config import Experiment
 from vfl.datasets import read_encoder
@@ -16,7 +17,7 @@ from vfl.errors import (
 )
 from vfl.mpc import Trio
 from vfl.mpc.ring import decode
-from vfl.storage import load_weights, read_json, write_json
+from vfl.storage import read_json, write_json
 from vfl.triple import predict_private, train_private
 from vfl.triple.kept import kept_at
 from vfl.triple.own_rows import own_rows
@@ -76,7 +77,7 @@ def new(tmp_path):
 
 def in_clear(run, new):
     """The outputs of the network that both shares make, for rows in order of their ids."""
-    shares = [load_weights(run / name / "share.safetensors") for name in ("P0", "P1")]
+    shares = [weights_at(run / name / "share.safetensors") for name in ("P0", "P1")]
     weights = {name: decode(shares[0][name] + shares[1][name], BITS) for name in shares[0]}
     inputs = []
     for role, name in enumerate(("bank", "shop")):

@@ -7,19 +7,20 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sealed import weights_at
 
 from vfl.config.experiment import LabelSettings, PartySettings
 from vfl.errors import BadOptionError, ConfigError, RingRangeError, RunFolderError
 from vfl.mpc.ring import decode
 from vfl.run import load_data
-from vfl.storage import load_weights, read_lines
+from vfl.storage import read_lines
 from vfl.triple import infer_private, program, train_private
 from vfl.triple.program import first_weights
 
 
 def opened(folder, bits):
     """The weights, which only both holders together can tell."""
-    shares = [load_weights(folder / holder / "share.safetensors") for holder in ("P0", "P1")]
+    shares = [weights_at(folder / holder / "share.safetensors") for holder in ("P0", "P1")]
     return {name: decode(shares[0][name] + shares[1][name], bits) for name in shares[0]}
 
 
@@ -176,9 +177,7 @@ def test_first_weights_and_shares_are_secret(tmp_path, experiment):
     asked = experiment(rows=100)
     for name in ("one", "two"):
         train_private(asked, tmp_path / name, processes=False)
-    one, two = (
-        load_weights(tmp_path / name / "P1" / "share.safetensors") for name in ("one", "two")
-    )
+    one, two = (weights_at(tmp_path / name / "P1" / "share.safetensors") for name in ("one", "two"))
     assert not torch.equal(one["0.weight"], two["0.weight"])
     weights = [opened(tmp_path / name, 21)["0.weight"] for name in ("one", "two")]
     assert float((weights[0] - weights[1]).abs().max()) > 1e-3

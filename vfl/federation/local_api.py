@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vfl.errors import LostPeerError
-from vfl.storage import write_bytes, write_text
+from vfl.storage import private_folder, write_bytes, write_text
 from vfl.transport import session_certificate
 
 HOST = "127.0.0.1"
@@ -38,20 +38,19 @@ class LocalApi:
     def begin(cls, folder: Path) -> LocalApi:
         """Make the secrets of a new start; those of an earlier one are worth nothing any more."""
         api = cls(folder)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)
+        private_folder(folder)
         (folder / "address").unlink(missing_ok=True)
         certificate = session_certificate([HOST], _DAYS)
-        write_text(folder / "secret", secrets.token_urlsafe(_SECRET_BYTES), mode=0o600)
-        write_bytes(api.superexec_secret, secrets.token_bytes(_SECRET_BYTES), mode=0o600)
-        write_bytes(api.ca, certificate.ca_pem, mode=0o600)
-        write_bytes(api.certificate, certificate.cert_pem, mode=0o600)
-        write_bytes(api.key, certificate.key_pem, mode=0o600)
+        write_text(folder / "secret", secrets.token_urlsafe(_SECRET_BYTES))
+        write_bytes(api.superexec_secret, secrets.token_bytes(_SECRET_BYTES))
+        write_bytes(api.ca, certificate.ca_pem)
+        write_bytes(api.certificate, certificate.cert_pem)
+        write_bytes(api.key, certificate.key_pem)
         return api
 
     def listens_on(self, port: int) -> None:
         """Tell the service's own programs where it is."""
-        write_text(self.folder / "address", f"{HOST}:{port}", mode=0o600)
+        write_text(self.folder / "address", f"{HOST}:{port}")
 
     @property
     def address(self) -> str:

@@ -112,7 +112,6 @@ def _with_programs(
     environment: Mapping[str, str], state: Path, runs_code: Sequence[str]
 ) -> dict[str, str]:
     folder = state / "bin"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     bundled = {*_OF_SUPERLINK, *_OF_SUPERNODE}
     for program, function in _PROGRAMS.items():
         if program in bundled and program not in runs_code:

@@ -72,7 +72,7 @@ class Identity:
         openssh = serialization.PrivateFormat.OpenSSH
         plain = serialization.NoEncryption()
         pem = self._private.private_bytes(serialization.Encoding.PEM, openssh, plain)
-        write_bytes(path, pem, mode=0o600)
+        write_bytes(path, pem)
 
     def sign(self, message: bytes) -> bytes:
         """A signature of 64 bytes."""

@@ -49,4 +49,4 @@ def write_predictions(
         if not is_numeric_dtype(table[name]):
             table[name] = [formula_free(x) if isinstance(x, str) else x for x in table[name]]
     table.columns = [formula_free(name) for name in table.columns]
-    write_text(path, table.to_csv(index=False), mode=0o600)
+    write_text(path, table.to_csv(index=False))

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from vfl.errors import UserError
+from vfl.storage import PRIVATE_FILE, private_folder
 
 _SESSION_DAYS = 30
 #: How long the SuperLink's certificate is good, and how long the CA that renews it.
@@ -160,16 +161,16 @@ def write_trial_certificates(
         {party: folder / f"{party}.key" for party in parties},
         {party: folder / f"{party}.pub" for party in parties},
     )
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     authority = Authority.new("vfl CA", AUTHORITY_DAYS)
     certificate = authority.issue([_host(host) for host in hosts], SERVER_DAYS)
     _write(files.ca, authority.ca_pem)
-    _write(files.ca_key, authority.key_pem, private=True)
+    _write(files.ca_key, authority.key_pem)
     _write(files.server_certificate, certificate.cert_pem)
-    _write(files.server_key, certificate.key_pem, private=True)
+    _write(files.server_key, certificate.key_pem)
     for party in parties:
         private, public = node_key_pair()
-        _write(files.private_keys[party], private, private=True)
+        _write(files.private_keys[party], private)
         _write(files.public_keys[party], public)
     return files
 
@@ -256,10 +257,9 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _write(path: Path, data: bytes, *, private: bool = False) -> None:
-    mode = 0o600 if private else 0o644
+def _write(path: Path, data: bytes) -> None:
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
     except FileExistsError:
         raise UserError(
             "a certificate or key is there already and is never overwritten",
@@ -267,4 +267,5 @@ def _write(path: Path, data: bytes, *, private: bool = False) -> None:
             fix="name another folder, or remove the old files first",
         ) from None
     with os.fdopen(handle, "wb") as file:
+        os.fchmod(handle, PRIVATE_FILE)
         file.write(data)

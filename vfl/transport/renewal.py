@@ -60,7 +60,7 @@ def renew_server(folder: Path, days: int = SERVER_DAYS) -> int:
     authority = _authority(folder)
     new = authority.issue(list(names), days)
     # The key first: with one file old and one new the server does not start, and says so.
-    write_bytes(folder / "server.key", new.key_pem, 0o600)
+    write_bytes(folder / "server.key", new.key_pem)
     write_bytes(folder / "server.pem", new.cert_pem)
     write_bytes(folder / "ca.pem", authority.ca_pem)
     return days_left(folder / "server.pem")
@@ -74,7 +74,7 @@ def replace_authority(folder: Path, days: int = AUTHORITY_DAYS) -> None:
     """
     known = b"".join(each.public_bytes(_PEM) for each in _certificates(folder / "ca.pem"))
     authority = Authority.new("vfl CA", days)
-    write_bytes(folder / "ca.key", authority.key_pem, 0o600)
+    write_bytes(folder / "ca.key", authority.key_pem)
     write_bytes(folder / "ca.pem", authority.ca_pem + known)
 
 
@@ -82,7 +82,7 @@ def renew_node_key(private: Path, public: Path) -> None:
     """Replace a SuperNode's key; its public part is for the label party to register."""
     private_key, public_key = node_key_pair()
     write_bytes(public, public_key)
-    write_bytes(private, private_key, 0o600)
+    write_bytes(private, private_key)
 
 
 def _authority(folder: Path) -> Authority:

@@ -134,7 +134,7 @@ class Door(Settings):
         invitations = self.invitations(self.port).values()
         found = {path: self} | {folder / each.file: each for each in invitations}
         for place, content in found.items():
-            write_bytes(place, (content.model_dump_json(indent=1) + "\n").encode(), mode=0o600)
+            write_bytes(place, (content.model_dump_json(indent=1) + "\n").encode())
         return list(found)
 
 
