@@ -167,13 +167,14 @@ def test_shared_first_layers_go_on_after_a_lost_party(session, monkeypatch):
 class Dies:
     """Ends the process of a party, as far as a thread can, when it is about to send a cut."""
 
-    def __init__(self, monkeypatch, party, step, times):
+    def __init__(self, monkeypatch, party, step, times, then=lambda: None):
         self.left = times
         encode = MaskedCut.encode
 
         def dying(codec, cut, moment):
             if codec._party == party and moment.step == step and self.left:
                 self.left -= 1
+                then()
                 raise SystemExit
             return encode(codec, cut, moment)
 
@@ -193,6 +194,26 @@ def test_after_a_lost_party_the_next_attempt_has_new_keys(session, monkeypatch):
     assert len(sent(seen, Kind.PROTOCOL)) == 2
     assert "restart 1 of 1" in (session.run / "notes.txt").read_text()
     assert read_json(session.run / "summary.json")["weights_sha256"]
+
+
+def test_a_damaged_checkpoint_of_one_party_sends_all_back_to_an_older_one(session, monkeypatch):
+    own = session.folder / "shop" / "store" / "runs" / "run" / "parties" / "shop" / "checkpoints"
+
+    def damage():
+        newest = max(own.glob("*.checkpoint"))
+        content = bytearray(newest.read_bytes())
+        content[len(content) // 2] ^= 1
+        newest.write_bytes(content)
+
+    Dies(monkeypatch, "shop", step=8, times=1, then=damage)
+    session.play(federation=EXPERIMENT["federation"] | {"max_restarts": 1})
+    notes = (session.run / "notes.txt").read_text()
+    assert "restart 1 of 1, from exchange 6" in notes
+    assert "stopped with V009" in notes
+    assert "going back to an older checkpoint" in notes
+    assert "checkpoint 6 cannot be used; going on from exchange 3" in notes
+    assert read_json(session.run / "summary.json")["weights_sha256"]
+    assert any(error.code == "V009" for error in session.flower.failures)
 
 
 def test_a_party_that_stays_away_ends_the_session_with_its_name(session, monkeypatch):
