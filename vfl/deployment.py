@@ -203,6 +203,8 @@ def submit(
     federation: str = "",
 ) -> str:
     """Hand a run to the SuperLink; Flower's id of it."""
+    if not federation:
+        check_not_expired(folder.certificates / "server.pem")  # no party could connect
     config = {"mode": mode, "run": run, "overrides": json.dumps(list(overrides)), **(extra or {})}
     file = folder.state / "run.toml"
     write_text(file, tomli_w.dumps(config))
