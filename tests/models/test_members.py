@@ -13,7 +13,7 @@ from vfl.models import make_bottom, make_top
 from vfl.models.mlp import MLPBottom
 from vfl.models.resnet20 import Residual
 from vfl.models.top_mlp import MLPTop
-from vfl.storage import load_weights, save_weights
+from vfl.storage import Seal, load_weights, save_weights
 
 
 def count(module: nn.Module) -> int:
@@ -202,8 +202,9 @@ def test_pictures_give_the_same_bits_after_weights_were_stored(spec, tmp_path):
     """Convolutions sum in the order of their layout, which a stored file does not keep."""
     module, other = (make_bottom(spec).build((3, 8, 8), 4).eval() for _ in range(2))
     filters = [layer.weight for layer in other.modules() if isinstance(layer, nn.Conv2d)]
-    save_weights(tmp_path / "weights", module.state_dict())
-    other.load_state_dict(load_weights(tmp_path / "weights"))
+    seal = Seal("weights", "bank", "loans")
+    save_weights(tmp_path / "weights", module.state_dict(), seal)
+    other.load_state_dict(load_weights(tmp_path / "weights", seal))
     assert all(one.is_contiguous(memory_format=torch.channels_last) for one in filters)
     pictures = draws(5, 3, 8, 8)
     assert torch.equal(module(pictures), other(pictures))

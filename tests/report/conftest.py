@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from vfl.storage import FORMAT
+
 HEAD = {
-    "format": 1,
+    "format": FORMAT,
     "name": "digits, left and right",
     "created": "2026-11-21T04:19:07+00:00",
     "vfl": "0.1.0",

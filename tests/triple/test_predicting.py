@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sealed import weights_at
+from sealed import reseal_json, weights_at
 
 from vfl.config import Experiment
 from vfl.datasets import read_encoder
@@ -17,7 +17,6 @@ from vfl.errors import (
 )
 from vfl.mpc import Trio
 from vfl.mpc.ring import decode
-from vfl.storage import read_json, write_json
 from vfl.triple import predict_private, train_private
 from vfl.triple.kept import kept_at
 from vfl.triple.own_rows import own_rows
@@ -216,8 +215,7 @@ def test_an_encoder_of_another_training(tmp_path, loans, new, at):
 def test_what_the_outputs_stand_for_is_lost(tmp_path, loans, new, classes):
     run = tmp_path / "run"
     train_private(loans(), run, processes=False)
-    record = read_json(run / "P2" / "party.json")
-    write_json(run / "P2" / "party.json", record | {"classes": classes})
+    reseal_json(run / "P2" / "party.json", lambda record: record.update(classes=classes))
     with pytest.raises(RunFolderError, match="what the outputs stand for"):
         predict_private(run, new, processes=False)
 

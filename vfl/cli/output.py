@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from vfl.ledger import size
-from vfl.text import printable
+from vfl.text import printable_lines
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 Set = Annotated[
@@ -27,9 +27,9 @@ _PER_PARTY = ("bytes_up", "bytes_down")
 _PER_EPOCH = ("loss", "accuracy", "hit_rate", "rmse")
 
 
-def say(line: str) -> None:
-    """One line of progress."""
-    print(printable(line), file=sys.stderr, flush=True)
+def say(text: str) -> None:
+    """Progress: one line, or a few lines of our own that quote others."""
+    print(printable_lines(text), file=sys.stderr, flush=True)
 
 
 def say_epoch(record: Mapping[str, Any]) -> None:
