@@ -70,7 +70,7 @@ def test_the_quick_profile(vfl):
 @pytest.mark.slow
 def test_the_quick_profile_shows_what_layer_norm_does(vfl, tmp_path):
     rows = json.loads(vfl("grid", "quick", "--out", tmp_path / "quick", "--json").out)
-    assert len(rows) == 2 * 3 * (3 * 3 * 2 + 1)  # defenses, seeds, then draws, leaks and attacks
+    assert len(rows) == 2 * 3 * (3 * 3 * 3 + 1)  # defenses, seeds, then draws, leaks and attacks
 
     def mean(defense, attack, k, field="value"):
         found = [
