@@ -265,11 +265,16 @@ def supernode() -> None:
 
 
 def _start_superexec(api: LocalApi) -> None:
-    """What takes work from a service and starts a program for it; it ends with the service."""
+    """What takes work from a service and starts a program for it; it ends with the service.
+
+    In a session of its own, as Flower starts it: a terminal's Ctrl+C is for the service, and Linux
+    shares a busy machine between sessions, where the low priority of Ray's workers would starve
+    them beside whatever else the caller runs.
+    """
     command = ["flower-superexec", "--runtime-api-address", api.address]
     command += ["--root-certificates", str(api.ca), "--parent-pid", str(os.getpid())]
     command += ["--superexec-auth-secret-file", str(api.superexec_secret)]
-    subprocess.Popen(command)
+    subprocess.Popen(command, start_new_session=True)
 
 
 # --- programs that call a service ---------------------------------------------------------------
