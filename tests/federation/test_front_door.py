@@ -1,4 +1,4 @@
-"""Attacks that once succeeded, against a real deployment: `scripts/attack_front_door`."""
+"""Attacks that once succeeded, against a real deployment: `scripts/attack_front_door.py`."""
 
 import json
 import os

@@ -6,8 +6,8 @@ commands on the loopback. A stranger's requests come from another address of it,
 user of the machine is user 65534. Nothing else is contacted, and every process is ended by its own
 process id.
 
-    python scripts/attack_front_door [--json] [--only NAME ...]
-    python scripts/attack_front_door --target HOST:PORT     a SuperLink that runs already, from here
+    python scripts/attack_front_door.py [--json] [--only NAME ...]
+    python scripts/attack_front_door.py --target HOST:PORT     a SuperLink that runs already
 
 Exit codes: 0 everything was refused, 1 something succeeded, 2 the attacks could not be set up.
 """
@@ -26,15 +26,15 @@ import ssl
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
+# ruff: noqa: E402 -- the tests' tools are found only from here on
 warnings.simplefilter("ignore")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "tools"))
 
@@ -213,7 +213,8 @@ def start_a_run(made: Deployment) -> tuple[bool, str]:
     deadline = time.monotonic() + 30
     while answer.status_code == 200 and not trail.exists() and time.monotonic() < deadline:
         time.sleep(0.2)
-    return trail.exists(), f"{answer.status_code}, own code {'ran' if trail.exists() else 'did not run'}"
+    ran = "ran" if trail.exists() else "did not run"
+    return trail.exists(), f"{answer.status_code}, own code {ran}"
 
 
 def read_runs_and_logs(made: Target) -> tuple[bool, str]:
@@ -268,13 +269,21 @@ def send_a_large_body(made: Deployment) -> tuple[bool, str]:
 
 def go_around_the_door(made: Target) -> tuple[bool, str]:
     """Paths and headers that a filter by address or by text could let through."""
-    paths = ["//v1/control/list-runs", "/v1/fleet/../control/list-runs", "/v1/control/list%2Druns",
-             "/v1/fleet/%2e%2e/control/list-runs", "/v1/control/list-runs/", "/docs", "/openapi.json"]  # fmt: skip
-    headers = {"x-forwarded-for": "127.0.0.1", "forwarded": "for=127.0.0.1", "x-real-ip": "127.0.0.1"}
+    paths = [
+        "/v1/control/list-runs",
+        "//v1/control/list-runs",
+        "/v1/fleet/../control/list-runs",
+        "/v1/control/list%2Druns",
+        "/v1/fleet/%2e%2e/control/list-runs",
+        "/v1/control/list-runs/",
+        "/docs",
+        "/openapi.json",
+    ]
+    headers = {name: "127.0.0.1" for name in ("x-forwarded-for", "x-real-ip")}
+    headers["forwarded"] = "for=127.0.0.1"
     body = control_pb2.ListRunsRequest().SerializeToString()
-    through = [path for path in ["/v1/control/list-runs", *paths]
-               if made.post(path, body, headers).status_code == 200]  # fmt: skip
-    return bool(through), f"{len(through)} of {len(paths) + 1} ways"
+    through = [path for path in paths if made.post(path, body, headers).status_code == 200]
+    return bool(through), f"{len(through)} of {len(paths)} ways"
 
 
 # --- another user of the machine ----------------------------------------------------------------
@@ -297,17 +306,24 @@ def call_a_supernodes_api(made: Deployment) -> tuple[bool, str]:
     return 200 in told, f"http {told[0]}, https {told[1]}"
 
 
+READABLE = """\
+tr "\\0" "\\n" | while read path; do
+  head -c1 "$path" >/dev/null 2>&1 && echo "$path"
+done
+"""
+
+
 def read_files(made: Deployment) -> tuple[bool | None, str]:
     """Everything the project's owners keep, as user 65534."""
     if os.getuid() != 0:
         return None, "only root can act as another user"
     files = [path for path in made.folder.rglob("*") if path.is_file()]
     done = subprocess.run(
-        ["/bin/sh", "-c", 'tr "\\0" "\\n" | while read path; do head -c1 "$path" >/dev/null 2>&1 && echo "$path"; done'],
+        ["/bin/sh", "-c", READABLE],
         input="\0".join(map(str, files)) + "\0",
         capture_output=True, text=True, user=NOBODY, group=NOBODY, check=False,
     )  # fmt: skip
-    private = [path for path in done.stdout.splitlines()]
+    private = done.stdout.splitlines()
     kinds = sorted({Path(path).name for path in private})
     return bool(private), f"{len(private)} of {len(files)} files" + (
         f": {', '.join(kinds[:6])} ..." if kinds else ""
@@ -332,7 +348,7 @@ TWO = {name: CONTENT["parties"][name] for name in PARTIES[:2]}
 class Noting(Ledger):
     """What the label party's links see."""
 
-    seen: list[tuple[str, str, Kind, int, bytes]] = []
+    seen: ClassVar[list[tuple[str, str, Kind, int, bytes]]] = []
 
     def __call__(self, party: str, direction: str, frame: Frame) -> None:
         super().__call__(party, direction, frame)
@@ -566,11 +582,11 @@ def flip_bits(folder: Path) -> tuple[bool, str]:
     """One bit in weights and checkpoints."""
     cut, draw = _interrupted(folder), random.Random(0)
     kept, weights = _checkpoints(cut, "bank"), PartyFolder(folder / "ended" / "parties" / "bank")
-    step = kept.steps()[-1]
+    checkpoints, step = cut / "parties" / "bank" / "checkpoints", kept.steps()[-1]
     targets: list[tuple[Path, Callable[[], Any]]] = [
-        (next((cut / "parties" / "bank" / "checkpoints").glob(f"{step:010d}.*")), lambda: kept.load(step)),
+        (next(checkpoints.glob(f"{step:010d}.*")), lambda: kept.load(step)),
         (weights.path / "weights.safetensors", weights.weights),
-    ]  # fmt: skip
+    ]
     silent = tried = 0
     for path, load in targets:
         whole = path.read_bytes()
@@ -734,8 +750,7 @@ def main() -> int:
     parser.add_argument("--target", metavar="HOST:PORT", help="attack this SuperLink, from afar")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    silent = open(os.devnull, "w") if arguments.json else sys.stderr
-    with contextlib.redirect_stdout(silent):
+    with contextlib.redirect_stdout(sys.stderr):
         if arguments.target:
             results = [tried(one, Target(arguments.target)) for one in FROM_AFAR]
         else:
