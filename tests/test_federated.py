@@ -107,6 +107,10 @@ def test_a_run_that_died_without_a_word_tells_the_end_of_its_log(
     assert error.what == "the run ended without a result"
     assert error.where == where
     assert error.got == "Flower says finished:failed"
+    kept = label.state / "run.log"
+    assert str(kept) in error.fix
+    assert kept.read_text() == log
+    assert kept.stat().st_mode & 0o777 == 0o600
 
 
 def test_hostile_text_of_a_run_is_one_harmless_line_each(label, follow):

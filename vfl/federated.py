@@ -14,7 +14,7 @@ from vfl.config import read_party_file
 from vfl.errors import LostPeerError, PeerError, RunFolderError, VFLError, read_record
 from vfl.project import LabelFolder
 from vfl.run_folder import RunFolder
-from vfl.storage import locked, read_json
+from vfl.storage import locked, read_json, write_text
 from vfl.text import printable, printable_lines
 
 _TICK_S = 0.2
@@ -90,7 +90,7 @@ def run_session(
                 _check_alive(folder, run_id, [outcome, failure])
             except PeerError as problem:
                 if mode == "train":
-                    problem.fix = f"with the SuperLink running: {_resume(path)}"
+                    problem.fix = f"{problem.fix}; with the SuperLink running: {_resume(path)}"
                 raise
             asked = time.monotonic()
         time.sleep(_TICK_S)
@@ -144,11 +144,13 @@ def _check_alive(folder: LabelFolder, run_id: str, outcomes: Sequence[Path]) -> 
     state = deployment.run_state(folder, run_id)
     if not state.startswith("finished") or any(path.exists() for path in outcomes):
         return
+    log, kept = deployment.run_log(folder, run_id), folder.state / "run.log"
+    write_text(kept, log)
     raise LostPeerError(
         "the run ended without a result",
         got=f"Flower says {state}",
-        where=_last_error(deployment.run_log(folder, run_id)) or None,
-        fix="flwr log shows everything the label party's process printed",
+        where=_last_error(log) or None,
+        fix=f"{kept} has everything the label party's process printed",
     )
 
 

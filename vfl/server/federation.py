@@ -306,7 +306,7 @@ def _by_name(nodes: Sequence[Any]) -> dict[str, int]:
             "two SuperNodes are online under one name",
             got=", ".join(f"{count} of '{name}'" for name, count in counts.items() if count > 1),
             want="one node a party, under its own name",
-            fix="unregister the one whose key is not in keys/ (flwr supernode unregister)",
+            fix="start the SuperLink again: it keeps only the keys in keys/, one a party",
         )
     return named
 
