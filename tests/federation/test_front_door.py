@@ -1,4 +1,4 @@
-"""Attacks that once succeeded, against a real deployment: `scripts/attack_front_door.py`."""
+"""Attacks that once succeeded, against a real deployment: `scripts/attack_front_door`."""
 
 import json
 import os
