@@ -403,3 +403,12 @@ def test_another_start_has_other_secrets(running, tmp_path):
     again = programs.LocalApi.begin(tmp_path / "local")
     after = again.secret, again.superexec_secret.read_bytes(), again.ca.read_bytes()
     assert all(old != new for old, new in zip(before, after, strict=True))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux lists children")
+def test_what_runs_the_work_is_in_a_session_of_its_own(running):
+    """Beside a caller's busy processes, Ray's workers would wait for minutes otherwise."""
+    pid = running.superlink._process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    assert children
+    assert [os.getsid(int(child)) for child in children] == [int(child) for child in children]
