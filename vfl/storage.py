@@ -445,11 +445,12 @@ def unpack_weights(content: bytes, seal: Seal, path: Path) -> tuple[dict[str, Te
         raise damaged(path)
     header = content[: 8 + header_bytes]
     _check_digest(content, _TENSORS_DIGEST.search(header), path)
-    notes = _record(header[8:], path).get("__metadata__", {})
+    record = _record(header[8:], path)
+    notes = record.pop("__metadata__", {})
     number = {name: int(notes[name]) for name in ("format", "step") if notes[name].isdigit()}
     seal.check(Seal.told_by(notes | number, path), path)
     state: dict[str, Tensor] = load(content)
-    return state, notes
+    return {name: state[name] for name in record}, notes  # `load` has another order each time
 
 
 Notes = dict[str, str]
