@@ -9,11 +9,18 @@ import tempfile
 import warnings
 from base64 import b64encode
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
 import pytest
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+)
 
 from vfl import demo, deployment
 from vfl.config import read_party_file
@@ -31,6 +38,7 @@ from vfl.storage import read_json
 with warnings.catch_warnings():  # importing typer, as flwr does, uses what newer clicks deprecate
     warnings.simplefilter("ignore", DeprecationWarning)
     from fastapi.routing import iter_route_contexts
+    from flwr.proto.control_pb2 import RegisterNodeRequest
     from flwr.proto.fleet_pb2 import PushMessagesRequest
     from flwr.proto.message_pb2 import Message, Metadata
     from flwr.proto.node_pb2 import Node
@@ -60,6 +68,17 @@ class Application:
         await send({"type": "http.response.body", "body": b""})
 
 
+def scope_of(path, headers=(), method="POST", raw=None):
+    return {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode() if raw is None else raw,
+        "headers": [(name.encode(), value) for name, value in headers],
+        "client": ("127.0.0.1", 4711),
+    }
+
+
 def ask(door, path, *, method="POST", headers=(), pieces=(b"",), raw=None):
     """The status of an answer, and how many pieces of the body were read for it."""
     pending, sent = list(pieces), []
@@ -71,20 +90,24 @@ def ask(door, path, *, method="POST", headers=(), pieces=(b"",), raw=None):
     async def send(message):
         sent.append(message)
 
-    scope = {
-        "type": "http",
-        "method": method,
-        "path": path,
-        "raw_path": path.encode() if raw is None else raw,
-        "headers": [(name.encode(), value) for name, value in headers],
-        "client": ("127.0.0.1", 4711),
-    }
-    asyncio.run(door(scope, receive, send))
+    asyncio.run(door(scope_of(path, headers, method, raw), receive, send))
     return sent[0]["status"], len(pieces) - len(pending)
 
 
-KEY = ("flwr-public-key", b64encode(b"bank"))
+OWNER, OTHER = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+PUBLIC = OWNER.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 PULL = "/v1/fleet/pull-messages"
+
+
+def signed(key=OWNER, public=PUBLIC, age_s=0.0, by=None):
+    """Headers as a SuperNode sends them."""
+    moment = (datetime.now(UTC) - timedelta(seconds=age_s)).isoformat().encode()
+    signature = key.sign(moment, ec.ECDSA(SHA256())) if by is None else by
+    return [
+        ("flwr-public-key", b64encode(public)),
+        ("flwr-timestamp", moment),
+        ("flwr-signature", b64encode(signature)),
+    ]
 
 
 @pytest.fixture
@@ -92,7 +115,7 @@ def network():
     application = Application()
 
     async def is_registered(key):
-        return key == b"bank"
+        return key == PUBLIC
 
     return application, NetworkDoor(application, is_registered, lambda path, body: body != b"bad")
 
@@ -100,7 +123,7 @@ def network():
 @pytest.mark.parametrize("path", sorted(FLEET_ROUTES))
 def test_a_registered_key_reaches_fleet(network, path):
     application, door = network
-    assert ask(door, path, headers=[KEY], pieces=[b"o", b"k"]) == (200, 2)
+    assert ask(door, path, headers=signed(), pieces=[b"o", b"k"]) == (200, 2)
     assert application.bodies == [b"ok"]
 
 
@@ -124,53 +147,102 @@ def test_a_registered_key_reaches_fleet(network, path):
 )
 def test_any_other_path_is_refused_unread(network, path):
     application, door = network
-    assert ask(door, path, headers=[KEY]) == (403, 0)
+    assert ask(door, path, headers=signed()) == (403, 0)
     assert application.bodies == []
 
 
 @pytest.mark.parametrize("raw", [b"/v1/fleet/pull%2Dmessages", b"/v1/fleet/pull-messages%00", b""])
 def test_a_path_that_had_to_be_decoded_is_refused(network, raw):
-    assert ask(network[1], PULL, headers=[KEY], raw=raw) == (403, 0)
+    assert ask(network[1], PULL, headers=signed(), raw=raw) == (403, 0)
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "OPTIONS", "post"])
 def test_another_method_is_refused(network, method):
-    assert ask(network[1], PULL, headers=[KEY], method=method) == (403, 0)
+    assert ask(network[1], PULL, headers=signed(), method=method) == (403, 0)
+
+
+SHOP = OTHER.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 @pytest.mark.parametrize(
-    "headers",
+    "made",
     [
-        [],
-        [("flwr-public-key", b"")],
-        [("flwr-public-key", b64encode(b"shop"))],
-        [("flwr-public-key", b"not base64")],
-        [KEY, KEY],
-        [("flwr-public-key", b64encode(b"shop")), ("x-forwarded-for", b"127.0.0.1")],
-        [("flwr-public-key", b64encode(b"shop")), ("forwarded", b"for=127.0.0.1")],
+        lambda: [],
+        lambda: signed(public=b""),
+        lambda: signed(key=OTHER, public=SHOP),
+        lambda: [("flwr-public-key", b"not base64"), *signed()[1:]],
+        lambda: [*signed(), signed()[0]],
+        lambda: [*signed(key=OTHER, public=SHOP), ("x-forwarded-for", b"127.0.0.1")],
+        lambda: signed()[:1],  # a public key alone, as everybody may know it
+        lambda: signed()[:2],
+        lambda: signed(by=b""),
+        lambda: signed(by=b"not a signature"),
+        lambda: signed(key=OTHER),
+        lambda: [*signed()[:1], *signed(age_s=1)[1:2], *signed()[2:]],  # another time's signature
+        lambda: signed(age_s=400),
+        lambda: signed(age_s=-60),
+        lambda: [*signed()[:1], ("flwr-timestamp", b"\xff"), *signed()[2:]],
+        lambda: [*signed()[:1], ("flwr-timestamp", b"2026-01-01T00:00:00"), *signed()[2:]],
     ],
 )
-def test_a_key_that_nobody_registered_has_no_body_read(network, headers):
+def test_whoever_does_not_sign_with_a_registered_key_has_no_body_read(network, made):
     application, door = network
-    assert ask(door, PULL, headers=headers, pieces=[b"x" * 100]) == (403, 0)
+    assert ask(door, PULL, headers=made(), pieces=[b"x" * 100]) == (403, 0)
     assert application.bodies == []
+
+
+def test_a_part_of_a_body_reaches_nobody(network):
+    application, door = network
+    events = [
+        {"type": "http.request", "body": b"o", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive():
+        return events.pop(0)
+
+    async def send(message):
+        raise AssertionError("nobody is there to answer")
+
+    asyncio.run(door(scope_of(PULL, signed()), receive, send))
+    assert application.bodies == []
+
+
+def test_slow_bodies_of_one_caller_end_and_are_few(network, monkeypatch):
+    monkeypatch.setattr("vfl.federation.guard.BODY_TIMEOUT_S", 0.2)
+    _, door = network
+    sent = []
+
+    async def receive():
+        await asyncio.sleep(60)
+
+    async def send(message):
+        sent.append(message.get("status"))
+
+    async def many():
+        calls = (door(scope_of(PULL, signed()), receive, send) for _ in range(12))
+        await asyncio.wait_for(asyncio.gather(*calls), 10)
+
+    asyncio.run(many())
+    assert sorted(status for status in sent if status) == [408] * 8 + [429] * 4
+    assert ask(door, PULL, headers=signed(), pieces=[b"ok"]) == (200, 1)
 
 
 def test_a_body_is_bounded_however_it_is_sent(network):
     application, door = network
     announced = ("content-length", str(FLEET_BODY_BYTES + 1).encode())
-    assert ask(door, PULL, headers=[KEY, announced]) == (413, 0)
+    assert ask(door, PULL, headers=[*signed(), announced]) == (413, 0)
     piece = b"x" * (FLEET_BODY_BYTES // 4)
-    assert ask(door, PULL, headers=[KEY], pieces=[piece] * 100) == (413, 5)
+    assert ask(door, PULL, headers=signed(), pieces=[piece] * 100) == (413, 5)
     lied = ("content-length", b"3")
-    assert ask(door, PULL, headers=[KEY, lied], pieces=[piece] * 100) == (413, 5)
+    assert ask(door, PULL, headers=[*signed(), lied], pieces=[piece] * 100) == (413, 5)
     assert application.bodies == []
-    assert ask(door, PULL, headers=[KEY], pieces=[piece] * 4) == (200, 4)
+    assert ask(door, PULL, headers=signed(), pieces=[piece] * 4) == (200, 4)
 
 
 def test_a_body_that_says_too_much_is_refused(network):
     application, door = network
-    assert ask(door, PULL, headers=[KEY], pieces=[b"bad"]) == (403, 1)
+    assert ask(door, PULL, headers=signed(), pieces=[b"bad"]) == (403, 1)
     assert application.bodies == []
 
 
@@ -377,7 +449,8 @@ def test_a_large_body_is_not_kept(running):
             yield bytes(1024 * 1024)
 
     for path in (PULL, "/v1/control/start-run", "/nowhere"):
-        for headers in ({}, running.signed()):
+        public_alone = dict(list(running.signed().items())[:1])
+        for headers in ({}, public_alone, running.signed()):
             try:
                 answer = running.post("network", path, headers, pieces())
             except httpx.WriteError:
@@ -395,6 +468,14 @@ def test_another_user_of_the_machine_reads_nothing_that_opens_a_door(running):
         for path in files:
             done = subprocess.run(["cat", path], user=NOBODY, group=NOBODY, capture_output=True)
             assert (done.returncode, done.stdout) == (1, b""), path
+
+
+def test_no_key_is_registered_without_a_name(running):
+    headers = running.secret("SuperLink")
+    for request in (RegisterNodeRequest(), RegisterNodeRequest(public_key=PUBLIC)):
+        body = request.SerializeToString()
+        answer = running.post("SuperLink", "/v1/control/register-node", headers, body)
+        assert answer.status_code == 403
 
 
 def test_another_start_has_other_secrets(running, tmp_path):

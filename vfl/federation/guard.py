@@ -4,8 +4,8 @@ Flower's SuperLink serves three APIs on one port: Fleet for SuperNodes, Control 
 and Runtime for the processes it starts. Only Fleet asks who calls. So vfl gives the application two
 doors, each a listening socket of its own:
 
-- the network's (`NetworkDoor`) has the routes of Fleet that a registered SuperNode needs, for keys
-  that are registered;
+- the network's (`NetworkDoor`) has the routes of Fleet that a registered SuperNode needs, for
+  callers that sign with a registered key;
 - the machine's own (`LocalDoor`), on the loopback, has Control and Runtime, for callers that show
   the secret of this start. A SuperNode's local API is such a door too.
 
@@ -15,10 +15,19 @@ IPv4 address in the form of IPv6 change nothing. Refusals come before the body i
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import math
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -31,8 +40,12 @@ Acceptable = Callable[[str, bytes], bool]
 
 #: Carries the secret of this start to a local door.
 SECRET_HEADER = "vfl-local-secret"
-#: Where a SuperNode puts its public key, in base64.
+#: Where a SuperNode puts its public key, the time, and its signature of the time (in base64).
 _KEY_HEADER = "flwr-public-key"
+_SIGNATURE_HEADER = "flwr-signature"
+_TIME_HEADER = "flwr-timestamp"
+#: How old a signature may be, and how far a clock may be ahead; Flower's own limits.
+_SIGNED_WITHIN_S = (-5.0, 305.0)
 
 _FLEET = (
     "activate-node",
@@ -78,6 +91,8 @@ RUNTIME_ROUTES = frozenset(f"/v1/runtime/{name}" for name in _RUNTIME)
 FLEET_BODY_BYTES = 1024 * 1024
 #: An app bundle has at most 10 MB, an object of a message 5.
 LOCAL_BODY_BYTES = 16 * 1024 * 1024
+#: Time for a whole body.
+BODY_TIMEOUT_S = 30.0
 
 
 class _Door:
@@ -87,12 +102,24 @@ class _Door:
         application: what answers.
         routes: exact paths; each takes POST and nothing else.
         limit_bytes: most bytes of a body, however it is sent.
+        acceptable: whether the body of a request may reach the application.
     """
 
-    def __init__(self, application: Application, routes: frozenset[str], limit_bytes: int) -> None:
+    #: How many bodies of one caller are read at once.
+    bodies_at_once: float = math.inf
+
+    def __init__(
+        self,
+        application: Application,
+        routes: frozenset[str],
+        limit_bytes: int,
+        acceptable: Acceptable,
+    ) -> None:
         self._application = application
         self._routes = routes
         self._limit_bytes = limit_bytes
+        self._acceptable = acceptable
+        self._reading: Counter[bytes] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one connection's event scope, as ASGI wants."""
@@ -100,54 +127,62 @@ class _Door:
             return await self._application(scope, receive, send)
         if scope["type"] != "http":  # a web socket; none of the routes is one
             return await send({"type": "websocket.close", "code": 1008})
-        status = await self._refusal(scope)
-        if status is None and _announced_bytes(scope) > self._limit_bytes:
-            status = 413
-        if status is not None:
-            return await _refuse(send, status)
-        body = await self._body(receive)
-        if body is None:
+        caller = await self._caller(scope) if self._has_route(scope) else None
+        if caller is None:
+            # Not 401: a SuperNode takes that for an order to end without a word.
+            return await _refuse(send, 403)
+        if _announced_bytes(scope) > self._limit_bytes:
             return await _refuse(send, 413)
+        if self._reading[caller] >= self.bodies_at_once:
+            return await _refuse(send, 429)
+        self._reading[caller] += 1
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                body = await self._body(receive)
+        except _TooLargeError:
+            return await _refuse(send, 413)
+        except TimeoutError:
+            return await _refuse(send, 408)
+        finally:
+            self._reading -= Counter((caller,))
+        if body is None:  # the caller hung up; a part of a request is none
+            return None
         if not self._acceptable(scope["path"], body):
             return await _refuse(send, 403)
         await self._application(scope, _replayed(body, receive), send)
 
-    async def _refusal(self, scope: Scope) -> int | None:
-        """The status of a refusal; None lets the request through."""
+    def _has_route(self, scope: Scope) -> bool:
         # The raw path, too: a path that needed decoding is none of ours, whatever it decodes to.
         plain = scope["path"].encode() == scope.get("raw_path", scope["path"].encode())
-        if not plain or scope["path"] not in self._routes or scope["method"] != "POST":
-            return 403
-        # Not 401: a SuperNode takes that for an order to end without a word.
-        return None if await self._knows(scope) else 403
+        return plain and scope["path"] in self._routes and scope["method"] == "POST"
 
-    async def _knows(self, scope: Scope) -> bool:
-        """Whether the caller may use this door."""
+    async def _caller(self, scope: Scope) -> bytes | None:
+        """Who calls, as far as the headers prove it; None for whoever may not use this door."""
         raise NotImplementedError
 
-    def _acceptable(self, path: str, body: bytes) -> bool:
-        """Whether the body says what its sender may say."""
-        return True
-
     async def _body(self, receive: Receive) -> bytes | None:
-        """The whole body; None as soon as it is larger than the limit."""
+        """The whole body; None when the caller hangs up before its end."""
         body = bytearray()
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return bytes(body)  # nobody is left to answer; the application finds out
+                return None
             body += message.get("body", b"")
             if len(body) > self._limit_bytes:
-                return None
+                raise _TooLargeError
             if not message.get("more_body", False):
                 return bytes(body)
+
+
+class _TooLargeError(Exception):
+    """A body went beyond its limit."""
 
 
 class NetworkDoor(_Door):
     """The door that other machines see: Fleet, for registered SuperNodes.
 
-    Flower checks the signature of a request behind this door; a key that nobody registered does
-    not get that far, so a stranger cannot make it read a body.
+    A caller signs the time with its key, in the headers, so that nobody else has a body read:
+    neither a stranger nor whoever knows the public key of a party.
 
     Args:
         application: Flower's.
@@ -155,22 +190,37 @@ class NetworkDoor(_Door):
         acceptable: whether the body of a request may reach the application.
     """
 
+    bodies_at_once = 8  # a SuperNode sends two
+
     def __init__(
         self, application: Application, is_registered: IsRegistered, acceptable: Acceptable
     ) -> None:
-        super().__init__(application, FLEET_ROUTES, FLEET_BODY_BYTES)
+        super().__init__(application, FLEET_ROUTES, FLEET_BODY_BYTES, acceptable)
         self._is_registered = is_registered
-        self._is_acceptable = acceptable
 
-    async def _knows(self, scope: Scope) -> bool:
+    async def _caller(self, scope: Scope) -> bytes | None:
         try:
             key = b64decode(_header(scope, _KEY_HEADER), validate=True)
+            signature = b64decode(_header(scope, _SIGNATURE_HEADER), validate=True)
         except ValueError:
-            return False
-        return await self._is_registered(key)
+            return None
+        if not await self._is_registered(key):
+            return None
+        signed = _header(scope, _TIME_HEADER)
+        return key if await asyncio.to_thread(_is_signed, key, signed, signature) else None
 
-    def _acceptable(self, path: str, body: bytes) -> bool:
-        return self._is_acceptable(path, body)
+
+def _is_signed(key: bytes, signed: bytes, signature: bytes) -> bool:
+    """Whether a text is a time of these minutes, signed by the owner of a key (PEM)."""
+    try:
+        age = datetime.now(UTC) - datetime.fromisoformat(signed.decode("ascii"))
+        public = load_pem_public_key(key)
+        assert isinstance(public, ec.EllipticCurvePublicKey)  # Flower registers no other
+        public.verify(signature, signed, ec.ECDSA(SHA256()))
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    earliest, latest = _SIGNED_WITHIN_S
+    return earliest < age.total_seconds() < latest
 
 
 class LocalDoor(_Door):
@@ -180,14 +230,22 @@ class LocalDoor(_Door):
         application: Flower's.
         routes: exact paths.
         secret: what the header must hold; other users of the machine do not know it.
+        acceptable: whether the body of a request may reach the application.
     """
 
-    def __init__(self, application: Application, routes: frozenset[str], secret: str) -> None:
-        super().__init__(application, routes, LOCAL_BODY_BYTES)
+    def __init__(
+        self,
+        application: Application,
+        routes: frozenset[str],
+        secret: str,
+        acceptable: Acceptable = lambda path, body: True,
+    ) -> None:
+        super().__init__(application, routes, LOCAL_BODY_BYTES, acceptable)
         self._secret = secret.encode()
 
-    async def _knows(self, scope: Scope) -> bool:
-        return hmac.compare_digest(_header(scope, SECRET_HEADER), self._secret)
+    async def _caller(self, scope: Scope) -> bytes | None:
+        shown = _header(scope, SECRET_HEADER)
+        return b"owner" if hmac.compare_digest(shown, self._secret) else None
 
 
 def _header(scope: Scope, name: str) -> bytes:

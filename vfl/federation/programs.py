@@ -156,7 +156,7 @@ async def _serve_superlink(
     app: Any, options: Mapping[str, Any], api: LocalApi, listeners: Sequence[Any]
 ) -> None:
     """Serve Flower's application at both doors until a signal comes."""
-    local = LocalDoor(app, CONTROL_ROUTES | RUNTIME_ROUTES, api.secret)
+    local = LocalDoor(app, CONTROL_ROUTES | RUNTIME_ROUTES, api.secret, _registers_by_name)
     servers = [_server(local, options, api.certificate, api.key)]
     if len(listeners) > 1:
         network = NetworkDoor(app, _registered(app), _names_its_sender)
@@ -236,6 +236,19 @@ def _names_its_sender(path: str, body: bytes) -> bool:
         return False
     caller = request.node.node_id
     return all(message.metadata.src_node_id == caller for message in request.messages_list)
+
+
+def _registers_by_name(path: str, body: bytes) -> bool:
+    """A key without a party's name could not be told from another party's."""
+    if path != "/v1/control/register-node":
+        return True
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+    from google.protobuf.message import DecodeError
+
+    try:
+        return bool(RegisterNodeRequest.FromString(body).name)
+    except DecodeError:
+        return True  # Flower refuses what is no message
 
 
 def supernode() -> None:
