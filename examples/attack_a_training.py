@@ -6,14 +6,13 @@ Change SOURCE to "mnist" and CODEC to "topk:k=3" or "randtopk:k=3,alpha=0.1" to 
 import torch
 
 from vfl.attacks import make
-from vfl.attacks.case import attempt_all
-from vfl.attacks.recorded import decoded
-from vfl.attacks.recorded_case import received_case, training_case
+from vfl.attacks.cases import decoded, received_case, training_case
+from vfl.attacks.scoring import attempt_all
 from vfl.config import Experiment
+from vfl.core.seeds import generator
 from vfl.datasets import load_bundled
-from vfl.local import LocalSession
-from vfl.seeds import generator
-from vfl.trace import Trace
+from vfl.session.trace import Trace
+from vfl.training.local import LocalSession
 
 SOURCE, ROWS, CODEC = "digits", 1000, "none"
 

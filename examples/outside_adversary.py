@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from vfl.attacks.active import ADVERSARIES, ActiveAdversary, make_adversary
-from vfl.attacks.fit import key_of
+from vfl.attacks.base import key_of
 from vfl.attacks.view import View
-from vfl.compression import Moment
-from vfl.seeds import generator
+from vfl.compression import StepContext
+from vfl.core.seeds import generator
 
 
 class Shuffling(ActiveAdversary):
@@ -35,7 +35,7 @@ class Shuffling(ActiveAdversary):
     def begin(self, view: View, draw: torch.Generator) -> None:
         self.key = key_of(draw)
 
-    def cut(self, cut: Tensor, moment: Moment) -> Tensor:
+    def cut(self, cut: Tensor, moment: StepContext) -> Tensor:
         if not moment.training:
             return cut
         # Of the step and nothing else: batches in flight are made again after a resume.
@@ -49,10 +49,10 @@ class Shuffling(ActiveAdversary):
 ADVERSARIES.register("shuffling", Shuffling)
 
 if __name__ == "__main__":
-    from vfl.attacks.active.begin import begin
+    from vfl.attacks.cases import begin
     from vfl.config import Experiment
     from vfl.datasets import load_bundled
-    from vfl.local import LocalSession
+    from vfl.training.local import LocalSession
 
     data = load_bundled("digits", ["bank", "shop"], seed=0, label_party="lender")
     experiment = Experiment.model_validate(

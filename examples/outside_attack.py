@@ -43,12 +43,12 @@ ATTACKS.register("mahalanobis", Mahalanobis)
 
 if __name__ == "__main__":
     from vfl.attacks.baselines import label_free
-    from vfl.attacks.case import attempt
-    from vfl.attacks.victim import Victim
+    from vfl.attacks.cases import Victim
+    from vfl.attacks.scoring import attempt
     from vfl.config import Experiment
+    from vfl.core.seeds import generator
     from vfl.datasets import load_bundled
-    from vfl.local import LocalSession
-    from vfl.seeds import generator
+    from vfl.training.local import LocalSession
 
     data = load_bundled("digits", ["bank"], seed=0, label_party="lender")
     experiment = Experiment.model_validate(

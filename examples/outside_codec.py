@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vfl.compression import CODECS, INFERENCE, Codec, Decoded, Encoded, Moment, make
-from vfl.errors import TruncatedFrameError
-from vfl.frame import Payload
+from vfl.compression import CODECS, INFERENCE, Codec, Decoded, Encoded, StepContext, make
+from vfl.core.errors import TruncatedFrameError
+from vfl.core.frame import Payload
 
 LARGEST = torch.finfo(torch.float16).max
 
@@ -46,19 +46,19 @@ def from_half_bytes(payload: Payload, rows: int, width: int) -> Tensor:
 class HalfPrecision(Codec):
     """Two bytes a value, no options, no state."""
 
-    def encode(self, cut: Tensor, moment: Moment = INFERENCE) -> Encoded:
+    def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
         return Encoded(half_bytes(cut), None)
 
     def decode(
-        self, payload: Payload, rows: int, width: int, moment: Moment = INFERENCE
+        self, payload: Payload, rows: int, width: int, context: StepContext = INFERENCE
     ) -> Decoded:
         return Decoded(from_half_bytes(payload, rows, width), None)
 
-    def encode_grad(self, grad: Tensor, saved: Any, moment: Moment = INFERENCE) -> Payload:
+    def encode_grad(self, grad: Tensor, saved: Any, context: StepContext = INFERENCE) -> Payload:
         return half_bytes(grad)
 
     def decode_grad(
-        self, payload: Payload, saved: Any, rows: int, width: int, moment: Moment = INFERENCE
+        self, payload: Payload, saved: Any, rows: int, width: int, context: StepContext = INFERENCE
     ) -> Tensor:
         return from_half_bytes(payload, rows, width)
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from vfl import VFLClassifier
-from vfl.compression import Moment
+from vfl.compression import StepContext
 from vfl.defenses import DEFENSES, Defense, PrivacyStatement, Side
 
 
@@ -24,7 +24,7 @@ class RoundedGradient(Defense):
     def __init__(self, steps: int = 8) -> None:
         self.steps = steps
 
-    def gradient(self, grad: Tensor, labels: Tensor, moment: Moment) -> Tensor:
+    def gradient(self, grad: Tensor, labels: Tensor, context: StepContext) -> Tensor:
         step = grad.abs().max().clamp_min(1e-30) / self.steps
         return (grad / step).round() * step
 

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from vfl.attacks import permuted
-from vfl.attacks.score import auc
-from vfl.datasets.bundled import read_bundled
+from vfl.attacks.scoring import auc
+from vfl.core.seeds import permutation, use_one_thread
+from vfl.datasets.named import read_bundled
 from vfl.mpc import Layer, Rules
 from vfl.mpc.rules import MODES
-from vfl.seeds import permutation
-from vfl.threads import use_one_thread
 
 BATCH_ROWS = 64
 LEARNING_RATE = 0.5

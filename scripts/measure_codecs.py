@@ -20,16 +20,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vfl.compression import Moment
-from vfl.compression.dense_codec import DenseCodec
+from vfl.compression import StepContext
+from vfl.compression.packed import DenseCodec
 from vfl.compression.rate import Units
 from vfl.config import Experiment
+from vfl.core.frame import Frame, Kind
+from vfl.core.seeds import Secret, scoped
 from vfl.datasets import PartyData, Split
-from vfl.datasets.bundled import read_bundled
-from vfl.exchange import Adversary, FeatureHalf
-from vfl.frame import Frame, Kind
-from vfl.local import LocalSession
-from vfl.seeds import Secret, scoped
+from vfl.datasets.named import read_bundled
+from vfl.session import Adversary, FeatureEnd
+from vfl.training.local import LocalSession
 
 WIDTH = 128
 Parts = tuple[np.ndarray, np.ndarray, tuple[int, int, int]]
@@ -130,7 +130,7 @@ class Watch(Adversary):
         self.after = trained[len(trained) // 2]
         self.test = next(each.step for each in schedule if each.phase == "test")
 
-    def cut(self, cut: Tensor, moment: Moment) -> Tensor:
+    def cut(self, cut: Tensor, moment: StepContext) -> Tensor:
         """See `Adversary.cut`."""
         assert self.session is not None
         if moment.step >= self.test:
@@ -141,7 +141,7 @@ class Watch(Adversary):
             self._count_codes(cut, self.session.clients[0].half)
         return cut
 
-    def _count_codes(self, cut: Tensor, half: FeatureHalf) -> None:
+    def _count_codes(self, cut: Tensor, half: FeatureEnd) -> None:
         if not isinstance(half.codec, DenseCodec) or half.codec._code.bits > 8:
             return
         codes = half.codec._code.encode(cut.numpy(), 1).codes

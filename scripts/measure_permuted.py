@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from vfl.attacks import permuted
-from vfl.attacks.score import auc
-from vfl.datasets.bundled import read_bundled
+from vfl.attacks.scoring import auc
+from vfl.core.seeds import use_one_thread
+from vfl.datasets.named import read_bundled
 from vfl.mpc import Layer, Rules
-from vfl.threads import use_one_thread
 
 BATCH_ROWS, PROBED_ROWS, ALONE, SAME = 128, 1024, 400, 16
 LEARNING_RATE = 1.0

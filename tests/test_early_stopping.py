@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from vfl.config import Experiment
+from vfl.core.errors import ProtocolError
+from vfl.core.storage import read_json, read_lines
 from vfl.datasets import load_bundled
-from vfl.errors import ProtocolError
-from vfl.local import LocalSession
-from vfl.run import train
-from vfl.session import Course, Exchange
-from vfl.storage import read_json, read_lines
+from vfl.session import EarlyStopping, Exchange
+from vfl.training.local import LocalSession
+from vfl.training.run import train
 
 PARTIES = ("left", "right")
 #: So fast that the validation loss soon rises again.
@@ -145,7 +145,7 @@ def exchange(phase="validation", epoch=1, last=True):
 )
 def test_an_answer_that_was_not_agreed_is_refused(settings, answer, when):
     state = {"w": torch.zeros(2)}
-    course = Course(experiment(**settings).train, lambda: state, lambda best: None)
+    stopping = EarlyStopping(experiment(**settings).train, lambda: state, lambda best: None)
     with pytest.raises(ProtocolError, match="something else than agreed"):
-        course.told(answer, when)
-    assert course.best_epoch == course.stopped == 0
+        stopping.obey(answer, when)
+    assert stopping.best_epoch == stopping.stopped == 0

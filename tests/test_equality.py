@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from vfl.config import Experiment
+from vfl.core.seeds import Secret, permutation
 from vfl.datasets import load_bundled
-from vfl.local import LocalSession
-from vfl.seeds import Secret, permutation
+from vfl.training.local import LocalSession
 
 SEED, EPOCHS, BATCH_ROWS = 3, 2, 32
 OPTIMIZERS = {

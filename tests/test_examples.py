@@ -14,9 +14,9 @@ from vfl.attacks import ATTACKS
 from vfl.attacks.active import ADVERSARIES
 from vfl.config import read_experiment
 from vfl.defenses import DEFENSES
-from vfl.plan import check_specs, of_experiment
-from vfl.run import train
+from vfl.experiments.plan import check_specs, of_experiment
 from vfl.testing import AdversaryContract, AttackContract, DefenseContract
+from vfl.training.run import train
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAMS = {

@@ -19,9 +19,8 @@ import torch
 from pydantic import ValidationError
 from stand_in_flower import Envelope, Flower
 
-from vfl.errors import ConsentError
+from vfl.core.errors import ConsentError, redacted_output
 from vfl.session import SessionMessage
-from vfl.unexpected import told_by_place
 
 with warnings.catch_warnings():  # importing Flower uses what newer clicks deprecate
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -79,7 +78,7 @@ class Apps(Flower):
         context = SimpleNamespace(
             node_id=1, run_config={}, node_config={"party-file": str(self.file)}
         )
-        with told_by_place():
+        with redacted_output():
             self.replies.append(dict(client.play(content, context)))
 
 
@@ -122,7 +121,7 @@ def played(parties, monkeypatch, capfd):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("default")
-                with server.without_data(), told_by_place():
+                with server.without_data(), redacted_output():
                     server.play(flower, parties, config)
         except Exception as error:
             logger.error("ServerApp raised an exception", exc_info=error)
@@ -288,8 +287,8 @@ def test_a_command_shows_no_text_of_a_warning_or_a_bug(monkeypatch, capsys):
 
 
 def test_no_file_of_ours_prints_a_traceback_by_itself():
-    """Whoever needs one calls `place_of`, which leaves the text out."""
+    """Whoever needs one calls `redacted_traceback`, which leaves the text out."""
     package = Path(client.__file__).parents[1]
     printing = ("print_exc", "format_exc", "print_exception", "format_exception", "exc_info=")
     files = [path for path in package.rglob("*.py") if any(x in path.read_text() for x in printing)]
-    assert [path.name for path in files] == ["unexpected.py"]
+    assert files == [package / "core" / "errors.py"]

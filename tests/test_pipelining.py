@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from vfl.config import Experiment
+from vfl.core.seeds import permutation
 from vfl.datasets import load_bundled
-from vfl.local import LocalSession
-from vfl.seeds import permutation
+from vfl.training.local import LocalSession
 
 PARTIES = ("left", "right")
 DEPTHS = (1, 2, 5, 17)

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from vfl.config import Experiment
+from vfl.core.errors import CheckpointError, RunFolderError
+from vfl.core.storage import Seal, read_json, read_lines, write_sealed
 from vfl.datasets import load_bundled
-from vfl.errors import CheckpointError, RunFolderError
-from vfl.local import LocalSession
-from vfl.run import train
 from vfl.session import Checkpoints
-from vfl.storage import Seal, read_json, read_lines, write_sealed
+from vfl.training.local import LocalSession
+from vfl.training.run import train
 
 RUN = Experiment.model_validate({"parties": {"left": {}}}).name
 

@@ -5,18 +5,18 @@ import pytest
 import torch
 
 from vfl.config import Experiment
-from vfl.datasets import load_bundled
-from vfl.errors import (
+from vfl.core.errors import (
     ExposedCutError,
     NonFiniteError,
     ProtocolError,
     RingOverflowError,
     TruncatedFrameError,
 )
-from vfl.frame import Kind
-from vfl.local import LocalSession
-from vfl.mpc.masked_sum import Ring
-from vfl.trace import Trace
+from vfl.core.frame import Kind
+from vfl.datasets import load_bundled
+from vfl.mpc.secure.masks import Ring
+from vfl.session.trace import Trace
+from vfl.training.local import LocalSession
 
 PARTIES = ("left", "right")
 RING = Ring.of(32, 16, 2)

@@ -6,8 +6,7 @@ from shared_layers import TRAIN, encode_weights
 
 from vfl import models
 from vfl.config import Experiment
-from vfl.datasets import load_bundled
-from vfl.errors import (
+from vfl.core.errors import (
     AuthenticationError,
     ExposedCutError,
     ProtocolError,
@@ -16,13 +15,14 @@ from vfl.errors import (
     RunFolderError,
     TruncatedFrameError,
 )
-from vfl.exchange import Adversary
-from vfl.exchange.neighbours import owner_of, partner_of
-from vfl.frame import Frame, Kind
-from vfl.local import LocalSession
-from vfl.mpc.shared_layer import INPUT_BITS, WEIGHT_BITS, first_weights
-from vfl.seeds import Secret, generator, scoped
-from vfl.trace import Trace
+from vfl.core.frame import Frame, Kind
+from vfl.core.seeds import Secret, generator, scoped
+from vfl.datasets import load_bundled
+from vfl.mpc.secure.beaver import owner_of, partner_of
+from vfl.mpc.secure.shared_layer import INPUT_BITS, WEIGHT_BITS, first_weights
+from vfl.session import Adversary
+from vfl.session.trace import Trace
+from vfl.training.local import LocalSession
 
 PARTIES = ("left", "right")
 WIDTH = 12
@@ -124,7 +124,7 @@ def test_the_first_outputs_are_those_of_the_plain_sum_within_the_rounding(data):
     starts = {"none": {"bottoms": bottoms}, "beaver": {"weights": shares_of(bottoms)}}
     for secure, start in starts.items():
         one = session(data, secure, **start)
-        found = one.label.reception.cuts
+        found = one.label.aggregator.cuts
         taken = []
 
         def noting(exchange, found=found, taken=taken):
@@ -132,7 +132,7 @@ def test_the_first_outputs_are_those_of_the_plain_sum_within_the_rounding(data):
             taken.append(sum(cut.detach() for cut in cuts.values()))
             return cuts
 
-        one.label.reception.cuts = noting
+        one.label.aggregator.cuts = noting
         one.run()
         sums.append(taken[0].double())
     most = max(bottom[-1].weight.abs().sum(1).max().item() for bottom in bottoms.values())
@@ -166,7 +166,7 @@ def test_no_party_has_weights_and_every_share_is_as_good_as_random(data):
 def test_both_halves_of_the_first_weights_come_from_their_holders_secrets(data):
     """None of them from torch's generators, whatever the bottom that a session was given."""
     one = session(data, bottoms=fresh(data))
-    one._attempts.begin(one.clients, one.label)
+    one.begin()
     columns = data["left"].inputs[0].numel() + 1
     for name, weights in one.weights().items():
         if name in PARTIES:
@@ -234,7 +234,7 @@ def test_the_best_epochs_weights_are_kept_at_every_party(data):
     weights = shares_of(fresh(data))
     train = {"epochs": 8, "learning_rate": 0.6, "keep": "best"}
     kept = session(data, train=train, weights=weights).run()
-    best = kept.label.course.best_epoch
+    best = kept.label.stopping.best_epoch
     assert best > 0
     until = session(data, train=train | {"epochs": best, "keep": "last"}, weights=weights).run()
     assert kept.label.history[-1]["test_loss"] == until.label.history[-1]["test_loss"]
@@ -317,7 +317,7 @@ def test_without_keys_nothing_is_sent(data):
 
 def test_an_exchange_is_opened_once_in_an_attempt(data):
     one = session(data)
-    one._attempts.begin(one.clients, one.label)
+    one.begin()
     exchange = first_exchange(one)
     one.clients[0].begin(exchange)
     with pytest.raises(ReusedPadError):

@@ -12,21 +12,20 @@ from holder import Diary, labels_from, uniform, weights_of
 
 from vfl import models
 from vfl.attacks import make
-from vfl.attacks.case import attempt
-from vfl.attacks.victim import Victim
+from vfl.attacks.cases import Victim
+from vfl.attacks.scoring import attempt
 from vfl.config import Experiment
+from vfl.core.frame import Kind
+from vfl.core.seeds import generator, scoped
 from vfl.datasets import load_bundled
-from vfl.exchange import SharedHalf, shared_label
-from vfl.exchange.neighbours import Neighbours
-from vfl.exchange.wire_words import size_of
-from vfl.frame import Kind
-from vfl.local import LocalSession
-from vfl.mpc.sealing import TAG_BYTES, Sealing
-from vfl.mpc.shared_layer import encode_inputs
+from vfl.mpc.secure import beaver
+from vfl.mpc.secure.beaver import ShareHolder, size_of
+from vfl.mpc.secure.keys import TAG_BYTES, Sealing
+from vfl.mpc.secure.shared_layer import encode_inputs
 from vfl.mpc.stream import PadStream
-from vfl.seeds import generator, scoped
 from vfl.session import Exchange
-from vfl.trace import Trace
+from vfl.session.trace import Trace
+from vfl.training.local import LocalSession
 
 PARTIES = ("left", "right")
 HOLDER = "left"
@@ -61,7 +60,7 @@ def trained(data):
     diary = Diary(shared, HOLDER)
     keys = (bytes([number]) * 32 for number in range(len(PARTIES)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_label.secrets, "token_bytes", lambda size: next(keys))
+        patch.setattr(beaver.secrets, "token_bytes", lambda size: next(keys))
         shared.run()
     assert shared.label.history[-1]["test_accuracy"] > 0.9
     heard = {
@@ -168,7 +167,7 @@ def relayed(data):
 
         def noting(inputs, step, trains, half=client.half, opening=opening):
             truth[half.party, step] = encode_inputs(inputs, half.party).numpy()
-            truth["shares", step, half.party] = half._other.numpy().copy()
+            truth["shares", step, half.party] = half._other.share.numpy().copy()
             opening(inputs, step, trains)
 
         client.half._open = noting
@@ -215,14 +214,14 @@ def test_the_relay_that_deals_cannot_decode_what_the_parties_sealed(data):
 def test_a_dealer_with_a_partners_help_has_the_owners_columns(data):
     """The collusion the page names: the partner hands over what it opened of the owner's."""
     seen = {}
-    answer = SharedHalf.answer
+    answer = ShareHolder.answer
 
     def noting(half, step):
         answer(half, step)
-        seen[half.party, step] = half._pending.opened.numpy()
+        seen[half.party, step] = half._other._inputs.numpy()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SharedHalf, "answer", noting)
+        patch.setattr(ShareHolder, "answer", noting)
         relay, truth = relayed(data)
     exact = truth["left", 3]
     mask = PadStream(relay.keys["left"]).words64(exact.size, "inputs", 3).view("<i8")
@@ -238,7 +237,7 @@ def test_outputs_tell_the_label_party_how_alike_rows_are(data):
     rate, batch, asked = 0.3, np.arange(6), np.arange(100, 140)
     session = LocalSession(experiment("beaver", learning_rate=rate), data, outputs=10)
     outputs, gradients = {}, {}
-    cuts = session.label.reception.cuts
+    cuts = session.label.aggregator.cuts
 
     def noting(exchange):
         found = cuts(exchange)
@@ -252,7 +251,7 @@ def test_outputs_tell_the_label_party_how_alike_rows_are(data):
         gradients[moment.step] = grad.double()
         return encode(grad, saved, moment)
 
-    session.label.reception.cuts, codec.encode_grad = noting, noting_gradient
+    session.label.aggregator.cuts, codec.encode_grad = noting, noting_gradient
     phases = (("validation", asked), ("train", batch), ("validation", asked))
     session.go_on(
         None, [Exchange(step, phase, 1, rows, True) for step, (phase, rows) in enumerate(phases)]
@@ -312,7 +311,7 @@ def test_the_masks_of_the_sum_keep_the_dealer_from_solving_for_the_columns(
     masks that cancel out between the parties are what makes them useless.
     """
     if not masked:
-        monkeypatch.setattr(Neighbours, "mask", lambda near, words, purpose, step: None)
+        monkeypatch.setattr(beaver, "add_masks", lambda masks, words, purpose, step: None)
     rows, columns = 2, math.prod(data["left"].inputs.shape[1:]) + 1
     weights = LocalSession(experiment("beaver", epochs=1), data, outputs=10).run().weights()
     asked = []

@@ -13,11 +13,11 @@ import pytest
 import torch
 from shared_layers import LABEL, SECURE, TRAIN, experiment
 
+from vfl.core.seeds import generator
 from vfl.datasets import load_bundled
-from vfl.local import LocalSession
-from vfl.mpc.shared_layer import INPUT_BITS, encode_gradient, encode_inputs
-from vfl.seeds import generator
+from vfl.mpc.secure.shared_layer import INPUT_BITS, encode_gradient, encode_inputs
 from vfl.session import Exchange
+from vfl.training.local import LocalSession
 
 COLUMNS, BATCH, ROWS = 4, 5, 10
 
@@ -83,7 +83,7 @@ def heard(data, secure, cut=0):
     """Outputs of some rows before, between and after two steps on them; both gradients."""
     names = [name for name in data if data[name].inputs is not None]
     one = LocalSession(experiment(secure, names), data, outputs=10)
-    joint = one.label.reception._joint
+    joint = one.label.aggregator
     joint._ring = words = Words(joint._ring, cut)
     codec, gradients = one.label.halves[names[0]].codec, []
     encode = codec.encode_grad

@@ -127,14 +127,14 @@ def test_an_audit_without_its_tool_fails(tmp_path):
 @pytest.mark.skipif(shutil.which("cyclonedx-py") is None, reason="the supply extra is needed")
 def test_the_bill_of_materials_names_what_is_installed(tmp_path):
     copy = tmp_path / "vfl"
-    for name in ("scripts/sbom", "vfl/version.py", "pyproject.toml"):
+    for name in ("scripts/sbom", "vfl/core/version.py", "pyproject.toml"):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, copy / name)
     subprocess.run([copy / "scripts" / "sbom", sys.executable], check=True, timeout=120)
     text = (copy / "dist" / "sbom.json").read_text()
     bill = json.loads(text)  # its schema was checked by the tool
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
-    from vfl.version import VERSION
+    from vfl.core.version import VERSION
 
     root = bill["metadata"]["component"]
     assert (root["name"], root["version"]) == ("vfl", VERSION)

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from vfl.config import Places, read_experiment
-from vfl.errors import MissingDataError
-from vfl.grid.compare import comparison_of
-from vfl.plan import check_specs
-from vfl.run import load_data, session_of
+from vfl.core.errors import MissingDataError
+from vfl.experiments.comparison import comparison_of
+from vfl.experiments.plan import check_specs
 from vfl.session.schedule import steps_per_epoch
+from vfl.training.run import load_data, session_of
 
 THESIS = Path(__file__).parents[1] / "examples" / "thesis"
 #: For a CPU: settings that leave a few batches, and the row shape and classes that are to come.

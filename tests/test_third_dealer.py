@@ -4,8 +4,7 @@ import pytest
 import torch
 from shared_layers import DEALER, LABEL, exact, fresh, joined, joined_words, session, start_from
 
-from vfl.datasets import load_bundled
-from vfl.errors import (
+from vfl.core.errors import (
     AuthenticationError,
     ExposedCutError,
     ProtocolError,
@@ -14,12 +13,12 @@ from vfl.errors import (
     RunFolderError,
     TruncatedFrameError,
 )
-from vfl.exchange import DealerHalf
-from vfl.exchange.neighbours import partner_of
-from vfl.frame import LIMIT_BYTES, Frame, Kind
-from vfl.mpc.shared_layer import WEIGHT_BITS, first_weights
-from vfl.seeds import Secret
-from vfl.trace import Trace
+from vfl.core.frame import LIMIT_BYTES, Frame, Kind
+from vfl.core.seeds import Secret
+from vfl.datasets import load_bundled
+from vfl.mpc.secure.beaver import DealerEnd, partner_of
+from vfl.mpc.secure.shared_layer import WEIGHT_BITS, first_weights
+from vfl.session.trace import Trace
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +91,7 @@ def test_no_party_has_weights_and_every_share_is_as_good_as_random(data):
 
 def test_both_halves_of_the_first_weights_come_from_their_holders_secrets(data):
     one = session(data, bottoms=fresh(data))
-    one._attempts.begin(one.clients, one.label, one.dealer)
+    one.begin()
     weights, columns = one.weights(), data["bank"].inputs[0].numel() + 1
     for party, share in (("bank", "own"), (LABEL, "codec-bank/share")):
         secret = Secret.of_simulation(one.terms.seed, party)
@@ -150,7 +149,7 @@ def test_going_back_to_a_checkpoint_takes_new_keys_and_changes_nothing(data, tmp
 def test_the_best_epochs_weights_are_kept_at_every_party(data):
     bottoms, train = fresh(data), {"epochs": 8, "learning_rate": 0.6, "keep": "best"}
     kept = start_from(session(data, train=train), bottoms).run()
-    best = kept.label.course.best_epoch
+    best = kept.label.stopping.best_epoch
     assert best > 0
     until = session(data, train=train | {"epochs": best, "keep": "last"})
     start_from(until, bottoms).run()
@@ -192,47 +191,52 @@ def test_without_keys_nothing_is_sent_and_nothing_dealt(data):
     with pytest.raises(ProtocolError, match="no keys"):
         one.clients[0].begin(first_exchange(one))
     one.label.halves["bank"].link.send(Frame(Kind.OPENING, 0, (3).to_bytes(4, "little")))
-    one.label.reception.dealer.ask(0, 3, trains=True)
+    one.label.aggregator._ask(0, 3, trains=True)
     with pytest.raises(ProtocolError, match="out of turn"):
-        one.dealer.answer()
+        one.helper.serve()
 
 
 def test_an_exchange_is_opened_and_dealt_once_in_an_attempt(data):
     one = session(data)
-    one._attempts.begin(one.clients, one.label, one.dealer)
-    exchange, line = first_exchange(one), one.label.reception.dealer
+    one.begin()
+    exchange, line = first_exchange(one), one.label.aggregator
     one.clients[0].begin(exchange)
     with pytest.raises(ReusedPadError):
         one.clients[0].begin(exchange)
-    line.ask(7, 3, trains=True)
-    assert one.dealer.answer()
+    line._ask(7, 3, trains=True)
+    assert one.helper.serve()
     for step in (7, 6):
-        line.ask(step, 3, trains=True)
+        line._ask(step, 3, trains=True)
         with pytest.raises(ReusedPadError):
-            one.dealer.answer()
+            one.helper.serve()
+
+
+def columns_come(session, payload):
+    """The label party names columns, and the dealer takes them."""
+    session.label.aggregator.helpers[0].send(Frame(Kind.PROTOCOL, 1, payload))
+    session.helper.begin({"bank": bytes(32)})
 
 
 @pytest.mark.parametrize("rows", [0, LIMIT_BYTES // (8 * 65) + 1, 2**32 - 1])
 def test_a_dealer_draws_no_masks_for_rows_that_fit_no_frame(data, rows):
     one = session(data)
-    one._attempts.begin(one.clients, one.label, one.dealer)
-    one.label.reception.dealer.ask(0, rows, trains=True)
+    one.begin()
+    one.label.aggregator._ask(0, rows, trains=True)
     with pytest.raises(ProtocolError, match="fits no frame"):
-        one.dealer.answer()
+        one.helper.serve()
 
 
 def test_a_dealer_is_told_columns_once_an_attempt_and_only_such_as_can_be(data):
     one = session(data)
-    one._attempts.begin(one.clients, one.label, one.dealer)
-    half = one.dealer.half
+    one.begin()
     with pytest.raises(ProtocolError, match="twice"):
-        half.begin({"bank": bytes(32)}, (65).to_bytes(4, "little"))
+        columns_come(one, (65).to_bytes(4, "little"))
     for columns in (0, 2**15 + 1, 2**32 - 1):
-        half.introduce()
+        one.helper.introduce()
         with pytest.raises(ProtocolError, match="so many columns"):
-            half.begin({"bank": bytes(32)}, columns.to_bytes(4, "little"))
+            columns_come(one, columns.to_bytes(4, "little"))
     with pytest.raises(TruncatedFrameError):
-        half.begin({"bank": bytes(32)}, bytes(3))
+        columns_come(one, bytes(3))
 
 
 @pytest.fixture
@@ -241,7 +245,7 @@ def meddle(data, monkeypatch):
 
     def ended(party, change, kind, error, step=2):
         one = session(data)
-        inner = one.label.reception.dealer.link if party == DEALER else one.label.halves[party].link
+        inner = one.label.aggregator.helpers[0] if party == DEALER else one.label.halves[party].link
         receive = type(inner).receive
 
         def changed(link):
@@ -328,7 +332,7 @@ def test_shares_of_another_layer_or_none_are_refused(data):
 
 def test_secrets_are_in_no_repr(data):
     one = session(data)
-    one._attempts.begin(one.clients, one.label, one.dealer)
-    assert isinstance(one.dealer.half, DealerHalf)
-    shown = repr(one.dealer.half._dealers) + repr(one.clients[0].half._attempt)
+    one.begin()
+    assert isinstance(one.helper, DealerEnd)
+    shown = repr(one.helper._dealers) + repr(one.clients[0].half._attempt)
     assert "b'" not in shown

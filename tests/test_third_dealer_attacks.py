@@ -12,17 +12,18 @@ from shared_layers import DEALER, LABEL, SECURE, experiment
 
 from vfl import models
 from vfl.attacks import make
-from vfl.attacks.case import attempt
-from vfl.attacks.victim import Victim
+from vfl.attacks.cases import Victim
+from vfl.attacks.scoring import attempt
+from vfl.core.frame import Kind
+from vfl.core.seeds import generator, scoped
 from vfl.datasets import load_bundled
-from vfl.exchange import OwnerHalf, dealer_half, owner_half, partner_label
-from vfl.frame import Kind
-from vfl.local import LocalSession
-from vfl.mpc.agreement import OFFER_BYTES
-from vfl.mpc.shared_layer import encode_inputs
+from vfl.mpc.secure import beaver
+from vfl.mpc.secure.beaver import ShareHolder
+from vfl.mpc.secure.keys import OFFER_BYTES
+from vfl.mpc.secure.shared_layer import encode_inputs
 from vfl.mpc.stream import PadStream
-from vfl.seeds import generator, scoped
-from vfl.trace import Trace
+from vfl.session.trace import Trace
+from vfl.training.local import LocalSession
 
 HOLDER = "bank"
 WIDTH, EPOCHS = 8, 10
@@ -50,7 +51,7 @@ def trained(data):
     shared = LocalSession(of(), data, outputs=10)
     diary = Diary(shared, HOLDER)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dealer_half, "token_bytes", lambda size: bytes(range(size)))
+        patch.setattr(beaver.secrets, "token_bytes", lambda size: bytes(range(size)))
         shared.run()
     assert shared.label.history[-1]["test_accuracy"] > 0.8
     heard = {
@@ -142,9 +143,9 @@ class Transcript:
             self.truth[half.party, step] = encode_inputs(inputs, half.party).numpy()
             opening(inputs, step, trains)
 
-        def noting_keys(order, keys, dealer):
-            self.keys[half.party] = keys[dealer]
-            begin(order, keys, dealer)
+        def noting_keys(order, keys):
+            self.keys[half.party] = keys[DEALER]
+            begin(order, keys)
 
         half._open, half.begin = noting, noting_keys
 
@@ -209,8 +210,7 @@ def test_no_secret_of_owner_and_dealer_crosses_the_hub(crossed):
 
 def fixed_mask(monkeypatch):
     """Everybody draws the same masks in every exchange, as no pad may be used."""
-    for module in (owner_half, dealer_half, partner_label):
-        monkeypatch.setattr(module, "PadStream", lambda key: Always())
+    monkeypatch.setattr(beaver, "PadStream", lambda key: Always())
 
 
 class Always:
@@ -266,10 +266,10 @@ def test_a_dealer_with_the_owners_help_has_the_layer_and_the_gradients(data):
     """The other collusion the page names: D + V is the other share, and G - R + R the gradient."""
     run = LocalSession(of(epochs=1), data, outputs=10)
     share, seen = run.label.halves[HOLDER].codec, {}
-    answer, encode = OwnerHalf.answer, share.encode_grad
+    answer, encode = ShareHolder.answer, share.encode_grad
 
     def noting(half, step):
-        seen.setdefault("share", share._share.clone())
+        seen.setdefault("share", share.held.share.clone())
         answer(half, step)
 
     def noting_gradient(grad, saved, moment):
@@ -280,8 +280,8 @@ def test_a_dealer_with_the_owners_help_has_the_layer_and_the_gradients(data):
     run.label.halves[HOLDER].link = Watched(run.label.halves[HOLDER].link, trace)
     share.encode_grad = noting_gradient
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OwnerHalf, "answer", noting)
-        patch.setattr(dealer_half, "token_bytes", lambda size: token)
+        patch.setattr(ShareHolder, "answer", noting)
+        patch.setattr(beaver.secrets, "token_bytes", lambda size: token)
         run.run()
     frames = {(one.kind, one.step): one.payload for one in trace}
     stream = PadStream(token)
@@ -329,7 +329,7 @@ def own_outputs(crossed, party, place):
 def test_of_several_parties_the_label_party_learns_the_sum_alone(monkeypatch, masked):
     """It is everybody's partner, so it would have each one's outputs but for their masks."""
     if not masked:
-        monkeypatch.setattr(owner_half, "add_masks", lambda masks, words, purpose, step: None)
+        monkeypatch.setattr(beaver, "add_masks", lambda masks, words, purpose, step: None)
     parties = ("bank", "shop")
     crossed = Transcript(load_bundled("digits", parties, 0, LABEL, limit=300))
     found = [own_outputs(crossed, party, place) for place, party in enumerate(parties)]

@@ -6,27 +6,23 @@ parties run bottom models, the label party runs the top, and only cuts and their
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from vfl.version import VERSION as __version__
+from vfl.core import lazy_names
+from vfl.core.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from vfl.estimators import VFLClassifier, VFLRegressor
-    from vfl.split import SplitModule
+    from vfl.session import trace
+    from vfl.training.split import SplitModule
 
-__all__ = ["SplitModule", "VFLClassifier", "VFLRegressor", "__version__"]
+__all__ = ["SplitModule", "VFLClassifier", "VFLRegressor", "__version__", "trace"]
 
 _HOMES = {
-    "SplitModule": "vfl.split",
+    "SplitModule": "vfl.training.split",
     "VFLClassifier": "vfl.estimators",
     "VFLRegressor": "vfl.estimators",
+    "trace": "vfl.session.trace",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import what needs torch only when it is asked for."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'vfl' has no attribute '{name}'")
-    import importlib
-
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy_names(__name__, _HOMES)

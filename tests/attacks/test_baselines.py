@@ -10,12 +10,12 @@ from sklearn.decomposition import PCA
 from torch import nn
 
 from vfl.attacks import Evidence, Grant, Holdings, View, make
+from vfl.attacks.base import through
 from vfl.attacks.baselines import Kind, behind, label_free
-from vfl.attacks.case import Case, attempt
-from vfl.attacks.features import through
-from vfl.attacks.threat import IN_TRAINING
-from vfl.errors import BadOptionError, NotGrantedError
-from vfl.seeds import generator, scoped
+from vfl.attacks.scoring import Case, attempt
+from vfl.attacks.view import IN_TRAINING
+from vfl.core.errors import BadOptionError, NotGrantedError
+from vfl.core.seeds import generator, scoped
 from vfl.testing import AttackContract
 
 EVERYTHING = frozenset(Grant) - IN_TRAINING

@@ -9,16 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from vfl.attacks import ATTACKS, Evidence, Grant, Holdings, Sent, ThreatModel, View
+from vfl.attacks import ATTACKS, Evidence, Grant, Holdings, SentCuts, ThreatModel, View
 from vfl.attacks.active import ADVERSARIES
-from vfl.attacks.case import Case, attempt
-from vfl.attacks.features import through
-from vfl.attacks.fit import fit
-from vfl.attacks.leak import draw_leak
-from vfl.attacks.threat import IN_TRAINING
-from vfl.errors import BadOptionError
-from vfl.registry import parse
-from vfl.seeds import generator, scoped
+from vfl.attacks.base import fit, through
+from vfl.attacks.cases import draw_leak
+from vfl.attacks.scoring import Case, attempt
+from vfl.attacks.view import IN_TRAINING
+from vfl.core.errors import BadOptionError
+from vfl.core.registry import parse
+from vfl.core.seeds import generator, scoped
 from vfl.testing import AttackContract, GradientAttackContract, InputAttackContract
 
 SPECS = [
@@ -95,7 +94,7 @@ class TestNoisyCuts(AttackContract):
         for name, seen in groups.items():
             cuts = seen.cuts + 5 * torch.randn(16, seen.rows, self.width, generator=draw)
             orders = [torch.randperm(seen.rows, generator=draw) for _ in cuts]
-            sent = [Sent(n, n, order, cuts[n][order]) for n, order in enumerate(orders)]
+            sent = [SentCuts(n, n, order, cuts[n][order]) for n, order in enumerate(orders)]
             labels = seen.labels if name == "leaked" else None
             held[name] = Evidence(cuts=cuts[-1], labels=labels, sent=lambda found=sent: found)
         threat = ThreatModel("label party", "training", grants)

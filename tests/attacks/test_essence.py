@@ -5,12 +5,11 @@ import torch
 from torch import nn
 
 from vfl.attacks import Evidence, Grant, Holdings, ThreatModel, View, make
-from vfl.attacks.features import through
-from vfl.attacks.fit import fit
-from vfl.attacks.likelihood_ratio import scaled_confidence
-from vfl.attacks.mixmatch import mixed
-from vfl.attacks.score import accuracy, auc
-from vfl.seeds import generator, scoped
+from vfl.attacks.base import fit, through
+from vfl.attacks.labels.model_completion import mixed
+from vfl.attacks.membership.likelihood_ratio import scaled_confidence
+from vfl.attacks.scoring import accuracy, auc
+from vfl.core.seeds import generator, scoped
 
 
 def reached(view, truth, spec):

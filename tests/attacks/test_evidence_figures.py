@@ -10,10 +10,9 @@ import torch
 from recorded_digits import Recorded, left
 
 from vfl.attacks import make
-from vfl.attacks.attribute_case import attribute_case
-from vfl.attacks.case import attempt
-from vfl.attacks.summed_case import summed_case
-from vfl.seeds import generator
+from vfl.attacks.cases import attribute_case, summed_case
+from vfl.attacks.scoring import attempt
+from vfl.core.seeds import generator
 
 pytestmark = pytest.mark.slow
 SEEDS = (10, 11, 12)

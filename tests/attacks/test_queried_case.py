@@ -7,18 +7,15 @@ import pytest
 import torch
 
 from vfl.attacks import make
-from vfl.attacks.attribute_case import attribute_case
-from vfl.attacks.case import Case, attempt_all
-from vfl.attacks.joint import JointBottom
-from vfl.attacks.queried_case import Queried, queried_case
-from vfl.attacks.recorded import decoded
-from vfl.attacks.recorded_case import received_case
+from vfl.attacks.base import JointBottom
+from vfl.attacks.cases import Queried, attribute_case, decoded, queried_case, received_case
+from vfl.attacks.scoring import Case, attempt_all
 from vfl.config import Experiment
+from vfl.core.errors import ConfigError, NotGrantedError, TooFewRowsError
+from vfl.core.seeds import generator
 from vfl.datasets import load_bundled
-from vfl.errors import ConfigError, NotGrantedError, TooFewRowsError
-from vfl.local import LocalSession
-from vfl.seeds import generator
-from vfl.trace import Trace
+from vfl.session.trace import Trace
+from vfl.training.local import LocalSession
 
 WIDTH = 12
 

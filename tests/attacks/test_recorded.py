@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from vfl.attacks.recorded import decoded, heard, last_cuts
+from vfl.attacks.cases import decoded, last_cuts, recorded_exchanges
 from vfl.config import Experiment
+from vfl.core.errors import DataError
 from vfl.datasets import load_bundled
-from vfl.errors import DataError
-from vfl.exchange import Adversary
-from vfl.local import LocalSession
-from vfl.trace import TRACE, TRAINING, Trace, read
+from vfl.session import Adversary
+from vfl.session.trace import TRACE, TRAINING, Trace, read
+from vfl.training.local import LocalSession
 
 
 class Listener(Adversary):
@@ -65,7 +65,7 @@ def recordings(tmp_path_factory):
 
 def test_an_exchange_is_what_the_party_sent_and_received(recordings):
     train = torch.from_numpy(recordings.split.train)
-    found = heard(recordings.memory(), "bank", train)
+    found = recorded_exchanges(recordings.memory(), "bank", train)
     assert [one.step for one in found] == list(recordings.bank.gradients)
     assert {one.epoch for one in found} == {1, 2}
     exchanges = {one.step: one for one in recordings.session.terms.schedule(recordings.split)}
@@ -81,7 +81,8 @@ def test_memory_and_both_ends_on_disk_say_the_same(party, codec, tmp_path):
     recordings = Recordings(tmp_path, codec=codec)
     rows = torch.from_numpy(recordings.split.train)[::3]
     one, other = (
-        heard(frames, "bank", rows) for frames in (recordings.memory(), recordings.disk(party))
+        recorded_exchanges(frames, "bank", rows)
+        for frames in (recordings.memory(), recordings.disk(party))
     )
     assert len(one) == len(other) > 0
     for here, there in zip(one, other, strict=True):
@@ -94,7 +95,7 @@ def test_memory_and_both_ends_on_disk_say_the_same(party, codec, tmp_path):
 def test_rows_of_no_interest_are_left_out(recordings):
     train = torch.from_numpy(recordings.split.train)
     chosen = train[torch.tensor([7, 3])]
-    found = heard(recordings.memory(), "bank", chosen)
+    found = recorded_exchanges(recordings.memory(), "bank", chosen)
     rows = torch.cat([one.rows for one in found])
     assert sorted(rows.tolist()) == [0, 0, 1, 1]  # each once an epoch
 

@@ -6,17 +6,15 @@ import pytest
 import torch
 
 from vfl.attacks import Grant, make
-from vfl.attacks.case import attempt, attempt_all
-from vfl.attacks.generative import merged
-from vfl.attacks.leak import draw_leak
-from vfl.attacks.recorded import decoded, last_cuts
-from vfl.attacks.recorded_case import TRAINING, received_case, training_case
+from vfl.attacks.cases import TRAINING, decoded, draw_leak, last_cuts, received_case, training_case
+from vfl.attacks.inputs.generative import merged
+from vfl.attacks.scoring import attempt, attempt_all
 from vfl.config import Experiment
+from vfl.core.errors import NonFiniteError, NotGrantedError, TooFewRowsError
+from vfl.core.seeds import generator
 from vfl.datasets import load_bundled
-from vfl.errors import NonFiniteError, NotGrantedError, TooFewRowsError
-from vfl.local import LocalSession
-from vfl.seeds import generator
-from vfl.trace import Trace
+from vfl.session.trace import Trace
+from vfl.training.local import LocalSession
 
 
 def trained(parties, owner="lender", top="linear", **changes):
@@ -80,7 +78,9 @@ def test_leaked_rows_are_no_targets(alone):
     case = heard_by_the_bank(alone, k=2)
     rows = len(alone[1]["lender"].split.train)
     assert (case.view.leaked.rows, case.view.targets.rows) == (20, rows - 20)
-    assert sorted(set(torch.cat([one.rows for one in case.view.heard]).tolist())) == [*range(rows)]
+    assert sorted(set(torch.cat([one.rows for one in case.view.exchanges]).tolist())) == [
+        *range(rows)
+    ]
     with pytest.raises(NotGrantedError):
         _ = heard_by_the_bank(alone, k=0).view.leaked
 
@@ -107,7 +107,7 @@ def test_who_heard_a_training_has_all_that_it_was_granted(alone):
         assert seen.sent
     assert len(view.leaked.labels) == 10
     assert len(view.prior) == view.new_top(10)(view.targets.cuts).shape[1] == 10
-    assert view.heard
+    assert view.exchanges
 
 
 def test_an_epoch_may_leave_a_row_without_a_cut():

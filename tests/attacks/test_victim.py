@@ -6,25 +6,26 @@ import numpy as np
 import pytest
 import torch
 
-from vfl import compression, run
+from vfl import compression
 from vfl.attacks import Grant, make
-from vfl.attacks.case import attempt
-from vfl.attacks.features import before_last, features, through
-from vfl.attacks.victim import Setting, Victim
-from vfl.compression import Moment
+from vfl.attacks.base import before_last, features, through
+from vfl.attacks.cases import Setting, Victim
+from vfl.attacks.scoring import attempt
+from vfl.compression import StepContext
 from vfl.config import Experiment
-from vfl.defenses import DEFENSES, Defense
-from vfl.errors import (
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import (
     ExposedCutError,
     NotGrantedError,
     RunFolderError,
     TooFewRowsError,
     UserError,
 )
-from vfl.frame import Kind
-from vfl.run_folder import RunFolder
-from vfl.seeds import generator
-from vfl.trace import EVALUATION, Trace
+from vfl.core.frame import Kind
+from vfl.core.seeds import generator
+from vfl.defenses import DEFENSES, Defense
+from vfl.session.trace import EVALUATION, Trace
+from vfl.training import run
 
 
 def experiment(**settings):
@@ -65,7 +66,7 @@ def test_cuts_are_what_the_label_party_decodes(trained):
     codec, rows = compression.make(asked.codec), len(data["left"].split.test)
     (frame,) = [one for one in trace if one.kind is Kind.QUERY]
     width = codec.wire_width(8)
-    decoded = codec.decode(frame.payload, rows, width, Moment(frame.step)).cut
+    decoded = codec.decode(frame.payload, rows, width, StepContext(frame.step)).cut
     assert torch.equal(victim.case(1, leak()).view.targets.cuts, decoded)
 
 
@@ -126,7 +127,7 @@ def test_the_layer_before_the_cut_is_run_once_for_all_cases(trained, monkeypatch
     views = [victim.case(1, generator(0, "leak", draw)).view for draw in (0, 1)]
     plain = before_last(views[0].bottom(), views[0].targets.inputs)
     assert torch.equal(features(views[0], views[0].targets, "before"), plain)
-    monkeypatch.setattr("vfl.attacks.features.before_last", None)
+    monkeypatch.setattr("vfl.attacks.base.before_last", None)
     assert torch.equal(features(views[1], views[1].unlabelled, "before"), plain)
     with pytest.raises(NotGrantedError):
         features(views[0].only({Grant.INPUTS}), views[0].only({Grant.INPUTS}).targets, "before")

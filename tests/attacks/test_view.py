@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from vfl.attacks import Evidence, Grant, Holdings, Sent, ThreatModel, View
-from vfl.attacks.threat import IN_TRAINING
-from vfl.errors import NotGrantedError, UserError
+from vfl.attacks import Evidence, Grant, Holdings, SentCuts, ThreatModel, View
+from vfl.attacks.view import IN_TRAINING
+from vfl.core.errors import NotGrantedError, UserError
 
 ROWS, WIDTH = 6, 3
 
@@ -16,7 +16,7 @@ def holdings():
         torch.zeros(ROWS, WIDTH),
         torch.arange(ROWS),
         torch.ones(ROWS, 2),
-        sent=lambda: [Sent(1, 1, torch.arange(ROWS), torch.zeros(ROWS, WIDTH))],
+        sent=lambda: [SentCuts(1, 1, torch.arange(ROWS), torch.zeros(ROWS, WIDTH))],
     )
     return Holdings(
         targets=rows,
@@ -31,7 +31,7 @@ def holdings():
         others_bottom=lambda: torch.nn.Linear(2, WIDTH),
         snapshots=[lambda: torch.nn.Linear(2, WIDTH)],
         partners=[View(ThreatModel("feature party", "inference", frozenset()), 2, Holdings(rows))],
-        heard=[],
+        exchanges=[],
     )
 
 
@@ -54,7 +54,7 @@ REACHES = {
 #: Grants that share a door with others, or are of the training phase.
 SHARED = {
     Grant.EPOCHS: lambda view: view.targets.sent[0],
-    Grant.GRADIENTS: lambda view: view.heard,
+    Grant.GRADIENTS: lambda view: view.exchanges,
     Grant.LEAKED: lambda view: view.leaked.labels,
     Grant.LEAKED_ATTRIBUTES: lambda view: view.leaked.labels,
     Grant.LEAKED_INPUTS: lambda view: view.leaked.inputs,
@@ -95,7 +95,7 @@ def test_leaks_open_the_leaked_rows_and_no_others():
         with pytest.raises(NotGrantedError):
             reach()
     with pytest.raises(NotGrantedError, match="gradients"):
-        _ = seen.heard
+        _ = seen.exchanges
 
 
 def test_leaked_rows_are_opened_column_by_column():

@@ -9,10 +9,10 @@ from vfl.bench.codecs import bench_codecs, format_codecs
 from vfl.bench.codecs_worker import make_batches
 from vfl.bench.csr_pickle import CsrPickle
 from vfl.bench.messages import CodecRow
-from vfl.compression import Moment, make
-from vfl.compression.compiled import COMPILED
-from vfl.errors import BadOptionError, PeerFailedError
-from vfl.frame import HEADER_BYTES
+from vfl.compression import StepContext, make
+from vfl.core.compiled import COMPILED
+from vfl.core.errors import BadOptionError, PeerFailedError
+from vfl.core.frame import HEADER_BYTES
 
 ROWS, WIDTH, K = 256, 40, 3
 DENSE_BYTES = 4 * ROWS * WIDTH
@@ -47,7 +47,7 @@ def test_ratios_are_to_torch_topk_and_to_the_dense_cut(rows):
 def test_bytes_are_those_of_frames(rows):
     cut = make_batches(WIDTH, seed=0)[0]
     for spec in ("topk:k=3,values=8", "quantise:values=8"):
-        payload = make(spec).encode(cut, Moment(training=True)).payload
+        payload = make(spec).encode(cut, StepContext(training=True)).payload
         assert rows[spec].wire_bytes == HEADER_BYTES + len(payload)
     assert rows["memcpy"].wire_bytes == DENSE_BYTES
     assert rows["torch.topk"].wire_bytes == 0

@@ -5,10 +5,10 @@ import torch
 
 from vfl.bench.compress import bench_compress, default_specs, format_table
 from vfl.compression import CODECS, make
-from vfl.frame import HEADER_BYTES
-from vfl.registry import parse
-from vfl.seeds import generator
-from vfl.specs import check_codecs
+from vfl.core.frame import HEADER_BYTES
+from vfl.core.registry import parse
+from vfl.core.seeds import generator
+from vfl.training.specs import check_codecs
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from vfl.bench.fuzz import bench_fuzz, format_result, outcome
 from vfl.bench.mutate import BLOCK_CASES, mutated_frames, repair
 from vfl.bench.targets import SPECS, all_targets
 from vfl.compression import CODECS
-from vfl.errors import BadOptionError
-from vfl.frame import HEADER_BYTES, Frame, Kind, from_bytes, to_bytes
-from vfl.registry import parse
+from vfl.core.errors import BadOptionError
+from vfl.core.frame import HEADER_BYTES, Frame, Kind, from_bytes, to_bytes
+from vfl.core.registry import parse
 
 with warnings.catch_warnings():  # importing typer uses what newer clicks deprecate
     warnings.simplefilter("ignore", DeprecationWarning)

@@ -3,7 +3,7 @@ import pytest
 from vfl.bench.lines import bench_lines, format_lines
 from vfl.bench.network import Wan, why_not
 from vfl.bench.patterns import PATTERNS, modelled_s
-from vfl.errors import BadOptionError, ConfigError
+from vfl.core.errors import BadOptionError, ConfigError
 
 LINE = Wan(mbps=80, round_trip_ms=40)
 

@@ -8,7 +8,7 @@ import pytest
 
 from vfl.bench import memory
 from vfl.bench.memory import CASES, bench_memory, format_rows, write_table
-from vfl.errors import BadOptionError, PeerFailedError
+from vfl.core.errors import BadOptionError, PeerFailedError
 
 
 def test_a_party_loads_200_000_rows_within_the_limit():

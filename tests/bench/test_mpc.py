@@ -13,7 +13,13 @@ from vfl.bench.mpc_model import products
 from vfl.bench.mpc_table import format_mpc
 from vfl.bench.network import Network, Wan, open_network
 from vfl.bench.peers import talk
-from vfl.errors import BadOptionError, ConfigError, PeerFailedError, UnknownNameError, UserError
+from vfl.core.errors import (
+    BadOptionError,
+    ConfigError,
+    PeerFailedError,
+    UnknownNameError,
+    UserError,
+)
 from vfl.mpc.workloads import workload_named
 
 LINE = Wan(mbps=80, round_trip_ms=40)

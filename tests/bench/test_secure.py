@@ -6,7 +6,7 @@ from vfl.bench import secure
 from vfl.bench.messages import Measurement
 from vfl.bench.network import Wan
 from vfl.bench.secure import MODES, PATHS, bench_secure, format_secure
-from vfl.errors import ConfigError
+from vfl.core.errors import ConfigError
 
 
 @pytest.mark.slow

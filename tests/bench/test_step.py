@@ -12,7 +12,7 @@ from vfl.bench.paths import in_process, modelled
 from vfl.bench.setup import Setup
 from vfl.bench.step import StepRow, bench_step, format_table
 from vfl.bench.workloads import PATHS, WORKLOADS
-from vfl.errors import ConfigError, PeerFailedError
+from vfl.core.errors import ConfigError, PeerFailedError
 
 STEPS = 8  # and the warm-up
 LINE = Wan(mbps=80, round_trip_ms=40)

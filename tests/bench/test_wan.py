@@ -10,8 +10,8 @@ from vfl.bench.wan import bench_wan, format_wan, wan_experiment
 from vfl.bench.wan_model import modelled
 from vfl.bench.wan_setup import Setup, short_epochs
 from vfl.config import with_overrides
+from vfl.core.errors import ConfigError, SpecError
 from vfl.datasets import load_bundled
-from vfl.errors import ConfigError, SpecError
 from vfl.session import Terms
 
 DIGITS = wan_experiment("digits", "none", 50, 1e-3, 2, 0)

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from vfl.config import read_experiment
-from vfl.run import train
+from vfl.training.run import train
 
 PARTY = """\
 party = "bank"

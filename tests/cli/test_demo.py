@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from vfl import demo
+from vfl.training import demo
 
 
 def test_the_demo_in_one_process(vfl):

@@ -1,7 +1,6 @@
 import json
 
-from vfl.errors import DisagreementError
-from vfl.explain import codes, page_of, title_of
+from vfl.core.errors import DisagreementError, codes, page_of, title_of
 
 
 def test_the_page_of_a_code(vfl):

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from vfl.grid import ground
+from vfl.experiments import attack_runner
 
 TINY = """\
 name = "tiny"
@@ -46,7 +46,7 @@ def test_an_ordinary_experiment_with_options(vfl, file, tmp_path, monkeypatch):
     assert all(wanted <= set(row) for row in rows)
 
     command = json.loads((tmp_path / "runs/tiny/grid.json").read_text())["command"]
-    monkeypatch.setattr(ground, "tried", None)
+    monkeypatch.setattr(attack_runner, "run_attack", None)
     again = vfl(*shlex.split(command)[1:])
     assert again.code == 0
     assert "| layer_norm " in again.out
@@ -100,7 +100,7 @@ def test_one_run_is_attacked(vfl, file, tmp_path, monkeypatch):
     assert sentence in page
     assert "no attack was scored" not in page
 
-    monkeypatch.setattr(ground, "tried", None)
+    monkeypatch.setattr(attack_runner, "run_attack", None)
     again = vfl(*words, "--json")
     (row,) = json.loads(again.out)
     assert (row["attack"], row["k"], row["measure"]) == ("kmeans:starts=1", 0, "matched_accuracy")

@@ -8,42 +8,40 @@ import pytest
 import typer
 
 from vfl.cli import app
-from vfl.config.packs import PACKS
+from vfl.config.grid import PACKS
+from vfl.core.version import VERSION
 
 COMMANDS = {
     *("demo", "init", "check", "train", "evaluate", "predict", "renew", "report", "list"),
-    *("superlink", "supernode", "bench", "compress", "compare", "explain", "doctor", "grid-worker"),
-    *("grid", "attack", "mpc", "sessions"),
+    *("superlink", "supernode", "compress", "compare", "explain", "doctor", "grid-worker"),
+    *("grid", "attack", "sessions"),
 }
-WORDS = [*([name] for name in sorted(COMMANDS)), ["bench", "step"]]
+PANELS = {"Start", "Train and predict", "Compare and attack", "Run a party", "Look up"}
 MOST_SECONDS = 0.6
 PAIRS = 6
 
 
 def test_every_command_is_there():
     group = typer.main.get_command(app)
-    assert set(group.commands) == COMMANDS
+    assert set(group.commands) - {"bench", "mpc"} == COMMANDS
 
 
-@pytest.mark.parametrize("command", WORDS, ids=" ".join)
-def test_every_command_explains_itself(vfl, command):
-    done = vfl(*command, "--help")
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_explains_itself(vfl, name):
+    done = vfl(name, "--help")
     assert done.code == 0
-    assert f"vfl {' '.join(command)}" in done.out
-    summary = typer.main.get_command(app)
-    for name in command:
-        summary = summary.commands[name]
-    assert summary.help
-    first_line = summary.help.strip().splitlines()[0]
+    assert f"vfl {name}" in done.out
+    command = typer.main.get_command(app).commands[name]
+    assert command.help
+    first_line = command.help.strip().splitlines()[0]
     assert first_line.split(":")[0] in " ".join(done.out.split())
 
 
 def test_every_option_is_explained_and_every_argument_named():
     group = typer.main.get_command(app)
-    everything = [*group.commands.values(), *group.commands["bench"].commands.values()]
     parameters = [
         (f"{command.name} {parameter.name}", getattr(parameter, "help", None) or parameter.metavar)
-        for command in everything
+        for command in group.commands.values()
         for parameter in command.params
     ]
     assert len(parameters) > 20
@@ -54,6 +52,30 @@ def test_every_option_is_explained_and_every_argument_named():
 def test_packs_of_attacks_are_named_and_can_be_listed(vfl, command):
     words = vfl(command, "--help").out.split()
     assert {*PACKS, "list", "packs"} <= {word.strip(",;.") for word in words}
+
+
+def test_commands_are_grouped_by_what_a_user_does():
+    group = typer.main.get_command(app)
+    shown = [command for command in group.commands.values() if not command.hidden]
+    assert {command.rich_help_panel for command in shown} == PANELS
+
+
+def test_the_version(vfl):
+    done = vfl("--version")
+    assert (done.code, done.out) == (0, f"vfl {VERSION}\n")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands(vfl, monkeypatch, shell):
+    monkeypatch.setenv("_VFL_COMPLETE", f"complete_{shell}")
+    monkeypatch.setenv("COMP_WORDS", "vfl superl")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "vfl superl")
+    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+    done = vfl()
+    assert done.code == 0
+    assert "superlink" in done.out
+    assert "supernode" not in done.out
 
 
 def test_without_a_command_the_help_is_shown(vfl):

@@ -5,10 +5,10 @@ import pytest
 from vfl.attacks import ATTACKS
 from vfl.attacks.active import ADVERSARIES
 from vfl.compression import CODECS
-from vfl.config.packs import PACKS
+from vfl.config.grid import PACKS
 from vfl.defenses import DEFENSES
 from vfl.models import BOTTOMS, TOPS
-from vfl.mpc.secure import SECURE
+from vfl.session.secure import SECURE
 
 FAMILIES = {
     "codecs": CODECS,
@@ -22,6 +22,15 @@ FAMILIES = {
 
 
 NAMES = {family: registry.names() for family, registry in FAMILIES.items()} | {"packs": list(PACKS)}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_alias_is_of_a_member(vfl, family):
+    registry = FAMILIES[family]
+    for alias, name in registry.aliases.items():
+        assert alias not in registry.names()
+        assert registry.member(alias) is registry.member(name)
+        assert f"Also: {alias}." in vfl("list", family).out
 
 
 def test_every_registered_name_is_listed_with_its_options(vfl):

@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from vfl import federated, plan, run
-from vfl.errors import LostPeerError, MissingPartyError, PeerError
+from vfl.core.errors import LostPeerError, MissingPartyError, PeerError
+from vfl.experiments import plan
+from vfl.training import federated, run
 
 SECRET = "Zq8sentinel"
 NUMBER = "918273645"

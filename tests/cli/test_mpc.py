@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from vfl.errors import LostPeerError
+from vfl.core.errors import LostPeerError
 from vfl.triple import run
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from vfl import deployment, supervise
-from vfl.cli import nodes
-from vfl.errors import LostPeerError
+from vfl.cli import federation
+from vfl.core.errors import LostPeerError
+from vfl.federation import deployment
+from vfl.federation import processes as supervise
 
 
 class Standing:
@@ -44,7 +45,7 @@ class Standing:
 def service(vfl, monkeypatch, tmp_path):
     assert vfl("init", "project", "--party", "bank").code == 0
     standing = Standing(tmp_path)
-    monkeypatch.setattr(nodes, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(federation, "_LOOK_EVERY_S", 0.0)
     monkeypatch.setattr(deployment, "start_superlink", lambda label: standing)
     monkeypatch.setattr(deployment, "start_supernode", lambda party, file: standing)
     monkeypatch.setattr(deployment, "register_nodes", lambda label: ["bank"])

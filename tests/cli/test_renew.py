@@ -2,11 +2,11 @@
 
 import pytest
 
-from vfl import deployment
-from vfl.errors import AuthenticationError, LostPeerError
-from vfl.project import LabelFolder
+from vfl.core.errors import AuthenticationError, LostPeerError
+from vfl.federation import deployment
+from vfl.federation.project import LabelFolder
 from vfl.transport import renew_server
-from vfl.transport.renewal import days_left
+from vfl.transport.certificates import days_left
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from typer.testing import CliRunner
 
 from vfl.cli import app
 from vfl.config import Experiment, read_party_file
-from vfl.frame import Frame, Kind
+from vfl.core.frame import Frame, Kind
 from vfl.session import Terms
-from vfl.session.own_data import own_ledger
+from vfl.session.party_folder import own_ledger
 
 EXPERIMENT = {"parties": {"bank": {}, "shop": {}}, "defense": "clipped_noise:norm=1,sigma=4"}
 

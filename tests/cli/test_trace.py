@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from vfl.ledger import size
-from vfl.trace import read
+from vfl.core.ledger import size
+from vfl.session.trace import read
 
 EVERYTHING = """["train","validation","test"]"""
 

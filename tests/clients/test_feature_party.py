@@ -7,15 +7,16 @@ from torch import nn
 from vfl.clients import build_feature_party
 from vfl.clients.feature_party import own_bottom
 from vfl.config import Experiment
+from vfl.core.errors import DataError, SpecError, UnknownNameError, WidthError
+from vfl.core.frame import Frame, Kind
+from vfl.core.seeds import Secret
+from vfl.core.storage import weights_digest
 from vfl.datasets import load_bundled
-from vfl.errors import DataError, SpecError, UnknownNameError, WidthError
-from vfl.frame import Frame, Kind
 from vfl.models.bring import BroughtBottom
 from vfl.models.mlp import MLPBottom
-from vfl.seeds import Secret
 from vfl.session import Terms
-from vfl.storage import weights_digest
-from vfl.transport.local import local_pair
+from vfl.session.exchange import Own
+from vfl.transport.link import local_pair
 
 SECRET = Secret.of_simulation(0, "bank")
 
@@ -35,7 +36,7 @@ def terms_of(mode="train", **party):
 
 def build(bank, terms=None, secret=SECRET, **options):
     label, feature = local_pair()
-    party = build_feature_party(bank, terms or terms_of(), feature, secret, **options)
+    party = build_feature_party(bank, terms or terms_of(), feature, Own(secret), **options)
     return party, label
 
 

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vfl.compression.bits import from_bits, pack, packed_bytes, to_bits, unpack
-from vfl.errors import CorruptFrameError, TruncatedFrameError
+from vfl.compression.coding.bits import from_bits, pack, packed_bytes, to_bits, unpack
+from vfl.core.errors import CorruptFrameError, TruncatedFrameError
 
 
 @st.composite

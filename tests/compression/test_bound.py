@@ -9,13 +9,14 @@ import torch
 from scipy.special import gammaln
 from scipy.stats import entropy
 
-from vfl.compression import CODECS, INFERENCE, Moment, make
-from vfl.compression.bound import Symbols, entropy_bits, entropy_bound_bits
-from vfl.registry import parse
-from vfl.seeds import Secret, generator
+from vfl.compression import CODECS, INFERENCE, StepContext, make
+from vfl.compression.base import Symbols
+from vfl.compression.measure import entropy_bits, entropy_bound_bits
+from vfl.core.registry import parse
+from vfl.core.seeds import Secret, generator
 
 WIDTH, ROWS = 20, 60
-TRAINING = Moment(step=1, training=True, secret=Secret.of_simulation(0, "feature"))
+TRAINING = StepContext(step=1, training=True, secret=Secret.of_simulation(0, "feature"))
 SPECS = [
     "none",
     "topk:k=3",
@@ -49,8 +50,8 @@ def order_0(symbols):
     return len(symbols) * entropy(list(Counter(symbols).values()), base=2)
 
 
-def bound_of(spec, cut, moment=TRAINING):
-    return entropy_bound_bits([make(spec).symbols(cut, moment)])
+def bound_of(spec, cut, context=TRAINING):
+    return entropy_bound_bits([make(spec).symbols(cut, context)])
 
 
 def test_every_registered_codec_is_tested():
@@ -58,20 +59,20 @@ def test_every_registered_codec_is_tested():
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("moment", [TRAINING, INFERENCE], ids=["training", "inference"])
-def test_symbols_are_what_is_sent(spec, moment):
+@pytest.mark.parametrize("context", [TRAINING, INFERENCE], ids=["training", "inference"])
+def test_symbols_are_what_is_sent(spec, context):
     codec, other = make(spec), make(spec)
     cut = uneven_cut()
-    symbols = codec.symbols(cut, moment)
+    symbols = codec.symbols(cut, context)
     assert symbols.kept.shape == tuple(cut.shape)
     assert symbols.codes.shape == (symbols.kept.sum(),)
     assert symbols.codes.min() >= 0
     assert symbols.codes.max() < symbols.choices
-    payload = codec.encode(cut, moment).payload
-    assert bytes(payload) == bytes(other.encode(cut, moment).payload), "it changed the codec"
-    decoded = codec.decode(payload, *cut.shape, moment).cut.numpy()
+    payload = codec.encode(cut, context).payload
+    assert bytes(payload) == bytes(other.encode(cut, context).payload), "it changed the codec"
+    decoded = codec.decode(payload, *cut.shape, context).cut.numpy()
     assert not decoded[~symbols.kept].any()
-    groups = decoded if symbols.choices < 2**16 and moment is INFERENCE else decoded[None]
+    groups = decoded if symbols.choices < 2**16 and context is INFERENCE else decoded[None]
     sent = symbols.kept.reshape(groups.shape)
     codes = np.full(groups.shape, -1, np.int64)
     codes[sent] = symbols.codes

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from vfl.compression.coder import LARGEST_TOTAL, Reader, Shares, encode, next_symbol
-from vfl.compression.compiled import native
-from vfl.errors import CorruptFrameError
+from vfl.compression.coding.range_coder import LARGEST_TOTAL, Reader, Shares, encode, next_symbol
+from vfl.core.compiled import native
+from vfl.core.errors import CorruptFrameError
 
 
 def draw(rng, contexts, symbols, length, largest=2000):

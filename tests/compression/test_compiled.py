@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from vfl.compression import Moment, make
-from vfl.seeds import Secret, generator
+from vfl.compression import StepContext, make
+from vfl.core.seeds import Secret, generator
 
 SPECS = (
     "topk:k=3,values=4,packer=range",
@@ -31,13 +31,13 @@ def digest():
         codec = make(spec)
         for step in range(4):
             cut = torch.randn(30, 20, generator=generator(step, "compiled")).relu()
-            moment = Moment(step, training=True, secret=Secret.of_simulation(0, "feature"))
-            payload, kept = codec.encode(cut, moment)
-            decoded, saved = codec.decode(payload, 30, 20, moment)
-            gradient = codec.encode_grad(cut / 8, saved, moment)
+            context = StepContext(step, training=True, secret=Secret.of_simulation(0, "feature"))
+            payload, kept = codec.encode(cut, context)
+            decoded, saved = codec.decode(payload, 30, 20, context)
+            gradient = codec.encode_grad(cut / 8, saved, context)
             codec.commit(step)
             found.update(bytes(payload) + decoded.numpy().tobytes() + bytes(gradient))
-            found.update(codec.decode_grad(gradient, kept, 30, 20, moment).numpy().tobytes())
+            found.update(codec.decode_grad(gradient, kept, 30, 20, context).numpy().tobytes())
     return found.hexdigest()
 
 
@@ -59,7 +59,7 @@ def test_both_give_the_same_bytes():
 
 
 def test_plain_loops_are_used_when_asked_for():
-    script = "from vfl.compression import compiled; print(compiled.COMPILED)"
+    script = "from vfl.core import compiled; print(compiled.COMPILED)"
     env = {**os.environ, "VFL_COMPILED": "0"}
     done = subprocess.run(
         [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vfl.compression import CODECS, make
-from vfl.registry import parse
+from vfl.core.registry import parse
 from vfl.testing import CodecContract
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "outside_codec.py"

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from vfl.compression.cut_file import read_cut
-from vfl.errors import DataError, MissingDataError, NonFiniteError, UserError
+from vfl.compression.measure import read_cut
+from vfl.core.errors import DataError, MissingDataError, NonFiniteError, UserError
 
 VALUES = np.arange(12).reshape(4, 3) / 8
 

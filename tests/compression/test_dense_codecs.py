@@ -7,29 +7,24 @@ import pytest
 import torch
 from torch import nn
 
-from vfl.compression import INFERENCE, Moment, make
+from vfl.compression import INFERENCE, StepContext, make
 from vfl.config import Experiment
+from vfl.core.errors import BadOptionError, CorruptFrameError, TruncatedFrameError, WidthError
+from vfl.core.seeds import Secret, generator
 from vfl.datasets import load_bundled
-from vfl.errors import (
-    BadOptionError,
-    CorruptFrameError,
-    TruncatedFrameError,
-    WidthError,
-)
-from vfl.local import LocalSession
-from vfl.seeds import Secret, generator
+from vfl.training.local import LocalSession
 
 ROWS, WIDTH = 9, 7
-TRAINING = Moment(3, training=True)
+TRAINING = StepContext(3, training=True)
 
 
 def normal(rows=ROWS, width=WIDTH):
     return torch.randn(rows, width, generator=generator(rows, "dense", width))
 
 
-def back(spec, cut, moment=TRAINING):
+def back(spec, cut, context=TRAINING):
     codec = make(spec)
-    return codec.decode(codec.encode(cut, moment).payload, *cut.shape, moment).cut
+    return codec.decode(codec.encode(cut, context).payload, *cut.shape, context).cut
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -208,7 +203,7 @@ class TestL1:
             count = min(max(20 - 6 * math.log10(codec.weight_now / 0.01), 0), width)
             cut = torch.zeros(rows, width)
             cut[:, : round(count)] = 1
-            codec.encode(cut, Moment(step, training=True))
+            codec.encode(cut, StepContext(step, training=True))
             codec.commit(step)
             counts.append(count)
         assert np.mean(counts[-100:]) == pytest.approx(target, rel=0.1)
@@ -222,7 +217,7 @@ class TestL1:
             count = min(max(20 - 6 * math.log10(codec.weight_now / 0.01), 0), 64)
             half.zero_()
             half[:, : round(2 * count)] = 1
-            codec.encode(half, Moment(step, training=True))
+            codec.encode(half, StepContext(step, training=True))
             codec.commit(step)
             half.zero_()
             half[:, : round(count)] = 1
@@ -277,7 +272,7 @@ class TestRate:
         codec.client_module(WIDTH)
         cut = normal().relu()
         losses = [
-            codec.local_loss(cut, Moment(step, True, Secret.of_simulation(seed, "p"))).item()
+            codec.local_loss(cut, StepContext(step, True, Secret.of_simulation(seed, "p"))).item()
             for step, seed in ((0, 0), (0, 0), (1, 0), (0, 1))
         ]
         assert losses[0] == losses[1]
@@ -291,9 +286,9 @@ class TestRate:
         inputs, sizes = normal(64, 4), []
         for step in range(150):
             cut = model(inputs)
-            sizes.append(len(codec.encode(cut.detach(), Moment(step, training=True)).payload))
+            sizes.append(len(codec.encode(cut.detach(), StepContext(step, training=True)).payload))
             codec.commit(step)
             optimizer.zero_grad()
-            codec.local_loss(cut, Moment(step, True, Secret.of_simulation(0, "p"))).backward()
+            codec.local_loss(cut, StepContext(step, True, Secret.of_simulation(0, "p"))).backward()
             optimizer.step()
         assert sizes[-1] < 0.2 * sizes[0]

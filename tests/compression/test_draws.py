@@ -4,26 +4,26 @@ import numpy as np
 import pytest
 import torch
 
-from vfl.compression import Moment, make
-from vfl.compression.gradients import GradientCode
-from vfl.seeds import Secret, generator
+from vfl.compression import StepContext, make
+from vfl.compression.coding.values import GradientCode
+from vfl.core.seeds import Secret, generator
 
 WIDTH = 24
 SPECS = ["randtopk:k=4,alpha=0.5", "randtopk:k=4,alpha=0.5,law=multinomial"]
 
 
 def training(step=1, secret=0):
-    return Moment(step, training=True, secret=Secret.of_simulation(secret, "party"))
+    return StepContext(step, training=True, secret=Secret.of_simulation(secret, "party"))
 
 
 def normal(rows, seed=0):
     return torch.randn(rows, WIDTH, generator=generator(seed, "draws"))
 
 
-def replaced(spec, cut, moment=None):
+def replaced(spec, cut, context=None):
     """Which of a row's top k gave way, by their rank; axes (rows, k)."""
     codec = make(spec)
-    kept = codec.encode(cut, moment or training()).saved
+    kept = codec.encode(cut, context or training()).saved
     top = cut.abs().topk(codec.k).indices.sort(dim=1).values
     return ~(top[:, :, None] == kept[:, None, :]).any(dim=2)
 
@@ -59,9 +59,9 @@ def test_threads_make_no_difference(spec):
     assert payloads[0] == payloads[1] == payloads[2]
 
 
-def rounded(grad, moment):
+def rounded(grad, context):
     code = GradientCode("3")
-    return code.decode(code.encode(grad, None, moment), *grad.shape, None)
+    return code.decode(code.encode(grad, None, context), *grad.shape, None)
 
 
 def test_gradients_are_rounded_alike_whatever_rows_follow():

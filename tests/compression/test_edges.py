@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from vfl.compression import INFERENCE, Moment, make
-from vfl.errors import NonFiniteError
-from vfl.seeds import Secret, generator
+from vfl.compression import INFERENCE, StepContext, make
+from vfl.core.errors import NonFiniteError
+from vfl.core.seeds import Secret, generator
 
 WIDTH = 6
-TRAINING = Moment(1, training=True, secret=Secret.of_simulation(0, "party"))
+TRAINING = StepContext(1, training=True, secret=Secret.of_simulation(0, "party"))
 SPECS = [
     *("topk:k=2", "topk:k=5,values=4", "topk:k=6,values=8,packer=range", "topk:k=2,packer=bitmap"),
     *("randtopk:k=2", "randtopk:k=5,alpha=1", "randtopk:k=6,law=multinomial,values=1"),
@@ -24,24 +24,24 @@ def normal(rows=4):
     return torch.randn(rows, WIDTH, generator=generator(rows, "edges"))
 
 
-def trip(spec, cut, moment):
+def trip(spec, cut, context):
     """The decoded cut and gradient of a constant gradient of 1."""
     sender, receiver = make(spec), make(spec)
-    payload, kept = sender.encode(cut, moment)
-    arrived, saved = receiver.decode(bytes(payload), *cut.shape, moment)
-    grad = receiver.encode_grad(torch.ones_like(cut), saved, moment)
-    return arrived, sender.decode_grad(bytes(grad), kept, *cut.shape, moment)
+    payload, kept = sender.encode(cut, context)
+    arrived, saved = receiver.decode(bytes(payload), *cut.shape, context)
+    grad = receiver.encode_grad(torch.ones_like(cut), saved, context)
+    return arrived, sender.decode_grad(bytes(grad), kept, *cut.shape, context)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_cut_that_is_not_finite_never_leaves(spec, bad):
-    for moment in (TRAINING, INFERENCE):
+    for context in (TRAINING, INFERENCE):
         for place in (0, 5):
             cut = normal()
             cut[2, place] = bad
             with pytest.raises(NonFiniteError):
-                make(spec).encode(cut, moment)
+                make(spec).encode(cut, context)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -53,12 +53,12 @@ def test_a_gradient_that_is_not_finite_never_leaves(spec, bad):
         codec.encode_grad(torch.full_like(cut, bad), saved, TRAINING)
 
 
-@pytest.mark.parametrize("moment", [TRAINING, INFERENCE], ids=["training", "inference"])
+@pytest.mark.parametrize("context", [TRAINING, INFERENCE], ids=["training", "inference"])
 @pytest.mark.parametrize("spec", SPECS)
-def test_rows_of_one_value_and_of_zeros_among_others(spec, moment):
+def test_rows_of_one_value_and_of_zeros_among_others(spec, context):
     cut = normal(5)
     cut[0], cut[2] = 0.0, 1.5
-    arrived, grad = trip(spec, cut, moment)
+    arrived, grad = trip(spec, cut, context)
     assert torch.isfinite(arrived).all()
     kept = WIDTH if "k=" not in spec else make(spec).k
     assert int((grad[2] != 0).sum()) == kept
@@ -67,11 +67,11 @@ def test_rows_of_one_value_and_of_zeros_among_others(spec, moment):
         assert not grad[0].any()
 
 
-@pytest.mark.parametrize("moment", [TRAINING, INFERENCE], ids=["training", "inference"])
+@pytest.mark.parametrize("context", [TRAINING, INFERENCE], ids=["training", "inference"])
 @pytest.mark.parametrize("spec", SPECS)
-def test_no_rows_and_one_row(spec, moment):
+def test_no_rows_and_one_row(spec, context):
     for rows in (0, 1):
-        arrived, grad = trip(spec, normal(rows), moment)
+        arrived, grad = trip(spec, normal(rows), context)
         assert arrived.shape == grad.shape == (rows, WIDTH)
 
 

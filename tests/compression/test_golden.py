@@ -5,9 +5,10 @@ import hashlib
 import pytest
 import torch
 
-from vfl.compression import Moment, compiled, make
-from vfl.frame import Frame, Kind, to_bytes
-from vfl.seeds import Secret, generator
+from vfl.compression import StepContext, make
+from vfl.core import compiled
+from vfl.core.frame import Frame, Kind, to_bytes
+from vfl.core.seeds import Secret, generator
 
 SECRET = Secret.of_simulation(0, "feature")
 FORMATS = ("values=8", "law=multinomial", "alpha=0.5,values=4,scale=row,packer=index")
@@ -41,6 +42,6 @@ def test_frames_have_the_bytes_they_always_had(monkeypatch, shape, loops):
     for form in FORMATS:
         codec = make(f"randtopk:k={k},{form}")
         for step, cut in enumerate(cuts(width)):
-            payload = codec.encode(cut, Moment(step, training=True, secret=SECRET)).payload
+            payload = codec.encode(cut, StepContext(step, training=True, secret=SECRET)).payload
             found.update(to_bytes(Frame(Kind.CUT, step, payload)))
     assert found.hexdigest()[:16] == DIGESTS[shape]

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from vfl.compression import INFERENCE, Moment
-from vfl.compression.gradients import GradientCode
-from vfl.errors import BadOptionError, CorruptFrameError, NonFiniteError, TruncatedFrameError
-from vfl.seeds import Secret, generator
+from vfl.compression import INFERENCE, StepContext
+from vfl.compression.coding.values import GradientCode
+from vfl.core.errors import BadOptionError, CorruptFrameError, NonFiniteError, TruncatedFrameError
+from vfl.core.seeds import Secret, generator
 
 ROWS, WIDTH = 6, 5
 
 
-def moment(step=0):
-    return Moment(step, training=True, secret=Secret.of_simulation(0, "label"))
+def context(step=0):
+    return StepContext(step, training=True, secret=Secret.of_simulation(0, "label"))
 
 
 def gradient(rows=ROWS, width=WIDTH):
@@ -48,7 +48,7 @@ def test_bfloat16_is_the_nearest():
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_b_bits_are_a_whole_number_of_steps_of_the_rows_scale(bits):
     grad = gradient().numpy()
-    found = there_and_back(GradientCode(str(bits)), torch.from_numpy(grad), at=moment())
+    found = there_and_back(GradientCode(str(bits)), torch.from_numpy(grad), at=context())
     top = 2 ** (bits - 1) - 1
     for row, back in zip(grad, found, strict=True):
         step = bfloat16_from(float(np.abs(row).max()) / top)
@@ -61,7 +61,7 @@ def test_b_bits_are_a_whole_number_of_steps_of_the_rows_scale(bits):
 @pytest.mark.parametrize("bits", [2, 4])
 def test_rounding_at_random_loses_nothing_on_average(bits):
     grad, code = gradient(4, 3), GradientCode(str(bits))
-    draws = np.stack([there_and_back(code, grad, at=moment(step)) for step in range(4000)])
+    draws = np.stack([there_and_back(code, grad, at=context(step)) for step in range(4000)])
     error = np.abs(draws.mean(axis=0) - grad.numpy())
     scale = grad.abs().max(dim=1, keepdim=True).values.numpy() / (2 ** (bits - 1) - 1)
     assert (error <= 4 * scale * 0.5 / np.sqrt(len(draws)) + 1e-9).all()
@@ -77,12 +77,12 @@ def test_without_a_secret_the_nearest_is_taken():
 def test_a_mask_leaves_the_others_out(spec):
     code, grad = GradientCode(spec), gradient()
     mask = np.random.default_rng(0).random(grad.shape) < 0.4
-    payload = code.encode(grad, mask, moment())
+    payload = code.encode(grad, mask, context())
     assert len(payload) == code.payload_bytes(ROWS, int(mask.sum()))
     found = code.decode(payload, *grad.shape, mask)
     assert (found[~mask] == 0).all()
     hidden = torch.where(torch.from_numpy(mask), grad, torch.tensor(1e9))
-    assert bytes(code.encode(hidden, mask, moment())) == payload
+    assert bytes(code.encode(hidden, mask, context())) == payload
 
 
 @pytest.mark.parametrize("rows", [0, 1])
@@ -101,12 +101,12 @@ def test_what_is_not_finite_is_refused(bad):
     grad = gradient()
     grad[1, 1] = bad
     with pytest.raises(NonFiniteError):
-        GradientCode("4").encode(grad, None, moment())
+        GradientCode("4").encode(grad, None, context())
 
 
 def test_what_no_encoder_writes_is_refused():
     code = GradientCode("2")
-    payload = bytearray(code.encode(gradient(), None, moment()))
+    payload = bytearray(code.encode(gradient(), None, context()))
     with pytest.raises(TruncatedFrameError):
         code.decode(payload[:-1], ROWS, WIDTH, None)
     beyond = payload.copy()

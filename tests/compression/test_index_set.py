@@ -4,9 +4,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from vfl.compression.bits import pack, to_bits
-from vfl.compression.index_set import Enumerative, PlainIndex, index_set
-from vfl.errors import CorruptFrameError, WidthError
+from vfl.compression.coding.bits import Enumerative, PlainIndex, index_set, pack, to_bits
+from vfl.core.errors import CorruptFrameError, WidthError
 
 THESIS = [
     *((128, k) for k in (3, 6, 13)),

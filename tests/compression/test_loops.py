@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from vfl.compression import INFERENCE, Moment, compiled, make
-from vfl.compression.index_set import index_set
-from vfl.compression.select import find_top, random_places
-from vfl.compression.values import value_code
-from vfl.errors import CorruptFrameError, NonFiniteError, VFLError
-from vfl.seeds import Secret, generator
+from vfl.compression import INFERENCE, StepContext, make
+from vfl.compression.coding.bits import index_set
+from vfl.compression.coding.values import value_code
+from vfl.compression.topk import find_top, random_indices
+from vfl.core import compiled
+from vfl.core.errors import CorruptFrameError, NonFiniteError, VFLError
+from vfl.core.seeds import Secret, generator
 
 PAIRS = [
     *((128, k) for k in (3, 6, 13)),
@@ -63,12 +64,12 @@ def cuts(width):
 def traffic(spec, cut):
     """Every byte and number of a cut, a query and a gradient."""
     found = []
-    for moment in (Moment(3, training=True, secret=SECRET), INFERENCE):
+    for context in (StepContext(3, training=True, secret=SECRET), INFERENCE):
         codec = make(spec)
-        payload, kept = codec.encode(cut, moment)
-        decoded, saved = codec.decode(payload, *cut.shape, moment)
-        gradient = codec.encode_grad(cut.clamp(-9, 9) / 3, saved, moment)
-        back = codec.decode_grad(gradient, kept, *cut.shape, moment)
+        payload, kept = codec.encode(cut, context)
+        decoded, saved = codec.decode(payload, *cut.shape, context)
+        gradient = codec.encode_grad(cut.clamp(-9, 9) / 3, saved, context)
+        back = codec.decode_grad(gradient, kept, *cut.shape, context)
         found += [
             bytes(payload),
             decoded.numpy().tobytes(),
@@ -100,7 +101,7 @@ def test_the_same_places_are_drawn(both, width, k, alpha, law):
     top = np.argsort(np.random.default_rng(0).random((50, width)), axis=1)[:, :k]
     top.sort(axis=1)
     draws = np.random.default_rng(1).random((50, 3 * k))[:, : k if law == "sequential" else 3 * k]
-    first, second = both(lambda: random_places(top, width, alpha, law, draws))
+    first, second = both(lambda: random_indices(top, width, alpha, law, draws))
     assert first.tolist() == second.tolist()
     assert (np.diff(second) > 0).all()
     assert second.min() >= 0
@@ -119,7 +120,7 @@ def test_both_find_the_first_of_a_stable_sort(both, width, k):
         sizes = [sorted(map(abs, row), reverse=True) for row in cut.tolist()]
         tied = [k < width and size[k - 1] == size[k] for size in sizes]
         for top in both(lambda cut=cut: find_top(cut, k)):
-            assert top.places.tolist() == expected
+            assert top.indices.tolist() == expected
             assert top.tied.tolist() == tied
 
 
@@ -147,7 +148,7 @@ def test_a_view_is_read_in_its_own_order(both):
 
 @pytest.mark.parametrize(("width", "k"), [(128, 3), (128, 13), (600, 14), (1280, 9), (5, 5)])
 def test_damaged_payloads_are_read_or_refused_alike(both, width, k):
-    codec, training = make(f"topk:k={k},values=5"), Moment(1, training=True)
+    codec, training = make(f"topk:k={k},values=5"), StepContext(1, training=True)
     payload = codec.encode(rectified(3, width), training).payload
     draw = np.random.default_rng(0)
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from vfl.compression import INFERENCE, Moment, make
+from vfl.compression import INFERENCE, StepContext, make
 from vfl.compression.measure import measure_codec
 from vfl.compression.none import Uncompressed
-from vfl.errors import NonFiniteError, SpecError, UserError
-from vfl.frame import HEADER_BYTES
-from vfl.seeds import Secret, generator
+from vfl.core.errors import NonFiniteError, SpecError, UserError
+from vfl.core.frame import HEADER_BYTES
+from vfl.core.seeds import Secret, generator
 
 ADAPTIVE = ["topk:k=3,values=4,packer=range", "quantise:values=3,packer=range", "relu", "rate"]
 TABLE_3_2 = [(128, 3), (128, 6), (128, 13), (300, 2), (600, 2), (600, 14), (1280, 2), (1280, 9)]
@@ -29,8 +29,8 @@ def session_bytes(spec, cut, batch_rows, in_training=True):
     codec, total, steps = make(spec), 0, count(1)
     for start in range(0, len(cut), batch_rows):
         step = next(steps)
-        moment = Moment(step, training=True, secret=SECRET) if in_training else INFERENCE
-        total += HEADER_BYTES + len(codec.encode(cut[start : start + batch_rows], moment).payload)
+        context = StepContext(step, training=True, secret=SECRET) if in_training else INFERENCE
+        total += HEADER_BYTES + len(codec.encode(cut[start : start + batch_rows], context).payload)
         codec.commit(step)
     return total
 
@@ -59,7 +59,7 @@ def test_the_codec_stays_as_it_is_and_what_it_learned_is_used(spec):
     fresh = measure_codec(codec, cut, width=16, batch_rows=40, training=False)
     assert bytes(codec.encode(cut).payload) == bytes(make(spec).encode(cut).payload)
     for step in range(10):
-        codec.encode(cut[40 * step : 40 * step + 40], Moment(step, training=True))
+        codec.encode(cut[40 * step : 40 * step + 40], StepContext(step, training=True))
         codec.commit(step)
     learned = measure_codec(codec, cut, width=16, batch_rows=40, training=False)
     assert learned.wire_bytes < fresh.wire_bytes
@@ -125,8 +125,8 @@ def test_predictions_come_back_alike_in_frames_of_any_size():
 
 
 class Silent(Uncompressed):
-    def symbols(self, cut, moment=INFERENCE):
-        return super(Uncompressed, self).symbols(cut, moment)
+    def symbols(self, cut, context=INFERENCE):
+        return super(Uncompressed, self).symbols(cut, context)
 
 
 class Forgetful(Uncompressed):
@@ -134,12 +134,12 @@ class Forgetful(Uncompressed):
 
     encoded = 0
 
-    def encode(self, cut, moment=INFERENCE):
+    def encode(self, cut, context=INFERENCE):
         self.encoded += 1
-        return super().encode(cut, moment)
+        return super().encode(cut, context)
 
-    def decode(self, payload, rows, width, moment=INFERENCE):
-        decoded = super().decode(payload, rows, width, moment)
+    def decode(self, payload, rows, width, context=INFERENCE):
+        decoded = super().decode(payload, rows, width, context)
         decoded.cut.add_(self.encoded)
         return decoded
 

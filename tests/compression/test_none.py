@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from vfl.compression import make
-from vfl.errors import TruncatedFrameError
+from vfl.core.errors import TruncatedFrameError
 
 
 def test_a_payload_is_the_values_in_row_order():

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from vfl.compression import Moment, make
-from vfl.compression.adaptive import AdaptiveCounts, Coded
-from vfl.compression.sparse_range import first_place_counts
-from vfl.errors import BadOptionError, CorruptFrameError, TruncatedFrameError, WidthError
-from vfl.seeds import generator
+from vfl.compression import StepContext, make
+from vfl.compression.coding.layouts import first_index_counts
+from vfl.compression.coding.range_coder import AdaptiveCounts, Coded
+from vfl.core.errors import BadOptionError, CorruptFrameError, TruncatedFrameError, WidthError
+from vfl.core.seeds import generator
 
 SPECS = [
     "topk:k=3,values=4,packer=range",
@@ -29,7 +29,7 @@ def cut_of(step, rows=40):
 
 
 def training(step):
-    return Moment(step, training=True)
+    return StepContext(step, training=True)
 
 
 def send(sender, receiver, step):
@@ -112,7 +112,7 @@ def test_a_query_teaches_nothing(spec):
 def test_counts_forget_by_halves():
     counts = AdaptiveCounts(np.array([[1, 0, 5]]), weight=20_000)
     for step, symbol in enumerate([0, 0, 0, 2]):
-        counts.saw(step, Coded(np.array([0]), np.array([symbol])))
+        counts.record(step, Coded(np.array([0]), np.array([symbol])))
         counts.commit(step)
     # 1, 20 001, 40 001, 60 001 of 60 006 forget to 30 001 and 3, then 2 gets 20 000.
     assert np.diff(counts.cumulative).tolist() == [[30_001, 0, 20_003]]
@@ -120,7 +120,7 @@ def test_counts_forget_by_halves():
 
 @pytest.mark.parametrize(("width", "k"), [(5, 1), (6, 3), (7, 7)])
 def test_first_counts_take_every_set_for_equally_likely(width, k):
-    counts = first_place_counts(width, k).reshape(k, width, width)
+    counts = first_index_counts(width, k).reshape(k, width, width)
     sets = list(combinations(range(width), k))
     for j in range(k):
         for before in range(-1, width - 1):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from vfl.compression import Moment, make
-from vfl.seeds import Secret, generator
+from vfl.compression import StepContext, make
+from vfl.core.seeds import Secret, generator
 
 SECRET = Secret.of_simulation(0, "feature")
 WIDTH, K = 16, 4
@@ -36,9 +36,9 @@ def test_a_frame_is_what_plain_top_k_makes_of_the_kept_values(format_, made, law
     plain = make(f"topk:k={K}{format_}")
     for step in range(4):
         cut = made(step, 50)
-        payload, places = random.encode(cut, Moment(step, training=True, secret=SECRET))
+        payload, places = random.encode(cut, StepContext(step, training=True, secret=SECRET))
         kept = torch.zeros_like(cut).scatter(1, places, cut.gather(1, places))
-        assert plain.encode(kept, Moment(step, training=True)).payload == payload
+        assert plain.encode(kept, StepContext(step, training=True)).payload == payload
         random.commit(step)
         plain.commit(step)
 
@@ -47,7 +47,7 @@ def test_a_frame_is_what_plain_top_k_makes_of_the_kept_values(format_, made, law
 def test_the_length_of_a_fixed_packer_never_varies(packer):
     codec = make(f"randtopk:k={K},alpha=0.4,values=4,packer={packer}")
     sizes = {
-        len(codec.encode(made(step, 30), Moment(step, training=True, secret=SECRET)).payload)
+        len(codec.encode(made(step, 30), StepContext(step, training=True, secret=SECRET)).payload)
         for step in range(20)
         for made in (normal_cut, with_ties, lambda step, rows: torch.zeros(rows, WIDTH))
     }
@@ -64,8 +64,8 @@ def seen(made, steps, rows):
     codec, same = make(f"randtopk:k={K},alpha=0.3"), make(f"randtopk:k={K},alpha=0")
     sizes, orders, drawn = [], [], []
     for step in range(steps):
-        cut, moment = made(step, rows), Moment(step, training=True, secret=SECRET)
-        top, places = same.encode(cut, moment).saved, codec.encode(cut, moment).saved
+        cut, context = made(step, rows), StepContext(step, training=True, secret=SECRET)
+        top, places = same.encode(cut, context).saved, codec.encode(cut, context).saved
         sizes.append(cut.gather(1, places).abs().numpy())
         orders.append(places.numpy())
         drawn.append(~(places[:, :, None] == top[:, None, :]).any(dim=2).numpy())
@@ -123,6 +123,8 @@ def test_a_guesser_that_sees_the_frame_knows_no_more_than_the_magnitudes_tell(ma
 def test_of_equal_magnitudes_any_may_count_as_top():
     """alpha = 0 draws nothing else; each of six equal places is taken by half of the rows."""
     cut = torch.tensor([[1.0, 2.0, 1.0, 1.0, 0.5, 1.0, 1.0, 1.0]]).expand(4000, 8)
-    places = make("randtopk:k=4,alpha=0").encode(cut, Moment(1, training=True, secret=SECRET)).saved
+    places = (
+        make("randtopk:k=4,alpha=0").encode(cut, StepContext(1, training=True, secret=SECRET)).saved
+    )
     shares = torch.zeros(4000, 8).scatter(1, places, 1.0).mean(dim=0)
     assert shares.tolist() == pytest.approx([0.5, 1, 0.5, 0.5, 0, 0.5, 0.5, 0.5], abs=0.04)

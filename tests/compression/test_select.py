@@ -9,14 +9,14 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from vfl.compression.select import (
+from vfl.compression.topk import (
     DRAWS,
     find_top,
     multinomial_drops,
-    random_places,
+    random_indices,
     sequential_drops,
 )
-from vfl.errors import NonFiniteError
+from vfl.core.errors import NonFiniteError
 
 ROWS = 100_000
 CASES = [(8, 3, 0.1), (8, 3, 0.3), (6, 4, 0.5), (5, 4, 0.9), (7, 2, 1.0), (9, 3, 0.05), (6, 3, 0.9)]
@@ -26,7 +26,7 @@ def sample(width, k, alpha, law, rows=ROWS):
     """How often each set was drawn when the top k places are 0..k-1."""
     draws = np.random.default_rng([width, k]).random((rows, DRAWS[law] * k))
     top = np.broadcast_to(np.arange(k), (rows, k))
-    places = random_places(top, width, alpha, law, draws)
+    places = random_indices(top, width, alpha, law, draws)
     return Counter(map(tuple, places.tolist()))
 
 
@@ -152,9 +152,9 @@ def test_an_exhausted_pool_passes_its_mass_on(law):
 def test_each_row_uses_its_own_draws():
     draws = np.random.default_rng(0).random((20, 3))
     top = np.sort(np.random.default_rng(1).permuted(np.tile(np.arange(30), (20, 1)), axis=1)[:, :3])
-    together = random_places(top, 30, 0.4, "sequential", draws)
+    together = random_indices(top, 30, 0.4, "sequential", draws)
     for row in range(20):
-        alone = random_places(top[row : row + 1], 30, 0.4, "sequential", draws[row : row + 1])
+        alone = random_indices(top[row : row + 1], 30, 0.4, "sequential", draws[row : row + 1])
         assert (alone == together[row]).all()
 
 
@@ -167,7 +167,7 @@ def top_by_sorting(row, k):
 def test_top_places_are_the_first_of_a_stable_sort(k, levels):
     draw = np.random.default_rng([k, levels])
     cut = torch.from_numpy(draw.integers(-levels, levels, (200, 10)).astype(np.float32))
-    assert find_top(cut, k).places.tolist() == [top_by_sorting(row, k) for row in cut.tolist()]
+    assert find_top(cut, k).indices.tolist() == [top_by_sorting(row, k) for row in cut.tolist()]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -6,10 +6,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from vfl.compression import supports as module
-from vfl.compression.bits import to_bits
-from vfl.compression.supports import Supports
-from vfl.errors import CorruptFrameError
+from vfl.compression.coding import bits as module
+from vfl.compression.coding.bits import Supports, to_bits
+from vfl.core.errors import CorruptFrameError
 
 
 def masks(width, counts, seed=0):
@@ -65,7 +64,7 @@ def test_a_set_takes_the_bits_of_all_sets_of_its_size():
 
 def test_a_table_has_its_limit(monkeypatch):
     """Beyond it a row is a bit for every place, so that memory stays bounded."""
-    monkeypatch.setattr(module, "TABLE_LIMIT", 60)
+    monkeypatch.setattr(module, "SUPPORT_TABLE_LIMIT", 60)
     sets, counts = Supports(20), np.array([4, 16, 3, 17, 10, 0, 20])
     assert (sets.bits[[3, 4, 16, 17]] == [11, 20, 20, 11]).all()
     used = masks(20, counts)
@@ -80,7 +79,7 @@ def test_the_table_of_the_widest_cuts_stays_within_its_limit():
         most = int(np.flatnonzero(sets.bits[: width // 2 + 1] < width).max())
         used = masks(width, [most])
         assert (sets.from_bits(sets.to_bits(used), np.array([most])) == used).all()
-        assert sets._columns.size <= module.TABLE_LIMIT
+        assert sets._columns.size <= module.SUPPORT_TABLE_LIMIT
 
 
 @pytest.mark.parametrize(("width", "count"), [(5, 2), (128, 3), (128, 60), (128, 125)])
@@ -93,7 +92,7 @@ def test_a_number_without_a_set_is_refused(width, count):
 
 
 def test_a_plain_row_with_another_number_of_places_is_refused(monkeypatch):
-    monkeypatch.setattr(module, "TABLE_LIMIT", 20)
+    monkeypatch.setattr(module, "SUPPORT_TABLE_LIMIT", 20)
     bits = masks(20, [9]).astype(np.uint8).reshape(-1)
-    with pytest.raises(CorruptFrameError, match="another number of places"):
+    with pytest.raises(CorruptFrameError, match="another number of indices"):
         Supports(20).from_bits(bits, np.array([10]))

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from vfl.compression import Moment, make
-from vfl.compression.values import dequantise, quantise
-from vfl.seeds import Secret, generator
+from vfl.compression import StepContext, make
+from vfl.compression.coding.values import dequantise, quantise
+from vfl.core.seeds import Secret, generator
 
-TRAINING = Moment(1, training=True, secret=Secret.of_simulation(0, "client"))
+TRAINING = StepContext(1, training=True, secret=Secret.of_simulation(0, "client"))
 ROWS = 32
 
 # Percent of dense in Table 3.2. What the table misprints stands as it must be (erratum E14): 12.38
@@ -169,7 +169,7 @@ def toy(spec, first, steps):
     codec, secret = make(spec), Secret.of_simulation(0, "toy")
     weights = torch.tensor([1.0, -0.1], requires_grad=True)
     for step in range(steps):
-        cut = codec.simulate(features * weights, Moment(step, training=True, secret=secret))
+        cut = codec.simulate(features * weights, StepContext(step, training=True, secret=secret))
         loss = (cut.sum(dim=1).tanh() - targets).square().sum()
         (slope,) = torch.autograd.grad(loss, weights)
         weights = (weights - 0.05 * slope).detach().requires_grad_()

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from vfl.compression import INFERENCE, Moment, make
-from vfl.errors import (
+from vfl.compression import INFERENCE, StepContext, make
+from vfl.core.errors import (
     BadOptionError,
     CorruptFrameError,
     FrameError,
@@ -12,10 +12,10 @@ from vfl.errors import (
     TruncatedFrameError,
     WidthError,
 )
-from vfl.frame import HEADER_BYTES
-from vfl.seeds import Secret, generator
+from vfl.core.frame import HEADER_BYTES
+from vfl.core.seeds import Secret, generator
 
-TRAINING = Moment(step=1, training=True, secret=Secret.of_simulation(0, "feature"))
+TRAINING = StepContext(step=1, training=True, secret=Secret.of_simulation(0, "feature"))
 
 # Thesis table 3.2: width, values kept.
 TABLE_3_2 = [
@@ -30,9 +30,9 @@ def normal_cut(rows, width):
     return torch.randn(rows, width, generator=generator(rows, "test", width))
 
 
-def round_trip(spec, cut, moment=INFERENCE):
+def round_trip(spec, cut, context=INFERENCE):
     codec = make(spec)
-    return codec.decode(codec.encode(cut, moment).payload, *cut.shape, moment).cut
+    return codec.decode(codec.encode(cut, context).payload, *cut.shape, context).cut
 
 
 @pytest.mark.parametrize("name", ["topk", "randtopk"])
@@ -86,8 +86,8 @@ def test_one_scale_a_batch_in_training_and_one_a_row_at_inference():
 @pytest.mark.parametrize("rows", [0, 1, 3])
 @pytest.mark.parametrize("value", [0.0, -1.5])
 def test_constant_cuts_keep_their_lowest_places(rows, value, values):
-    for moment in (TRAINING, INFERENCE):
-        decoded = round_trip(f"topk:k=2,values={values}", torch.full((rows, 5), value), moment)
+    for context in (TRAINING, INFERENCE):
+        decoded = round_trip(f"topk:k=2,values={values}", torch.full((rows, 5), value), context)
         assert decoded.tolist() == [[value, value, 0, 0, 0]] * rows
 
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vfl.compression.values import (
+from vfl.compression.coding.values import (
     AffineValues,
     Float32Values,
     dequantise,
     quantise,
     value_code,
 )
-from vfl.errors import BadOptionError, CorruptFrameError
+from vfl.core.errors import BadOptionError, CorruptFrameError
 
 LARGEST = float(np.finfo(np.float32).max)
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)

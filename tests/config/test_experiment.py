@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from vfl.config import Experiment, read_experiment, to_toml, with_overrides
-from vfl.errors import ConfigError
+from vfl.core.errors import ConfigError
 
 FULL = """\
 name = "loans"

@@ -3,7 +3,7 @@
 import pytest
 
 from vfl.config import read_experiment, read_party_file
-from vfl.errors import ConfigError
+from vfl.core.errors import ConfigError
 
 FOUR_MISTAKES = """\
 name = "trial"

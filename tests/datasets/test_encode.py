@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
 
 import numpy as np
 import pandas as pd
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from vfl.datasets.encode import TableEncoder
-from vfl.errors import DataError, MissingColumnError
+from vfl.core.errors import BadOptionError, DataError, MissingColumnError
+from vfl.datasets.encode import PictureEncoder, TableEncoder, encode_labels
 
 
 def test_numbers_as_scikit_learn_standardises_the_training_rows():
@@ -163,3 +164,104 @@ def test_a_column_that_went_missing_is_named():
     with pytest.raises(MissingColumnError, match="'age'") as caught:
         encoder.transform(pd.DataFrame({"agee": [1, 2]}))
     assert "did you mean 'agee'?" in str(caught.value)
+
+
+def frame_of(cells: np.ndarray) -> pd.DataFrame:
+    return pd.DataFrame(cells, columns=[f"pixel_{n}" for n in range(cells.shape[1])])
+
+
+def test_one_mean_and_one_spread_for_the_block_of_training_rows():
+    cells = np.random.default_rng(0).uniform(0, 16, (12, 6))
+    encoder = PictureEncoder.fit(frame_of(cells[:8]), (1, 2, 3))
+    got = encoder.transform(frame_of(cells))
+    assert got.dtype == np.float32
+    want = (cells - cells[:8].mean()) / cells[:8].std()
+    for row in range(12):
+        for pixel in range(6):
+            assert got[row, 0, pixel // 3, pixel % 3] == pytest.approx(want[row, pixel], abs=1e-6)
+
+
+def test_missing_pixels_are_the_mean_and_an_empty_picture_is_zero():
+    cells = np.array([[1.0, np.nan], [3.0, 2.0]])
+    got = PictureEncoder.fit(frame_of(cells), (1, 1, 2)).transform(frame_of(cells))
+    assert got[0, 0, 0, 1] == 0
+    assert got[1, 0, 0, 1] == 0  # 2 is the mean of 1, 3 and 2
+    same = frame_of(np.full((2, 2), 5.0))
+    assert not PictureEncoder.fit(same, (1, 1, 2)).transform(same).any()
+    nothing = frame_of(np.full((2, 2), np.nan))
+    assert not PictureEncoder.fit(nothing, (1, 1, 2)).transform(nothing).any()
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 2), (1, 0, 3), (-1, -1, 3)])
+def test_the_shape_holds_the_columns(shape):
+    with pytest.raises(DataError, match="does not hold its columns"):
+        PictureEncoder.fit(frame_of(np.zeros((2, 3))), shape)
+
+
+def test_a_stored_picture_encoder_encodes_the_same():
+    frame = frame_of(np.random.default_rng(1).normal(size=(5, 4)))
+    encoder = PictureEncoder.fit(frame, (1, 2, 2))
+    again = PictureEncoder.from_json(encoder.to_json())
+    assert again == encoder
+    np.testing.assert_array_equal(again.transform(frame), encoder.transform(frame))
+    with pytest.raises(MissingColumnError, match="pixel_3"):
+        again.transform(frame.drop(columns="pixel_3"))
+    with pytest.raises(DataError, match="not a stored picture encoder"):
+        PictureEncoder.from_json("{}")
+
+
+@given(
+    st.lists(st.sampled_from(["no", "yes", "perhaps"]), min_size=2).filter(
+        lambda cells: len(set(cells)) > 1
+    )
+)
+def test_codes_lead_back_to_the_labels(cells):
+    codes, classes = encode_labels(pd.Series(cells, name="y"), "classification")
+    assert [classes[code] for code in codes] == cells
+    assert list(classes) == sorted(set(cells))
+    assert codes.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("column", "classes"),
+    [
+        (pd.Series([4, 2, 4]), (2, 4)),
+        (pd.Series([4.0, 2.0, 4.0]), (2, 4)),
+        (pd.Series([True, False, True]), (0, 1)),
+        (pd.Series(["b", "a", "b"], dtype="category"), ("a", "b")),
+        (pd.Series([10, 9, 10], dtype="Int64"), (9, 10)),
+    ],
+)
+def test_classes_are_text_or_whole_numbers(column, classes):
+    codes, found = encode_labels(column.rename("y"), "classification")
+    assert found == classes
+    assert codes.tolist() == [1, 0, 1]
+    assert tuple(json.loads(json.dumps(found))) == classes
+
+
+def test_a_regression_keeps_the_numbers():
+    values, classes = encode_labels(pd.Series([1.5, -2.0], name="y"), "regression")
+    assert values.tolist() == [1.5, -2.0]
+    assert values.dtype == np.float32
+    assert classes is None
+
+
+@pytest.mark.parametrize(
+    ("column", "task", "message"),
+    [
+        (["a", None], "classification", "missing cells"),
+        (["a", "a"], "classification", "nothing to tell apart"),
+        ([0.5, 1.0], "classification", "real numbers, not classes"),
+        (["a", "b"], "regression", "finite numbers"),
+    ],
+)
+def test_labels_that_do_not_fit_the_task(column, task, message):
+    with pytest.raises(DataError, match=message) as caught:
+        encode_labels(pd.Series(column, name="paid"), task)
+    assert "'paid'" in str(caught.value)
+
+
+def test_an_unknown_task_comes_with_the_nearest():
+    with pytest.raises(BadOptionError, match="no task is called 'regresion'") as caught:
+        encode_labels(pd.Series([1.0]), "regresion")
+    assert "did you mean 'regression'?" in str(caught.value)

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from vfl.core.errors import VFLError
 from vfl.datasets import (
     TableEncoder,
     TableFormat,
@@ -18,8 +19,7 @@ from vfl.datasets import (
     read_encoder,
     read_table,
 )
-from vfl.datasets.values import numbers
-from vfl.errors import VFLError
+from vfl.datasets.table import as_numbers
 
 SECRET = "Zq8sentinel"
 NUMBER = 918273645.5
@@ -39,8 +39,8 @@ def csv(folder, text: str):
 
 
 CASES = {
-    "numbers": lambda _: numbers(column(1.0, SECRET)),
-    "infinite": lambda _: numbers(column(NUMBER, np.inf)),
+    "numbers": lambda _: as_numbers(column(1.0, SECRET)),
+    "infinite": lambda _: as_numbers(column(NUMBER, np.inf)),
     "categories": lambda _: TableEncoder.fit(
         pd.DataFrame({"x": [f"{SECRET}{n}" for n in range(200)]})
     ),

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vfl.core.errors import BadOptionError, TooFewRowsError
+from vfl.core.seeds import permutation
 from vfl.datasets.split import Fold, split_fixed, split_fold, split_parts, split_rows
-from vfl.errors import BadOptionError, TooFewRowsError
-from vfl.seeds import permutation
 
 
 @given(

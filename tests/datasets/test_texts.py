@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from vfl.core.errors import BadOptionError, DataError, MissingDataError
 from vfl.datasets import Fold, SetFormat, load_bundled
 from vfl.datasets.texts import Texts
-from vfl.errors import BadOptionError, DataError, MissingDataError
 
 
 def test_words_are_numbered_by_frequency_in_training_rows():

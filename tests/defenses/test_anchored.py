@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from vfl.attacks.features import learned_part
+from vfl.attacks.base import learned_part
+from vfl.core.errors import BadOptionError, SpecError
+from vfl.core.seeds import Secret, generator, scoped
 from vfl.defenses import make
-from vfl.errors import BadOptionError, SpecError
-from vfl.seeds import Secret, generator, scoped
 
 SECRET = Secret.of_simulation(0, "bank")
 INPUTS = torch.randn(200, 10, generator=generator(0, "inputs"))

@@ -3,12 +3,12 @@ import pytest
 import torch
 from torch import nn
 
-from vfl.compression import Moment
+from vfl.compression import StepContext
+from vfl.core.errors import SpecError, UnknownNameError
+from vfl.core.seeds import Secret, generator
 from vfl.defenses import DEFENSES, Chain, Defense, PrivacyStatement, make, parts, uses
-from vfl.errors import SpecError, UnknownNameError
-from vfl.seeds import Secret, generator
 
-MOMENT = Moment(2, training=True, secret=Secret.of_simulation(0, "bank"))
+CONTEXT = StepContext(2, training=True, secret=Secret.of_simulation(0, "bank"))
 SECRET = Secret.of_simulation(0, "lender")
 
 
@@ -17,15 +17,15 @@ def test_every_hook_does_nothing_by_default():
     assert defense.labels(tensor, SECRET) is tensor
     assert defense.wrap_bottom(module, 2) is module
     assert defense.wrap_top(module, 2) is module
-    assert defense.batch(tensor, None, MOMENT) == (tensor, None)
-    assert defense.embedding(tensor, MOMENT) is tensor
-    assert defense.logits(tensor, MOMENT) is tensor
-    assert defense.gradient(tensor, tensor, MOMENT) is tensor
-    assert defense.targets(tensor, 2, MOMENT) is tensor
+    assert defense.batch(tensor, None, CONTEXT) == (tensor, None)
+    assert defense.embedding(tensor, CONTEXT) is tensor
+    assert defense.logits(tensor, CONTEXT) is tensor
+    assert defense.gradient(tensor, tensor, CONTEXT) is tensor
+    assert defense.targets(tensor, 2, CONTEXT) is tensor
     assert defense.fit(module, tensor, SECRET) is None
-    assert defense.local_loss(tensor, tensor, MOMENT) is None
-    assert defense.loss({"bank": tensor}, tensor, tensor, MOMENT) is None
-    assert defense.received(tensor, tensor, MOMENT) is tensor
+    assert defense.local_loss(tensor, tensor, CONTEXT) is None
+    assert defense.loss({"bank": tensor}, tensor, tensor, CONTEXT) is None
+    assert defense.received(tensor, tensor, CONTEXT) is tensor
     assert defense.privacy() == ()
     assert defense.state_dict() == {}
 
@@ -49,31 +49,31 @@ class Affine(Defense):
     def wrap_top(self, top, width):
         return nn.Sequential(top, nn.Softshrink(self.scale))
 
-    def batch(self, inputs, labels, moment):
+    def batch(self, inputs, labels, context):
         return self._of(inputs), labels
 
-    def embedding(self, cut, moment):
+    def embedding(self, cut, context):
         return self._of(cut)
 
-    def logits(self, logits, moment):
+    def logits(self, logits, context):
         return self._of(logits)
 
-    def received(self, cut, grad, moment):
+    def received(self, cut, grad, context):
         return self._of(grad)
 
-    def gradient(self, grad, labels, moment):
+    def gradient(self, grad, labels, context):
         return self._of(grad)
 
-    def targets(self, targets, classes, moment):
+    def targets(self, targets, classes, context):
         return self._of(targets)
 
     def fit(self, bottom, inputs, secret):
         bottom.lambd = self._of(bottom.lambd)
 
-    def local_loss(self, cut, inputs, moment):
+    def local_loss(self, cut, inputs, context):
         return self.scale * cut.sum()
 
-    def loss(self, cuts, labels, logits, moment):
+    def loss(self, cuts, labels, logits, context):
         return self.scale * logits.sum()
 
     def state_dict(self):
@@ -92,18 +92,18 @@ class TestChain:
         chain, ones = self.chain, self.ones
         results = [
             chain.labels(ones, SECRET),
-            chain.batch(ones, None, MOMENT)[0],
-            chain.embedding(ones, MOMENT),
-            chain.logits(ones, MOMENT),
-            chain.gradient(ones, ones, MOMENT),
-            chain.targets(ones, 2, MOMENT),
-            chain.received(ones, ones, MOMENT),
+            chain.batch(ones, None, CONTEXT)[0],
+            chain.embedding(ones, CONTEXT),
+            chain.logits(ones, CONTEXT),
+            chain.gradient(ones, ones, CONTEXT),
+            chain.targets(ones, 2, CONTEXT),
+            chain.received(ones, ones, CONTEXT),
         ]
         assert [result.tolist() for result in results] == [[10, 10]] * 7
         bottom = nn.Softshrink(1)
         chain.fit(bottom, ones, SECRET)
         assert bottom.lambd == 10
-        assert Chain([Affine(3), Affine(2)]).embedding(ones, MOMENT).tolist() == [9, 9]
+        assert Chain([Affine(3), Affine(2)]).embedding(ones, CONTEXT).tolist() == [9, 9]
 
     @pytest.mark.parametrize("wrap", ["wrap_bottom", "wrap_top"])
     def test_the_first_wraps_innermost(self, wrap):
@@ -111,9 +111,9 @@ class TestChain:
         assert [wrapped[0][1].lambd, wrapped[1].lambd] == [2, 3]
 
     def test_losses_are_added(self):
-        assert self.chain.local_loss(self.ones, self.ones, MOMENT) == 2 * (2 + 3)
-        assert self.chain.loss({}, self.ones, self.ones, MOMENT) == 2 * (2 + 3)
-        assert Chain([Defense(), Defense()]).loss({}, self.ones, self.ones, MOMENT) is None
+        assert self.chain.local_loss(self.ones, self.ones, CONTEXT) == 2 * (2 + 3)
+        assert self.chain.loss({}, self.ones, self.ones, CONTEXT) == 2 * (2 + 3)
+        assert Chain([Defense(), Defense()]).loss({}, self.ones, self.ones, CONTEXT) is None
 
     def test_each_member_has_its_own_state(self):
         other = Chain([Affine(5), Defense(), Affine(7)])
@@ -182,12 +182,12 @@ class Peeking(Defense):
 
     side = "label"
 
-    def gradient(self, grad, labels, moment):
+    def gradient(self, grad, labels, context):
         return grad * labels[:, None]
 
 
 class LabelLoss(Defense):
-    def loss(self, cuts, labels, logits, moment):
+    def loss(self, cuts, labels, logits, context):
         return logits.sum()
 
 

@@ -7,9 +7,9 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import softplus
 
 from vfl import SplitModule
-from vfl.compression import Moment
+from vfl.compression import StepContext
+from vfl.core.seeds import generator, scoped
 from vfl.defenses import make
-from vfl.seeds import generator, scoped
 
 CUT = torch.randn(30, 5, generator=generator(0, "bottleneck"))
 
@@ -26,8 +26,8 @@ def test_what_it_costs_is_the_divergence_from_the_standard_normal():
         top(CUT)
     code = Normal(top.mean(CUT), softplus(top.deviation(CUT) - 0.5) + 1e-6)
     expected = 2 * kl_divergence(code, Normal(0.0, 1.0)).sum(1).mean().item()
-    assert defense.loss({}, CUT, CUT, Moment()).item() == pytest.approx(expected, rel=1e-5)
-    assert defense.loss({}, CUT, CUT, Moment()) is None, "paid twice"
+    assert defense.loss({}, CUT, CUT, StepContext()).item() == pytest.approx(expected, rel=1e-5)
+    assert defense.loss({}, CUT, CUT, StepContext()) is None, "paid twice"
 
 
 def test_the_code_is_drawn_in_training_and_its_mean_at_inference():
@@ -38,10 +38,10 @@ def test_the_code_is_drawn_in_training_and_its_mean_at_inference():
     torch.testing.assert_close(draws.std(0), deviation, rtol=0.08, atol=0)
     torch.testing.assert_close(draws.mean(0), top.mean(CUT).detach(), rtol=0, atol=0.08)
     assert torch.equal(top.eval()(CUT), top.mean(CUT))
-    assert top.told is not None
-    top.told = None
+    assert top.information is not None
+    top.information = None
     top(CUT)
-    assert top.told is None, "a prediction tells nothing"
+    assert top.information is None, "a prediction tells nothing"
 
 
 def test_a_high_price_leaves_nothing_to_read():
@@ -53,7 +53,7 @@ def test_a_high_price_leaves_nothing_to_read():
         for step in range(60):
             with scoped(step):
                 loss = (top(CUT) - CUT).square().mean()
-            extra = defense.loss({}, CUT, CUT, Moment(step))
+            extra = defense.loss({}, CUT, CUT, StepContext(step))
             steps.zero_grad()
             (loss + extra).backward()
             steps.step()

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from vfl.compression import INFERENCE, Moment
+from vfl.compression import INFERENCE, StepContext
+from vfl.core.seeds import Secret
 from vfl.defenses import make
-from vfl.seeds import Secret
 
 SECRET = Secret.of_simulation(0, "lender")
-MOMENT = Moment(3, training=True, secret=SECRET)
+CONTEXT = StepContext(3, training=True, secret=SECRET)
 
 
-def codes_of(defense, classes, moment=MOMENT):
-    return defense.targets(torch.arange(classes), classes, moment)
+def codes_of(defense, classes, context=CONTEXT):
+    return defense.targets(torch.arange(classes), classes, context)
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10, 60])
@@ -47,22 +47,22 @@ def test_training_sees_codes_and_raw_logits():
     defense = make("confusion")
     codes = codes_of(defense, 4)
     labels = torch.tensor([2, 0, 2])
-    assert torch.equal(defense.targets(labels, 4, MOMENT), codes[labels])
+    assert torch.equal(defense.targets(labels, 4, CONTEXT), codes[labels])
     logits = torch.ones(3, 4)
-    assert defense.logits(logits, MOMENT) is logits
+    assert defense.logits(logits, CONTEXT) is logits
 
 
 def test_soft_labels_become_mixtures_of_codes():
     defense = make("confusion")
     codes = codes_of(defense, 3)
-    mixed = defense.targets(torch.tensor([[0.25, 0.75, 0.0]]), 3, MOMENT)
+    mixed = defense.targets(torch.tensor([[0.25, 0.75, 0.0]]), 3, CONTEXT)
     torch.testing.assert_close(mixed[0], 0.25 * codes[0] + 0.75 * codes[1])
 
 
 def test_codes_follow_from_the_secret_and_not_from_the_step():
     first = codes_of(make("confusion"), 5)
-    later = codes_of(make("confusion"), 5, Moment(9, training=True, secret=SECRET))
-    other = Moment(3, training=True, secret=Secret.of_simulation(1, "lender"))
+    later = codes_of(make("confusion"), 5, StepContext(9, training=True, secret=SECRET))
+    other = StepContext(3, training=True, secret=Secret.of_simulation(1, "lender"))
     assert torch.equal(first, later)
     assert not torch.equal(first, codes_of(make("confusion"), 5, other))
 

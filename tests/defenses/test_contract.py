@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from vfl.core.errors import SpecError
+from vfl.core.registry import parse
 from vfl.defenses import DEFENSES, Defense, PrivacyStatement
-from vfl.errors import SpecError
-from vfl.registry import parse
 from vfl.testing import DefenseContract
 
 
@@ -88,27 +88,27 @@ def test_a_contract_without_specs_is_an_error():
 
 
 class Narrowing(Defense):
-    def embedding(self, cut, moment):
+    def embedding(self, cut, context):
         return cut[:, 1:]
 
 
 class InPlace(Defense):
-    def gradient(self, grad, labels, moment):
+    def gradient(self, grad, labels, context):
         return grad.mul_(2)
 
 
 class GlobalNoise(Defense):
-    def embedding(self, cut, moment):
+    def embedding(self, cut, context):
         return cut + torch.randn_like(cut)
 
 
 class Detached(Defense):
-    def logits(self, logits, moment):
+    def logits(self, logits, context):
         return logits.detach().requires_grad_()
 
 
 class BatchScaled(Defense):
-    def embedding(self, cut, moment):
+    def embedding(self, cut, context):
         return cut / cut.abs().max()
 
 
@@ -117,7 +117,7 @@ class Averageable(Defense):
 
     asked = 0
 
-    def embedding(self, cut, moment):
+    def embedding(self, cut, context):
         type(self).asked += 1
         return cut + self.asked
 
@@ -134,7 +134,7 @@ class Forgetful(Defense):
     def __init__(self):
         self.count = 0
 
-    def gradient(self, grad, labels, moment):
+    def gradient(self, grad, labels, context):
         self.count += 1
         return grad * self.count
 
@@ -142,7 +142,7 @@ class Forgetful(Defense):
 class Misplaced(Defense):
     side = "label"
 
-    def embedding(self, cut, moment):
+    def embedding(self, cut, context):
         return cut
 
 
@@ -172,7 +172,7 @@ class Scaled(nn.Module):
 
 
 class HalfChances(Defense):
-    def targets(self, targets, classes, moment):
+    def targets(self, targets, classes, context):
         return torch.full((len(targets), classes), 0.5)
 
 
@@ -184,7 +184,7 @@ class OtherClasses(Defense):
 class Generous(Defense):
     """Gives a party labels that it has none of."""
 
-    def batch(self, inputs, labels, moment):
+    def batch(self, inputs, labels, context):
         return inputs, torch.zeros(len(inputs), dtype=torch.int64) if labels is None else labels
 
 
@@ -202,7 +202,7 @@ BROKEN = [
     (Unsaved, "what_it_fits_is_repeatable_and_saved"),
     (InPlace, "what_a_hook_is_given_is_left_alone"),
     (GlobalNoise, "global_random_state_is_left_alone"),
-    (GlobalNoise, "the_same_moment_gives_the_same_result"),
+    (GlobalNoise, "the_same_context_gives_the_same_result"),
     (Detached, "gradients_flow_through"),
     (Widening, "wrapped_models_keep_their_shapes_and_train"),
     (BatchScaled, "a_prediction_needs_no_secret_and_does_not_depend_on_its_batch"),

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from vfl.compression import Moment
+from vfl.compression import StepContext
+from vfl.core.seeds import generator
 from vfl.defenses import make
 from vfl.defenses.dcor import distance_correlation, distances, label_distances
-from vfl.seeds import generator
 
 
 def drawn(rows, width, purpose="dcor"):
@@ -70,9 +70,9 @@ def test_odd_batches_have_finite_gradients(case):
     for spec in ("dcor:alpha=32", "nopeek"):
         defense = make(spec)
         if spec == "nopeek":
-            loss = defense.local_loss(cut, torch.ones(len(cut), 2, 2), Moment())
+            loss = defense.local_loss(cut, torch.ones(len(cut), 2, 2), StepContext())
         else:
-            loss = defense.loss({"bank": cut}, labels, cut, Moment())
+            loss = defense.loss({"bank": cut}, labels, cut, StepContext())
         (grad,) = torch.autograd.grad(loss, cut)
         assert torch.isfinite(loss)
         assert torch.isfinite(grad).all()
@@ -80,7 +80,7 @@ def test_odd_batches_have_finite_gradients(case):
 
 def test_a_single_class_tells_nothing():
     labels = torch.zeros(9, dtype=torch.long)
-    assert make("dcor").loss({"bank": drawn(9, 2)}, labels, drawn(9, 2), Moment()).item() == 0
+    assert make("dcor").loss({"bank": drawn(9, 2)}, labels, drawn(9, 2), StepContext()).item() == 0
 
 
 def test_the_gradient_is_that_of_the_value():
@@ -93,7 +93,7 @@ def test_the_gradient_is_that_of_the_value():
 
 def test_every_party_is_counted_and_weighed():
     one, other, labels = drawn(20, 4), drawn(20, 2, "other"), torch.arange(20) % 4
-    found = make("dcor:alpha=5").loss({"a": one, "b": other}, labels, one, Moment()).item()
+    found = make("dcor:alpha=5").loss({"a": one, "b": other}, labels, one, StepContext()).item()
     apart = label_distances(labels)
     expected = sum(distance_correlation(distances(cut), apart).item() for cut in (one, other))
     assert found == pytest.approx(5 * expected)
@@ -101,5 +101,5 @@ def test_every_party_is_counted_and_weighed():
 
 def test_nopeek_looks_at_whole_pictures():
     cut, pictures = drawn(12, 4), drawn(12, 18, "pictures").view(12, 2, 3, 3)
-    found = make("nopeek:alpha=2").local_loss(cut, pictures, Moment()).item()
+    found = make("nopeek:alpha=2").local_loss(cut, pictures, StepContext()).item()
     assert found == pytest.approx(2 * by_hand(cut, pictures), rel=1e-4)

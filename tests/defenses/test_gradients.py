@@ -6,18 +6,18 @@ import torch
 from scipy.stats import kstest
 from torch.nn.functional import cross_entropy
 
-from vfl.compression import Moment
+from vfl.compression import StepContext
+from vfl.core.errors import BadOptionError, SpecError
+from vfl.core.seeds import Secret, generator
 from vfl.defenses import LabelKind, make
-from vfl.errors import BadOptionError, SpecError
-from vfl.seeds import Secret, generator
 
 LENDER, OTHER = (Secret.of_simulation(0, name) for name in ("lender", "other"))
 GRAD = torch.randn(10, 7, generator=generator(0, "grad"))
 LABELS = torch.arange(10) % 3
 
 
-def moment(secret=LENDER, step=2):
-    return Moment(step, training=True, secret=secret)
+def context(secret=LENDER, step=2):
+    return StepContext(step, training=True, secret=secret)
 
 
 class TestTpsl:
@@ -27,7 +27,7 @@ class TestTpsl:
         logits = torch.randn(rows, classes, generator=generator(0, "logits")).requires_grad_()
         defense = make(f"tpsl:epsilon={epsilon}")
         plain = cross_entropy(logits, labels)
-        (plain + defense.loss({}, labels, logits, at or moment())).backward()
+        (plain + defense.loss({}, labels, logits, at or context())).backward()
         exact = (logits.detach().softmax(1) - torch.eye(classes)[labels]) / rows
         return ((logits.grad - exact) * rows).double().numpy()
 
@@ -43,8 +43,8 @@ class TestTpsl:
 
     def test_it_is_the_label_partys(self):
         assert np.array_equal(self.noise_in(2), self.noise_in(2))
-        assert not np.allclose(self.noise_in(2), self.noise_in(2, at=moment(OTHER)))
-        assert not np.allclose(self.noise_in(2), self.noise_in(2, at=moment(step=3)))
+        assert not np.allclose(self.noise_in(2), self.noise_in(2, at=context(OTHER)))
+        assert not np.allclose(self.noise_in(2), self.noise_in(2, at=context(step=3)))
 
     def test_its_promise_is_of_an_epoch(self):
         (promise,) = make("tpsl:epsilon=0.5").privacy()
@@ -60,7 +60,7 @@ class TestTpsl:
 
 class TestAveraging:
     def test_groups_have_their_mean(self):
-        sent = make("gradient_averaging:rows=3").gradient(GRAD, LABELS, moment())
+        sent = make("gradient_averaging:rows=3").gradient(GRAD, LABELS, context())
         groups = {}
         for row, value in enumerate(sent.tolist()):
             groups.setdefault(tuple(value), []).append(row)
@@ -69,26 +69,26 @@ class TestAveraging:
             np.testing.assert_allclose(mean, GRAD.numpy()[rows].mean(0), rtol=1e-5, atol=1e-6)
 
     def test_the_whole_batch(self):
-        sent = make("gradient_averaging:rows=0").gradient(GRAD, LABELS, moment())
+        sent = make("gradient_averaging:rows=0").gradient(GRAD, LABELS, context())
         torch.testing.assert_close(sent, GRAD.mean(0).expand(10, 7))
 
     def test_groups_change_with_step_and_secret_and_know_no_label(self):
         def groups(at, labels=LABELS):
             return make("gradient_averaging").gradient(GRAD, labels, at)
 
-        assert torch.equal(groups(moment()), groups(moment(), LABELS.flip(0)))
-        assert not torch.equal(groups(moment()), groups(moment(OTHER)))
-        assert not torch.equal(groups(moment()), groups(moment(step=3)))
+        assert torch.equal(groups(context()), groups(context(), LABELS.flip(0)))
+        assert not torch.equal(groups(context()), groups(context(OTHER)))
+        assert not torch.equal(groups(context()), groups(context(step=3)))
 
     @pytest.mark.parametrize("rows", [1, 10, 11])
     def test_groups_as_small_and_as_large_as_they_get(self, rows):
-        sent = make(f"gradient_averaging:rows={rows}").gradient(GRAD, LABELS, moment())
+        sent = make(f"gradient_averaging:rows={rows}").gradient(GRAD, LABELS, context())
         torch.testing.assert_close(sent, GRAD if rows == 1 else GRAD.mean(0).expand(10, 7))
 
 
 @pytest.mark.parametrize(("share", "most"), [(0.01, 1), (0.3, 3), (0.5, 4), (1.0, 7)])
 def test_sparsification_against_a_sort(share, most):
-    sent = make(f"gradient_sparsification:share={share}").gradient(GRAD, LABELS, moment()).numpy()
+    sent = make(f"gradient_sparsification:share={share}").gradient(GRAD, LABELS, context()).numpy()
     for row, before in zip(sent, GRAD.numpy(), strict=True):
         kept = np.argsort(-np.abs(before))[:most]
         expected = np.zeros_like(before)

@@ -9,12 +9,12 @@ import torch
 from scipy.stats import chisquare
 
 from vfl.config import Experiment
+from vfl.core.errors import BadOptionError, SpecError
+from vfl.core.seeds import Secret
 from vfl.datasets import load_bundled
 from vfl.defenses import LabelKind, make
 from vfl.defenses.label_dp import answers_of, flip_of, respond_with_prior
-from vfl.errors import BadOptionError, SpecError
-from vfl.local import LocalSession
-from vfl.seeds import Secret
+from vfl.training.local import LocalSession
 
 LENDER, OTHER = (Secret.of_simulation(0, name) for name in ("lender", "other"))
 ROWS = 20_000

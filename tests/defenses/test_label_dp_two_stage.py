@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from vfl.compression import Moment
+from vfl.compression import StepContext
 from vfl.config import Experiment
+from vfl.core.errors import BadOptionError, SpecError
+from vfl.core.seeds import Secret
 from vfl.datasets import load_bundled
 from vfl.defenses import LabelKind, make
-from vfl.errors import BadOptionError, SpecError
-from vfl.exchange import Adversary
-from vfl.local import LocalSession
-from vfl.seeds import Secret
+from vfl.session import Adversary
+from vfl.training.local import LocalSession
 
 LENDER = Secret.of_simulation(0, "lender")
 ROWS, CLASSES = 40_000, 3
@@ -32,9 +32,9 @@ def told(labels, logits, epsilon=1.0):
     """The labels of the second stage, and which rows are late; the same logits for every row."""
     defense = begun(labels, epsilon)
     early = defense.counts(ALL, 1)
-    defense.logits(torch.tensor([logits]).expand(ROWS, -1), Moment(training=True))
+    defense.logits(torch.tensor([logits]).expand(ROWS, -1), StepContext(training=True))
     assert defense.counts(ALL, 2) is None
-    return defense.batch(None, ALL, Moment(training=True))[1], ~early
+    return defense.batch(None, ALL, StepContext(training=True))[1], ~early
 
 
 @pytest.mark.parametrize("logits", [(0.0, 0.0, 0.0), (2.0, 0.0, -1.0), (9.0, 0.0, 0.0)])
@@ -66,7 +66,7 @@ def test_before_the_second_stage_nothing_depends_on_a_late_label():
     for defense in (first, second):
         defense.counts(ALL, 1)
     seen, again = (
-        defense.batch(None, labels, Moment(training=True))[1] for defense in (first, second)
+        defense.batch(None, labels, StepContext(training=True))[1] for defense in (first, second)
     )
     assert torch.equal(seen, again)
     assert (seen[late] == 0).all()
@@ -78,9 +78,9 @@ class Listener(Adversary):
     def __init__(self):
         self.silent = {}
 
-    def received(self, party, values, moment):
-        if moment.training:
-            self.silent[moment.step] = (values == 0).all(1).numpy()
+    def received(self, party, values, context):
+        if context.training:
+            self.silent[context.step] = (values == 0).all(1).numpy()
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +120,8 @@ def test_a_training_that_is_resumed_ends_alike(data, tmp_path):
         pass
 
     class Crashing(Adversary):
-        def received(self, party, values, moment):
-            if moment.step == at:
+        def received(self, party, values, context):
+            if context.step == at:
                 raise Crash
 
     asked = experiment("label_dp_two_stage:epsilon=3,epochs=2")

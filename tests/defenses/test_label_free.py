@@ -6,10 +6,10 @@ import torch
 from sklearn.decomposition import PCA
 from torch import nn
 
-from vfl.compression import Moment
+from vfl.compression import StepContext
+from vfl.core.errors import BadOptionError, SpecError
+from vfl.core.seeds import Secret, generator, scoped
 from vfl.defenses import make
-from vfl.errors import BadOptionError, SpecError
-from vfl.seeds import Secret, generator, scoped
 
 SECRET = Secret.of_simulation(0, "bank")
 KINDS = ["random", "pca", "autoencoder"]
@@ -110,7 +110,7 @@ def test_a_few_rows_are_enough():
 
 def test_gradients_tell_nothing():
     grad = torch.ones(4, 3)
-    assert not make("label_free").gradient(grad, torch.arange(4), Moment()).any()
+    assert not make("label_free").gradient(grad, torch.arange(4), StepContext()).any()
 
 
 @pytest.mark.parametrize(

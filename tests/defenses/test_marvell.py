@@ -6,11 +6,11 @@ import torch
 from leaking import figures
 from scipy.optimize import minimize
 
-from vfl.compression import Moment
+from vfl.compression import StepContext
+from vfl.core.errors import BadOptionError, SpecError
+from vfl.core.seeds import Secret, generator
 from vfl.defenses import LabelKind, make
 from vfl.defenses.marvell import Gradients, Noise, best, divergence, golden, measure
-from vfl.errors import BadOptionError, SpecError
-from vfl.seeds import Secret, generator
 
 LENDER, OTHER = (Secret.of_simulation(0, name) for name in ("lender", "other"))
 CASES = [
@@ -137,7 +137,7 @@ def test_max_norm_makes_every_norm_the_largest_on_average():
     grad = torch.tensor([[3.0, 4.0], [0.0, 1.0], [0.0, 0.0]])
     defense = make("max_norm")
     many = torch.stack(
-        [defense.gradient(grad, torch.tensor([0, 1, 0]), moment(step)) for step in range(4000)]
+        [defense.gradient(grad, torch.tensor([0, 1, 0]), context(step)) for step in range(4000)]
     ).double()
     np.testing.assert_allclose(many.mean(0), grad, atol=0.2)
     np.testing.assert_allclose(many.square().sum(2).mean(0), [25, 25, 0], rtol=0.1)
@@ -170,12 +170,12 @@ def test_options_out_of_range(options):
         make(f"marvell:{options}")
 
 
-def moment(step=2, secret=LENDER):
-    return Moment(step, training=True, secret=secret)
+def context(step=2, secret=LENDER):
+    return StepContext(step, training=True, secret=secret)
 
 
 def sent(spec, grad, labels, secret=LENDER, step=2):
-    return make(spec).gradient(grad, labels, moment(step, secret))
+    return make(spec).gradient(grad, labels, context(step, secret))
 
 
 @pytest.mark.slow

@@ -7,39 +7,39 @@ from scipy.stats import kstest
 from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from vfl.compression import Moment
+from vfl.compression import StepContext
+from vfl.core.errors import SpecError
+from vfl.core.seeds import Secret, generator, scoped
 from vfl.defenses import LabelKind, make
 from vfl.defenses.mixup import mixture
 from vfl.defenses.passport import PassportLayer
-from vfl.errors import SpecError
-from vfl.seeds import Secret, generator, scoped
 
 INPUTS = torch.randn(6, 3, generator=generator(0, "inputs"))
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
 
 
-def moment(party="bank", step=4):
-    return Moment(step, training=True, secret=Secret.of_simulation(0, party))
+def context(party="bank", step=4):
+    return StepContext(step, training=True, secret=Secret.of_simulation(0, party))
 
 
 class TestMixup:
     def test_every_party_mixes_the_same_rows_alike(self):
         defense = make("mixup:alpha=1")
         pairs, share = mixture(4, 6, 1.0, 0)
-        mixed, labels = defense.batch(INPUTS, None, moment("bank"))
+        mixed, labels = defense.batch(INPUTS, None, context("bank"))
         expected = share * INPUTS.numpy() + (1 - share) * INPUTS.numpy()[pairs]
         np.testing.assert_allclose(mixed.numpy(), expected, rtol=1e-5, atol=1e-6)
         assert labels is None
-        assert torch.equal(mixed, make("mixup:alpha=1").batch(INPUTS, None, moment("shop"))[0])
-        assert not torch.equal(mixed, defense.batch(INPUTS, None, moment(step=5))[0])
-        other = make("mixup:alpha=1,seed=1").batch(INPUTS, None, moment())[0]
+        assert torch.equal(mixed, make("mixup:alpha=1").batch(INPUTS, None, context("shop"))[0])
+        assert not torch.equal(mixed, defense.batch(INPUTS, None, context(step=5))[0])
+        other = make("mixup:alpha=1,seed=1").batch(INPUTS, None, context())[0]
         assert not torch.equal(mixed, other)
 
     def test_the_loss_is_that_of_mixed_labels(self):
         logits = torch.randn(6, 3, generator=generator(0, "logits"))
         pairs, share = mixture(4, 6, 1.0, 0)
         targets = share * one_hot(LABELS) + (1 - share) * one_hot(LABELS[pairs])
-        extra = make("mixup:alpha=1").loss({}, LABELS, logits, moment("lender"))
+        extra = make("mixup:alpha=1").loss({}, LABELS, logits, context("lender"))
         total = cross_entropy(logits, LABELS) + extra
         torch.testing.assert_close(total, cross_entropy(logits, targets))
 

@@ -8,11 +8,11 @@ import torch
 from scipy.integrate import quad
 from scipy.stats import kstest, norm
 
-from vfl.compression import Moment
+from vfl.compression import StepContext
+from vfl.core.errors import BadOptionError, SpecError
+from vfl.core.seeds import Secret, generator
 from vfl.defenses import LabelKind, make
 from vfl.defenses.noise import RowNoise, gaussian_epsilon
-from vfl.errors import BadOptionError, SpecError
-from vfl.seeds import Secret, generator
 
 BANK, SHOP = (Secret.of_simulation(0, name) for name in ("bank", "shop"))
 ROWS = torch.randn(64, 8, generator=generator(0, "rows")) * 3
@@ -83,7 +83,7 @@ def test_options_out_of_range(name, text):
 class TestGradientNoise:
     def test_it_clips_the_gradient_of_a_rows_own_loss(self):
         grad = ROWS / len(ROWS)  # what a mean loss sends
-        sent = make("gradient_noise:norm=2,sigma=0").gradient(grad, LABELS, moment(BANK))
+        sent = make("gradient_noise:norm=2,sigma=0").gradient(grad, LABELS, context(BANK))
         sizes = np.linalg.norm(len(ROWS) * sent.numpy(), axis=1)
         np.testing.assert_allclose(sizes, np.minimum(ROWS.norm(dim=1).numpy(), 2), rtol=1e-5)
 
@@ -96,8 +96,8 @@ class TestGradientNoise:
         """A party that comes back with another cut must not see the difference without noise."""
         defense, other = make("gradient_noise:norm=inf,sigma=1"), ROWS.clone()
         other[0] += 1
-        first = defense.gradient(ROWS, LABELS, moment(BANK)) - ROWS
-        second = defense.gradient(other, LABELS, moment(BANK)) - other
+        first = defense.gradient(ROWS, LABELS, context(BANK)) - ROWS
+        second = defense.gradient(other, LABELS, context(BANK)) - other
         agreement = torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1]
         assert abs(agreement) < 4 / np.sqrt(ROWS.numel())
 
@@ -136,9 +136,9 @@ class TestClippedNoise:
         """Otherwise the difference of two answers would be that of the cuts."""
         defense = make("clipped_noise:norm=1,sigma=1")
         rows = torch.cat([ROWS[:-1], -ROWS[-1:]]) if other == "rows" else ROWS
-        moments = {"step": query(4), "secret": query(3, SHOP), "phase": moment(BANK, 3)}
+        contexts = {"step": query(4), "secret": query(3, SHOP), "phase": context(BANK, 3)}
         first = defense.embedding(ROWS, query(3)) - clip(ROWS)
-        second = defense.embedding(rows, moments.get(other, query(3))) - clip(rows)
+        second = defense.embedding(rows, contexts.get(other, query(3))) - clip(rows)
         agreement = torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1]
         assert abs(agreement) < 4 / np.sqrt(ROWS.numel())
 
@@ -149,7 +149,7 @@ class TestClippedNoise:
     def test_averaging_over_steps_leaves_a_root_of_the_noise(self):
         """What the promise says adds up over epochs: 100 cuts of one row leave a tenth."""
         defense = make("clipped_noise:norm=1,sigma=1")
-        cuts = [defense.embedding(ROWS, moment(BANK, step)) for step in range(100)]
+        cuts = [defense.embedding(ROWS, context(BANK, step)) for step in range(100)]
         left = torch.stack(cuts).mean(0) - clip(ROWS)
         assert left.std() == pytest.approx(0.1, abs=0.01)
 
@@ -158,19 +158,19 @@ def clip(rows):
     return RowNoise(1.0, 1.0, "gaussian", 1e-5).clip(rows)
 
 
-def moment(secret, step=2):
-    return Moment(step, training=True, secret=secret)
+def context(secret, step=2):
+    return StepContext(step, training=True, secret=secret)
 
 
 def query(step, secret=BANK):
-    return Moment(step, training=False, secret=secret)
+    return StepContext(step, training=False, secret=secret)
 
 
 def assert_secret_noise(noised):
     """The same secret and step repeat it; another secret or step draws anew."""
-    assert torch.equal(noised(moment(BANK)), noised(moment(BANK)))
-    assert not torch.isclose(noised(moment(BANK)), noised(moment(SHOP))).any()
-    assert not torch.isclose(noised(moment(BANK)), noised(moment(BANK, 3))).any()
+    assert torch.equal(noised(context(BANK)), noised(context(BANK)))
+    assert not torch.isclose(noised(context(BANK)), noised(context(SHOP))).any()
+    assert not torch.isclose(noised(context(BANK)), noised(context(BANK, 3))).any()
 
 
 @pytest.mark.parametrize("changed", [{"sigma": 2.0}, {"norm": 2.0}, {"law": "laplace"}])
@@ -190,11 +190,11 @@ def test_one_secret_gives_no_noise_twice_at_another_scale(changed):
 def test_noise_on_logits_is_for_these_logits_alone():
     secret, labels = Secret.fresh(), torch.tensor([0, 1, 2])
     defense = make("tpsl:epsilon=1.0")
-    moment = Moment(7, training=True, secret=secret)
+    context = StepContext(7, training=True, secret=secret)
 
     def noise(logits):
         logits = logits.clone().requires_grad_()
-        defense.loss({}, labels, logits, moment).backward()
+        defense.loss({}, labels, logits, context).backward()
         return logits.grad
 
     logits = torch.randn(3, 4)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from vfl.compression import Moment
+from vfl.compression import StepContext
+from vfl.core.errors import BadOptionError
+from vfl.core.seeds import generator
 from vfl.defenses import make
 from vfl.defenses.potential import MARGIN, potential_energy
-from vfl.errors import BadOptionError
-from vfl.seeds import generator
 
 DISTANCES = ["angular", "chordal"]
 #: rows, classes, width: one product, class blocks, many classes, and classes of one row.
@@ -130,8 +130,8 @@ def test_it_drives_a_class_apart():
 def test_every_partys_cut_gets_the_whole_weight():
     cut, labels = rows_of(20, 3, 5)
     defense = make("potential:alpha=3,distance=chordal")
-    alone = defense.loss({"bank": cut}, labels, cut, Moment())
-    both = defense.loss({"bank": cut, "shop": cut}, labels, cut, Moment())
+    alone = defense.loss({"bank": cut}, labels, cut, StepContext())
+    both = defense.loss({"bank": cut, "shop": cut}, labels, cut, StepContext())
     assert alone.item() == pytest.approx(3 * potential_energy(cut, labels, "chordal").item())
     assert both.item() == pytest.approx(2 * alone.item())
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from vfl.config import Experiment
+from vfl.core.seeds import generator
 from vfl.datasets import PartyData, Split
 from vfl.defenses.potential import potential_energy
-from vfl.local import LocalSession
-from vfl.seeds import generator
+from vfl.training.local import LocalSession
 
 pytestmark = pytest.mark.slow
 

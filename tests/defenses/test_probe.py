@@ -6,10 +6,10 @@ import torch
 from sklearn.kernel_ridge import KernelRidge
 from torch import nn
 
-from vfl.compression import Moment
+from vfl.compression import StepContext
+from vfl.core.seeds import generator, scoped
 from vfl.defenses import make
 from vfl.defenses.probe import probe_alignment
-from vfl.seeds import generator, scoped
 
 
 def batch(rows=40, classes=4, width=6):
@@ -71,7 +71,7 @@ def test_batches_of_any_size(spec, rows):
     """A wide cut of equal rows has no covariance to whiten with."""
     cut = torch.ones(rows, 60, requires_grad=True)
     logits = torch.zeros(rows, 3)
-    loss = make(spec).loss({"bank": cut}, torch.arange(rows) % 3, logits, Moment())
+    loss = make(spec).loss({"bank": cut}, torch.arange(rows) % 3, logits, StepContext())
     (grad,) = torch.autograd.grad(loss, cut)
     assert torch.isfinite(loss)
     assert torch.isfinite(grad).all()
@@ -82,7 +82,7 @@ def test_odd_steps_know_twice_as_many_rows():
     defense, logits = make("probe:alpha=2,support=7"), torch.zeros(40, 4)
     for step, support in ((0, 7), (1, 14), (2, 7)):
         expected = 2 * probe_alignment(cut, labels, 4, support).item()
-        found = defense.loss({"bank": cut}, labels, logits, Moment(step, training=True)).item()
+        found = defense.loss({"bank": cut}, labels, logits, StepContext(step, training=True)).item()
         assert found == pytest.approx(expected)
 
 
@@ -95,7 +95,9 @@ def test_a_bottom_learns_to_withhold_what_a_reader_would_find(whiten):
     defense, logits = make(f"probe:support=20,alpha=1,whiten={whiten}"), torch.zeros(128, 4)
     losses = []
     for step in range(60):
-        loss = defense.loss({"bank": bottom(inputs)}, labels, logits, Moment(step, training=True))
+        loss = defense.loss(
+            {"bank": bottom(inputs)}, labels, logits, StepContext(step, training=True)
+        )
         steps.zero_grad()
         loss.backward()
         steps.step()

@@ -8,13 +8,13 @@ from leaking import trained
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from vfl.compression import Moment
+from vfl.compression import StepContext
+from vfl.core.errors import BadOptionError, HijackError
+from vfl.core.seeds import Secret, generator, scoped
 from vfl.datasets import load_bundled
 from vfl.defenses import make
 from vfl.defenses.split_guard import score
-from vfl.errors import BadOptionError, HijackError
-from vfl.exchange import Adversary
-from vfl.seeds import Secret, generator, scoped
+from vfl.session import Adversary
 
 BANK, SHOP = (Secret.of_simulation(0, name) for name in ("bank", "shop"))
 GUARD = "split_guard:start=40,share=0.2,checks=6"
@@ -31,10 +31,10 @@ class Hijacker(Adversary):
         self.optimizer_of_judge = torch.optim.Adam(self.judge.parameters(), 1e-3)
         self.cuts = {}
 
-    def received(self, party, values, moment):
+    def received(self, party, values, context):
         self.cuts[party] = values
 
-    def gradient(self, party, grad, moment):
+    def gradient(self, party, grad, context):
         cut = self.cuts[party].clone().requires_grad_()
         rows = len(cut)
         real = binary_cross_entropy_with_logits(self.judge(self.aim), torch.ones(64, 1))
@@ -80,8 +80,8 @@ def test_the_score_by_hand():
     assert score(zero, zero, zero) == pytest.approx(0.25)
 
 
-def moment(step, secret=BANK):
-    return Moment(step, training=True, secret=secret)
+def context(step, secret=BANK):
+    return StepContext(step, training=True, secret=secret)
 
 
 class TestBatches:
@@ -89,7 +89,7 @@ class TestBatches:
     guard = make("split_guard:start=10,share=0.2")
 
     def exchanged(self, secret, steps=range(400)):
-        fed = [self.guard.batch(self.rows, None, moment(step, secret))[0] for step in steps]
+        fed = [self.guard.batch(self.rows, None, context(step, secret))[0] for step in steps]
         return [step for step, rows in zip(steps, fed, strict=True) if rows is not self.rows]
 
     def test_rows_are_exchanged_as_often_as_said_and_after_the_start(self):
@@ -99,19 +99,19 @@ class TestBatches:
         assert steps != self.exchanged(SHOP)  # which steps is the party's own secret
 
     def test_every_row_is_in_a_wrong_place(self):
-        fed, _ = self.guard.batch(self.rows, None, moment(self.exchanged(BANK)[0]))
+        fed, _ = self.guard.batch(self.rows, None, context(self.exchanged(BANK)[0]))
         assert not (fed == self.rows).all(1).any()
         assert torch.equal(fed.sort(0).values, self.rows.sort(0).values)
 
     def test_the_label_partys_own_rows_stay(self):
         labels = torch.zeros(9, dtype=torch.long)
         for step in self.exchanged(BANK):
-            assert self.guard.batch(self.rows, labels, moment(step))[0] is self.rows
+            assert self.guard.batch(self.rows, labels, context(step))[0] is self.rows
 
     def test_nothing_is_learned_from_a_false_batch(self):
         false, grad = self.exchanged(BANK)[0], torch.ones(9, 2)
-        assert not self.guard.received(self.rows, grad, moment(false)).any()
-        assert self.guard.received(self.rows, grad, moment(3)) is grad
+        assert not self.guard.received(self.rows, grad, context(false)).any()
+        assert self.guard.received(self.rows, grad, context(3)) is grad
 
 
 @pytest.mark.parametrize("options", ["share=0", "share=0.6", "start=-1", "checks=0", "threshold=2"])

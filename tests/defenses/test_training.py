@@ -11,12 +11,12 @@ from torch import nn
 
 from vfl import VFLClassifier, VFLRegressor
 from vfl.config import Experiment
+from vfl.core.errors import SpecError
+from vfl.core.frame import Kind
+from vfl.core.seeds import permutation
 from vfl.datasets import load_bundled
-from vfl.errors import SpecError
-from vfl.frame import Kind
-from vfl.local import LocalSession
-from vfl.seeds import permutation
-from vfl.trace import Trace
+from vfl.session.trace import Trace
+from vfl.training.local import LocalSession
 
 PARTIES = ("left", "right")
 #: One that trains in every place, and two that look at the inputs first.

@@ -5,7 +5,7 @@ import pytest
 from sklearn.datasets import load_diabetes, load_digits
 
 from vfl import VFLClassifier, VFLRegressor
-from vfl.errors import ConfigError, DataError
+from vfl.core.errors import ConfigError, DataError
 
 ARGUMENTS = {
     "codec": "randtopk:k=8,alpha=0.2",

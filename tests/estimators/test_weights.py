@@ -7,7 +7,7 @@ from sklearn.metrics import recall_score
 from sklearn.utils.class_weight import compute_sample_weight
 
 from vfl import VFLClassifier
-from vfl.errors import ConfigError, DataError
+from vfl.core.errors import ConfigError, DataError
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,9 @@ from contextlib import ExitStack
 import pytest
 from real_deployment import Deployment, results
 
-from vfl import demo, deployment
 from vfl.config import read_party_file
+from vfl.federation import deployment
+from vfl.training import demo
 
 #: Long enough to do something to it, with a few checkpoints before and after.
 LONG = ("train.epochs=60", "train.batch_rows=32", "train.checkpoint_every=200")

@@ -9,10 +9,11 @@ import warnings
 import pandas as pd
 import pytest
 
-from vfl import deployment, federated
-from vfl.demo import run_in_process
-from vfl.errors import LostPeerError, PeerError
-from vfl.storage import read_json, read_lines
+from vfl.core.errors import LostPeerError, PeerError
+from vfl.core.storage import read_json, read_lines
+from vfl.federation import deployment
+from vfl.training import federated
+from vfl.training.demo import run_in_process
 
 with warnings.catch_warnings():  # importing typer, as flwr does, uses what newer clicks deprecate
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -166,14 +167,14 @@ def test_a_supernode_with_an_unknown_key_is_turned_away(deployed, tmp_path):
     from vfl.transport import write_trial_certificates
 
     folder, label = deployed
-    trial = write_trial_certificates(tmp_path / "foreign", ["127.0.0.1"], ["left"])
+    write_trial_certificates(tmp_path / "foreign", ["127.0.0.1"], ["left"])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     node = {
         "superlink": label.experiment().federation.superlink,
         "ca": str(folder / "left" / "ca.pem"),
-        "key": str(trial.private_keys["left"]),
+        "key": str(tmp_path / "foreign" / "left.key"),
         "api_port": port,
     }
     intruder = PartyFile.model_validate(

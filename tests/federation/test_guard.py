@@ -1,4 +1,4 @@
-"""The doors before Flower's APIs: every route of the SuperLink and SuperNode that really run."""
+"""The guards before Flower's APIs: every route of the SuperLink and SuperNode that really run."""
 
 import asyncio
 import os
@@ -22,18 +22,18 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from vfl import demo, deployment
 from vfl.config import read_party_file
-from vfl.federation import programs
+from vfl.core.storage import read_json
+from vfl.federation import deployment, programs
 from vfl.federation.guard import (
     FLEET_BODY_BYTES,
     FLEET_ROUTES,
     RUNTIME_ROUTES,
     SECRET_HEADER,
-    LocalDoor,
-    NetworkDoor,
+    local_guard,
+    network_guard,
 )
-from vfl.storage import read_json
+from vfl.training import demo
 
 with warnings.catch_warnings():  # importing typer, as flwr does, uses what newer clicks deprecate
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -53,7 +53,7 @@ REFUSED = {403, 413}
 NOBODY = 65534
 
 
-# --- the doors alone ----------------------------------------------------------------------------
+# --- the guards alone ----------------------------------------------------------------------------
 
 
 class Application:
@@ -79,7 +79,7 @@ def scope_of(path, headers=(), method="POST", raw=None):
     }
 
 
-def ask(door, path, *, method="POST", headers=(), pieces=(b"",), raw=None):
+def ask(guard, path, *, method="POST", headers=(), pieces=(b"",), raw=None):
     """The status of an answer, and how many pieces of the body were read for it."""
     pending, sent = list(pieces), []
 
@@ -90,7 +90,7 @@ def ask(door, path, *, method="POST", headers=(), pieces=(b"",), raw=None):
     async def send(message):
         sent.append(message)
 
-    asyncio.run(door(scope_of(path, headers, method, raw), receive, send))
+    asyncio.run(guard(scope_of(path, headers, method, raw), receive, send))
     return sent[0]["status"], len(pieces) - len(pending)
 
 
@@ -117,13 +117,13 @@ def network():
     async def is_registered(key):
         return key == PUBLIC
 
-    return application, NetworkDoor(application, is_registered, lambda path, body: body != b"bad")
+    return application, network_guard(application, is_registered, lambda path, body: body != b"bad")
 
 
 @pytest.mark.parametrize("path", sorted(FLEET_ROUTES))
 def test_a_registered_key_reaches_fleet(network, path):
-    application, door = network
-    assert ask(door, path, headers=signed(), pieces=[b"o", b"k"]) == (200, 2)
+    application, guard = network
+    assert ask(guard, path, headers=signed(), pieces=[b"o", b"k"]) == (200, 2)
     assert application.bodies == [b"ok"]
 
 
@@ -146,8 +146,8 @@ def test_a_registered_key_reaches_fleet(network, path):
     ],
 )
 def test_any_other_path_is_refused_unread(network, path):
-    application, door = network
-    assert ask(door, path, headers=signed()) == (403, 0)
+    application, guard = network
+    assert ask(guard, path, headers=signed()) == (403, 0)
     assert application.bodies == []
 
 
@@ -186,13 +186,13 @@ SHOP = OTHER.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicK
     ],
 )
 def test_whoever_does_not_sign_with_a_registered_key_has_no_body_read(network, made):
-    application, door = network
-    assert ask(door, PULL, headers=made(), pieces=[b"x" * 100]) == (403, 0)
+    application, guard = network
+    assert ask(guard, PULL, headers=made(), pieces=[b"x" * 100]) == (403, 0)
     assert application.bodies == []
 
 
 def test_a_part_of_a_body_reaches_nobody(network):
-    application, door = network
+    application, guard = network
     events = [
         {"type": "http.request", "body": b"o", "more_body": True},
         {"type": "http.disconnect"},
@@ -204,13 +204,13 @@ def test_a_part_of_a_body_reaches_nobody(network):
     async def send(message):
         raise AssertionError("nobody is there to answer")
 
-    asyncio.run(door(scope_of(PULL, signed()), receive, send))
+    asyncio.run(guard(scope_of(PULL, signed()), receive, send))
     assert application.bodies == []
 
 
 def test_slow_bodies_of_one_caller_end_and_are_few(network, monkeypatch):
     monkeypatch.setattr("vfl.federation.guard.BODY_TIMEOUT_S", 0.2)
-    _, door = network
+    _, guard = network
     sent = []
 
     async def receive():
@@ -220,42 +220,42 @@ def test_slow_bodies_of_one_caller_end_and_are_few(network, monkeypatch):
         sent.append(message.get("status"))
 
     async def many():
-        calls = (door(scope_of(PULL, signed()), receive, send) for _ in range(12))
+        calls = (guard(scope_of(PULL, signed()), receive, send) for _ in range(12))
         await asyncio.wait_for(asyncio.gather(*calls), 10)
 
     asyncio.run(many())
     assert sorted(status for status in sent if status) == [408] * 8 + [429] * 4
-    assert ask(door, PULL, headers=signed(), pieces=[b"ok"]) == (200, 1)
+    assert ask(guard, PULL, headers=signed(), pieces=[b"ok"]) == (200, 1)
 
 
 def test_a_body_is_bounded_however_it_is_sent(network):
-    application, door = network
+    application, guard = network
     announced = ("content-length", str(FLEET_BODY_BYTES + 1).encode())
-    assert ask(door, PULL, headers=[*signed(), announced]) == (413, 0)
+    assert ask(guard, PULL, headers=[*signed(), announced]) == (413, 0)
     piece = b"x" * (FLEET_BODY_BYTES // 4)
-    assert ask(door, PULL, headers=signed(), pieces=[piece] * 100) == (413, 5)
+    assert ask(guard, PULL, headers=signed(), pieces=[piece] * 100) == (413, 5)
     lied = ("content-length", b"3")
-    assert ask(door, PULL, headers=[*signed(), lied], pieces=[piece] * 100) == (413, 5)
+    assert ask(guard, PULL, headers=[*signed(), lied], pieces=[piece] * 100) == (413, 5)
     assert application.bodies == []
-    assert ask(door, PULL, headers=signed(), pieces=[piece] * 4) == (200, 4)
+    assert ask(guard, PULL, headers=signed(), pieces=[piece] * 4) == (200, 4)
 
 
 def test_a_body_that_says_too_much_is_refused(network):
-    application, door = network
-    assert ask(door, PULL, headers=signed(), pieces=[b"bad"]) == (403, 1)
+    application, guard = network
+    assert ask(guard, PULL, headers=signed(), pieces=[b"bad"]) == (403, 1)
     assert application.bodies == []
 
 
 @pytest.mark.parametrize(
     "shown", [[], [b""], [b"guess"], [b"secre"], [b"secret "], [b"secret"] * 2]
 )
-def test_a_local_door_wants_its_secret_once(shown):
-    door = LocalDoor(Application(), RUNTIME_ROUTES, "secret")
+def test_a_local_guard_wants_its_secret_once(shown):
+    guard = local_guard(Application(), RUNTIME_ROUTES, "secret")
     headers = [(SECRET_HEADER, value) for value in shown]
-    assert ask(door, "/v1/runtime/acquire-task", headers=headers) == (403, 0)
+    assert ask(guard, "/v1/runtime/acquire-task", headers=headers) == (403, 0)
     right = [(SECRET_HEADER, b"secret")]
-    assert ask(door, "/v1/runtime/acquire-task", headers=right) == (200, 1)
-    assert ask(door, "/v1/control/start-run", headers=right) == (403, 0)
+    assert ask(guard, "/v1/runtime/acquire-task", headers=right) == (200, 1)
+    assert ask(guard, "/v1/control/start-run", headers=right) == (403, 0)
 
 
 def test_a_web_socket_is_closed(network):
@@ -282,7 +282,7 @@ class Running:
         }
         key = load_ssh_private_key((folder / "left" / "node.key").read_bytes(), None)
         self.key, self.public = key, public_key_to_bytes(key.public_key())
-        self.doors = {
+        self.apis = {
             "network": (f"https://{label.experiment().federation.superlink}", label.certificates),
             "SuperLink": self._local(label.state),
             "SuperNode": self._local(folder / "right" / "store" / "flower"),
@@ -294,7 +294,7 @@ class Running:
         return f"https://{api.address}", api.folder
 
     def secret(self, service):
-        state = self.label.state if service == "SuperLink" else self.doors[service][1].parent
+        state = self.label.state if service == "SuperLink" else self.apis[service][1].parent
         return {SECRET_HEADER: programs.local_api(state).secret}
 
     def signed(self):
@@ -307,8 +307,8 @@ class Running:
             "flwr-signature": b64encode(signature).decode(),
         }
 
-    def post(self, door, path, headers, content=b"", method="POST"):
-        url, certificates = self.doors[door]
+    def post(self, api, path, headers, content=b"", method="POST"):
+        url, certificates = self.apis[api]
         everything = {"content-type": "application/protobuf"} | headers
         trusted = ssl.create_default_context(cafile=certificates / "ca.pem")
         with httpx.Client(verify=trusted, timeout=30) as client:
@@ -384,15 +384,15 @@ def request_of(path, node_id, public_key):
 @pytest.mark.parametrize(("service", "method", "path"), OFFERED)
 def test_a_stranger_is_refused_everywhere(running, service, method, path):
     assert ROWS[service, path][0] == "refused"
-    doors = [service, *(["network"] if service == "SuperLink" else [])]
-    for door in doors:
+    apis = [service, *(["network"] if service == "SuperLink" else [])]
+    for api in apis:
         content = request_of(path, 1, b"")
         for headers in (
             {},
             {"x-forwarded-for": "127.0.0.1", "forwarded": "for=127.0.0.1", "host": "127.0.0.1"},
             {"authorization": "Bearer guess", SECRET_HEADER: "guess"},
         ):
-            answer = running.post(door, path, headers, content, method)
+            answer = running.post(api, path, headers, content, method)
             assert answer.status_code in REFUSED
             assert answer.content == b""
 
@@ -400,11 +400,11 @@ def test_a_stranger_is_refused_everywhere(running, service, method, path):
 @pytest.mark.parametrize(("service", "method", "path"), OFFERED)
 def test_a_party_speaks_for_its_own_node_only(running, service, method, path):
     said = ROWS[service, path][1]
-    door = "network" if service == "SuperLink" else service
+    api = "network" if service == "SuperLink" else service
     own = request_of(path, running.ids["left"], running.public)
     other = request_of(path, running.ids["right"], b"another key")
-    foreign = running.post(door, path, running.signed(), other, method)
-    mine = running.post(door, path, running.signed(), own, method)
+    foreign = running.post(api, path, running.signed(), other, method)
+    mine = running.post(api, path, running.signed(), own, method)
     if said == "refused":
         assert {mine.status_code, foreign.status_code} <= REFUSED
     else:
@@ -454,13 +454,13 @@ def test_a_large_body_is_not_kept(running):
             try:
                 answer = running.post("network", path, headers, pieces())
             except httpx.WriteError:
-                continue  # the door had closed before all of it was sent
+                continue  # the guard had closed before all of it was sent
             assert answer.status_code in REFUSED
     assert memory_of(pid) - before < 32 * 1024 * 1024
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
-def test_another_user_of_the_machine_reads_nothing_that_opens_a_door(running):
+def test_another_user_of_the_machine_reads_nothing_that_opens_a_port(running):
     folders = [running.label.state, running.folder / "right" / "store" / "flower"]
     for state in folders:
         files = [path for path in state.rglob("*") if path.is_file()]

@@ -5,7 +5,7 @@ Several cuts are in flight, so the checkpoint holds those too; the other faults 
 
 from real_deployment import finish, results
 
-from vfl import demo
+from vfl.training import demo
 
 DEEP = ("train.in_flight=5", "train.epochs=30", "train.checkpoint_every=100")
 

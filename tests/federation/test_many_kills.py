@@ -3,7 +3,7 @@
 import pytest
 from real_deployment import SIDES, Deployment, results
 
-from vfl.demo import run_in_process
+from vfl.training.demo import run_in_process
 
 pytestmark = [pytest.mark.net, pytest.mark.slow]
 

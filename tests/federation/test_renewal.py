@@ -5,9 +5,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from vfl import demo, deployment
 from vfl.config import read_party_file
-from vfl.errors import AuthenticationError, LostPeerError
+from vfl.core.errors import AuthenticationError, LostPeerError
+from vfl.federation import deployment
+from vfl.training import demo
 from vfl.transport import renew_node_key, renew_server, replace_authority
 
 pytestmark = pytest.mark.net

@@ -3,8 +3,9 @@
 import dealt_project
 import pytest
 
-from vfl import demo, deployment, federated
-from vfl.storage import read_json, read_lines
+from vfl.core.storage import read_json, read_lines
+from vfl.federation import deployment
+from vfl.training import demo, federated
 
 pytest.importorskip("ray", reason="the simulation extra is not installed")
 

@@ -10,9 +10,10 @@ import pytest
 from dealt_project import NODES
 from sklearn.datasets import load_digits
 
-from vfl import deployment, federated
 from vfl.config import read_party_file
-from vfl.errors import PeerError
+from vfl.core.errors import PeerError
+from vfl.federation import deployment
+from vfl.training import federated
 
 pytestmark = pytest.mark.net
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from vfl.errors import SpecError, UnknownNameError
+from vfl.core.errors import SpecError, UnknownNameError
 from vfl.models import bring, bring_top
 
 USER_FILE = """

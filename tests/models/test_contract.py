@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from vfl import seeds
-from vfl.errors import BadOptionError, UnknownNameError, UnknownOptionError
+from vfl.core import seeds
+from vfl.core.errors import BadOptionError, UnknownNameError, UnknownOptionError
 from vfl.models import BOTTOMS, TOPS, Bottom, Top, make_bottom, make_top
 
 CELL_CASES = [

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torchvision.models import efficientnet_b0
 
-from vfl import seeds
-from vfl.errors import MissingDataError, SpecError
+from vfl.core import seeds
+from vfl.core.errors import MissingDataError, SpecError
 from vfl.models import make_bottom
 
 FETCH = "torchvision.models._api.load_state_dict_from_url"

@@ -7,13 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vfl import seeds
-from vfl.errors import BadOptionError, SpecError, WidthError
+from vfl.core import seeds
+from vfl.core.errors import BadOptionError, SpecError, WidthError
+from vfl.core.storage import Seal, load_weights, save_weights
 from vfl.models import make_bottom, make_top
-from vfl.models.mlp import MLPBottom
-from vfl.models.resnet20 import Residual
-from vfl.models.top_mlp import MLPTop
-from vfl.storage import Seal, load_weights, save_weights
+from vfl.models.mlp import MLPBottom, MLPTop
+from vfl.models.pictures import Residual
 
 
 def count(module: nn.Module) -> int:

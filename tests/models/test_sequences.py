@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vfl import seeds
-from vfl.errors import BadOptionError, SpecError, WidthError
+from vfl.core import seeds
+from vfl.core.errors import BadOptionError, SpecError, WidthError
 from vfl.models import make_bottom
 
 

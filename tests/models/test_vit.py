@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vfl import seeds
-from vfl.errors import BadOptionError, SpecError
+from vfl.core import seeds
+from vfl.core.errors import BadOptionError, SpecError
 from vfl.models import make_bottom
 
 

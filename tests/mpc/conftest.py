@@ -3,8 +3,7 @@ import itertools
 import pytest
 import torch
 
-from vfl.mpc.layers import Layer
-from vfl.mpc.network import Network
+from vfl.mpc.network import Layer, Network
 from vfl.mpc.rules import Rules
 from vfl.mpc.trio import Trio
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from vfl.errors import (
+from vfl.core.errors import (
     AuthenticationError,
     DataError,
     MissingDataError,
     ProtocolError,
     TruncatedFrameError,
 )
-from vfl.mpc.agreement import OFFER_BYTES, Agreement, Binding, pair_key
-from vfl.mpc.identity import Identity, Pin, read_pins
+from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Binding, pair_key
 from vfl.mpc.stream import PadStream
+from vfl.session.identity import Identity, Pin, read_pins
 from vfl.transport.certificates import node_key_pair
 
 PARTIES = ("bank", "shop", "clinic")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from vfl.errors import ReusedPadError
-from vfl.mpc.functions import function
+from vfl.core.errors import ReusedPadError
+from vfl.mpc.permuted import function
 from vfl.mpc.ring import inner, matmul
 from vfl.mpc.rules import Rules
 from vfl.mpc.trio import Trio
@@ -100,6 +100,6 @@ def test_the_program_that_was_dealt_runs(program):
         trio.run(lambda party: party.deal(program))
         trio.run(program)
         for party in trio.parties:
-            assert not party.covers
+            assert not party.prepared
             assert not party.masks
             assert not party.dealt

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from vfl.errors import (
+from vfl.core.errors import (
     DisagreementError,
     LostPeerError,
     PeerError,
@@ -15,15 +15,13 @@ from vfl.errors import (
     ProtocolError,
     ReusedPadError,
 )
-from vfl.frame import Frame, Kind
+from vfl.core.frame import Frame, Kind
 from vfl.mpc.channel import Channel
-from vfl.mpc.functions import function
-from vfl.mpc.memory import triangle
+from vfl.mpc.permuted import function
 from vfl.mpc.ring import matmul
-from vfl.mpc.roles import make_party
 from vfl.mpc.rules import Rules
-from vfl.mpc.trio import Trio
-from vfl.mpc.truncation import Moved, Scaling
+from vfl.mpc.shares import MovedIndices, Truncation
+from vfl.mpc.trio import Trio, make_party, triangle
 
 MODES = ["thesis", "fast"]
 VALUES = torch.ones(6, 4, dtype=torch.float64)
@@ -34,8 +32,8 @@ def product(party, shape=(6, 4)):
     x = party.share(0, shape, torch.ones(shape) if party.role == 0 else None, "x")
     w = party.share(1, (shape[1], 2), torch.ones(shape[1], 2) if party.role == 1 else None, "w")
     x, w = party.open(x, w.facing(x))
-    scalings = [Scaling(party.rules.bits, party.rules.zmax_bits(2 * party.rules.bits))]
-    z, _ = party.multiply(x, w, matmul, scalings, where="layer 0")
+    truncations = [Truncation(party.rules.bits, party.rules.zmax_bits(2 * party.rules.bits))]
+    z, _ = party.multiply(x, w, matmul, truncations, where="layer 0")
     (y,) = party.apply(z, function("relu"), "layer 0", value=True, slope=False)
     return party.reveal(y, 0, "y")
 
@@ -160,7 +158,10 @@ def test_an_index_list_of_broken_numbers():
 def test_index_lists_arrive_as_they_were():
     links, _ = triangle(timeout_s=1)
     words = [torch.arange(6).reshape(2, 3), torch.tensor([-1])]
-    moved = [Moved(torch.tensor([0, 4]), torch.tensor([2])), Moved(*torch.empty(2, 0).long())]
+    moved = [
+        MovedIndices(torch.tensor([0, 4]), torch.tensor([2])),
+        MovedIndices(*torch.empty(2, 0).long()),
+    ]
     Channel(links[0][1], "P1").send_moved(words, moved, 3)
     found, places = Channel(links[1][0], "P0").receive_moved([(2, 3), (1,)], [5, 9], 3)
     assert all(torch.equal(one, two) for one, two in zip(found, words, strict=True))

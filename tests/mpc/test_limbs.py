@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from vfl.mpc import limbs, ring
-from vfl.seeds import generator
+from vfl.core.seeds import generator
+from vfl.mpc import ring
 
 LEAST, MOST = -(2**63), 2**63 - 1
 LARGEST = (2**21 - 1) + (2**20 - 1 << 22) + (2**20 - 1 << 43)  # every limb of it, and odd
@@ -18,8 +18,8 @@ def test_any_words(rows, inner, columns):
     draw = generator(0, "words", rows * inner)
     left = torch.randint(LEAST, MOST, (rows, inner), generator=draw)
     right = torch.randint(LEAST, MOST, (inner, columns), generator=draw)
-    assert torch.equal(limbs.limb_matmul(left, right), left @ right)
-    assert torch.equal(limbs.limb_matmul(right.t(), left.t()), (left @ right).t())
+    assert torch.equal(ring.limb_matmul(left, right), left @ right)
+    assert torch.equal(ring.limb_matmul(right.t(), left.t()), (left @ right).t())
 
 
 @pytest.mark.parametrize(
@@ -28,19 +28,19 @@ def test_any_words(rows, inner, columns):
 def test_the_largest_sums_are_exact(word):
     left, right = torch.full((2, 4096), word), torch.full((4096, 2), word)
     for other in (right, ~right, right ^ 1):
-        assert torch.equal(limbs.limb_matmul(left, other), left @ other)
+        assert torch.equal(ring.limb_matmul(left, other), left @ other)
 
 
 def test_more_terms_at_once_would_not_be_exact(monkeypatch):
     left, right = torch.full((2, 4096), LARGEST), torch.full((4096, 2), LARGEST)
-    monkeypatch.setattr(limbs, "_TERMS", 4096)
-    assert not torch.equal(limbs.limb_matmul(left, right), left @ right)
+    monkeypatch.setattr(ring, "_TERMS", 4096)
+    assert not torch.equal(ring.limb_matmul(left, right), left @ right)
 
 
 @pytest.mark.parametrize("slow", [True, False])
 def test_either_way_gives_the_same_words(monkeypatch, slow):
     asked = []
-    monkeypatch.setattr(limbs, "_words_are_slow", lambda: slow)
+    monkeypatch.setattr(ring, "_int64_is_slow", lambda: slow)
     monkeypatch.setattr(ring, "limb_matmul", lambda *both: asked.append(1) or both[0] @ both[1])
     draw = generator(1, "words")
     left = torch.randint(LEAST, MOST, (64, 100), generator=draw)
@@ -53,13 +53,15 @@ def test_either_way_gives_the_same_words(monkeypatch, slow):
 
 
 def test_the_faster_way_is_found_once():
-    limbs._words_are_slow.cache_clear()
+    ring._int64_is_slow.cache_clear()
     for _ in range(2):
-        limbs.pays(128, 1000, 500)
-    assert limbs._words_are_slow.cache_info().misses == 1
+        ring.limbs_pay(128, 1000, 500)
+    assert ring._int64_is_slow.cache_info().misses == 1
 
 
 def test_what_is_small_is_left_to_torch(monkeypatch):
-    monkeypatch.setattr(limbs, "_words_are_slow", lambda: True)
-    assert limbs.pays(128, 1000, 500)
-    assert not any(limbs.pays(*axes) for axes in [(128, 1000, 1), (1024, 4, 1024), (32, 32, 32)])
+    monkeypatch.setattr(ring, "_int64_is_slow", lambda: True)
+    assert ring.limbs_pay(128, 1000, 500)
+    assert not any(
+        ring.limbs_pay(*axes) for axes in [(128, 1000, 1), (1024, 4, 1024), (32, 32, 32)]
+    )

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from vfl.errors import (
+from vfl.core.errors import (
     BadOptionError,
     NonFiniteError,
     ReusedPadError,
     RingOverflowError,
     TruncatedFrameError,
 )
-from vfl.mpc import ring_loops, secure
-from vfl.mpc.masked_sum import Ring
-from vfl.mpc.pairwise import PairwiseMasks
-from vfl.seeds import generator
+from vfl.core.seeds import generator
+from vfl.mpc import ring as ring_loops
+from vfl.mpc.secure.masks import PairwiseMasks, Ring
+from vfl.session import secure
 
 PARTIES = ["bank", "shop", "clinic"]
 

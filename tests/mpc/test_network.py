@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from vfl.errors import RingRangeError
-from vfl.mpc.rate import whole_rate
+from vfl.core.errors import RingRangeError
+from vfl.mpc.network import fixed_point_rate
 
 MODES = ["thesis", "fast"]
 ERROR = 2e-5
@@ -58,7 +58,7 @@ def test_fast_mode_divides_forward_where_no_function_stands_between(setting, cha
 
 
 def plain_step(private, inputs, targets, loss, rate):
-    times, shift = whole_rate(rate / len(inputs) * (2 if loss == "squared" else 1))
+    times, shift = fixed_point_rate(rate / len(inputs) * (2 if loss == "squared" else 1))
     rate = times / 2**shift * len(inputs)
     for value in private.values.values():
         value.requires_grad_()

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from vfl.mpc.functions import function
+from vfl.mpc.permuted import function
 from vfl.mpc.ring import decode, encode, inner, matmul
 from vfl.mpc.rules import Rules
-from vfl.mpc.shares import Shared
+from vfl.mpc.shares import SharedTensor
 from vfl.mpc.trio import Trio
 
 ROWS, COLUMNS, WIDTH = 6, 5, 3
@@ -40,7 +40,7 @@ def mixed(party, values):
 
 
 def value_of(shares):
-    return decode(shares[0].words + shares[1].words, shares[0].bits)
+    return decode(shares[0].share + shares[1].share, shares[0].bits)
 
 
 @pytest.fixture
@@ -110,9 +110,9 @@ def _pair(trio):
 def test_what_is_in_clear_with_its_owner_is_nothing_at_the_other(trio):
     shares = trio.run(lambda party: columns(party, 2))
     bits = trio.parties[0].rules.bits
-    assert torch.equal(shares[0].words[:, :2], encode(X[:, :2], bits, "x"))
-    assert not shares[0].words[:, 2:].any()
-    assert not shares[1].words[:, :2].any()
+    assert torch.equal(shares[0].share[:, :2], encode(X[:, :2], bits, "x"))
+    assert not shares[0].share[:, 2:].any()
+    assert not shares[1].share[:, :2].any()
     assert shares[0].owned == shares[1].owned == shares[2].owned == 2
 
 
@@ -120,7 +120,7 @@ def test_thesis_mode_shares_everything():
     with Trio(Rules("thesis"), timeout_s=5) as trio:
         shares = trio.run(lambda party: columns(party, 2))
     assert {share.owned for share in shares} == {None}
-    assert all((share.words != 0).all() for share in shares[:2])
+    assert all((share.share != 0).all() for share in shares[:2])
 
 
 def test_factors_that_were_opened_for_others_are_refused(trio):
@@ -135,11 +135,14 @@ def test_factors_that_were_opened_for_others_are_refused(trio):
 
 def test_an_opening_is_used_again_only_for_whom_it_was_made():
     words = torch.ones(COLUMNS, WIDTH, dtype=torch.int64)
-    left = Shared(torch.ones(ROWS, COLUMNS, dtype=torch.int64), 21, owned=2)
-    both_ways, one_way = Shared(words, 21, opened=object()), Shared(words, 21, object(), faced=2)
+    left = SharedTensor(torch.ones(ROWS, COLUMNS, dtype=torch.int64), 21, owned=2)
+    both_ways, one_way = (
+        SharedTensor(words, 21, opened=object()),
+        SharedTensor(words, 21, object(), faced=2),
+    )
     assert both_ways.facing(left) is both_ways
     assert one_way.facing(left) is one_way
-    for other in (Shared(left.words, 21, owned=3), Shared(left.words, 21)):
+    for other in (SharedTensor(left.share, 21, owned=3), SharedTensor(left.share, 21)):
         again = one_way.facing(other)
         assert (again.opened, again.faced) == (None, other.owned)
 
@@ -149,7 +152,7 @@ def test_an_opening_is_used_again_only_for_whom_it_was_made():
 )
 def test_owners_of_joined_columns(left, right, together):
     parts = [
-        Shared(torch.zeros(2, width, dtype=torch.int64), 21, owned=owned)
+        SharedTensor(torch.zeros(2, width, dtype=torch.int64), 21, owned=owned)
         for width, owned in ((4, left), (3, right))
     ]
     assert parts[0].beside(parts[1]).owned == together

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from vfl.errors import BadOptionError, RingRangeError
+from vfl.core.errors import BadOptionError, RingRangeError
 from vfl.mpc import Rules, private
 from vfl.mpc.ring import limit_bits
 

@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from vfl.errors import ReusedPadError
-from vfl.mpc.permutation import permutation
+from vfl.core.errors import ReusedPadError
+from vfl.mpc.permuted import permutation
 from vfl.mpc.stream import PadStream
 
 KEY = bytes(range(32))

@@ -31,4 +31,4 @@ def test_a_product_that_is_not_divided(mode, operation, plain):
         (one, none), (two, _), _ = trio.run(program)
     assert none is None
     assert one.bits == 2 * Rules(mode).bits
-    assert float((decode(one.words + two.words, one.bits) - plain(x, y)).abs().max()) < 1e-5
+    assert float((decode(one.share + two.share, one.bits) - plain(x, y)).abs().max()) < 1e-5

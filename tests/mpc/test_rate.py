@@ -4,21 +4,21 @@ import pytest
 import torch
 from torch import nn
 
-from vfl.errors import BadOptionError
+from vfl.core.errors import BadOptionError
 from vfl.mpc import Rules, private
-from vfl.mpc.rate import rate_scalings, whole_rate
+from vfl.mpc.network import fixed_point_rate, learning_rate_truncations
+from vfl.mpc.shares import truncate_first, truncate_second
 from vfl.mpc.stream import PadStream
-from vfl.mpc.truncation import scale_first, scale_second
 
 MODES = pytest.mark.parametrize("mode", ["thesis", "fast"])
 
 
-def divided(words, scalings):
+def divided(words, truncations):
     first = torch.from_numpy(PadStream(bytes(32)).words64(len(words), "x").view("int64"))
     second, moved = words - first, 0
-    for scaling in scalings:
-        first, places = scale_first(first, scaling)
-        second = scale_second(second, scaling, places)
+    for truncation in truncations:
+        first, places = truncate_first(first, truncation)
+        second = truncate_second(second, truncation, places)
         moved += len(places)
     return first + second, moved
 
@@ -29,11 +29,11 @@ def divided(words, scalings):
 @pytest.mark.parametrize("gradient_bits", [0, 4])
 def test_the_largest_sum_over_a_batch_is_divided_right(mode, rows, magnitude_bits, gradient_bits):
     rules, rate = Rules(mode, magnitude_bits=magnitude_bits, delta_bits=12), 0.1 / rows
-    times, shift = whole_rate(rate)
-    scalings = rate_scalings(rules, rows, rules.delta_bits, rate, gradient_bits)
+    times, shift = fixed_point_rate(rate)
+    truncations = learning_rate_truncations(rules, rows, rules.delta_bits, rate, gradient_bits)
     largest = rows << magnitude_bits + gradient_bits
     words = torch.full((100_000,), largest << rules.bits + rules.delta_bits)
-    found, moved = divided(words, scalings)
+    found, moved = divided(words, truncations)
     wanted = times * largest / 2**shift * 2**rules.bits
     assert float((found.double() - wanted).abs().max()) <= times / 2**shift + 2
     assert moved < 0.2 * len(words)

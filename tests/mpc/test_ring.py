@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from vfl.errors import NonFiniteError, RingRangeError
+from vfl.core.errors import NonFiniteError, RingRangeError
 from vfl.mpc.ring import decode, encode, limit_bits, matmul, product_shape
 
 

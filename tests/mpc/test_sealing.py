@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from vfl.errors import AuthenticationError, ReusedPadError
-from vfl.mpc import sealing
-from vfl.mpc.sealing import TAG_BYTES, Sealing
+from vfl.core.errors import AuthenticationError, ReusedPadError
+from vfl.mpc.secure import keys as sealing
+from vfl.mpc.secure.keys import TAG_BYTES, Sealing
 
 DOCS = Path(__file__).parents[2] / "docs"
 KEY = bytes(range(32))

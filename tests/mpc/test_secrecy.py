@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vfl.mpc.cut40 import cut
-from vfl.mpc.functions import FUNCTIONS, function
-from vfl.mpc.hiding import Hiding
+from vfl.mpc.permuted import FUNCTIONS, Permutation, function, upper_40_bits
 from vfl.mpc.ring import decode, encode, matmul
 from vfl.mpc.rules import Rules
 from vfl.mpc.stream import PadStream
@@ -108,36 +106,36 @@ def test_what_is_hidden_is_found_again(name, elements):
     asked = function(name)
     rules = Rules("fast")
     values = torch.linspace(0.5, 3, elements, dtype=torch.float64)
-    hidings = [Hiding(PadStream(KEY), rules, elements, asked, 1) for _ in range(2)]
+    permutations = [Permutation(PadStream(KEY), rules, elements, asked, 1) for _ in range(2)]
     mask = torch.from_numpy(PadStream(KEY).words64(elements, "mask").view(np.int64))
     shares = [encode(values, 40, "x", 22) - mask, mask]
     hidden = [
-        hiding.hide(share, 40, first)
-        for hiding, share, first in zip(hidings, shares, (True, False), strict=True)
+        permutation.apply(share, 40, first)
+        for permutation, share, first in zip(permutations, shares, (True, False), strict=True)
     ]
     seen = decode(hidden[0] + hidden[1], 40)
     assert len(seen) == max(32, elements)
     answer = encode(asked.value(seen), 20, "y")
     parts = [answer - 12345, torch.full_like(answer, 12345)]
     found = [
-        hiding.find(part, 20, first, mirrored=True)
-        for hiding, part, first in zip(hidings, parts, (True, False), strict=True)
+        permutation.undo(part, 20, first, mirrored=True)
+        for permutation, part, first in zip(permutations, parts, (True, False), strict=True)
     ]
     assert float((decode(found[0] + found[1], 20) - asked.value(values)).abs().max()) < 2e-6
 
 
 def test_signs_are_fair_and_lie_over_the_values():
     values = torch.full((4000,), 2.0, dtype=torch.float64)
-    hiding = Hiding(PadStream(KEY), Rules("fast"), 4000, function("tanh"), 1)
-    seen = decode(hiding.hide(encode(values, 20, "x"), 20, True), 20)
+    permutation = Permutation(PadStream(KEY), Rules("fast"), 4000, function("tanh"), 1)
+    seen = decode(permutation.apply(encode(values, 20, "x"), 20, True), 20)
     assert set(seen.tolist()) == {2.0, -2.0}
     assert abs(float(seen.mean())) < 5 * 2 / 4000**0.5
 
 
 def test_thesis_mode_lays_no_signs():
     values = torch.full((100,), 2.0, dtype=torch.float64)
-    hiding = Hiding(PadStream(KEY), Rules("thesis"), 100, function("tanh"), 1)
-    assert set(decode(hiding.hide(encode(values, 20, "x"), 20, True), 20).tolist()) == {2.0}
+    permutation = Permutation(PadStream(KEY), Rules("thesis"), 100, function("tanh"), 1)
+    assert set(decode(permutation.apply(encode(values, 20, "x"), 20, True), 20).tolist()) == {2.0}
 
 
 def product_and(told, values):
@@ -190,6 +188,6 @@ def test_a_value_shown_to_the_dealer_confirms_no_guess():
     values = [FACTORS[0], FACTORS[1][:3, :1]]
     sent, share = product_and(shown, values)
     words = {sent[start : start + 5] for start in range(0, len(sent), 5)}
-    expected = bytes(cut(share.reshape(-1)))
+    expected = bytes(upper_40_bits(share.reshape(-1)))
     assert len(words) == 40
     assert not words & {expected[start : start + 5] for start in range(0, len(expected), 5)}

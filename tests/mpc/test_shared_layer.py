@@ -9,8 +9,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from shared_layers import encode_weights
 from torch import nn
 
-from vfl.errors import NonFiniteError, ReusedPadError, RingRangeError
-from vfl.mpc.shared_layer import (
+from vfl.core.errors import NonFiniteError, ReusedPadError, RingRangeError
+from vfl.core.seeds import Secret, generator
+from vfl.mpc.secure.shared_layer import (
     GRADIENT_BITS,
     INPUT_BITS,
     OUTPUT_BITS,
@@ -24,7 +25,6 @@ from vfl.mpc.shared_layer import (
     first_weights,
 )
 from vfl.mpc.stream import PadStream
-from vfl.seeds import Secret, generator
 
 ROWS, COLUMNS, WIDTH = 7, 5, 3
 KEYS = bytes(32), bytes([1]) * 32

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from vfl.errors import ReusedPadError
+from vfl.core.errors import ReusedPadError
 from vfl.mpc import PadStream
 
 KEY = bytes(range(32))

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from vfl.mpc.shares import Truncation, bits_after, truncate_first, truncate_second
 from vfl.mpc.stream import PadStream
-from vfl.mpc.truncation import Scaling, bits_after, scale_first, scale_second
 
 KEY = bytes(range(32))
 
@@ -13,10 +13,10 @@ def shared(values, purpose):
     return first, values - first
 
 
-def scaled(values, scaling, purpose="x"):
+def scaled(values, truncation, purpose="x"):
     first, second = shared(values, purpose)
-    one, moved = scale_first(first, scaling)
-    return one + scale_second(second, scaling, moved), moved
+    one, moved = truncate_first(first, truncation)
+    return one + truncate_second(second, truncation, moved), moved
 
 
 def draw(count, bits, seed=0):
@@ -27,7 +27,7 @@ def draw(count, bits, seed=0):
 @pytest.mark.parametrize("bits", [46, 56, 61])
 def test_no_share_wraps(bits):
     values = draw(200_000, bits)
-    found, moved = scaled(values, Scaling(20, bits))
+    found, moved = scaled(values, Truncation(20, bits))
     assert int((found - (values >> 20)).abs().max()) <= 1
     expected = len(values) * 2.0 ** (bits + 1 - 64)
     assert abs(len(moved) - expected) < 6 * expected**0.5 + 6
@@ -47,24 +47,24 @@ def test_without_the_index_fix_shares_wrap():
 @pytest.mark.parametrize("value", [0, 1, -1, 2**45, -(2**45), 2**46 - 1, 1 - 2**46])
 def test_the_edges_of_the_ring(share, value):
     first = torch.tensor([share])
-    scaling = Scaling(23, 46)
-    one, moved = scale_first(first, scaling)
-    two = scale_second(torch.tensor([value]) - first, scaling, moved)
+    truncation = Truncation(23, 46)
+    one, moved = truncate_first(first, truncation)
+    two = truncate_second(torch.tensor([value]) - first, truncation, moved)
     assert abs(int(one + two) - value / 2**23) <= 1
 
 
 def test_a_rate_is_a_whole_factor_and_a_division():
     values = draw(50_000, 40)
-    found, _ = scaled(values, Scaling(20, 50, times=819, rate=True))
+    found, _ = scaled(values, Truncation(20, 50, times=819, rate=True))
     exact = values.double() * 819 / 2**20
     assert float((found.double() - exact).abs().max()) <= 1
-    assert bits_after(40, [Scaling(20, 46), Scaling(20, 50, 819, rate=True)]) == 20
+    assert bits_after(40, [Truncation(20, 46), Truncation(20, 50, 819, rate=True)]) == 20
 
 
 def test_rounding_has_no_side():
     """What many steps add up does not drift: local division of random shares is unbiased."""
     values = torch.full((200_000,), 2**19 + 12345)
-    found, _ = scaled(values, Scaling(20, 46))
+    found, _ = scaled(values, Truncation(20, 46))
     exact = (2**19 + 12345) / 2**20
     assert abs(float(found.double().mean()) - exact) < 5 * 0.5 / 200_000**0.5
 
@@ -74,7 +74,7 @@ def test_a_hundred_million_divisions():
     worst = moved = 0
     for part in range(50):
         values = draw(2_000_000, 54, part)
-        found, places = scaled(values, Scaling(23, 54), f"part {part}")
+        found, places = scaled(values, Truncation(23, 54), f"part {part}")
         worst = max(worst, int((found - (values >> 23)).abs().max()))
         moved += len(places)
     assert worst <= 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from vfl.mpc import PadStream, Rules, make_party
-from vfl.mpc.permutation import permutation
+from vfl.mpc.permuted import permutation
 from vfl.mpc.ring import encode
 
 KEY = bytes(range(32))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vfl.errors import UnknownNameError
+from vfl.core.errors import UnknownNameError
 from vfl.mpc.measure import measure
 from vfl.mpc.rules import Rules
 from vfl.mpc.workloads import WORKLOADS, workload_named

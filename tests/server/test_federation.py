@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from vfl.config import Experiment
-from vfl.datasets import load_bundled
-from vfl.errors import (
+from vfl.core.errors import (
     AuthenticationError,
     DisagreementError,
     MissingPartyError,
     PeerFailedError,
     ProtocolError,
 )
+from vfl.datasets import load_bundled
 from vfl.session import Introduction, SessionMessage, Terms
 from vfl.transport import Hello, TcpLink, Timeouts
 

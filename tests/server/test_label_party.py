@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from vfl.config import Experiment
+from vfl.core.errors import DataError, NonFiniteError, WidthError
+from vfl.core.storage import weights_digest
 from vfl.datasets import load_bundled
 from vfl.defenses import DEFENSES, Defense
-from vfl.errors import DataError, NonFiniteError, WidthError
-from vfl.exchange import Adversary
-from vfl.local import LocalSession
-from vfl.storage import weights_digest
+from vfl.session import Adversary
+from vfl.training.local import LocalSession
 
 PARTIES = ["bank", "shop"]
 

@@ -5,9 +5,8 @@ import pytest
 import torch
 from sklearn.metrics import log_loss, mean_squared_error, r2_score
 
-from vfl.seeds import generator
-from vfl.server.meter import Meter
-from vfl.server.task import Classification, Regression
+from vfl.core.seeds import generator
+from vfl.server.task import Classification, Meter, Regression
 
 
 def metered(meter, outputs, labels, rows=(7, 7, 3), weights=None):

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from vfl.config import Experiment
+from vfl.core.errors import MissingPartyError
 from vfl.datasets import load_bundled
-from vfl.errors import MissingPartyError
 from vfl.session import Terms
 
 with warnings.catch_warnings():  # importing typer, as Flower does, uses what newer clicks deprecate

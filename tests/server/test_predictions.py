@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 import torch
 
+from vfl.core.text import as_written
 from vfl.datasets import load_own
-from vfl.server.predictions import prediction_table, write_predictions
-from vfl.text import as_written
+from vfl.server.summary import prediction_table, write_predictions
 
 ROWS = 40
 

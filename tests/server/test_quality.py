@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vfl.seeds import generator
+from vfl.core.seeds import generator
 from vfl.server.quality import (
     classification_quality,
     places,

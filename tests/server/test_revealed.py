@@ -3,11 +3,11 @@
 import pytest
 from shared_layers import DEALER, LABEL, experiment
 
+from vfl.core.frame import Kind
 from vfl.datasets import load_bundled
-from vfl.frame import Kind
-from vfl.local import LocalSession
 from vfl.server.summary import summarise
-from vfl.trace import Trace
+from vfl.session.trace import Trace
+from vfl.training.local import LocalSession
 
 WIDTH = 12
 #: A trained exchange's and a query's kind, by phase of the card.

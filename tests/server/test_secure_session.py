@@ -11,12 +11,12 @@ import pytest
 from played_session import Noting, PlayedSession, largest, note_limits, stand_in
 from stand_in_flower import Flower
 
-from vfl.errors import LostPeerError, MissingPartyError, PeerFailedError
-from vfl.exchange import SharedHalf
-from vfl.exchange.masked import MaskedCut
-from vfl.frame import Kind
-from vfl.mpc.identity import Identity
-from vfl.storage import read_json
+from vfl.core.errors import LostPeerError, MissingPartyError, PeerFailedError
+from vfl.core.frame import Kind
+from vfl.core.storage import read_json
+from vfl.mpc.secure.beaver import ShareHolder
+from vfl.mpc.secure.sum import MaskedCut
+from vfl.session.identity import Identity
 
 PARTIES = ("bank", "shop")
 PARTY = """\
@@ -145,7 +145,7 @@ def test_a_party_that_allows_fewer_bytes_than_shared_layers_take_refuses(session
 
 def test_shared_first_layers_go_on_after_a_lost_party(session, monkeypatch):
     left = [1]
-    answer = SharedHalf.answer
+    answer = ShareHolder.answer
 
     def dying(half, step):
         if half.party == "shop" and step == 8 and left:
@@ -153,7 +153,7 @@ def test_shared_first_layers_go_on_after_a_lost_party(session, monkeypatch):
             raise SystemExit
         answer(half, step)
 
-    monkeypatch.setattr(SharedHalf, "answer", dying)
+    monkeypatch.setattr(ShareHolder, "answer", dying)
     federation = EXPERIMENT["federation"] | {"max_restarts": 1}
     seen = session.play(federation=federation, **SHARED)
     opened = sent(seen, Kind.OPENING)

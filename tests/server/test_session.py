@@ -8,9 +8,9 @@ import pytest
 from stand_in_flower import Envelope, Flower
 
 from vfl.config import Experiment, read_party_file
-from vfl.errors import PeerFailedError
+from vfl.core.errors import PeerFailedError
 from vfl.session import Terms
-from vfl.trace import read, size
+from vfl.session.trace import read, size
 
 with warnings.catch_warnings():  # importing Flower uses what newer clicks deprecate
     warnings.simplefilter("ignore", DeprecationWarning)

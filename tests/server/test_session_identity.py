@@ -15,9 +15,9 @@ from sealed import weights_at
 from stand_in_flower import Flower
 
 from vfl.config import read_party_file
-from vfl.errors import DisagreementError, VFLError
-from vfl.frame import Kind
-from vfl.session.own_data import own_ledger, own_secret
+from vfl.core.errors import DisagreementError, VFLError
+from vfl.core.frame import Kind
+from vfl.session.party_folder import own_ledger, own_secret
 from vfl.session.terms import Terms
 
 PARTIES = ("bank", "shop", "club")

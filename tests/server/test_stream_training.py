@@ -5,19 +5,18 @@ import threading
 import pytest
 
 from vfl.clients import build_feature_party
-from vfl.clients.offers import send_offer, take_offers
 from vfl.config import Experiment
+from vfl.core.ledger import Ledger
+from vfl.core.seeds import Secret
+from vfl.core.storage import joint_digest
 from vfl.datasets import load_bundled
-from vfl.ledger import Ledger
-from vfl.local import LocalSession
-from vfl.mpc.agreement import Agreement
-from vfl.mpc.identity import Identity
-from vfl.seeds import Secret
-from vfl.server import build_label_party
-from vfl.server.offers import relay_offers
-from vfl.session import Introduction, Terms
-from vfl.session.own_identity import binding_of
-from vfl.storage import joint_digest
+from vfl.mpc.secure.base import binding_of
+from vfl.mpc.secure.keys import Agreement
+from vfl.server import Objective, build_label_party
+from vfl.session import Introduction, Terms, secure
+from vfl.session.exchange import Own
+from vfl.session.identity import Identity
+from vfl.training.local import LocalSession
 from vfl.transport import Credential, Hello, Observed, TcpHub, TcpLink, session_certificate
 
 SESSION = "0" * 32
@@ -46,10 +45,10 @@ def play(party, schedule, identities, terms):
     """A feature party's whole session."""
     if terms.masks_cuts:
         pins = {name: identity.public for name, identity in identities.items()}
-        binding = binding_of(terms, SESSION, 0)
-        agreement = Agreement(party.name, identities[party.name], pins, binding)
-        send_offer(party, agreement)
-        take_offers(party, agreement)
+        binding, mode = binding_of(terms, SESSION, 0), secure.make(terms.secure)
+        keys = Agreement(party.name, identities[party.name], pins, binding)
+        mode.offer(party.half, keys)
+        mode.accept(party.half, keys, terms)
     party.run(schedule)
 
 
@@ -95,7 +94,7 @@ def over_streams(data, settings, moments=(), tls=True):
             ends.append(link)
             own = Cutting(link, moments if name == "right" else ())
             secret = Secret.of_simulation(0, name)
-            parties[name] = build_feature_party(data[name], terms, own, secret)
+            parties[name] = build_feature_party(data[name], terms, own, Own(secret))
             parties[name].start()
             schedule = terms.schedule(data[name].split)
             whole = (parties[name], schedule, identities, terms)
@@ -104,12 +103,12 @@ def over_streams(data, settings, moments=(), tls=True):
         links = {name: Observed(hub.link(name), name, "label", [ledger]) for name in PARTIES}
         secret = Secret.of_simulation(0, "label")
         label = build_label_party(
-            data["label"], terms, links, secret,
-            top=settings.label.top, task="classification", outputs=10, ledger=ledger,
+            data["label"], terms, links, Own(secret), Objective.of(settings.label, 10),
+            ledger=ledger,
         )  # fmt: skip
         for thread in threads:
             thread.start()
-        relay_offers(label)
+        label.aggregator.begin()
         label.run(terms.schedule(data["label"].split))
         for thread in threads:
             thread.join(timeout=30)

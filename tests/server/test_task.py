@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from vfl.seeds import generator
+from vfl.core.seeds import generator
 from vfl.server.task import (
     FEW_CLASSES,
     Classification,

@@ -11,11 +11,11 @@ import pytest
 from played_session import Noting, PlayedSession, largest, note_limits, stand_in
 from stand_in_flower import Flower
 
-from vfl.errors import ConfigError, LostPeerError, MissingPartyError, PeerFailedError
-from vfl.exchange import DealerHalf
-from vfl.frame import Kind
-from vfl.mpc.identity import Identity
-from vfl.storage import read_json
+from vfl.core.errors import ConfigError, LostPeerError, MissingPartyError, PeerFailedError
+from vfl.core.frame import Kind
+from vfl.core.storage import read_json
+from vfl.mpc.secure.beaver import DealerEnd
+from vfl.session.identity import Identity
 
 TABLE = '[data]\nsource = "data.csv"\nid = "id"\n'
 ROWS, WIDTH = 120, 4
@@ -111,7 +111,7 @@ def test_limits_leave_no_byte_to_spare(session, monkeypatch, mode):
 @pytest.mark.parametrize("step", [8, 9])
 def test_a_lost_dealer_takes_a_new_attempt_with_new_keys(session, monkeypatch, step):
     left = [1]
-    deal = DealerHalf.deal
+    deal = DealerEnd.deal
 
     def dying(half):
         frame = deal(half)
@@ -120,7 +120,7 @@ def test_a_lost_dealer_takes_a_new_attempt_with_new_keys(session, monkeypatch, s
             raise SystemExit
         return frame
 
-    monkeypatch.setattr(DealerHalf, "deal", dying)
+    monkeypatch.setattr(DealerEnd, "deal", dying)
     federation = EXPERIMENT["federation"] | {"max_restarts": 1}
     seen = session.play(federation=federation)
     for party, kind in (("bank", Kind.OPENING), ("notary", Kind.OPENING)):
@@ -137,7 +137,7 @@ def test_a_dealer_that_stays_away_ends_the_session_with_its_name(session, monkey
     def dying(half):
         raise SystemExit
 
-    monkeypatch.setattr(DealerHalf, "deal", dying)
+    monkeypatch.setattr(DealerEnd, "deal", dying)
     with pytest.raises(LostPeerError, match="'notary'"):
         session.play()
 

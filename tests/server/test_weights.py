@@ -8,11 +8,11 @@ import torch
 from sklearn.utils.class_weight import compute_sample_weight
 
 from vfl.config import Experiment
+from vfl.core.errors import DataError
 from vfl.datasets import load_bundled
 from vfl.defenses import DEFENSES, Defense
-from vfl.errors import DataError
-from vfl.local import LocalSession
-from vfl.server.weights import training_weights
+from vfl.server.task import training_weights
+from vfl.training.local import LocalSession
 
 LABELS = torch.tensor([0, 0, 0, 1, 2, 1, 0])
 ALL = torch.arange(7)

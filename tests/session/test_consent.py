@@ -4,12 +4,12 @@ import pytest
 
 from vfl.compression import CODECS
 from vfl.config import Consent, with_overrides
-from vfl.errors import ConsentError
-from vfl.frame import HEADER_BYTES
-from vfl.local import LocalSession
+from vfl.core.errors import ConsentError
+from vfl.core.frame import HEADER_BYTES
+from vfl.core.version import VERSION
 from vfl.session import Terms, check_consent
 from vfl.session.consent import expected_bytes
-from vfl.version import VERSION
+from vfl.training.local import LocalSession
 
 
 @pytest.fixture

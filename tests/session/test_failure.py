@@ -2,7 +2,7 @@
 
 import pytest
 
-from vfl.errors import (
+from vfl.core.errors import (
     ConfigError,
     ConsentError,
     MisalignedError,

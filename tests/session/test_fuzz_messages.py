@@ -12,13 +12,14 @@ from vfl.bench.mutate import mutated_json
 from vfl.bench.targets import SPECS
 from vfl.clients import build_feature_party
 from vfl.config import Consent
+from vfl.core.errors import VFLError
+from vfl.core.frame import Frame, Kind
+from vfl.core.seeds import Secret
 from vfl.defenses import DEFENSES
-from vfl.errors import VFLError
-from vfl.frame import Frame, Kind
 from vfl.models import BOTTOMS
-from vfl.seeds import Secret
 from vfl.session import Introduction, PartyReport, SessionMessage, check_consent
-from vfl.session.limits import frame_limits
+from vfl.session.consent import frame_limits
+from vfl.session.exchange import Own
 from vfl.transport import Hello, local_pair
 
 CASES = [400, pytest.param(100_000, marks=pytest.mark.slow)]
@@ -104,7 +105,7 @@ def test_session_messages(valid, data, cases):
         frame_limits(asked, own.name, own.split)
         Introduction.of(own, asked, message.session)
         link, _ = local_pair()
-        build_feature_party(own, asked, link, Secret.of_simulation(0, "bank"))
+        build_feature_party(own, asked, link, Own(Secret.of_simulation(0, "bank")))
 
     assert hammer(cases, one) > cases / 3
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from vfl.config import Experiment
-from vfl.errors import DisagreementError, MisalignedError, ProtocolError
-from vfl.frame import HANDSHAKE_LIMIT_BYTES
+from vfl.core.errors import DisagreementError, MisalignedError, ProtocolError
+from vfl.core.frame import HANDSHAKE_LIMIT_BYTES
+from vfl.core.version import VERSION
 from vfl.session import Introduction, PartyTerms, Terms, check_introduction
 from vfl.transport import Hello
-from vfl.version import VERSION
 
 SESSION = "5" * 32
 IDS = [f"customer-{number:05}" for number in range(200)]

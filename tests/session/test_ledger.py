@@ -6,9 +6,9 @@ import stat
 import pytest
 
 from vfl.config import Experiment
-from vfl.errors import DisagreementError, RunFolderError
-from vfl.frame import Frame, Kind
-from vfl.seeds import Secret
+from vfl.core.errors import DisagreementError, RunFolderError
+from vfl.core.frame import Frame, Kind
+from vfl.core.seeds import Secret
 from vfl.session import Exchange, Terms
 from vfl.session.ledger import Meter, SessionLedger
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from vfl.bench.targets import SPECS
-from vfl.compression import INFERENCE, Moment, make
+from vfl.compression import INFERENCE, StepContext, make
 from vfl.config import with_overrides
-from vfl.errors import OversizedFrameError
-from vfl.frame import LIMIT_BYTES, Frame, Kind, pack_header
-from vfl.mpc.shared_traffic import OwnerAxes, SharedAxes
-from vfl.seeds import Secret
+from vfl.core.errors import OversizedFrameError
+from vfl.core.frame import LIMIT_BYTES, Frame, Kind, pack_header
+from vfl.core.seeds import Secret
+from vfl.mpc.secure.shared_layer import OwnerAxes, SharedAxes
 from vfl.session import Terms
-from vfl.session.limits import frame_limits, most_rows
+from vfl.session.consent import frame_limits, most_rows
 from vfl.session.schedule import QUERY_ROWS
 from vfl.transport import Credential, Hello, TcpHub, TcpLink, Timeouts
 from vfl.transport.stream import Stream
@@ -44,12 +44,12 @@ def test_rows_are_those_of_the_largest_exchange(terms, data):
 def test_real_frames_fit_and_one_byte_more_is_refused(experiment, data, codec, width):
     terms, split = terms_of(experiment, codec, width), data["bank"].split
     limits, rows = frame_limits(terms, "bank", split), most_rows(terms, split)
-    ours, at = make(codec), Moment(0, training=True, secret=Secret.of_simulation(0, "bank"))
+    ours, at = make(codec), StepContext(0, training=True, secret=Secret.of_simulation(0, "bank"))
     ours.check(width)
     shape = (rows[Kind.CUT], ours.wire_width(width))
     cut = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 100
     sent = ours.encode(cut, at)
-    saved = ours.decode(sent.payload, *shape, Moment(0, training=True)).saved
+    saved = ours.decode(sent.payload, *shape, StepContext(0, training=True)).saved
     real = {
         (Kind.CUT, "up"): sent.payload,
         (Kind.QUERY, "up"): ours.encode(cut[: rows[Kind.QUERY]], INFERENCE).payload,

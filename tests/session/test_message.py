@@ -3,9 +3,9 @@ import time
 
 import pytest
 
-from vfl.errors import DisagreementError, ProtocolError
+from vfl.core.errors import DisagreementError, ProtocolError
+from vfl.core.version import VERSION
 from vfl.session import SessionMessage
-from vfl.version import VERSION
 
 TOKEN = "t0ken-" * 7
 

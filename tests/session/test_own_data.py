@@ -1,9 +1,9 @@
 """A federated party's secret: one of its own for each run."""
 
 from vfl.config import Experiment, PartyFile
-from vfl.seeds import Secret
+from vfl.core.seeds import Secret
 from vfl.session import Terms
-from vfl.session.own_data import INJECTED_SECRET, own_ledger, own_secret
+from vfl.session.party_folder import INJECTED_SECRET, own_ledger, own_secret
 
 
 def party_in(folder):

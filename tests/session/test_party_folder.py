@@ -3,11 +3,11 @@ import pytest
 import torch
 from sealed import reseal_json, reseal_weights
 
-from vfl import storage
+from vfl.core import storage
+from vfl.core.errors import RunFolderError
+from vfl.core.storage import read_json, weights_digest
 from vfl.datasets import load_table
-from vfl.errors import RunFolderError
 from vfl.session import PartyFolder
-from vfl.storage import read_json, weights_digest
 
 WEIGHTS = {"bottom.weight": torch.arange(6.0).reshape(2, 3), "steps": torch.tensor(4)}
 

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from vfl.errors import ProtocolError
-from vfl.frame import Frame, Kind
+from vfl.core.errors import ProtocolError
+from vfl.core.frame import Frame, Kind
 from vfl.session import PartyReport
 
 REPORT = PartyReport(party="bank", weights_sha256="ab" * 32, seconds=1.5)

@@ -4,8 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from vfl.config import Experiment
+from vfl.core.version import VERSION
 from vfl.session import Terms
-from vfl.version import VERSION
 
 
 def leaves(content, path=()):

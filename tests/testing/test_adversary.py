@@ -7,7 +7,7 @@ import torch
 
 from vfl.attacks import Attack, Grant
 from vfl.attacks.active import ADVERSARIES, ActiveAdversary, Backdoor
-from vfl.errors import NotGrantedError
+from vfl.core.errors import NotGrantedError
 from vfl.testing import AdversaryContract
 
 REFUSED = (AssertionError, NotGrantedError, pytest.fail.Exception)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from vfl.attacks import ATTACKS, Attack, Grant, Sent
-from vfl.attacks.threat import IN_TRAINING
-from vfl.errors import NotGrantedError
+from vfl.attacks import ATTACKS, Attack, Grant, SentCuts
+from vfl.attacks.view import IN_TRAINING
+from vfl.core.errors import NotGrantedError
 from vfl.testing import AttackContract, GradientAttackContract, InputAttackContract
 
 TESTS = [name for name in dir(AttackContract) if name.startswith("test_")]
@@ -220,14 +220,14 @@ class Silencing(Attack):
     needs = frozenset({Grant.GRADIENTS})
 
     def run(self, view, draw):
-        for one in view.heard:
+        for one in view.exchanges:
             one.gradients.div_(one.gradients.norm())
         return torch.zeros(view.targets.rows, view.classes)
 
 
 class Reordering(Silencing):
     def run(self, view, draw):
-        for one in view.heard:
+        for one in view.exchanges:
             one.rows.copy_(one.rows.sort().values)
         return torch.zeros(view.targets.rows, view.classes)
 
@@ -287,7 +287,7 @@ class AskedAgainWithPartner(AttackContract):
         base, partner = (super(type(self), self).case(leaking, everything) for _ in range(2))
         own = base.view._holdings.targets
         rows = torch.arange(len(own.cuts))
-        sent = [Sent(time, time, rows, own.cuts.clone()) for time in (1, 2)]
+        sent = [SentCuts(time, time, rows, own.cuts.clone()) for time in (1, 2)]
         held = replace(own, sent=lambda: sent)
         view = base.view.instead(targets=held, partners=[partner.view])
         return replace(base, view=view.only(grants))

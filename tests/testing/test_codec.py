@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vfl.compression import CODECS, INFERENCE, Codec, Decoded, Encoded
-from vfl.errors import FrameError, TruncatedFrameError
+from vfl.core.errors import FrameError, TruncatedFrameError
 from vfl.testing import CodecContract
 
 TESTS = [name for name in dir(CodecContract) if name.startswith("test_")]
@@ -25,17 +25,17 @@ def from_floats(payload, rows, width):
 class Floats(Codec):
     """A sound codec, which all broken ones are made of: the values as they are."""
 
-    def encode(self, cut, moment=INFERENCE):
+    def encode(self, cut, context=INFERENCE):
         return Encoded(cut.numpy().tobytes(), None)
 
-    def decode(self, payload, rows, width, moment=INFERENCE):
+    def decode(self, payload, rows, width, context=INFERENCE):
         values = from_floats(payload, rows, width)
         return Decoded(values.nan_to_num_(), None)
 
-    def encode_grad(self, grad, saved, moment=INFERENCE):
+    def encode_grad(self, grad, saved, context=INFERENCE):
         return grad.numpy().tobytes()
 
-    def decode_grad(self, payload, saved, rows, width, moment=INFERENCE):
+    def decode_grad(self, payload, saved, rows, width, context=INFERENCE):
         return from_floats(payload, rows, width)
 
     def formula_ratio(self, width):
@@ -43,35 +43,35 @@ class Floats(Codec):
 
 
 class Doubles(Floats):
-    def decode(self, payload, rows, width, moment=INFERENCE):
+    def decode(self, payload, rows, width, context=INFERENCE):
         return Decoded(super().decode(payload, rows, width).cut.double(), None)
 
 
 class Flat(Floats):
-    def decode_grad(self, payload, saved, rows, width, moment=INFERENCE):
+    def decode_grad(self, payload, saved, rows, width, context=INFERENCE):
         return super().decode_grad(payload, saved, rows, width).flatten()
 
 
 class Idealised(Floats):
     """Trains with more than the wire carries."""
 
-    def decode(self, payload, rows, width, moment=INFERENCE):
+    def decode(self, payload, rows, width, context=INFERENCE):
         return Decoded(super().decode(payload, rows, width).cut.half().float(), None)
 
-    def simulate(self, cut, moment=INFERENCE, grad_moment=None):
+    def simulate(self, cut, context=INFERENCE, grad_context=None):
         return cut * 1.0
 
 
 class Unrepeatable(Floats):
     runs = 0
 
-    def encode(self, cut, moment=INFERENCE):
+    def encode(self, cut, context=INFERENCE):
         type(self).runs += 1
         return super().encode(cut + self.runs / 1024)
 
 
 class OnlyBytes(Floats):
-    def decode(self, payload, rows, width, moment=INFERENCE):
+    def decode(self, payload, rows, width, context=INFERENCE):
         if not isinstance(payload, bytes):
             raise TypeError("not bytes")
         return super().decode(payload, rows, width)
@@ -80,58 +80,58 @@ class OnlyBytes(Floats):
 class Remembering(Floats):
     """The feature party undoes a scale that the gradient's maker never had."""
 
-    def encode(self, cut, moment=INFERENCE):
+    def encode(self, cut, context=INFERENCE):
         return Encoded(super().encode(cut).payload, 2.0)
 
-    def decode_grad(self, payload, saved, rows, width, moment=INFERENCE):
+    def decode_grad(self, payload, saved, rows, width, context=INFERENCE):
         return super().decode_grad(payload, None, rows, width) * (saved or 1.0)
 
 
 class InPlace(Floats):
-    def encode(self, cut, moment=INFERENCE):
+    def encode(self, cut, context=INFERENCE):
         return super().encode(cut.mul_(0.5))
 
 
 class OfTheGlobalGenerator(Floats):
-    def encode_grad(self, grad, saved, moment=INFERENCE):
+    def encode_grad(self, grad, saved, context=INFERENCE):
         return super().encode_grad(grad + 1e-6 * torch.rand(1), saved)
 
 
 class OfNumpysGenerator(Floats):
-    def encode(self, cut, moment=INFERENCE):
+    def encode(self, cut, context=INFERENCE):
         return super().encode(cut + 1e-6 * np.random.rand())
 
 
 class OfPythonsGenerator(Floats):
-    def encode(self, cut, moment=INFERENCE):
+    def encode(self, cut, context=INFERENCE):
         return super().encode(cut + 1e-6 * random.random())
 
 
 class BatchScaled(Floats):
-    def encode(self, cut, moment=INFERENCE):
+    def encode(self, cut, context=INFERENCE):
         return super().encode(cut / max(len(cut), 1))
 
 
 class Overflowing(Floats):
     """Leaves the range of its numbers on the way."""
 
-    def decode(self, payload, rows, width, moment=INFERENCE):
+    def decode(self, payload, rows, width, context=INFERENCE):
         values = super().decode(payload, rows, width).cut
         return Decoded(values * 4 / 4, None)
 
 
 class Padded(Floats):
-    def encode(self, cut, moment=INFERENCE):
+    def encode(self, cut, context=INFERENCE):
         return Encoded(super().encode(cut).payload + bytes(65), None)
 
-    def decode(self, payload, rows, width, moment=INFERENCE):
+    def decode(self, payload, rows, width, context=INFERENCE):
         return super().decode(payload[:-65], rows, width)
 
 
 class Unchecked(Floats):
     """Leaves it to the standard library to find a payload of the wrong length."""
 
-    def decode(self, payload, rows, width, moment=INFERENCE):
+    def decode(self, payload, rows, width, context=INFERENCE):
         values = struct.unpack(f"<{rows * width}f", payload)
         return Decoded(torch.tensor(values).view(rows, width), None)
 
@@ -139,7 +139,7 @@ class Unchecked(Floats):
 class Trusting(Floats):
     """Takes the number of rows from the payload's length."""
 
-    def decode(self, payload, rows, width, moment=INFERENCE):
+    def decode(self, payload, rows, width, context=INFERENCE):
         whole = len(payload) // (4 * width)
         return super().decode(payload[: 4 * width * whole], whole, width)
 
@@ -149,7 +149,7 @@ class Forgetful(Floats):
 
     steps = 0
 
-    def encode(self, cut, moment=INFERENCE):
+    def encode(self, cut, context=INFERENCE):
         return super().encode(cut + self.steps)
 
     def commit(self, step):
@@ -164,7 +164,7 @@ class Widening(Floats):
 
 
 class RowLosses(Floats):
-    def local_loss(self, cut, moment):
+    def local_loss(self, cut, context):
         return cut.square().sum(1)
 
 
@@ -196,7 +196,7 @@ BROKEN = [
     (Doubles, "what_is_decoded_is_a_finite_writable_cut"),
     (Flat, "what_is_decoded_is_a_finite_writable_cut"),
     (Idealised, "simulate_is_bit_equal_to_the_wire"),
-    (Unrepeatable, "the_same_cut_and_moment_give_the_same_bytes"),
+    (Unrepeatable, "the_same_cut_and_context_give_the_same_bytes"),
     (OnlyBytes, "any_bytes_like_payload_is_read_alike"),
     (Remembering, "a_gradient_is_decoded_from_what_crossed_alone"),
     (InPlace, "inputs_are_left_alone"),

@@ -4,10 +4,10 @@ from collections import deque
 
 import pytest
 
-from vfl.errors import ProtocolError
-from vfl.frame import Frame
+from vfl.core.errors import ProtocolError
+from vfl.core.frame import Frame
 from vfl.testing import LinkContract
-from vfl.transport.local import LocalLink
+from vfl.transport.link import LocalLink
 
 TESTS = [name for name in dir(LinkContract) if name.startswith("test_")]
 REFUSED = (AssertionError, ProtocolError, pytest.fail.Exception)  # the last: nothing was raised

@@ -7,12 +7,12 @@ from torch import nn
 
 from vfl.attacks import Evidence, Grant, Holdings, ThreatModel, View
 from vfl.attacks.active import make_adversary
-from vfl.attacks.case import Case
-from vfl.attacks.features import through
+from vfl.attacks.base import through
+from vfl.attacks.scoring import Case
 from vfl.config import Experiment
+from vfl.core.seeds import generator, scoped
 from vfl.datasets import load_bundled
-from vfl.local import LocalSession
-from vfl.seeds import generator, scoped
+from vfl.training.local import LocalSession
 
 GRANTS = frozenset(
     {Grant.CUTS, Grant.LABELS, Grant.LEAKED_INPUTS, Grant.BOTTOM_RECIPE, Grant.TOP, Grant.OUTPUTS}

@@ -6,12 +6,12 @@ from contextlib import ExitStack
 import pandas as pd
 from sklearn.datasets import load_digits
 
-from vfl import run
 from vfl.config import Experiment, PartyFile
-from vfl.project import write_project
-from vfl.seeds import Secret
-from vfl.session.own_data import INJECTED_SECRET
-from vfl.storage import read_json, read_lines
+from vfl.core.seeds import Secret
+from vfl.core.storage import read_json, read_lines
+from vfl.federation.project import write_project
+from vfl.session.party_folder import INJECTED_SECRET
+from vfl.training import run
 
 NODES = ("bank", "notary")
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from vfl.attacks.leak import draw_leak
-from vfl.attacks.logistic import fit_logistic
-from vfl.attacks.score import accuracy
-from vfl.seeds import generator
+from vfl.attacks.cases import draw_leak
+from vfl.attacks.labels.classifiers import fit_logistic
+from vfl.attacks.scoring import accuracy
+from vfl.core.seeds import generator
 
 
 class Diary:

@@ -6,9 +6,9 @@ from sklearn.metrics import roc_auc_score
 
 from vfl.config import Experiment
 from vfl.datasets import split_rows
-from vfl.datasets.rows import AlignedRows, Inputs
-from vfl.exchange import Adversary
-from vfl.local import LocalSession
+from vfl.datasets.party import AlignedRows, Inputs
+from vfl.session import Adversary
+from vfl.training.local import LocalSession
 
 
 class Spy(Adversary):

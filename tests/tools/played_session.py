@@ -6,9 +6,9 @@ from typing import ClassVar
 from stand_in_flower import Envelope
 
 from vfl.config import Experiment, read_party_file
-from vfl.ledger import Ledger
-from vfl.mpc.identity import Identity
+from vfl.core.ledger import Ledger
 from vfl.session import Terms
+from vfl.session.identity import Identity
 from vfl.transport import HubLink
 
 with warnings.catch_warnings():  # importing Flower uses what newer clicks deprecate

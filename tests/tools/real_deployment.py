@@ -9,8 +9,8 @@ from pathlib import Path
 
 import process_table
 
-from vfl import demo
-from vfl.storage import read_json, read_lines
+from vfl.core.storage import read_json, read_lines
+from vfl.training import demo
 
 SIDES = ("left", "right")
 

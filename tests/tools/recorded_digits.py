@@ -1,15 +1,13 @@
 """Digits trained in one process, with all that was sent and every bottom that one party had."""
 
 from vfl.attacks import make
-from vfl.attacks.case import attempt
-from vfl.attacks.recorded import decoded
-from vfl.attacks.recorded_case import recalled_case, received_case
-from vfl.attacks.victim import Victim
+from vfl.attacks.cases import Victim, decoded, recalled_case, received_case
+from vfl.attacks.scoring import attempt
 from vfl.config import Experiment
+from vfl.core.seeds import generator
 from vfl.datasets import load_bundled
-from vfl.local import LocalSession
-from vfl.seeds import generator
-from vfl.trace import Trace
+from vfl.session.trace import Trace
+from vfl.training.local import LocalSession
 
 #: How often a label party asks for the same rows.
 TIMES = 16

@@ -2,7 +2,7 @@
 
 import json
 
-from vfl.storage import Seal, load_weights, pack_weights, sealed_text, unpack_weights
+from vfl.core.storage import Seal, load_weights, pack_weights, sealed_text, unpack_weights
 
 _SEAL = ("kind", "party", "run", "step")
 

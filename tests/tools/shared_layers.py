@@ -4,10 +4,10 @@ import torch
 
 from vfl import models
 from vfl.config import Experiment
-from vfl.local import LocalSession
+from vfl.core.seeds import generator, scoped
 from vfl.mpc import ring
-from vfl.mpc.shared_layer import WEIGHT_BITS
-from vfl.seeds import generator, scoped
+from vfl.mpc.secure.shared_layer import WEIGHT_BITS
+from vfl.training.local import LocalSession
 
 LABEL, DEALER = "lender", "notary"
 SECURE = f"beaver:dealer={DEALER}"

@@ -4,7 +4,7 @@ import threading
 from dataclasses import dataclass
 
 from vfl.clients.session import take_part
-from vfl.errors import VFLError
+from vfl.core.errors import VFLError
 from vfl.session import SessionMessage
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from vfl.datasets import split_rows
-from vfl.datasets.rows import AlignedRows, Inputs
+from vfl.datasets.party import AlignedRows, Inputs
 
 #: The file, how it is read, and the label column with the value of class 1.
 TABLES = {

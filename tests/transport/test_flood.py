@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from vfl.frame import Frame, Kind, to_bytes
-from vfl.transport import KnockLimits
-from vfl.transport.sockets import client_context, open_stream
+from vfl.core.frame import Frame, Kind, to_bytes
+from vfl.transport import RateLimiter
+from vfl.transport.stream import client_context, open_stream
 
 HANDSHAKES = 16
 OTHER_ADDRESS = "127.0.0.2"  # every address of 127.0.0.0/8 is this machine on Linux
@@ -113,8 +113,9 @@ def test_an_honest_party_gets_in_during_a_flood(
 
 
 def test_an_address_that_failed_is_let_in_again_soon_after(open_hub, attach, hello, fast):
-    limits = KnockLimits(per_second=20, burst=5, failure_cost=5, longest_wait_s=0.5)
-    hub = open_hub(knocks=limits)
+    longest_wait_s = 0.5
+    limiter = RateLimiter(20, burst=5, failure_cost=5, longest_wait_s=longest_wait_s)
+    hub = open_hub(rate_limiter=limiter)
     refused = 0
     for _ in range(40):
         with socket.create_connection(("127.0.0.1", hub.port), 2) as connection:
@@ -127,7 +128,7 @@ def test_an_address_that_failed_is_let_in_again_soon_after(open_hub, attach, hel
     assert refused > 30
     begun = time.monotonic()
     attach(hub.port, timeouts=replace(fast, rejoin_window_s=5))
-    assert time.monotonic() - begun < limits.longest_wait_s + 1
+    assert time.monotonic() - begun < longest_wait_s + 1
 
 
 def test_a_crowd_makes_room_at_its_own_cost(open_hub, fast):

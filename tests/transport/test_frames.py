@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vfl.errors import (
+from vfl.core.errors import (
     CorruptFrameError,
     FrameError,
     FrameVersionError,
     OversizedFrameError,
     TruncatedFrameError,
 )
-from vfl.frame import (
+from vfl.core.frame import (
     VERSION,
     Frame,
     Kind,

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from vfl.bench.mutate import mutated_frames, mutated_json, repair
-from vfl.errors import VFLError
-from vfl.frame import HEADER_BYTES, Frame, Kind, to_bytes
-from vfl.transport import Credential, Hello, KnockLimits, TcpHub, Timeouts
-from vfl.transport.base import LinkLimits
-from vfl.transport.messages import Welcome, in_session
+from vfl.core.errors import VFLError
+from vfl.core.frame import HEADER_BYTES, Frame, Kind, to_bytes
+from vfl.transport import Credential, Hello, RateLimiter, TcpHub, Timeouts
+from vfl.transport.handshake import Welcome, in_session
+from vfl.transport.link import LinkLimits
 from vfl.transport.stream import Stream
 
 CASES = [300, pytest.param(100_000, marks=pytest.mark.slow)]
@@ -25,7 +25,7 @@ MOST_GROWN = 64 * 1024 * 1024
 UP = {Kind.CUT: 4096, Kind.QUERY: 2048, Kind.DONE: 1024, Kind.ERROR: 65536}
 LIMITS = LinkLimits(up=UP, down={Kind.GRAD: 4096, Kind.ACK: 1, Kind.DONE: 0, Kind.ERROR: 65536})
 #: As many connections as one machine can make.
-UNBOUNDED = KnockLimits(per_second=1e6, burst=1e6, longest_wait_s=1e-3)
+UNBOUNDED = RateLimiter(per_second=1e6, burst=1e6, longest_wait_s=1e-3)
 
 
 def rss_bytes():
@@ -48,7 +48,7 @@ def test_greetings(cases, crashes):
     timeouts = Timeouts(handshake_s=0.2, step_s=1, rejoin_window_s=0.2)
     hub = TcpHub(
         "127.0.0.1", 0, "session", {"bank": Credential("7", "t" * 43)}, timeouts=timeouts,
-        knocks=UNBOUNDED, limits=lambda party: LIMITS,
+        rate_limiter=UNBOUNDED, limits=lambda party: LIMITS,
     )  # fmt: skip
     frames = mutated_frames([greeting], 0, 0, cases)
     before, most = 0, 0
@@ -67,7 +67,7 @@ def test_greetings(cases, crashes):
                 most = max(most, rss_bytes())
         wait_for_handshakes(hub)
         assert crashes == []
-        assert hub._door.is_alive()
+        assert hub._acceptor.is_alive()
         assert max(most, rss_bytes()) - before < MOST_GROWN
     finally:
         hub.close()

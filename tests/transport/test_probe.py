@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from vfl.errors import AuthenticationError, LostPeerError, UserError
+from vfl.core.errors import AuthenticationError, LostPeerError, UserError
 from vfl.transport import check_not_expired, check_server, session_certificate
 
 EXPIRED_DAYS = -1 / 48  # certificates are valid from an hour before they are made

@@ -1,4 +1,4 @@
-"""One stream on a socket pair: pieces, deadlines, and how it ends."""
+"""One stream on a socket pair: pieces, deadlines, how it ends; without TLS it stays here."""
 
 import socket
 import threading
@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from vfl.errors import LostPeerError, OversizedFrameError
-from vfl.frame import HEADER_BYTES, Frame, Kind, to_bytes
-from vfl.transport import round_trip_s
-from vfl.transport.stream import JOINED_BYTES, Stream
+from vfl.core.errors import LostPeerError, OversizedFrameError, UserError
+from vfl.core.frame import HEADER_BYTES, Frame, Kind, to_bytes
+from vfl.transport import Hello, TcpHub, TcpLink, round_trip_s
+from vfl.transport.stream import JOINED_BYTES, Stream, require_loopback
 
 
 @pytest.fixture
@@ -109,3 +109,18 @@ def test_no_round_trip_without_an_answer():
         with pytest.raises(LostPeerError, match="cannot be measured") as caught:
             round_trip_s(nowhere, timeout_s=0.5)
         assert caught.value.where == nowhere
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+def test_loopback_needs_none(host):
+    require_loopback(host)
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "192.0.2.1", "lender.example", "", "localhost.x"]
+)
+def test_elsewhere_nothing_opens_without_tls(host):
+    with pytest.raises(UserError, match="without TLS"):
+        TcpHub(host, 0, "session", {})
+    with pytest.raises(UserError, match="without TLS"):
+        TcpLink.connect(host, 9, Hello("session", "7", "t" * 43))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from vfl.errors import (
+from vfl.core.errors import (
     AuthenticationError,
     DataError,
     LostPeerError,
@@ -15,7 +15,7 @@ from vfl.errors import (
     ProtocolError,
     UserError,
 )
-from vfl.frame import Frame, Kind
+from vfl.core.frame import Frame, Kind
 from vfl.testing.link import LARGE_BYTES, LinkContract
 from vfl.transport import Credential, Hello, TcpHub, Welcome
 

@@ -3,10 +3,10 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 from vfl.config import Experiment
-from vfl.mpc.rate import whole_rate
-from vfl.run import load_data
-from vfl.seeds import permutation
+from vfl.core.seeds import permutation
+from vfl.mpc.network import fixed_point_rate
 from vfl.session.schedule import batches
+from vfl.training.run import load_data
 from vfl.triple.plan import Part, Plan, seats
 from vfl.triple.program import first_weights
 
@@ -45,7 +45,7 @@ def in_clear():
             for positions in batches(order.numpy(), plan.batch_rows):
                 index = torch.from_numpy(positions)
                 divided = len(index) / (1 if plan.classes else 2)
-                times, shift = whole_rate(plan.learning_rate / divided)
+                times, shift = fixed_point_rate(plan.learning_rate / divided)
                 outputs = forward(plan, weights, rows[index])
                 loss = (
                     binary_cross_entropy_with_logits(outputs, targets[index], reduction="sum")

@@ -14,9 +14,9 @@ import torch
 from sealed import weights_at
 
 from vfl.config import read_experiment
+from vfl.core.storage import read_json, read_lines
 from vfl.mpc.ring import decode
-from vfl.run import load_data
-from vfl.storage import read_json, read_lines
+from vfl.training.run import load_data
 from vfl.triple.door import Door
 
 pytestmark = pytest.mark.net

@@ -2,8 +2,9 @@
 
 import pytest
 
+from vfl.mpc import three_party
 from vfl.mpc.channel import Channel
-from vfl.triple import infer_private, program, train_private
+from vfl.triple import infer_private, train_private
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def test_no_frame_is_larger_than_a_block_and_a_batch(
     asked = experiment("digits", label, rows=400, batch_rows=8, epochs=1)
     cards, largest = [], []
     for name, block_bytes in (("whole", 1 << 26), ("blocks", 1 << 13)):
-        monkeypatch.setattr(program, "BLOCK_BYTES", block_bytes)
+        monkeypatch.setattr(three_party, "BLOCK_BYTES", block_bytes)
         cards.append(
             train_private(
                 asked,
@@ -53,8 +54,8 @@ def test_no_frame_is_larger_than_a_block_and_a_batch(
 
 
 def test_blocks_are_of_one_size_so_that_none_is_nearly_alone(monkeypatch):
-    monkeypatch.setattr(program, "BLOCK_BYTES", 800)
-    found = list(program._blocks(101, 2))
+    monkeypatch.setattr(three_party, "BLOCK_BYTES", 800)
+    found = list(three_party.row_blocks(101, 2))
     assert found == [(0, 33), (33, 67), (67, 101)]
-    assert list(program._blocks(0, 2)) == [(0, 0)]
-    assert list(program._blocks(3, 1000)) == [(0, 1), (1, 2), (2, 3)]
+    assert list(three_party.row_blocks(0, 2)) == [(0, 0)]
+    assert list(three_party.row_blocks(3, 1000)) == [(0, 1), (1, 2), (2, 3)]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sealed import reseal_json, reseal_weights
 
-from vfl.errors import DisagreementError, RunFolderError
+from vfl.core.errors import DisagreementError, RunFolderError
 from vfl.triple import infer_private, train_private
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from vfl.core.errors import BadOptionError, DisagreementError, MisalignedError, ProtocolError
 from vfl.datasets import PartyData, Split
 from vfl.datasets.party import digest_of
-from vfl.errors import BadOptionError, DisagreementError, MisalignedError, ProtocolError
 from vfl.mpc.rules import Rules
 from vfl.mpc.trio import Trio
 from vfl.triple.meeting import meet

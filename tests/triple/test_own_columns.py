@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from vfl.config import Experiment
-from vfl.datasets import own
-from vfl.errors import ConfigError, MissingColumnError, SharedColumnError
+from vfl.core.errors import ConfigError, MissingColumnError, SharedColumnError
+from vfl.datasets import load as own
 from vfl.mpc.rules import Rules
-from vfl.run import load_data, load_party
+from vfl.training.run import load_data, load_party
 from vfl.triple import own_rows
 from vfl.triple.kept import Kept
 from vfl.triple.plan import Terms

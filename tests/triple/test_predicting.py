@@ -7,14 +7,14 @@ import torch
 from sealed import reseal_json, weights_at
 
 from vfl.config import Experiment
-from vfl.datasets import read_encoder
-from vfl.errors import (
+from vfl.core.errors import (
     BadOptionError,
     DisagreementError,
     MisalignedError,
     RunFolderError,
     TooFewRowsError,
 )
+from vfl.datasets import read_encoder
 from vfl.mpc import Trio
 from vfl.mpc.ring import decode
 from vfl.triple import predict_private, train_private

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from vfl.errors import (
+from vfl.core.errors import (
     LostPeerError,
     MissingDataError,
     PeerFailedError,

@@ -10,10 +10,10 @@ import torch
 from sealed import weights_at
 
 from vfl.config.experiment import LabelSettings, PartySettings
-from vfl.errors import BadOptionError, ConfigError, RingRangeError, RunFolderError
+from vfl.core.errors import BadOptionError, ConfigError, RingRangeError, RunFolderError
+from vfl.core.storage import read_lines
 from vfl.mpc.ring import decode
-from vfl.run import load_data
-from vfl.storage import read_lines
+from vfl.training.run import load_data
 from vfl.triple import infer_private, program, train_private
 from vfl.triple.program import first_weights
 

@@ -7,12 +7,11 @@ import sys
 
 import pytest
 
-from vfl.errors import LostPeerError, ProtocolError, VFLError
+from vfl.core.errors import LostPeerError, ProtocolError, VFLError, redacted_traceback
 from vfl.mpc import Rules
 from vfl.triple import worker
 from vfl.triple.messages import Job
 from vfl.triple.plan import Terms
-from vfl.unexpected import place_of
 
 SECRET = "customer 4711 owes 12.5"
 
@@ -91,6 +90,6 @@ def test_the_last_line_names_the_cause(
 
 def test_the_text_is_shown_to_who_asks_for_it(monkeypatch):
     monkeypatch.delenv("VFL_DEBUG", raising=False)
-    assert SECRET not in place_of(ValueError(SECRET))
+    assert SECRET not in redacted_traceback(ValueError(SECRET))
     monkeypatch.setenv("VFL_DEBUG", "1")
-    assert SECRET in place_of(ValueError(SECRET))
+    assert SECRET in redacted_traceback(ValueError(SECRET))

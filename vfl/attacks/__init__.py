@@ -3,6 +3,11 @@
 >>> make("logistic:scaler=whiten").goal
 'labels'
 
+Attacks stand by what they look for: `labels`, `inputs`, `membership`, `active` and `permuted`;
+`wrappers` change what another attack is given. Reading one takes `base` and its own file. Above
+them: `view` (threat models and what they grant), `cases` (what a victim or a recording gives),
+`scoring` and `baselines`.
+
 To add an attack: one file with a subclass of `Attack`, one line below (or, from another package,
 an entry point in the group ``vfl.attacks``), and the contract tests of `vfl.testing`. The
 "spectral attack" of Sun et al. 2022 is `principal`; `spectral` clusters.
@@ -11,49 +16,57 @@ an entry point in the group ``vfl.attacks``), and the contract tests of `vfl.tes
 from __future__ import annotations
 
 from vfl.attacks.base import Attack, Goal
-from vfl.attacks.evidence import Evidence, Heard, Holdings, Sent
-from vfl.attacks.threat import Grant, ThreatModel
-from vfl.attacks.view import Seen, View
-from vfl.registry import Registry
+from vfl.attacks.view import (
+    Evidence,
+    Grant,
+    GrantedRows,
+    Holdings,
+    RecordedExchange,
+    SentCuts,
+    ThreatModel,
+    View,
+)
+from vfl.core.registry import Registry
 
 ATTACKS: Registry[Attack] = Registry(
     kind="attack",
     contract=Attack,  # type: ignore[type-abstract]
     members={
-        "fine_tuning": "vfl.attacks.fine_tuning:FineTuning",
-        "logistic": "vfl.attacks.logistic:Logistic",
-        "svm": "vfl.attacks.svm:SVM",
-        "nearest_mean": "vfl.attacks.nearest_mean:NearestMean",
-        "knn": "vfl.attacks.knn:KNN",
-        "label_propagation": "vfl.attacks.label_propagation:LabelPropagation",
-        "joined_propagation": "vfl.attacks.joined_propagation:JoinedPropagation",
-        "self_training": "vfl.attacks.self_training:SelfTraining",
-        "teacher_student": "vfl.attacks.teacher_student:TeacherStudent",
-        "unfreeze": "vfl.attacks.unfreeze:Unfreeze",
-        "model_completion": "vfl.attacks.model_completion:ModelCompletion",
-        "kmeans": "vfl.attacks.kmeans:KMeans",
-        "gaussian_mixture": "vfl.attacks.gaussian_mixture:GaussianMixture",
-        "spectral": "vfl.attacks.spectral:Spectral",
-        "principal": "vfl.attacks.principal:Principal",
-        "averaging": "vfl.attacks.averaging:Averaging",
-        "pooled": "vfl.attacks.pooled:Pooled",
-        "subtraction": "vfl.attacks.subtraction:Subtraction",
-        "scratch": "vfl.attacks.scratch:Scratch",
-        "direct_label": "vfl.attacks.direct_label:DirectLabel",
-        "gradient_norm": "vfl.attacks.gradient_norm:GradientNorm",
-        "gradient_direction": "vfl.attacks.gradient_direction:GradientDirection",
-        "gradient_similarity": "vfl.attacks.gradient_similarity:GradientSimilarity",
-        "surrogate": "vfl.attacks.surrogate:Surrogate",
-        "inversion": "vfl.attacks.inversion:Inversion",
-        "white_box_inversion": "vfl.attacks.white_box_inversion:WhiteBoxInversion",
-        "unsplit": "vfl.attacks.unsplit:UnSplit",
-        "pseudo_client": "vfl.attacks.pseudo_client:PseudoClient",
-        "generative": "vfl.attacks.generative:Generative",
-        "attribute": "vfl.attacks.attribute:Attribute",
-        "membership": "vfl.attacks.membership:Membership",
-        "likelihood_ratio": "vfl.attacks.likelihood_ratio:LikelihoodRatio",
+        "fine_tuning": "vfl.attacks.labels.fine_tuning:FineTuning",
+        "logistic": "vfl.attacks.labels.classifiers:Logistic",
+        "svm": "vfl.attacks.labels.classifiers:SVM",
+        "nearest_mean": "vfl.attacks.labels.classifiers:NearestMean",
+        "knn": "vfl.attacks.labels.classifiers:KNN",
+        "label_propagation": "vfl.attacks.labels.propagation:LabelPropagation",
+        "joined_propagation": "vfl.attacks.labels.propagation:JoinedPropagation",
+        "self_training": "vfl.attacks.labels.self_training:SelfTraining",
+        "teacher_student": "vfl.attacks.labels.teacher_student:TeacherStudent",
+        "unfreeze": "vfl.attacks.labels.fine_tuning:Unfreeze",
+        "model_completion": "vfl.attacks.labels.model_completion:ModelCompletion",
+        "kmeans": "vfl.attacks.labels.clusters:KMeans",
+        "gaussian_mixture": "vfl.attacks.labels.clusters:GaussianMixture",
+        "spectral": "vfl.attacks.labels.clusters:Spectral",
+        "principal": "vfl.attacks.labels.principal:Principal",
+        "averaging": "vfl.attacks.wrappers:Averaging",
+        "pooled": "vfl.attacks.wrappers:Pooled",
+        "subtraction": "vfl.attacks.wrappers:Subtraction",
+        "scratch": "vfl.attacks.labels.scratch:Scratch",
+        "direct_label": "vfl.attacks.labels.gradients:DirectLabel",
+        "gradient_norm": "vfl.attacks.labels.gradients:GradientNorm",
+        "gradient_direction": "vfl.attacks.labels.gradients:GradientDirection",
+        "gradient_similarity": "vfl.attacks.labels.gradients:GradientSimilarity",
+        "surrogate": "vfl.attacks.labels.surrogate:Surrogate",
+        "inversion": "vfl.attacks.inputs.inversion:Inversion",
+        "white_box_inversion": "vfl.attacks.inputs.white_box_inversion:WhiteBoxInversion",
+        "unsplit": "vfl.attacks.inputs.unsplit:UnSplit",
+        "pseudo_client": "vfl.attacks.inputs.pseudo_client:PseudoClient",
+        "generative": "vfl.attacks.inputs.generative:Generative",
+        "attribute": "vfl.attacks.inputs.attribute:Attribute",
+        "membership": "vfl.attacks.membership.loss:Membership",
+        "likelihood_ratio": "vfl.attacks.membership.likelihood_ratio:LikelihoodRatio",
     },
     group="vfl.attacks",
+    aliases={"grna": "generative", "pmc": "model_completion"},
 )
 
 
@@ -72,10 +85,10 @@ __all__ = [
     "Evidence",
     "Goal",
     "Grant",
-    "Heard",
+    "GrantedRows",
     "Holdings",
-    "Seen",
-    "Sent",
+    "RecordedExchange",
+    "SentCuts",
     "ThreatModel",
     "View",
     "make",

@@ -1,20 +1,27 @@
-"""The attack contract: from a view to a guess, and nothing else.
+"""The attack contract, from a view to a guess, and what attacks share to get there.
 
 Hyper-parameters are the constructor's arguments, fixed in advance: what an attack tunes, it tunes
-on what it holds. It never sees the truth; `vfl.attacks.score` compares afterwards.
+on what it holds. It never sees the truth; `vfl.attacks.scoring` compares afterwards.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import ClassVar, Literal, get_args
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from vfl.attacks.threat import Grant
-from vfl.attacks.view import View
-from vfl.errors import UserError
+from vfl.attacks.view import Grant, GrantedRows, View
+from vfl.core.errors import UserError
+from vfl.core.registry import require_choice, require_range
+from vfl.core.seeds import scoped
+from vfl.defenses.components import principal
+from vfl.defenses.label_free import AnchoredBottom
 
 Goal = Literal["labels", "clusters", "inputs", "scores"]
 
@@ -87,3 +94,290 @@ def require_two_classes(classes: int, instead: str) -> None:
             want="2 classes",
             fix=instead,
         )
+
+
+def require_at_least(least: float, **options: float) -> None:
+    """Refuse options below a bound, by their names; NaN and infinity too.
+
+    Raises:
+        BadOptionError: with the bound, of the first one that is.
+    """
+    for option, given in options.items():
+        require_range(option, given, least)
+
+
+def key_of(draw: torch.Generator) -> int:
+    """A number for `seeds.scoped`, from the attack's own generator."""
+    return int(torch.randint(2**62, (), generator=draw))
+
+
+def fit(
+    module: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    steps: int,
+    rate: float,
+    draw: torch.Generator,
+    keep_norms: bool = False,
+    batch: int = 0,
+) -> nn.Module:
+    """The module after so many Adam steps on the cross-entropy (Kingma and Ba 2015).
+
+    Args:
+        module: gives logits, axes (rows, classes).
+        inputs: axes (rows, ...).
+        labels: int64 codes, axes (rows,), or class shares, axes (rows, classes).
+        steps: how many.
+        rate: the learning rate.
+        draw: dropout draws from here.
+        keep_norms: batch normalisation uses and keeps the statistics it has.
+        batch: rows of a step, drawn with replacement; all rows where there are no more, or if 0.
+    """
+    training(module, keep_norms)
+    optimizer = torch.optim.Adam(module.parameters(), lr=rate)
+    with scoped(key_of(draw)):
+        for _ in range(steps):
+            some, truth = inputs, labels
+            if 0 < batch < len(inputs):
+                drawn = torch.randint(len(inputs), (batch,))
+                some, truth = inputs[drawn], labels[drawn]
+            optimizer.zero_grad()
+            loss = F.cross_entropy(module(some), truth)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return module.eval()
+
+
+def training(module: nn.Module, keep_norms: bool) -> None:
+    """Set training mode, batch normalisation apart if its statistics are to stay."""
+    module.train()
+    for part in module.modules():
+        if keep_norms and isinstance(part, _BatchNorm):
+            part.eval()
+
+
+class JointBottom(nn.Module):
+    """All parties' bottoms as one, from whole rows to what the top is given.
+
+    Args:
+        bottoms: in the order in which their columns stand in a row.
+        shapes: axes of a row of each.
+        summed: whether the top is given their sum.
+    """
+
+    def __init__(
+        self, bottoms: Sequence[nn.Module], shapes: Sequence[tuple[int, ...]], summed: bool
+    ) -> None:
+        super().__init__()
+        self.bottoms, self.shapes, self.summed = nn.ModuleList(bottoms), shapes, summed
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """What the top is given, axes (rows, width), of rows with axes (rows, columns)."""
+        cuts = [bottom(part) for bottom, part in self.parts(rows)]
+        return torch.stack(cuts).sum(0) if self.summed else torch.cat(cuts, 1)
+
+    def parts(self, rows: Tensor) -> Iterator[tuple[nn.Module, Tensor]]:
+        """Each bottom and its party's columns of whole rows."""
+        columns = torch.split(rows, [math.prod(shape) for shape in self.shapes], 1)
+        for bottom, part, shape in zip(self.bottoms, columns, self.shapes, strict=True):
+            yield bottom, part.reshape(-1, *shape)
+
+    def each(self, change: Callable[[nn.Module], nn.Module]) -> JointBottom:
+        """The same with something else in each bottom's place."""
+        return JointBottom([change(one) for one in self.bottoms], self.shapes, self.summed)
+
+
+class OwnBottom(nn.Module):
+    """From a party's columns to what it sends; what is around the bottom can be told from it.
+
+    Args:
+        parts: the defended bottom and, of some codecs, an adapter; one after the other.
+        core: the bottom itself, somewhere in the first part; a defense may have replaced it, and
+            then that part is taken for it.
+    """
+
+    def __init__(self, parts: Iterable[nn.Module], core: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.Sequential(*parts)
+        replaced = all(one is not core for one in self.parts.modules())
+        self.core = self.parts[0] if replaced else core
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Axes (rows, ...) in, (rows, width) out."""
+        sent: Tensor = self.parts(inputs)
+        return sent
+
+
+def last_layer(bottom: nn.Module, row: Tensor) -> nn.Module | None:
+    """The layer with weights that a bottom itself ends with; None of a bottom without any.
+
+    Args:
+        bottom: what is around an `OwnBottom`, such as a passport or an adapter, does not count.
+        row: any, axes (1, ...), to see what is called last.
+    """
+    core = bottom.core if isinstance(bottom, OwnBottom) else bottom
+    called: list[nn.Module] = []
+    hooks = [
+        one.register_forward_pre_hook(lambda layer, _: called.append(layer))
+        for one in core.modules()
+        if _maps(one)
+    ]
+    try:
+        with torch.no_grad():
+            bottom.eval()(row)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return called[-1] if called else None
+
+
+def _maps(layer: nn.Module) -> bool:
+    """Whether a layer mixes its inputs, as linear layers and convolutions do."""
+    weight = layer._parameters.get("weight")
+    return weight is not None and weight.dim() > 1
+
+
+Layer = Literal["cut", "bottom", "learned", "before", "inputs"]
+#: What each layer asks of a view.
+LAYER_NEEDS: dict[str, frozenset[Grant]] = {
+    "cut": frozenset({Grant.CUTS}),
+    "bottom": frozenset({Grant.INPUTS, Grant.BOTTOM}),
+    "learned": frozenset({Grant.INPUTS, Grant.BOTTOM}),
+    "before": frozenset({Grant.INPUTS, Grant.BOTTOM}),
+    "inputs": frozenset({Grant.INPUTS}),
+}
+_ROWS = 4096  # of one forward pass
+
+
+class EmbeddingAttack(Attack):
+    """An attack that reads one layer of the rows it is about.
+
+    Attributes:
+        uses: grants it needs besides those of the layer.
+
+    Args:
+        at: the layer; see `features`.
+
+    Raises:
+        BadOptionError: no such layer.
+    """
+
+    uses: ClassVar[frozenset[Grant]] = frozenset()
+
+    def __init__(self, at: Layer) -> None:
+        require_choice("at", at, tuple(LAYER_NEEDS))
+        self.at: Layer = at
+        self.needs = LAYER_NEEDS[at] | self.uses
+
+    def rows(self, view: View, seen: GrantedRows) -> Tensor:
+        """The features of one group of rows, axes (rows, features)."""
+        return features(view, seen, self.at)
+
+
+def features(view: View, seen: GrantedRows, layer: Layer) -> Tensor:
+    """One group of rows as flat float32 features, axes (rows, features).
+
+    Args:
+        view: where the bottom comes from.
+        seen: the group.
+        layer: "cut": as it travelled; "bottom": before noise and codec, which the bottom's owner
+            can leave out; "learned": of an `anchored` bottom the part that labels moved, apart from
+            the components that anybody computes from inputs, and of another one the same as
+            "bottom"; "before": what the bottom's last layer with weights is given (thesis
+            4.4.3); "inputs": the columns.
+    """
+    if layer == "cut":
+        return seen.cuts.flatten(1)
+    if layer == "inputs":
+        return seen.inputs.flatten(1)
+    if layer == "bottom":
+        return through(view.bottom(), seen.inputs).flatten(1)
+    if layer == "learned":
+        return through(learned_part(view.bottom()), seen.inputs).flatten(1)
+    kept = seen.before
+    return before_last(view.bottom(), seen.inputs) if kept is None else kept
+
+
+def learned_part(bottom: nn.Module) -> nn.Module:
+    """What is trained of an `anchored` bottom; another one whole."""
+    if isinstance(bottom, JointBottom):
+        return bottom.each(learned_part)
+    anchored = (part for part in bottom.modules() if isinstance(part, AnchoredBottom))
+    return next((part.learned for part in anchored), bottom)
+
+
+def before_last(bottom: nn.Module, inputs: Tensor) -> Tensor:
+    """What the last layer with weights of a bottom is given, axes (rows, features).
+
+    Layers that a defense or a codec put around it do not count; see `last_layer`. A bottom without
+    weights is given the inputs.
+    """
+    if isinstance(bottom, JointBottom):
+        return torch.cat([before_last(one, part) for one, part in bottom.parts(inputs)], 1)
+    layer = last_layer(bottom, inputs[:1])
+    if layer is None:
+        return inputs.flatten(1)
+    found: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, given: found.append(given[0].flatten(1)))
+    try:
+        through(bottom, inputs)
+    finally:
+        hook.remove()
+    return torch.cat(found)
+
+
+def through(module: nn.Module, inputs: Tensor) -> Tensor:
+    """A module's outputs for many rows, in evaluation mode and without a graph."""
+    module.eval()
+    with torch.no_grad():
+        return torch.cat([module(part) for part in torch.split(inputs, _ROWS)])
+
+
+def untrained(view: View, draw: torch.Generator) -> nn.Module:
+    """An untrained network of the architecture in use, for the attacker's inputs alone."""
+    with scoped(key_of(draw)):
+        bottom = view.new_bottom()
+        width = through(bottom, view.leaked.inputs[:1]).shape[1]
+        return nn.Sequential(bottom, view.new_top(width))
+
+
+Scale = Callable[[Tensor], Tensor]
+Scaler = Literal["none", "standard", "whiten", "cosine"]
+
+
+def scale_by(kind: Scaler, reference: Tensor) -> Scale:
+    """A scaling fitted on rows of axes (rows, features).
+
+    Args:
+        kind: "standard": mean 0 and variance 1 of each feature; "whiten": of each principal
+            component; "cosine": every row on the unit sphere, after centring.
+        reference: the rows it is fitted on.
+
+    Raises:
+        BadOptionError: no such kind.
+    """
+    require_choice("scaler", kind, get_args(Scaler))
+    if kind == "none":
+        return lambda rows: rows
+    mean = reference.mean(0)
+    if kind == "standard":
+        spread = _safe(reference.std(0))
+        return lambda rows: (rows - mean) / spread
+    if kind == "cosine":
+        return lambda rows: torch.nn.functional.normalize(rows - mean, dim=1)
+    turned = _whitening(reference)
+    return lambda rows: (rows - mean) @ turned
+
+
+def _whitening(reference: Tensor) -> Tensor:
+    """Maps centred rows to uncorrelated features of variance 1; axes (features, components)."""
+    _, variance, directions = principal(reference)
+    variance = variance * len(reference) / max(1, len(reference) - 1)
+    kept = variance > 1e-12 * variance[0]
+    turned: Tensor = (directions[:, kept] / variance[kept].sqrt()).float()
+    return turned
+
+
+def _safe(spread: Tensor) -> Tensor:
+    """Spreads to divide by; a feature that never varies is left as it is."""
+    return torch.where(spread > 1e-6 * spread.max(), spread, torch.ones_like(spread))

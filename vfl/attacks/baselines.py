@@ -14,16 +14,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from vfl.attacks.case import Case
-from vfl.attacks.evidence import Evidence
-from vfl.attacks.features import before_last, through
-from vfl.attacks.fit import key_of
-from vfl.attacks.threat import Grant
-from vfl.attacks.view import Seen, View
+from vfl.attacks.base import before_last, key_of, through
+from vfl.attacks.scoring import Case
+from vfl.attacks.view import Evidence, Grant, GrantedRows, View
+from vfl.core.registry import require_choice
+from vfl.core.seeds import scoped
 from vfl.defenses.components import principal
 from vfl.defenses.label_free import train_autoencoder
-from vfl.options import require_choice
-from vfl.seeds import scoped
 
 Kind = Literal["raw", "pca", "random", "autoencoder"]
 _HIDDEN = 1024  # random features
@@ -67,7 +64,7 @@ def view_behind(view: View, bottom: nn.Module, kept: dict[int, Evidence] | None 
     def own() -> nn.Module:
         return copy.deepcopy(bottom)
 
-    def seen(rows: Seen) -> Evidence:
+    def seen(rows: GrantedRows) -> Evidence:
         inputs = rows.inputs
         if id(inputs) not in made:  # which holds them, so that no other tensor gets that number
             before = cache(lambda: before_last(bottom, inputs))

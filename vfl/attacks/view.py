@@ -1,27 +1,258 @@
-"""What an attacker sees: the granted things and no others.
+"""What an attacker may know: threat models and their grants, evidence, and the view of it.
 
-Models come as makers, so that an attack may change its copy. Truth about the target rows is never
-here: it stays with whoever scores.
+A `ThreatModel` names who attacks, when, and exactly what it is granted; `Holdings` is everything
+there is to grant; a `View` hands out what is granted and raises for the rest. Models come as
+makers, so that an attack may change its copy. Truth about the target rows is never here: it stays
+with whoever scores (`vfl.attacks.scoring`).
+
+A grant that no party of that kind has in a real deployment makes the threat model counterfactual;
+results under it bound what could happen, and reports say so beside every figure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeVar, get_args
 
 from torch import Tensor, nn
 
-from vfl.attacks.evidence import Evidence, Heard, Holdings, Maker, Merge, Sent, TopMaker
-from vfl.attacks.threat import Grant, ThreatModel
-from vfl.errors import NotGrantedError
+from vfl.core.errors import NotGrantedError, UserError
+
+Held = TypeVar("Held")
+Who = Literal["feature party", "label party", "outsider"]
+Phase = Literal["training", "inference"]
+Behaviour = Literal["semi-honest", "malicious"]
+TrainedBy = Literal["owner", "split"]
+
+
+class Grant(StrEnum):
+    """One thing an attacker may hold; the value is how a report names it."""
+
+    INPUTS = "its own columns"
+    BOTTOM = "its own bottom"
+    CUTS = "the cuts that travelled"
+    GRADIENTS = "the gradients that travelled"
+    SNAPSHOTS = "its own bottom after every epoch"
+    EPOCHS = "the cuts of every epoch"
+    QUERIES = "the cuts of queries it repeats"
+    LEAKED = "a few leaked labels"
+    UNLABELLED = "further rows without labels"
+    PRIOR = "how frequent each class is"
+    BOTTOM_RECIPE = "the architecture of the bottom"
+    TOP_RECIPE = "the architecture of the top"
+    LABELS = "its own labels"
+    TOP = "its own top"
+    OUTPUTS = "the predictions"
+    LEAKED_INPUTS = "a few leaked rows of the victim's columns"
+    LEAKED_ATTRIBUTES = "a hidden attribute of a few rows"
+    OTHERS_BOTTOM = "the victim's bottom"
+    PARTNERS = "what its partners hold"
+
+
+#: What travels in the training phase only.
+IN_TRAINING = frozenset({Grant.GRADIENTS, Grant.EPOCHS})
+#: What is public, and what anybody has who colludes.
+_PUBLIC = {Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE, Grant.PRIOR, Grant.PARTNERS}
+_BOTH = {Grant.CUTS, Grant.GRADIENTS, Grant.SNAPSHOTS, Grant.OUTPUTS, Grant.EPOCHS, Grant.QUERIES}
+#: What a party of each kind can have without breaking into another's machine.
+OBTAINABLE: dict[str, frozenset[Grant]] = {
+    "feature party": frozenset(
+        {Grant.INPUTS, Grant.BOTTOM, Grant.LEAKED, Grant.UNLABELLED, *_BOTH, *_PUBLIC}
+    ),
+    "label party": frozenset(
+        {Grant.LABELS, Grant.TOP, Grant.INPUTS, Grant.BOTTOM, Grant.LEAKED_INPUTS}
+        | {Grant.LEAKED_ATTRIBUTES, *_BOTH, *_PUBLIC}
+    ),
+    # Whoever asks for predictions holds the rows it asks about, and others of their kind.
+    "outsider": frozenset(
+        {Grant.INPUTS, Grant.OUTPUTS, Grant.LABELS, Grant.LEAKED_INPUTS, *_PUBLIC}
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ThreatModel:
+    """Who attacks and what it is granted; nothing that is not listed can be reached.
+
+    Attributes:
+        who: the attacking party's kind.
+        phase: when it listens; in the inference phase nothing of the training was recorded.
+        grants: what it holds.
+        behaviour: "malicious" tampers on its own side while the victim trains.
+        colluding: names of parties whose holdings it has too; empty when alone.
+        trained_by: "owner": one owner trained both halves and handed the bottom out (thesis 4.1);
+            "split": the feature party trained its own bottom.
+
+    Raises:
+        UserError: grants that contradict the phase or the partners.
+    """
+
+    who: Who
+    phase: Phase
+    grants: frozenset[Grant]
+    behaviour: Behaviour = "semi-honest"
+    colluding: tuple[str, ...] = ()
+    trained_by: TrainedBy = "split"
+
+    def __post_init__(self) -> None:
+        for name, kind in _CHOICES.items():
+            if getattr(self, name) not in get_args(kind):
+                raise UserError(f"no such {name}", want=", ".join(get_args(kind)))
+        if self.phase == "inference" and (early := self.grants & IN_TRAINING):
+            raise UserError(f"{_listed(sorted(early))}: in the training phase only", where="grants")
+        if self.colluding and Grant.PARTNERS not in self.grants:
+            raise UserError("whose partners give it nothing does not collude", where="colluding")
+        if self.trained_by == "owner" and self.phase == "training":
+            raise UserError("where the owner trained alone, nobody saw a training phase")
+
+    @property
+    def counterfactual(self) -> frozenset[Grant]:
+        """The grants that no party of this kind would have."""
+        return self.grants - OBTAINABLE[self.who]
+
+    def sentence(self) -> str:
+        """Who the attacker was and what it held, in one sentence."""
+        alone = f"together with {' and '.join(self.colluding)}" if self.colluding else "alone"
+        held = [str(grant) for grant in Grant if grant in self.grants - self.counterfactual]
+        beyond = [str(grant) for grant in Grant if grant in self.counterfactual]
+        text = f"A {self.behaviour} {self.who}, {alone}, in the {self.phase} phase, holding "
+        text += _listed(held) if held else "nothing"
+        if beyond:
+            text += f", and counterfactually {_listed(beyond)}"
+        if self.trained_by == "owner":
+            text += "; the owner trained both halves"
+        return text + "."
+
+
+_CHOICES = {"who": Who, "phase": Phase, "behaviour": Behaviour, "trained_by": TrainedBy}
+
+
+def _listed(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+Maker = Callable[[], nn.Module]
+TopMaker = Callable[[int], nn.Module]
+#: In which order two parties' cuts lie side by side before a top, or that they are summed.
+Merge = Literal["victim-own", "own-victim", "sum"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SentCuts:
+    """Cuts of one message.
+
+    Attributes:
+        step: its number.
+        epoch: the one it belongs to; of queries that are repeated, which time it is.
+        rows: which rows of its group, int64, axes (rows,).
+        cuts: as they were decoded, axes (rows, width).
+    """
+
+    step: int
+    epoch: int
+    rows: Tensor
+    cuts: Tensor
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RecordedExchange:
+    """One training exchange as it was recorded.
+
+    Attributes:
+        step, epoch: as of `SentCuts`.
+        rows: counted through the targets; leaked rows follow after them.
+        cuts: gives what went up, decoded, axes (rows, width).
+        gradients: what came down, decoded, alike.
+    """
+
+    step: int
+    epoch: int
+    rows: Tensor
+    cuts: Callable[[], Tensor]
+    gradients: Tensor
+
+    @classmethod
+    def of(cls, up: SentCuts, gradients: Tensor) -> RecordedExchange:
+        """A message and what came back for it."""
+        return cls(up.step, up.epoch, up.rows, lambda: up.cuts, gradients)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evidence:
+    """What is known about one group of rows; axes (rows, ...) all alike, None where unknown.
+
+    Attributes:
+        inputs: float32, the columns.
+        cuts: float32, axes (rows, width), as they travelled.
+        labels: int64, axes (rows,).
+        outputs: float32, axes (rows, outputs), what the network answered.
+        before: gives what the last layer of `Holdings.bottom` is given for these rows, axes (rows,
+            features), where that is kept; it follows from inputs and bottom.
+        sent: gives every message that held cuts of these rows, over epochs or queries.
+    """
+
+    inputs: Tensor | None = None
+    cuts: Tensor | None = None
+    labels: Tensor | None = None
+    outputs: Tensor | None = None
+    before: Callable[[], Tensor] | None = None
+    sent: Callable[[], Sequence[SentCuts]] | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows the group has."""
+        known = (self.inputs, self.cuts, self.labels, self.outputs)
+        return next((len(values) for values in known if values is not None), 0)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Holdings:
+    """Everything that might be granted; what is None is not there at all.
+
+    Attributes:
+        targets: the rows that are attacked, without what is to be found out.
+        leaked: rows of which the attacker learned the labels (or an attribute, or the victim's
+            columns).
+        unlabelled: further rows.
+        exchanges: the training, exchange by exchange; the targets are then training rows.
+        prior: share of each class, axes (classes,).
+        bottom: makes a copy of the attacker's trained bottom.
+        new_bottom: makes an untrained bottom of the architecture in use.
+        new_top: makes an untrained top of the architecture in use, for cuts of a given width.
+        top: makes a copy of the attacker's trained top (label party).
+        merge: how the victim's cuts and the attacker's own meet before `top`; None where it has no
+            columns of its own.
+        others_bottom: makes a copy of the victim's trained bottom.
+        snapshots: each makes a copy of the attacker's bottom as it was after an epoch, in order.
+        partners: what those who collude with the attacker hold of the same groups of rows.
+        shape: axes of one of the victim's rows, without the rows axis.
+    """
+
+    targets: Evidence = field(default_factory=Evidence)
+    leaked: Evidence | None = None
+    unlabelled: Evidence | None = None
+    exchanges: Sequence[RecordedExchange] | None = None
+    prior: Tensor | None = None
+    bottom: Maker | None = None
+    new_bottom: Maker | None = None
+    new_top: TopMaker | None = None
+    top: Maker | None = None
+    merge: Merge | None = None
+    others_bottom: Maker | None = None
+    snapshots: Sequence[Maker] | None = None
+    partners: Sequence[View] | None = None
+    shape: tuple[int, ...] | None = None
+
 
 #: Any of these grants opens a holding; rows are opened column by column as well.
 _OPENS = {
     "leaked": (Grant.LEAKED, Grant.LEAKED_INPUTS, Grant.LEAKED_ATTRIBUTES),
     "unlabelled": (Grant.UNLABELLED,),
-    "heard": (Grant.GRADIENTS,),
+    "exchanges": (Grant.GRADIENTS,),
     "prior": (Grant.PRIOR,),
     "bottom": (Grant.BOTTOM,),
     "new_bottom": (Grant.BOTTOM_RECIPE,),
@@ -35,13 +266,13 @@ _OPENS = {
 }
 
 
-class Seen:
+class GrantedRows:
     """One group of rows as an attacker may see them; reaching for anything else raises.
 
     Args:
         view: whose grants count.
         evidence: what there is.
-        leaked: whether these are the leaked rows, which have doors of their own.
+        leaked: whether these are the leaked rows, which grants of their own open too.
     """
 
     def __init__(self, view: View, evidence: Evidence, leaked: bool = False) -> None:
@@ -58,25 +289,24 @@ class Seen:
     def inputs(self) -> Tensor:
         """The columns, float32, axes (rows, ...)."""
         leaked = (Grant.LEAKED_INPUTS,) if self._leaked else ()
-        return self._column("inputs", Grant.INPUTS, *leaked)
+        return self._open(self._evidence.inputs, Grant.INPUTS, *leaked)
 
     @property
     def cuts(self) -> Tensor:
         """What travelled, float32, axes (rows, width)."""
-        return self._column("cuts", Grant.CUTS)
+        return self._open(self._evidence.cuts, Grant.CUTS)
 
     @property
-    def sent(self) -> Sequence[Sent]:
+    def sent(self) -> Sequence[SentCuts]:
         """Every message that held cuts of these rows, over epochs or over queries."""
         self._view.require(Grant.EPOCHS, Grant.QUERIES)
-        recorded: Callable[[], Sequence[Sent]] = there(self._evidence.sent, Grant.EPOCHS)
-        return recorded()
+        return there(self._evidence.sent, Grant.EPOCHS)()
 
     @property
     def labels(self) -> Tensor:
         """The classes (of leaked rows, or an attribute's), int64, axes (rows,)."""
         leaked = (Grant.LEAKED_ATTRIBUTES, Grant.LEAKED) if self._leaked else ()
-        return self._column("labels", Grant.LABELS, *leaked)
+        return self._open(self._evidence.labels, Grant.LABELS, *leaked)
 
     @property
     def before(self) -> Tensor | None:
@@ -89,12 +319,11 @@ class Seen:
     @property
     def outputs(self) -> Tensor:
         """What the network answered, float32, axes (rows, outputs)."""
-        return self._column("outputs", Grant.OUTPUTS)
+        return self._open(self._evidence.outputs, Grant.OUTPUTS)
 
-    def _column(self, name: str, *grants: Grant) -> Tensor:
+    def _open(self, value: Tensor | None, *grants: Grant) -> Tensor:
         self._view.require(*grants)
-        values: Tensor = there(getattr(self._evidence, name), grants[-1])
-        return values
+        return there(value, grants[-1])
 
 
 class View:
@@ -135,80 +364,71 @@ class View:
         return self.instead(**{name: replace(of, cuts=new) for name, (of, new) in groups.items()})
 
     @property
-    def targets(self) -> Seen:
+    def targets(self) -> GrantedRows:
         """The rows that are attacked; their labels are nobody's to see."""
-        return Seen(self, self._holdings.targets)
+        return GrantedRows(self, self._holdings.targets)
 
     @property
-    def leaked(self) -> Seen:
+    def leaked(self) -> GrantedRows:
         """The rows with leaked labels, attributes or columns."""
-        return Seen(self, self._held("leaked"), leaked=True)
+        return GrantedRows(self, self._open("leaked", self._holdings.leaked), leaked=True)
 
     @property
-    def unlabelled(self) -> Seen:
+    def unlabelled(self) -> GrantedRows:
         """Further rows, which may be the targets themselves."""
-        return Seen(self, self._held("unlabelled"))
+        return GrantedRows(self, self._open("unlabelled", self._holdings.unlabelled))
 
     @property
-    def heard(self) -> Sequence[Heard]:
+    def exchanges(self) -> Sequence[RecordedExchange]:
         """The training, exchange by exchange; the cuts of each are a grant of their own."""
-        heard: Sequence[Heard] = self._held("heard")
-        return [replace(one, cuts=partial(self._told, one)) for one in heard]
+        held = self._open("exchanges", self._holdings.exchanges)
+        return [replace(one, cuts=partial(self._cuts_of, one)) for one in held]
 
     @property
     def prior(self) -> Tensor:
         """Share of each class, axes (classes,)."""
-        prior: Tensor = self._held("prior")
-        return prior
+        return self._open("prior", self._holdings.prior)
 
     def bottom(self) -> nn.Module:
         """A copy of the attacker's own trained bottom."""
-        make: Maker = self._held("bottom")
-        return make()
+        return self._open("bottom", self._holdings.bottom)()
 
     def new_bottom(self) -> nn.Module:
         """An untrained bottom of the architecture in use."""
-        make: Maker = self._held("new_bottom")
-        return make()
+        return self._open("new_bottom", self._holdings.new_bottom)()
 
     def new_top(self, width: int) -> nn.Module:
         """An untrained top of the architecture in use, for cuts of this width."""
-        make: TopMaker = self._held("new_top")
-        return make(width)
+        return self._open("new_top", self._holdings.new_top)(width)
 
     def top(self) -> nn.Module:
         """A copy of the attacker's own trained top."""
-        make: Maker = self._held("top")
-        return make()
+        return self._open("top", self._holdings.top)()
 
     @property
     def merge(self) -> Merge:
         """How the victim's cuts and the attacker's own meet before its top."""
-        merge: Merge = self._held("merge")
-        return merge
+        return self._open("merge", self._holdings.merge)
 
     def others_bottom(self) -> nn.Module:
         """A copy of the victim's trained bottom, which no real party has."""
-        make: Maker = self._held("others_bottom")
-        return make()
+        return self._open("others_bottom", self._holdings.others_bottom)()
 
     @property
     def snapshots(self) -> Sequence[Maker]:
         """Each makes a copy of the attacker's own bottom as it was after an epoch, in order."""
-        snapshots: Sequence[Maker] = self._held("snapshots")
-        return snapshots
+        return self._open("snapshots", self._holdings.snapshots)
 
     @property
     def partners(self) -> list[View]:
         """What those who collude hold of the same groups of rows, as far as it is asked for."""
-        partners: Sequence[View] = self._held("partners")
+        partners = self._open("partners", self._holdings.partners)
         return [one.only(self.threat.grants & one.threat.grants) for one in partners]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Axes of one of the victim's rows, which its architecture tells."""
-        shape: tuple[int, ...] = self._held("shape")
-        return shape
+        return self._open("shape", self._holdings.shape)
 
     def require(self, *any_of: Grant) -> None:
         """Refuse what none of these grants opens.
@@ -224,13 +444,14 @@ class View:
                 want=" or ".join(one.name for one in any_of),
             )
 
-    def _told(self, one: Heard) -> Tensor:
+    def _cuts_of(self, one: RecordedExchange) -> Tensor:
         self.require(Grant.EPOCHS)
         return one.cuts()
 
-    def _held(self, name: str) -> Any:
+    def _open(self, name: str, held: Held | None) -> Held:
+        """A holding, where its grant opens it."""
         self.require(*_OPENS[name])
-        return there(getattr(self._holdings, name), _OPENS[name][0])
+        return there(held, _OPENS[name][0])
 
     def __repr__(self) -> str:
         return f"View({self.threat.who}, {self.threat.phase} phase)"
@@ -246,7 +467,7 @@ def groups_of(needs: Iterable[Grant]) -> list[str]:
     return ["targets", *(name for name in ("leaked", "unlabelled") if asked & {*_OPENS[name]})]
 
 
-def there(found: Any, grant: Grant) -> Any:
+def there(found: Held | None, grant: Grant) -> Held:
     """What was granted, as far as there is any.
 
     Raises:

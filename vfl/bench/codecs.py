@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from vfl.bench.messages import CodecJob, CodecRow, CodecRows
 from vfl.bench.process import Process
-from vfl.errors import BadOptionError
+from vfl.core.errors import BadOptionError
 
 #: Widths and values kept of the thesis' table 3.2.
 PAIRS = (

@@ -19,8 +19,8 @@ from vfl.bench.contenders import BASE, Cost, Turn, contenders
 from vfl.bench.csr_pickle import CsrPickle
 from vfl.bench.messages import CodecJob, CodecRow, CodecRows
 from vfl.bench.process import tell
-from vfl.compression.compiled import COMPILED
-from vfl.seeds import generator, permutation
+from vfl.core.compiled import COMPILED
+from vfl.core.seeds import generator, permutation
 
 _AHEAD = 3  # batches of a turn that do not count
 _ENOUGH_S = 1.0  # what took so long already skips the rounds that are left

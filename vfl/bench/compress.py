@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from vfl.compression import Codec, make
-from vfl.compression.index_set import TABLE_LIMIT
+from vfl.compression.coding.bits import TABLE_LIMIT
 from vfl.compression.measure import CodecMeasure, measure_codec
-from vfl.errors import WidthError
-from vfl.ledger import size
-from vfl.seeds import scoped
+from vfl.core.errors import WidthError
+from vfl.core.ledger import size
+from vfl.core.seeds import scoped
 
 UNTRAINED = "~"
 
@@ -56,7 +56,7 @@ def bench_compress(
 
     Args:
         cut: float32 of axes (rows, width), as a bottom gave it.
-        specs: the codecs, each of which takes this width (`vfl.specs.check_codecs`).
+        specs: the codecs, each of which takes this width (`vfl.training.specs.check_codecs`).
         batch_rows: rows of a frame.
         training: whether the frames are those of training or of inference.
         say: told which codec is measured.

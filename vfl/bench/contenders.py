@@ -11,10 +11,10 @@ import torch
 import zstandard
 from torch import Tensor
 
-from vfl.compression import Moment, make
-from vfl.errors import WidthError
-from vfl.frame import Frame, Kind, from_bytes, to_bytes
-from vfl.seeds import Secret
+from vfl.compression import StepContext, make
+from vfl.core.errors import WidthError
+from vfl.core.frame import Frame, Kind, from_bytes, to_bytes
+from vfl.core.seeds import Secret
 
 #: Codecs, the same for every width; `k` is filled in.
 SPECS = (
@@ -70,7 +70,7 @@ class _CodecTurn:
     def __call__(self, step: int, batch: Tensor) -> Cost:
         cut = self._module(batch) if self._module is not None else batch
         rows, width = cut.shape
-        sender, reader = Moment(step, True, self._secret), Moment(step, True)
+        sender, reader = StepContext(step, True, self._secret), StepContext(step, True)
         began = time.thread_time()
         raw = to_bytes(Frame(Kind.CUT, step, self._codec.encode(cut, sender).payload))
         encoded = time.thread_time()

@@ -17,8 +17,8 @@ import torch
 
 from vfl.bench.mutate import mutated_frames
 from vfl.bench.targets import Target, all_targets
-from vfl.errors import BadOptionError, VFLError
-from vfl.frame import from_bytes
+from vfl.core.errors import BadOptionError, VFLError
+from vfl.core.frame import from_bytes
 
 CASES = 1_000_000
 SHOWN_FAILURES = 20

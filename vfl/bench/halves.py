@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from vfl import models
 from vfl.bench.workloads import FEATURE_PARTIES, LABEL_PARTY, Workload
+from vfl.core.seeds import derive, generator, scoped
 from vfl.datasets import PartyData, Split
 from vfl.datasets.party import digest_of
-from vfl.seeds import derive, generator, scoped
 
 
 def synthetic(workload: Workload, seed: int) -> dict[str, PartyData]:

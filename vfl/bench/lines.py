@@ -18,7 +18,7 @@ from vfl.bench.messages import Door, LinesJob, Play, Played
 from vfl.bench.network import Network, Wan, choose, open_network
 from vfl.bench.patterns import PARTIES, PATTERNS, Pattern, modelled_s, most_bytes
 from vfl.bench.process import Process
-from vfl.errors import ConfigError
+from vfl.core.errors import ConfigError
 
 TURNS = 5
 _WORKER = "vfl.bench.lines_worker"

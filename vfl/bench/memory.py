@@ -21,7 +21,7 @@ import pyarrow.parquet  # pa.parquet
 
 from vfl.bench.memory_worker import Peak
 from vfl.config import PartyFile
-from vfl.errors import BadOptionError, PeerFailedError, UserError
+from vfl.core.errors import BadOptionError, PeerFailedError, UserError
 
 ROWS, COLUMNS = 1_000_000, 20
 BLOCK_ROWS = 50_000

@@ -14,7 +14,7 @@ import torch
 from vfl.config import Experiment, PartyFile
 from vfl.config.toml import Settings
 from vfl.session import Terms
-from vfl.session.own_data import own_data
+from vfl.session.party_folder import own_data
 
 BATCHES = 100
 BATCH_ROWS = 256

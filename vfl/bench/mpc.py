@@ -27,12 +27,12 @@ from vfl.bench.mpc_contender import OURS, Contender, Running, Taken
 from vfl.bench.mpc_messages import Task
 from vfl.bench.mpc_model import Modelled, matmul_ms, modelled, products, rules_of
 from vfl.bench.network import Network, Wan, choose, open_network
-from vfl.errors import ConfigError
-from vfl.mpc.rate import whole_rate
+from vfl.core.errors import ConfigError
+from vfl.core.registry import require_choice
+from vfl.core.seeds import use_one_thread
+from vfl.mpc.network import fixed_point_rate
 from vfl.mpc.rules import MODES, NAMES, Mode
 from vfl.mpc.workloads import LEARNING_RATE, WORKLOADS, Example, Workload, workload_named
-from vfl.options import require_choice
-from vfl.threads import use_one_thread
 
 TURNS = 5
 _WARM_S = 0.1
@@ -179,7 +179,7 @@ def _task(workload: Workload, fresh: bool, folder: Path, arrays: bool) -> Task:
         kept |= {f"wanted.{name}": value for name, value in example.wanted.items()}
         plain: dict[str, Any] = {name: value.numpy() for name, value in kept.items()}
         np.savez(path, **plain)
-    times, shift = whole_rate(LEARNING_RATE / workload.rows)
+    times, shift = fixed_point_rate(LEARNING_RATE / workload.rows)
     return Task(
         system="",
         workload=workload.name,

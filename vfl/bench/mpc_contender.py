@@ -13,7 +13,7 @@ from vfl.bench.mpc_messages import Doors, Go, Place, Port, Ready, Task, Turn
 from vfl.bench.network import LOOPBACK, Network
 from vfl.bench.network.namespace import DEVICE
 from vfl.bench.process import Process
-from vfl.errors import BadOptionError, UserError, nearest
+from vfl.core.errors import BadOptionError, UserError, nearest
 from vfl.mpc.rules import NAMES
 
 _TALK = Path(__file__).parent / "peers" / "talk.py"

@@ -12,10 +12,10 @@ import torch
 
 from vfl.bench.network import LinkModel, Wan
 from vfl.mpc import Rules, Trio
+from vfl.mpc.channel import bytes_by_phase
 from vfl.mpc.measure import Seat
 from vfl.mpc.ring import matmul
 from vfl.mpc.rules import NAMES, P1, P2, Mode
-from vfl.mpc.traffic import bytes_by_phase
 from vfl.mpc.workloads import Example, Workload
 from vfl.transport import TransportLink
 
@@ -114,7 +114,7 @@ def _lines(trio: Trio, wan: Wan) -> LinkModel:
     model = LinkModel(NAMES, wan)
     for one, other in combinations(trio.parties, 2):
         there, back = one.channels[other.role], other.channels[one.role]
-        # A trio's links are those of `vfl.mpc.memory`, which can tell why they stop.
+        # A trio's links are those of `vfl.mpc.trio`, which can tell why they stop.
         ends = cast("tuple[TransportLink, TransportLink]", (there.link, back.link))
         there.link, back.link = model.between(NAMES[one.role], NAMES[other.role], ends)
     return model

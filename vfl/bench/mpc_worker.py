@@ -14,12 +14,13 @@ from functools import lru_cache
 from vfl.bench.mpc_messages import Doors, Go, Place, Port, Ready, Task, Turn
 from vfl.bench.mpc_model import rules_of
 from vfl.bench.process import tell
+from vfl.core.seeds import use_one_thread
 from vfl.mpc import make_party
+from vfl.mpc.channel import bytes_by_phase
 from vfl.mpc.measure import Seat
+from vfl.mpc.party import traffic
 from vfl.mpc.rules import NAMES, P2, Mode
-from vfl.mpc.traffic import bytes_by_phase, traffic
 from vfl.mpc.workloads import Example, workload_named
-from vfl.threads import use_one_thread
 from vfl.transport import Credential, Hello, TcpHub, TcpLink, TransportLink
 from vfl.triple.door import CALLS, LISTENS
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from vfl.frame import HEADER_BYTES
-from vfl.seeds import derive
+from vfl.core.frame import HEADER_BYTES
+from vfl.core.seeds import derive
 
 BLOCK_CASES = 4096
 MOST_FLIPS = 4

@@ -10,9 +10,8 @@ from vfl.bench.messages import Job, Measurement
 from vfl.bench.network import LinkModel, Wan
 from vfl.bench.setup import Setup
 from vfl.bench.workloads import FEATURE_PARTIES, LABEL_PARTY
-from vfl.local import Connect, LocalSession
-from vfl.server.meter import Meter
-from vfl.server.task import Classification
+from vfl.server.task import Classification, Meter
+from vfl.training.local import Connect, LocalSession
 from vfl.transport import local_pair
 
 

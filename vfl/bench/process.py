@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from vfl.config.toml import Settings
-from vfl.errors import PeerFailedError
+from vfl.core.errors import PeerFailedError
 
 _END_S = 5.0
 #: One thread each. The C library (glibc) keeps freed memory: whether it hands large tensors back

@@ -21,7 +21,7 @@ from vfl.bench.messages import Measurement
 from vfl.bench.network import Wan, choose
 from vfl.bench.step import LINE_STEPS, network_of
 from vfl.bench.workloads import Path
-from vfl.errors import ConfigError
+from vfl.core.errors import ConfigError
 
 WORKLOAD = "summed"
 MODES = ("none", "sum", "sum:bits=8", "beaver")

@@ -12,13 +12,11 @@ from vfl.bench.halves import fresh_bottom, fresh_top, synthetic
 from vfl.bench.messages import Job, Measurement
 from vfl.bench.workloads import FEATURE_PARTIES, KNOWN, LABEL_PARTY
 from vfl.config import Experiment
+from vfl.core.seeds import Secret
 from vfl.datasets import PartyData
-from vfl.exchange.exposure import shares_weights
-from vfl.mpc.agreement import Agreement
-from vfl.mpc.identity import Identity
-from vfl.seeds import Secret
-from vfl.session import Exchange, Terms
-from vfl.session.own_identity import binding_of
+from vfl.mpc.secure.keys import Agreement
+from vfl.session import Exchange, Terms, secure
+from vfl.session.secure import shares_weights
 
 
 class Setup:
@@ -52,13 +50,11 @@ class Setup:
 
     def agreement(self, party: str) -> Agreement:
         """A feature party's side of an agreement on keys, with keys that protect nobody."""
-        identities = {
-            name: Identity.of_simulation(self.secret(name).key("identity"))
-            for name in FEATURE_PARTIES
-        }
-        pins = {name: identity.public for name, identity in identities.items()}
-        binding = binding_of(self.terms, self.job.session, 0)
-        return Agreement(party, identities[party], pins, binding)
+        mode = secure.make(self.terms.secure)
+        everybody = {name: self.secret(name) for name in FEATURE_PARTIES}
+        keys = mode.simulated_keys(everybody, self.terms, self.job.session, 0)[party]
+        assert isinstance(keys, Agreement), "a mode that sums cuts"
+        return keys
 
     def secret(self, party: str) -> Secret:
         """A party's stand-in secret; nothing here needs protection."""

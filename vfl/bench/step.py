@@ -28,7 +28,7 @@ from vfl.bench.workloads import (
     Path,
     Workload,
 )
-from vfl.errors import ConfigError, nearest
+from vfl.core.errors import ConfigError, nearest
 
 WARMUP_STEPS = 10
 QUICK_STEPS = 20

@@ -8,11 +8,11 @@ from vfl.bench.messages import Door, Measurement
 from vfl.bench.setup import Setup
 from vfl.bench.workloads import LABEL_PARTY
 from vfl.clients import build_feature_party
-from vfl.clients.offers import send_offer, take_offers
-from vfl.frame import Frame, Kind
-from vfl.ledger import Ledger
-from vfl.server import LabelParty, build_label_party
-from vfl.server.offers import relay_offers
+from vfl.core.frame import Frame, Kind
+from vfl.core.ledger import Ledger
+from vfl.server import LabelParty, Objective, build_label_party
+from vfl.session import secure
+from vfl.session.exchange import Own
 from vfl.transport import (
     Credential,
     Hello,
@@ -46,7 +46,7 @@ def host(setup: Setup, announce: Callable[[Door], None]) -> Measurement:
         announce(Door(host=job.host, port=hub.port, ca_pem=ca_pem))
         hub.wait_all(list(credentials), _JOIN_TIMEOUT_S)
         label = _label_party(setup, {party: hub.link(party) for party in credentials})
-        relay_offers(label)
+        label.aggregator.begin()
         label.run(setup.schedule())
         for half in label.halves.values():
             half.link.receive()  # its DONE: the last gradient has arrived
@@ -68,13 +68,13 @@ def join(setup: Setup) -> Measurement:
             setup.data[name],
             setup.terms,
             link,
-            setup.secret(name),
+            Own(setup.secret(name)),
             bottom=setup.bottoms()[name],
         )
         if setup.terms.masks_cuts:
-            agreement = setup.agreement(name)
-            send_offer(party, agreement)
-            take_offers(party, agreement)
+            mode, keys = secure.make(setup.terms.secure), setup.agreement(name)
+            mode.offer(party.half, keys)
+            mode.accept(party.half, keys, setup.terms)
         party.run(setup.schedule())
         link.send(Frame(Kind.DONE))
     finally:
@@ -89,9 +89,7 @@ def _label_party(setup: Setup, links: dict[str, HubLink]) -> LabelParty:
         setup.data[LABEL_PARTY],
         setup.terms,
         observed,
-        setup.secret(LABEL_PARTY),
-        top=setup.top(),
-        task=setup.experiment.label.task,
-        outputs=setup.workload.outputs,
+        Own(setup.secret(LABEL_PARTY)),
+        Objective(setup.top(), setup.experiment.label.task, setup.workload.outputs),
         ledger=ledger,
     )

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vfl.compression import INFERENCE, Moment, make
-from vfl.errors import AuthenticationError
-from vfl.exchange.guards import check_finite
-from vfl.frame import HANDSHAKE_LIMIT_BYTES, Frame, Kind, to_bytes
-from vfl.seeds import Secret, generator
-from vfl.transport.messages import (
+from vfl.compression import INFERENCE, StepContext, make
+from vfl.core.errors import AuthenticationError
+from vfl.core.frame import HANDSHAKE_LIMIT_BYTES, Frame, Kind, to_bytes
+from vfl.core.seeds import Secret, generator
+from vfl.session.exchange import check_finite
+from vfl.transport.handshake import (
     ANSWER_LIMIT_BYTES,
     Hello,
     Welcome,
@@ -84,8 +84,8 @@ def _coded(spec: str, rows: int, width: int) -> Iterator[Target]:
     wire_width = codec.wire_width(width)
     shape = (rows, wire_width)
     cut = torch.randn(shape, generator=generator(0, "fuzz", spec, rows, width))
-    sender = Moment(STEP, training=True, secret=Secret.of_simulation(0, PEER))
-    reader = Moment(STEP, training=True)
+    sender = StepContext(STEP, training=True, secret=Secret.of_simulation(0, PEER))
+    reader = StepContext(STEP, training=True)
     encoded = codec.encode(cut, sender)
     saved = codec.decode(encoded.payload, *shape, reader).saved
     gradient = codec.encode_grad(cut / 8, saved, sender)

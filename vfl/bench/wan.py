@@ -19,8 +19,8 @@ from vfl.bench.network import Network, Wan, choose, open_network
 from vfl.bench.process import Process
 from vfl.config import DataSettings, Experiment, with_overrides
 from vfl.config.experiment import LabelSettings, PartySettings, TrainSettings
-from vfl.errors import ConfigError
-from vfl.plan import check_specs
+from vfl.core.errors import ConfigError
+from vfl.experiments.plan import check_specs
 
 TESTS_AN_EPOCH = 4
 _WORKER = "vfl.bench.wan_worker"

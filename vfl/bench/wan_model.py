@@ -9,8 +9,8 @@ from typing import Any
 from vfl.bench.messages import Mark, Marks
 from vfl.bench.network import LinkModel, Wan
 from vfl.bench.wan_setup import Setup
-from vfl.local import LocalSession
 from vfl.session import Exchange
+from vfl.training.local import LocalSession
 from vfl.transport import local_pair
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vfl.bench.messages import WanJob
+from vfl.core.seeds import Secret
 from vfl.datasets import PartyData, load_bundled
-from vfl.seeds import Secret
 from vfl.session import Exchange, Terms
 from vfl.session.schedule import queries, steps_per_epoch, training
 

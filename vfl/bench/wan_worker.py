@@ -15,9 +15,10 @@ from vfl.bench.process import tell
 from vfl.bench.wan_model import modelled
 from vfl.bench.wan_setup import Setup
 from vfl.clients import build_feature_party
-from vfl.errors import VFLError
-from vfl.frame import Frame, Kind
-from vfl.server import LabelParty, build_label_party
+from vfl.core.errors import VFLError
+from vfl.core.frame import Frame, Kind
+from vfl.server import LabelParty, Objective, build_label_party
+from vfl.session.exchange import Own
 from vfl.transport import Credential, Hello, TcpHub, TcpLink, session_certificate
 
 _JOIN_TIMEOUT_S = 60.0
@@ -58,7 +59,7 @@ def join(setup: Setup) -> Marks:
     address = (job.door.host, job.door.port)
     link = TcpLink.connect(*address, hello, ca_pem, window=terms.window_frames)
     try:
-        party = build_feature_party(setup.data, terms, link, setup.secret)
+        party = build_feature_party(setup.data, terms, link, Own(setup.secret))
         party.run(setup.schedule())
         link.send(Frame(Kind.DONE))
     finally:
@@ -78,10 +79,8 @@ def _label_party(setup: Setup, hub: TcpHub) -> tuple[LabelParty, list[Mark]]:
         setup.data,
         setup.terms,
         {party: hub.link(party) for party in setup.terms.feature_parties},
-        setup.secret,
-        top=setup.job.experiment.label.top,
-        task="classification",
-        outputs=setup.outputs,
+        Own(setup.secret),
+        Objective(setup.job.experiment.label.top, "classification", setup.outputs),
         on_epoch=mark,
     )
     return label, marks

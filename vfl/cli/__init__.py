@@ -1,65 +1,77 @@
-"""The command line: one file a command, heavy imports inside the commands."""
+"""The command line: a file for each thing a user does, heavy imports inside the commands."""
 
 from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
-from vfl.cli import (
-    attack,
-    bench,
-    cells,
-    check,
-    compare,
-    compress,
-    demo,
-    doctor,
-    evaluate,
-    explain,
-    grid,
-    init,
-    listing,
-    mpc,
-    nodes,
-    predict,
-    renew,
-    report,
-    sessions,
-    train,
-)
-from vfl.errors import VFLError
-from vfl.unexpected import of_a_file, place_of, told_by_place
+from vfl.cli import bench, federation, mpc, project, reference, study, training
+from vfl.core.errors import VFLError, file_mistake, redacted_output, redacted_traceback
+from vfl.core.version import VERSION
 
 app = typer.Typer(
     name="vfl",
     help="Train one network on columns that belong to different organisations.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # its tracebacks show local variables, so rows of data
-    add_completion=False,
 )
-app.command("demo")(demo.demo)
-app.command("init")(init.init)
-app.command("check")(check.check)
-app.command("train")(train.train)
-app.command("compare")(compare.compare)
-app.command("grid")(grid.grid)
-app.command("grid-worker", hidden=True)(cells.worker)
-app.command("attack")(attack.attack)
-app.command("evaluate")(evaluate.evaluate)
-app.command("predict")(predict.predict)
-app.command("report")(report.report)
-app.command("compress")(compress.compress)
-app.command("list")(listing.listing)
-app.command("explain")(explain.explain)
-app.command("doctor")(doctor.doctor)
-app.command("superlink")(nodes.superlink)
-app.command("supernode")(nodes.supernode)
-app.command("sessions")(sessions.sessions)
-app.command("renew")(renew.renew)
-app.add_typer(bench.app, name="bench")
-app.add_typer(mpc.app, name="mpc")
+
+#: Every command by its place in `vfl --help`.
+_PANELS: dict[str, dict[str, Callable[..., None]]] = {
+    "Start": {
+        "demo": project.demo,
+        "init": project.init,
+        "check": project.check,
+        "doctor": project.doctor,
+    },
+    "Train and predict": {
+        "train": training.train,
+        "evaluate": training.evaluate,
+        "predict": training.predict,
+        "report": training.report,
+    },
+    "Compare and attack": {
+        "compare": study.compare,
+        "grid": study.grid,
+        "attack": study.attack,
+        "compress": study.compress,
+    },
+    "Run a party": {
+        "superlink": federation.superlink,
+        "supernode": federation.supernode,
+        "sessions": federation.sessions,
+        "renew": federation.renew,
+    },
+    "Look up": {"list": reference.listing, "explain": reference.explain},
+}
+for _panel, _commands in _PANELS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, rich_help_panel=_panel)(_command)
+app.command("grid-worker", hidden=True)(study.worker)
+app.add_typer(mpc.app, name="mpc", rich_help_panel="Train and predict")
+app.add_typer(bench.app, name="bench", rich_help_panel="Compare and attack")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"vfl {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version of vfl."
+        ),
+    ] = False,
+) -> None:
+    """Options of vfl itself."""
 
 
 def main() -> None:
@@ -70,16 +82,16 @@ def main() -> None:
     """
     signal.signal(signal.SIGTERM, _end)
     try:
-        with told_by_place():
+        with redacted_output():
             app(prog_name="vfl")
     except VFLError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
     except Exception as bug:
-        if mistake := of_a_file(bug):
+        if mistake := file_mistake(bug):
             print(mistake, file=sys.stderr)
             sys.exit(mistake.exit_code)
-        print(place_of(bug), file=sys.stderr)
+        print(redacted_traceback(bug), file=sys.stderr)
         sys.exit(1)
 
 

@@ -69,7 +69,7 @@ def train(
     settings, data, parties' columns, label, epochs, rows of a batch and seed are used.
     """
     from vfl.config import read_experiment
-    from vfl.threads import use_one_thread
+    from vfl.core.seeds import use_one_thread
     from vfl.triple import train_private
 
     use_one_thread()
@@ -100,7 +100,7 @@ def infer(
     json: Json = False,
 ) -> None:
     """Answer the test rows with a network on shares; the label party receives the answers."""
-    from vfl.threads import use_one_thread
+    from vfl.core.seeds import use_one_thread
     from vfl.triple import infer_private
 
     use_one_thread()
@@ -126,7 +126,7 @@ def predict(
 
     That party's table needs the ids alone, if it has no columns.
     """
-    from vfl.threads import use_one_thread
+    from vfl.core.seeds import use_one_thread
     from vfl.triple import predict_private
 
     use_one_thread()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vfl.cli.output import emit, figure, say
-from vfl.ledger import size
+from vfl.core.ledger import size
 
 if TYPE_CHECKING:
     from vfl.mpc import Rules
@@ -59,7 +59,7 @@ Out = Annotated[Path | None, typer.Option(help="A new folder; one under runs/ if
 
 def new_folder(name: str) -> Path:
     """A folder under runs/ that is not there yet."""
-    from vfl.run_folder import new_run_name
+    from vfl.config.run_folder import new_run_name
 
     return Path("runs") / new_run_name(f"{name}-mpc")
 
@@ -73,9 +73,9 @@ def rules_of(
     flips: bool | None,
 ) -> Rules:
     """The protocol's rules, from the options."""
+    from vfl.core.registry import require_choice
     from vfl.mpc import Rules
     from vfl.mpc.rules import MODES
-    from vfl.options import require_choice
 
     require_choice("mode", mode, MODES)
     return Rules(

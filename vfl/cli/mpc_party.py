@@ -40,7 +40,7 @@ def invite(
     P2 is called by P0 and P1, and P0 by P1. Give each invitation to its caller alone, by a way
     that P2 cannot read where it is P0's; the door stays here. They are good for 90 days.
     """
-    from vfl.options import require_choice
+    from vfl.core.registry import require_choice
     from vfl.triple.door import Door
 
     require_choice("as", role, ("P0", "P2"))
@@ -90,7 +90,7 @@ def party(
     `--rows` at the party with the labels.
     """
     from vfl.config import read_experiment
-    from vfl.threads import use_one_thread
+    from vfl.core.seeds import use_one_thread
     from vfl.triple.alone import Ways, ask_alone, role_of, train_alone
     from vfl.triple.plan import Terms
 

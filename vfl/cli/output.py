@@ -1,26 +1,29 @@
-"""What commands print: results on standard output, progress on standard error."""
+"""What commands print (results on standard output, progress on standard error), shared options."""
 
 from __future__ import annotations
 
-import json
+import json as jsons
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from vfl.ledger import size
-from vfl.text import printable_lines
+from vfl.core.ledger import size
+from vfl.core.text import printable_lines
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", help="Change a setting, such as train.epochs=5 or codec=topk:k=4."),
 ]
-
 Device = Annotated[
     str, typer.Option(help="Where all models run in this process; a party file names its own.")
 ]
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that vfl train printed.")]
+Download = Annotated[bool, typer.Option("--download", help="Fetch a data set that is not here.")]
 
 _PER_PARTY = ("bytes_up", "bytes_down")
 #: What fits a line of progress; the run folder has the rest.
@@ -45,7 +48,7 @@ def say_epoch(record: Mapping[str, Any]) -> None:
 
 def emit(content: Any) -> None:
     """One JSON value on standard output."""
-    print(json.dumps(content, indent=2))
+    print(jsons.dumps(content, indent=2))
 
 
 def machine(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,6 +77,20 @@ def show(summary: Mapping[str, Any]) -> None:
     if summary.get("steps_per_second"):
         print(f"{'steps a second':<16} {summary['steps_per_second']}")
     print(f"{'run':<16} {summary['run']}")
+
+
+def show_training(folder: Path, json: bool) -> None:
+    """Build the page of a training, and print its summary with it."""
+    from vfl.core.storage import read_json
+    from vfl.experiments.pages import build_report
+
+    page = build_report(folder)
+    summary = read_json(folder / "summary.json")
+    if json:
+        emit(machine(summary) | {"report": str(page)})
+    else:
+        show(summary)
+        print(f"{'report':<16} {page}")
 
 
 def figure(value: float) -> str:

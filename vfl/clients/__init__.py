@@ -1,4 +1,4 @@
-"""Feature parties: the side that holds columns and bottom models."""
+"""Feature parties: they hold columns and bottom models."""
 
 from __future__ import annotations
 

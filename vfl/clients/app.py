@@ -13,10 +13,15 @@ from flwr.clientapp import ClientApp
 
 from vfl.clients.session import take_part
 from vfl.config import PartyFile, read_party_file
-from vfl.errors import ConfigError, ProtocolError, VFLError
+from vfl.core.errors import (
+    ConfigError,
+    ProtocolError,
+    VFLError,
+    redacted_output,
+    redacted_traceback,
+)
+from vfl.core.text import printable
 from vfl.session import SessionMessage, for_others, unexpected
-from vfl.text import printable
-from vfl.unexpected import place_of, told_by_place
 
 
 def client_app() -> ClientApp:
@@ -30,7 +35,7 @@ def client_app() -> ClientApp:
     @app.train("session")
     def session(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
-        with told_by_place():
+        with redacted_output():
             answer = play(message.content, context)
         return Message(RecordDict({"session": answer}), reply_to=message)
 
@@ -52,7 +57,7 @@ def play(content: Mapping[str, Any], context: Context) -> ConfigRecord:
         print(error, flush=True)
         failure = for_others(error, name).record()
     except Exception as bug:
-        print(place_of(bug), flush=True)
+        print(redacted_traceback(bug), flush=True)
         told = unexpected(bug, name)
         print(told, flush=True)
         failure = told.record()

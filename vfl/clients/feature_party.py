@@ -1,4 +1,4 @@
-"""A feature party: its columns, its half of the exchange, and the loop through a session."""
+"""The feature party: its columns, its bottom, and the loop through a session."""
 
 from __future__ import annotations
 
@@ -10,29 +10,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vfl import compression, defenses, models
-from vfl.compression import Codec
+from vfl import defenses, models
 from vfl.config import TrainSettings
+from vfl.core.errors import DataError
+from vfl.core.frame import Link
+from vfl.core.seeds import scoped
+from vfl.core.storage import weights_digest
 from vfl.datasets import PartyData
-from vfl.errors import DataError
-from vfl.exchange import (
-    Adversary,
-    Compute,
-    FeatureHalf,
-    MaskedCut,
-    OwnerHalf,
-    SharedHalf,
-    ShareHolder,
+from vfl.session import Checkpoints, EarlyStopping, Exchange, Terms, secure
+from vfl.session.exchange import (
+    CutTerms,
+    FeatureEnd,
+    Own,
     optimizer_factory,
 )
-from vfl.exchange.adversary import HONEST
-from vfl.exchange.exposure import ring_of, shares_weights
-from vfl.exchange.shared_exposure import refuse_adversary
-from vfl.link import Link
-from vfl.seeds import Secret, scoped
-from vfl.session import Checkpoints, Course, Exchange, Terms
 from vfl.session.schedule import QUERY_ROWS
-from vfl.storage import weights_digest
+from vfl.session.secure import FeatureRound
 
 
 class FeatureParty:
@@ -40,7 +33,7 @@ class FeatureParty:
 
     Args:
         inputs: all its aligned rows; float32, axes (rows, ...).
-        half: its half of the exchange.
+        half: its end of a round.
         settings: how long the training goes on and which weights it keeps.
         checkpoints: where it saves while it trains; None saves nothing.
         train: positions of its training rows; None for a party that does not train.
@@ -49,7 +42,7 @@ class FeatureParty:
     def __init__(
         self,
         inputs: Tensor,
-        half: FeatureHalf | ShareHolder,
+        half: FeatureRound,
         settings: TrainSettings | None = None,
         checkpoints: Checkpoints | None = None,
         train: np.ndarray | None = None,
@@ -58,7 +51,8 @@ class FeatureParty:
         self._train = train
         self.half = half
         self.checkpoints = checkpoints
-        self.course = Course(settings or TrainSettings(), half.state_dict, half.load_state_dict)
+        settings = settings or TrainSettings()
+        self.stopping = EarlyStopping(settings, half.state_dict, half.load_state_dict)
 
     @property
     def name(self) -> str:
@@ -89,7 +83,7 @@ class FeatureParty:
             while self.half.awaiting > leave:
                 self.half.take_gradient()
         else:
-            self.course.told(self.half.take_receipt(exchange.step), exchange)
+            self.stopping.obey(self.half.take_receipt(exchange.step), exchange)
 
     def resume(self, step: int, before: Iterable[Exchange]) -> None:
         """Go back to the state before exchange `step`; 0 is where a new party starts.
@@ -114,7 +108,7 @@ class FeatureParty:
 
     def training_state(self) -> dict[str, Any]:
         """What training needs to go on exactly."""
-        return self.half.training_state() | {"course": self.course.state()}
+        return self.half.training_state() | {"course": self.stopping.state()}
 
     def load_training_state(
         self, saved: Mapping[str, Any], before: Iterable[Exchange] = ()
@@ -122,10 +116,10 @@ class FeatureParty:
         """Restore what `training_state` gave; `before` are the exchanges in flight then."""
         rows = {exchange.step: exchange for exchange in before}
         self.half.load_training_state(saved, lambda step: self._rows(rows[step]))
-        self.course.restore(saved["course"])
+        self.stopping.restore(saved["course"])
 
     def run(self, schedule: Iterable[Exchange]) -> None:
-        """Go through a session; `course.follow` makes its schedule one that may stop early."""
+        """Go through a session; `stopping.follow` makes its schedule one that may stop early."""
         for exchange in schedule:
             self.begin(exchange)
             self.answer(exchange)
@@ -156,13 +150,10 @@ def build_feature_party(
     data: PartyData,
     terms: Terms,
     link: Link,
-    secret: Secret,
+    own: Own,
     *,
     bottom: str | nn.Module | None = None,
     weights: Mapping[str, Tensor] | None = None,
-    checkpoints: Checkpoints | None = None,
-    adversary: Adversary = HONEST,
-    device: str = "cpu",
 ) -> FeatureParty:
     """A feature party ready for a session.
 
@@ -170,12 +161,9 @@ def build_feature_party(
         data: its aligned rows.
         terms: the session's terms.
         link: the stream to the label party.
-        secret: the party's own; the bottom's first weights follow from it too.
+        own: what is its own; the bottom's first weights follow from the secret too.
         bottom: a model or spec of its own instead of the one the terms name.
         weights: trained weights, for evaluation and prediction.
-        checkpoints: where it saves while it trains.
-        adversary: tampering on this side.
-        device: where its model runs.
 
     Raises:
         DataError: the party has no columns.
@@ -186,52 +174,34 @@ def build_feature_party(
     asked = terms.parties[data.name]
     if data.inputs is None:
         raise DataError(f"party '{data.name}' has no columns, so it has nothing to send")
-    with scoped(secret.number("init")):
+    with scoped(own.secret.number("init")):
         if not isinstance(bottom, nn.Module):
             recipe = models.make_bottom(asked.bottom) if bottom is None else own_bottom(bottom)
             bottom = recipe.build(tuple(data.inputs.shape[1:]), asked.width)
-        half = _half(data, bottom, terms, link, secret, adversary, device)
+        half = _end(data, bottom, terms, own, link)
     if weights is not None:
         half.load_state_dict(weights)
     train = data.split.train if terms.mode == "train" else None
-    return FeatureParty(data.inputs, half, terms.train, checkpoints, train)
+    return FeatureParty(data.inputs, half, terms.train, own.checkpoints, train)
 
 
-def _half(
-    data: PartyData,
-    bottom: nn.Module,
-    terms: Terms,
-    link: Link,
-    secret: Secret,
-    adversary: Adversary,
-    device: str,
-) -> FeatureHalf | ShareHolder:
-    width, codec = terms.parties[data.name].width, _codec(data.name, terms)
-    if shares_weights(terms):
-        refuse_adversary(data.name, adversary)
-        assert data.inputs is not None, "checked by the caller"
-        columns = math.prod(data.inputs.shape[1:])
-        if terms.dealer is not None:
-            return OwnerHalf(data.name, bottom, columns, width, link, secret)
-        return SharedHalf(data.name, bottom, columns, width, link, secret)
-    return FeatureHalf(
+def _end(data: PartyData, bottom: nn.Module, terms: Terms, own: Own, link: Link) -> FeatureRound:
+    assert data.inputs is not None, "checked by the caller"
+    mode, columns = secure.make(terms.secure), math.prod(data.inputs.shape[1:])
+    mode.refuse(terms)
+    replaced = mode.feature_round(data.name, bottom, columns, terms, own, link)
+    if replaced is not None:
+        return replaced
+    agreed = CutTerms(
         data.name,
-        bottom,
-        width,
-        codec,
+        terms.parties[data.name].width,
+        mode.feature_codec(data.name, terms),
         defenses.make(terms.defense),
-        link,
-        secret,
-        optimizer_factory(terms.train) if terms.mode == "train" else None,
-        adversary,
         terms.train.in_flight,
-        Compute(device, terms.train.precision),
+        terms.train.precision,
     )
-
-
-def _codec(party: str, terms: Terms) -> Codec:
-    ring = ring_of(terms)
-    return compression.make(terms.codec) if ring is None else MaskedCut(party, ring)
+    optimizer = optimizer_factory(terms.train) if terms.mode == "train" else None
+    return FeatureEnd(agreed, bottom, own, link, optimizer)
 
 
 def own_bottom(text: str) -> models.Bottom:

@@ -1,39 +1,41 @@
-"""A feature party's way through one session: check, attach, work, keep the weights, say goodbye."""
+"""A party's way through one session: check, attach, work, keep the weights, say goodbye."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from vfl.clients.attach import attached
-from vfl.clients.dealer_session import deal
-from vfl.clients.feature_party import FeatureParty, build_feature_party
-from vfl.clients.offers import send_offer, take_offers
+from vfl.clients.feature_party import build_feature_party
 from vfl.config import PartyFile
+from vfl.core.errors import ConsentError, DisagreementError, ProtocolError, VFLError
+from vfl.core.frame import Kind
+from vfl.core.storage import locked, weights_digest
 from vfl.datasets import PartyData
-from vfl.errors import DisagreementError, ProtocolError
-from vfl.exchange import ShareHolder
-from vfl.frame import Kind
 from vfl.session import (
     Introduction,
     PartyReport,
     SessionMessage,
     Terms,
     check_consent,
+    check_dealers_consent,
+    for_others,
+    secure,
+    unexpected,
 )
-from vfl.session.limits import frame_limits
-from vfl.session.own_data import (
+from vfl.session.consent import frame_limits
+from vfl.session.exchange import Own
+from vfl.session.party_folder import (
     own_checkpoints,
     own_data,
     own_folder,
     own_ledger,
     own_secret,
 )
-from vfl.session.own_identity import own_agreement
-from vfl.storage import locked
-from vfl.trace import own_recorders, recording
-from vfl.transport import Observed
-from vfl.transport.base import TransportLink
+from vfl.session.secure import HelperRound
+from vfl.session.trace import own_recorders, recording
+from vfl.transport import Hello, LinkLimits, Observed, TcpLink, Timeouts
+from vfl.transport.link import TransportLink
 
 
 def take_part(
@@ -54,7 +56,7 @@ def take_part(
     started = time.perf_counter()
     terms = message.terms
     if party.party == terms.dealer:
-        return deal(message, party)
+        return _help(message, party)
     _check_asked(party, terms)
     data = own_data(party, terms)
     check_consent(
@@ -65,7 +67,7 @@ def take_part(
     introduction = Introduction.of(data, terms, message.session)
     ledger = own_ledger(party)
     folder = own_folder(party, terms)
-    limits = frame_limits(terms, party.party, data.split)
+    limits, mode = frame_limits(terms, party.party, data.split), secure.make(terms.secure)
     with (
         locked(folder.path),
         ledger.session(terms) as (entry, meter),
@@ -76,22 +78,19 @@ def take_part(
             data,
             terms,
             link,
-            own_secret(party, entry),
+            Own(own_secret(party, entry), device=party.device, checkpoints=checkpoints),
             bottom=party.bottom,
             weights=None if terms.mode == "train" else folder.weights(),
-            checkpoints=checkpoints,
-            device=party.device,
         )
-        if terms.masks_cuts:
-            agreement = own_agreement(party, terms, message.session, message.attempt)
-            send_offer(feature, agreement)
-            take_offers(feature, agreement, terms.dealer)
-            _check_shared(feature, terms, party, data)
-            if isinstance(feature.half, ShareHolder):
-                layers = {party.party: feature.half.axes}
-                stream.agree(frame_limits(terms, party.party, data.split, layers))
+        if mode.needs_keys:
+            keys = mode.own_keys(party, terms, message.session, message.attempt)
+            mode.offer(feature.half, keys)
+            mode.accept(feature.half, keys, terms)
+        if (layers := feature.half.layers) is not None:  # their bytes are known by now
+            check_consent(terms, party.party, party.consent, data.split, layers)
+            stream.agree(frame_limits(terms, party.party, data.split, {party.party: layers}))
         feature.resume(message.start, terms.in_flight_at(data.split, message.start))
-        schedule = meter.through(feature.course.follow(terms.schedule(data.split, message.start)))
+        schedule = meter.through(feature.stopping.follow(terms.schedule(data.split, message.start)))
         weights = {party.party: feature.weights}
         with recording(recorders, schedule, message.start, weights, say) as exchanges:
             feature.run(exchanges)
@@ -135,7 +134,94 @@ def _check_asked(party: PartyFile, terms: Terms) -> None:
         )
 
 
-def _check_shared(feature: FeatureParty, terms: Terms, party: PartyFile, data: PartyData) -> None:
-    """Ask for consent once more where first layers are shared: their bytes are known by now."""
-    if isinstance(feature.half, ShareHolder):
-        check_consent(terms, party.party, party.consent, data.split, feature.half.axes)
+def _help(message: SessionMessage, party: PartyFile) -> PartyReport:
+    """Play a third party without data, which deals for example; it keeps nothing.
+
+    Raises:
+        DisagreementError: the party's file is that of a party with data.
+        ConsentError: the session asks for more than the file allows; nothing was sent, or it has
+            sent as much as it may.
+    """
+    started = time.perf_counter()
+    terms = message.terms
+    if party.role != "dealer":
+        raise DisagreementError(
+            f"party '{party.party}' has data, and the session asks it to deal",
+            got=f"role = '{party.role}'",
+            want="role = 'dealer' in its own file, and no [data]",
+        )
+    check_dealers_consent(terms, party.party, party.consent)
+    ledger, introduction = own_ledger(party), Introduction.of_dealer(party.party, terms)
+    limits, mode = frame_limits(terms, party.party, None), secure.make(terms.secure)
+    with ledger.session(terms) as (_, meter), attached(message, introduction, limits) as stream:
+        helper = mode.helper_round(terms, Observed(stream, party.party, "feature", [meter]))
+        keys = mode.own_keys(party, terms, message.session, message.attempt)
+        mode.offer(helper, keys)
+        mode.accept(helper, keys, terms)
+        stream.agree(frame_limits(terms, party.party, None, helper.layers))
+        serve(helper, party.consent.max_bytes)
+        no_weights = weights_digest({})
+        if terms.mode == "train":
+            ledger.end(terms.run, no_weights)
+        return PartyReport(
+            party=party.party,
+            weights_sha256=no_weights,
+            seconds=time.perf_counter() - started,
+        )
+
+
+def serve(helper: HelperRound, most_bytes: int) -> None:
+    """Serve until the label party says that the session is over.
+
+    Args:
+        helper: a third party's end.
+        most_bytes: how many it may send.
+
+    Raises:
+        ConsentError: it has sent more.
+    """
+    while helper.serve():
+        if helper.sent_bytes > most_bytes:
+            raise ConsentError(
+                f"party '{helper.party}' does not consent to deal any further",
+                got=f"{helper.sent_bytes} bytes",
+                want=f"bytes <= {most_bytes}",
+                fix="a shorter session, or a larger max_bytes in the [consent] of its own file",
+            )
+
+
+@contextmanager
+def attached(
+    message: SessionMessage, introduction: Introduction, limits: LinkLimits
+) -> Iterator[TcpLink]:
+    """The party's end of the stream, introduced; what goes wrong meanwhile is told to the others.
+
+    Args:
+        message: what Flower brought.
+        introduction: what the party says of itself.
+        limits: what frames may carry.
+
+    Raises:
+        LostPeerError: nobody is there.
+        PeerFailedError: the label party does not let this party in, and says why.
+    """
+    hello = Hello(message.session, message.node, message.token, introduction.model_dump())
+    link = TcpLink.connect(
+        message.host,
+        message.port,
+        hello,
+        message.ca_pem.encode(),
+        Timeouts(idle_s=message.idle_timeout_s, rejoin_window_s=message.rejoin_window_s),
+        message.terms.window_frames,
+        limits=limits,
+    )
+    try:
+        yield link
+    except VFLError as error:
+        link.fail(for_others(error, introduction.party))
+        raise
+    except Exception as bug:
+        link.fail(unexpected(bug, introduction.party))
+        raise
+    finally:
+        link.close()

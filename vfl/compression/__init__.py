@@ -9,9 +9,8 @@ entry point in the group ``vfl.codecs``), and the contract tests of `vfl.testing
 
 from __future__ import annotations
 
-from vfl.compression.base import INFERENCE, Codec, Decoded, Encoded, Moment
-from vfl.compression.bound import Symbols
-from vfl.registry import Registry
+from vfl.compression.base import INFERENCE, Codec, Decoded, Encoded, StepContext, Symbols
+from vfl.core.registry import Registry
 
 CODECS: Registry[Codec] = Registry(
     kind="codec",
@@ -19,12 +18,12 @@ CODECS: Registry[Codec] = Registry(
     members={
         "none": "vfl.compression.none:Uncompressed",
         "topk": "vfl.compression.topk:TopK",
-        "randtopk": "vfl.compression.randtopk:RandTopK",
+        "randtopk": "vfl.compression.topk:RandTopK",
         "quantise": "vfl.compression.quantise:Quantise",
         "relu": "vfl.compression.relu:Rectified",
-        "l1": "vfl.compression.l1:L1",
+        "l1": "vfl.compression.relu:L1",
         "size": "vfl.compression.size:Size",
-        "sign": "vfl.compression.sign:Sign",
+        "sign": "vfl.compression.size:Sign",
         "rate": "vfl.compression.rate:Rate",
     },
     group="vfl.codecs",
@@ -40,4 +39,4 @@ def make(spec: str) -> Codec:
     return CODECS.make(spec)
 
 
-__all__ = ["CODECS", "INFERENCE", "Codec", "Decoded", "Encoded", "Moment", "Symbols", "make"]
+__all__ = ["CODECS", "INFERENCE", "Codec", "Decoded", "Encoded", "StepContext", "Symbols", "make"]

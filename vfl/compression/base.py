@@ -10,18 +10,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from vfl.compression.bound import Symbols
-from vfl.frame import Payload
-from vfl.seeds import Secret
+from vfl.core.frame import Payload
+from vfl.core.seeds import Secret
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class StepContext:
     """When a cut travels, and whose private draws it may use.
 
     Attributes:
@@ -36,7 +37,27 @@ class Moment:
     secret: Secret | None = field(default=None, repr=False)
 
 
-INFERENCE = Moment()
+INFERENCE = StepContext()
+
+#: What a packer may know of the codes: nothing, how often each occurs, or how often in each unit.
+Counts = Literal["none", "pooled", "by unit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Symbols:
+    """What a payload says of a cut, before it is packed.
+
+    Attributes:
+        kept: which values travel, bool of axes (rows, width).
+        codes: a whole number for each of those, in row order; axes (values,).
+        choices: the codes are below it.
+        counts: what the packer may know of the codes in advance.
+    """
+
+    kept: npt.NDArray[np.bool_]
+    codes: np.ndarray
+    choices: int
+    counts: Counts = "none"
 
 
 class Encoded(NamedTuple):
@@ -69,17 +90,17 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def encode(self, cut: Tensor, moment: Moment = INFERENCE) -> Encoded:
+    def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
         """Payload of a cut.
 
         Args:
             cut: float32, axes (rows, width), finite, detached; never modified.
-            moment: step, phase and private draws. The same cut and moment give the same bytes.
+            context: step, phase and private draws. The same cut and context give the same bytes.
         """
 
     @abstractmethod
     def decode(
-        self, payload: Payload, rows: int, width: int, moment: Moment = INFERENCE
+        self, payload: Payload, rows: int, width: int, context: StepContext = INFERENCE
     ) -> Decoded:
         """The cut a payload stands for: float32, axes (rows, width), writable memory.
 
@@ -88,12 +109,12 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def encode_grad(self, grad: Tensor, saved: Any, moment: Moment = INFERENCE) -> Payload:
+    def encode_grad(self, grad: Tensor, saved: Any, context: StepContext = INFERENCE) -> Payload:
         """Payload of the gradient of a decoded cut; `saved` is what `decode` returned."""
 
     @abstractmethod
     def decode_grad(
-        self, payload: Payload, saved: Any, rows: int, width: int, moment: Moment = INFERENCE
+        self, payload: Payload, saved: Any, rows: int, width: int, context: StepContext = INFERENCE
     ) -> Tensor:
         """The gradient for the cut that was encoded; `saved` is what `encode` returned.
 
@@ -113,7 +134,7 @@ class Codec(ABC):
     def formula_ratio(self, width: int) -> float:
         """Size of a cut divided by dense fp32, as the literature counts it (no header)."""
 
-    def symbols(self, cut: Tensor, moment: Moment = INFERENCE) -> Symbols | None:
+    def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols | None:
         """What `encode` would say of a cut, for its entropy bound; None where that is not known.
 
         Nothing is learned from it, and nothing changes.
@@ -125,16 +146,16 @@ class Codec(ABC):
         return 4 * rows * width + 64
 
     def simulate(
-        self, cut: Tensor, moment: Moment = INFERENCE, grad_moment: Moment | None = None
+        self, cut: Tensor, context: StepContext = INFERENCE, grad_context: StepContext | None = None
     ) -> Tensor:
         """The wire path as one differentiable function, bit-equal to it in value and gradient.
 
         Args:
             cut: axes (rows, width); may require a gradient.
-            moment: what `encode` is given.
-            grad_moment: what `encode_grad` is given; the other end's secret lives in it.
+            context: what `encode` is given.
+            grad_context: what `encode_grad` is given; the other end's secret lives in it.
         """
-        simulated: Tensor = _WirePath.apply(cut, self, moment, grad_moment or moment)  # type: ignore[no-untyped-call]
+        simulated: Tensor = _WirePath.apply(cut, self, context, grad_context or context)  # type: ignore[no-untyped-call]
         return simulated
 
     # What a codec may own beyond bytes. A module's parameters train with its side's optimiser.
@@ -151,7 +172,7 @@ class Codec(ABC):
         """A trainable module between `decode` and the merge, at the label party."""
         return None
 
-    def local_loss(self, cut: Tensor, moment: Moment) -> Tensor | None:
+    def local_loss(self, cut: Tensor, context: StepContext) -> Tensor | None:
         """A scalar the feature party adds to its own backward pass; `cut` carries a graph."""
         return None
 
@@ -179,15 +200,17 @@ class _WirePath(torch.autograd.Function):
     """encode -> decode forward, encode_grad -> decode_grad backward: what really travels."""
 
     @staticmethod
-    def forward(ctx: Any, cut: Tensor, codec: Codec, moment: Moment, grad_moment: Moment) -> Tensor:
+    def forward(
+        ctx: Any, cut: Tensor, codec: Codec, context: StepContext, grad_context: StepContext
+    ) -> Tensor:
         rows, width = cut.shape
-        payload, kept = codec.encode(cut.detach(), moment)
-        decoded, saved = codec.decode(payload, rows, width, moment)
-        ctx.path = (codec, kept, saved, rows, width, moment, grad_moment)
+        payload, kept = codec.encode(cut.detach(), context)
+        decoded, saved = codec.decode(payload, rows, width, context)
+        ctx.path = (codec, kept, saved, rows, width, context, grad_context)
         return decoded
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        codec, kept, saved, rows, width, moment, grad_moment = ctx.path
-        payload = codec.encode_grad(grads[0].contiguous(), saved, grad_moment)
-        return codec.decode_grad(payload, kept, rows, width, moment), None, None, None
+        codec, kept, saved, rows, width, context, grad_context = ctx.path
+        payload = codec.encode_grad(grads[0].contiguous(), saved, grad_context)
+        return codec.decode_grad(payload, kept, rows, width, context), None, None, None

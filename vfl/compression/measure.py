@@ -1,23 +1,41 @@
-"""What one codec makes of one cut: real frames, decoded again, beside formula and entropy bound."""
+"""What one codec makes of one cut: real frames, decoded again, beside formula and entropy bound.
+
+The bound is the least a cut's symbols need, computed from how often they occur, with no packer
+involved: what the kept indices and codes of a whole cut cost an ideal coder. Headers, scales and
+the history byte of an adaptive packer are no part of it, so a frame's share above it is all that
+packing costs. A saved cut is read from a file of numpy, never from a pickle.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vfl.compression.base import Codec, Moment
-from vfl.compression.bound import entropy_bound_bits
-from vfl.errors import SpecError, UserError
-from vfl.frame import Frame, Kind, from_bytes, to_bytes
-from vfl.seeds import Secret
+from vfl.compression.base import Codec, StepContext, Symbols
+from vfl.core.errors import (
+    DataError,
+    MissingDataError,
+    NonFiniteError,
+    SpecError,
+    UserError,
+    nearest,
+)
+from vfl.core.frame import Frame, Kind, from_bytes, to_bytes
+from vfl.core.seeds import Secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +50,7 @@ class CodecMeasure:
         dense_bytes: 4 bytes for each value of the original cut.
         formula_ratio: size by dense size as the literature counts it.
         wire_ratio: `wire_bytes` by `dense_bytes`.
-        entropy_bound_bytes: see `vfl.compression.bound`; NaN where the codec does not tell its
+        entropy_bound_bytes: see `entropy_bound_bits`; NaN where the codec does not tell its
             symbols.
         relative_error: L2 norm of (cut - decoded) by that of the cut, of what `encode` got.
         encode_ms: a frame, median.
@@ -91,7 +109,7 @@ def measure_codec(
         raise UserError("there is nothing to measure", got=got, want="at least one of each")
     own = secret or Secret.of_simulation(0, "measure")
     batches = [
-        (cut[start : start + batch_rows], Moment(step, training, own if training else None))
+        (cut[start : start + batch_rows], StepContext(step, training, own if training else None))
         for step, start in enumerate(range(0, len(cut), batch_rows), start=1)
     ]
     crossings = list(_cross_all(codec, batches))
@@ -112,7 +130,7 @@ def measure_codec(
     )
 
 
-_Batches = list[tuple[Tensor, Moment]]
+_Batches = list[tuple[Tensor, StepContext]]
 
 
 class _Crossing(NamedTuple):
@@ -127,24 +145,24 @@ class _Crossing(NamedTuple):
 def _cross_all(codec: Codec, batches: _Batches) -> Iterator[_Crossing]:
     """Every batch's crossing; the first goes twice, for it builds tables and compiles loops.
 
-    The same cut and moment give the same bytes, so the ends are none the wiser.
+    The same cut and context give the same bytes, so the ends are none the wiser.
     """
     encoder, decoder = deepcopy(codec), deepcopy(codec)
     _cross(encoder, decoder, *batches[0])
-    for batch, moment in batches:
-        yield _cross(encoder, decoder, batch, moment)
-        if moment.training:
-            encoder.commit(moment.step)
-            decoder.commit(moment.step)
+    for batch, context in batches:
+        yield _cross(encoder, decoder, batch, context)
+        if context.training:
+            encoder.commit(context.step)
+            decoder.commit(context.step)
 
 
-def _cross(encoder: Codec, decoder: Codec, cut: Tensor, moment: Moment) -> _Crossing:
+def _cross(encoder: Codec, decoder: Codec, cut: Tensor, context: StepContext) -> _Crossing:
     rows, width = cut.shape
-    reading = Moment(moment.step, moment.training)
+    reading = StepContext(context.step, context.training)
     start = perf_counter()
-    payload = encoder.encode(cut, moment).payload
+    payload = encoder.encode(cut, context).payload
     encoded = perf_counter()
-    raw = to_bytes(Frame(Kind.CUT if moment.training else Kind.QUERY, moment.step, payload))
+    raw = to_bytes(Frame(Kind.CUT if context.training else Kind.QUERY, context.step, payload))
     arrived = from_bytes(raw, decoder.payload_limit(rows, width)).payload
     framed = perf_counter()
     decoded = decoder.decode(arrived, rows, width, reading).cut
@@ -152,7 +170,7 @@ def _cross(encoder: Codec, decoder: Codec, cut: Tensor, moment: Moment) -> _Cros
     if not torch.equal(decoded, encoder.decode(payload, rows, width, reading).cut):
         raise SpecError(
             "the two ends of a codec read a frame differently",
-            where=f"step {moment.step}",
+            where=f"step {context.step}",
             got=type(encoder).__name__,
             fix="test it with vfl.testing.CodecContract",
         )
@@ -161,7 +179,7 @@ def _cross(encoder: Codec, decoder: Codec, cut: Tensor, moment: Moment) -> _Cros
 
 
 def _bound_bytes(codec: Codec, batches: _Batches) -> float:
-    told = (codec.symbols(batch, moment) for batch, moment in batches)
+    told = (codec.symbols(batch, context) for batch, context in batches)
     return entropy_bound_bits(symbols for symbols in told if symbols is not None) / 8
 
 
@@ -170,3 +188,177 @@ def _relative(squared_error: float, cut: Tensor) -> float:
     if squared == 0:
         return 0.0 if squared_error == 0 else math.inf
     return math.sqrt(squared_error / squared)
+
+
+def entropy_bound_bits(batches: Iterable[Symbols]) -> float:
+    """Bits that an ideal coder needs for the symbols of a cut.
+
+    With n values kept in a row of d, its indices are one of C(d, n) sets, so all rows take
+
+        indices = sum of log2 C(d, n) + the entropy of n (0 where n never changes)
+
+    and codes that a packer knows nothing of take log2(choices) each. Where it may learn how often
+    something occurs, the bound is an order-0 entropy over all rows:
+
+        pooled   min(indices, entropy of each unit's being kept) + entropy of the codes
+        by unit  min(indices + log2(choices) a code, entropy of each unit's codes, absent being one)
+
+    The entropy of symbols with counts c is the sum of c log2(total / c), as if the frequencies
+    were known beforehand. A coder that also knows what came before a symbol may go below it.
+
+    Args:
+        batches: the symbols of the cut, batch after batch, of one codec; NaN without any.
+
+    >>> kept = np.zeros((256, 128), bool)
+    >>> kept[:, :3] = True
+    >>> f"{entropy_bound_bits([Symbols(kept, np.zeros(768, int), choices=256)]) / 8:.1f} bytes"
+    '1356.2 bytes'
+    """
+    sizes: Counter[int] = Counter()
+    table: np.ndarray | None = None
+    symbols: Symbols | None = None
+    for symbols in batches:
+        sizes.update(symbols.kept.sum(axis=1).tolist())
+        if symbols.counts != "none":
+            counted = _table(symbols)
+            table = counted if table is None else table + counted
+    if symbols is None:
+        return math.nan
+    width = symbols.kept.shape[1]
+    sets = sum(rows * math.log2(math.comb(width, kept)) for kept, rows in sizes.items())
+    indices = sets + entropy_bits(list(sizes.values()))
+    plain = indices + math.log2(symbols.choices) * sum(kept * n for kept, n in sizes.items())
+    if table is None:
+        return plain
+    present = table.sum(axis=1)
+    absent = sizes.total() - present
+    if symbols.counts == "pooled":
+        by_unit = sum(map(entropy_bits, np.stack([present, absent], axis=1)))
+        return min(indices, by_unit) + entropy_bits(table.sum(axis=0))
+    return min(plain, sum(map(entropy_bits, np.column_stack([table, absent]))))
+
+
+def entropy_bits(counts: npt.ArrayLike) -> float:
+    """Bits of all symbols that occur so often each, at their order-0 entropy.
+
+    >>> entropy_bits([1, 1, 2])
+    6.0
+    """
+    found = np.asarray(counts, np.float64)
+    occurring = found[found > 0]
+    return float((occurring * np.log2(occurring.sum() / occurring)).sum())
+
+
+def _table(symbols: Symbols) -> np.ndarray:
+    """How often each code occurs in each unit, axes (width, choices)."""
+    width = symbols.kept.shape[1]
+    cells = symbols.kept.nonzero()[1] * symbols.choices + symbols.codes
+    found = np.bincount(cells, minlength=width * symbols.choices)
+    return found.reshape(width, symbols.choices)
+
+
+_WANTED = "float16, float32 or float64 of axes (rows, width)"
+
+
+def read_cut(path: Path, array: str | None = None) -> Tensor:
+    """The cut in a file, float32 of axes (rows, width).
+
+    Args:
+        path: a ``.npy``, or a ``.npz``.
+        array: which array of a ``.npz``; it may be left out where there is only one.
+
+    Raises:
+        MissingDataError: no such file.
+        DataError: not a file of numpy, or not numbers of two axes.
+        NonFiniteError: it holds NaN or Inf, or numbers too large for float32.
+    """
+    values = _load(path, array)
+    if values.dtype.kind != "f" or values.dtype.itemsize not in (2, 4, 8):
+        raise DataError(
+            "a cut is made of floating-point numbers",
+            where=str(path),
+            got=str(values.dtype),
+            want=_WANTED,
+        )
+    axes = " x ".join(map(str, values.shape)) or "a single number"
+    if values.ndim != 2:
+        raise DataError(
+            "a cut has two axes",
+            where=str(path),
+            got=axes,
+            want=_WANTED,
+            fix="values.reshape(rows, -1) flattens each row",
+        )
+    if not values.size:
+        raise DataError("a cut without values", where=str(path), got=axes, want="1 x 1 or more")
+    with np.errstate(over="ignore"):
+        cut = values.astype(np.float32, order="C")
+    if wrong := int(np.count_nonzero(~np.isfinite(cut))):
+        raise NonFiniteError(
+            "a cut holds NaN or Inf, or numbers that float32 cannot hold",
+            where=str(path),
+            got=f"{wrong} of {cut.size} values",
+            want="finite numbers",
+        )
+    return torch.from_numpy(cut)
+
+
+def _load(path: Path, array: str | None) -> np.ndarray:
+    if not path.is_file():
+        beside = [file.name for file in path.parent.glob("*")]
+        raise MissingDataError(
+            "there is no such cut",
+            got=str(path),
+            want="a .npy or .npz file, or a folder with a trace",
+            fix=nearest(path.name, beside),
+        )
+    with path.open("rb") as file:
+        with _readable(path):
+            loaded = np.load(file, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            if array is not None:
+                raise UserError(
+                    "an .npy file holds a single array, without a name",
+                    where=str(path),
+                    got=f"--array {array}",
+                    fix="leave --array out",
+                )
+            return loaded
+        name = _chosen(loaded.files, path, array)
+        with loaded, _readable(path):
+            found: np.ndarray = loaded[name]
+            return found
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, ValueError, TypeError, zipfile.BadZipFile):
+        raise DataError(
+            "this is not an array that numpy can read without pickle",
+            where=str(path),
+            want="what numpy.save or numpy.savez wrote of plain numbers",
+        ) from None
+
+
+def _chosen(names: list[str], path: Path, array: str | None) -> str:
+    if array is None and len(names) == 1:
+        return names[0]
+    if array in names:
+        return str(array)
+    listed = ", ".join(sorted(names)) or "no array at all"
+    if array is None:
+        raise DataError(
+            "which of these arrays is the cut?",
+            where=str(path),
+            got=listed,
+            want="one array, or its name",
+            fix=f"--array {sorted(names)[0]}" if names else None,
+        )
+    raise DataError(
+        f"no array is called '{array}'",
+        where=str(path),
+        want=listed,
+        fix=nearest(array, names),
+    )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from vfl.compression.base import INFERENCE, Codec, Decoded, Encoded, Moment
-from vfl.compression.bound import Symbols
-from vfl.compression.dense import dense_bytes, dense_tensor
-from vfl.frame import Payload
+from vfl.compression.base import INFERENCE, Codec, Decoded, Encoded, StepContext, Symbols
+from vfl.core.errors import TruncatedFrameError
+from vfl.core.frame import Payload
 
 
 class Uncompressed(Codec):
@@ -20,25 +20,50 @@ class Uncompressed(Codec):
     1.0
     """
 
-    def encode(self, cut: Tensor, moment: Moment = INFERENCE) -> Encoded:
+    def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
         return Encoded(dense_bytes(cut), None)
 
     def decode(
-        self, payload: Payload, rows: int, width: int, moment: Moment = INFERENCE
+        self, payload: Payload, rows: int, width: int, context: StepContext = INFERENCE
     ) -> Decoded:
         return Decoded(dense_tensor(payload, rows, width), None)
 
-    def encode_grad(self, grad: Tensor, saved: Any, moment: Moment = INFERENCE) -> Payload:
+    def encode_grad(self, grad: Tensor, saved: Any, context: StepContext = INFERENCE) -> Payload:
         return dense_bytes(grad)
 
     def decode_grad(
-        self, payload: Payload, saved: Any, rows: int, width: int, moment: Moment = INFERENCE
+        self, payload: Payload, saved: Any, rows: int, width: int, context: StepContext = INFERENCE
     ) -> Tensor:
         return dense_tensor(payload, rows, width)
 
     def formula_ratio(self, width: int) -> float:
         return 1.0
 
-    def symbols(self, cut: Tensor, moment: Moment = INFERENCE) -> Symbols:
+    def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols:
         codes = cut.contiguous().numpy().view(np.uint32)
         return Symbols(np.ones(cut.shape, np.bool_), codes.reshape(-1), choices=2**32)
+
+
+def dense_bytes(values: Tensor) -> bytearray:
+    """Little-endian float32 bytes of a tensor in row order, as a copy."""
+    return bytearray(values.contiguous().numpy())
+
+
+def dense_tensor(payload: Payload, rows: int, width: int) -> Tensor:
+    """The float32 tensor of axes (rows, width) in a payload; writable, copied only if it must be.
+
+    Raises:
+        TruncatedFrameError: the payload is not exactly rows x width values long.
+    """
+    wanted_bytes = 4 * rows * width
+    if len(payload) != wanted_bytes:
+        raise TruncatedFrameError(
+            "a dense payload has the wrong length",
+            got=f"{len(payload)} bytes",
+            want=f"{wanted_bytes} bytes for {rows} rows of {width}",
+        )
+    if wanted_bytes == 0:
+        return torch.empty(rows, width)
+    view = memoryview(payload)
+    writable = bytearray(view) if view.readonly else view
+    return torch.frombuffer(writable, dtype=torch.float32).view(rows, width)

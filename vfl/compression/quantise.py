@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vfl.compression.dense_codec import DenseCodec
-from vfl.compression.options import Scale, require_packable
-from vfl.compression.values import value_code
-from vfl.options import require_choice
+from vfl.compression.coding.values import value_code
+from vfl.compression.packed import DenseCodec, Scale
 
 
 class Quantise(DenseCodec):
@@ -30,6 +28,8 @@ class Quantise(DenseCodec):
     136
     """
 
+    packers = ("dense", "range")
+
     def __init__(
         self,
         values: str = "4",
@@ -37,7 +37,4 @@ class Quantise(DenseCodec):
         scale: Scale = "batch",
         grad: str = "fp32",
     ) -> None:
-        require_choice("packer", packer, ("dense", "range"))
-        code = value_code(values)
-        require_packable(packer, values)
-        super().__init__(code, packer, scale, grad)
+        super().__init__(value_code(values), packer, scale, grad)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vfl.compression.base import Moment
-from vfl.compression.dense_codec import DenseCodec
-from vfl.compression.values import WholeValues
-from vfl.options import require_range
-from vfl.seeds import scoped
+from vfl.compression.base import StepContext
+from vfl.compression.coding.values import WholeValues
+from vfl.compression.packed import DenseCodec
+from vfl.core.registry import require_range
+from vfl.core.seeds import scoped
 
 _FIRST_SCALE = 0.7
 
@@ -46,10 +46,10 @@ class Rate(DenseCodec):
     def server_module(self, width: int) -> nn.Module:
         return Scales(width, -_FIRST_SCALE)
 
-    def local_loss(self, cut: Tensor, moment: Moment) -> Tensor | None:
+    def local_loss(self, cut: Tensor, context: StepContext) -> Tensor | None:
         if self._model is None or not len(cut):
             return None
-        key = 0 if moment.secret is None else moment.secret.number("rate", moment.step)
+        key = 0 if context.secret is None else context.secret.number("rate", context.step)
         with scoped(key):
             noise = torch.rand(cut.shape).to(cut.device) - 0.5
         return self.weight * self._model.bits(cut + noise)

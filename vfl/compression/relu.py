@@ -1,13 +1,23 @@
-"""A rectified cut: zeros cost little and stay zero, and their gradients do not travel."""
+"""Sparse cuts of a rectifier: zeros cost little, and a penalty makes them as many as asked."""
 
 from __future__ import annotations
 
-from torch import nn
+import math
+from collections.abc import Mapping
 
-from vfl.compression.dense_codec import DenseCodec, Packer
-from vfl.compression.options import Scale, require_packable
-from vfl.compression.values import RectifiedFloats, RectifiedValues
-from vfl.options import require_choice
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vfl.compression.base import INFERENCE, Encoded, StepContext
+from vfl.compression.coding.bits import index_bits
+from vfl.compression.coding.values import RectifiedFloats, RectifiedValues
+from vfl.compression.packed import DenseCodec, Packer, Scale
+from vfl.core.errors import WidthError
+from vfl.core.registry import require_choice, require_range
+
+#: Bounds of L1's weight, its gain a step, and the memory of the count that is controlled.
+_LEAST, _MOST, _GAIN, _MEMORY = 1e-4, 15.0, 0.02, 0.9
 
 
 class Rectified(DenseCodec):
@@ -37,9 +47,124 @@ class Rectified(DenseCodec):
         grad: str = "fp32",
     ) -> None:
         require_choice("values", values, ("fp32", *"12345678"))
-        require_packable(packer, values)
         code = RectifiedFloats() if values == "fp32" else RectifiedValues(int(values))
         super().__init__(code, packer, scale, grad, rectified=True)
 
     def client_module(self, width: int) -> nn.Module:
         return nn.ReLU()
+
+
+class L1(Rectified):
+    """Adds weight x (sum of the cut of a row, mean over rows) to the feature party's loss.
+
+    Source: thesis section 3.2, whose weight is fixed and multiplies the sum over the batch. Here
+    `target` asks for a number of values above zero instead: after each step the weight grows or
+    shrinks with the logarithm of count / target, while the target itself falls from half the width
+    over `anneal` steps. Counts of queries, which know no dropout, say how far training counts are
+    off.
+
+    Args:
+        target: values above zero a row, at inference; 0 keeps `weight` as it is.
+        weight: of the penalty at the start, for a mean over rows.
+        anneal: steps until the target is reached.
+        values: see `Rectified`.
+        packer: see `Rectified`.
+        scale: see `Rectified`.
+        grad: see `Rectified`.
+
+    Attributes:
+        weight_now: the weight that the next loss gets.
+
+    >>> cut = torch.tensor([[1.0, 0.0], [2.0, 3.0]])
+    >>> L1(target=0, weight=0.5).local_loss(cut, INFERENCE)
+    tensor(1.5000)
+    """
+
+    def __init__(
+        self,
+        target: float = 6.0,
+        weight: float = 0.01,
+        anneal: int = 1000,
+        values: str = "4",
+        packer: Packer = "range",
+        scale: Scale = "batch",
+        grad: str = "fp32",
+    ) -> None:
+        for name, value in {"target": target, "weight": weight, "anneal": anneal}.items():
+            require_range(name, value, 0)
+        super().__init__(values, packer, scale, grad)
+        self.target = target
+        self.anneal = anneal
+        self.weight = weight
+        self.weight_now = weight
+        self._steps = 0
+        self._count = math.nan
+        self._bias = 1.0
+        self._asked = np.zeros(2)  # rows and values above zero of the queries since the last step
+        self._waiting: dict[int, float] = {}
+
+    def check(self, width: int) -> None:
+        super().check(width)
+        if self.target > width:
+            raise WidthError(
+                f"a cut that is {width} wide has no {self.target:g} values above zero",
+                got=f"target = {self.target:g}",
+                want=f"target <= {width}",
+            )
+
+    def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
+        encoded = super().encode(cut, context)
+        above = float(np.count_nonzero(encoded.saved))
+        if context.training and len(cut):
+            self._waiting[context.step] = above / len(cut)
+        else:
+            self._asked += (len(cut), above)
+        return encoded
+
+    def local_loss(self, cut: Tensor, context: StepContext) -> Tensor:
+        return self.weight_now * cut.abs().sum() / max(len(cut), 1)
+
+    def commit(self, step: int) -> None:
+        super().commit(step)
+        count = self._waiting.pop(step, None)
+        if count is None or self.target == 0:
+            return
+        self._count = count if math.isnan(self._count) else _smooth(self._count, count)
+        if self._asked[0] > 0:
+            asked = self._asked[1] / self._asked[0]
+            self._bias = min(max(asked / max(self._count, 1e-3), 0.5), 2.0)
+            self._asked[:] = 0
+        # Half a value at least: a cut that died out pulls the weight down instead of to nothing.
+        error = math.log(max(self._count * self._bias, 0.5) / self._target_now())
+        self.weight_now = min(max(self.weight_now * math.exp(_GAIN * error), _LEAST), _MOST)
+        self._steps += 1
+
+    def formula_ratio(self, width: int) -> float:
+        """target/d (b + ceil(log2 d)) / 32, thesis table 3.1; b/32 where no target is set."""
+        if self.target == 0:
+            return super().formula_ratio(width)
+        return self.target / width * (self._code.bits + index_bits(width)) / 32
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        moving = [self.weight_now, self._steps, self._count, self._bias, *self._asked]
+        waiting = [number for pair in self._waiting.items() for number in pair]
+        own = {"l1": torch.tensor(moving, dtype=torch.float64)}
+        own["l1-seen"] = torch.tensor(waiting, dtype=torch.float64)
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        super().load_state_dict(state)
+        self.weight_now, steps, self._count, self._bias, *asked = state["l1"].tolist()
+        self._steps = int(steps)
+        self._asked = np.array(asked)
+        waiting = state["l1-seen"].reshape(-1, 2).tolist()
+        self._waiting = {int(step): count for step, count in waiting}
+
+    def _target_now(self) -> float:
+        start = max(self._width / 2, self.target)
+        share = min(1.0, self._steps / self.anneal) if self.anneal else 1.0
+        return start * math.pow(self.target / start, share)
+
+
+def _smooth(before: float, now: float) -> float:
+    return _MEMORY * before + (1 - _MEMORY) * now

@@ -1,18 +1,144 @@
-"""Top-k: the k values of largest magnitude of each row, and where they stand."""
+"""Top-k: the k values of largest magnitude of each row, and which they are.
+
+`RandTopK` replaces some of them at random in training. Both random laws replace a random number m
+of the top k by as many of the others. Given m, every choice of indices is equally likely, so a law
+is the distribution of m alone:
+
+- sequential: m = min(Binomial(k, alpha), d - k), which is exactly thesis equation (3-19);
+- multinomial: k draws without replacement with fixed weights (1 - alpha)/k and alpha/(d - k), what
+  the authors' released program does.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
-from vfl.compression.base import Moment
-from vfl.compression.index_set import Places
-from vfl.compression.options import Scale
-from vfl.compression.select import find_top
-from vfl.compression.sparse_codec import Packer, SparseCodec
+from vfl.compression.base import INFERENCE, Counts, Decoded, Encoded, StepContext, Symbols
+from vfl.compression.coding import loops
+from vfl.compression.coding.bits import Indices, index_bits, index_set
+from vfl.compression.coding.layouts import SparseFixed, SparseLayout, SparseRange
+from vfl.compression.coding.values import value_code
+from vfl.compression.packed import PackedCodec, Scale, step_of
+from vfl.core import compiled
+from vfl.core.errors import BadOptionError, NonFiniteError, UserError, WidthError
+from vfl.core.frame import Payload
+from vfl.core.registry import require_choice
+from vfl.core.seeds import Secret
+
+Packer = Literal["enumerative", "index", "bitmap", "range"]
+Law = Literal["sequential", "multinomial"]
+Draws = npt.NDArray[np.float64]
+Drops = npt.NDArray[np.bool_]
+
+#: Draws for each of the k indices of a row.
+DRAWS = {"sequential": 1, "multinomial": 3}
+
+
+class SparseCodec(PackedCodec[SparseLayout]):
+    """Keeps k values of a row; their gradients travel back without indices.
+
+    Args:
+        k: values kept of each row.
+        values: ``fp32``, ``bf16``, or the bits of a value from 1 to 8.
+        packer: ``enumerative`` (fewest bits of a fixed number), ``index`` (each index by itself),
+            ``bitmap`` (a bit for every index) or ``range`` (adaptive; needs values of 1 to 8 bits).
+        scale: ``batch`` or ``row``, what shares the ends of b-bit values in training; a query
+            always has one a row.
+        grad: ``fp32``, ``bf16``, or the bits of a gradient from 2 to 8.
+
+    Raises:
+        BadOptionError: k below 1, or an unknown format.
+    """
+
+    packers = get_args(Packer)
+
+    def __init__(
+        self,
+        k: int,
+        values: str = "fp32",
+        packer: Packer = "enumerative",
+        scale: Scale = "batch",
+        grad: str = "fp32",
+    ) -> None:
+        if k < 1:
+            raise BadOptionError(
+                "top-k keeps at least one value", where="option 'k'", got=str(k), want="k >= 1"
+            )
+        super().__init__(value_code(values), packer, scale, grad)
+        self.k = k
+
+    def check(self, width: int) -> None:
+        self.layout(width)
+
+    def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
+        rows, width = cut.shape
+        layout = self.layout(width)
+        indices = self.indices(cut, context)
+        saved = torch.from_numpy(indices)
+        kept = cut.gather(1, saved).numpy()
+        payload = layout.pack(indices, kept, self.groups(rows, context), step_of(context))
+        return Encoded(payload, saved)
+
+    def decode(
+        self, payload: Payload, rows: int, width: int, context: StepContext = INFERENCE
+    ) -> Decoded:
+        groups, step = self.groups(rows, context), step_of(context)
+        indices, kept = self.layout(width).unpack(payload, rows, groups, step)
+        saved = torch.from_numpy(indices)
+        return Decoded(torch.zeros(rows, width).scatter_(1, saved, torch.from_numpy(kept)), saved)
+
+    def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols:
+        indices = self.indices(cut, context)
+        kept = np.zeros(cut.shape, np.bool_)
+        np.put_along_axis(kept, indices, True, axis=1)
+        values = cut.gather(1, torch.from_numpy(indices)).numpy()
+        _, codes = self._code.encode(values, self.groups(len(cut), context))
+        counts: Counts = "pooled" if self.learns else "none"
+        return Symbols(kept, codes.reshape(-1), 2**self._code.bits, counts)
+
+    def encode_grad(self, grad: Tensor, saved: Any, context: StepContext = INFERENCE) -> Payload:
+        return self._grad.encode(grad.gather(1, saved), None, context)
+
+    def decode_grad(
+        self, payload: Payload, saved: Any, rows: int, width: int, context: StepContext = INFERENCE
+    ) -> Tensor:
+        kept = torch.from_numpy(self._grad.decode(payload, rows, self.k, None))
+        return torch.zeros(rows, width).scatter_(1, saved, kept)
+
+    def formula_ratio(self, width: int) -> float:
+        """k/d (b + ceil(log2 d)) / 32, thesis table 3.1 with b = 32 bits a value."""
+        return self.k / width * (self._code.bits + index_bits(width)) / 32
+
+    def payload_limit(self, rows: int, width: int) -> int:
+        cut_bytes = self.layout(width).payload_limit(rows, groups=rows)
+        return max(cut_bytes, self._grad.payload_bytes(rows, rows * self.k))
+
+    @abstractmethod
+    def indices(self, cut: Tensor, context: StepContext) -> Indices:
+        """The indices of `cut` that travel, axes (rows, k), increasing."""
+
+    def new_layout(self, width: int) -> SparseLayout:
+        if self.k > width:
+            few = max(1, width // 8)
+            raise WidthError(
+                f"top-k keeps {self.k} values of a cut that is {width} wide",
+                got=f"k = {self.k}",
+                want=f"k <= {width}",
+                fix=f"k={few} keeps one value in {width // few}",
+            )
+        if self.packer == "range":
+            return SparseRange(width, self.k, self._code)
+        return SparseFixed(index_set(self.packer, width, self.k), self._code)
 
 
 class TopK(SparseCodec):
-    """Keeps the k values of largest magnitude; of equal ones the one at the lower place.
+    """Keeps the k values of largest magnitude; of equal ones the one at the lower index.
 
     Source: Zheng, Chen, Lyu, Yao, "Reducing Communication for Split Learning by Randomized
     Top-k Sparsification", IJCAI 2023.
@@ -24,19 +150,224 @@ class TopK(SparseCodec):
     >>> f"{TopK(k=3).formula_ratio(width=128):.2%}"
     '2.86%'
     >>> cut = torch.zeros(256, 128)
-    >>> len(TopK(k=3, values="8").encode(cut, Moment(training=True)).payload)  # 256 x 43 bits + 4
+    >>> training = StepContext(training=True)
+    >>> len(TopK(k=3, values="8").encode(cut, training).payload)  # 256 x 43 bits and a scale
     1380
+    """
+
+    def indices(self, cut: Tensor, context: StepContext) -> Indices:
+        return find_top(cut, self.k).indices
+
+
+class RandTopK(SparseCodec):
+    """Top-k whose choice is random in training; at inference it is plain top-k.
+
+    The draws come from the encoding party's secret: whoever could repeat them would learn which
+    of the indices that travel are the largest.
+
+    Source: Zheng, Chen, Lyu, Yao, "Reducing Communication for Split Learning by Randomized
+    Top-k Sparsification", IJCAI 2023; thesis equation (3-19).
+
+    Args:
+        k: values kept of each row.
+        alpha: weight of the indices outside the top k, in [0, 1]; 0.05 to 0.1 is good.
+        law: ``sequential`` replaces each of the top k with probability alpha (equation 3-19);
+            ``multinomial`` is what the authors' released program does, which replaces more.
+        values, packer, scale, grad: see `SparseCodec`.
+
+    Raises:
+        BadOptionError: k below 1, alpha outside [0, 1], or an unknown law, format of
+            values or packer.
+
+    >>> f"{RandTopK(k=6, alpha=0.1).formula_ratio(width=128):.2%}"
+    '5.71%'
     """
 
     def __init__(
         self,
         k: int,
+        alpha: float = 0.1,
+        law: Law = "sequential",
         values: str = "fp32",
         packer: Packer = "enumerative",
         scale: Scale = "batch",
         grad: str = "fp32",
     ) -> None:
         super().__init__(k, values, packer, scale, grad)
+        require_choice("law", law, get_args(Law))
+        if not 0 <= alpha <= 1:
+            raise BadOptionError(
+                "alpha is a probability",
+                where="option 'alpha'",
+                got=str(alpha),
+                want="0 to 1",
+                fix="alpha=0.1",
+            )
+        self.alpha = alpha
+        self.law: Law = law
 
-    def places(self, cut: Tensor, moment: Moment) -> Places:
-        return find_top(cut, self.k).places
+    def indices(self, cut: Tensor, context: StepContext) -> Indices:
+        top = find_top(cut, self.k)
+        if not context.training:
+            return top.indices
+        if context.secret is None:
+            raise UserError(
+                "randtopk draws at random in training and was given no secret",
+                where=f"step {context.step}",
+                fix="StepContext(step, training=True, secret=Secret.fresh())",
+            )
+        indices = break_ties(cut, top, context.secret, context.step)
+        shape = (len(indices), DRAWS[self.law] * self.k)
+        draws = context.secret.uniform(shape, "randtopk", context.step)
+        return random_indices(indices, cut.shape[1], self.alpha, self.law, draws)
+
+
+class Top(NamedTuple):
+    """The largest indices of each row, axes (rows, k), and which rows have others just as large."""
+
+    indices: Indices
+    tied: npt.NDArray[np.bool_]
+
+
+def find_top(cut: Tensor, k: int) -> Top:
+    """The k indices of largest magnitude of each row, increasing; the lower index wins a tie.
+
+    Args:
+        cut: axes (rows, width), float32.
+        k: indices a row, at most `width`.
+
+    Raises:
+        NonFiniteError: a row holds NaN or Inf.
+    """
+    tied = np.zeros(len(cut), np.bool_)
+    if compiled.COMPILED and k <= loops.MOST_INDICES:
+        found = np.empty((len(cut), k), np.int64)
+        if not loops.find_top(cut.contiguous().view(torch.int32).numpy(), found, tied):
+            raise _not_finite()
+        return Top(found, tied)
+    magnitude = cut.abs()
+    largest, indices = (each.numpy() for each in torch.topk(magnitude, k, dim=1))
+    if not largest.max(initial=0) < np.inf:  # NaN sorts above Inf and both above all others
+        raise _not_finite()
+    size, least = magnitude.numpy(), largest[:, -1:]
+    enough = size >= least
+    if np.count_nonzero(enough) > indices.size:
+        tied = enough.sum(axis=1) > k
+        indices[tied] = _lower_of_tied(size[tied], least[tied], k)
+    indices.sort(axis=1)
+    return Top(indices, tied)
+
+
+def _not_finite() -> NonFiniteError:
+    return NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
+
+
+def _lower_of_tied(size: np.ndarray, least: np.ndarray, k: int) -> Indices:
+    """All indices above `least` (axes (rows, 1)) and the lowest indices equal to it, k a row."""
+    above, level = size > least, size == least
+    room = k - above.sum(axis=1, keepdims=True)
+    kept = above | (level & (level.cumsum(axis=1) <= room))
+    indices: Indices = kept.nonzero()[1].reshape(-1, k)
+    return indices
+
+
+def random_indices(top: Indices, width: int, alpha: float, law: Law, draws: Draws) -> Indices:
+    """The top indices with some of them replaced at random, increasing.
+
+    Args:
+        top: axes (rows, k), increasing.
+        width: width of the cut.
+        alpha: weight of the indices outside the top k, in [0, 1].
+        law: distribution of the number of replacements.
+        draws: uniform on [0, 1), axes (rows, `DRAWS[law]` k); row r of the result uses row r alone.
+    """
+    k, others = top.shape[1], width - top.shape[1]
+    if law == "sequential":
+        # Below alpha a draw is uniform again. A row with more of those has all others in any case.
+        drops, unit = sequential_drops(draws, others, alpha), float(alpha)
+    else:
+        drops, unit = multinomial_drops(draws[:, k:], others, alpha), 1.0
+    indices = top.copy()
+    replace = loops.replace if compiled.COMPILED else _replace
+    replace(indices, drops, draws, unit, others)
+    return indices
+
+
+def sequential_drops(draws: Draws, others: int, alpha: float) -> Drops:
+    """Which of the top indices give way under equation (3-19): each with probability alpha.
+
+    There are no more than `others`: a pool that is empty passes its mass to the other pool.
+
+    Args:
+        draws: uniform on [0, 1), axes (rows, k).
+        others: indices outside the top k.
+        alpha: weight of those.
+    """
+    drops: Drops = draws < alpha
+    if others < draws.shape[1]:
+        drops = _smallest(draws, np.minimum(drops.sum(axis=1), others))
+    return drops
+
+
+def multinomial_drops(draws: Draws, others: int, alpha: float) -> Drops:
+    """Which of the top indices give way when k are drawn one by one with fixed weights.
+
+    Args:
+        draws: uniform on [0, 1), axes (rows, 2 k).
+        others: indices outside the top k.
+        alpha: weight of those.
+    """
+    count_draws, order_draws = np.split(draws, 2, axis=1)
+    k = count_draws.shape[1]
+    counts = np.zeros(len(draws), np.int64)
+    for drawn in range(k):  # one falls outside in proportion to the weight that is left there
+        outside = alpha * (others - counts) / max(others, 1)
+        inside = (1 - alpha) * (k - drawn + counts) / k
+        counts += count_draws[:, drawn] * (outside + inside) < outside
+    return _smallest(order_draws, counts)
+
+
+def _smallest(draws: Draws, counts: npt.NDArray[np.int64]) -> Drops:
+    """Marks as many of the smallest draws of each row as `counts` says."""
+    ends = np.sort(np.pad(draws, ((0, 0), (0, 1)), constant_values=1.0), axis=1)
+    smallest: Drops = draws < np.take_along_axis(ends, counts[:, None], axis=1)
+    return smallest
+
+
+def _replace(indices: Indices, drops: Drops, draws: Draws, unit: float, others: int) -> None:
+    """Gives every marked index of a row to one outside the row; see `loops.replace`."""
+    row, slot = drops.nonzero()
+    first = row.searchsorted(row)
+    turn = np.arange(len(row)) - first  # 0 for the first that gives way in its row
+    numbers = (draws[row, slot] / unit * (others - turn)).astype(np.int64)
+    for t in reversed(range(turn.max(initial=0))):  # a Lehmer code becomes distinct numbers
+        later = (turn > t).nonzero()[0]
+        numbers[later] += numbers[later] >= numbers[first[later] + t]
+    # A number stands behind every index of its row that has at most so many others before it.
+    before = indices[row] - np.arange(indices.shape[1])
+    indices[row, slot] = numbers + (before <= numbers[:, None]).sum(axis=1)
+    indices.sort(axis=1)
+
+
+def break_ties(cut: Tensor, top: Top, secret: Secret, step: int) -> Indices:
+    """The top indices, those that equal the least of their row chosen anew among all that do.
+
+    If the lower index always counted as top, a higher one of the same magnitude would have to be a
+    random replacement, and whoever reads the frame would know it.
+
+    Args:
+        cut: axes (rows, width), float32.
+        top: its k largest indices; axes (rows, k).
+        secret: decides; a row's choice follows from it, the step and its position.
+        step: number of the exchange.
+    """
+    tied = top.tied.nonzero()[0]
+    if not len(tied):
+        return top.indices
+    size, chosen = np.abs(cut.numpy()[tied]), top.indices.copy()
+    least = np.take_along_axis(size, chosen[tied], axis=1).min(axis=1, keepdims=True)
+    draws = secret.uniform_rows(tied, size.shape[1], "ties", step)
+    order = np.where(size == least, draws, np.where(size > least, -1.0, 2.0))
+    k = chosen.shape[1]
+    chosen[tied] = np.sort(np.argpartition(order, k - 1, axis=1)[:, :k], axis=1)
+    return chosen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from vfl.config.comparison import WANTED, CompareSettings
 from vfl.config.experiment import (
     DataSettings,
     Experiment,
@@ -14,12 +13,12 @@ from vfl.config.experiment import (
     read_experiment,
     with_overrides,
 )
-from vfl.config.grid import GridSettings
+from vfl.config.grid import PACKS, WANTED, CompareSettings, GridSettings
 from vfl.config.party_file import Consent, OwnData, PartyFile, is_party_file, read_party_file
-from vfl.config.places import Places
-from vfl.config.toml import to_toml
+from vfl.config.toml import Places, to_toml
 
 __all__ = [
+    "PACKS",
     "WANTED",
     "CompareSettings",
     "Consent",

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from vfl.config.comparison import CompareSettings
-from vfl.config.grid import GridSettings
+from vfl.config.grid import CompareSettings, GridSettings
 from vfl.config.toml import MoreMistakes, Settings, check, override, read_toml, several
 
 PARTY_NAME = r"^[a-z][a-z0-9_-]{0,31}$"
@@ -20,7 +19,7 @@ Spec = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"
 #: A day: longer than any wait between parties is meant to be.
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 #: Numbers of a frame's step, an unsigned 32-bit field.
-MOST_STEPS = 2**32
+MAX_STEPS = 2**32
 
 
 class DataSettings(Settings):

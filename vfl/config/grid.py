@@ -1,21 +1,139 @@
-"""What `vfl grid` trains and attacks: the `[grid]` table of an experiment."""
+"""What `vfl compare` varies, and what `vfl grid` trains and attacks: `[compare]` and `[grid]`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
-from vfl.config.packs import unpacked
 from vfl.config.toml import Settings, several
 
+#: Stands in a spec for the whole number that is looked for.
+WANTED = "?"
+
+_SEEDS = (0, 1, 2)
+
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+VariantName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,31}$")]
+Overrides = Annotated[tuple[str, ...], BeforeValidator(several)]
+Seeds = Annotated[tuple[Seed, ...], BeforeValidator(several), Field(min_length=1)]
 Specs = Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)]
 Part = Literal["train", "validation", "test"]
 Baseline = Literal["scratch", "scratch_unlabelled", "raw", "pca", "random", "autoencoder"]
-
 _UNDEFENDED = "none"
 _HONEST = "none"
 _BASELINES: tuple[Baseline, ...] = ("scratch", "scratch_unlabelled", "raw", "pca", "random")
+
+#: What takes a second or so a leak draw on ten thousand rows, thesis attacks first.
+LIGHT = (
+    "fine_tuning",
+    "logistic",
+    "logistic:scaler=whiten",
+    "nearest_mean:scaler=cosine",
+    "fine_tuning:at=before",
+    "kmeans",
+)
+#: What also uses the unlabelled rows, the inputs and the bottom itself.
+HEAVY = (
+    *LIGHT,
+    "logistic:at=bottom",
+    "logistic:at=before",
+    "svm:scaler=whiten",
+    "self_training:scaler=whiten,rounds=6",
+    "self_training:at=before",
+    "label_propagation",
+    "label_propagation:scaler=cosine",
+    "teacher_student",
+    "teacher_student:student=top,rounds=1",
+    "unfreeze",
+    "model_completion",
+    "gaussian_mixture",
+)
+#: Attacks that go together, by name; a grid's `attacks` may name them among its specs.
+PACKS: dict[str, tuple[str, ...]] = {
+    "light": LIGHT,
+    "heavy": HEAVY,
+    # The two of the thesis (section 4.4).
+    "thesis": ("fine_tuning", "kmeans"),
+    # What the quick profile runs; where a cut is blurred on its way, its owner reads the bottom.
+    "quick": ("fine_tuning", "logistic:scaler=whiten", "logistic:at=bottom", "kmeans"),
+    # What a label party makes of cuts it was sent; those that no other party's columns disturb.
+    "columns": ("inversion", "white_box_inversion", "unsplit", "pseudo_client", "attribute"),
+    # What whoever asks for predictions finds out about training rows.
+    "members": ("membership", "likelihood_ratio"),
+}
+
+
+def _no_doubles(listed: tuple[object, ...] | None) -> tuple[object, ...] | None:
+    doubles = [item for item in listed or () if (listed or ()).count(item) > 1]
+    if doubles:
+        raise ValueError(f"{doubles[0]} stands there twice")
+    return listed
+
+
+class CompareSettings(Settings):
+    """What is trained beside what; `vfl train` does not look at it.
+
+    Attributes:
+        codecs: specs. In one with ``?``, such as ``topk:k=?``, it stands for the largest whole
+            number whose training frame stays within a level.
+        seeds: one training each; 0, 1 and 2 unless `folds` is given.
+        folds: cross-validation instead of seeds: so many trainings, each with test rows of its own.
+        levels: percent of dense float32 that a training frame of the cut may take; looked at for
+            codecs with ``?`` only.
+        accuracy: the bytes until the validation rows are that good are told; one needs no list.
+        measure: what is compared, as the records name it after ``validation_`` and ``test_``.
+        baseline: the codec all others are set against, repeat by repeat; the first one otherwise.
+        variants: lists of overrides; every codec is trained under each.
+    """
+
+    codecs: Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)]
+    seeds: Annotated[tuple[Seed, ...] | None, BeforeValidator(several)] = None
+    folds: int | None = Field(default=None, ge=2, le=1000)
+    levels: Annotated[
+        tuple[Annotated[float, Field(gt=0, le=100)], ...], BeforeValidator(several)
+    ] = ()
+    accuracy: Annotated[tuple[float, ...], BeforeValidator(several)] = ()
+    measure: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")] = "accuracy"
+    baseline: str | None = None
+    variants: dict[VariantName, Overrides] = Field(default_factory=dict)
+
+    @property
+    def repeats(self) -> list[tuple[str, ...]]:
+        """The overrides of each repeat: a seed, or a fold."""
+        if self.folds is not None:
+            folds = range(1, self.folds + 1)
+            return [(f"data.folds={self.folds}", f"data.fold={fold}") for fold in folds]
+        return [(f"seed={seed}",) for seed in self.seeds or _SEEDS]
+
+    @property
+    def reference(self) -> str:
+        """The codec all others are set against."""
+        return self.baseline or self.codecs[0]
+
+    _distinct = field_validator("codecs", "seeds", "levels", "accuracy")(_no_doubles)
+
+    @field_validator("codecs")
+    @classmethod
+    def _at_most_one_wanted(cls, codecs: tuple[str, ...]) -> tuple[str, ...]:
+        for spec in codecs:
+            if spec.count(WANTED) > 1:
+                raise ValueError(f"{spec}: only one number of a spec can be looked for")
+        return codecs
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CompareSettings:
+        wanted = next((spec for spec in self.codecs if WANTED in spec), None)
+        if wanted and not self.levels:
+            raise ValueError(f"'{wanted}' needs levels, such as levels = [2.86]")
+        if self.folds is not None and self.seeds is not None:
+            raise ValueError("folds take the place of seeds; give one of them")
+        if self.seeds == ():
+            raise ValueError("seeds is empty, so nothing would be trained")
+        if self.baseline is not None and self.baseline not in self.codecs:
+            raise ValueError(f"baseline = '{self.baseline}' is none of codecs")
+        return self
 
 
 class GridSettings(Settings):
@@ -28,7 +146,7 @@ class GridSettings(Settings):
         adversaries: specs; each defense is trained against each as well, besides honestly.
         known: training rows of each class, at most, whose labels an adversary of a feature party
             knew before the training.
-        attacks: specs, or names of `vfl.config.packs`.
+        attacks: specs, or names of `PACKS`.
         baselines: what attacks are set against: training from scratch on the leaked rows, on
             unlabelled ones too, and the same attack on bottoms that never saw a label. All but
             "autoencoder" unless they are named: that one is trained, a minute of a small network.
@@ -67,11 +185,7 @@ class GridSettings(Settings):
         tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(several), Field(min_length=1)
     ] = (1, 2, 5, 10, 20, 40)
     draws: int = Field(default=5, ge=1)
-    seeds: Annotated[
-        tuple[Annotated[int, Field(ge=0, lt=2**31)], ...],
-        BeforeValidator(several),
-        Field(min_length=1),
-    ] = (0, 1, 2, 3, 4)
+    seeds: Seeds = (0, 1, 2, 3, 4)
     party: str | None = None
     trained_by: Literal["owner", "split"] = "split"
     leaks_from: Literal["train", "validation"] = "train"
@@ -116,13 +230,9 @@ class GridSettings(Settings):
         """
         return not own if self.reconstructions is None else self.reconstructions
 
-    @field_validator("defenses", "codecs", "adversaries", "attacks", "baselines", "leaks", "seeds")
-    @classmethod
-    def _no_doubles(cls, listed: tuple[object, ...]) -> tuple[object, ...]:
-        doubles = [item for item in listed if listed.count(item) > 1]
-        if doubles:
-            raise ValueError(f"{doubles[0]} stands there twice")
-        return listed
+    _distinct = field_validator(
+        "defenses", "codecs", "adversaries", "attacks", "baselines", "leaks", "seeds"
+    )(_no_doubles)
 
     @model_validator(mode="after")
     def _baselines_of_attacks(self) -> GridSettings:
@@ -137,3 +247,12 @@ class GridSettings(Settings):
         if _UNDEFENDED in listed:
             raise ValueError("the undefended model is a victim anyway, with the experiment's codec")
         return listed
+
+
+def unpacked(attacks: Iterable[str]) -> tuple[str, ...]:
+    """Specs with packs opened, each once, in the order in which they were named.
+
+    >>> unpacked(["thesis", "logistic", "kmeans"])
+    ('fine_tuning', 'kmeans', 'logistic')
+    """
+    return tuple(dict.fromkeys(spec for name in attacks for spec in PACKS.get(name, (name,))))

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PrivateAttr, StringConstraints, model_validator
 
 from vfl.config.experiment import PartyName, TraceSettings
-from vfl.config.places import Places
-from vfl.config.toml import Settings, first_keys, read_toml
+from vfl.config.toml import Places, Settings, first_keys, read_toml
 
 
 class OwnData(Settings):

@@ -9,16 +9,19 @@ split=Split(train=1258, validation=180, test=359))
 from __future__ import annotations
 
 from vfl.datasets.align import align, sort_by_id
-from vfl.datasets.bundled import SOURCES
-from vfl.datasets.by_name import load_bundled
-from vfl.datasets.encode import Encoder, TableEncoder
+from vfl.datasets.encode import TASKS, Encoder, TableEncoder, encode_labels, read_encoder
 from vfl.datasets.files import read_table
-from vfl.datasets.form import SetFormat
-from vfl.datasets.labels import TASKS, encode_labels
-from vfl.datasets.load import load_table, load_tables
-from vfl.datasets.own import load_for_prediction, load_own, read_encoder
-from vfl.datasets.party import PartyData, Split
-from vfl.datasets.split import Fold, split_fixed, split_fold, split_parts, split_rows
+from vfl.datasets.load import (
+    load_bundled,
+    load_for_prediction,
+    load_own,
+    load_table,
+    load_tables,
+)
+from vfl.datasets.named import SOURCES
+from vfl.datasets.party import PartyData
+from vfl.datasets.sources import SetFormat
+from vfl.datasets.split import Fold, Split, split_fixed, split_fold, split_parts, split_rows
 from vfl.datasets.table import TableFormat, pick_columns
 
 __all__ = [

@@ -1,20 +1,34 @@
-"""Reading tables from files: a small one as a frame, a large one column by column."""
+"""Reading tables from files: a small one as a frame, a large one column by column.
+
+A CSV stands by rows, so that its columns cannot be read one after another. A large one is read
+once, some rows at a time, and written to a temporary file in pieces of one column each. That file
+has no name: it is gone with the process, however that ends.
+"""
 
 from __future__ import annotations
 
+import tempfile
+import weakref
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vfl.datasets.columns import BLOCK_ROWS, LargeTable, Table
-from vfl.datasets.spill import Spill
-from vfl.datasets.table import Source, TableFormat, check_names
-from vfl.errors import DataError, MissingDataError, nearest
+from vfl.core.errors import DataError, MissingDataError, nearest
+from vfl.datasets.table import (
+    BLOCK_ROWS,
+    Kind,
+    LargeTable,
+    Source,
+    Table,
+    TableFormat,
+    check_names,
+)
 
 
 def read_table(
@@ -45,7 +59,10 @@ def read_table(
     path = _existing(source, setting)
     with _readable(path):
         if path.suffix == ".parquet":
-            return _read_parquet(path, columns)
+            table = ParquetTable(path)
+            if len(table) > BLOCK_ROWS:
+                return table
+            return _kept(_uniquely_named(pd.read_parquet(path), str(path)), columns)
         return _read_csv(path, form or TableFormat(), text_columns, columns)
 
 
@@ -62,7 +79,7 @@ def column_names(
     path = _existing(source, setting)
     with _readable(path):
         if path.suffix == ".parquet":
-            return _parquet_names(path)
+            return list(ParquetTable(path).columns)
         return _csv_names(path, form or TableFormat())
 
 
@@ -149,20 +166,6 @@ def _read_csv(
     return _read_csv(path, form, [*text_columns, *mixed], columns) if mixed else table
 
 
-def _parquet_names(path: Path) -> list[str]:
-    names = list(ParquetTable(path).columns)
-    check_names(pd.Series(names), str(path))
-    return names
-
-
-def _read_parquet(path: Path, columns: Sequence[str] | None) -> Table:
-    table = ParquetTable(path)
-    if len(table) > BLOCK_ROWS:
-        check_names(pd.Series(table.columns), str(path))
-        return table
-    return _kept(_uniquely_named(pd.read_parquet(path), str(path)), columns)
-
-
 class ParquetTable(LargeTable):
     """The columns of a Parquet file, each read when asked for."""
 
@@ -171,6 +174,7 @@ class ParquetTable(LargeTable):
         self._file = pq.ParquetFile(path, buffer_size=1 << 16, pre_buffer=False)
         empty = self._file.schema_arrow.empty_table().to_pandas()  # without what pandas calls index
         self.columns = [str(name) for name in empty.columns]
+        check_names(pd.Series(self.columns), str(path))
 
     def __len__(self) -> int:
         rows: int = self._file.metadata.num_rows
@@ -184,3 +188,91 @@ class ParquetTable(LargeTable):
 
     def type_of(self, name: str) -> pa.DataType:
         return self._file.schema_arrow.field(name).type
+
+
+class Piece(NamedTuple):
+    """Some rows of one column.
+
+    Attributes:
+        start, size: bytes of the file.
+        schema: their Arrow type.
+        kind: what the cells are; None where all are missing.
+    """
+
+    start: int
+    size: int
+    schema: pa.Schema
+    kind: Kind | None
+
+
+class Spill(LargeTable):
+    """Columns in a file without a name.
+
+    Args:
+        columns: the names, in order.
+    """
+
+    def __init__(self, columns: list[str]) -> None:
+        self.columns = columns
+        self._rows = 0
+        self._pieces: dict[str, list[Piece]] = {name: [] for name in columns}
+        # Without a buffer, which a full disk would leave to be written when the file is closed.
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives with the table
+        weakref.finalize(self, self._file.close)
+
+    def add(self, frame: pd.DataFrame) -> None:
+        """Write the next rows.
+
+        Raises:
+            DataError: the disk is full.
+        """
+        for name in self.columns:
+            cells = pa.array(frame[name], from_pandas=True)
+            batch = pa.record_batch([cells], names=[""])
+            start, size = self._write(batch.serialize())
+            self._pieces[name].append(Piece(start, size, batch.schema, _kind(cells)))
+        self._rows += len(frame)
+
+    def _write(self, content: pa.Buffer) -> tuple[int, int]:
+        start = self._file.tell()
+        try:
+            written = self._file.write(content)
+        except OSError:
+            written = 0
+        if written < content.size:
+            raise DataError(
+                "there is no room for the temporary file of a large table",
+                where=tempfile.gettempdir(),
+                got=f"{start >> 20} MiB written",
+                fix="free some room, or set TMPDIR to a folder on a larger disk",
+            )
+        return start, written
+
+    def mixed(self) -> list[str]:
+        """Columns whose pieces were read as different things: numbers here and texts there."""
+        kinds = {name: {piece.kind for piece in own} for name, own in self._pieces.items()}
+        return [name for name, found in kinds.items() if len(found - {None}) > 1]
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def blocks(self, name: str) -> Iterator[pa.Array]:
+        wanted = self.type_of(name)
+        for piece in self._pieces[name]:
+            self._file.seek(piece.start)
+            found = pa.py_buffer(self._file.read(piece.size))
+            yield pa.ipc.read_record_batch(found, piece.schema).column(0).cast(wanted, safe=False)
+
+    def type_of(self, name: str) -> pa.DataType:
+        """Of one kind of cells: whole numbers join with real ones as float64, as in one reading."""
+        found = {piece.schema.field(0).type for piece in self._pieces[name] if piece.kind}
+        return found.pop() if len(found) == 1 else pa.float64()
+
+
+def _kind(cells: pa.Array) -> Kind | None:
+    if cells.null_count == len(cells):
+        return None
+    if pa.types.is_boolean(cells.type):
+        return "boolean"
+    numeric = pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type)
+    return "number" if numeric else "text"

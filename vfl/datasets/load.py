@@ -1,24 +1,138 @@
-"""All parties' data in one process: one table, or one table a party."""
+"""The loader: from tables, files or a data set's name to `PartyData`, rows in one order and split.
+
+One process that plays every party loads a data set by name, one table, or one table a party. A
+party of a federation reads its own file and nobody else's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
-from vfl.datasets.align import Aligned, align
-from vfl.datasets.files import read_table
-from vfl.datasets.labels import encode_labels
-from vfl.datasets.party import PartyData, Split
-from vfl.datasets.rows import AlignedRows, fit_inputs, own_columns, read_sorted
-from vfl.datasets.split import Fold, split_fold, split_rows
+from vfl.core.errors import BadOptionError, DataError, MissingDataError
+from vfl.datasets.align import Ids, align, sort_by_id
+from vfl.datasets.encode import Encoder, PictureEncoder, TableEncoder, encode_labels
+from vfl.datasets.files import column_names, read_table
+from vfl.datasets.named import read_bundled
+from vfl.datasets.party import NO_INPUTS, AlignedRows, Inputs, PartyData
+from vfl.datasets.sources import Bundled, SetFormat
+from vfl.datasets.split import Fold, Split, split_fixed, split_fold, split_parts, split_rows
 from vfl.datasets.table import (
+    Classes,
+    Part,
     Source,
+    Table,
     TableFormat,
     check_column,
+    check_features,
     check_owners,
+    pick_columns,
 )
-from vfl.errors import DataError, MissingDataError
+from vfl.datasets.texts import Texts
+
+
+def load_bundled(
+    source: str,
+    parties: Sequence[str],
+    seed: int,
+    label_party: str,
+    validation: float = 0.1,
+    test: float = 0.2,
+    flatten: bool = False,
+    download: bool = False,
+    root: Path | None = None,
+    limit: int | None = None,
+    form: SetFormat | None = None,
+    fold: Fold | None = None,
+) -> dict[str, PartyData]:
+    """A data set by name, cut into strips of the picture or blocks of columns, words or items.
+
+    Args:
+        source: one of `vfl.datasets.SOURCES`, or picture sets joined with a plus.
+        parties: who gets columns, from left to right; the label party only if it is listed.
+        seed: the run's public seed.
+        label_party: who gets the labels.
+        validation: share of the rows, or of the training rows where test rows are fixed; a set with
+            validation rows of its own keeps them.
+        test: share of the rows; a set with test rows of its own keeps them instead.
+        flatten: pictures as (rows, pixels); then there may be more parties than columns of pixels.
+        download: fetch picture files that are not there.
+        root: folder of the files; VFL_DATA without it.
+        limit: at most so many rows; see `read_bundled`.
+        form: what is made of the set.
+        fold: its rows are the test rows, and `validation` is a share of the others.
+
+    Returns:
+        Data by party, in the order given, the label party last unless it is listed.
+
+    Raises:
+        UnknownNameError: no such data set.
+        BadOptionError: a form the set cannot have, or a fold of a set with test rows of its own.
+        MissingDataError: files that are not there.
+        TooFewRowsError: an empty part.
+        DataError: more parties than columns.
+    """
+    data = read_bundled(source, root, download, limit, form, seed)
+    split = _bundled_split(data, source, seed, validation, test, fold)
+    rows = AlignedRows.of(data.rows, split)
+    inputs: dict[str, Inputs]
+    if isinstance(data.cells, pd.DataFrame):
+        owned = partition_columns(list(data.cells.columns), parties)
+        inputs = {party: fit_inputs(data.cells, own, split) for party, own in owned.items()}
+    else:
+        cells = data.cells.rows(split.train) if isinstance(data.cells, Texts) else data.cells
+        cut = _blocks(cells, parties) if cells.ndim == 2 else _strips(data, cells, parties, flatten)
+        inputs = {party: Inputs(own) for party, own in cut.items()}
+    return rows.parties(inputs, label_party, data.labels, data.classes)
+
+
+def _bundled_split(
+    data: Bundled, source: str, seed: int, validation: float, test: float, fold: Fold | None
+) -> Split:
+    if data.train_rows is None:
+        return _split(data.labels, "classification", seed, validation, test, fold)
+    if fold is not None:
+        raise BadOptionError(
+            f"data set '{source}' has test rows of its own",
+            where="data.folds",
+            got=f"fold {fold.number} of {fold.of}",
+            fix="leave data.folds out",
+        )
+    if data.validation_rows:
+        return split_parts(data.train_rows, data.validation_rows, data.rows)
+    return split_fixed(data.train_rows, data.rows, seed, validation)
+
+
+def _blocks(cells: np.ndarray, parties: Sequence[str]) -> dict[str, np.ndarray]:
+    """Each party's neighbouring columns, axes (rows, columns): steps of a sequence, or pixels."""
+    owned = zip(parties, blocks(cells.shape[1], parties), strict=True)
+    return {party: np.ascontiguousarray(cells[:, block]) for party, block in owned}
+
+
+def _strips(
+    data: Bundled, pictures: np.ndarray, parties: Sequence[str], flatten: bool
+) -> dict[str, np.ndarray]:
+    """Each party's standardised part of the pictures, float32, axes (rows, ...)."""
+    rows = len(pictures)
+    if flatten and len(parties) > pictures.shape[-1]:
+        whole = _scaled(pictures, data)  # pixel columns stay neighbours
+        return _blocks(whole.transpose(0, 3, 1, 2).reshape(rows, -1), parties)
+    strips = {
+        party: _scaled(strip, data) for party, strip in partition_image(pictures, parties).items()
+    }
+    if flatten:
+        return {party: strip.reshape(rows, -1) for party, strip in strips.items()}
+    return strips
+
+
+def _scaled(strip: np.ndarray, data: Bundled) -> np.ndarray:
+    inputs = np.array(strip, dtype=np.float32, order="C")
+    inputs -= np.array(data.mean, dtype=np.float32)[:, None, None]
+    inputs /= np.array(data.scale, dtype=np.float32)[:, None, None]
+    return inputs
 
 
 def load_table(
@@ -51,18 +165,13 @@ def load_table(
 
     Raises:
         MissingDataError, MissingColumnError, SharedColumnError, LabelLeakError, MisalignedError,
-        TooFewRowsError, DataError: see `vfl.errors`; messages hold names and counts only.
+        TooFewRowsError, DataError: see `vfl.core.errors`; messages hold names and counts only.
     """
     frame, ids = read_sorted(source, id_column, "the table", form)
     check_column(frame.columns, label, "the label", "label.column")
-    columns = {
-        party: own_columns(
-            frame.columns, patterns, party, label, id_column, f"parties.{party}.columns"
-        )
-        for party, patterns in party_columns.items()
-    }
+    frames = dict.fromkeys(party_columns, frame)
+    columns = _columns_by_party(frames, party_columns, label_party, label, id_column)
     check_owners(columns)
-    _check_feature_parties(columns, label_party)
     labels, classes = encode_labels(frame[label], task)
     split = _split(labels, task, seed, validation, test, fold)
     inputs = {party: fit_inputs(frame, own, split) for party, own in columns.items()}
@@ -100,32 +209,59 @@ def load_tables(
 
     Raises:
         MissingDataError, MissingColumnError, LabelLeakError, MisalignedError, TooFewRowsError,
-        DataError: see `vfl.errors`; messages hold names and counts only.
+        DataError: see `vfl.core.errors`; messages hold names and counts only.
     """
-    _check_sources(sources, (*party_columns, label_party))
-    aligned = _read_aligned(sources, id_column, form or TableFormat())
-    check_column(
-        aligned.frames[label_party].columns, label, f"the label of '{label_party}'", "label.column"
-    )
-    columns = {
-        party: own_columns(
-            frame.columns,
-            party_columns.get(party, ()),
-            party,
-            label,
-            id_column,
-            f"parties.{party}.columns",
+    without = [party for party in (*party_columns, label_party) if party not in sources]
+    if without:
+        raise MissingDataError(
+            f"party '{without[0]}' has no table",
+            where=f"parties.{without[0]}.source",
+            want="a file for every party, once one party has a file of its own",
         )
-        for party, frame in aligned.frames.items()
+    form = form or TableFormat()
+    frames = {
+        party: read_table(own, form, [id_column], f"parties.{party}.source")
+        for party, own in sources.items()
     }
-    _check_feature_parties(columns, label_party)
-    labels, classes = encode_labels(aligned.frames[label_party][label], task)
+    aligned = align(frames, id_column, form.id_type)
+    label_table = aligned.frames[label_party]
+    check_column(label_table.columns, label, f"the label of '{label_party}'", "label.column")
+    columns = _columns_by_party(aligned.frames, party_columns, label_party, label, id_column)
+    labels, classes = encode_labels(label_table[label], task)
     split = _split(labels, task, seed, validation, test, fold)
     inputs = {
         party: fit_inputs(aligned.frames[party], own, split) for party, own in columns.items()
     }
     rows = AlignedRows.of(len(aligned.ids), split, aligned.ids)
     return rows.parties(inputs, label_party, labels, classes)
+
+
+def _columns_by_party(
+    frames: Mapping[str, Table],
+    patterns: Mapping[str, Sequence[str]],
+    label_party: str,
+    label: str,
+    id_column: str | None,
+) -> dict[str, list[str]]:
+    """Every party's resolved columns, checked; see `own_columns`."""
+    columns = {
+        party: own_columns(
+            frame.columns,
+            patterns.get(party, ()),
+            party,
+            label,
+            id_column,
+            f"parties.{party}.columns",
+        )
+        for party, frame in frames.items()
+    }
+    idle = [party for party, own in columns.items() if not own and party != label_party]
+    if idle or not any(columns.values()):
+        raise DataError(
+            f"party '{idle[0]}' has no columns" if idle else "no party has any columns",
+            want="at least one column for every party but the label party",
+        )
+    return columns
 
 
 def _split(
@@ -136,29 +272,207 @@ def _split(
     return split_fold(labels, seed, fold, validation, strata=task == "classification")
 
 
-def _check_sources(sources: Mapping[str, Source], parties: Sequence[str]) -> None:
-    without = [party for party in parties if party not in sources]
-    if without:
-        raise MissingDataError(
-            f"party '{without[0]}' has no table",
-            where=f"parties.{without[0]}.source",
-            want="a file for every party, once one party has a file of its own",
-        )
+def load_own(
+    name: str,
+    source: Source,
+    id_column: str | None,
+    columns: Sequence[str] | None,
+    label: str | None,
+    task: str,
+    seed: int,
+    validation: float = 0.1,
+    test: float = 0.2,
+    shape: Sequence[int] | None = None,
+    form: TableFormat | None = None,
+    left_out: str | None = None,
+    setting: str = "data.columns",
+) -> PartyData:
+    """A party's data for training, rows sorted by id; of the file its own columns alone are kept.
+
+    The other parties' rows must be the same and are never seen here: compare `rows` and
+    `row_digest` before training.
+
+    Args:
+        name: the party.
+        source: its CSV or Parquet file, or a frame.
+        id_column: rows are sorted by it; None keeps the order of the table.
+        columns: names and globs of its features; none for a label party without columns.
+        label: its label column; None at a feature party.
+        task: "classification" or "regression"; unused without a label.
+        seed: the run's public seed.
+        validation: share of the rows, the same at every party.
+        test: share of the rows, the same at every party.
+        shape: (channels, height, width) when the columns are pixels in reading order.
+        form: how the file is written.
+        left_out: somebody else's label in this file, which is no feature either.
+        setting: what names the columns, for messages.
+
+    Raises:
+        MissingDataError, MissingColumnError, LabelLeakError, MisalignedError, TooFewRowsError,
+        DataError: see `vfl.core.errors`; messages hold names and counts only.
+    """
+    names = column_names(source, form, "data.source")
+    own = own_columns(names, columns or (), name, label or left_out, id_column, setting)
+    if id_column is not None:
+        check_column(names, id_column, f"the id column of party '{name}'", "data.id")
+    if label is not None:
+        check_column(names, label, f"the label of '{name}'", "data.label")
+    elif not own:
+        raise DataError(f"party '{name}' has neither columns nor a label")
+    kept = own if label is None else [*own, label]
+    frame, ids = read_sorted(source, id_column, f"party '{name}'", form, columns=kept)
+    split = split_rows(len(frame), seed, validation, test)
+    labels: np.ndarray | None = None
+    classes: Classes | None = None
+    if label is not None:
+        labels, classes = encode_labels(frame[label], task)
+    rows = AlignedRows.of(len(frame), split, ids)
+    return rows.party(name, fit_inputs(frame, own, split, shape), labels, classes)
 
 
-def _read_aligned(sources: Mapping[str, Source], id_column: str, form: TableFormat) -> Aligned:
-    """Every party's table, with the rows that all of them have."""
-    frames = {
-        party: read_table(own, form, [id_column], f"parties.{party}.source")
-        for party, own in sources.items()
+def load_for_prediction(
+    name: str,
+    source: Source,
+    id_column: str | None,
+    encoder: Encoder | None,
+    form: TableFormat | None = None,
+) -> PartyData:
+    """A party's data for prediction on new rows: all of them test rows, none with a label.
+
+    Of the file its own columns alone are kept.
+
+    Args:
+        name: the party.
+        source: its CSV or Parquet file, or a frame.
+        id_column: rows are sorted by it; None keeps the order of the table.
+        encoder: the one its training left behind (`PartyData.encoder`, `read_encoder`); None for a
+            party without inputs.
+        form: how the file is written.
+
+    Raises:
+        MissingDataError, MissingColumnError, MisalignedError, DataError: see `vfl.core.errors`.
+    """
+    names, kept = column_names(source, form, "data.predict"), list(encoder.names) if encoder else []
+    if id_column is not None:
+        check_column(names, id_column, f"the id column of party '{name}'", "data.id")
+    for each in kept:
+        check_column(names, each, f"the encoder's '{each}'", "data.predict")
+    # Of a table without ids that gives no inputs, its rows are all there is to know.
+    columns = kept if kept or id_column else None
+    frame, ids = read_sorted(source, id_column, f"party '{name}'", form, "data.predict", columns)
+    nothing = np.empty(0, dtype=np.int64)
+    split = Split(train=nothing, validation=nothing, test=np.arange(len(frame), dtype=np.int64))
+    inputs = Inputs(encoder.transform(frame), encoder) if encoder else NO_INPUTS
+    return AlignedRows.of(len(frame), split, ids).party(name, inputs)
+
+
+def read_sorted(
+    source: Source,
+    id_column: str | None,
+    where: str,
+    form: TableFormat | None,
+    setting: str = "data.source",
+    columns: Sequence[str] | None = None,
+) -> tuple[Table, Ids | None]:
+    """A table in ascending order of its ids, and the ids; as it stands, and None, without ids.
+
+    Of `columns`, if they are given, and the ids alone.
+
+    Raises:
+        MissingDataError, DataError: no readable table.
+        MissingColumnError, MisalignedError: no usable ids.
+    """
+    form = form or TableFormat()
+    if id_column is None:
+        return read_table(source, form, setting=setting, columns=columns), None
+    kept = None if columns is None else [id_column, *columns]
+    frame = read_table(source, form, [id_column], setting, kept)
+    return sort_by_id(frame, id_column, where, form.id_type)
+
+
+def own_columns(
+    names: Iterable[str],
+    patterns: Sequence[str],
+    party: str,
+    label: str | None,
+    ids: str | None,
+    setting: str,
+) -> list[str]:
+    """A party's resolved columns, checked: neither the label nor the id is among them.
+
+    Raises:
+        MissingColumnError, LabelLeakError, DataError: see `pick_columns` and `check_features`.
+    """
+    leave_out = [name for name in (label, ids) if name is not None]
+    columns = pick_columns(names, patterns, f"party '{party}'", leave_out, setting)
+    check_features(party, columns, label, ids, setting)
+    return columns
+
+
+def fit_inputs(
+    frame: Table, columns: Sequence[str], split: Split, shape: Sequence[int] | None = None
+) -> Inputs:
+    """Inputs of all rows by an encoder that saw the training rows only.
+
+    Args:
+        frame: the party's aligned table.
+        columns: its resolved columns.
+        split: which rows are training rows.
+        shape: (channels, height, width) when the columns are pixels.
+
+    Raises:
+        DataError: see `TableEncoder.fit` and `PictureEncoder.fit`.
+    """
+    if not columns:
+        return NO_INPUTS
+    training = Part.of(frame, split.train, columns)
+    encoder: Encoder = (
+        PictureEncoder.fit(training, tuple(shape)) if shape else TableEncoder.fit(training)
+    )
+    return Inputs(encoder.transform(frame), encoder)
+
+
+def partition_columns(columns: Sequence[str], parties: Sequence[str]) -> dict[str, list[str]]:
+    """Blocks of neighbouring columns; the first parties get one more where it does not divide.
+
+    >>> partition_columns(["a", "b", "c"], ["bank", "shop"])
+    {'bank': ['a', 'b'], 'shop': ['c']}
+
+    Raises:
+        DataError: more parties than columns, none, or one named twice.
+    """
+    return {
+        party: [columns[position] for position in block]
+        for party, block in zip(parties, blocks(len(columns), parties), strict=True)
     }
-    return align(frames, id_column, form.id_type)
 
 
-def _check_feature_parties(columns: Mapping[str, Sequence[str]], label_party: str) -> None:
-    idle = [party for party, own in columns.items() if not own and party != label_party]
-    if idle or not any(columns.values()):
+def partition_image(pictures: np.ndarray, parties: Sequence[str]) -> dict[str, np.ndarray]:
+    """Vertical strips from left to right, as views; with two parties the halves.
+
+    Args:
+        pictures: axes (rows, ..., height, width).
+        parties: in the order of their strips.
+
+    Raises:
+        DataError: more parties than columns of pixels, none, or one named twice.
+    """
+    return {
+        party: pictures[..., block[0] : block[-1] + 1]
+        for party, block in zip(parties, blocks(pictures.shape[-1], parties), strict=True)
+    }
+
+
+def blocks(columns: int, parties: Sequence[str]) -> list[np.ndarray]:
+    """The positions of each party's columns; int64, in order.
+
+    Raises:
+        DataError: more parties than columns, none, or one named twice.
+    """
+    if not 1 <= len(parties) <= columns or len(set(parties)) != len(parties):
         raise DataError(
-            f"party '{idle[0]}' has no columns" if idle else "no party has any columns",
-            want="at least one column for every party but the label party",
+            "these parties cannot share these columns",
+            got=f"{len(parties)} parties ({len(set(parties))} different), {columns} columns",
+            want="at least one party, each named once, and a column for every one",
         )
+    return list(np.array_split(np.arange(columns), len(parties)))

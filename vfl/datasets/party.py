@@ -5,39 +5,20 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from vfl.datasets.columns import BLOCK_ROWS
+from vfl.datasets.split import Split
+from vfl.datasets.table import BLOCK_ROWS, Classes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from vfl.datasets.align import Ids
     from vfl.datasets.encode import Encoder
-    from vfl.datasets.ids import Ids
-
-Classes = tuple[str | int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Split:
-    """Which aligned rows serve what; disjoint int64 positions in ascending order.
-
-    Attributes:
-        train, validation, test: axes (rows of the part,); a part may be empty.
-    """
-
-    train: np.ndarray
-    validation: np.ndarray
-    test: np.ndarray
-
-    def __repr__(self) -> str:
-        return (
-            f"Split(train={len(self.train)}, validation={len(self.validation)}, "
-            f"test={len(self.test)})"
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,3 +84,70 @@ def digest_of(ids: Ids) -> bytes:
         digest.update(f"{', ' if start else ''}{listed}".encode())
     digest.update(b"]")
     return digest.digest()
+
+
+class Inputs(NamedTuple):
+    """One party's model inputs, axes (rows, ...), and what made them; None where there is none."""
+
+    array: np.ndarray | None = None
+    encoder: Encoder | None = None
+
+
+NO_INPUTS = Inputs()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AlignedRows:
+    """The order of the rows and their split, the same at every party.
+
+    Attributes:
+        split: which rows serve what.
+        ids: axes (rows,); None where rows have no id and stand as they came.
+        digest: stands for the order, or for the mere number of rows without ids.
+    """
+
+    split: Split
+    ids: Ids | None
+    digest: bytes
+
+    @classmethod
+    def of(cls, rows: int, split: Split, ids: Ids | None = None) -> AlignedRows:
+        """Rows in their final order."""
+        return cls(split, ids, digest_of(np.arange(rows) if ids is None else ids))
+
+    def party(
+        self,
+        name: str,
+        inputs: Inputs = NO_INPUTS,
+        labels: np.ndarray | None = None,
+        classes: Classes | None = None,
+    ) -> PartyData:
+        """One party's data over these rows; the arrays are taken over, not copied."""
+        return PartyData(
+            name=name,
+            inputs=_tensor(inputs.array),
+            labels=_tensor(labels),
+            classes=classes,
+            split=self.split,
+            ids_digest=self.digest,
+            ids=self.ids,
+            encoder=inputs.encoder,
+        )
+
+    def parties(
+        self,
+        inputs: Mapping[str, Inputs],
+        label_party: str,
+        labels: np.ndarray,
+        classes: Classes | None,
+    ) -> dict[str, PartyData]:
+        """Every party's data; the label party comes last unless it has inputs."""
+        parts = {party: self.party(party, own) for party, own in inputs.items()}
+        own = inputs.get(label_party, NO_INPUTS)
+        return parts | {label_party: self.party(label_party, own, labels, classes)}
+
+
+def _tensor(array: np.ndarray | None) -> Tensor | None:
+    import torch
+
+    return None if array is None else torch.from_numpy(array)

@@ -1,24 +1,20 @@
-"""Sets of pictures with test rows of their own, decoded as far as they are wanted."""
+"""Sets of pictures with test rows of their own, decoded as far as they are wanted.
+
+Sets made from others, of fewer classes, another size or several as one, are not decoded either.
+"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from pathlib import Path
 
 import numpy as np
 
-from vfl.datasets.party import Classes
-from vfl.errors import DataError
+from vfl.core.errors import BadOptionError, DataError
+from vfl.datasets.sources import in_proportion, interleaved
+from vfl.datasets.table import Classes
 
-ENVIRONMENT = "VFL_DATA"
-
-
-def data_folder(root: Path | None) -> Path:
-    """The folder of data sets: `root`, else the environment's VFL_DATA, else ``~/.cache/vfl``."""
-    return root or Path(os.environ.get(ENVIRONMENT) or Path.home() / ".cache" / "vfl")
+_BLOCK_ROWS = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,27 +73,97 @@ class PictureSet:
             )
 
 
-def in_proportion(counts: Sequence[int], limit: int | None) -> list[int]:
-    """How many rows of each part a limit on all rows leaves.
+def first_classes(found: PictureSet, classes: int) -> PictureSet:
+    """The rows of the first so many classes, in their order.
 
-    >>> in_proportion([60_000, 10_000], 700), in_proportion([3, 1], None)
-    ([600, 100], [3, 1])
+    Raises:
+        BadOptionError: the set has fewer classes.
     """
-    every = sum(counts)
-    rows = min(limit or every, every)
-    ends = [round(rows * end / max(every, 1)) for end in accumulate(counts, initial=0)]
-    return [end - start for start, end in pairwise(ends)]
+    if classes > len(found.classes):
+        raise BadOptionError(
+            "the data set has fewer classes",
+            where="data.classes",
+            got=str(classes),
+            want=f"at most {len(found.classes)}",
+        )
+
+    def kept(part: Part) -> Part:
+        rows = np.flatnonzero(part.labels < classes)
+        return Part(part.labels[rows], lambda wanted: part.take(rows[wanted]))
+
+    return PictureSet(kept(found.train), kept(found.test), found.classes[:classes])
 
 
-def interleaved(labels: np.ndarray) -> np.ndarray:
-    """An order that takes one row of each class in turn, for files that keep classes together.
+def resized(found: PictureSet, side: int) -> PictureSet:
+    """Pictures of `side` x `side` pixels, each the mean of those it covers (a box filter)."""
 
-    >>> interleaved(np.array([0, 0, 0, 1, 1, 2])).tolist()
-    [0, 3, 5, 1, 4, 2]
+    def smaller(part: Part) -> Part:
+        def take(rows: np.ndarray) -> np.ndarray:
+            # One block even for no rows, so that there is something to join.
+            starts = range(0, max(len(rows), 1), _BLOCK_ROWS)
+            blocks = [rows[start : start + _BLOCK_ROWS] for start in starts]
+            return np.concatenate([resize(part.take(block), side) for block in blocks])
+
+        return Part(part.labels, take)
+
+    return PictureSet(smaller(found.train), smaller(found.test), found.classes)
+
+
+def resize(pictures: np.ndarray, side: int) -> np.ndarray:
+    """Pictures at another size.
+
+    Args:
+        pictures: uint8, axes (rows, channels, height, width).
+        side: height and width of the result, uint8.
+
+    >>> resize(np.array([[[[0, 20], [40, 60]]]], dtype=np.uint8), 1).tolist()
+    [[[[30]]]]
     """
-    by_class = np.argsort(labels, kind="stable")
-    _, starts, counts = np.unique(labels[by_class], return_index=True, return_counts=True)
-    rank = np.empty(len(labels), dtype=np.int64)
-    rank[by_class] = np.arange(len(labels)) - np.repeat(starts, counts)
-    order: np.ndarray = np.lexsort((labels, rank))
-    return order
+    from PIL import Image
+
+    rows, channels = pictures.shape[:2]
+    result = np.empty((rows, channels, side, side), dtype=np.uint8)
+    for row in range(rows):
+        for channel in range(channels):
+            plane = Image.fromarray(pictures[row, channel])
+            result[row, channel] = np.asarray(plane.resize((side, side), Image.Resampling.BOX))
+    return result
+
+
+def stacked(sets: Sequence[PictureSet]) -> PictureSet:
+    """Several sets as one: their rows in turn, their classes one after another.
+
+    Raises:
+        DataError: their pictures differ in shape; told when they are read.
+    """
+    if len(sets) == 1:
+        return sets[0]
+    offsets = np.cumsum([0, *(len(each.classes) for each in sets)])
+    train = _joined([each.train for each in sets], offsets)
+    test = _joined([each.test for each in sets], offsets)
+    return PictureSet(train, test, tuple(name for each in sets for name in each.classes))
+
+
+def _joined(parts: Sequence[Part], offsets: np.ndarray) -> Part:
+    sizes = [len(part.labels) for part in parts]
+    owners = np.repeat(np.arange(len(parts)), sizes)
+    order = interleaved(owners)
+    owner, position = owners[order], (np.arange(sum(sizes)) - np.cumsum([0, *sizes])[owners])[order]
+    labels = np.concatenate([part.labels + offsets[n] for n, part in enumerate(parts)])
+
+    def take(rows: np.ndarray) -> np.ndarray:
+        wanted, positions = owner[rows], position[rows]
+        found = [part.take(positions[wanted == n]) for n, part in enumerate(parts)]
+        if len({pictures.shape[1:] for pictures in found}) > 1:
+            raise DataError(
+                "these picture sets differ in shape",
+                where="data.source",
+                got=", ".join("x".join(map(str, pictures.shape[1:])) for pictures in found),
+                want="as many channels; data.side gives all of them one size",
+            )
+        result = np.empty((len(rows), *found[0].shape[1:]), dtype=np.uint8)
+        for n, pictures in enumerate(found):
+            result[wanted == n] = pictures
+        return result
+
+    return Part(labels[order], take)

@@ -1,31 +1,42 @@
-"""Picture sets known by name, alone or joined with a plus."""
+"""Picture sets known by name, alone or joined with a plus, read from their files.
+
+Sources: LeCun et al. 1998 (MNIST); Xiao et al. 2017 (Fashion-MNIST); Krizhevsky, "Learning Multiple
+Layers of Features from Tiny Images", 2009 (CIFAR); Le and Yang, "Tiny ImageNet Visual Recognition
+Challenge", 2015.
+"""
 
 from __future__ import annotations
 
+import gzip
+import io
+import math
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from vfl.datasets.arrange import first_classes, resized, stacked
-from vfl.datasets.cifar import read_cifar
-from vfl.datasets.form import SetFormat
-from vfl.datasets.images import read_images
-from vfl.datasets.party import Classes
-from vfl.datasets.picture_set import Part, PictureSet
-from vfl.datasets.tiny_imagenet import read_tiny_imagenet
+from vfl.core.errors import DataError, MissingDataError
+from vfl.datasets.picture_set import Part, PictureSet, first_classes, resized, stacked
+from vfl.datasets.sources import (
+    ENVIRONMENT,
+    Archive,
+    Bundled,
+    Request,
+    data_folder,
+    existing_file,
+    fetch,
+    interleaved,
+)
+from vfl.datasets.table import Classes
 
-Channels = tuple[float, ...]
+#: Of a file of pictures, unpacked.
+LIMIT_BYTES = 2**30
 
-# Mean and spread of each channel's training pixels on the scale 0..1; tests compute them again.
-PIXELS: dict[str, tuple[Channels, Channels]] = {
-    "mnist": ((0.1307,), (0.3081,)),
-    "fashion_mnist": ((0.2860,), (0.3530,)),
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-    "tiny_imagenet": ((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
-}
+MNIST_FOLDERS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
 FASHION = (
     "T-shirt/top",
     "Trouser",
@@ -39,30 +50,54 @@ FASHION = (
     "Ankle boot",
 )
 
+CIFAR_SIDE = 32
+CIFAR_BYTES = 3 * CIFAR_SIDE * CIFAR_SIDE
+CIFAR_PAGE = "https://www.cs.toronto.edu/~kriz"
 
-def read_pictures(
-    names: Sequence[str], root: Path | None, download: bool, form: SetFormat
-) -> PictureSet:
+TINY_FOLDER = "tiny-imagenet-200"
+TINY_SIDE = 64
+TINY_URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+TINY_TRAIN = "train_000_099.npz"  # the first 100 pictures of each class
+
+Channels = tuple[float, ...]
+
+# Mean and spread of each channel's training pixels on the scale 0..1; tests compute them again.
+PIXELS: dict[str, tuple[Channels, Channels]] = {
+    "mnist": ((0.1307,), (0.3081,)),
+    "fashion_mnist": ((0.2860,), (0.3530,)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "tiny_imagenet": ((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
+}
+
+
+def read_pictures(asked: Request) -> Bundled:
     """One picture set, or several as one, their classes one after another.
-
-    Args:
-        names: keys of `PIXELS`.
-        root: folder of the files.
-        download: fetch what is not there.
-        form: `side` and `classes` are followed.
 
     Raises:
         BadOptionError: more classes are asked for than there are.
         DataError: see the readers, and `stacked`.
     """
-    sets = [_READERS[name](root, download) for name in names]
-    if form.side is not None:
-        sets = [resized(each, form.side) for each in sets]
+    names = asked.source.split("+")
+    sets = [_READERS[name](asked.root, asked.download) for name in names]
+    if asked.form.side is not None:
+        sets = [resized(each, asked.form.side) for each in sets]
     found = stacked(sets)
-    return found if form.classes is None else first_classes(found, form.classes)
+    if asked.form.classes is not None:
+        found = first_classes(found, asked.form.classes)
+    pictures, labels, train_rows = found.read(asked.limit)
+    mean, scale = channel_mean_and_std(names)
+    return Bundled(
+        cells=pictures,
+        labels=labels,
+        classes=found.classes,
+        mean=tuple(255 * channel for channel in mean),
+        scale=tuple(255 * channel for channel in scale),
+        train_rows=train_rows,
+    )
 
 
-def mean_and_spread(names: Sequence[str]) -> tuple[Channels, Channels]:
+def channel_mean_and_std(names: Sequence[str]) -> tuple[Channels, Channels]:
     """What standardises the pictures of some sets alike, one number a channel.
 
     One pair for all of them, as if each gave as many rows: a pair for each set would need to know a
@@ -72,7 +107,7 @@ def mean_and_spread(names: Sequence[str]) -> tuple[Channels, Channels]:
     Args:
         names: keys of `PIXELS`, all of as many channels.
 
-    >>> [round(each[0], 3) for each in mean_and_spread(["mnist", "fashion_mnist"])]
+    >>> [round(each[0], 3) for each in channel_mean_and_std(["mnist", "fashion_mnist"])]
     [0.208, 0.34]
     """
     means, spreads = (np.array([PIXELS[name][n] for name in names]) for n in (0, 1))
@@ -80,18 +115,361 @@ def mean_and_spread(names: Sequence[str]) -> tuple[Channels, Channels]:
     return tuple(means.mean(axis=0).tolist()), tuple(spread.tolist())
 
 
-def _idx_set(source: str, classes: Classes, root: Path | None, download: bool) -> PictureSet:
-    pictures, labels, train_rows = read_images(source, root, download)
-    train, test = (
-        Part.of(pictures[rows], labels[rows])
-        for rows in (slice(train_rows), slice(train_rows, None))
-    )
+def read_mnist(
+    source: str, classes: Classes, root: Path | None = None, download: bool = False
+) -> PictureSet:
+    """MNIST or Fashion-MNIST from their idx files; the network is used only when asked for.
+
+    Args:
+        source: "mnist" or "fashion_mnist".
+        classes: what the labels stand for.
+        root: folder that holds ``MNIST/raw/...`` as torchvision lays it out; without it the
+            environment's VFL_DATA, then ``~/.cache/vfl``.
+        download: let torchvision fetch what is not there.
+
+    Raises:
+        MissingDataError: the files are not there.
+        DataError: a file is cut short or of another format.
+    """
+    base = data_folder(root)
+    if download:
+        _download_mnist(source, base)
+    raw = base / MNIST_FOLDERS[source] / "raw"
+    parts = []
+    for part in ("train", "t10k"):
+        pictures = _read_mnist(raw, f"{part}-images-idx3-ubyte")
+        labels = _read_mnist(raw, f"{part}-labels-idx1-ubyte")
+        if pictures.ndim != 3 or labels.ndim != 1 or len(pictures) != len(labels):
+            raise DataError(f"pictures and labels of '{part}' differ in number", where=str(raw))
+        parts.append(Part.of(pictures[:, None], labels))
+    train, test = parts
     return PictureSet(train, test, classes)
 
 
+def _download_mnist(source: str, base: Path) -> None:
+    from torchvision import datasets
+
+    getattr(datasets, MNIST_FOLDERS[source])(str(base), download=True)
+
+
+def _read_mnist(raw: Path, name: str) -> np.ndarray:
+    for path in (raw / name, raw / f"{name}.gz"):
+        if path.is_file():
+            return read_idx(path)
+    raise MissingDataError(
+        f"the file '{name}' is not there, plain or as .gz",
+        where=str(raw),
+        fix=f"pass --download, or set {ENVIRONMENT} to the folder above "
+        f"'{raw.parent.name}/{raw.name}'",
+    )
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """One idx or idx.gz file of bytes: ``0 0 8 axes``, a big-endian u32 an axis, then the cells.
+
+    Raises:
+        DataError: another format, a file cut short, or one above 1 GiB.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            magic = file.read(4)
+            axes = magic[3] if len(magic) == 4 and magic[:3] == b"\0\0\x08" else 0
+            shape = np.frombuffer(file.read(4 * axes), dtype=">u4").tolist()
+            wanted = math.prod(shape)
+            cells = file.read(wanted + 1) if wanted <= LIMIT_BYTES else b""
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise DataError(
+            "this file cannot be read", where=str(path), got=type(error).__name__
+        ) from None
+    if not axes or len(shape) != axes or len(cells) != wanted:
+        raise DataError(
+            "this is not a whole idx file of bytes",
+            where=str(path),
+            fix="remove it and fetch it again",
+        )
+    return np.frombuffer(cells, dtype=np.uint8).reshape(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the rows of a set stand.
+
+    Attributes:
+        archive: what its authors publish.
+        train, test: the binary files in its folder.
+        names: the file of class names there, one a line.
+        classes: how many there are.
+        label_bytes: bytes ahead of the pixels; the last one is the label.
+        jpeg_folder: a folder with ``train.npz`` and ``test.npz``, read where the other is missing.
+    """
+
+    archive: Archive
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    names: str
+    classes: int
+    label_bytes: int
+    jpeg_folder: str | None = None
+
+
+LAYOUTS = {
+    "cifar10": Layout(
+        archive=Archive(
+            f"{CIFAR_PAGE}/cifar-10-binary.tar.gz",
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            "cifar-10-batches-bin",
+        ),
+        train=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+        test=("test_batch.bin",),
+        names="batches.meta.txt",
+        classes=10,
+        label_bytes=1,
+        jpeg_folder="CIFAR10-jpeg",
+    ),
+    "cifar100": Layout(
+        archive=Archive(
+            f"{CIFAR_PAGE}/cifar-100-binary.tar.gz",
+            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+            "cifar-100-binary",
+        ),
+        train=("train.bin",),
+        test=("test.bin",),
+        names="fine_label_names.txt",
+        classes=100,
+        label_bytes=2,
+    ),
+}
+
+
+def read_cifar(source: str, root: Path | None = None, download: bool = False) -> PictureSet:
+    """CIFAR-10 or CIFAR-100 from their binary files, or CIFAR-10 from JPEGs.
+
+    A row of a binary file is its label (CIFAR-100: the coarse one, then the fine one) and 3,072
+    bytes, one channel after the other.
+
+    Args:
+        source: "cifar10" or "cifar100"; the fine labels of the latter.
+        root: folder that holds ``cifar-10-batches-bin`` or ``cifar-100-binary``; JPEGs of CIFAR-10
+            in ``CIFAR10-jpeg`` do as well, though they differ a little from the original pixels.
+        download: fetch the binary files where neither folder is there.
+
+    Raises:
+        MissingDataError: the files are not there.
+        DataError: a file is cut short or of another format.
+    """
+    layout, base = LAYOUTS[source], data_folder(root)
+    folder = base / layout.archive.folder
+    jpeg_folder = base / layout.jpeg_folder if layout.jpeg_folder else None
+    if not folder.is_dir():
+        if jpeg_folder is not None and jpeg_folder.is_dir():
+            return _read_cifar_jpegs(jpeg_folder)
+        if download:
+            fetch(layout.archive, base)
+    return _read_cifar_folder(folder, layout)
+
+
+def _read_cifar_folder(folder: Path, layout: Layout) -> PictureSet:
+    text = _cifar_file(folder / layout.names).read_bytes().decode("ascii", errors="replace")
+    names = tuple(line.strip() for line in text.splitlines() if line.strip())
+    if len(names) != layout.classes:
+        raise DataError(
+            "the class names of a picture set are not all there",
+            where=str(folder / layout.names),
+            got=f"{len(names)} names",
+            want=f"{layout.classes} names",
+        )
+    train, test = (_read_cifar_rows(folder, files, layout) for files in (layout.train, layout.test))
+    return PictureSet(train, test, names)
+
+
+def _read_cifar_rows(folder: Path, files: tuple[str, ...], layout: Layout) -> Part:
+    row_bytes = layout.label_bytes + CIFAR_BYTES
+    found = [_cifar_file(folder / name).read_bytes() for name in files]
+    for name, cells in zip(files, found, strict=True):
+        if not cells or len(cells) % row_bytes:
+            raise DataError(
+                "this is not a whole binary file of CIFAR",
+                where=str(folder / name),
+                got=f"{len(cells)} bytes",
+                want=f"rows of {row_bytes} bytes",
+                fix="remove its folder and fetch it again",
+            )
+    rows = np.frombuffer(b"".join(found), dtype=np.uint8).reshape(-1, row_bytes)
+    pictures = rows[:, layout.label_bytes :].reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE)
+    return Part.of(pictures, rows[:, layout.label_bytes - 1])
+
+
+def _read_cifar_jpegs(folder: Path) -> PictureSet:
+    (train, names), (test, _) = (
+        read_jpeg_archive(_cifar_file(folder / f"{part}.npz"), "names", CIFAR_SIDE)
+        for part in ("train", "test")
+    )
+    return PictureSet(train, test, names)
+
+
+def _cifar_file(path: Path) -> Path:
+    return existing_file(path, first="pass --download, or ")
+
+
+def read_tiny_imagenet(root: Path | None = None) -> PictureSet:
+    """Tiny-ImageNet, 200 classes, from its own folder or from JPEGs in npz, as it is there.
+
+    Nothing is fetched, for no checksum of it was published. Its validation pictures are the test
+    rows here, for the labels of its test pictures were never published.
+
+    Args:
+        root: folder that holds ``tiny-imagenet-200``, either with the published ``wnids.txt``,
+            ``train/`` and ``val/``, or with ``train_000_099.npz`` and ``val.npz``, a fifth of the
+            training pictures.
+
+    Raises:
+        MissingDataError: the files are not there.
+        DataError: a file is of another format.
+    """
+    folder = data_folder(root) / TINY_FOLDER
+    return _read_tiny_folder(folder) if (folder / "train").is_dir() else _read_tiny_archives(folder)
+
+
+def _read_tiny_archives(folder: Path) -> PictureSet:
+    (train, names), (test, test_names) = (
+        read_jpeg_archive(_tiny_file(folder / name), "wnid", TINY_SIDE)
+        for name in (TINY_TRAIN, "val.npz")
+    )
+    if names != test_names:
+        raise DataError("training and validation pictures have other classes", where=str(folder))
+    return PictureSet(train, test, names)
+
+
+def _read_tiny_folder(folder: Path) -> PictureSet:
+    classes = tuple(_tiny_file(folder / "wnids.txt").read_text().split())
+    number = {name: code for code, name in enumerate(classes)}
+    train = [
+        (path, code)
+        for name, code in number.items()
+        for path in sorted(
+            (folder / "train" / name / "images").glob("*.JPEG"),
+            key=lambda path: (len(path.name), path.name),  # 2 ahead of 10
+        )
+    ]
+    lines = _tiny_file(folder / "val" / "val_annotations.txt").read_text().splitlines()
+    named = [line.split("\t")[:2] for line in lines]
+    try:
+        test = [(folder / "val" / "images" / file, number[name]) for file, name in named]
+    except (KeyError, ValueError):
+        raise DataError(
+            "the validation pictures name classes that are not there",
+            where=str(folder / "val" / "val_annotations.txt"),
+            want="a file and a class of wnids.txt in every line",
+        ) from None
+    return PictureSet(_tiny_files(train, folder), _tiny_files(test, folder), classes)
+
+
+def _tiny_files(named: list[tuple[Path, int]], folder: Path) -> Part:
+    labels = np.array([code for _, code in named], dtype=np.int64)
+    return jpeg_part(labels, lambda row: _tiny_file(named[row][0]).read_bytes(), TINY_SIDE, folder)
+
+
+def _tiny_file(path: Path) -> Path:
+    return existing_file(path, first=f"unpack {TINY_URL} and ", folder=TINY_FOLDER)
+
+
+def jpeg_part(labels: np.ndarray, raw: Callable[[int], bytes], side: int, where: Path) -> Part:
+    """Rows whose pictures are decoded when they are wanted, one of each class in turn.
+
+    Args:
+        labels: axes (rows,), in the order of the files.
+        raw: the bytes of the JPEG at a position in that order.
+        side: height and width every picture must have.
+        where: the file or folder, for messages.
+    """
+    order = interleaved(labels)
+
+    def take(rows: np.ndarray) -> np.ndarray:
+        pictures = np.empty((len(rows), 3, side, side), dtype=np.uint8)
+        for row, position in enumerate(order[rows].tolist()):
+            pictures[row] = decode_jpeg(raw(position), side, where)
+        return pictures
+
+    return Part(labels[order].astype(np.int64), take)
+
+
+def decode_jpeg(raw: bytes, side: int, where: Path) -> np.ndarray:
+    """One picture, grey ones as three equal channels; uint8, axes (3, side, side).
+
+    Raises:
+        DataError: no JPEG, a broken one, or one of another size.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(raw), formats=("JPEG",)) as picture:
+            if picture.size == (side, side):  # known before anything is decoded
+                return np.asarray(picture.convert("RGB")).transpose(2, 0, 1)
+            got = "another size"
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        got = type(error).__name__
+    raise DataError(
+        "a picture cannot be read", where=str(where), got=got, want=f"a JPEG of {side} x {side}"
+    )
+
+
+def read_jpeg_archive(path: Path, names: str, side: int) -> tuple[Part, tuple[str, ...]]:
+    """The JPEGs of an npz with the arrays ``jpeg`` (bytes), ``offset`` (rows + 1) and ``label``.
+
+    Args:
+        path: the file.
+        names: its array of class names.
+        side: height and width of every picture.
+
+    Returns:
+        its rows, one of each class in turn, and what their labels stand for.
+
+    Raises:
+        DataError: another format, a file cut short, or one above 1 GiB.
+    """
+    try:
+        with zipfile.ZipFile(path) as members:
+            if sum(member.file_size for member in members.infolist()) > LIMIT_BYTES:
+                raise ValueError("too large")
+        with np.load(path, allow_pickle=False) as found:
+            blob, offset, labels = (found[key] for key in ("jpeg", "offset", "label"))
+            classes = tuple(map(str, found[names]))
+        if not _fits(blob, offset, labels):
+            raise ValueError("offsets do not cut the bytes into one JPEG a label")
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        KeyError,
+        AttributeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ):
+        raise DataError(
+            "this is not a whole npz of JPEG pictures",
+            where=str(path),
+            want=f"the arrays jpeg, offset, label and {names}, at most 1 GiB",
+        ) from None
+    part = jpeg_part(labels, lambda row: blob[offset[row] : offset[row + 1]].tobytes(), side, path)
+    return part, classes
+
+
+def _fits(blob: np.ndarray, offset: np.ndarray, labels: np.ndarray) -> bool:
+    """Whether the offsets cut the bytes into one JPEG a label."""
+    return (
+        blob.dtype == np.uint8
+        and offset.dtype.kind == labels.dtype.kind.replace("u", "i") == "i"
+        and (blob.ndim, offset.ndim, labels.ndim) == (1, 1, 1)
+        and len(offset) == len(labels) + 1
+        and offset[0] == 0
+        and offset[-1] == len(blob)
+        and bool((np.diff(offset) > 0).all())
+    )
+
+
 _READERS: Mapping[str, Callable[[Path | None, bool], PictureSet]] = {
-    "mnist": partial(_idx_set, "mnist", tuple(range(10))),
-    "fashion_mnist": partial(_idx_set, "fashion_mnist", FASHION),
+    "mnist": partial(read_mnist, "mnist", tuple(range(10))),
+    "fashion_mnist": partial(read_mnist, "fashion_mnist", FASHION),
     "cifar10": partial(read_cifar, "cifar10"),
     "cifar100": partial(read_cifar, "cifar100"),
     "tiny_imagenet": lambda root, download: read_tiny_imagenet(root),

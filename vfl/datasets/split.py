@@ -6,10 +6,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vfl.datasets.party import Split
-from vfl.datasets.values import spaced
-from vfl.errors import BadOptionError, TooFewRowsError
-from vfl.seeds import permutation
+from vfl.core.errors import BadOptionError, TooFewRowsError
+from vfl.core.seeds import permutation
+from vfl.datasets.table import spaced
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Which aligned rows serve what; disjoint int64 positions in ascending order.
+
+    Attributes:
+        train, validation, test: axes (rows of the part,); a part may be empty.
+    """
+
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+
+    def __repr__(self) -> str:
+        return (
+            f"Split(train={len(self.train)}, validation={len(self.validation)}, "
+            f"test={len(self.test)})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +67,12 @@ def split_rows(rows: int, seed: int, validation: float = 0.1, test: float = 0.2)
         BadOptionError: shares outside 0..1.
         TooFewRowsError: a part that was asked for would be empty.
     """
-    _check_shares(validation, test)
+    if not (validation >= 0 and test >= 0 and validation + test < 1):
+        raise BadOptionError(
+            "the shares of validation and test rows leave nothing to train on",
+            got=f"validation={validation}, test={test}",
+            want="two numbers from 0 that add up to less than 1",
+        )
     order = permutation(seed, rows, "split")
     test_rows, validation_rows = round(rows * test), round(rows * validation)
     split = Split(
@@ -118,15 +141,6 @@ def split_fold(
     inner = split_rows(len(rest), seed, validation, test=0.0)
     split = Split(rest[inner.train], rest[inner.validation], test)
     return _filled(split, len(labels), validation, 1.0)
-
-
-def _check_shares(validation: float, test: float) -> None:
-    if not (validation >= 0 and test >= 0 and validation + test < 1):
-        raise BadOptionError(
-            "the shares of validation and test rows leave nothing to train on",
-            got=f"validation={validation}, test={test}",
-            want="two numbers from 0 that add up to less than 1",
-        )
 
 
 def _filled(split: Split, rows: int, validation: float, test: float) -> Split:

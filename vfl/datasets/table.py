@@ -1,17 +1,24 @@
-"""Tables: how they are written, finding columns in them, and checking who owns which column."""
+"""Tables: how they are written, what their columns hold, which are chosen, and who owns them.
+
+A small table is a data frame, a large one is read by columns and never in memory as a whole.
+Whatever is raised here or by a caller names columns and counts; a cell's value stays in its table.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 
-from vfl.errors import (
+from vfl.core.errors import (
     DataError,
     LabelLeakError,
     MissingColumnError,
@@ -19,7 +26,12 @@ from vfl.errors import (
     nearest,
 )
 
+BLOCK_ROWS = 8192  # of a table at a time, with all its columns, or where a cell becomes an object
+ROUNDING = 1e-12  # of the largest number; float64 itself rounds at 1e-16
+
+Classes = tuple[str | int, ...]  # what the codes of a label column stand for
 IdType = Literal["text", "number"]
+Kind = Literal["number", "boolean", "text"]
 Source = Path | str | pd.DataFrame
 
 
@@ -36,6 +48,224 @@ class TableFormat:
     separator: str = ","
     missing: tuple[str, ...] = ()
     id_type: IdType = "text"
+
+
+class Table(Protocol):
+    """What a data frame and a large file have in common; every reading of a column is a new one."""
+
+    @property
+    def columns(self) -> Iterable[str]:
+        """The names, in order."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, name: str, /) -> pd.Series: ...
+
+
+class LargeTable(ABC):
+    """A table whose cells are in a file."""
+
+    columns: Sequence[str]
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def blocks(self, name: str) -> Iterator[pa.Array]:
+        """A column, some rows at a time."""
+
+    @abstractmethod
+    def type_of(self, name: str) -> pa.DataType:
+        """The Arrow type of a column's blocks."""
+
+    def __getitem__(self, name: str, /) -> pd.Series:
+        wanted = self.type_of(name)
+        if not (pa.types.is_floating(wanted) or pa.types.is_integer(wanted)):
+            return self._joined(name)
+        # Numbers are most of what there is: here they are never in memory twice.
+        real = pa.types.is_floating(wanted)
+        cells = np.empty(len(self), dtype=np.float64 if real else wanted.to_pandas_dtype())
+        start = 0
+        for block in self.blocks(name):
+            if block.null_count and not real:
+                return self._joined(name)
+            cells[start : start + len(block)] = block.to_numpy(zero_copy_only=False)
+            start += len(block)
+        return pd.Series(cells, name=name, copy=False)
+
+    def _joined(self, name: str) -> pd.Series:
+        column: pd.Series = pa.chunked_array(
+            list(self.blocks(name)), self.type_of(name)
+        ).to_pandas()
+        return column.rename(name)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Part:
+    """Some columns and rows of a table, in an order of their own; cells are read when asked for.
+
+    Attributes:
+        table: where the cells are.
+        columns: the names, in order.
+        rows: int64 positions in the table, axes (rows of the part,).
+    """
+
+    table: Table
+    columns: Sequence[str]
+    rows: np.ndarray
+
+    @classmethod
+    def of(cls, table: Table, rows: np.ndarray, columns: Sequence[str] | None = None) -> Part:
+        """A part of a table, or of a part.
+
+        >>> part = Part.of(pd.DataFrame({"age": [31, 47, 25]}), np.array([2, 0]))
+        >>> Part.of(part, np.array([1]))["age"].tolist()
+        [31]
+        """
+        names = list(table.columns) if columns is None else columns
+        if isinstance(table, Part):
+            return cls(table.table, names, table.rows[rows])
+        return cls(table, names, rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, name: str, /) -> pd.Series:
+        # Of the cells alone: a series would take its index along, as large again as a column.
+        return pd.Series(self.table[name].array.take(self.rows), name=name, copy=False)
+
+
+def column_blocks(table: Table, name: str) -> Iterator[pd.Series]:
+    """A column, some rows at a time, in the order of the rows."""
+    if isinstance(table, LargeTable):
+        yield from (block.to_pandas().rename(name) for block in table.blocks(name))
+    elif isinstance(table, Part):
+        cells = table.table[name].array
+        for start in range(0, len(table), BLOCK_ROWS):
+            rows = table.rows[start : start + BLOCK_ROWS]
+            yield pd.Series(cells.take(rows), name=name, copy=False)
+    else:
+        column = table[name]
+        for start in range(0, len(column), BLOCK_ROWS):
+            yield column.iloc[start : start + BLOCK_ROWS]
+
+
+_OBJECT_KINDS: dict[str, Kind] = {
+    "boolean": "boolean",
+    "integer": "number",
+    "floating": "number",
+    "mixed-integer-float": "number",
+    "decimal": "number",
+    "empty": "number",
+    "string": "text",
+    "mixed-integer": "text",
+}
+
+
+def kind_of(column: pd.Series) -> Kind:
+    """What a column holds, missing cells left aside; a column without any cell holds numbers.
+
+    Raises:
+        DataError: dates, bytes, lists and other things no encoder reads.
+    """
+    dtype = column.dtype
+    if pd.api.types.is_bool_dtype(dtype) and not isinstance(dtype, pd.CategoricalDtype):
+        return "boolean"
+    if pd.api.types.is_any_real_numeric_dtype(dtype):
+        return "number"
+    if isinstance(dtype, pd.CategoricalDtype):
+        return "text"
+    kind = _OBJECT_KINDS.get(pd.api.types.infer_dtype(column, skipna=True))
+    if kind is None:
+        raise DataError(
+            f"column '{column.name}' holds something that is neither number nor text",
+            got=f"type {dtype}",
+            want="numbers, booleans or text",
+            fix="turn it into a number first (a date into days, say) or leave it out",
+        )
+    return kind
+
+
+def as_numbers(column: pd.Series) -> np.ndarray:
+    """A column as float64 of shape (rows,), missing cells as NaN.
+
+    Raises:
+        DataError: a cell that is no number, or an infinite one; a column of dates and the like.
+    """
+    (values,) = number_blocks([column])
+    return values
+
+
+def number_blocks(blocks: Iterable[pd.Series]) -> Iterator[np.ndarray]:
+    """What `as_numbers` gives, block by block of a column; its error comes after the last one."""
+    unread = infinite = 0
+    for block in blocks:
+        values = _numbers(block)
+        unread += max(0, int(np.isnan(values).sum()) - int(block.isna().sum()))
+        infinite += int(np.isinf(values).sum())
+        yield values
+    if unread or infinite:
+        raise DataError(
+            f"column '{block.name}' is not a column of finite numbers",
+            got=f"{spaced(unread)} cells of another kind, {spaced(infinite)} infinite ones",
+            want="numbers",
+            fix="name the table's own sign of a missing cell in the option 'missing'",
+        )
+
+
+def _numbers(column: pd.Series) -> np.ndarray:
+    if column.dtype == np.float64:
+        return column.to_numpy()  # as it is: the general way makes a copy
+    kind_of(column)
+    plain = column.astype(object) if isinstance(column.dtype, pd.CategoricalDtype) else column
+    read = pd.to_numeric(plain, errors="coerce")
+    return np.asarray(read.to_numpy(dtype=np.float64, na_value=np.nan))
+
+
+def as_texts(column: pd.Series) -> np.ndarray:
+    """A column as text, shape (rows,), dtype object, missing cells as None.
+
+    Blanks around a text are dropped and a whole number is written without a point, so that 7, 7.0
+    and " 7" read alike whatever file they came from.
+    """
+    present = column.notna().to_numpy()
+    found = np.full(len(column), None, dtype=object)
+    found[present] = [_text(cell) for cell in column.to_numpy(dtype=object)[present]]
+    return found
+
+
+def _text(cell: object) -> str:
+    if isinstance(cell, float | np.floating) and float(cell).is_integer():
+        return str(int(cell))
+    return str(cell).strip()
+
+
+def mean_and_std(values: np.ndarray) -> tuple[float, float]:
+    """Mean and spread of the numbers that are present, both 0 where they do not really differ.
+
+    The spread is the standard deviation over all of them (no correction). It counts as none when
+    it is no larger than rounding makes it for numbers that are alike.
+
+    >>> mean_and_std(np.array([1.0, 3.0, np.nan]))
+    (2.0, 1.0)
+    """
+    missing = np.isnan(values)
+    present = values[~missing] if missing.any() else values
+    if not present.size:
+        return 0.0, 0.0
+    spread = float(present.std())
+    if spread <= ROUNDING * float(max(present.max(), -present.min())):
+        return 0.0, 0.0
+    return float(present.mean()), spread
+
+
+def spaced(count: int) -> str:
+    """A count for a reader.
+
+    >>> spaced(10000)
+    '10 000'
+    """
+    return f"{count:,}".replace(",", " ")
 
 
 def check_names(names: pd.Series, where: str) -> None:
@@ -83,13 +313,7 @@ def pick_columns(
             continue
         found = [name for name in known if fnmatchcase(name, pattern) and name not in leave_out]
         if not found:
-            raise MissingColumnError(
-                f"{who} names a column that the table lacks",
-                where=setting,
-                got=pattern,
-                want=_counted(known),
-                fix=nearest(pattern, known) or _separator_hint(known),
-            )
+            raise _missing(f"{who} names a column that the table lacks", pattern, known, setting)
         picked.update(dict.fromkeys(found))
     return list(picked)
 
@@ -108,23 +332,18 @@ def check_column(columns: Iterable[str], name: str, what: str, setting: str | No
     """
     known = list(columns)
     if name not in known:
-        raise MissingColumnError(
-            f"{what} is not a column of the table",
-            where=setting,
-            got=name,
-            want=_counted(known),
-            fix=nearest(name, known) or _separator_hint(known),
-        )
+        raise _missing(f"{what} is not a column of the table", name, known, setting)
 
 
-def _counted(columns: Sequence[str]) -> str:
-    noun = "column" if len(columns) == 1 else "columns"
-    return f"one of the table's {len(columns)} {noun}"
-
-
-def _separator_hint(columns: Sequence[str]) -> str | None:
-    """A CSV that is cut at the wrong sign has one long column."""
-    return "is the separator right?" if len(columns) == 1 else None
+def _missing(what: str, name: str, known: list[str], setting: str | None) -> MissingColumnError:
+    alone = len(known) == 1  # a CSV that is cut at the wrong sign has one long column
+    return MissingColumnError(
+        what,
+        where=setting,
+        got=name,
+        want=f"one of the table's {len(known)} {'column' if alone else 'columns'}",
+        fix=nearest(name, known) or ("is the separator right?" if alone else None),
+    )
 
 
 def check_features(

@@ -1,15 +1,45 @@
-"""Texts as rows of numbers, by a vocabulary that saw the training rows only."""
+"""Texts as rows of numbers, by a vocabulary that saw the training rows only; and sets of texts.
+
+Film reviews, for or against: Pang and Lee 2004, polarity dataset 2.0. DBPedia Classes: 219 classes
+of articles by their first sentences.
+"""
 
 from __future__ import annotations
 
 import re
+import tarfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
+
+from vfl.core.errors import DataError
+from vfl.datasets.sources import (
+    Bundled,
+    Request,
+    data_folder,
+    existing_file,
+    first_rows,
+    interleaved,
+)
 
 PADDING, UNKNOWN = 0, 1
+VOCABULARY = 20_000
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+
+REVIEWS = "review-polarity/review_polarity.tar.gz"
+REVIEW_CLASSES = ("neg", "pos")
+REVIEW_LENGTH = 400
+REVIEW_LIMIT_BYTES = 2**20
+_REVIEW = re.compile(r"(?:.*/)?(neg|pos)/(cv[^/]*\.txt)", re.ASCII)
+
+DBPEDIA = "dbpedia-classes"
+DBPEDIA_FILES = ("DBPEDIA_train.csv", "DBPEDIA_val.csv", "DBPEDIA_test.csv")
+DBPEDIA_TEXT, DBPEDIA_CLASS = "text", "l3"  # l3 is the finest of its three levels
+DBPEDIA_LENGTH = 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,3 +109,95 @@ class Texts:
         renumbered = np.full(len(self.words), UNKNOWN, dtype=np.int64)
         renumbered[kept] = np.arange(len(kept)) + 2
         return renumbered
+
+
+def read_review_polarity(asked: Request) -> Bundled:
+    """Two thousand reviews, one against (0) and one for (1) in turn, in the order of their names.
+
+    `asked.root` holds ``review-polarity/review_polarity.tar.gz`` as its authors publish it.
+
+    Raises:
+        MissingDataError: the file is not there.
+        DataError: the file is damaged or of another format.
+    """
+    path = existing_file(
+        data_folder(asked.root) / REVIEWS, want="the polarity dataset 2.0 of Pang and Lee"
+    )
+    try:
+        found = _reviews(path)
+    except (OSError, EOFError, ValueError, zlib.error, tarfile.TarError) as error:
+        raise DataError(
+            "these reviews cannot be read", where=str(path), got=type(error).__name__
+        ) from None
+    names = sorted(found)
+    labels = np.array([REVIEW_CLASSES.index(side) for side, _ in names], dtype=np.int64)
+    if set(labels.tolist()) != {0, 1}:
+        raise DataError(
+            "these reviews are not of two sides", where=str(path), want="folders neg and pos"
+        )
+    order = interleaved(labels)[: asked.limit]
+    return Bundled(
+        cells=_asked_for([found[names[row]] for row in order.tolist()], asked, REVIEW_LENGTH),
+        labels=labels[order],
+        classes=REVIEW_CLASSES,
+    )
+
+
+def _asked_for(texts: list[str], asked: Request, length: int) -> Texts:
+    return Texts.of(texts, asked.form.length or length, asked.form.vocabulary or VOCABULARY)
+
+
+def _reviews(path: Path) -> dict[tuple[str, str], str]:
+    """Texts by side and name; nothing is unpacked to disk."""
+    found = {}
+    with tarfile.open(path, "r:gz") as archive:
+        for member in archive:
+            named = _REVIEW.fullmatch(member.name)
+            file = archive.extractfile(member) if named and member.isfile() else None
+            if named and file:
+                if member.size > REVIEW_LIMIT_BYTES:
+                    raise ValueError("a review is too large")
+                found[named[1], named[2]] = file.read().decode("latin-1")
+    return found
+
+
+def read_dbpedia(asked: Request) -> Bundled:
+    """The articles by the classes of the finest level, in alphabetical order.
+
+    `asked.root` holds ``dbpedia-classes`` with the three csv files of the published set.
+
+    Raises:
+        MissingDataError: a file is not there.
+        DataError: a file is of another format.
+    """
+    folder = data_folder(asked.root) / DBPEDIA
+    parts = [_read_articles(folder / name) for name in DBPEDIA_FILES]
+    whole = pd.concat(parts, ignore_index=True)
+    classes, labels = np.unique(whole[DBPEDIA_CLASS].to_numpy(dtype=str), return_inverse=True)
+    kept, counts = first_rows([len(part) for part in parts], asked.limit)
+    return Bundled(
+        cells=_asked_for(whole[DBPEDIA_TEXT].iloc[kept].tolist(), asked, DBPEDIA_LENGTH),
+        labels=labels.astype(np.int64)[kept],
+        classes=tuple(classes.tolist()),
+        train_rows=counts[0],
+        validation_rows=counts[1],
+    )
+
+
+def _read_articles(path: Path) -> pd.DataFrame:
+    existing_file(
+        path,
+        want=f"{', '.join(DBPEDIA_FILES)} of the data set 'DBPedia Classes' (Kaggle)",
+        first=f"put them in a folder '{DBPEDIA}' and ",
+        folder=DBPEDIA,
+    )
+    try:
+        return pd.read_csv(
+            path, usecols=[DBPEDIA_TEXT, DBPEDIA_CLASS], dtype=str, keep_default_na=False
+        )
+    except (OSError, ValueError):
+        raise DataError(
+            "this file of articles cannot be read",
+            where=str(path),
+            want=f"a csv with the columns {DBPEDIA_TEXT} and {DBPEDIA_CLASS}",
+        ) from None

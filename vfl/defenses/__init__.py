@@ -8,38 +8,38 @@ an entry point in the group ``vfl.defenses``), and the contract tests of `vfl.te
 
 from __future__ import annotations
 
-from vfl.defenses.base import Defense, LabelKind, PrivacyStatement, Side
-from vfl.defenses.chain import Chain, uses
-from vfl.registry import Registry, parts
+from vfl.core.registry import Registry, parts
+from vfl.defenses.base import Chain, Defense, LabelKind, PrivacyStatement, Side, uses
 
 DEFENSES: Registry[Defense] = Registry(
     kind="defense",
     contract=Defense,
     members={
-        "none": "vfl.defenses.none:Undefended",
-        "layer_norm": "vfl.defenses.layer_norm:LayerNorm",
+        "none": "vfl.defenses.base:Undefended",
+        "layer_norm": "vfl.defenses.potential:LayerNorm",
         "potential": "vfl.defenses.potential:Potential",
         "dcor": "vfl.defenses.dcor:LabelCorrelation",
-        "nopeek": "vfl.defenses.nopeek:NoPeek",
+        "nopeek": "vfl.defenses.dcor:NoPeek",
         "probe": "vfl.defenses.probe:Probe",
         "bottleneck": "vfl.defenses.bottleneck:Bottleneck",
         "confusion": "vfl.defenses.confusion:Confusion",
         "label_free": "vfl.defenses.label_free:LabelFree",
-        "anchored": "vfl.defenses.anchored:Anchored",
+        "anchored": "vfl.defenses.label_free:Anchored",
         "label_dp": "vfl.defenses.label_dp:LabelDP",
-        "label_dp_two_stage": "vfl.defenses.label_dp_two_stage:TwoStageLabelDP",
-        "gradient_noise": "vfl.defenses.gradient_noise:GradientNoise",
+        "label_dp_two_stage": "vfl.defenses.label_dp:TwoStageLabelDP",
+        "gradient_noise": "vfl.defenses.noise:GradientNoise",
         "tpsl": "vfl.defenses.tpsl:TranscriptPrivacy",
         "marvell": "vfl.defenses.marvell:Marvell",
-        "max_norm": "vfl.defenses.max_norm:MaxNorm",
-        "clipped_noise": "vfl.defenses.clipped_noise:ClippedNoise",
+        "max_norm": "vfl.defenses.marvell:MaxNorm",
+        "clipped_noise": "vfl.defenses.noise:ClippedNoise",
         "mixup": "vfl.defenses.mixup:Mixup",
-        "gradient_averaging": "vfl.defenses.gradient_averaging:GradientAveraging",
-        "gradient_sparsification": "vfl.defenses.gradient_sparsification:GradientSparsification",
+        "gradient_averaging": "vfl.defenses.gradients:GradientAveraging",
+        "gradient_sparsification": "vfl.defenses.gradients:GradientSparsification",
         "passport": "vfl.defenses.passport:Passport",
         "split_guard": "vfl.defenses.split_guard:SplitGuard",
     },
     group="vfl.defenses",
+    aliases={"cae": "confusion", "mid": "bottleneck", "fedpass": "passport"},
 )
 
 

@@ -11,23 +11,30 @@ Order of the hooks in one training round, as the data meets them:
                          gradient -> codec
     feature party        ... -> received -> backward pass
 
-A defense overrides the hooks it needs. What protects draws from `moment.secret`, which belongs to
+A defense overrides the hooks it needs. What protects draws from `context.secret`, which belongs to
 the party the hook runs at, never from the run's seed. Columns of the label party's own never leave
 it: their bottom is not wrapped, and their cut is not in a loss.
+
+Below the contract: `Chain`, which joins several defenses, and what members refuse: labels they mean
+nothing for, other members and models in whose company a promise would be untrue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
+import torch
 from torch import Tensor, nn
 
-from vfl.compression import Moment
-from vfl.seeds import Secret
+from vfl.compression import StepContext
+from vfl.core.errors import SpecError
+from vfl.core.seeds import Secret
 
 Side = Literal["feature", "label", "both"]
+
+_Value = TypeVar("_Value", Tensor, nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +132,11 @@ class Defense:
         """The top the label party really trains; `width` is that of the merged cut."""
         return top
 
-    def counts(self, places: Tensor, epoch: int) -> Tensor | None:
+    def counts(self, indices: Tensor, epoch: int) -> Tensor | None:
         """Which rows of the coming training batch are learned from, at the label party.
 
         Args:
-            places: where they stand among the labels that `labels` was given; int64, axes (rows,).
+            indices: where they stand among the labels that `labels` was given; int64, axes (rows,).
             epoch: from 1.
 
         Returns:
@@ -138,30 +145,30 @@ class Defense:
         return None
 
     def batch(
-        self, inputs: Tensor | None, labels: Tensor | None, moment: Moment
+        self, inputs: Tensor | None, labels: Tensor | None, context: StepContext
     ) -> tuple[Tensor | None, Tensor | None]:
         """What a party really feeds: its inputs and, at the label party, its labels."""
         return inputs, labels
 
-    def embedding(self, cut: Tensor, moment: Moment) -> Tensor:
+    def embedding(self, cut: Tensor, context: StepContext) -> Tensor:
         """The cut that is really encoded, at the feature party; differentiable."""
         return cut
 
-    def local_loss(self, cut: Tensor, inputs: Tensor, moment: Moment) -> Tensor | None:
+    def local_loss(self, cut: Tensor, inputs: Tensor, context: StepContext) -> Tensor | None:
         """A scalar the feature party adds to its own backward pass."""
         return None
 
-    def logits(self, logits: Tensor, moment: Moment) -> Tensor:
+    def logits(self, logits: Tensor, context: StepContext) -> Tensor:
         """The output that is really used, at the label party; differentiable."""
         return logits
 
-    def targets(self, targets: Tensor, classes: int, moment: Moment) -> Tensor:
+    def targets(self, targets: Tensor, classes: int, context: StepContext) -> Tensor:
         """What the task loss compares the logits of a training batch with.
 
         Args:
             targets: labels of axes (rows,), or what an earlier defense made of them.
             classes: columns of the logits.
-            moment: step, and the label party's private draws.
+            context: step, and the label party's private draws.
 
         Returns:
             Labels of axes (rows,), or probabilities of axes (rows, classes).
@@ -169,16 +176,16 @@ class Defense:
         return targets
 
     def loss(
-        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, moment: Moment
+        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, context: StepContext
     ) -> Tensor | None:
         """A scalar the label party adds to the task loss; `cuts` as decoded, by feature party."""
         return None
 
-    def gradient(self, grad: Tensor, labels: Tensor, moment: Moment) -> Tensor:
+    def gradient(self, grad: Tensor, labels: Tensor, context: StepContext) -> Tensor:
         """The gradient of one party's cut that is really encoded, at the label party."""
         return grad
 
-    def received(self, cut: Tensor, grad: Tensor, moment: Moment) -> Tensor:
+    def received(self, cut: Tensor, grad: Tensor, context: StepContext) -> Tensor:
         """The gradient the feature party really uses, of the one that came back for its cut.
 
         Both detached, axes (rows, width); with a codec that changes the width, its width.
@@ -198,3 +205,221 @@ class Defense:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state_dict` gave."""
+
+
+class Chain(Defense):
+    """Several defenses, each hook applied in the order given."""
+
+    def __init__(self, members: Sequence[Defense]) -> None:
+        self.members = tuple(members)
+        for at, member in enumerate(self.members):
+            if member.once and any(type(other) is type(member) for other in self.members[:at]):
+                raise SpecError(
+                    f"{type(member).__name__} stands twice in a chain, and would draw the same",
+                    fix="name it once, with stronger options",
+                )
+            member.beside(self.members[:at], self.members[at + 1 :])
+
+    def prepare(self, kind: LabelKind) -> None:
+        for member in self.members:
+            member.prepare(kind)
+
+    def labels(self, labels: Tensor, secret: Secret) -> Tensor:
+        return self._through("labels", labels, secret)
+
+    def wrap_bottom(self, bottom: nn.Module, width: int) -> nn.Module:
+        return self._through("wrap_bottom", bottom, width)
+
+    def fit(self, bottom: nn.Module, inputs: Tensor, secret: Secret) -> None:
+        for member in self.members:
+            member.fit(bottom, inputs, secret)
+
+    def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
+        return self._through("wrap_top", top, width)
+
+    def counts(self, indices: Tensor, epoch: int) -> Tensor | None:
+        found = [member.counts(indices, epoch) for member in self.members]
+        present = [one for one in found if one is not None]
+        return torch.stack(present).all(dim=0) if present else None
+
+    def batch(
+        self, inputs: Tensor | None, labels: Tensor | None, context: StepContext
+    ) -> tuple[Tensor | None, Tensor | None]:
+        for member in self.members:
+            inputs, labels = member.batch(inputs, labels, context)
+        return inputs, labels
+
+    def embedding(self, cut: Tensor, context: StepContext) -> Tensor:
+        return self._through("embedding", cut, context)
+
+    def local_loss(self, cut: Tensor, inputs: Tensor, context: StepContext) -> Tensor | None:
+        return _total([member.local_loss(cut, inputs, context) for member in self.members])
+
+    def logits(self, logits: Tensor, context: StepContext) -> Tensor:
+        return self._through("logits", logits, context)
+
+    def targets(self, targets: Tensor, classes: int, context: StepContext) -> Tensor:
+        return self._through("targets", targets, classes, context)
+
+    def loss(
+        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, context: StepContext
+    ) -> Tensor | None:
+        return _total([member.loss(cuts, labels, logits, context) for member in self.members])
+
+    def gradient(self, grad: Tensor, labels: Tensor, context: StepContext) -> Tensor:
+        return self._through("gradient", grad, labels, context)
+
+    def received(self, cut: Tensor, grad: Tensor, context: StepContext) -> Tensor:
+        for member in self.members:
+            grad = member.received(cut, grad, context)
+        return grad
+
+    def _through(self, hook: str, value: _Value, *rest: object) -> _Value:
+        """What the members' hooks make of a value, one after another."""
+        for member in self.members:
+            value = getattr(member, hook)(value, *rest)
+        return value
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        return tuple(statement for member in self.members for statement in member.privacy())
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        return {
+            f"{position}.{key}": value
+            for position, member in enumerate(self.members)
+            for key, value in member.state_dict().items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        for position, member in enumerate(self.members):
+            prefix = f"{position}."
+            own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            member.load_state_dict(own)
+
+
+def uses(defense: Defense, *hooks: str) -> list[str]:
+    """Which of these hooks a defense, or a member of a chain, has versions of its own of."""
+    if isinstance(defense, Chain):
+        return [hook for hook in hooks if any(uses(member, hook) for member in defense.members)]
+    return [hook for hook in hooks if getattr(type(defense), hook) is not getattr(Defense, hook)]
+
+
+def _total(terms: Sequence[Tensor | None]) -> Tensor | None:
+    present = [term for term in terms if term is not None]
+    return sum(present[1:], start=present[0]) if present else None
+
+
+class Undefended(Defense):
+    """Every hook does nothing; the baseline each defense is compared with."""
+
+
+_LOOKS = "looks at labels in '{}'"
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def require_classes(defense: str, kind: LabelKind) -> int:
+    """The number of classes.
+
+    Raises:
+        SpecError: the labels are numbers.
+    """
+    if kind.classes is None:
+        raise SpecError(
+            f"'{defense}' is about classes, and the labels of a regression are numbers",
+            want="label.task = 'classification'",
+            fix="another defense; of labels that are numbers none of vfl's hides anything exactly",
+        )
+    return kind.classes
+
+
+def require_two_classes(defense: str, kind: LabelKind) -> None:
+    """Refuse labels that are not of two classes.
+
+    Raises:
+        SpecError: with the number there are.
+    """
+    classes = require_classes(defense, kind)
+    if classes != 2:
+        raise SpecError(
+            f"'{defense}' hides which of two classes a row has",
+            got=f"{classes} classes",
+            want="2 classes",
+            fix="gradient_noise, tpsl or label_dp work for any number of classes",
+        )
+
+
+def require_equal_weights(defense: str, kind: LabelKind) -> None:
+    """Refuse rows or classes of different weights.
+
+    Raises:
+        SpecError: a label's gradient then depends on other labels.
+    """
+    if kind.weighted:
+        raise SpecError(
+            f"'{defense}' needs every row to weigh the same in the loss",
+            got="weights of rows or classes",
+            want="label.class_weight = 'none', and no weights of rows",
+        )
+
+
+def refuse_label_readers(
+    defense: str, before: Sequence[Defense], after: Sequence[Defense], cure: str
+) -> None:
+    """Refuse members through which a row's gradient depends on labels that no noise covers.
+
+    Raises:
+        SpecError: with the member that is in the way.
+    """
+    for member, hook in _label_readers((*before, *after)):
+        _refuse(f"the epsilon of '{defense}' does not hold", member, _LOOKS.format(hook), cure)
+
+
+def refuse_early_readers(defense: str, members: Sequence[Defense], cure: str) -> None:
+    """Refuse members that look at labels some of which are not disclosed yet.
+
+    Raises:
+        SpecError: with the member that is in the way.
+    """
+    for member, hook in _label_readers(members, "labels"):
+        does = f"{_LOOKS.format(hook)} while some are not told"
+        _refuse(f"'{defense}' does not go", member, does, cure)
+
+
+def refuse_mixing(defense: str, members: Sequence[Defense], hook: str) -> None:
+    """Refuse members that may make one row out of several before the noise comes.
+
+    Raises:
+        SpecError: with the member that is in the way.
+    """
+    for member in members:
+        if uses(member, hook) and not member.rows_apart:
+            does = f"may mix rows in '{hook}'"
+            cure = f"{defense}:norm=inf, which promises nothing, or one of the two alone"
+            _refuse(f"the epsilon of '{defense}' does not hold", member, does, cure)
+
+
+def refuse_batch_norm(module: nn.Module, defense: str) -> None:
+    """Refuse a model in which one row's output depends on the others.
+
+    Raises:
+        SpecError: clipping rows bounds nothing then.
+    """
+    if any(isinstance(part, _BATCH_NORMS) for part in module.modules()):
+        raise SpecError(
+            f"'{defense}' promises an epsilon for one row, and the model normalises over the batch",
+            want="a model that treats each row on its own",
+            fix=f"another model, or {defense}:norm=inf, which promises nothing",
+        )
+
+
+def _label_readers(members: Sequence[Defense], *more: str) -> Iterator[tuple[Defense, str]]:
+    """Members with hooks that look at labels at the label party, and one such hook of each."""
+    for member in members:
+        if member.side == "feature" or member.label_free:
+            continue
+        if found := uses(member, *more, "loss", "targets", "batch", "gradient"):
+            yield member, found[0]
+
+
+def _refuse(what: str, member: Defense, does: str, cure: str) -> None:
+    raise SpecError(f"{what} beside {type(member).__name__}, which {does}", fix=cure)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from vfl.compression import Moment
+from vfl.compression import StepContext
+from vfl.core.registry import require_range
 from vfl.defenses.base import Defense, Side
-from vfl.options import require_range
 
 
 def divergence(mean: Tensor, deviation: Tensor) -> Tensor:
@@ -41,14 +41,14 @@ class NoisyTop(nn.Module):
         self.mean = nn.Linear(width, width)
         self.deviation = nn.Linear(width, width)
         self.top = top
-        self.told: Tensor | None = None
+        self.information: Tensor | None = None
 
     def forward(self, cut: Tensor) -> Tensor:
-        """Outputs of axes (rows, outputs); in training `told` is what the code tells of the cut."""
+        """Outputs of axes (rows, outputs); in training it notes the code's `information`."""
         code = self.mean(cut)
         if self.training:
             deviation = softplus(self.deviation(cut) - 0.5) + 1e-6
-            self.told = divergence(code, deviation)
+            self.information = divergence(code, deviation)
             code = code + deviation * torch.randn_like(code)
         outputs: Tensor = self.top(code)
         return outputs
@@ -86,9 +86,9 @@ class Bottleneck(Defense):
         return self._top
 
     def loss(
-        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, moment: Moment
+        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, context: StepContext
     ) -> Tensor | None:
-        if self._top is None or self._top.told is None:
+        if self._top is None or self._top.information is None:
             return None
-        told, self._top.told = self._top.told, None
-        return self.alpha * told
+        information, self._top.information = self._top.information, None
+        return self.alpha * information

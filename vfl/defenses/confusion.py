@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn.functional import log_softmax
 
-from vfl.compression import Moment
-from vfl.defenses.base import Defense, LabelKind, Side
-from vfl.defenses.refusals import require_classes
-from vfl.options import require_range
-from vfl.seeds import Secret, scoped
+from vfl.compression import StepContext
+from vfl.core.registry import require_range
+from vfl.core.seeds import Secret, scoped
+from vfl.defenses.base import Defense, LabelKind, Side, require_classes
 
 _STEPS = 200
 
@@ -26,7 +25,7 @@ class Confusion(Defense):
 
         CE(y, decoded) - contrast x log(1 - code_y) - entropy x H(code)
 
-    so that codes are far from the true class and from certain, and can still be told apart. The
+    so that codes are far from the true class and from certain, and can still be decoded apart. The
     paper prints -CE(y, code) for the middle term, which has no lower end and drives the codes of
     different classes into one. Only the label party runs it and draws from its own secret; codes
     and decoder are its state. What gradients tell are codes; who has a few labelled rows learns
@@ -37,7 +36,8 @@ class Confusion(Defense):
         contrast: how much a code shuns its own class.
         entropy: how much a code is to be uncertain; the more, the harder codes are to learn.
 
-    >>> codes = Confusion().targets(torch.tensor([0, 1]), 3, Moment(0, True, Secret(bytes(32))))
+    >>> context = StepContext(0, True, Secret(bytes(32)))
+    >>> codes = Confusion().targets(torch.tensor([0, 1]), 3, context)
     >>> codes.argmax(dim=1).tolist() != [0, 1], round(codes.sum().item(), 4)
     (True, 2.0)
     """
@@ -55,16 +55,16 @@ class Confusion(Defense):
     def prepare(self, kind: LabelKind) -> None:
         require_classes("confusion", kind)
 
-    def targets(self, targets: Tensor, classes: int, moment: Moment) -> Tensor:
+    def targets(self, targets: Tensor, classes: int, context: StepContext) -> Tensor:
         if self._codes is None:
-            assert moment.secret is not None, "training has a secret"
-            self._train(classes, moment.secret)
+            assert context.secret is not None, "training has a secret"
+            self._train(classes, context.secret)
         assert self._codes is not None, "trained or restored"
         codes = self._codes.to(targets.device)
         return targets @ codes if targets.is_floating_point() else codes[targets]
 
-    def logits(self, logits: Tensor, moment: Moment) -> Tensor:
-        if moment.training or self._decoder is None:
+    def logits(self, logits: Tensor, context: StepContext) -> Tensor:
+        if context.training or self._decoder is None:
             return logits
         decoded = self._decoder.to(logits.device)(torch.softmax(logits, dim=1))
         return log_softmax(decoded, dim=1)
@@ -101,10 +101,10 @@ class Confusion(Defense):
     def _cost(self, table: Tensor, decoder: nn.Module) -> Tensor:
         logs = log_softmax(table, dim=1)
         codes = logs.exp()
-        told = log_softmax(decoder(codes), dim=1).diagonal()
+        decoded = log_softmax(decoder(codes), dim=1).diagonal()
         near = -torch.log1p(-codes.diagonal().clamp_max(1 - 1e-6))
         certain = (codes * logs).sum(dim=1)
-        return (self.contrast * near + self.entropy * certain - told).mean()
+        return (self.contrast * near + self.entropy * certain - decoded).mean()
 
 
 def _decoder(classes: int) -> nn.Module:

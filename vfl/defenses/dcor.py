@@ -1,4 +1,4 @@
-"""Distance correlation, and its use on cut and labels."""
+"""Distance correlation, and its use on cut and labels or on cut and inputs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vfl.compression import Moment
+from vfl.compression import StepContext
+from vfl.core.registry import require_range
 from vfl.defenses.base import Defense, Side
-from vfl.options import require_range
 
 #: Squared distances end here: the root of 0 has no finite slope, and a rounded square may be < 0.
 _LEAST_SQUARE = 1e-8
@@ -70,7 +70,7 @@ class LabelCorrelation(Defense):
         alpha: weight in the label party's loss.
 
     >>> cut, labels = torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([0, 0, 1])
-    >>> round(LabelCorrelation(alpha=2).loss({"bank": cut}, labels, cut, Moment()).item(), 4)
+    >>> round(LabelCorrelation(alpha=2).loss({"bank": cut}, labels, cut, StepContext()).item(), 4)
     1.8371
     """
 
@@ -81,8 +81,35 @@ class LabelCorrelation(Defense):
         self.alpha = alpha
 
     def loss(
-        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, moment: Moment
+        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, context: StepContext
     ) -> Tensor | None:
         apart = label_distances(labels)
         terms = [distance_correlation(distances(cut), apart) for cut in cuts.values()]
         return self.alpha * torch.stack(terms).sum()
+
+
+class NoPeek(Defense):
+    """A feature party adds alpha x dCor^2(cut, inputs) to its own backward pass.
+
+    Source: Vepakomma et al. 2020; thesis eq 2-5. It makes rows harder to rebuild from their
+    cuts and says nothing of labels. Only the feature party runs it, while it trains; it has no
+    state. The estimate of a batch gets worse with the width of the cut. It promises nothing that
+    could be stated.
+
+    Args:
+        alpha: weight beside the gradient that the label party sends.
+
+    >>> import torch
+    >>> cut, inputs = torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([[1.0], [3.0], [7.0]])
+    >>> round(NoPeek(alpha=0.5).local_loss(cut, inputs, StepContext()).item(), 4)
+    0.5
+    """
+
+    side: ClassVar[Side] = "feature"
+
+    def __init__(self, alpha: float = 0.1) -> None:
+        require_range("alpha", alpha, 0)
+        self.alpha = alpha
+
+    def local_loss(self, cut: Tensor, inputs: Tensor, context: StepContext) -> Tensor:
+        return self.alpha * distance_correlation(distances(cut), distances(inputs))

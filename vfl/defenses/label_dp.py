@@ -1,25 +1,38 @@
-"""Randomised response: some training labels are other labels, drawn once before the training."""
+"""Randomised response: some training labels are other labels, drawn before anything learns them.
+
+`LabelDP` draws all of them once before the training. `TwoStageLabelDP` draws those of some rows
+later: what the other rows taught by then is the prior of their labels.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vfl.defenses.base import Defense, LabelKind, PrivacyStatement, Side
-from vfl.defenses.refusals import require_classes
-from vfl.errors import BadOptionError, SpecError
-from vfl.options import require, require_range
-from vfl.seeds import Secret
+from vfl.compression import StepContext
+from vfl.core.errors import BadOptionError, SpecError
+from vfl.core.registry import require, require_range
+from vfl.core.seeds import Secret
+from vfl.defenses.base import (
+    Defense,
+    LabelKind,
+    PrivacyStatement,
+    Side,
+    refuse_early_readers,
+    require_classes,
+    require_equal_weights,
+)
 
 
 class LabelDP(Defense):
     """Each training label is replaced at random before the first step (Warner 1965).
 
-    Without a prior, another label, all equally likely, comes in its place with probability `flip`;
+    Without a prior, another label, all equally likely, comes in its index with probability `flip`;
     epsilon = ln((1 - flip)(K - 1) / flip) for K classes. With a public `prior`, RRWithPrior (Ghazi
     et al. 2021, algorithm 2): answers are among the likely classes only, as many as keep
     most labels true on average.
@@ -134,8 +147,8 @@ def respond_with_prior(
 ) -> np.ndarray:
     """RRWithPrior: randomised response among the classes it is best to answer with.
 
-    A label among them is told with probability e^epsilon / (e^epsilon + k - 1), else each of the
-    others alike; a label that is not among them is answered by any of them alike.
+    A label among them is the answer with probability e^epsilon / (e^epsilon + k - 1), else each of
+    the others alike; a label that is not among them is answered by any of them alike.
 
     Args:
         labels: codes, axes (rows,).
@@ -145,11 +158,11 @@ def respond_with_prior(
     """
     order, counts = answers_of(priors, epsilon)
     of_row = np.arange(len(labels)) % len(order)
-    place, count = np.argsort(order, axis=1)[of_row, labels], counts[of_row]
+    index, count = np.argsort(order, axis=1)[of_row, labels], counts[of_row]
     flips = np.array([flip_of(epsilon, k) for k in range(1, priors.shape[1] + 1)])
-    told = respond(place, count, flips[count - 1], draws)
-    anything = np.floor(draws[:, 1] * count).astype(told.dtype)
-    chosen: np.ndarray = order[of_row, np.where(place < count, told, anything)]
+    answers = respond(index, count, flips[count - 1], draws)
+    anything = np.floor(draws[:, 1] * count).astype(answers.dtype)
+    chosen: np.ndarray = order[of_row, np.where(index < count, answers, anything)]
     return chosen
 
 
@@ -172,3 +185,119 @@ def _shares(text: str) -> np.ndarray:
     right = len(shares) > 1 and min(shares) >= 0 and abs(sum(shares) - 1) < 1e-3
     require("prior", text, "shares that add up to 1, such as 0.6-0.3-0.1", right)
     return np.array([shares])
+
+
+class TwoStageLabelDP(Defense):
+    """Labels of some rows are randomised before the first step, the others' later, with a prior.
+
+    In the first stage nothing is learned from the late rows: their gradients are zero. What the
+    top then says of each of them, in the stage's last epoch, is the prior of its own answer
+    (RRWithPrior), and training goes on with all rows. The top never saw a label of theirs, and
+    every label is randomised once, so epsilon holds for each label as it does for `label_dp`: all
+    that follows, the priors too, only processes answers. Which rows are late is no secret.
+
+    Source: Ghazi et al. 2021, "Deep learning with label differential privacy", LP-2ST, the case of
+    two stages of their LP-MST. There the prior comes from a pass over the late rows; here from
+    outputs of the batches they are in anyway, so that nothing travels that did not before.
+
+    Args:
+        epsilon: of one label.
+        epochs: of the first stage; the training must have more.
+        share: of the rows in the first stage.
+
+    >>> defense = TwoStageLabelDP(epsilon=2, epochs=1)
+    >>> defense.prepare(LabelKind(classes=10))
+    >>> answers = defense.labels(torch.arange(10), Secret.of_simulation(0, "lender"))
+    >>> 0 < int(defense.counts(torch.arange(10), epoch=1).sum()) < 10
+    True
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    side: ClassVar[Side] = "label"
+    rows_apart: ClassVar[bool] = True
+    once: ClassVar[bool] = True
+
+    def __init__(self, epsilon: float = 1.0, epochs: int = 5, share: float = 0.5) -> None:
+        require_range("epsilon", epsilon, 0)
+        require_range("epochs", epochs, 1)
+        require("share", share, "above 0 and below 1", 0 < share < 1)
+        self.epsilon = epsilon
+        self.epochs = epochs
+        self.share = share
+        self._classes = 0
+        self._exact: np.ndarray | None = None
+        self._answers = torch.empty(0, dtype=torch.int64)
+        self._outputs = torch.empty(0)  # what the top last said of each row, until the second stage
+        self._indices: Tensor | None = None
+
+    def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
+        refuse_early_readers("label_dp_two_stage", (*before, *after), "label_dp, or it alone")
+
+    def prepare(self, kind: LabelKind) -> None:
+        self._classes = require_classes("label_dp_two_stage", kind)
+        require_equal_weights("label_dp_two_stage", kind)
+        if kind.epochs is not None and kind.epochs <= self.epochs:
+            raise SpecError(
+                "the training ends before the second stage of 'label_dp_two_stage'",
+                got=f"{kind.epochs} epochs",
+                want=f"more than the {self.epochs} of the first stage",
+                fix="fewer 'epochs' in the spec, or more in train.epochs",
+            )
+
+    def labels(self, labels: Tensor, secret: Secret) -> Tensor:
+        self._exact = labels.numpy()
+        draws = secret.uniform((len(labels), 3), "label_dp_two_stage")
+        self._draws = draws[:, 1:]
+        self._late = draws[:, 0] >= self.share
+        flip = flip_of(self.epsilon, self._classes)
+        answers = respond(self._exact, self._classes, flip, self._draws)
+        answers[self._late] = 0  # of no meaning, and nothing learns from it
+        self._answers = torch.from_numpy(answers).to(labels.dtype)
+        self._outputs = torch.zeros(len(labels), self._classes)
+        return self._answers.clone()
+
+    def counts(self, indices: Tensor, epoch: int) -> Tensor | None:
+        self._indices = indices
+        if epoch > self.epochs and len(self._outputs):
+            self._answer()
+        return ~torch.from_numpy(self._late)[indices] if len(self._outputs) else None
+
+    def batch(
+        self, inputs: Tensor | None, labels: Tensor | None, context: StepContext
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if labels is not None and self._indices is not None:
+            labels = self._answers[self._indices]
+        return inputs, labels
+
+    def logits(self, logits: Tensor, context: StepContext) -> Tensor:
+        if context.training and self._indices is not None and len(self._outputs):
+            self._outputs[self._indices] = logits.detach().float().cpu()
+        return logits
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        against = "everybody, in one training; a second one draws anew"
+        return (PrivacyStatement("labels", against, self.epsilon, 0.0, "one training label"),)
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        return {"told": self._answers, "seen": self._outputs}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        answers = state["told"]
+        if self._exact is not None and len(answers) != len(self._exact):
+            raise SpecError(
+                "'label_dp_two_stage' goes on with the labels it was given first",
+                got=f"{len(self._exact)} training rows",
+                want=f"the same {len(answers)} as before",
+            )
+        self._answers, self._outputs = answers.clone(), state["seen"].clone()
+
+    def _answer(self) -> None:
+        """Randomise the labels of the late rows, each with what the top says as its prior."""
+        assert self._exact is not None, "labels comes first"
+        late = self._late
+        priors = torch.softmax(self._outputs.double(), dim=1).numpy()[late]
+        answers = respond_with_prior(self._exact[late], priors, self.epsilon, self._draws[late])
+        self._answers[torch.from_numpy(late)] = torch.from_numpy(answers).to(self._answers.dtype)
+        self._outputs = self._outputs[:0]

@@ -11,11 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from vfl.compression import Moment
-from vfl.defenses.base import Defense, LabelKind, PrivacyStatement
-from vfl.defenses.refusals import require_classes, require_equal_weights
-from vfl.options import require
-from vfl.seeds import derive
+from vfl.compression import StepContext
+from vfl.core.registry import require
+from vfl.core.seeds import derive
+from vfl.defenses.base import (
+    Defense,
+    LabelKind,
+    PrivacyStatement,
+    require_classes,
+    require_equal_weights,
+)
 
 
 class Mixup(Defense):
@@ -51,17 +56,17 @@ class Mixup(Defense):
         require_equal_weights("mixup", kind)
 
     def batch(
-        self, inputs: Tensor | None, labels: Tensor | None, moment: Moment
+        self, inputs: Tensor | None, labels: Tensor | None, context: StepContext
     ) -> tuple[Tensor | None, Tensor | None]:
         if inputs is None:
             return inputs, labels
-        pairs, share = mixture(moment.step, len(inputs), self.alpha, self.seed)
+        pairs, share = mixture(context.step, len(inputs), self.alpha, self.seed)
         return torch.lerp(inputs[pairs], inputs, share), labels
 
     def loss(
-        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, moment: Moment
+        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, context: StepContext
     ) -> Tensor | None:
-        pairs, share = mixture(moment.step, len(labels), self.alpha, self.seed)
+        pairs, share = mixture(context.step, len(labels), self.alpha, self.seed)
         others = labels[pairs.to(labels.device)]
         # Added to the task loss L(y), this makes share L(y) + (1 - share) L(y').
         return (1 - share) * (cross_entropy(logits, others) - cross_entropy(logits, labels))

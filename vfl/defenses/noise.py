@@ -1,16 +1,31 @@
-"""Noise on rows of a bounded norm, and the differential privacy that follows from it."""
+"""Noise on rows of a bounded norm, and the differential privacy that follows from it.
+
+`GradientNoise` puts it on gradients at the label party, `ClippedNoise` on cuts at a feature party.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from typing import Literal, get_args
+from collections.abc import Sequence
+from typing import ClassVar, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vfl.options import require, require_choice, require_range
-from vfl.seeds import Secret
+from vfl.compression import StepContext
+from vfl.core.registry import require, require_choice, require_range
+from vfl.core.seeds import Secret
+from vfl.defenses.base import (
+    Defense,
+    LabelKind,
+    PrivacyStatement,
+    Side,
+    refuse_batch_norm,
+    refuse_label_readers,
+    refuse_mixing,
+    require_equal_weights,
+)
 
 Law = Literal["gaussian", "laplace"]
 
@@ -81,6 +96,15 @@ class RowNoise:
         noise = torch.from_numpy(scale * draw(tuple(rows.shape), *purpose))
         return self.clip(rows, unit) + noise.to(rows)
 
+    def promise(
+        self, protects: str, party: str, against: str, unit: str
+    ) -> tuple[PrivacyStatement, ...]:
+        """What the noise promises against a party, and its epsilon of one `unit`."""
+        if self.epsilon is None:
+            return (PrivacyStatement(protects, f"{party}, by noise without a bound"),)
+        against = f"{party}, {against}"
+        return (PrivacyStatement(protects, against, self.epsilon, self.delta, unit),)
+
 
 def fingerprint(rows: Tensor) -> str:
     """A text that two tensors share only when all their values are the same.
@@ -119,3 +143,126 @@ def gaussian_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
 
 def _log_phi(at: float) -> float:
     return float(torch.special.log_ndtr(torch.tensor(at, dtype=torch.float64)))
+
+
+class GradientNoise(Defense):
+    """Each row of the gradient is clipped to a norm and gets noise of the label party's secret.
+
+    A gradient shows its row's label and nothing of other labels while the top stays as it is, so
+    one exchange has an exact local epsilon (Dwork et al. 2006; Balle and Wang 2018). A training
+    has none: the top itself learns from true labels, and later gradients of other rows tell of it.
+
+    Args:
+        norm: bound of a row's gradient, of the row's own loss: what travels times the rows of the
+            batch. "inf" clips nothing and promises nothing.
+        sigma: deviation or scale of the noise in units of `norm`.
+        law: "gaussian" (2-norm) or "laplace" (1-norm).
+        delta: of the Gaussian law.
+
+    >>> round(GradientNoise(norm=1.0, sigma=4.0).privacy()[0].epsilon, 3)
+    1.993
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    side: ClassVar[Side] = "label"
+    label_free: ClassVar[bool] = True
+    rows_apart: ClassVar[bool] = True
+    once: ClassVar[bool] = True
+
+    def __init__(
+        self, norm: float = 1.0, sigma: float = 1.0, law: Law = "gaussian", delta: float = 1e-5
+    ) -> None:
+        self._noise = RowNoise(norm, sigma, law, delta)
+
+    def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
+        if self._noise.epsilon is not None:
+            cure = "gradient_noise:norm=inf, which promises nothing, or one of the two alone"
+            refuse_label_readers("gradient_noise", before, after, cure)
+            refuse_mixing("gradient_noise", before, "gradient")
+
+    def prepare(self, kind: LabelKind) -> None:
+        if self._noise.epsilon is not None:
+            require_equal_weights("gradient_noise", kind)
+
+    def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
+        if self._noise.epsilon is not None:
+            refuse_batch_norm(top, "gradient_noise")
+        return top
+
+    def gradient(self, grad: Tensor, labels: Tensor, context: StepContext) -> Tensor:
+        assert context.secret is not None, "gradients travel in training only"
+        unit = 1 / max(1, len(grad))
+        return self._noise.noised(grad, context.secret, "gradient_noise", context.step, unit=unit)
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        against = (
+            "in one exchange and for the top as it is then; it adds up over exchanges and parties,"
+            " and what the top learns from true labels is not counted"
+        )
+        return self._noise.promise("labels", "a feature party", against, "one gradient of a row")
+
+
+class ClippedNoise(Defense):
+    """Each row of the cut is clipped to a norm and gets noise of the feature party's secret.
+
+    Any two clipped rows are at most twice the norm apart, so a row sent once keeps a local epsilon
+    (Dwork et al. 2006; Gaussian: Balle and Wang 2018), for the bottom as it is then. It adds up:
+    whoever gets n cuts of one row averages them and is left with 1/sqrt(n) of the noise.
+
+    Args:
+        norm: bound of a row; "inf" clips nothing and promises nothing.
+        sigma: deviation or scale of the noise in units of `norm`.
+        law: "gaussian" (2-norm) or "laplace" (1-norm).
+        delta: of the Gaussian law.
+        queries: also noise on cuts for evaluation and prediction. The same rows asked again in the
+            same step, of the same bottom, get the same noise, so there is nothing to average; in
+            other company or another step it is a new draw. Without it those cuts are only clipped,
+            and the promise is about training alone.
+
+    >>> round(ClippedNoise(norm=4.0, sigma=2.0, law="laplace").privacy()[0].epsilon, 3)
+    1.0
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    side: ClassVar[Side] = "feature"
+    rows_apart: ClassVar[bool] = True
+    once: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        norm: float = 4.0,
+        sigma: float = 0.1,
+        law: Law = "gaussian",
+        delta: float = 1e-5,
+        queries: bool = True,
+    ) -> None:
+        self._noise = RowNoise(norm, sigma, law, delta)
+        self.queries = queries
+
+    def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
+        if self._noise.epsilon is not None:
+            refuse_mixing("clipped_noise", [*before, *after], "batch")
+            refuse_mixing("clipped_noise", before, "embedding")
+
+    def wrap_bottom(self, bottom: nn.Module, width: int) -> nn.Module:
+        if self._noise.epsilon is not None:
+            refuse_batch_norm(bottom, "clipped_noise")
+        return bottom
+
+    def embedding(self, cut: Tensor, context: StepContext) -> Tensor:
+        if context.secret is None or not (context.training or self.queries):
+            return self._noise.clip(cut)
+        phase = "train" if context.training else "query"
+        return self._noise.noised(cut, context.secret, "clipped_noise", phase, context.step)
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        when = "sent in training or as a query" if self.queries else "sent in training only"
+        against = (
+            f"{when}, for the bottom as it is then; it adds up over epochs and queries, and what"
+            " the bottom learns from other rows is not counted"
+        )
+        return self._noise.promise("inputs", "the label party", against, "one cut of a row")

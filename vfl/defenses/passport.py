@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from vfl.core.registry import require_range
 from vfl.defenses.base import Defense, PrivacyStatement
-from vfl.options import require_range
 
 
 class Passport(Defense):
@@ -57,7 +57,7 @@ class Passport(Defense):
 class PassportLayer(nn.Module):
     """gamma * (W x) + beta of rows x; axes (rows, width) in and out.
 
-    Draws from the generator of the block it is built and run in; see `vfl.seeds.scoped`.
+    Draws from the generator of the block it is built and run in; see `vfl.core.seeds.scoped`.
 
     Args:
         width: units.

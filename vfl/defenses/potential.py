@@ -1,4 +1,7 @@
-"""Potential energy: rows of one class repel each other until a class has no centre to find."""
+"""Potential energy: rows of one class repel each other until a class has no centre to find.
+
+Layer normalisation of the cut, which keeps it bounded, is a member of its own as well.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,10 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from vfl.compression import Moment
-from vfl.defenses.base import Defense, LabelKind, Side
-from vfl.defenses.layer_norm import LayerNorm
-from vfl.defenses.refusals import require_classes
-from vfl.errors import BadOptionError
-from vfl.options import require_range
+from vfl.compression import StepContext
+from vfl.core.errors import BadOptionError
+from vfl.core.registry import require_range
+from vfl.defenses.base import Defense, LabelKind, Side, require_classes
 
 Distance = Literal["angular", "chordal"]
 
@@ -96,7 +97,7 @@ class Potential(Defense):
         layers: where it acts; "cut" only, for labels and inner layers are at different parties.
 
     >>> cut, labels = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0])
-    >>> round(Potential(alpha=4).loss({"bank": cut}, labels, cut, Moment()).item(), 4)
+    >>> round(Potential(alpha=4).loss({"bank": cut}, labels, cut, StepContext()).item(), 4)
     2.5465
     """
 
@@ -132,7 +133,28 @@ class Potential(Defense):
         return LayerNorm().wrap_bottom(bottom, width) if self.norm else bottom
 
     def loss(
-        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, moment: Moment
+        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, context: StepContext
     ) -> Tensor | None:
         energies = [potential_energy(cut, labels, self.distance) for cut in cuts.values()]
         return self.alpha * torch.stack(energies).sum()
+
+
+class LayerNorm(Defense):
+    """An anti-defense on its own: rows get mean 0 and variance 1, and labels easier to infer.
+
+    Source: Ba et al. 2016, without the affine part. With one known label a class on MNIST,
+    a fine-tuned top named 66 % of the rows from plain cuts and 97 % from normalised ones. It is the
+    companion of losses that need a bounded cut (`potential` brings it along) and a row of its own
+    in comparisons, so that nobody mistakes its effect for theirs. Only the feature party runs it;
+    it has no state and promises nothing.
+
+    >>> import torch
+    >>> wrapped = LayerNorm().wrap_bottom(nn.Identity(), width=2)
+    >>> [round(value, 3) for value in wrapped(torch.tensor([[1.0, 3.0]]))[0].tolist()]
+    [-1.0, 1.0]
+    """
+
+    side: ClassVar[Side] = "feature"
+
+    def wrap_bottom(self, bottom: nn.Module, width: int) -> nn.Module:
+        return nn.Sequential(bottom, nn.LayerNorm(width, elementwise_affine=False))

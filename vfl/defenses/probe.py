@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from vfl.compression import Moment
-from vfl.defenses.base import Defense, LabelKind, Side
-from vfl.defenses.refusals import require_classes
-from vfl.options import require_range
+from vfl.compression import StepContext
+from vfl.core.registry import require_range
+from vfl.defenses.base import Defense, LabelKind, Side, require_classes
 
 _RIDGE = 0.3
 #: Added to the covariance before whitening, as a share of the mean variance.
@@ -87,8 +86,8 @@ class Probe(Defense):
         whiten: let the reader whiten the cut first.
 
     >>> cut, labels = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]), torch.tensor([0, 1, 0, 1])
-    >>> logits = torch.zeros(4, 2)
-    >>> round(Probe(alpha=2, support=2).loss({"bank": cut}, labels, logits, Moment()).item(), 4)
+    >>> probe, logits = Probe(alpha=2, support=2), torch.zeros(4, 2)
+    >>> round(probe.loss({"bank": cut}, labels, logits, StepContext()).item(), 4)
     0.8696
     """
 
@@ -105,9 +104,9 @@ class Probe(Defense):
         require_classes("probe", kind)
 
     def loss(
-        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, moment: Moment
+        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, context: StepContext
     ) -> Tensor | None:
-        support = self.support * (1 + moment.step % 2)
+        support = self.support * (1 + context.step % 2)
         found = [
             probe_alignment(cut, labels, logits.shape[1], support, self.whiten)
             for cut in cuts.values()

@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vfl.compression import Moment
+from vfl.compression import StepContext
+from vfl.core.errors import HijackError
+from vfl.core.registry import require, require_range
 from vfl.defenses.base import Defense, PrivacyStatement, Side
-from vfl.errors import HijackError
-from vfl.options import require, require_range
 
 _STEEPNESS, _EXPONENT = 5.0, 2
 _FAKE, _REGULAR, _OTHER = range(3)
@@ -66,23 +66,23 @@ class SplitGuard(Defense):
         self._scores = torch.zeros(0, dtype=torch.float64)
 
     def batch(
-        self, inputs: Tensor | None, labels: Tensor | None, moment: Moment
+        self, inputs: Tensor | None, labels: Tensor | None, context: StepContext
     ) -> tuple[Tensor | None, Tensor | None]:
-        if inputs is None or labels is not None or self._group(moment) != _FAKE:
+        if inputs is None or labels is not None or self._group(context) != _FAKE:
             return inputs, labels
-        assert moment.secret is not None, "batches are for training only"
-        turn = int(moment.secret.uniform((1,), "split_guard turn", moment.step)[0] * len(inputs))
+        assert context.secret is not None, "batches are for training only"
+        turn = int(context.secret.uniform((1,), "split_guard turn", context.step)[0] * len(inputs))
         return inputs.roll(max(1, turn), 0), labels
 
-    def received(self, cut: Tensor, grad: Tensor, moment: Moment) -> Tensor:
-        if moment.step < self.start:
+    def received(self, cut: Tensor, grad: Tensor, context: StepContext) -> Tensor:
+        if context.step < self.start:
             return grad
-        group = self._group(moment)
+        group = self._group(context)
         self._keep(group, (cut.double().T @ grad.double()).flatten())
         if group != _FAKE:
             return grad
         if self._sums is not None and bool((self._counts > 0).all()):
-            self._judge(self._sums / self._counts[:, None], moment)
+            self._judge(self._sums / self._counts[:, None], context)
         return torch.zeros_like(grad)
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
@@ -102,11 +102,11 @@ class SplitGuard(Defense):
             self._counts = state["counts"].clone()
             self._scores = state["scores"].clone()
 
-    def _group(self, moment: Moment) -> int:
+    def _group(self, context: StepContext) -> int:
         """What a step is for; its own party alone can tell."""
-        if moment.secret is None or moment.step < self.start:
+        if context.secret is None or context.step < self.start:
             return _REGULAR
-        draw = float(moment.secret.uniform((1,), "split_guard", moment.step)[0])
+        draw = float(context.secret.uniform((1,), "split_guard", context.step)[0])
         if draw < self.share:
             return _FAKE
         return _REGULAR if draw < (1 + self.share) / 2 else _OTHER
@@ -120,14 +120,14 @@ class SplitGuard(Defense):
         self._sums[group] += values
         self._counts[group] += 1
 
-    def _judge(self, means: Tensor, moment: Moment) -> None:
+    def _judge(self, means: Tensor, context: StepContext) -> None:
         found = score(means[_FAKE], means[_REGULAR], means[_OTHER])
         self._scores = torch.cat([self._scores, torch.tensor([found]).double()])[-self.checks :]
         mean = float(self._scores.mean())
         if len(self._scores) == self.checks and mean < self.threshold:
             raise HijackError(
                 "the gradients that come back do not depend on whose rows were sent",
-                where=f"step {moment.step}",
+                where=f"step {context.step}",
                 got=f"a mean score of {mean:.2f} over {self.checks} batches of exchanged rows",
                 want=f"at least {self.threshold:g}",
                 fix="ask the label party what it trains, and whether its defense hides labels",

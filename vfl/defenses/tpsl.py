@@ -10,11 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vfl.compression import Moment
-from vfl.defenses.base import Defense, LabelKind, PrivacyStatement, Side
+from vfl.compression import StepContext
+from vfl.core.registry import require
+from vfl.defenses.base import (
+    Defense,
+    LabelKind,
+    PrivacyStatement,
+    Side,
+    refuse_label_readers,
+    require_classes,
+    require_equal_weights,
+)
 from vfl.defenses.noise import fingerprint
-from vfl.defenses.refusals import refuse_label_readers, require_classes, require_equal_weights
-from vfl.options import require
 
 
 class TranscriptPrivacy(Defense):
@@ -52,14 +59,14 @@ class TranscriptPrivacy(Defense):
         require_equal_weights("tpsl", kind)
 
     def loss(
-        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, moment: Moment
+        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, context: StepContext
     ) -> Tensor | None:
-        assert moment.secret is not None, "losses are for training only"
+        assert context.secret is not None, "losses are for training only"
         rows, classes = logits.shape
         # Bound to the logits: were a step repeated with other cuts, after a restart, equal noise on
         # both would show the difference of the exact gradients.
-        purpose = "tpsl", moment.step, repr(self.epsilon), fingerprint(logits)
-        draws = moment.secret.laplace((rows, 1 if classes == 2 else classes), *purpose)
+        purpose = "tpsl", context.step, repr(self.epsilon), fingerprint(logits)
+        draws = context.secret.laplace((rows, 1 if classes == 2 else classes), *purpose)
         noise = torch.from_numpy(logit_noise(draws, self.epsilon)).to(logits)
         # The gradient of this term is the noise: the mean loss's is (p - onehot) / rows.
         return (noise * logits).sum() / max(1, rows)

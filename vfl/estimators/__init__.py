@@ -1,8 +1,7 @@
-"""scikit-learn's door: fit and predict on tables whose columns belong to several parties."""
+"""scikit-learn: fit and predict on tables whose columns belong to several parties."""
 
 from __future__ import annotations
 
-from vfl.estimators.classifier import VFLClassifier
-from vfl.estimators.regressor import VFLRegressor
+from vfl.estimators.predictors import VFLClassifier, VFLRegressor
 
 __all__ = ["VFLClassifier", "VFLRegressor"]

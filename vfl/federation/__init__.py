@@ -1,1 +1,1 @@
-"""Flower's services as vfl runs them: what they let in, and which programs they may start."""
+"""Flower as vfl runs it: what its services let in and start, projects, processes, the doctor."""

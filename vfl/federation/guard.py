@@ -1,13 +1,13 @@
 """What stands before Flower's HTTP application: an allow-list of routes, a limit of bytes, a key.
 
 Flower's SuperLink serves three APIs on one port: Fleet for SuperNodes, Control for the command line
-and Runtime for the processes it starts. Only Fleet asks who calls. So vfl gives the application two
-doors, each a listening socket of its own:
+and Runtime for the processes it starts. Only Fleet asks who calls. So vfl sets two
+guards before the application, each with a listening socket of its own:
 
-- the network's (`NetworkDoor`) has the routes of Fleet that a registered SuperNode needs, for
-  callers that sign with a registered key;
-- the machine's own (`LocalDoor`), on the loopback, has Control and Runtime, for callers that show
-  the secret of this start. A SuperNode's local API is such a door too.
+- the network's (`network_guard`) has the routes of Fleet that a registered SuperNode needs, for
+  keys that are registered;
+- the machine's own (`local_guard`), on the loopback, has Control and Runtime, for callers that show
+  the secret of this start. A SuperNode's local API has such a guard too.
 
 No decision looks at the address of the caller, so a proxy in front, a forwarded-for header or an
 IPv4 address in the form of IPv6 change nothing. Refusals come before the body is read.
@@ -38,7 +38,7 @@ IsRegistered = Callable[[bytes], Awaitable[bool]]
 #: Whether a body that was read in full may reach the application; path and body.
 Acceptable = Callable[[str, bytes], bool]
 
-#: Carries the secret of this start to a local door.
+#: Carries the secret of this start to a local guard.
 SECRET_HEADER = "vfl-local-secret"
 #: Where a SuperNode puts its public key, the time, and its signature of the time (in base64).
 _KEY_HEADER = "flwr-public-key"
@@ -91,34 +91,40 @@ RUNTIME_ROUTES = frozenset(f"/v1/runtime/{name}" for name in _RUNTIME)
 FLEET_BODY_BYTES = 1024 * 1024
 #: An app bundle has at most 10 MB, an object of a message 5.
 LOCAL_BODY_BYTES = 16 * 1024 * 1024
-#: Time for a whole body.
+#: Time for a whole body, and how many of one party are read at once; a SuperNode sends two.
 BODY_TIMEOUT_S = 30.0
+FLEET_BODIES_AT_ONCE = 8
+#: Who calls, as far as the headers prove it; None for whoever may not pass.
+Caller = Callable[[Scope], Awaitable[bytes | None]]
 
 
-class _Door:
+class Guard:
     """Lets requests to some routes through to an application, with bodies of a limited size.
 
     Args:
         application: what answers.
         routes: exact paths; each takes POST and nothing else.
         limit_bytes: most bytes of a body, however it is sent.
-        acceptable: whether the body of a request may reach the application.
+        caller: who calls.
+        acceptable: whether the body says what its sender may say.
+        bodies_at_once: of one caller.
     """
-
-    #: How many bodies of one caller are read at once.
-    bodies_at_once: float = math.inf
 
     def __init__(
         self,
         application: Application,
         routes: frozenset[str],
         limit_bytes: int,
+        caller: Caller,
         acceptable: Acceptable,
+        bodies_at_once: float = math.inf,
     ) -> None:
         self._application = application
         self._routes = routes
         self._limit_bytes = limit_bytes
+        self._caller = caller
         self._acceptable = acceptable
+        self._bodies_at_once = bodies_at_once
         self._reading: Counter[bytes] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,7 +139,7 @@ class _Door:
             return await _refuse(send, 403)
         if _announced_bytes(scope) > self._limit_bytes:
             return await _refuse(send, 413)
-        if self._reading[caller] >= self.bodies_at_once:
+        if self._reading[caller] >= self._bodies_at_once:
             return await _refuse(send, 429)
         self._reading[caller] += 1
         try:
@@ -156,10 +162,6 @@ class _Door:
         plain = scope["path"].encode() == scope.get("raw_path", scope["path"].encode())
         return plain and scope["path"] in self._routes and scope["method"] == "POST"
 
-    async def _caller(self, scope: Scope) -> bytes | None:
-        """Who calls, as far as the headers prove it; None for whoever may not use this door."""
-        raise NotImplementedError
-
     async def _body(self, receive: Receive) -> bytes | None:
         """The whole body; None when the caller hangs up before its end."""
         body = bytearray()
@@ -178,8 +180,10 @@ class _TooLargeError(Exception):
     """A body went beyond its limit."""
 
 
-class NetworkDoor(_Door):
-    """The door that other machines see: Fleet, for registered SuperNodes.
+def network_guard(
+    application: Application, is_registered: IsRegistered, acceptable: Acceptable
+) -> Guard:
+    """The guard that other machines meet: Fleet, for registered SuperNodes.
 
     A caller signs the time with its key, in the headers, so that nobody else has a body read:
     neither a stranger nor whoever knows the public key of a party.
@@ -190,24 +194,19 @@ class NetworkDoor(_Door):
         acceptable: whether the body of a request may reach the application.
     """
 
-    bodies_at_once = 8  # a SuperNode sends two
-
-    def __init__(
-        self, application: Application, is_registered: IsRegistered, acceptable: Acceptable
-    ) -> None:
-        super().__init__(application, FLEET_ROUTES, FLEET_BODY_BYTES, acceptable)
-        self._is_registered = is_registered
-
-    async def _caller(self, scope: Scope) -> bytes | None:
+    async def caller(scope: Scope) -> bytes | None:
         try:
             key = b64decode(_header(scope, _KEY_HEADER), validate=True)
             signature = b64decode(_header(scope, _SIGNATURE_HEADER), validate=True)
         except ValueError:
             return None
-        if not await self._is_registered(key):
+        if not await is_registered(key):
             return None
         signed = _header(scope, _TIME_HEADER)
         return key if await asyncio.to_thread(_is_signed, key, signed, signature) else None
+
+    limits = FLEET_ROUTES, FLEET_BODY_BYTES
+    return Guard(application, *limits, caller, acceptable, FLEET_BODIES_AT_ONCE)
 
 
 def _is_signed(key: bytes, signed: bytes, signature: bytes) -> bool:
@@ -223,8 +222,13 @@ def _is_signed(key: bytes, signed: bytes, signature: bytes) -> bool:
     return earliest < age.total_seconds() < latest
 
 
-class LocalDoor(_Door):
-    """A door on the loopback for whoever knows the secret of this start.
+def local_guard(
+    application: Application,
+    routes: frozenset[str],
+    secret: str,
+    acceptable: Acceptable = lambda path, body: True,
+) -> Guard:
+    """A guard on the loopback, for whoever knows the secret of this start.
 
     Args:
         application: Flower's.
@@ -233,19 +237,11 @@ class LocalDoor(_Door):
         acceptable: whether the body of a request may reach the application.
     """
 
-    def __init__(
-        self,
-        application: Application,
-        routes: frozenset[str],
-        secret: str,
-        acceptable: Acceptable = lambda path, body: True,
-    ) -> None:
-        super().__init__(application, routes, LOCAL_BODY_BYTES, acceptable)
-        self._secret = secret.encode()
-
-    async def _caller(self, scope: Scope) -> bytes | None:
+    async def caller(scope: Scope) -> bytes | None:
         shown = _header(scope, SECRET_HEADER)
-        return b"owner" if hmac.compare_digest(shown, self._secret) else None
+        return b"owner" if hmac.compare_digest(shown, secret.encode()) else None
+
+    return Guard(application, routes, LOCAL_BODY_BYTES, caller, acceptable)
 
 
 def _header(scope: Scope, name: str) -> bytes:

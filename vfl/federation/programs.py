@@ -1,13 +1,15 @@
 """Flower's programs as vfl starts them, each behind or before a guard.
 
-Flower starts its helpers by bare name. `write_programs` puts small scripts of these names into a
-folder that comes first on the PATH of a service; each calls a function of this file, which changes
-the one thing that is wanted of Flower and goes on with Flower's own program:
+Flower starts its helpers by bare name. Small scripts of these names lie in a folder that comes
+first on the PATH of a service; each calls a function of this file, which changes the one thing that
+is wanted of Flower and goes on with Flower's own program:
 
-- `superlink`, `supernode`: what listens is a door of `vfl.federation.guard`
+- `superlink`, `supernode`: what listens is a guard of `vfl.federation.guard`
 - `superexec`, `flwr`: requests carry the local secret
 - `serverapp`, `clientapp`, `simulation`: the same, and only an accepted bundle is unpacked
 - `refuse`: every other program by which Flower runs code
+
+A service and its own programs meet at its local API, see `LocalApi`.
 
 Names inside Flower are used, so pyproject.toml bounds its version from above. A Flower in which one
 is missing ends with an error before it listens or runs anything.
@@ -18,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -27,28 +30,45 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from vfl.bundle import check_bundle
 from vfl.config import read_party_file
-from vfl.errors import ConfigError, ConsentError, VFLError
+from vfl.core.errors import ConfigError, ConsentError, LostPeerError, VFLError
+from vfl.core.storage import private_folder, write_bytes, write_text
+from vfl.federation.bundle import check_bundle
 from vfl.federation.guard import (
     CONTROL_ROUTES,
     RUNTIME_ROUTES,
     SECRET_HEADER,
-    LocalDoor,
-    NetworkDoor,
+    local_guard,
+    network_guard,
 )
-from vfl.federation.local_api import HOST, LocalApi
-from vfl.storage import write_text
-from vfl.transport.sockets import listen
+from vfl.transport import session_certificate
+from vfl.transport.stream import listen
 
 #: Environment of a service and of everything it starts.
 PARTY_FILE_VARIABLE = "VFL_PARTY_FILE"
 LOCAL_API_VARIABLE = "VFL_LOCAL_API"
-#: host:port of the SuperLink's network door; empty for a simulation, which has none.
+#: host:port of the SuperLink's network port; empty for a simulation, which has none.
 NETWORK_VARIABLE = "VFL_NETWORK_ADDRESS"
-#: A service prints it once all its doors are open.
-READY = "vfl: all doors are open"
+#: A service prints it once all its ports are open.
+READY = "vfl: all ports are open"
 
+_QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    # Ray, the engine of a Flower simulation: no usage reports, nothing beyond the loopback.
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # One thread a process: two parties and a label party share a small machine, and weights are
+    # equal bit for bit only where sums are added in the same order.
+    "OMP_NUM_THREADS": "1",
+}
+#: Each would open one more port of Flower's, without a guard before it.
+_UNGUARDED = {"FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"}
+HOST = "127.0.0.1"
+_SECRET_BYTES = 32
+#: The service restarts long before.
+_DAYS = 3650.0
 _PROGRAMS = {
     "flwr": "flwr",
     "flower-superexec": "superexec",
@@ -75,32 +95,121 @@ from vfl.federation.programs import {function}
 """
 
 
-def superlink_environment(
-    environment: Mapping[str, str], state: Path, party_file: Path, network_address: str
-) -> dict[str, str]:
+def flower_environment(home: Path) -> dict[str, str]:
+    """The environment of every Flower process.
+
+    Args:
+        home: where Flower keeps its own files.
+    """
+    # Flower starts its helpers by bare name, so our interpreter's scripts come first.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    inherited = {name: value for name, value in os.environ.items() if name not in _UNGUARDED}
+    return {**inherited, **_QUIET, "FLWR_HOME": str(home), "PATH": path}
+
+
+def superlink_environment(state: Path, party_file: Path, network_address: str) -> dict[str, str]:
     """What a SuperLink runs in.
 
     Args:
-        environment: Flower's; see `vfl.service.flower_environment`.
         state: the label party's folder for Flower.
         party_file: the label party's own file; says which bundles it runs.
         network_address: host:port that SuperNodes connect to; empty for a simulation.
     """
     own = {PARTY_FILE_VARIABLE: str(party_file.resolve()), NETWORK_VARIABLE: network_address}
-    return _with_programs(environment, state, _OF_SUPERLINK) | own
+    _write_programs(state, _OF_SUPERLINK)
+    return caller_environment(state) | own
 
 
-def supernode_environment(
-    environment: Mapping[str, str], state: Path, party_file: Path
-) -> dict[str, str]:
+def supernode_environment(state: Path, party_file: Path) -> dict[str, str]:
     """What a SuperNode runs in; see `superlink_environment`."""
-    own = {PARTY_FILE_VARIABLE: str(party_file.resolve())}
-    return _with_programs(environment, state, _OF_SUPERNODE) | own
+    _write_programs(state, _OF_SUPERNODE)
+    return caller_environment(state) | {PARTY_FILE_VARIABLE: str(party_file.resolve())}
 
 
-def caller_environment(environment: Mapping[str, str], state: Path) -> dict[str, str]:
-    """What Flower's command line runs in, to talk to the SuperLink of a folder."""
-    return {**environment, **_found_at(environment, state)}
+def caller_environment(state: Path) -> dict[str, str]:
+    """What Flower's command line runs in, to talk to the SuperLink of a folder.
+
+    Our programs are found first, and they find the local API.
+    """
+    environment = flower_environment(state)
+    return environment | {
+        "PATH": f"{(state / 'bin').resolve()}{os.pathsep}{environment['PATH']}",
+        LOCAL_API_VARIABLE: str(local_api(state).folder.resolve()),
+    }
+
+
+def _write_programs(state: Path, runs_code: Sequence[str]) -> None:
+    bundled = {*_OF_SUPERLINK, *_OF_SUPERNODE}
+    for program, function in _PROGRAMS.items():
+        if program in bundled and program not in runs_code:
+            function = "refuse"
+        script = _SCRIPT.format(python=sys.executable, function=function)
+        write_text(state / "bin" / program, script, mode=0o700)
+
+
+# --- the local API ------------------------------------------------------------------------------
+
+
+class LocalApi:
+    """The local API of a SuperLink or SuperNode: where it listens, how its own programs get in.
+
+    Made anew at each start: a secret, and a certificate of its own, so that a program never shows
+    the secret to another process that took the port. All of it lies in one folder that only the
+    owner can read, `folder`:
+
+    address     host and port on the loopback, written once the service listens
+    secret      what a request must carry
+    superexec   what signs the requests for work of Flower's SuperExec
+    ca.pem      the authority that signed server.pem; its key is forgotten
+    server.pem  the certificate
+    server.key  its key
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.superexec_secret = folder / "superexec"
+        self.ca = folder / "ca.pem"
+        self.certificate = folder / "server.pem"
+        self.key = folder / "server.key"
+
+    @classmethod
+    def begin(cls, folder: Path) -> LocalApi:
+        """Make the secrets of a new start; those of an earlier one are worth nothing any more."""
+        api = cls(folder)
+        private_folder(folder)
+        (folder / "address").unlink(missing_ok=True)
+        certificate = session_certificate([HOST], _DAYS)
+        write_text(folder / "secret", secrets.token_urlsafe(_SECRET_BYTES))
+        write_bytes(api.superexec_secret, secrets.token_bytes(_SECRET_BYTES))
+        write_bytes(api.ca, certificate.ca_pem)
+        write_bytes(api.certificate, certificate.cert_pem)
+        write_bytes(api.key, certificate.key_pem)
+        return api
+
+    def listens_on(self, port: int) -> None:
+        """Tell the service's own programs where it is."""
+        write_text(self.folder / "address", f"{HOST}:{port}")
+
+    @property
+    def address(self) -> str:
+        """Host and port.
+
+        Raises:
+            LostPeerError: the service does not run, or not yet.
+        """
+        try:
+            return (self.folder / "address").read_text()
+        except FileNotFoundError:
+            raise LostPeerError(
+                "this service of Flower does not run here",
+                where=str(self.folder),
+                fix="start it with: vfl superlink PROJECT, or vfl supernode PARTY.toml",
+            ) from None
+
+    @property
+    def secret(self) -> str:
+        """What a request must carry."""
+        return (self.folder / "secret").read_text()
 
 
 def local_api(state: Path) -> LocalApi:
@@ -108,33 +217,12 @@ def local_api(state: Path) -> LocalApi:
     return LocalApi(state / "local")
 
 
-def _with_programs(
-    environment: Mapping[str, str], state: Path, runs_code: Sequence[str]
-) -> dict[str, str]:
-    folder = state / "bin"
-    bundled = {*_OF_SUPERLINK, *_OF_SUPERNODE}
-    for program, function in _PROGRAMS.items():
-        if program in bundled and program not in runs_code:
-            function = "refuse"
-        script = _SCRIPT.format(python=sys.executable, function=function)
-        write_text(folder / program, script, mode=0o700)
-    return {**environment, **_found_at(environment, state)}
-
-
-def _found_at(environment: Mapping[str, str], state: Path) -> dict[str, str]:
-    """Variables by which our programs are found, and find the local API."""
-    return {
-        "PATH": f"{(state / 'bin').resolve()}{os.pathsep}{environment['PATH']}",
-        LOCAL_API_VARIABLE: str(local_api(state).folder.resolve()),
-    }
-
-
 # --- services -----------------------------------------------------------------------------------
 
 
 def superlink() -> None:
-    """Flower's SuperLink behind its two doors; its arguments are Flower's."""
-    with _told():
+    """Flower's SuperLink behind its two guards; its arguments are Flower's."""
+    with _printed_errors():
         command = _module("flwr.superlink.cli.flower_superlink", "uvicorn", "flower_superlink")
         network = os.environ[NETWORK_VARIABLE]
         host, _, port = network.rpartition(":")
@@ -155,11 +243,12 @@ def superlink() -> None:
 async def _serve_superlink(
     app: Any, options: Mapping[str, Any], api: LocalApi, listeners: Sequence[Any]
 ) -> None:
-    """Serve Flower's application at both doors until a signal comes."""
-    local = LocalDoor(app, CONTROL_ROUTES | RUNTIME_ROUTES, api.secret, _registers_by_name)
+    """Serve Flower's application at both ports until a signal comes."""
+    routes = CONTROL_ROUTES | RUNTIME_ROUTES
+    local = local_guard(app, routes, api.secret, _registers_by_name)
     servers = [_server(local, options, api.certificate, api.key)]
     if len(listeners) > 1:
-        network = NetworkDoor(app, _registered(app), _names_its_sender)
+        network = network_guard(app, _registered(app), _names_its_sender)
         files = Path(options["ssl_certfile"]), Path(options["ssl_keyfile"])
         servers.append(_server(network, options, *files, lifespan="off"))
     loop = asyncio.get_running_loop()
@@ -178,12 +267,12 @@ async def _serve_superlink(
     _start_superexec(api)
     print(READY, flush=True)
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    _stop(servers)  # one door alone is of no use
+    _stop(servers)  # one port alone is of no use
     await asyncio.gather(*tasks)
 
 
 def _server(
-    door: Any, options: Mapping[str, Any], certificate: Path, key: Path, lifespan: str = "on"
+    guard: Any, options: Mapping[str, Any], certificate: Path, key: Path, lifespan: str = "on"
 ) -> Any:
     uvicorn = importlib.import_module("uvicorn")
 
@@ -196,7 +285,7 @@ def _server(
 
     return Server(
         uvicorn.Config(
-            door,
+            guard,
             lifespan=lifespan,
             access_log=False,  # one line a poll of every SuperNode fills the disk
             proxy_headers=False,  # nobody may tell us who calls
@@ -252,8 +341,8 @@ def _registers_by_name(path: str, body: bytes) -> bool:
 
 
 def supernode() -> None:
-    """Flower's SuperNode, its local API behind a door; its arguments are Flower's."""
-    with _told():
+    """Flower's SuperNode, its local API behind a guard; its arguments are Flower's."""
+    with _printed_errors():
         names = ("uvicorn", "start_client_internal", "flower_supernode")
         command = _module("flwr.supernode.cli.flower_supernode", *names)
         api = LocalApi.begin(Path(os.environ[LOCAL_API_VARIABLE]))
@@ -264,9 +353,9 @@ def supernode() -> None:
     uvicorn, start = command.uvicorn, command.start_client_internal
 
     def configure(app: Any, **options: Any) -> Any:
-        door = LocalDoor(app, RUNTIME_ROUTES, api.secret)
+        guard = local_guard(app, RUNTIME_ROUTES, api.secret)
         api.listens_on(options["port"])
-        return uvicorn.Config(door, **options, proxy_headers=False, server_header=False)
+        return uvicorn.Config(guard, **options, proxy_headers=False, server_header=False)
 
     def start_with_superexec(**options: Any) -> None:
         _start_superexec(api)
@@ -344,7 +433,7 @@ def _show_secret() -> None:
 
 def _run_bundle(runtime: str, command: str, function: str) -> None:
     """Go on with a program of Flower that unpacks a bundle, once its bundles are checked."""
-    with _told():
+    with _printed_errors():
         module = _module(runtime, "install_from_fab")
         program = _module(command, function)
         accepted = _accepted()
@@ -389,7 +478,7 @@ def _module(name: str, *wanted: str) -> Any:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _printed_errors() -> Iterator[None]:
     """An error before Flower takes over is printed as vfl prints errors, and ends the program."""
     try:
         yield

@@ -13,22 +13,22 @@ A model of the user's own needs no name: `bring` imports it from a path.
 
 from __future__ import annotations
 
+from vfl.core.registry import Registry
 from vfl.models.base import Bottom, Shape, Top
 from vfl.models.bring import bring, bring_top
-from vfl.registry import Registry
 
 BOTTOMS: Registry[Bottom] = Registry(
     kind="bottom",
     contract=Bottom,  # type: ignore[type-abstract]
     members={
         "mlp": "vfl.models.mlp:MLPBottom",
-        "cnn": "vfl.models.cnn:CNNBottom",
-        "resnet20": "vfl.models.resnet20:ResNet20Bottom",
-        "efficientnet_b0": "vfl.models.efficientnet_b0:EfficientNetB0Bottom",
-        "vit": "vfl.models.vit:ViTBottom",
-        "gru4rec": "vfl.models.gru4rec:GRU4RecBottom",
-        "textcnn": "vfl.models.textcnn:TextCNNBottom",
-        "identity": "vfl.models.identity:IdentityBottom",
+        "cnn": "vfl.models.pictures:CNNBottom",
+        "resnet20": "vfl.models.pictures:ResNet20Bottom",
+        "efficientnet_b0": "vfl.models.pictures:EfficientNetB0Bottom",
+        "vit": "vfl.models.pictures:ViTBottom",
+        "gru4rec": "vfl.models.sequences:GRU4RecBottom",
+        "textcnn": "vfl.models.sequences:TextCNNBottom",
+        "identity": "vfl.models.mlp:IdentityBottom",
     },
     group="vfl.models.bottoms",
 )
@@ -37,9 +37,9 @@ TOPS: Registry[Top] = Registry(
     kind="top",
     contract=Top,  # type: ignore[type-abstract]
     members={
-        "mlp": "vfl.models.top_mlp:MLPTop",
-        "linear": "vfl.models.top_linear:LinearTop",
-        "identity": "vfl.models.top_identity:IdentityTop",
+        "mlp": "vfl.models.mlp:MLPTop",
+        "linear": "vfl.models.mlp:LinearTop",
+        "identity": "vfl.models.mlp:IdentityTop",
     },
     group="vfl.models.tops",
 )

@@ -1,4 +1,4 @@
-"""The contract of the two halves of a split network.
+"""The contract of the two halves of a split network, and what several models share.
 
 Hyper-parameters are the constructor's arguments; sizes that follow from the data come to `build`.
 Initial weights are drawn from torch's global generator, so callers build inside `seeds.scoped`.
@@ -6,9 +6,16 @@ Initial weights are drawn from torch's global generator, so callers build inside
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from vfl.core.errors import BadOptionError, SpecError, nearest
+from vfl.core.registry import require
 
 Shape = tuple[int, ...]
 
@@ -46,3 +53,164 @@ class Top(ABC):
         Returns:
             A module from axes (rows, width) to axes (rows, outputs), without a final activation.
         """
+
+
+Activation = Literal["relu", "leaky_relu", "gelu", "silu", "tanh", "sigmoid"]
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+}
+_SIZES = re.compile(r"[1-9][0-9]*(-[1-9][0-9]*)*", re.ASCII)
+#: Most layers of a stack, and most units of one: what is larger is a mistake or an attack.
+MOST_LAYERS = 32
+MOST_UNITS = 2**20
+#: Whole numbers that float32 tells apart, and most numbers that stand for one of them.
+MOST_NUMBERS = 2**24
+MOST_EMBEDDING = 2**14
+
+
+def parse_sizes(text: str, option: str) -> tuple[int, ...]:
+    """Layer sizes joined by dashes; "none" or nothing is no layer.
+
+    >>> parse_sizes("64-32", "hidden")
+    (64, 32)
+    >>> parse_sizes("none", "hidden")
+    ()
+
+    Raises:
+        BadOptionError: anything else, zero included; too many layers, or too large ones.
+    """
+    if text in ("", "none"):
+        return ()
+    if not _SIZES.fullmatch(text):
+        raise BadOptionError(
+            f"{option} is not a list of sizes", got=text, want="sizes such as 64-32, or none"
+        )
+    sizes = text.split("-")
+    require(option, f"{len(sizes)} layers", f"at most {MOST_LAYERS}", len(sizes) <= MOST_LAYERS)
+    return tuple(check_size(int(size), option) for size in sizes)
+
+
+def make_activation(name: Activation) -> nn.Module:
+    """A new activation.
+
+    Raises:
+        BadOptionError: an unknown name, with the nearest known one.
+    """
+    if name not in _ACTIVATIONS:
+        known = get_args(Activation)
+        raise BadOptionError(
+            f"no activation is called '{name}'", want=", ".join(known), fix=nearest(name, known)
+        )
+    return _ACTIVATIONS[name]()
+
+
+def check_dropout(dropout: float) -> float:
+    """`dropout` itself.
+
+    Raises:
+        BadOptionError: it is no probability below 1.
+    """
+    if not 0 <= dropout < 1:
+        raise BadOptionError(
+            "dropout is not a probability", got=f"{dropout:g}", want="at least 0 and below 1"
+        )
+    return dropout
+
+
+def check_size(size: int, option: str, most: int = MOST_UNITS) -> int:
+    """`size` itself.
+
+    Raises:
+        BadOptionError: it is below 1, or above `most`.
+    """
+    if size < 1:
+        raise BadOptionError(f"{option} is too small", got=str(size), want="at least 1")
+    if size > most:
+        given = str(size) if size < 2**63 else "a number of more than 18 digits"
+        raise BadOptionError(f"{option} is too large", got=given, want=f"at most {most}")
+    return size
+
+
+def hidden_layers(
+    inputs: int,
+    hidden: Sequence[int],
+    activation: Activation,
+    batch_norm: bool = False,
+    dropout: float = 0.0,
+) -> list[nn.Module]:
+    """Linear, batch norm, activation and dropout for each hidden size, as far as asked for."""
+    layers: list[nn.Module] = []
+    for size in hidden:
+        layers.append(nn.Linear(inputs, size))
+        if batch_norm:
+            layers.append(nn.BatchNorm1d(size))
+        layers.append(make_activation(activation))
+        if dropout:
+            layers.append(nn.Dropout(dropout))
+        inputs = size
+    return layers
+
+
+def picture_axes(shape: Shape, name: str) -> tuple[int, int, int]:
+    """The axes (channels, height, width) of one row.
+
+    Raises:
+        SpecError: the rows are not pictures.
+    """
+    if len(shape) != 3 or min(shape) < 1:
+        raise SpecError(
+            f"bottom '{name}' takes pictures",
+            got=f"rows of shape {shape}",
+            want="(channels, height, width)",
+            fix="use mlp for plain columns, or give the table a picture shape",
+        )
+    channels, height, width = shape
+    return channels, height, width
+
+
+def sequence_steps(shape: Shape, name: str) -> int:
+    """The steps of one row.
+
+    Raises:
+        SpecError: the rows are pictures.
+    """
+    if len(shape) != 1:
+        raise SpecError(
+            f"bottom '{name}' takes rows of whole numbers",
+            got=f"rows of shape {shape}",
+            want="(steps,)",
+            fix="use cnn or resnet20 for pictures",
+        )
+    return shape[0]
+
+
+def whole_numbers(rows: Tensor, most: int, name: str, option: str) -> Tensor:
+    """Numbers that stand for words or items, int64, of any axes; inputs are float32 throughout.
+
+    Args:
+        rows: the numbers.
+        most: the largest that is known.
+        name: the bottom, for the message.
+        option: what gives `most`.
+
+    Raises:
+        SpecError: a number below 0 or above `most`; none of them is told.
+    """
+    if rows.numel() and not (rows.min() >= 0 and rows.max() <= most):
+        raise SpecError(
+            f"a row has a number that bottom '{name}' does not know",
+            want=f"whole numbers from 0 to {most}",
+            fix=f"give '{name}' a larger '{option}', or inputs that are numbers of {option}",
+        )
+    return rows.long()
+
+
+def channels_last(module: nn.Module) -> nn.Module:
+    """The same model with its filters laid out so that convolutions take two thirds of the time."""
+    return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from vfl.errors import SpecError, UnknownNameError, nearest
+from vfl.core.errors import SpecError, UnknownNameError, nearest
 from vfl.models.base import Bottom, Shape, Top
 
 

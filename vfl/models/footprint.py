@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vfl.errors import SpecError, VFLError
+from vfl.core.errors import SpecError, VFLError
+from vfl.core.seeds import scoped
 from vfl.models.base import Bottom, Shape
-from vfl.seeds import scoped
 
 _FLOAT_BYTES = 4
 _ROWS = 2  # of the pass that counts; one row may mean something else to a layer

@@ -1,4 +1,4 @@
-"""A multi-layer perceptron as bottom."""
+"""Multi-layer perceptrons as bottom and top, and what is less: one linear layer, or none."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from typing import Literal, get_args
 
 from torch import nn
 
-from vfl.models.base import Bottom, Shape
-from vfl.models.parts import (
+from vfl.core.errors import WidthError
+from vfl.core.registry import require_choice
+from vfl.models.base import (
     Activation,
+    Bottom,
+    Shape,
+    Top,
     check_dropout,
     hidden_layers,
     make_activation,
     parse_sizes,
 )
-from vfl.options import require_choice
 
 Last = Literal["relu", "leaky_relu", "batch_norm_relu", "none"]
 
@@ -65,3 +68,92 @@ class MLPBottom(Bottom):
         if self.last != "none":
             layers.append(nn.LeakyReLU() if self.last == "leaky_relu" else nn.ReLU())
         return nn.Sequential(nn.Flatten(), *layers)
+
+
+class MLPTop(Top):
+    """Linear layers with an activation after each hidden one, and a linear output.
+
+    Args:
+        hidden: sizes joined by dashes; "none" leaves one linear layer.
+        activation: relu, leaky_relu, gelu, silu, tanh or sigmoid.
+        batch_norm: normalise each hidden layer over the batch before its activation.
+        dropout: probability after each hidden activation, 0 to below 1.
+
+    >>> module = MLPTop(hidden="64").build(width=16, outputs=10)
+    >>> sum(p.numel() for p in module.parameters())  # 17 * 64 + 65 * 10
+    1738
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    def __init__(
+        self,
+        hidden: str = "64",
+        activation: Activation = "relu",
+        batch_norm: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        self.hidden = parse_sizes(hidden, "hidden")
+        make_activation(activation)
+        self.activation = activation
+        self.batch_norm = batch_norm
+        self.dropout = check_dropout(dropout)
+
+    def build(self, width: int, outputs: int) -> nn.Module:
+        layers = hidden_layers(width, self.hidden, self.activation, self.batch_norm, self.dropout)
+        output = nn.Linear(self.hidden[-1] if self.hidden else width, outputs)
+        return nn.Sequential(*layers, output)
+
+
+class LinearTop(Top):
+    """Logistic or linear regression on the merged cut.
+
+    >>> sum(p.numel() for p in LinearTop().build(width=16, outputs=10).parameters())
+    170
+    """
+
+    def build(self, width: int, outputs: int) -> nn.Module:
+        return nn.Linear(width, outputs)
+
+
+class IdentityBottom(Bottom):
+    """Sends the row as it is, flattened, for a label party's own columns or a baseline.
+
+    It hides nothing: whoever receives this cut has the raw columns.
+
+    >>> import torch
+    >>> IdentityBottom().build(shape=(1, 2, 2), width=4)(torch.ones(3, 1, 2, 2)).shape
+    torch.Size([3, 4])
+    """
+
+    def build(self, shape: Shape, width: int) -> nn.Module:
+        columns = math.prod(shape)
+        if columns != width:
+            raise WidthError(
+                "bottom 'identity' cannot change the width of a row",
+                got=f"width {width} for rows of shape {shape}",
+                want=f"width {columns}",
+                fix=f"set width to {columns}, or use mlp:hidden=none",
+            )
+        return nn.Flatten()
+
+
+class IdentityTop(Top):
+    """The merged cut itself as outputs; with `merge = "sum"`, each party adds to every output.
+
+    Whoever receives its gradient has the labels: see the attack `direct_label`.
+
+    >>> IdentityTop().build(width=3, outputs=3)
+    Identity()
+    """
+
+    def build(self, width: int, outputs: int) -> nn.Module:
+        if width != outputs:
+            raise WidthError(
+                "top 'identity' cannot change the width of the merged cut",
+                got=f"width {width} for {outputs} outputs",
+                want=f"width {outputs}",
+                fix=f"set the parties' width to {outputs} with merge = sum, or use linear",
+            )
+        return nn.Identity()

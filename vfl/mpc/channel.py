@@ -1,7 +1,8 @@
-"""What one party says to another: arrays in frames, their sizes known before they come.
+"""What one party says to another, and the accounts of it: bytes sent, and what was learned.
 
-A frame carries the number of the operation it belongs to and raw words, nothing that describes
-them: both ends follow one program, so a frame of another length or number is refused unread.
+A frame carries the number of the operation it belongs to and raw ring elements, nothing that
+describes them: both ends follow one program and know the sizes before they come, so a frame of
+another length or number is refused unread.
 """
 
 from __future__ import annotations
@@ -9,17 +10,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vfl.errors import ProtocolError
-from vfl.frame import Frame, Kind
-from vfl.link import Link
+from vfl.core.errors import ProtocolError
+from vfl.core.frame import Frame, Kind, Link
 from vfl.mpc.ring import WORD_BYTES
-from vfl.mpc.truncation import Moved
+from vfl.mpc.shares import MovedIndices
 
 Shape = Sequence[int]
 _INDEX = np.dtype("<u4")
@@ -44,6 +46,10 @@ class Channel:
         self.sent: Counter[str] = Counter()
         self.frames: Counter[str] = Counter()
 
+    def restore(self, frames: Mapping[str, int], sent: Mapping[str, int]) -> None:
+        """Count on from what was sent before, by phase."""
+        self.frames, self.sent = Counter(frames), Counter(sent)
+
     def send_bytes(self, payload: bytes | bytearray | memoryview, number: int, phase: str) -> None:
         """Hand over one frame of an operation."""
         frame = Frame(Kind.PROTOCOL, number & 0xFFFFFFFF, payload)
@@ -61,7 +67,7 @@ class Channel:
 
         Raises:
             ProtocolError: another operation, or another length.
-            PeerError: see `vfl.link.Link`.
+            PeerError: see `vfl.core.frame.Link`.
         """
         frame = self.link.receive()
         wanted = number & 0xFFFFFFFF
@@ -83,9 +89,9 @@ class Channel:
             )
         return memoryview(frame.payload)
 
-    def send(self, words: Sequence[Tensor], number: int, phase: str = "online") -> None:
-        """Arrays of ring words, one after the other."""
-        self.send_bytes(pack(words), number, phase)
+    def send(self, elements: Sequence[Tensor], number: int, phase: str = "online") -> None:
+        """Arrays of ring elements, one after the other."""
+        self.send_bytes(pack(elements), number, phase)
 
     def receive(self, shapes: Sequence[Shape], number: int) -> list[Tensor]:
         """Arrays of the given axes; see `receive_bytes`."""
@@ -93,17 +99,21 @@ class Channel:
         return unpack(self.receive_bytes(number, sum(sizes)), shapes)
 
     def send_moved(
-        self, words: Sequence[Tensor], moved: Sequence[Moved], number: int, phase: str = "online"
+        self,
+        elements: Sequence[Tensor],
+        moved: Sequence[MovedIndices],
+        number: int,
+        phase: str = "online",
     ) -> None:
-        """Arrays of ring words and, behind them, index lists: 4 bytes an index, 8 a pair."""
+        """Arrays of ring elements and, behind them, index lists: 4 bytes an index, 8 a pair."""
         lists = [each.numpy().astype(_INDEX) for pair in moved for each in (pair.large, pair.small)]
         counts = np.array([len(each) for each in lists], dtype=_INDEX)
         tail = b"".join([counts.tobytes(), *(each.tobytes() for each in lists)])
-        self.send_bytes(b"".join([pack(words), tail]), number, phase)
+        self.send_bytes(b"".join([pack(elements), tail]), number, phase)
 
     def receive_moved(
         self, shapes: Sequence[Shape], sizes: Sequence[int], number: int
-    ) -> tuple[list[Tensor], list[Moved]]:
+    ) -> tuple[list[Tensor], list[MovedIndices]]:
         """What `send_moved` sent.
 
         Args:
@@ -116,12 +126,12 @@ class Channel:
         """
         if not sizes:  # nothing was divided
             return self.receive(shapes, number), []
-        words = WORD_BYTES * sum(math.prod(shape) for shape in shapes)
-        least = words + 2 * _INDEX.itemsize * len(sizes)
+        elements = WORD_BYTES * sum(math.prod(shape) for shape in shapes)
+        least = elements + 2 * _INDEX.itemsize * len(sizes)
         payload = self.receive_bytes(number, least, least + _INDEX.itemsize * sum(sizes))
-        if (len(payload) - words) % _INDEX.itemsize:
+        if (len(payload) - elements) % _INDEX.itemsize:
             raise self._bad_lists("a length that is no number of indices")
-        flat = np.frombuffer(payload[words:], _INDEX)
+        flat = np.frombuffer(payload[elements:], _INDEX)
         counts, indices = flat[: 2 * len(sizes)].astype(np.int64), flat[2 * len(sizes) :]
         if int(counts.sum()) != len(indices):
             raise self._bad_lists("counts that do not add up")
@@ -131,19 +141,19 @@ class Channel:
             both = np.concatenate([large, small])
             if len(np.unique(both)) != len(both) or (len(both) and both.max() >= size):
                 raise self._bad_lists("an index outside its tensor, or twice")
-            moved.append(Moved(torch.from_numpy(large), torch.from_numpy(small)))
-        return unpack(payload[:words], shapes), moved
+            moved.append(MovedIndices(torch.from_numpy(large), torch.from_numpy(small)))
+        return unpack(payload[:elements], shapes), moved
 
     def _bad_lists(self, got: str) -> ProtocolError:
         return ProtocolError(f"index lists of {self.peer} cannot be", got=got)
 
 
-def pack(words: Sequence[Tensor]) -> memoryview:
+def pack(elements: Sequence[Tensor]) -> memoryview:
     """Arrays one after the other as little-endian bytes; of one array the memory itself.
 
     Whoever hands it over does not change it any more: a link may send it again.
     """
-    parts = [each.reshape(-1).numpy() for each in words]
+    parts = [each.reshape(-1).numpy() for each in elements]
     if not parts:
         return memoryview(b"")
     joined = np.ascontiguousarray(parts[0]) if len(parts) == 1 else np.concatenate(parts)
@@ -167,3 +177,71 @@ def parted(whole: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
         whole[start:end].view(tuple(shape))
         for start, end, shape in zip(starts, ends, shapes, strict=False)
     ]
+
+
+@dataclass(slots=True)
+class Leak:
+    """One kind of thing that one party saw at one place.
+
+    Attributes:
+        observer: P0, P1 or P2.
+        what: "permuted values", "indices near the turning point", "result" or "digest of row ids".
+        where: the layer, or whose ids.
+        times: how often.
+        elements: how many real values, all times together; of index lists, the indices revealed.
+        of: the values among which those indices lie; for permuted values, real ones and dummies.
+    """
+
+    observer: str
+    what: str
+    where: str
+    times: int = 0
+    elements: int = 0
+    of: int = 0
+
+
+class LeakageLedger:
+    """Adds up what one party saw."""
+
+    def __init__(self, observer: str) -> None:
+        self._observer = observer
+        self._leaks: dict[tuple[str, str], Leak] = {}
+
+    def count(self, what: str, where: str, elements: int, of: int) -> None:
+        """One more observation."""
+        key = (what, where)
+        leak = self._leaks.setdefault(key, Leak(self._observer, what, where))
+        leak.times += 1
+        leak.elements += elements
+        leak.of += of
+
+    def restore(self, leaks: Iterable[Sequence[Any]]) -> None:
+        """Count on from earlier observations: what, where, times, elements and of."""
+        for what, where, *counts in leaks:
+            self._leaks[what, where] = Leak(self._observer, what, where, *counts)
+
+    def leaks(self) -> list[Leak]:
+        """All of them, in the order in which they first happened."""
+        return list(self._leaks.values())
+
+
+PHASES = ("setup", "offline", "online")
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What went one way between two parties in one phase, frame headers included."""
+
+    sender: str
+    receiver: str
+    phase: str
+    frames: int
+    wire_bytes: int
+
+
+def bytes_by_phase(rows: Iterable[Traffic]) -> dict[str, int]:
+    """Total bytes of each phase."""
+    totals = dict.fromkeys(PHASES, 0)
+    for row in rows:
+        totals[row.phase] += row.wire_bytes
+    return totals

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vfl.mpc.functions import function
+from vfl.mpc.channel import bytes_by_phase
 from vfl.mpc.network import Network
 from vfl.mpc.party import Party
+from vfl.mpc.permuted import function
 from vfl.mpc.rules import P0, P1, Rules
-from vfl.mpc.shares import Shared
-from vfl.mpc.traffic import bytes_by_phase
+from vfl.mpc.shares import SharedTensor
 from vfl.mpc.trio import Trio
 from vfl.mpc.workloads import LEARNING_RATE, Example, Workload, workload_named
 
@@ -59,7 +59,7 @@ class Seat:
 
         self._party.deal(follow)
 
-    def execute(self) -> Shared | None:
+    def execute(self) -> SharedTensor | None:
         """The workload itself; the shared outputs, or None after a training step."""
         party, workload = self._party, self._workload
         if workload.function:
@@ -71,7 +71,7 @@ class Seat:
         self._network.train_step(party, self._inputs, self._targets, "cross_entropy", LEARNING_RATE)
         return None
 
-    def results(self, outputs: Shared | None) -> dict[str, Tensor]:
+    def results(self, outputs: SharedTensor | None) -> dict[str, Tensor]:
         """What came out, revealed to P1 for comparison."""
         if outputs is None:
             assert self._network is not None, "a network was trained"
@@ -79,7 +79,7 @@ class Seat:
         found = self._party.reveal(outputs, P1, "outputs")
         return {} if found is None else {"": found}
 
-    def _columns(self, inputs: Tensor | None) -> Shared:
+    def _columns(self, inputs: Tensor | None) -> SharedTensor:
         """Half of the columns are P0's, half P1's, as in a federation by columns."""
         rows, width = self._workload.rows, self._workload.widths[0]
         half = -(-width // 2)
@@ -89,7 +89,7 @@ class Seat:
 
     def _owned(
         self, owner: int, shape: Sequence[int], values: Tensor | None, where: str, bits: int = -1
-    ) -> Shared:
+    ) -> SharedTensor:
         own = values if self._party.role == owner else None
         return self._party.share(owner, shape, own, where, bits)
 

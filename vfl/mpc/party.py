@@ -1,8 +1,9 @@
-"""What the three parties have in common: channels, keys, a count of operations.
+"""The three parties: what they have in common, and the parts of P0, P1 and P2 in any mode.
 
 All three follow one program and call the same operations in the same order; each does its own
 part. P0 and P1 hold shares. P2 deals correlated randomness and evaluates functions on permuted
-values; the tensors it sees in the program are shapes without content.
+values; the tensors it sees in the program are shapes without content. `vfl.mpc.thesis` and
+`vfl.mpc.fast` add how tensors are opened and multiplied.
 """
 
 from __future__ import annotations
@@ -20,16 +21,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vfl.errors import DisagreementError
-from vfl.link import Link
-from vfl.mpc.channel import Channel
-from vfl.mpc.functions import Function
-from vfl.mpc.leakage import LeakageLedger
-from vfl.mpc.ring import Operation, require_room
-from vfl.mpc.rules import NAMES, Rules
-from vfl.mpc.shares import Shared
+from vfl.core.errors import DisagreementError, ReusedPadError
+from vfl.core.frame import Link
+from vfl.mpc.channel import PHASES, Channel, LeakageLedger, Traffic, pack, parted
+from vfl.mpc.permuted import (
+    EXPECTED_CARRY,
+    UPPER_BYTES,
+    Function,
+    Permutation,
+    from_upper_40_bits,
+    upper_40_bits,
+)
+from vfl.mpc.ring import Operation, decode, encode, product_shape, require_room
+from vfl.mpc.rules import NAMES, P0, P1, P2, Rules
+from vfl.mpc.shares import (
+    MovedIndices,
+    SharedTensor,
+    Truncation,
+    bits_after,
+    blank,
+    truncate_first,
+    truncate_second,
+)
 from vfl.mpc.stream import KEY_BYTES, PadStream
-from vfl.mpc.truncation import Scaling
 
 #: Fewer values go to P2 in one message. More go in parts, so that P2 answers while it still hears;
 #: few parts, for a link keeps but the last frames for the case that it breaks.
@@ -38,20 +52,20 @@ _PARTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Question:
     """A question to P2.
 
     Attributes:
         number: of the operation.
         shape: of what was asked about.
         bits: fraction bits of each result.
-        mirrored: whether signs that were laid over the values show in the first result.
+        value: whether f(x) is wanted, in which signs that were laid over the values show.
     """
 
     number: int
     shape: torch.Size
     bits: tuple[int, ...]
-    mirrored: bool
+    value: bool
 
 
 class Party(ABC):
@@ -111,21 +125,13 @@ class Party(ABC):
             if size:
                 self.use_key(peer, raw[:size], session, attempt)
 
-    def shown_bits(self, shared: Shared) -> int:
+    def shown_bits(self, shared: SharedTensor) -> int:
         """Fraction bits at which `ask` shows values to P2; 40 bits of a word need twice those."""
         return max(shared.bits, 2 * self.rules.bits if self.rules.mode == "fast" else 0)
 
-    def cuts(self, function: Function) -> bool:
+    def sends_40_bits(self, function: Function) -> bool:
         """Whether 40 bits are enough; near 0 the functions of positive numbers need them all."""
-        return self.rules.cuts and not function.positive
-
-    def question(
-        self, shared: Shared, function: Function, *, value: bool, slope: bool, bits: int
-    ) -> Asked:
-        """The next operation, as `ask` describes it."""
-        values = [self.rules.bits if bits < 0 else bits] * value
-        given = (*values, *[self.slope_bits(function)] * slope)
-        return Asked(self.next_number(), shared.shape, given, value)
+        return self.rules.sends_40_bits and not function.positive
 
     def parts(self, count: int) -> list[slice]:
         """The messages in which so many values go to P2, and come back."""
@@ -146,15 +152,30 @@ class Party(ABC):
 
     def pad(self, peer: int, shape: Sequence[int], *purpose: str | int) -> Tensor:
         """A pad that `peer` has too; int64 of the given axes."""
-        words = self.pads[peer].words64(math.prod(shape), *purpose).view("int64")
-        return torch.from_numpy(words).reshape(tuple(shape))
+        elements = self.pads[peer].words64(math.prod(shape), *purpose).view("int64")
+        return torch.from_numpy(elements).reshape(tuple(shape))
 
     def deal(self, program: Callable[[Party], None]) -> None:
-        """Do now what a program needs of the dealer, where the mode can; see `Ahead`.
+        """Do now what a program needs of the dealer, where the mode can; see `Preprocessing`.
 
         Args:
             program: the operations that come next, on shapes.
         """
+
+    def continue_from(self, number: int) -> None:
+        """Count operations on from there; masks of earlier ones are not drawn again.
+
+        Raises:
+            ReusedPadError: operations up to a later one were counted with these keys.
+        """
+        if number < self._number:
+            raise ReusedPadError(
+                "operations cannot be counted again under the same keys",
+                got=f"operation {number}",
+                want=f"at least {self._number}",
+                fix="begin a new attempt, with new keys",
+            )
+        self._number = number
 
     def next_number(self) -> int:
         """The number of the operation that begins; the same at all parties."""
@@ -169,7 +190,7 @@ class Party(ABC):
         where: str,
         scale: str,
         bits: int = -1,
-    ) -> Shared:
+    ) -> SharedTensor:
         """`share` what a network divides later: values below 2 to the rules' `magnitude_bits`.
 
         Once it is shared nobody sees a value, or that a product of it has left its range.
@@ -193,10 +214,9 @@ class Party(ABC):
             require_room(values.double(), self.rules.magnitude_bits, fraction, where, fix)
         return self.share(owner, shape, values, where, bits)
 
-    @abstractmethod
     def share(
         self, owner: int, shape: Sequence[int], values: Tensor | None, where: str, bits: int = -1
-    ) -> Shared:
+    ) -> SharedTensor:
         """Values of one party as shares; from P0 or P1 this costs no message.
 
         Args:
@@ -209,38 +229,58 @@ class Party(ABC):
         Raises:
             RingRangeError: a value does not fit.
         """
+        number, bits = self.next_number(), self.rules.bits if bits < 0 else bits
+        own = None
+        if owner == self.role:
+            assert values is not None, "the owner has the values"
+            own = encode(values, bits, where)
+        return self._share(number, owner, shape, own, bits)
 
     @abstractmethod
-    def reveal(self, shared: Shared, to: int, where: str) -> Tensor | None:
+    def _share(
+        self, number: int, owner: int, shape: Sequence[int], own: Tensor | None, bits: int
+    ) -> SharedTensor:
+        """This party's part of sharing what `own` encodes at its owner."""
+
+    @abstractmethod
+    def reveal(self, shared: SharedTensor, to: int, where: str) -> Tensor | None:
         """The values, at one party; float64, None elsewhere."""
 
-    @abstractmethod
-    def open(self, *tensors: Shared, phase: str = "online") -> list[Shared]:
+    def open(self, *tensors: SharedTensor, phase: str = "online") -> list[SharedTensor]:
         """The same tensors, ready to be multiplied; in thesis mode each product opens anew.
 
         Args:
             tensors: those that were opened before stay as they are.
             phase: what the bytes are counted as.
         """
+        number, closed = self.next_number(), [each for each in tensors if each.opened is None]
+        opened = iter(self._open(number, closed, phase))
+        return [each if each.opened is not None else next(opened) for each in tensors]
+
+    def _open(
+        self, number: int, closed: Sequence[SharedTensor], phase: str
+    ) -> Sequence[SharedTensor]:
+        """This party's part of opening tensors that are not open yet; a mode that opens has one."""
+        return closed
 
     @abstractmethod
     def multiply(
         self,
-        left: Shared,
-        right: Shared,
+        left: SharedTensor,
+        right: SharedTensor,
         operation: Operation,
-        scalings: Sequence[Scaling] = (),
+        truncations: Sequence[Truncation] = (),
         *,
-        beside: Shared | None = None,
+        beside: SharedTensor | None = None,
         where: str,
-    ) -> tuple[Shared, Shared | None]:
+    ) -> tuple[SharedTensor, SharedTensor | None]:
         """A product of two shared tensors (corrected algorithm 5.1, SSMul).
 
         Args:
             left: one operand, opened before.
             right: the other, opened before.
             operation: `ring.matmul`, `torch.mul` or another bilinear map.
-            scalings: divisions after it, one after the other, with the index fix.
+            truncations: divisions after it, one after the other, with the index fix.
             beside: a shared tensor of the product's scale that is scaled in the same messages.
             where: the layer, for messages and the ledger.
 
@@ -249,20 +289,21 @@ class Party(ABC):
         """
 
     @abstractmethod
-    def scale(self, shared: Shared, scalings: Sequence[Scaling], where: str) -> Shared:
+    def truncate(
+        self, shared: SharedTensor, truncations: Sequence[Truncation], where: str
+    ) -> SharedTensor:
         """Divisions alone, one message from P0 to P1."""
 
-    @abstractmethod
     def ask(
         self,
-        shared: Shared,
+        shared: SharedTensor,
         function: Function,
         where: str,
         *,
         value: bool,
         slope: bool,
         bits: int = -1,
-    ) -> Asked:
+    ) -> Question:
         """A function on every element, evaluated by P2 on permuted values (algorithm 5.2).
 
         Args:
@@ -276,9 +317,18 @@ class Party(ABC):
         Returns:
             What to give `answer`; who asks need not wait for it.
         """
+        values = [self.rules.bits if bits < 0 else bits] * value
+        results = (*values, *[self.slope_bits(function)] * slope)
+        asked = Question(self.next_number(), shared.shape, results, value)
+        self._ask(asked, shared, function, where)
+        return asked
 
     @abstractmethod
-    def answer(self, asked: Asked, index: int = 0) -> Shared:
+    def _ask(self, asked: Question, shared: SharedTensor, function: Function, where: str) -> None:
+        """This party's part of a question."""
+
+    @abstractmethod
+    def answer(self, asked: Question, index: int = 0) -> SharedTensor:
         """One result: the value is the first of those that were wanted, the slope the last.
 
         They are taken in this order, and those of one question before those of the next.
@@ -286,14 +336,376 @@ class Party(ABC):
 
     def apply(
         self,
-        shared: Shared,
+        shared: SharedTensor,
         function: Function,
         where: str,
         *,
         value: bool,
         slope: bool,
         bits: int = -1,
-    ) -> list[Shared]:
+    ) -> list[SharedTensor]:
         """Ask, and take all results; see `ask`."""
         asked = self.ask(shared, function, where, value=value, slope=slope, bits=bits)
         return [self.answer(asked, index) for index in range(len(asked.bits))]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedQuestion:
+    """What a holder needs to ask P2 for a function; drawn when it asks, or before.
+
+    Attributes:
+        asked, function: the question it was drawn for.
+        permutation: order, dummies and signs.
+        fresh: see `ShareHolder._for_dealer`.
+        results: P0's shares of what P2 will answer; empty at P1.
+    """
+
+    asked: Question
+    function: Function
+    permutation: Permutation
+    fresh: Tensor
+    results: Sequence[Tensor]
+
+
+def require_same(ahead: object, now: object, number: int) -> None:
+    """What was drawn ahead is for one operation: a mask of fewer rows would stretch over more.
+
+    Raises:
+        ReusedPadError: the operation of that number is another one; nothing of it was sent.
+    """
+    if ahead != now:
+        raise ReusedPadError(
+            "what was drawn ahead was drawn for another operation",
+            where=f"operation {number}",
+            want="the program that was given to `deal`, with the same axes",
+            fix="run that program, or begin a new session and deal for this one",
+        )
+
+
+def traffic(party: Party) -> list[Traffic]:
+    """What one party has sent so far."""
+    return [
+        Traffic(NAMES[party.role], NAMES[peer], phase, channel.frames[phase], channel.sent[phase])
+        for peer, channel in sorted(party.channels.items())
+        for phase in PHASES
+        if channel.frames[phase]
+    ]
+
+
+class ShareHolder(Party):
+    """One of the two parties that hold shares.
+
+    Attributes:
+        prepared: of questions that have not been answered, by operation.
+    """
+
+    def __init__(self, role: int, links: Mapping[int, Link], rules: Rules) -> None:
+        super().__init__(role, links, rules)
+        self.prepared: dict[int, PreparedQuestion] = {}
+        self._owed: list[tuple[Question, int, int]] = []
+        self._taken: dict[tuple[int, int], Tensor] = {}
+
+    @property
+    def first(self) -> bool:
+        """Whether this is P0, who takes the public parts."""
+        return self.role == P0
+
+    @property
+    def other(self) -> int:
+        """The other holder."""
+        return P1 - self.role
+
+    def _share(
+        self, number: int, owner: int, shape: Sequence[int], own: Tensor | None, bits: int
+    ) -> SharedTensor:
+        if owner == P2 and not self.first:
+            return SharedTensor(self._from_dealer([shape], number)[0], bits)
+        mask = self.pad(P2 if owner == P2 else self.other, shape, "share", number)
+        return SharedTensor(mask if own is None else own - mask, bits)
+
+    def reveal(self, shared: SharedTensor, to: int, where: str) -> Tensor | None:
+        number = self.next_number()
+        if to != self.role:
+            elements = shared.share
+            if to == P2:
+                elements = self._for_dealer(
+                    elements, self.pad(self.other, elements.shape, "fresh", number)
+                )
+            self.channels[to].send([elements], number)
+            return None
+        (theirs,) = self.channels[self.other].receive([shared.shape], number)
+        self.leakage.count("result", where, theirs.numel(), theirs.numel())
+        return decode(shared.share + theirs, shared.bits)
+
+    def multiply(
+        self,
+        left: SharedTensor,
+        right: SharedTensor,
+        operation: Operation,
+        truncations: Sequence[Truncation] = (),
+        *,
+        beside: SharedTensor | None = None,
+        where: str,
+    ) -> tuple[SharedTensor, SharedTensor | None]:
+        number, bits = self.next_number(), bits_after(left.bits + right.bits, truncations)
+        more = [] if beside is None else [beside.share]
+        parts = self._product(number, left, right, operation, truncations, more, where)
+        shared = [SharedTensor(part, bits) for part in parts]
+        return shared[0], shared[1] if more else None
+
+    @abstractmethod
+    def _product(
+        self,
+        number: int,
+        left: SharedTensor,
+        right: SharedTensor,
+        operation: Operation,
+        truncations: Sequence[Truncation],
+        more: list[Tensor],
+        where: str,
+    ) -> list[Tensor]:
+        """This holder's share of a product, truncated, and of `more`, truncated likewise."""
+
+    def _ask(self, asked: Question, shared: SharedTensor, function: Function, where: str) -> None:
+        prepared = self.prepared.get(asked.number)
+        if prepared is None:
+            prepared = self.prepared[asked.number] = self._prepare(asked, function)
+        require_same((prepared.asked, prepared.function), (asked, function), asked.number)
+        shown = shared.finer(self.shown_bits(shared))
+        hidden = prepared.permutation.apply(shown.share, shown.bits, self.first)
+        hidden = self._for_dealer(hidden, prepared.fresh)
+        for part in self.parts(len(hidden)):
+            elements = hidden[part]
+            payload = upper_40_bits(elements) if self.sends_40_bits(function) else pack([elements])
+            self.channels[P2].send_bytes(payload, asked.number, "online")
+
+    def answer(self, asked: Question, index: int = 0) -> SharedTensor:
+        prepared, last = self.prepared[asked.number], index == len(asked.bits) - 1
+        elements = prepared.results[index] if self.first else self._received(asked, index)
+        if last:
+            del self.prepared[asked.number]
+        return SharedTensor(elements, asked.bits[index])
+
+    def truncate(
+        self, shared: SharedTensor, truncations: Sequence[Truncation], where: str
+    ) -> SharedTensor:
+        number = self.next_number()
+        (elements,) = self._truncated([shared.share], truncations, number, where)
+        return SharedTensor(elements, bits_after(shared.bits, truncations))
+
+    def _prepare(self, asked: Question, function: Function) -> PreparedQuestion:
+        elements = math.prod(asked.shape)
+        permutation = Permutation(
+            self.pads[self.other], self.rules, elements, function, asked.number
+        )
+        fresh = self.pad(self.other, (permutation.count,), "fresh", asked.number)
+        if not self.first:
+            return PreparedQuestion(asked, function, permutation, fresh, [])
+        pads = self.pad(P2, (len(asked.bits), permutation.count), "result", asked.number)
+        found = [self._found(asked, index, pad, permutation) for index, pad in enumerate(pads)]
+        return PreparedQuestion(asked, function, permutation, fresh, found)
+
+    def _found(
+        self, asked: Question, index: int, elements: Tensor, permutation: Permutation
+    ) -> Tensor:
+        """This holder's share of a result, as it comes from P2, in the values' own order."""
+        mirrored = asked.value and index == 0
+        found = permutation.undo(elements, asked.bits[index], self.first, mirrored)
+        return found.reshape(asked.shape)
+
+    def _received(self, asked: Question, index: int) -> Tensor:
+        permutation = self.prepared[asked.number].permutation
+        if index:
+            self._take_owed()
+            elements = self._taken.pop((asked.number, index))
+        else:
+            sizes = [part.stop - part.start for part in self.parts(permutation.count)]
+            parts = [self._from_dealer([(size,)], asked.number)[0] for size in sizes]
+            elements = parts[0] if len(parts) == 1 else torch.cat(parts)
+            self._owed += [(asked, each, permutation.count) for each in range(1, len(asked.bits))]
+        return self._found(asked, index, elements, permutation)
+
+    def _from_dealer(self, shapes: Sequence[Sequence[int]], number: int) -> list[Tensor]:
+        """P2's next message, after those it sent before."""
+        self._take_owed()
+        return self.channels[P2].receive(shapes, number)
+
+    def _take_owed(self) -> None:
+        """Results behind the first, which P2 sends at once and nobody takes at once."""
+        for asked, index, count in self._owed:
+            (elements,) = self.channels[P2].receive([(count,)], asked.number)
+            self._taken[asked.number, index] = elements
+        self._owed.clear()
+
+    def _for_dealer(self, elements: Tensor, fresh: Tensor) -> Tensor:
+        """Another share of the same, of which P2 learns no more than the sum.
+
+        A share as it comes out of a product is one holder's openings times masks that P2 dealt:
+        an equation in inputs and weights, which few and small values solve. And of what a holder
+        has in clear, its share is the value.
+        """
+        return elements + fresh if self.first else elements - fresh
+
+    def _truncated(
+        self, parts: Sequence[Tensor], truncations: Sequence[Truncation], number: int, where: str
+    ) -> list[Tensor]:
+        """The divisions in a message of their own."""
+        if self.first:
+            found, moved = self._truncate_first(parts, truncations)
+            self.channels[P1].send_moved([], moved, number)
+            return found
+        sizes = [sum(part.numel() for part in parts)] * len(truncations)
+        _, moved = self.channels[P0].receive_moved([], sizes, number)
+        return self._truncate_second(parts, truncations, moved, where)
+
+    def _truncate_first(
+        self, parts: Sequence[Tensor], truncations: Sequence[Truncation]
+    ) -> tuple[list[Tensor], list[MovedIndices]]:
+        """P0's side of all divisions of a product and what is scaled beside it."""
+        elements = _joined(parts)
+        moved = []
+        for truncation in truncations:
+            elements, indices = truncate_first(elements, truncation)
+            moved.append(indices)
+        return parted(elements, [part.shape for part in parts]), moved
+
+    def _truncate_second(
+        self,
+        parts: Sequence[Tensor],
+        truncations: Sequence[Truncation],
+        moved: Sequence[MovedIndices],
+        where: str,
+    ) -> list[Tensor]:
+        """P1's side, with what P0 told."""
+        elements = _joined(parts)
+        for truncation, indices in zip(truncations, moved, strict=True):
+            elements = truncate_second(elements, truncation, indices)
+            self.leakage.count(
+                "indices near the turning point", where, len(indices), elements.numel()
+            )
+        return parted(elements, [part.shape for part in parts])
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([part.reshape(-1) for part in parts])
+
+
+class Dealer(Party):
+    """The third party. In the program it follows, tensors are shapes.
+
+    Attributes:
+        prepared: P0's shares of answers that were drawn ahead, with their question; by operation.
+    """
+
+    def __init__(self, role: int, links: Mapping[int, Link], rules: Rules) -> None:
+        super().__init__(role, links, rules)
+        self.prepared: dict[int, tuple[tuple[Question, Function], Tensor]] = {}
+
+    def _share(
+        self, number: int, owner: int, shape: Sequence[int], own: Tensor | None, bits: int
+    ) -> SharedTensor:
+        if own is not None:
+            mask = self.pad(P0, shape, "share", number)
+            self.channels[P1].send([own - mask], number, "setup")
+        return shape_only(shape, bits)
+
+    def reveal(self, shared: SharedTensor, to: int, where: str) -> Tensor | None:
+        number = self.next_number()
+        if to != P2:
+            return None
+        first, second = (
+            self.channels[holder].receive([shared.shape], number)[0] for holder in (P0, P1)
+        )
+        self.leakage.count("result", where, first.numel(), first.numel())
+        return decode(first + second, shared.bits)
+
+    def multiply(
+        self,
+        left: SharedTensor,
+        right: SharedTensor,
+        operation: Operation,
+        truncations: Sequence[Truncation] = (),
+        *,
+        beside: SharedTensor | None = None,
+        where: str,
+    ) -> tuple[SharedTensor, SharedTensor | None]:
+        self._deal_product(self.next_number(), left, right, operation)
+        bits = bits_after(left.bits + right.bits, truncations)
+        shape = product_shape(operation, left.share, right.share)
+        return shape_only(shape, bits), None if beside is None else shape_only(beside.shape, bits)
+
+    @abstractmethod
+    def _deal_product(
+        self, number: int, left: SharedTensor, right: SharedTensor, operation: Operation
+    ) -> None:
+        """Send P1 its share of the product of the operands' masks; P0's is a pad."""
+
+    def _ask(self, asked: Question, shared: SharedTensor, function: Function, where: str) -> None:
+        slope = len(asked.bits) > asked.value
+        wanted = [function.value] * asked.value + [function.slope] * slope
+        drawn = self.prepared.pop(asked.number, None)
+        if drawn is None:
+            pads = self._result_masks(asked)
+        else:
+            require_same(drawn[0], (asked, function), asked.number)
+            pads = drawn[1]
+        count = pads.shape[1]
+        self.leakage.count("permuted values", where, math.prod(asked.shape), count)
+        later: list[list[Tensor]] = []
+        for part in self.parts(count):
+            size = part.stop - part.start
+            elements = self._permuted(asked.number, size, cut=self.sends_40_bits(function))
+            seen = decode(elements, self.shown_bits(shared))
+            require_room(seen, self._room(function, slope), self.rules.bits, where)
+            first, *rest = (
+                encode(f(seen), each, where).sub_(pad)
+                for f, each, pad in zip(wanted, asked.bits, pads[:, part], strict=True)
+            )
+            self.channels[P1].send([first], asked.number)
+            later.append(rest)
+        # Nobody waits for slopes before the values.
+        for parts in zip(*later, strict=True):
+            self.channels[P1].send(parts, asked.number)
+
+    def answer(self, asked: Question, index: int = 0) -> SharedTensor:
+        return shape_only(asked.shape, asked.bits[index])
+
+    def truncate(
+        self, shared: SharedTensor, truncations: Sequence[Truncation], where: str
+    ) -> SharedTensor:
+        self.next_number()
+        return shape_only(shared.shape, bits_after(shared.bits, truncations))
+
+    def _result_masks(self, asked: Question) -> Tensor:
+        """P0's shares of the results; a row a result."""
+        count = max(math.prod(asked.shape), self.rules.least_permuted)
+        return self.pad(P0, (len(asked.bits), count), "result", asked.number)
+
+    def _room(self, function: Function, slope: bool) -> int:
+        """Bits before the point that values may have.
+
+        Sums that were divided, as a network's are in thesis mode, have at most what the index fix
+        was told. In fast mode so does what is trained on, for it meets gradients: it comes with its
+        slope, and is bounded only behind a function that has a mirror.
+        """
+        divided = self.rules.mode == "thesis" and not function.positive
+        trained = self.rules.mode == "fast" and slope and function.mirror is None
+        return self.rules.magnitude_bits if divided or trained else self.rules.sum_bits
+
+    def _permuted(self, number: int, count: int, *, cut: bool) -> Tensor:
+        """The sum of the two permuted shares; one axis."""
+        if not cut:
+            first, second = (
+                self.channels[holder].receive([(count,)], number)[0] for holder in (P0, P1)
+            )
+            return first + second
+        first, second = (
+            from_upper_40_bits(self.channels[holder].receive_bytes(number, UPPER_BYTES * count))
+            for holder in (P0, P1)
+        )
+        return first.add_(second).add_(EXPECTED_CARRY)
+
+
+def shape_only(shape: Sequence[int], bits: int) -> SharedTensor:
+    """A shared tensor of which nothing but its axes is known."""
+    return SharedTensor(blank(shape), bits)

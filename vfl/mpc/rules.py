@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from vfl.errors import BadOptionError
+from vfl.core.errors import BadOptionError
+from vfl.core.registry import require_choice, require_range
 from vfl.mpc.ring import limit_bits
-from vfl.options import require_choice, require_range
 
 Mode = Literal["thesis", "fast"]
 MODES = ("thesis", "fast")
@@ -19,7 +19,7 @@ _BITS = {"thesis": 23, "fast": 21}
 _LEAST_CUT_BITS = 21
 #: A truncated value below this many bits before the point is exact within one unit.
 _MAGNITUDE_BITS = 8
-#: Dummies of deviation 2 (`vfl.mpc.hiding`) stay within, or P2 would refuse them as out of range:
+#: Dummies of deviation 2 (`vfl.mpc.permuted`) stay within, or P2 would refuse them as out of range:
 #: beyond 8 deviations is one normal number of 10^15.
 LEAST_MAGNITUDE_BITS = 4
 #: Of a product with its fraction; beyond it there is no room to move shares in.
@@ -38,7 +38,7 @@ class Rules:
             40 bits of permuted shares (64 where `bits` is below 21) and asks for value and slope
             together.
         bits: fraction bits of shared values.
-        magnitude_bits: values that are truncated are smaller than 2 to this; see `Scaling`. What
+        magnitude_bits: values that are truncated are smaller than 2 to this; see `Truncation`. What
             parties share of networks must be too. At least 4, for the dummies.
         delta_bits: fraction bits of gradients of activations; few of them keep sums over a batch
             small in the ring, and the index lists short.
@@ -82,7 +82,7 @@ class Rules:
         return max(self.magnitude_bits, limit_bits(self.bits) - _SPARE_BITS)
 
     @property
-    def cuts(self) -> bool:
+    def sends_40_bits(self) -> bool:
         """Whether P2 hears 40 bits of a permuted share, where a function can do with them."""
         return self.mode == "fast" and self.bits >= _LEAST_CUT_BITS
 

@@ -1,14 +1,27 @@
-"""A tensor that two holders share: what one of them has of it, or only its shape at the dealer."""
+"""Additive shares: a tensor as one of its two holders has it, or its shape at the dealer.
+
+And their truncation: division by a power of two without the rare huge error. Each holder divides
+its own share. That is off by one unit at most, unless the first share lies within |z| of the
+ring's turning point: then it is off by N / 2^shift, with probability 2 |z| / N (thesis, 2025,
+theorem 5.3.1, after Mohassel and Zhang 2017, 4.1). The first holder therefore moves such a share
+by a quarter of the ring and tells the second where, who moves the other share back (algorithm 5.1,
+with the division it lacks). What the second learns is that these shares were near the turning
+point, so a range about zmax wide for those values; the ledger counts them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 _ZERO = torch.zeros((), dtype=torch.int64)
+_QUARTER, _TURN = 1 << 62, 1 << 63
+#: Elements that are truncated at once, so that they stay in a processor's cache.
+_PIECE = 2**15
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +47,14 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedTensor:
     """A shared tensor as one party sees it; what it does to itself needs no message.
 
     Fast mode opens two kinds one way: columns that one holder has in clear, and, of what is
     multiplied from the right with those, the share of the holder who lacks them.
 
     Attributes:
-        words: this holder's share, int64; at the dealer a blank, which has a shape only.
+        share: this holder's, int64; at the dealer a blank, which has a shape only.
         bits: fraction bits of the shared value.
         opened: set once the tensor was opened under a mask.
         owned: so many first columns are P0's, the others P1's, each in clear at its owner: the
@@ -50,7 +63,7 @@ class Shared:
         foreseen: what P2 answers, while a program is followed ahead: P0's share of it is a pad.
     """
 
-    words: Tensor
+    share: Tensor
     bits: int
     opened: Opened | None = None
     owned: int | None = None
@@ -60,15 +73,15 @@ class Shared:
     @property
     def shape(self) -> torch.Size:
         """Its axes."""
-        return self.words.shape
+        return self.share.shape
 
     def part(self, holder: int) -> Tensor:
-        """What a holder opens of it: of axes that all parties know, of words that it has."""
+        """What a holder opens of it: of axes that all parties know, of elements that it has."""
         if self.owned is not None:
-            return self.words[:, self.owned :] if holder else self.words[:, : self.owned]
+            return self.share[:, self.owned :] if holder else self.share[:, : self.owned]
         if self.faced is not None:
-            return self.words[: self.faced] if holder else self.words[self.faced :]
-        return self.words
+            return self.share[: self.faced] if holder else self.share[self.faced :]
+        return self.share
 
     def mask(self) -> Tensor:
         """This party's part of the mask it was opened under; see `Opened`."""
@@ -88,81 +101,81 @@ class Shared:
         assert second is not None, "the dealer draws both"
         return self.mask(), second
 
-    def facing(self, left: Shared) -> Shared:
+    def facing(self, left: SharedTensor) -> SharedTensor:
         """The same as the right factor of a tensor; opened before only if that opening serves."""
         serves = self.opened is not None and self.owned is None
         if serves and self.faced in (None, left.owned):
             return self
-        return Shared(self.words, self.bits, faced=left.owned)
+        return SharedTensor(self.share, self.bits, faced=left.owned)
 
-    def transposed(self) -> Shared:
+    def transposed(self) -> SharedTensor:
         """Axes (rows, columns) exchanged; an opening of both shares stays one."""
         if self.owned is not None or self.faced is not None:
-            return Shared(self.words.t(), self.bits)
+            return SharedTensor(self.share.t(), self.bits)
         return self._map(True, None)
 
-    def rows(self, index: Tensor) -> Shared:
+    def rows(self, index: Tensor) -> SharedTensor:
         """Some rows of a tensor that is no right factor; an opening stays one."""
         return self._map(False, index)
 
-    def plus(self, other: Shared) -> Shared:
+    def plus(self, other: SharedTensor) -> SharedTensor:
         """The sum; a vector is added to every row.
 
         Raises:
             ValueError: the two have different fractions.
         """
         self._same_bits(other)
-        return Shared(self.words + other.words, self.bits)
+        return SharedTensor(self.share + other.share, self.bits)
 
-    def minus(self, other: Shared) -> Shared:
+    def minus(self, other: SharedTensor) -> SharedTensor:
         """The difference; see `plus`."""
         self._same_bits(other)
-        return Shared(self.words - other.words, self.bits)
+        return SharedTensor(self.share - other.share, self.bits)
 
-    def finer(self, bits: int) -> Shared:
+    def finer(self, bits: int) -> SharedTensor:
         """The same value with more fraction bits.
 
         Raises:
-            ValueError: fewer are asked for, which takes a message; see `Party.scale`.
+            ValueError: fewer are asked for, which takes a message; see `Party.truncate`.
         """
         if bits < self.bits:
             raise ValueError(f"{self.bits} fraction bits cannot become {bits} by themselves")
         if bits == self.bits:
             return self
-        return Shared(self.words << (bits - self.bits), bits)
+        return SharedTensor(self.share << (bits - self.bits), bits)
 
-    def beside(self, other: Shared) -> Shared:
+    def beside(self, other: SharedTensor) -> SharedTensor:
         """The columns of two tensors side by side; those that are owned stay so, P0's first."""
         self._same_bits(other)
         owned = None
         if self.owned is not None and other.owned is not None:
             in_order = self.owned == self.shape[1] or other.owned == 0
             owned = self.owned + other.owned if in_order else None
-        return Shared(torch.cat([self.words, other.words], 1), self.bits, owned=owned)
+        return SharedTensor(torch.cat([self.share, other.share], 1), self.bits, owned=owned)
 
-    def row_sum(self) -> Shared:
+    def row_sum(self) -> SharedTensor:
         """The sum over rows; axes (columns,)."""
-        return Shared(self.words.sum(0), self.bits)
+        return SharedTensor(self.share.sum(0), self.bits)
 
-    def alone(self) -> Shared:
-        """The words and what they stand for, forgetting openings and owners."""
-        return Shared(self.words, self.bits)
+    def alone(self) -> SharedTensor:
+        """The elements and what they stand for, forgetting openings and owners."""
+        return SharedTensor(self.share, self.bits)
 
     def _opening(self) -> Opened:
         assert self.opened is not None, "an operand is opened before it is multiplied"
         return self.opened
 
-    def _same_bits(self, other: Shared) -> None:
+    def _same_bits(self, other: SharedTensor) -> None:
         if self.bits != other.bits:
             raise ValueError(f"shares of {self.bits} and {other.bits} fraction bits do not join")
 
-    def _map(self, transposed: bool, rows: Tensor | None) -> Shared:
+    def _map(self, transposed: bool, rows: Tensor | None) -> SharedTensor:
         opened = None if self.opened is None else self.opened.map(transposed, rows)
-        return replace(self, words=_map(self.words, transposed, rows), opened=opened)
+        return replace(self, share=_map(self.share, transposed, rows), opened=opened)
 
 
 def owned_by(owner: int, shape: Sequence[int]) -> int | None:
-    """Who owns the columns of a tensor that a party shares, as `Shared.owned` says it.
+    """Who owns the columns of a tensor that a party shares, as `SharedTensor.owned` says it.
 
     >>> owned_by(0, (5, 3)), owned_by(1, (5, 3)), owned_by(2, (5, 3))
     (3, 0, None)
@@ -172,7 +185,7 @@ def owned_by(owner: int, shape: Sequence[int]) -> int | None:
     return 0 if owner else shape[1]
 
 
-def stacked(parts: Sequence[Shared]) -> Shared:
+def stacked(parts: Sequence[SharedTensor]) -> SharedTensor:
     """The rows of several tensors one after another, which are owned and opened alike."""
     if len(parts) == 1:
         return parts[0]
@@ -182,7 +195,7 @@ def stacked(parts: Sequence[Shared]) -> Shared:
             (each.mask, each.difference, each.second) for part in parts if (each := part.opened)
         ]
         opened = Opened(*map(_joined, zip(*kept, strict=True)))
-    return replace(first, words=torch.cat([part.words for part in parts]), opened=opened)
+    return replace(first, share=torch.cat([part.share for part in parts]), opened=opened)
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
@@ -198,7 +211,104 @@ def blank(shape: Sequence[int]) -> Tensor:
     return _ZERO.expand(tuple(shape))
 
 
-def _map(words: Tensor, transposed: bool, rows: Tensor | None) -> Tensor:
+def _map(elements: Tensor, transposed: bool, rows: Tensor | None) -> Tensor:
     if rows is not None:
-        return words.index_select(0, rows)
-    return words.t() if transposed else words
+        return elements.index_select(0, rows)
+    return elements.t() if transposed else elements
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """z <- z times / 2^shift on shares.
+
+    Attributes:
+        shift: bits divided away.
+        zmax_bits: bits of the largest |z times| that is safe; beyond it the huge error returns.
+        times: a public whole factor, multiplied first.
+        rate: whether the value is divided, and not only its fraction shortened.
+    """
+
+    shift: int
+    zmax_bits: int
+    times: int = 1
+    rate: bool = False
+
+
+def bits_after(bits: int, truncations: Sequence[Truncation]) -> int:
+    """Fraction bits of what had `bits` before the truncations.
+
+    >>> bits_after(40, [Truncation(20, 48), Truncation(18, 38, times=819, rate=True)])
+    20
+    """
+    return bits - sum(truncation.shift for truncation in truncations if not truncation.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class MovedIndices:
+    """Where the first holder moved its share by a quarter of the ring.
+
+    Attributes:
+        large: flat indices of shares just below the turning point, which were lowered.
+        small: flat indices of shares just above the opposite end, which were raised.
+    """
+
+    large: Tensor
+    small: Tensor
+
+    def __len__(self) -> int:
+        return len(self.large) + len(self.small)
+
+
+def truncate_first(share: Tensor, truncation: Truncation) -> tuple[Tensor, MovedIndices]:
+    """The first holder's side; the new share, and what to tell the second.
+
+    Args:
+        share: int64 of any shape.
+        truncation: the same at both holders.
+    """
+    elements = torch.empty(share.shape, dtype=torch.int64)
+    indices = []
+    for start, source, piece in _pieces(share, elements):
+        torch.mul(source, truncation.times, out=piece)
+        near = _near_the_turn(piece, 1 << truncation.zmax_bits)
+        if len(near):
+            indices.append(start + near)
+            piece[near] = torch.where(
+                piece[near] < 0, piece[near] + _QUARTER, piece[near] - _QUARTER
+            )
+        piece >>= truncation.shift
+    moved = torch.cat(indices) if indices else torch.empty(0, dtype=torch.int64)
+    # A quarter of the ring is more than zmax, so what was lowered is still above 0.
+    high = elements.view(-1)[moved] >= 0
+    return elements, MovedIndices(moved[high], moved[~high])
+
+
+def truncate_second(share: Tensor, truncation: Truncation, moved: MovedIndices) -> Tensor:
+    """The second holder's side: it moves the same indices back, and divides towards the other side.
+
+    Rounding one share down and the other up keeps the error of the sum within one unit.
+    """
+    elements = torch.empty(share.shape, dtype=torch.int64)
+    flat = share.reshape(-1)
+    for _, source, piece in _pieces(share, elements):
+        torch.mul(source, -truncation.times, out=piece)
+        piece >>= truncation.shift
+        piece.neg_()
+    for indices, step in ((moved.large, _QUARTER), (moved.small, -_QUARTER)):
+        moved_back = flat[indices] * truncation.times + step
+        elements.view(-1)[indices] = -((-moved_back) >> truncation.shift)
+    return elements
+
+
+def _pieces(share: Tensor, elements: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Where each piece begins, and it, of both: small enough to stay in a processor's cache."""
+    source, target = share.reshape(-1), elements.view(-1)
+    for start in range(0, len(source), _PIECE):
+        yield start, source[start : start + _PIECE], target[start : start + _PIECE]
+
+
+def _near_the_turn(elements: Tensor, zmax: int) -> Tensor:
+    """Where shares are less than zmax from the turn from the largest number to the smallest."""
+    # Counted from the lowest of these they are the numbers below 2 zmax: one comparison for both.
+    from_lowest = elements.numpy().view(np.uint64) + np.uint64(_TURN + zmax)
+    return torch.from_numpy(np.flatnonzero(from_lowest < np.uint64(2 * zmax)))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
-from vfl.errors import ReusedPadError
+from vfl.core.errors import ReusedPadError
 
 #: Bytes of the key of a stream.
 KEY_BYTES = 32

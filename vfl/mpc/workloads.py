@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from vfl.errors import UnknownNameError, nearest
-from vfl.mpc.functions import function
-from vfl.mpc.layers import Layer
-from vfl.mpc.rate import whole_rate
+from vfl.core.errors import UnknownNameError, nearest
+from vfl.mpc.network import Layer, fixed_point_rate
+from vfl.mpc.permuted import function
 
 LEARNING_RATE = 0.1
 _MODELS = {"lr100": (100, 1), "lr1000": (1000, 1), "dnn1": (100, 50, 1), "dnn2": (1000, 500, 1)}
@@ -138,7 +137,7 @@ def _in_clear(
         return {"": torch.sigmoid(values).detach()}
     loss = binary_cross_entropy_with_logits(values, targets, reduction="sum")
     gradients = torch.autograd.grad(loss, list(own.values()))
-    times, shift = whole_rate(LEARNING_RATE / workload.rows)
+    times, shift = fixed_point_rate(LEARNING_RATE / workload.rows)
     return {
         name: value.detach() - times / 2**shift * gradient
         for (name, value), gradient in zip(own.items(), gradients, strict=True)

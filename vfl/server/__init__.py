@@ -1,10 +1,9 @@
-"""The label party: the side that holds labels and the top model."""
+"""The label party: it holds labels and the top model."""
 
 from __future__ import annotations
 
-from vfl.server.build import build_label_party
-from vfl.server.label_party import LabelParty
-from vfl.server.progress import EpochRecord
+from vfl.server.label_party import LabelParty, Objective, build_label_party
 from vfl.server.summary import summarise
+from vfl.server.task import EpochRecord
 
-__all__ = ["EpochRecord", "LabelParty", "build_label_party", "summarise"]
+__all__ = ["EpochRecord", "LabelParty", "Objective", "build_label_party", "summarise"]

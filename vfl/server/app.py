@@ -14,11 +14,16 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from vfl.config import Experiment, read_experiment, read_party_file
-from vfl.errors import ConfigError, PeerFailedError, VFLError
-from vfl.run_folder import RunFolder
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import (
+    ConfigError,
+    PeerFailedError,
+    VFLError,
+    redacted_output,
+    redacted_traceback,
+)
 from vfl.server.session import run_session
 from vfl.session import Terms
-from vfl.unexpected import place_of, told_by_place
 
 PARTY_FILE_VARIABLE = "VFL_PARTY_FILE"
 
@@ -37,7 +42,7 @@ def server_app(folder: Path) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         torch.set_num_threads(1)
-        with without_data(), told_by_place():
+        with without_data(), redacted_output():
             play(grid, folder, context.run_config)
 
     return app
@@ -69,7 +74,7 @@ def without_data() -> Iterator[None]:
     except VFLError as error:
         raise error from None
     except Exception as bug:
-        print(place_of(bug), flush=True)
+        print(redacted_traceback(bug), flush=True)
         raise PeerFailedError(
             "the label party's app failed unexpectedly",
             got=type(bug).__name__,

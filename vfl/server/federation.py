@@ -16,8 +16,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from vfl.config import FederationSettings
-from vfl.datasets import PartyData
-from vfl.errors import (
+from vfl.core.errors import (
     DisagreementError,
     LostPeerError,
     MissingPartyError,
@@ -26,17 +25,18 @@ from vfl.errors import (
     VFLError,
     read_record,
 )
-from vfl.exchange.neighbours import axes_of
-from vfl.link import Link, Observer
+from vfl.core.frame import Link, Observer
+from vfl.datasets import PartyData
 from vfl.session import (
     Introduction,
     SessionMessage,
     Terms,
     check_introduction,
     for_others,
+    secure,
     unexpected,
 )
-from vfl.session.limits import frame_limits
+from vfl.session.consent import frame_limits
 from vfl.transport import (
     Credential,
     LinkLimits,
@@ -150,9 +150,8 @@ class Federation:
         """
         if not columns or self._hub is None:
             return
-        inputs = {name: count - 1 for name, count in columns.items()}
-        width = self.terms.merged_width
-        layers = axes_of(inputs, width, self.terms.dealer is not None)
+        mode, label_party = secure.make(self.terms.secure), self.terms.label_party
+        layers = mode.layers(columns, self.terms.merged_width, label_party)
         for party in self.terms.peers:
             limits = frame_limits(self.terms, party, self.own.split, layers)
             self._hub.link(self._node_of[party]).agree(limits)

@@ -1,37 +1,102 @@
-"""The label party: it merges the cuts, runs the top, and sends each party its gradient."""
+"""The label party: it takes the cuts, runs the top, and sends each party its gradient.
+
+cuts -> merge -> top -> loss -> each party's gradient
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vfl.compression import Moment
+from vfl import defenses, models
+from vfl.compression import StepContext
+from vfl.config import LabelSettings
+from vfl.core.errors import DataError, SpecError
+from vfl.core.frame import Link
+from vfl.core.ledger import Ledger
+from vfl.core.seeds import Secret, scoped
+from vfl.core.storage import weights_digest
 from vfl.datasets import PartyData
-from vfl.defenses import Defense
-from vfl.defenses.none import Undefended
-from vfl.exchange import Adversary, Compute, LabelHalf, MaskedHalves
-from vfl.exchange.adversary import HONEST
-from vfl.exchange.draws import Draws
-from vfl.exchange.guards import check_finite, check_shape
-from vfl.exchange.optimizers import OptimizerFactory, drop_gradients
-from vfl.exchange.state import Stateful, gather, restore
-from vfl.ledger import Ledger
-from vfl.seeds import Secret
-from vfl.server.progress import EpochRecord, Progress
-from vfl.server.reception import SUM, Reception
-from vfl.server.task import Task
-from vfl.server.weights import batch_weights, training_weights
-from vfl.session import Checkpoints, Course, Exchange, Terms
-from vfl.storage import weights_digest
+from vfl.defenses import Defense, LabelKind
+from vfl.defenses.base import Undefended
+from vfl.server.task import (
+    EpochRecord,
+    Progress,
+    Task,
+    batch_weights,
+    make_task,
+    training_weights,
+)
+from vfl.session import EarlyStopping, Exchange, Terms, secure
+from vfl.session.exchange import (
+    SUM,
+    Compute,
+    CutTerms,
+    Draws,
+    LabelEnd,
+    Own,
+    Stateful,
+    check_finite,
+    check_shape,
+    drop_gradients,
+    gather,
+    optimizer_factory,
+    restore,
+)
+from vfl.session.secure import SecureMode
 
 
 def _nothing(_: Any) -> None:
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class LabelModel:
+    """What the label party trains, and how.
+
+    Attributes:
+        top: the top model, already wrapped by the defense.
+        own_bottom: the bottom of its own columns; None without any.
+        defense: the label party's instance.
+        task: what is learned.
+        class_weight: "none" or "balanced"; see `training_weights`.
+    """
+
+    top: nn.Module
+    own_bottom: nn.Module | None
+    defense: Defense
+    task: Task
+    class_weight: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What a session is to learn, as the experiment's [label] says it.
+
+    Attributes:
+        top: a spec, or a module from the merged width to `outputs`.
+        task: "classification" or "regression".
+        outputs: number of classes, or 1.
+        class_weight: "none" or "balanced".
+        hits: a hit rate at so many classes is measured; 0 measures none.
+    """
+
+    top: str | nn.Module
+    task: str
+    outputs: int
+    class_weight: str = "none"
+    hits: int = 0
+
+    @classmethod
+    def of(cls, label: LabelSettings, outputs: int, top: nn.Module | None = None) -> Objective:
+        """What the settings name, with another top if one is given."""
+        return cls(top or label.top, label.task, outputs, label.class_weight, label.hits)
 
 
 class LabelParty:
@@ -40,78 +105,65 @@ class LabelParty:
     Args:
         data: labels, and the party's own columns if it has any.
         terms: what was agreed.
-        top: the top model, already wrapped by the defense.
-        own_bottom: the bottom of its own columns; None without any.
-        halves: its half of the exchange with every feature party, by name.
-        defense: the label party's instance.
-        task: what is learned.
-        secret: the label party's own.
-        optimizer: builds the optimiser of everything the label party owns.
+        model: what the label party trains.
+        own: its secret, its adversary and its device.
+        halves: its end of a round with every feature party, by name.
+        links: every stream, that to a third party included.
         ledger: where traffic is counted, for the epoch records.
         on_epoch: told one record an epoch.
-        checkpoints: where it saves while it trains; None saves nothing.
-        adversary: tampering on this side; honest by default.
-        compute: where the models run.
-        class_weight: "none" or "balanced"; see `vfl.server.weights`.
-        joint: takes the feature parties' cuts as one sum; None sees each.
     """
 
     def __init__(
         self,
         data: PartyData,
         terms: Terms,
-        top: nn.Module,
-        own_bottom: nn.Module | None,
-        halves: Mapping[str, LabelHalf],
-        defense: Defense,
-        task: Task,
-        secret: Secret,
-        optimizer: OptimizerFactory | None,
+        model: LabelModel,
+        own: Own,
+        halves: Mapping[str, LabelEnd],
+        links: Mapping[str, Link],
         ledger: Ledger,
         on_epoch: Callable[[EpochRecord], None] = _nothing,
-        checkpoints: Checkpoints | None = None,
-        adversary: Adversary = HONEST,
-        compute: Compute | None = None,
-        class_weight: str = "none",
-        joint: MaskedHalves | None = None,
     ) -> None:
         self.data = data
         self.terms = terms
         self.halves = halves
         self.ledger = ledger
         self.outputs: list[Tensor] = []
-        self.model = nn.ModuleDict({"top": top})
-        if own_bottom is not None:
-            self.model["bottom"] = own_bottom
+        self.model = nn.ModuleDict({"top": model.top})
+        if model.own_bottom is not None:
+            self.model["bottom"] = model.own_bottom
         for name, half in halves.items():
             if half.adapter is not None:
                 self.model[f"codec-{name}"] = half.adapter
-        self._compute = compute or Compute()
-        self._task = self.model["task"] = task
+        self._compute = Compute(own.device, terms.train.precision)
+        self._task = self.model["task"] = model.task
         self.model.to(self._compute.device)
-        self._defense = defense
+        self._defense = defense = model.defense
         self.progress = Progress(self._task, ledger, on_epoch)
-        self._secret = secret
+        self._secret = own.secret
         always = not isinstance(defense, Undefended)
-        self._draws = Draws(secret, "rng", top, always=always)
-        self._own_draws = Draws(secret, "own", own_bottom or nn.Identity(), always=always)
+        self._draws = Draws(own.secret, "rng", model.top, always=always)
+        bottom = model.own_bottom or nn.Identity()
+        self._own_draws = Draws(own.secret, "own", bottom, always=always)
         self._trainable = [w for w in self.model.parameters() if w.requires_grad]
         self._optimizer = None
-        if optimizer is not None and self._trainable:
-            self._optimizer = adversary.optimizer(optimizer(self._trainable))
-        self._adversary = adversary
-        self._checkpoints = checkpoints
-        self.course = Course(terms.train, self.weights, self.load_weights)
-        self.reception = Reception(halves, joint, ledger, self.course)
+        if terms.mode == "train" and self._trainable:
+            build = optimizer_factory(terms.train)
+            self._optimizer = own.adversary.optimizer(build(self._trainable))
+        self._adversary = own.adversary
+        self._checkpoints = own.checkpoints
+        self.stopping = EarlyStopping(terms.train, self.weights, self.load_weights)
+        mode = secure.make(terms.secure)
+        self.aggregator = mode.aggregator(terms, halves, links, ledger, self.stopping)
         self._labels, self._row_weights = data.labels, None
         if data.labels is not None and terms.mode == "train":
             train = torch.from_numpy(data.split.train)
-            self._places = torch.full((len(data.labels),), -1)
-            self._places[train] = torch.arange(len(train))
+            self._positions = torch.full((len(data.labels),), -1)
+            self._positions[train] = torch.arange(len(train))
             self._labels = data.labels.clone()
-            self._labels[train] = defense.labels(data.labels[train], secret)
+            self._labels[train] = defense.labels(data.labels[train], own.secret)
             # Of the labels as trained: true ones would tell what a defense hides.
-            weights = training_weights(self._labels, train, data.row_weights, class_weight)
+            weights = training_weights(self._labels, train, data.row_weights, model.class_weight)
             self._task.fit(self._labels[train], None if weights is None else weights[train])
             self._row_weights = weights
 
@@ -127,7 +179,7 @@ class LabelParty:
         after: Callable[[Exchange], None] = _nothing,
         between: Callable[[Exchange], None] = _nothing,
     ) -> None:
-        """Go through a session; `course.follow` makes its schedule one that may stop early.
+        """Go through a session; `stopping.follow` makes its schedule one that may stop early.
 
         Where all parties are in one process, `before` and `after` frame each exchange, and
         `between` lets them answer what was relayed to them.
@@ -138,13 +190,13 @@ class LabelParty:
                 if self._checkpoints is not None and self._checkpoints.due(exchange.step):
                     self._checkpoints.save(exchange.step, self.training_state())
                 before(exchange)
-                self.reception.relay(exchange)
+                self.aggregator.relay(exchange)
                 between(exchange)
                 self.step(exchange)
                 after(exchange)
                 if exchange.last and exchange.trains:
                     self.progress.train_seconds += time.perf_counter() - started
-            best = self.course.best_epoch
+            best = self.stopping.best_epoch
             more = {"best_epoch": best} if best else {}
             self.progress.end_epoch(epoch, time.perf_counter() - started, more)
 
@@ -174,7 +226,7 @@ class LabelParty:
             "state": self.weights(),
             "optimizer": self._optimizer.state_dict() if self._optimizer else {},
             "progress": self.progress.state(),
-            "course": self.course.state(),
+            "course": self.stopping.state(),
             "gradients": {name: half.sent_state() for name, half in self.halves.items()},
             "adversary": self._adversary.training_state(),
         }
@@ -193,7 +245,7 @@ class LabelParty:
         self.load_weights(saved["state"])
         if self._optimizer is not None:
             self._optimizer.load_state_dict(saved["optimizer"])
-        self.course.restore(saved["course"])
+        self.stopping.restore(saved["course"])
         self._adversary.load_training_state(saved.get("adversary", {}))
         for name, half in self.halves.items():
             half.send_again(saved["gradients"][name])
@@ -204,8 +256,8 @@ class LabelParty:
         return {"defense": self._defense, **codecs}
 
     def _train(self, exchange: Exchange) -> None:
-        moment = Moment(exchange.step, training=True, secret=self._secret)
-        counts = self._defense.counts(self._places[exchange.rows], exchange.epoch)
+        moment = StepContext(exchange.step, training=True, secret=self._secret)
+        counts = self._defense.counts(self._positions[exchange.rows], exchange.epoch)
         inputs, labels = self._defense.batch(*self._rows(exchange), moment)
         assert labels is not None, "training needs labels"
         labels = self._adversary.labels(labels, moment)
@@ -235,7 +287,7 @@ class LabelParty:
             self._optimizer.step()
         self.progress.trained(len(exchange.rows))
         # Figures are of outputs as a prediction gives them, whatever the loss is taken of.
-        shown = self._defense.logits(outputs.detach(), Moment(exchange.step))
+        shown = self._defense.logits(outputs.detach(), StepContext(exchange.step))
         if counts is not None and weights is not None:
             kept = counts.to(truth.device)
             shown, truth, weights = shown[kept], truth[kept], weights[kept]
@@ -247,18 +299,18 @@ class LabelParty:
         self._set_training(False)
         cuts = self._cuts(exchange, inputs)
         self.progress.asked(len(exchange.rows))
-        outputs = self._defense.logits(self._top(cuts), Moment(exchange.step))
+        outputs = self._defense.logits(self._top(cuts), StepContext(exchange.step))
         if exchange.phase == "predict" or labels is None:
             self.outputs.append(self._task.answers(outputs).cpu())
         else:
             truth = labels.to(self._compute.device)
             loss = float(self._task(outputs, truth))
             self.progress.meter(exchange.phase).add(outputs, truth, loss)
-        if self.course.judges(exchange):
+        if self.stopping.judges(exchange):
             figures = self.progress.meter(exchange.phase).figures()
-            told = self.course.judge(figures["validation_loss"], exchange)
+            verdict = self.stopping.judge(figures["validation_loss"], exchange)
             for half in self.halves.values():
-                half.confirm(exchange.step, told)
+                half.confirm(exchange.step, verdict)
 
     def _rows(self, exchange: Exchange) -> tuple[Tensor | None, Tensor | None]:
         rows = torch.from_numpy(exchange.rows)
@@ -274,7 +326,7 @@ class LabelParty:
                 cut = self.model["bottom"](inputs.to(self._compute.device)).float()
             own[self.data.name] = cut
             check_shape(cut, len(inputs), self.terms.parties[self.data.name].width, self.data.name)
-        found = own | self.reception.cuts(exchange)
+        found = own | self.aggregator.cuts(exchange)
         cuts = {name: found[name] for name in [*self.terms.parties, SUM] if name in found}
         if self._checkpoints is not None and self._checkpoints.due(exchange.step):
             self._checkpoints.commit(exchange.step)
@@ -290,3 +342,87 @@ class LabelParty:
     def _set_training(self, training: bool) -> None:
         if self.model.training is not training:
             self.model.train(training)
+
+
+def build_label_party(
+    data: PartyData,
+    terms: Terms,
+    links: Mapping[str, Link],
+    own: Own,
+    objective: Objective,
+    *,
+    own_bottom: nn.Module | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+    ledger: Ledger | None = None,
+    on_epoch: Callable[[EpochRecord], None] = _nothing,
+) -> LabelParty:
+    """A label party ready for a session.
+
+    Args:
+        data: labels (none needed to predict) and own columns, aligned with everybody's rows.
+        terms: the session's terms.
+        links: the stream to each feature party, and to a third party that deals.
+        own: what is its own; the first weights of the top follow from the secret.
+        objective: what is learned.
+        own_bottom: a module for the own columns instead of the one the terms name.
+        weights: trained weights, for evaluation and prediction.
+        ledger: where the links count.
+        on_epoch: told one record an epoch.
+
+    Raises:
+        SpecError: a plug-in does not fit, or the defense means nothing for such labels.
+        ExposedCutError: a secure sum would hide nothing.
+    """
+    task, outputs = objective.task, objective.outputs
+    weighted = objective.class_weight != "none" or data.row_weights is not None
+    kind = LabelKind(outputs if task == "classification" else None, weighted, terms.train.epochs)
+    defense, mode = _defense(terms, kind), secure.make(terms.secure)
+    mode.refuse(terms)
+    with scoped(own.secret.number("init")):
+        top = objective.top
+        if not isinstance(top, nn.Module):
+            top = models.make_top(top).build(terms.merged_width, outputs)
+        top = defense.wrap_top(top, terms.merged_width)
+        bottom = _own_bottom(data, terms, own_bottom)
+        halves = {
+            name: LabelEnd(_cut_terms(name, terms, mode, defense, own.secret), own, links[name])
+            for name in terms.feature_parties
+        }
+    learned = make_task(task, outputs, objective.hits)
+    model = LabelModel(top, bottom, defense, learned, objective.class_weight)
+    party = LabelParty(data, terms, model, own, halves, links, ledger or Ledger(), on_epoch)
+    if weights is not None:
+        party.load_weights(weights)
+    return party
+
+
+def _cut_terms(
+    party: str, terms: Terms, mode: SecureMode, defense: Defense, secret: Secret
+) -> CutTerms:
+    """What the label party knows of a feature party's cuts, with a codec for that party alone."""
+    width, in_flight = terms.parties[party].width, terms.train.in_flight
+    return CutTerms(party, width, mode.label_codec(party, terms, secret), defense, in_flight)
+
+
+def _defense(terms: Terms, kind: LabelKind) -> Defense:
+    """The label party's instance, told what its labels are."""
+    defense = defenses.make(terms.defense)
+    try:
+        defense.prepare(kind)
+    except SpecError as error:
+        error.where = error.where or "defense"
+        raise
+    return defense
+
+
+def _own_bottom(data: PartyData, terms: Terms, given: nn.Module | None) -> nn.Module | None:
+    if data.name not in terms.parties:
+        return None
+    if data.inputs is None:
+        raise DataError(
+            f"the label party '{data.name}' is listed with columns but has none",
+            fix="remove it from [parties], or give it columns",
+        )
+    asked = terms.parties[data.name]
+    shape = tuple(data.inputs.shape[1:])
+    return given or models.make_bottom(asked.bottom).build(shape, asked.width)

@@ -9,31 +9,34 @@ from itertools import count
 from flwr.serverapp import Grid
 
 from vfl.config import Experiment, PartyFile
-from vfl.errors import CheckpointError, LostPeerError, PeerFailedError, StorageError, VFLError
-from vfl.frame import Frame, Kind
-from vfl.ledger import Ledger
-from vfl.link import Link
-from vfl.run_folder import RunFolder
-from vfl.seeds import Secret
-from vfl.server.build import build_label_party
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import (
+    CheckpointError,
+    LostPeerError,
+    PeerFailedError,
+    StorageError,
+    VFLError,
+    redacted_traceback,
+)
+from vfl.core.frame import Frame, Kind, Link
+from vfl.core.ledger import Ledger
+from vfl.core.seeds import Secret
+from vfl.core.storage import joint_digest, locked
 from vfl.server.federation import Federation
-from vfl.server.label_party import LabelParty
-from vfl.server.offers import relay_offers
-from vfl.server.predictions import write_predictions
-from vfl.server.summary import summarise
+from vfl.server.label_party import LabelParty, Objective, build_label_party
+from vfl.server.summary import summarise, write_predictions
 from vfl.session import PartyFolder, PartyReport, Terms, unexpected
 from vfl.session.checkpoint import newest_common
+from vfl.session.exchange import Own
 from vfl.session.ledger import Entry, Meter
-from vfl.session.own_data import (
+from vfl.session.party_folder import (
     own_checkpoints,
     own_data,
     own_folder,
     own_ledger,
     own_secret,
 )
-from vfl.storage import joint_digest, locked
-from vfl.trace import own_recorders, recording
-from vfl.unexpected import place_of
+from vfl.session.trace import own_recorders, recording
 
 _COLLECT_S = 10.0
 
@@ -77,7 +80,7 @@ def run_session(
         except Exception as error:
             problem = error if isinstance(error, VFLError) else unexpected(error, party.party)
             if problem is not error:
-                _say(place_of(error))
+                _say(redacted_traceback(error))
             _say(str(problem))
             with suppress(StorageError):  # a full disk takes no word about itself; the log has it
                 folder.fail(problem)
@@ -180,9 +183,9 @@ class LabelSession:
         ) as federation:
             links = federation.join([ledger, meter, *recorders], start)
             label = self._build(links, ledger, own_secret(self.party, entry))
-            federation.agree(relay_offers(label))
+            federation.agree(label.aggregator.begin())
             label.resume(start)
-            schedule = label.course.follow(self.terms.schedule(self.data.split, start))
+            schedule = label.stopping.follow(self.terms.schedule(self.data.split, start))
             schedule = meter.through(schedule)
             weights = {self.party.party: label.weights}
             with recording(recorders, schedule, start, weights, _say) as exchanges:
@@ -199,16 +202,10 @@ class LabelSession:
             self.data,
             self.terms,
             links,
-            secret,
-            top=self.experiment.label.top,
-            task=self.experiment.label.task,
-            outputs=1 if classes is None else len(classes),
-            class_weight=self.experiment.label.class_weight,
-            hits=self.experiment.label.hits,
-            ledger=ledger,
+            Own(secret, device=self.party.device, checkpoints=self.checkpoints),
+            Objective.of(self.experiment.label, 1 if classes is None else len(classes)),
             weights=None if trains else own.weights(),
-            checkpoints=self.checkpoints,
-            device=self.party.device,
+            ledger=ledger,
             on_epoch=self.folder.epoch if trains else lambda record: None,
         )
 
@@ -216,10 +213,7 @@ class LabelSession:
 def _farewell(label: LabelParty) -> list[PartyReport]:
     """Every party's last word, and ours to them."""
     reports = [PartyReport.of(half.link.receive(), name) for name, half in label.halves.items()]
-    links = [half.link for half in label.halves.values()]
-    if (line := label.reception.dealer) is not None:
-        links.append(line.link)
-    for link in links:
+    for link in [*(half.link for half in label.halves.values()), *label.aggregator.helpers]:
         link.send(Frame(Kind.DONE))
     return reports
 

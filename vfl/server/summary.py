@@ -1,14 +1,25 @@
-"""The figures of a whole run, from what happened."""
+"""What a session leaves at the label party: figures, who learned what, predictions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import torch
+from pandas.api.types import is_numeric_dtype
+from torch import Tensor
+
 from vfl import compression
-from vfl.exchange.exposure import what_is_told
+from vfl.core.storage import write_text
+from vfl.core.text import formula_free
+from vfl.datasets import PartyData
 from vfl.server.label_party import LabelParty
-from vfl.server.revealed import revealed
+from vfl.server.task import Progress
+from vfl.session import Terms, secure
+from vfl.session.secure import EVALUATE, TRAIN, Revealed
 
 
 def summarise(party: LabelParty, weights_sha256: str, run: str) -> dict[str, Any]:
@@ -46,8 +57,70 @@ def summarise(party: LabelParty, weights_sha256: str, run: str) -> dict[str, Any
         "wire_ratio_up": sent["up"] / dense_bytes if dense_bytes else None,
         "wire_ratio_down": sent["down"] / dense_bytes if dense_bytes else None,
         "secure": terms.secure,
-        "trust": what_is_told(terms),
+        "trust": secure.promise(terms),
         "revealed": [asdict(one) for one in revealed(terms, progress)],
         "weights_sha256": weights_sha256,
         "run": run,
     }
+
+
+def revealed(terms: Terms, progress: Progress) -> list[Revealed]:
+    """Everything that was disclosed in a session beside what all agreed on: the leakage ledger.
+
+    Kinds and sizes only, which the terms and the counts of the session give.
+
+    Raises:
+        SpecError, ExposedCutError: the secure mode cannot be built.
+    """
+    mode = secure.make(terms.secure)
+    mode.refuse(terms)
+    phases = (
+        (TRAIN, progress.train_steps, progress.train_rows),
+        (EVALUATE, progress.asked_steps, progress.asked_rows),
+    )
+    found = list(mode.revealed(terms, [phase for phase in phases if phase[1]]))
+    epochs = len(progress.history)
+    if terms.mode == "train" and (terms.train.patience or terms.train.keep == "best"):
+        what = "whether an epoch is the best or the last"
+        found += [
+            Revealed(name, what, terms.label_party, EVALUATE, epochs, epochs)
+            for name in terms.feature_parties
+        ]
+    return found
+
+
+def prediction_table(
+    data: PartyData, outputs: Tensor, classes: Sequence[str | int] | None
+) -> pd.DataFrame:
+    """One row a predicted row, named by the party's own ids, or by its position without ids.
+
+    Args:
+        data: the label party's rows, whose ids name the rows.
+        outputs: axes (rows, classes), or (rows, 1) for a regression.
+        classes: what the outputs stand for; None for a regression.
+    """
+    rows = data.split.test
+    table = pd.DataFrame({"id": rows if data.ids is None else data.ids[rows]})
+    if classes is None:
+        table["prediction"] = outputs[:, 0].numpy()
+        return table
+    probabilities = torch.softmax(outputs, dim=1)
+    table["prediction"] = [classes[index] for index in probabilities.argmax(dim=1).tolist()]
+    for index, name in enumerate(classes):
+        table[f"probability_{name}"] = probabilities[:, index].numpy()
+    return table
+
+
+def write_predictions(
+    path: Path, data: PartyData, outputs: Sequence[Tensor], classes: Sequence[str | int] | None
+) -> None:
+    """Write the table as CSV, atomically, for its owner alone.
+
+    Ids and names of classes that a spreadsheet would take for a formula get an apostrophe.
+    """
+    table = prediction_table(data, torch.cat(list(outputs)), classes)
+    for name in ("id", "prediction"):
+        if not is_numeric_dtype(table[name]):
+            table[name] = [formula_free(x) if isinstance(x, str) else x for x in table[name]]
+    table.columns = [formula_free(name) for name in table.columns]
+    write_text(path, table.to_csv(index=False))

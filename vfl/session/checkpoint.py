@@ -15,15 +15,9 @@ from typing import Any
 
 import torch
 
-from vfl.errors import CheckpointError, RunFolderError
-from vfl.storage import (
-    Seal,
-    read_sealed,
-    read_sealed_json,
-    write_sealed,
-    write_sealed_json,
-)
-from vfl.version import VERSION
+from vfl.core.errors import CheckpointError, RunFolderError
+from vfl.core.storage import Seal, read_sealed, read_sealed_json, write_sealed, write_sealed_json
+from vfl.core.version import VERSION
 
 #: Where they lie in a party's part of a run.
 CHECKPOINTS = "checkpoints"

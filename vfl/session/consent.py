@@ -1,25 +1,37 @@
-"""Consent: what a session asks of a party, held against what the party's own file allows."""
+"""What a session asks of a party, held against what the party's own file allows, and on the wire.
+
+Both ends compute how large a frame may be: the codec, the width and the most rows of an exchange
+say how many bytes a cut, its gradient or a secure mode's message can take. A larger frame is
+refused by its header, before anything is allocated for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from vfl import compression, models
 from vfl.config import Consent
+from vfl.core.errors import ConsentError
+from vfl.core.frame import HEADER_BYTES, LIMIT_BYTES, Kind
+from vfl.core.registry import parts
+from vfl.core.version import VERSION
 from vfl.datasets import Split
-from vfl.errors import ConsentError
-from vfl.frame import HEADER_BYTES, Kind
 from vfl.models import Shape
 from vfl.models.footprint import footprint
-from vfl.mpc.shared_traffic import LayerAxes, OwnerAxes, bytes_to_deal
-from vfl.registry import parts
-from vfl.session.limits import most_rows
+from vfl.session import secure
+from vfl.session.handshake import REPORT_LIMIT_BYTES
+from vfl.session.schedule import QUERY_ROWS
+from vfl.session.secure import Layers
 from vfl.session.terms import Terms
-from vfl.version import VERSION
+from vfl.transport.handshake import ANSWER_LIMIT_BYTES
+from vfl.transport.link import LinkLimits
+
+#: What the label party answers a query with, of which at most one byte an epoch says something.
+_ANSWER_BYTES = 1
 
 
-def expected_bytes(terms: Terms, party: str, split: Split, shared: LayerAxes | None = None) -> int:
+def expected_bytes(terms: Terms, party: str, split: Split, shared: Layers | None = None) -> int:
     """The most bytes one party can send and receive in a session on these terms.
 
     Args:
@@ -41,7 +53,7 @@ def expected_bytes(terms: Terms, party: str, split: Split, shared: LayerAxes | N
     )
 
 
-def dealt_bytes(terms: Terms, layers: Iterable[LayerAxes], split: Split) -> int:
+def dealt_bytes(terms: Terms, layers: Iterable[Layers], split: Split) -> int:
     """The bytes a third party sends and receives to deal for a session; 0 where none deals.
 
     Args:
@@ -49,11 +61,11 @@ def dealt_bytes(terms: Terms, layers: Iterable[LayerAxes], split: Split) -> int:
         layers: of every feature party.
         split: of the rows.
     """
-    dealt = [axes for axes in layers if isinstance(axes, OwnerAxes)]
-    if not dealt:
+    if terms.dealer is None:
         return 0
+    mode, served = secure.make(terms.secure), list(layers)
     exchanges = terms.schedule(split)
-    return sum(bytes_to_deal(dealt, len(one.rows), one.trains) for one in exchanges)
+    return sum(mode.helper_bytes(served, len(one.rows), one.trains) for one in exchanges)
 
 
 def check_consent(
@@ -61,7 +73,7 @@ def check_consent(
     party: str,
     consent: Consent,
     split: Split,
-    shared: LayerAxes | None = None,
+    shared: Layers | None = None,
     *,
     row_shape: Shape | None = None,
 ) -> None:
@@ -112,7 +124,7 @@ def _refuse(party: str, differences: Sequence[tuple[str, str]]) -> None:
 
 
 def _differences(
-    terms: Terms, party: str, consent: Consent, split: Split, shared: LayerAxes | None
+    terms: Terms, party: str, consent: Consent, split: Split, shared: Layers | None
 ) -> Iterator[tuple[str, str]]:
     yield from _of_any_party(terms, consent)
     if not _matches(terms.codec, consent.codecs):
@@ -198,3 +210,45 @@ def _version(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
 
 def _matches(spec: str, allowed: tuple[str, ...]) -> bool:
     return any(fnmatchcase(spec, pattern) for pattern in allowed)
+
+
+def most_rows(terms: Terms, split: Split | None) -> dict[Kind, int]:
+    """Rows of the largest exchange: of a training batch (CUT), and of a query (QUERY).
+
+    Args:
+        terms: what was agreed.
+        split: of the rows; None for a third party that deals and has none.
+    """
+    train, asked = terms.train.batch_rows, QUERY_ROWS
+    if split is not None:
+        train = min(train, len(split.train))
+        asked = min(asked, max(len(split.validation), len(split.test)))
+    return {Kind.CUT: train if terms.mode == "train" else 0, Kind.QUERY: asked}
+
+
+def frame_limits(
+    terms: Terms,
+    party: str,
+    split: Split | None,
+    layers: Mapping[str, Layers] | None = None,
+) -> LinkLimits:
+    """The largest payloads on the stream between the label party and another one.
+
+    Args:
+        terms: what was agreed.
+        party: the other one: a feature party, or a third party that deals.
+        split: of the rows; None at a third party, which is told no rows.
+        layers: what each party has shares of, where first layers are shared; a feature party knows
+            its own entry alone. Until it is told, only what is said before it is let through.
+    """
+    rows = most_rows(terms, split)
+    up, down = secure.make(terms.secure).limits(terms, party, rows, layers)
+    up |= {Kind.DONE: REPORT_LIMIT_BYTES, Kind.ERROR: ANSWER_LIMIT_BYTES}
+    down |= {Kind.DONE: 0, Kind.ERROR: ANSWER_LIMIT_BYTES}
+    if party != terms.dealer:
+        down[Kind.ACK] = _ANSWER_BYTES
+    return LinkLimits(_at_most_a_frame(up), _at_most_a_frame(down))
+
+
+def _at_most_a_frame(limits: Mapping[Kind, int]) -> dict[Kind, int]:
+    return {kind: min(most, LIMIT_BYTES) for kind, most in limits.items()}

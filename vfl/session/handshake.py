@@ -1,23 +1,38 @@
-"""The handshake: a party introduces itself; the label party compares before step 0.
+"""What parties say before and after the exchanges: message, introduction, comparison, last word.
 
-Rows are compared by counts and by a digest of their order, keyed with the session; never by ids.
+Flower carries one `SessionMessage` to a party. On the stream the party introduces itself and the
+label party compares before step 0: rows by counts and by a digest of their order, keyed with the
+session, never by ids. A report ends the session, and a failure is told to the others in part only.
 """
 
 from __future__ import annotations
 
 import hmac
+import json
+import re
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints, ValidationError, field_validator
 
-from vfl.config.experiment import PartyName
+from vfl.config.experiment import MAX_STEPS, PartyName, Seconds
 from vfl.config.toml import Settings
+from vfl.core.errors import (
+    ConfigError,
+    DataError,
+    DisagreementError,
+    MisalignedError,
+    PeerFailedError,
+    ProtocolError,
+    RunFolderError,
+    StorageError,
+    VFLError,
+)
+from vfl.core.frame import Frame, Kind
+from vfl.core.version import VERSION
 from vfl.datasets import PartyData
-from vfl.errors import DisagreementError, MisalignedError, ProtocolError
-from vfl.session.peer_version import check_version
 from vfl.session.terms import SHORT, Terms
-from vfl.version import VERSION
 
 _HEX = r"^[0-9a-f]{64}$"
 Short = Annotated[str, StringConstraints(max_length=SHORT, pattern=r"^[ -~]*$")]
@@ -137,3 +152,164 @@ def _named(settings: Mapping[str, str], differing: Sequence[str]) -> str:
     named = [f"{name} {settings.get(name, 'not set')}" for name in differing[:_NAMED]]
     more = len(differing) - len(named)
     return ", ".join(named) + (f", and {more} more" if more else "")
+
+
+def check_version(said: Any, peer: str) -> None:
+    """Refuse a peer that says it runs another version.
+
+    Args:
+        said: what stands where its version belongs; anything but a short text says nothing.
+        peer: who it is, for the message.
+
+    Raises:
+        DisagreementError: with both versions.
+    """
+    if isinstance(said, str) and len(said) <= 32 and said.isprintable() and said != VERSION:
+        raise DisagreementError(
+            f"{peer} runs another version of vfl",
+            where="handshake",
+            got=f"vfl {said} there",
+            want=f"vfl {VERSION}, as here",
+            fix=f"install one version at every party: pip install vfl=={VERSION}",
+        )
+
+
+#: Most bytes of a message, refused before they are parsed.
+MESSAGE_LIMIT_BYTES = 64 * 1024
+_PEM = r"^-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\n\r -]*$"
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
+_HOST_NAME = re.compile(rf"(?=.*[A-Za-z]){_LABEL}(\.{_LABEL})*\.?", re.ASCII)
+
+
+class SessionMessage(Settings):
+    """Where the stream is, how to get in, and what will be done there.
+
+    Attributes:
+        session: 16 random bytes as hex; names this attempt.
+        token: proves at the stream that Flower authenticated this node; 32 random bytes.
+        node: the node the token was made for.
+        host, port: the stream, as the feature party reaches it.
+        ca_pem: authority that signed the stream's certificate; without it there is no stream.
+        idle_timeout_s: how long the party waits for one frame.
+        rejoin_window_s: how long a cut stream may take to come back.
+        start: the exchange a resumed training goes on with.
+        attempt: how often the session was begun anew; keys are good for one attempt.
+        terms: what the session is about.
+    """
+
+    session: str = Field(pattern=r"^[0-9a-f]{32}$")
+    token: str = Field(pattern=r"^[A-Za-z0-9_-]{32,128}$", repr=False)
+    node: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    host: str = Field(max_length=253)
+    port: int = Field(ge=1, le=65535)
+    ca_pem: str = Field(max_length=16384, pattern=_PEM, repr=False)
+    idle_timeout_s: Seconds
+    rejoin_window_s: Seconds
+    start: int = Field(default=0, ge=0, lt=MAX_STEPS)
+    attempt: int = Field(default=0, ge=0, le=1000)
+    terms: Terms
+
+    @field_validator("host")
+    @classmethod
+    def _reachable(cls, host: str) -> str:
+        if not _HOST_NAME.fullmatch(host):
+            ip_address(host)  # a ValueError that names what it was given is not shown
+        return host
+
+    @classmethod
+    def parse(cls, text: str) -> SessionMessage:
+        """Read a message.
+
+        Raises:
+            DisagreementError: another version of vfl wrote it in another form.
+            ProtocolError: it has another form.
+        """
+        raw = text.encode(errors="replace")
+        if len(raw) > MESSAGE_LIMIT_BYTES:
+            raise ProtocolError(
+                "the session message is too long",
+                got=f"{len(raw)} bytes",
+                want=f"at most {MESSAGE_LIMIT_BYTES} bytes",
+            )
+        try:
+            return cls.model_validate_json(raw)
+        except ValidationError as problem:
+            check_version(_version_in(text), "the label party")
+            # Names only: a message holds the token. No location is text that is no object at all.
+            fields = sorted({str(error["loc"][0]) for error in problem.errors() if error["loc"]})
+            raise ProtocolError(
+                "the session message has another form than this version reads",
+                where=f"fields {', '.join(fields)}" if fields else "the whole message",
+                fix="install the same vfl version at every party",
+            ) from None
+
+
+def _version_in(text: str) -> Any:
+    """What a message of another form says of its version; None if it says nothing."""
+    try:
+        return json.loads(text)["terms"]["version"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+#: Most bytes of a report on the wire.
+REPORT_LIMIT_BYTES = 1024
+
+
+class PartyReport(Settings):
+    """A feature party's last word: the digest of its weights, never the weights."""
+
+    party: PartyName
+    weights_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    seconds: float = Field(ge=0, le=1e9)
+
+    def frame(self) -> Frame:
+        """The report as the DONE frame of its party."""
+        return Frame(Kind.DONE, payload=self.model_dump_json().encode())
+
+    @classmethod
+    def of(cls, frame: Frame, party: str) -> PartyReport:
+        """The report in a frame.
+
+        Raises:
+            ProtocolError: another kind of frame, of another form or under another name.
+        """
+        if frame.kind is not Kind.DONE:
+            raise ProtocolError(
+                f"a message out of turn from party '{party}'", got=frame.kind.name, want="DONE"
+            )
+        if len(frame.payload) > REPORT_LIMIT_BYTES:
+            raise ProtocolError(
+                f"party '{party}' ended in an unknown form",
+                got=f"{len(frame.payload)} bytes",
+                want=f"at most {REPORT_LIMIT_BYTES} bytes",
+            )
+        try:
+            report = cls.model_validate_json(bytes(frame.payload))
+        except ValidationError:
+            raise ProtocolError(f"party '{party}' ended in an unknown form") from None
+        if report.party != party:
+            raise ProtocolError(f"party '{party}' reported under another name", got=report.party)
+        return report
+
+
+def for_others(error: VFLError, party: str) -> VFLError:
+    """What the others may know of an error here: of our own files only that they failed."""
+    if isinstance(error, StorageError):
+        return StorageError(f"party '{party}' cannot write its own files", got=error.got)
+    if isinstance(error, MisalignedError):  # about several parties, and counts only
+        return error
+    if isinstance(error, DataError | RunFolderError | ConfigError):
+        return type(error)(f"party '{party}' cannot use its own files; its own log says why")
+    return error
+
+
+def unexpected(bug: BaseException, party: str) -> VFLError:
+    """An error nobody foresaw, without its text, which may quote a cell; or an order to end."""
+    if not isinstance(bug, Exception):
+        return PeerFailedError(f"party '{party}' was told to end")
+    return PeerFailedError(
+        f"party '{party}' failed unexpectedly",
+        got=type(bug).__name__,
+        fix="its own log has the traceback",
+    )

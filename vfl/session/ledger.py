@@ -2,9 +2,9 @@
 
 The name of a run comes from the label party, which may use one twice. So each party binds a name,
 once, to everything that was agreed under it, and to a nonce of its own from the operating system.
-Its keys of noise and draws contain both (`vfl.session.own_data.own_secret`): under another name, or
-for another defense, codec or set of parties, nothing that protects is drawn a second time. Under a
-name that is bound, a session must resume that training, or evaluate or predict with what it left.
+Its keys of noise and draws contain both (`party_folder.own_secret`): under another name, or for
+another defense, codec or set of parties, nothing that protects is drawn a second time. Under a name
+that is bound, a session must resume that training, or evaluate or predict with what it left.
 
 An entry is written, and is on the disk, before anything that depends on its nonce is sent.
 """
@@ -27,12 +27,12 @@ from pydantic import Field, ValidationError
 
 from vfl import defenses
 from vfl.config.toml import Settings
-from vfl.errors import DisagreementError, RunFolderError
-from vfl.frame import Frame
-from vfl.seeds import Secret
+from vfl.core.errors import DisagreementError, RunFolderError
+from vfl.core.frame import Frame
+from vfl.core.seeds import Secret
+from vfl.core.storage import Seal, damaged, private_folder, read_sealed_json, write_sealed_json
 from vfl.session.schedule import Exchange
 from vfl.session.terms import Mode, Terms
-from vfl.storage import Seal, damaged, private_folder, read_sealed_json, write_sealed_json
 
 _NONCE_BYTES = 32
 _NAMED = 4

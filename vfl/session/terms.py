@@ -13,10 +13,10 @@ from pydantic import Field, model_validator
 from vfl.config import Experiment, TrainSettings
 from vfl.config.experiment import PartyName, Share, Spec
 from vfl.config.toml import Settings
+from vfl.core.version import VERSION
 from vfl.datasets import Split
-from vfl.mpc import secure
-from vfl.session.schedule import Exchange, asking, training
-from vfl.version import VERSION
+from vfl.session import secure
+from vfl.session.schedule import Exchange, asking, starting, training
 
 Mode = Literal["train", "evaluate", "predict"]
 SHORT = 80  #: characters of a setting that are told as they are
@@ -140,7 +140,7 @@ class Terms(Settings):
 
     def schedule(self, split: Split, start: int = 0) -> Iterator[Exchange]:
         """The session's exchanges over rows split this way, from exchange `start` on."""
-        return (exchange for exchange in self._exchanges(split) if exchange.step >= start)
+        return starting(self._exchanges(split), start)
 
     def _exchanges(self, split: Split) -> Iterator[Exchange]:
         if self.mode == "train":

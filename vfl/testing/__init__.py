@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vfl.testing.adversary import AdversaryContract
-    from vfl.testing.attack import AttackContract
+    from vfl.testing.attack import AttackContract, GradientAttackContract, InputAttackContract
     from vfl.testing.codec import CodecContract
     from vfl.testing.defense import DefenseContract
-    from vfl.testing.gradient_attack import GradientAttackContract
-    from vfl.testing.input_attack import InputAttackContract
     from vfl.testing.link import LinkContract
 
 _HOMES = {
@@ -24,8 +22,8 @@ _HOMES = {
     "AttackContract": "vfl.testing.attack",
     "CodecContract": "vfl.testing.codec",
     "DefenseContract": "vfl.testing.defense",
-    "GradientAttackContract": "vfl.testing.gradient_attack",
-    "InputAttackContract": "vfl.testing.input_attack",
+    "GradientAttackContract": "vfl.testing.attack",
+    "InputAttackContract": "vfl.testing.attack",
     "LinkContract": "vfl.testing.link",
 }
 

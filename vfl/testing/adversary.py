@@ -14,21 +14,87 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, optim
 
 from vfl.attacks import Attack, Evidence, Holdings, ThreatModel, View
 from vfl.attacks.active import ActiveAdversary, Backdoor, make_adversary
-from vfl.attacks.active.begin import held
+from vfl.attacks.cases import held
+from vfl.compression import StepContext
 from vfl.config import Experiment
+from vfl.core.errors import NotGrantedError
+from vfl.core.seeds import generator
 from vfl.datasets import PartyData, Split
-from vfl.errors import NotGrantedError
-from vfl.exchange import Adversary
-from vfl.local import LocalSession
-from vfl.seeds import generator
-from vfl.session import CHECKPOINTS, Checkpoints
-from vfl.testing.attack import require_form
-from vfl.testing.evidence import contents, differing, global_states, states_after, without_the_rest
-from vfl.testing.watched import Watched
+from vfl.session import CHECKPOINTS, Adversary, Checkpoints
+from vfl.testing.attack import (
+    contents,
+    differing,
+    global_states,
+    require_form,
+    states_after,
+    without_the_rest,
+)
+from vfl.training.local import LocalSession
+
+
+class Watched(Adversary):
+    """Plays another adversary; a hook that does not keep to its part is an `AssertionError`.
+
+    Args:
+        adversary: the one that is played, which has begun.
+        classes: how many there are.
+    """
+
+    def __init__(self, adversary: ActiveAdversary, classes: int) -> None:
+        self.who = adversary.who
+        self._played = adversary
+        self._classes = classes
+
+    def batch(self, inputs: Tensor, moment: StepContext) -> Tensor:
+        return self._alike("batch", inputs, moment)
+
+    def labels(self, labels: Tensor, moment: StepContext) -> Tensor:
+        found = self._alike("labels", labels, moment)
+        assert set(found.tolist()) <= set(range(self._classes)), "labels gave a label of no class"
+        return found
+
+    def optimizer(self, optimizer: optim.Optimizer) -> optim.Optimizer:
+        found = self._played.optimizer(optimizer)
+        assert isinstance(found, optim.Optimizer), "optimizer gave none"
+        return found
+
+    def cut(self, cut: Tensor, moment: StepContext) -> Tensor:
+        return self._alike("cut", cut, moment)
+
+    def gradient(self, party: str, grad: Tensor, moment: StepContext) -> Tensor:
+        return self._alike("gradient", party, grad, moment)
+
+    def received(self, party: str, values: Tensor, moment: StepContext) -> None:
+        self._look("received", party, values, moment)
+
+    def training_state(self) -> dict[str, Any]:
+        return self._played.training_state()
+
+    def load_training_state(self, saved: Mapping[str, Any]) -> None:
+        self._played.load_training_state(saved)
+
+    def _alike(self, hook: str, *given: Any) -> Tensor:
+        """What a hook gives that changes values and nothing else about them."""
+        found, before = self._look(hook, *given)
+        assert isinstance(found, Tensor), f"{hook} gave no tensor"
+        assert found.shape == before.shape, f"{hook} changed its shape"
+        assert found.dtype == before.dtype, f"{hook} changed its type"
+        # The other end refuses such a frame, and the training ends there.
+        assert torch.isfinite(found).all(), f"{hook} gave what is not finite"
+        return found
+
+    def _look(self, hook: str, *given: Any) -> tuple[Any, Tensor]:
+        """What a hook gives, and the values that it was given."""
+        (values,) = (one for one in given if isinstance(one, Tensor))
+        before = values.clone()
+        found = getattr(self._played, hook)(*given)
+        assert torch.equal(values, before), f"{hook} changed in place what it was given"
+        return found, before
+
 
 PLAYERS = {"feature party": "bank", "label party": "lender"}
 #: Hooks that never run at the other kind of party.

@@ -9,22 +9,35 @@ pytest then runs each test below for each spec.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from vfl.attacks import Attack, Evidence, Grant, Holdings, ThreatModel, View, make
-from vfl.attacks.case import Case, Score, attempt
-from vfl.attacks.features import before_last, through
-from vfl.attacks.leak import draw_leak
-from vfl.attacks.threat import IN_TRAINING
-from vfl.errors import NotGrantedError
-from vfl.seeds import generator, scoped
-from vfl.testing.evidence import contents, differing, global_states, states_after, without_the_rest
+from vfl.attacks import (
+    Attack,
+    Evidence,
+    Grant,
+    Holdings,
+    RecordedExchange,
+    SentCuts,
+    ThreatModel,
+    View,
+    make,
+)
+from vfl.attacks.base import before_last, fit, rarest, through
+from vfl.attacks.cases import draw_leak
+from vfl.attacks.scoring import Case, Score, attempt
+from vfl.attacks.view import IN_TRAINING
+from vfl.core.errors import NotGrantedError
+from vfl.core.seeds import generator, scoped
+from vfl.models import make_top
 
 
 class AttackContract:
@@ -154,3 +167,217 @@ def _bottom(width: int) -> nn.Module:
         for layer in layers:
             nn.init.orthogonal_(layer.weight)
     return nn.Sequential(*layers)
+
+
+class GradientAttackContract(AttackContract):
+    """`AttackContract` on a training that a feature party recorded.
+
+    Where nothing leaks, the label party trained on the labels of other rows.
+
+    Attributes:
+        top: spec of the label party's top.
+        positive: share of class 1 among two classes; None has `classes` of equal shares.
+        epochs, batch_rows: how long it was trained, and on how many rows at once.
+    """
+
+    leaks: ClassVar[int] = 1
+    top: ClassVar[str] = "linear"
+    positive: ClassVar[float | None] = None
+    epochs: ClassVar[int] = 2
+    batch_rows: ClassVar[int] = 30
+
+    def case(self, leaking: bool, grants: frozenset[Grant]) -> Case:
+        draw = generator(0, "gradients", int(leaking))
+        labels = self._labels(draw)
+        means = 2 * torch.eye(self.classes, self.width)[labels]
+        inputs = means + torch.randn(self.rows, self.width, generator=draw)
+        leaked = draw_leak(labels, self.leaks, draw)
+        rest = torch.ones(self.rows, dtype=torch.bool)
+        rest[leaked] = False
+        order = torch.cat([torch.nonzero(rest)[:, 0], leaked])
+        trained = labels if leaking else labels[torch.randperm(self.rows, generator=draw)]
+        prior = labels.bincount(minlength=self.classes) / self.rows
+        holdings = Holdings(
+            targets=Evidence(inputs[rest]),
+            leaked=Evidence(inputs[leaked], labels=labels[leaked]),
+            exchanges=self._train(inputs[order], trained[order], draw),
+            prior=prior,
+            new_top=lambda width: make_top(self.top).build(width, self.classes),
+        )
+        threat = ThreatModel("feature party", "training", grants)
+        view = View(threat, self.classes, holdings)
+        return Case(view, labels[rest], positive=labels[rest] == rarest(prior))
+
+    def _labels(self, draw: torch.Generator) -> Tensor:
+        if self.positive is None:
+            return torch.arange(self.rows) % self.classes
+        return (torch.rand(self.rows, generator=draw) < self.positive).long()
+
+    def _train(
+        self, inputs: Tensor, labels: Tensor, draw: torch.Generator
+    ) -> list[RecordedExchange]:
+        """Trains bottom and top by gradient descent; what the bottom's owner recorded."""
+        with scoped(2):
+            bottom = nn.Linear(self.width, self.width)
+            top = make_top(self.top).build(self.width, self.classes)
+        optimizer = torch.optim.SGD([*bottom.parameters(), *top.parameters()], lr=0.5)
+        exchanges: list[RecordedExchange] = []
+        for epoch in range(1, self.epochs + 1):
+            order = torch.randperm(self.rows, generator=draw)
+            for rows in torch.split(order, self.batch_rows):
+                cuts: Tensor = bottom(inputs[rows])
+                cuts.retain_grad()
+                optimizer.zero_grad()
+                cross_entropy(top(cuts), labels[rows]).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                assert cuts.grad is not None
+                up = SentCuts(len(exchanges), epoch, rows, cuts.detach())
+                exchanges.append(RecordedExchange.of(up, cuts.grad))
+        return exchanges
+
+
+class InputAttackContract(AttackContract):
+    """`AttackContract` on the cuts that a label party received of one feature party.
+
+    Where nothing leaks, cuts and predictions are those of other rows.
+
+    Attributes:
+        joint: whether the label party has two columns of its own, which its top reads as well.
+        wins: share of the mean row's squared error that is left, at most.
+        leaks: rows whose columns leaked.
+    """
+
+    joint: ClassVar[bool] = False
+    wins: ClassVar[float] = 0.5
+    classes: ClassVar[int] = 4
+    width: ClassVar[int] = 4
+    leaks: ClassVar[int] = 150
+
+    def recipe(self) -> nn.Module:
+        """An untrained bottom of the architecture in use."""
+        return nn.Sequential(nn.Flatten(), nn.Linear(self.width, 2 * self.width), nn.Tanh())
+
+    def case(self, leaking: bool, grants: frozenset[Grant]) -> Case:
+        draw = generator(0, "inputs", int(leaking))
+        inputs, labels = self._rows(draw)
+        own = inputs.flatten(1)[:, :2] + 0.1 * torch.randn(self.rows, 2, generator=draw)
+        with scoped(3):
+            bottom, own_bottom = self.recipe(), nn.Linear(2, 2)
+            cuts = through(bottom, inputs)
+            merged = torch.cat([cuts, through(own_bottom, own)], 1) if self.joint else cuts
+            top = nn.Linear(merged.shape[1], self.classes)
+        fit(top, merged, labels, 200, 0.05, draw)
+        outputs = through(top, merged)
+        order = torch.arange(self.rows)
+        if not leaking:
+            order = torch.randperm(self.rows, generator=draw)
+            own = own[torch.randperm(self.rows, generator=draw)]
+        known, rest = slice(self.leaks), slice(self.leaks, None)
+        cuts, outputs = cuts[order], outputs[order]
+        holdings = Holdings(
+            targets=Evidence(own[rest], cuts[rest], labels[rest], outputs[rest]),
+            leaked=Evidence(inputs[known], cuts[known], labels[known]),
+            prior=labels.bincount() / self.rows,
+            bottom=lambda: copy.deepcopy(own_bottom),
+            new_bottom=self.recipe,
+            top=lambda: copy.deepcopy(top),
+            merge="victim-own" if self.joint else None,
+            others_bottom=lambda: copy.deepcopy(bottom),
+            shape=tuple(inputs.shape[1:]),
+        )
+        view = View(ThreatModel("label party", "inference", grants), self.classes, holdings)
+        return Case(view, labels[rest], inputs[rest])
+
+    def _rows(self, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Columns that lie around one place for each class."""
+        labels = torch.randint(self.classes, (self.rows,), generator=draw)
+        inputs = 1.5 * torch.eye(self.classes, self.width)[labels]
+        return inputs + 0.5 * torch.randn(self.rows, self.width, generator=draw), labels
+
+    def test_it_wins_where_it_must(self, spec: str) -> None:
+        score = self._attempt(make(spec), leaking=True)
+        assert score.value <= self.wins * score.guess, f"{score.value:.3f} of {score.guess:.3f}"
+
+    def test_it_stays_at_its_guess_where_nothing_leaks(self, spec: str) -> None:
+        score = self._attempt(make(spec), leaking=False)
+        assert score.value >= 0.9 * score.guess
+
+
+def global_states() -> dict[str, str]:
+    """Every generator that a program shares with all others, by name."""
+    states = (torch.random.get_rng_state().tolist(), np.random.get_state(), random.getstate())
+    return dict(zip(("torch", "numpy", "random"), map(str, states), strict=True))
+
+
+def states_after(first: Callable[[], object]) -> dict[str, str]:
+    """`global_states` once a first run is over, which may import what draws (scikit-learn does).
+
+    Every generator moves on by a draw in between, so that a second run is seen to seed one again.
+    """
+    first()
+    _ = torch.rand(1), np.random.random(), random.random()
+    return global_states()
+
+
+def contents(view: View) -> dict[str, tuple[bytes, bool]]:
+    """What there is to grant, by name: values as bytes, and whether a graph is kept of them."""
+    return {
+        name: (values.detach().numpy().tobytes(), values.requires_grad)
+        for name, values in _tensors("view", view._holdings)
+    }
+
+
+def differing(before: Mapping[str, object], after: Mapping[str, object]) -> str:
+    """Names of what is not as it was."""
+    return ", ".join(name for name, value in after.items() if value != before[name])
+
+
+def without_the_rest(view: View) -> View:
+    """The same grants, and nothing behind the view that they do not open; rows stay as many."""
+
+    def kept(name: str, value: object) -> object:
+        if isinstance(value, Evidence):
+            return _opened(view, name, value)
+        if name == "partners" and _opens(lambda: view.partners):
+            return [without_the_rest(one) for one in view.partners]
+        return value if _opens(lambda: view._open(name, value)) else _blank(value)
+
+    held = vars(view._holdings).items()
+    return view.instead(**{name: kept(name, value) for name, value in held})
+
+
+def _opened(view: View, name: str, rows: Evidence) -> Evidence:
+    """A group of rows, blank where no grant opens it."""
+
+    def kept(column: str, value: Any) -> Any:
+        return value if _opens(lambda: getattr(getattr(view, name), column)) else _blank(value)
+
+    return Evidence(**{column: kept(column, value) for column, value in vars(rows).items()})
+
+
+def _blank(value: object) -> Tensor | None:
+    return torch.zeros_like(value) if isinstance(value, Tensor) else None
+
+
+def _opens(reach: Callable[[], object]) -> bool:
+    try:
+        reach()
+    except NotGrantedError:
+        return False
+    return True
+
+
+def _tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in evidence, with its name; what is kept for whoever asks is asked for."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, list | tuple):
+        for number, one in enumerate(value):
+            yield from _tensors(f"{name}[{number}]", one)
+    elif isinstance(value, View):
+        yield from _tensors(name, value._holdings)
+    elif isinstance(value, Holdings | Evidence | SentCuts | RecordedExchange):
+        for part, held in vars(value).items():
+            yield from _tensors(f"{name}.{part}", held)
+    elif name.endswith((".before", ".sent", ".cuts")) and callable(value):
+        yield from _tensors(name, value())

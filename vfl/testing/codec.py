@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vfl.compression import INFERENCE, Codec, Encoded, Moment, make
-from vfl.errors import FrameError
-from vfl.frame import Payload
-from vfl.seeds import Secret, generator
+from vfl.compression import INFERENCE, Codec, Encoded, StepContext, make
+from vfl.core.errors import FrameError
+from vfl.core.frame import Payload
+from vfl.core.seeds import Secret, generator
 
 ROWS = (0, 1, 2, 17)
 
@@ -64,7 +64,7 @@ class CodecContract:
             assert _same_bits(simulated.detach(), trip.decoded), "simulate differs from the wire"
             assert _same_bits(leaf.grad, trip.grad), "simulate's gradient differs from the wire"
 
-    def test_the_same_cut_and_moment_give_the_same_bytes(self, spec: str, training: bool) -> None:
+    def test_the_same_cut_and_context_give_the_same_bytes(self, spec: str, training: bool) -> None:
         cut = _cut(spec, 17, self.width)
         first, second = (_Trip(spec, cut, training) for _ in range(2))
         assert bytes(first.encoded.payload) == bytes(second.encoded.payload)
@@ -147,8 +147,8 @@ class CodecContract:
         state = codec.state_dict()
         assert all(isinstance(tensor, Tensor) for tensor in state.values())
         restored.load_state_dict({name: tensor.clone() for name, tensor in state.items()})
-        moment = _sender(training=True, step=3)
-        expected, found = codec.encode(cut, moment), restored.encode(cut, moment)
+        context = _sender(training=True, step=3)
+        expected, found = codec.encode(cut, context), restored.encode(cut, context)
         assert bytes(expected.payload) == bytes(found.payload), "the state was not restored"
 
     def test_its_modules_and_loss_fit_the_cut(self, spec: str) -> None:
@@ -189,15 +189,15 @@ class _Trip:
     def read_grad(self, payload: Payload) -> Tensor:
         """What the sending end makes of a gradient's payload."""
         rows, width = self._shape
-        moment = _decoder(self._training)
-        return self._sender.decode_grad(payload, self.encoded.saved, rows, width, moment)
+        context = _decoder(self._training)
+        return self._sender.decode_grad(payload, self.encoded.saved, rows, width, context)
 
     def replay(self) -> Tensor:
         """The gradient as a codec that has only the two payloads decodes it."""
         rows, width = self._shape
-        codec, moment = make(self._spec), _decoder(self._training)
-        saved = codec.decode(bytes(self.encoded.payload), rows, width, moment).saved
-        return codec.decode_grad(bytes(self.grad_payload), codec.kept(saved), rows, width, moment)
+        codec, context = make(self._spec), _decoder(self._training)
+        saved = codec.decode(bytes(self.encoded.payload), rows, width, context).saved
+        return codec.decode_grad(bytes(self.grad_payload), codec.kept(saved), rows, width, context)
 
 
 def _cut(spec: str, rows: int, bottom_width: int) -> Tensor:
@@ -214,21 +214,21 @@ def _grad(cut: Tensor) -> Tensor:
     return torch.randn(cut.shape, generator=generator(1, "contract", len(cut)))
 
 
-def _sender(training: bool, step: int = 3) -> Moment:
+def _sender(training: bool, step: int = 3) -> StepContext:
     """What the feature party encodes under."""
     if not training:
         return INFERENCE
-    return Moment(step, training=True, secret=Secret.of_simulation(0, "feature"))
+    return StepContext(step, training=True, secret=Secret.of_simulation(0, "feature"))
 
 
-def _receiver(training: bool) -> Moment:
+def _receiver(training: bool) -> StepContext:
     """What the label party encodes gradients under."""
-    return Moment(3, training, Secret.of_simulation(0, "label")) if training else INFERENCE
+    return StepContext(3, training, Secret.of_simulation(0, "label")) if training else INFERENCE
 
 
-def _decoder(training: bool) -> Moment:
+def _decoder(training: bool) -> StepContext:
     """What either end decodes under: nobody hands it a secret."""
-    return Moment(3, training=True) if training else INFERENCE
+    return StepContext(3, training=True) if training else INFERENCE
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vfl.compression import INFERENCE, Moment
+from vfl.compression import INFERENCE, StepContext
+from vfl.core.errors import SpecError
+from vfl.core.seeds import Secret, generator, scoped
 from vfl.defenses import Chain, Defense, LabelKind, PrivacyStatement, Side, make, uses
-from vfl.errors import SpecError
-from vfl.seeds import Secret, generator, scoped
 
 ROWS = 9
 _FEATURE_HOOKS = ("wrap_bottom", "fit", "embedding", "local_loss", "received")
@@ -82,10 +82,10 @@ class DefenseContract:
 
     def test_what_a_party_lacks_it_still_lacks(self, spec: str) -> None:
         values = self._values()
-        assert self._made(spec).batch(values["inputs"], None, _moment())[1] is None
-        assert self._made(spec).batch(None, values["labels"], _moment())[0] is None
+        assert self._made(spec).batch(values["inputs"], None, _context())[1] is None
+        assert self._made(spec).batch(None, values["labels"], _context())[0] is None
 
-    def test_the_same_moment_gives_the_same_result(self, spec: str) -> None:
+    def test_the_same_context_gives_the_same_result(self, spec: str) -> None:
         first, second = (self._play(self._made(spec)) for _ in range(2))
         assert first.keys() == second.keys()
         differing = [name for name in first if not torch.equal(first[name], second[name])]
@@ -104,7 +104,7 @@ class DefenseContract:
         defense = self._made(spec)
         for hook, name in ((defense.embedding, "cut"), (defense.logits, "logits")):
             leaf = self._values()[name].requires_grad_()
-            hook(leaf * 1, _moment()).square().sum().backward()  # type: ignore[no-untyped-call]
+            hook(leaf * 1, _context()).square().sum().backward()  # type: ignore[no-untyped-call]
             assert leaf.grad is not None, f"{name} lost its graph"
             assert torch.isfinite(leaf.grad).all(), f"{name} has a broken gradient"
 
@@ -148,7 +148,7 @@ class DefenseContract:
         assert torch.allclose(alone, together, atol=1e-5), "a row depends on its batch"
 
     def test_a_query_that_is_repeated_gives_nothing_new(self, spec: str) -> None:
-        query = Moment(step=3, secret=Secret.of_simulation(0, "contract"))
+        query = StepContext(step=3, secret=Secret.of_simulation(0, "contract"))
         cut = self._values()["cut"]
         first, second = (self._made(spec).embedding(cut.clone(), query) for _ in range(2))
         assert torch.equal(first, second), "whoever asks often could average"
@@ -216,24 +216,24 @@ class DefenseContract:
         self, defense: Defense, step: int = 0, given: dict[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
         """One training round through every hook; what each gave, without those that gave None."""
-        values, moment = given or self._values(), _moment(step)
+        values, context = given or self._values(), _context(step)
         inputs, labels = values["inputs"], values["labels"]
         if step == 0:  # a training begins
             labels = self._told(defense, labels)
         counts = defense.counts(torch.arange(ROWS), epoch=1 + step)
-        fed, used = defense.batch(inputs, labels, moment)
+        fed, used = defense.batch(inputs, labels, context)
         assert used is not None, "batch lost the labels"
         made, labels = {"inputs": fed, "labels": used}, used
         if counts is not None:
             made["counts"] = counts
-        made["cut"] = defense.embedding(values["cut"], moment)
-        made["targets"] = defense.targets(labels, self.classes, moment)
-        made["logits"] = defense.logits(values["logits"], moment)
-        made["gradient"] = defense.gradient(values["gradient"], labels, moment)
-        made["received"] = defense.received(values["cut"], values["gradient"], moment)
-        made["local_loss"] = defense.local_loss(values["cut"], inputs, moment)
+        made["cut"] = defense.embedding(values["cut"], context)
+        made["targets"] = defense.targets(labels, self.classes, context)
+        made["logits"] = defense.logits(values["logits"], context)
+        made["gradient"] = defense.gradient(values["gradient"], labels, context)
+        made["received"] = defense.received(values["cut"], values["gradient"], context)
+        made["local_loss"] = defense.local_loss(values["cut"], inputs, context)
         cuts = {"bank": values["cut"]}
-        made["loss"] = defense.loss(cuts, labels, values["logits"], moment)
+        made["loss"] = defense.loss(cuts, labels, values["logits"], context)
         return {name: value for name, value in made.items() if value is not None}
 
     def _wrapped(self, defense: Defense, part: str) -> nn.Module:
@@ -246,5 +246,5 @@ class DefenseContract:
             return defense.wrap_top(nn.Linear(self.width, self.classes), self.width)
 
 
-def _moment(step: int = 0) -> Moment:
-    return Moment(step, training=True, secret=Secret.of_simulation(0, "contract"))
+def _context(step: int = 0) -> StepContext:
+    return StepContext(step, training=True, secret=Secret.of_simulation(0, "contract"))

@@ -14,9 +14,8 @@ from collections.abc import Callable
 
 import pytest
 
-from vfl.errors import LostPeerError
-from vfl.frame import Frame, Kind
-from vfl.link import Link
+from vfl.core.errors import LostPeerError
+from vfl.core.frame import Frame, Kind, Link
 
 Pair = tuple[Link, Link]
 

@@ -1,8 +1,11 @@
-"""Certificates of one session's stream, and a set of files for a trial federation.
+"""Certificates and keys: of one session's stream, of a trial federation, and new ones in time.
 
 A session's certificate lives as long as its hub: its CA signs once and is forgotten, its private
 key stays in memory. The trial files let a federation be tried before an organisation issues its
-own: a CA, a server certificate for the SuperLink, and one key pair for each SuperNode.
+own: a CA, a server certificate for the SuperLink, and one key pair for each SuperNode. A new
+server certificate under the same CA needs nothing from anybody. A new CA goes in two steps, so
+that no party is cut off: first ca.pem holds the new CA and the old one and is sent to everybody,
+then the server's certificate changes.
 """
 
 from __future__ import annotations
@@ -23,13 +26,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from vfl.errors import UserError
-from vfl.storage import PRIVATE_FILE, private_folder
+from vfl.core.errors import MissingDataError, UserError
+from vfl.core.storage import PRIVATE_FILE, private_folder, write_bytes
 
 _SESSION_DAYS = 30
 #: How long the SuperLink's certificate is good, and how long the CA that renews it.
 SERVER_DAYS = 90
 AUTHORITY_DAYS = 1825
+#: From so many days before its end on, a certificate is spoken of.
+WARN_DAYS = 30
+_NEW_CA = "make a new one with: vfl renew PROJECT --authority"
 _CLOCK_SKEW = datetime.timedelta(hours=1)
 _PEM = serialization.Encoding.PEM
 _PARTY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -94,18 +100,6 @@ class Authority:
         return ServerCertificate(self.ca_pem, pem, _private_pem(key))
 
 
-@dataclass(frozen=True, slots=True)
-class TrialFiles:
-    """Where the trial files are: PEM for TLS, OpenSSH key pairs by party."""
-
-    ca: Path
-    ca_key: Path
-    server_certificate: Path
-    server_key: Path
-    private_keys: dict[str, Path]
-    public_keys: dict[str, Path]
-
-
 def session_certificate(hosts: Sequence[str], days: float = _SESSION_DAYS) -> ServerCertificate:
     """A new server certificate under a CA of its own, which nobody can use again.
 
@@ -120,12 +114,10 @@ def check_not_expired(path: Path) -> None:
     """Look at a certificate of our own before somebody else refuses it.
 
     Raises:
+        MissingDataError: there is no such file.
         UserError: it has expired, or is no certificate.
     """
-    try:
-        ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
-    except ValueError:
-        raise UserError("this is no PEM certificate", where=str(path)) from None
+    ends = _certificates(path)[0].not_valid_after_utc
     if ends < datetime.datetime.now(datetime.UTC):
         raise UserError(
             "a certificate has expired",
@@ -135,13 +127,12 @@ def check_not_expired(path: Path) -> None:
         )
 
 
-def write_trial_certificates(
-    folder: Path, hosts: Sequence[str], parties: Sequence[str]
-) -> TrialFiles:
-    """Write ca.pem, ca.key, server.pem, server.key and a P-384 key pair for each party.
+def write_trial_certificates(folder: Path, hosts: Sequence[str], parties: Sequence[str]) -> None:
+    """Write ca.pem, ca.key, server.pem, server.key, and PARTY.key and PARTY.pub for each party.
 
-    The public keys are for ``flwr supernode register``, the private ones for
-    ``flower-supernode --auth-supernode-private-key``. Private keys get mode 0600.
+    The CA and the server's files are PEM. The party's P-384 keys are in OpenSSH's formats: the
+    public ones are for ``flwr supernode register``, the private ones for
+    ``flower-supernode --auth-supernode-private-key``. All files get mode 0600.
 
     Raises:
         UserError: a party's name cannot name a file, or one of the files is there already.
@@ -153,26 +144,19 @@ def write_trial_certificates(
                 got=repr(party),
                 want="letters, digits, '_', '-' or '.', not 'ca' or 'server'",
             )
-    files = TrialFiles(
-        folder / "ca.pem",
-        folder / "ca.key",
-        folder / "server.pem",
-        folder / "server.key",
-        {party: folder / f"{party}.key" for party in parties},
-        {party: folder / f"{party}.pub" for party in parties},
-    )
-    private_folder(folder)
     authority = Authority.new("vfl CA", AUTHORITY_DAYS)
-    certificate = authority.issue([_host(host) for host in hosts], SERVER_DAYS)
-    _write(files.ca, authority.ca_pem)
-    _write(files.ca_key, authority.key_pem)
-    _write(files.server_certificate, certificate.cert_pem)
-    _write(files.server_key, certificate.key_pem)
+    server = authority.issue([_host(host) for host in hosts], SERVER_DAYS)
+    contents = {
+        "ca.pem": authority.ca_pem,
+        "ca.key": authority.key_pem,
+        "server.pem": server.cert_pem,
+        "server.key": server.key_pem,
+    }
     for party in parties:
-        private, public = node_key_pair()
-        _write(files.private_keys[party], private)
-        _write(files.public_keys[party], public)
-    return files
+        contents[f"{party}.key"], contents[f"{party}.pub"] = node_key_pair()
+    private_folder(folder)
+    for name, content in contents.items():
+        _write_new(folder / name, content)
 
 
 def node_key_pair() -> tuple[bytes, bytes]:
@@ -257,7 +241,7 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write_new(path: Path, content: bytes) -> None:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
     except FileExistsError:
@@ -268,4 +252,98 @@ def _write(path: Path, data: bytes) -> None:
         ) from None
     with os.fdopen(handle, "wb") as file:
         os.fchmod(handle, PRIVATE_FILE)
-        file.write(data)
+        file.write(content)
+
+
+def days_left(path: Path) -> int:
+    """Whole days until the first certificate of a PEM file ends; negative once it has.
+
+    Raises:
+        MissingDataError: there is no such file.
+        UserError: it holds no certificate.
+    """
+    end = _certificates(path)[0].not_valid_after_utc
+    return (end - datetime.datetime.now(datetime.UTC)) // datetime.timedelta(days=1)
+
+
+def expiry_warning(path: Path, fix: str) -> str | None:
+    """One line about a certificate that has ended or soon will; None while there is time."""
+    left = days_left(path)
+    if left >= WARN_DAYS:
+        return None
+    when = "has expired" if left < 0 else f"expires in {left} days"
+    return f"warning: the certificate {path} {when}; {fix}"
+
+
+def renew_server(folder: Path, days: int = SERVER_DAYS) -> int:
+    """Replace server.pem and server.key: the same names, the CA whose key is ca.key.
+
+    From then on ca.pem holds that CA alone.
+
+    Returns:
+        How many days the new certificate is good for, which the CA's own end may shorten.
+
+    Raises:
+        MissingDataError: a file is missing; without ca.key nothing can be signed.
+        UserError: ca.key does not belong to ca.pem, or that CA has expired.
+    """
+    old = _certificates(folder / "server.pem")[0]
+    names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    authority = _authority(folder)
+    new = authority.issue(list(names), days)
+    # The key first: with one file old and one new the server does not start, and says so.
+    write_bytes(folder / "server.key", new.key_pem)
+    write_bytes(folder / "server.pem", new.cert_pem)
+    write_bytes(folder / "ca.pem", authority.ca_pem)
+    return days_left(folder / "server.pem")
+
+
+def replace_authority(folder: Path, days: int = AUTHORITY_DAYS) -> None:
+    """Put a new CA into ca.pem, before the old ones, and its key into ca.key.
+
+    Raises:
+        MissingDataError: there is no ca.pem.
+    """
+    known = b"".join(each.public_bytes(_PEM) for each in _certificates(folder / "ca.pem"))
+    authority = Authority.new("vfl CA", days)
+    write_bytes(folder / "ca.key", authority.key_pem)
+    write_bytes(folder / "ca.pem", authority.ca_pem + known)
+
+
+def renew_node_key(private: Path, public: Path) -> None:
+    """Replace a SuperNode's key; its public part is for the label party to register."""
+    private_key, public_key = node_key_pair()
+    write_bytes(public, public_key)
+    write_bytes(private, private_key)
+
+
+def _authority(folder: Path) -> Authority:
+    """The CA in ca.pem that ca.key belongs to."""
+    path = folder / "ca.key"
+    key_pem = _read(path, "bring the key of the authority back, or make a new one with --authority")
+    try:
+        public = serialization.load_pem_private_key(key_pem, None).public_key()
+    except (ValueError, TypeError):
+        raise UserError("this is no private key", where=str(path)) from None
+    for each in _certificates(folder / "ca.pem"):
+        if each.public_key() == public:
+            if each.not_valid_after_utc <= datetime.datetime.now(datetime.UTC):
+                raise UserError("the authority has expired", where=str(folder), fix=_NEW_CA)
+            return Authority(each.public_bytes(_PEM), key_pem)
+    raise UserError("ca.key belongs to no certificate of ca.pem", where=str(folder), fix=_NEW_CA)
+
+
+def _certificates(path: Path) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(_read(path))
+    except ValueError:
+        raise UserError("this is no PEM certificate", where=str(path)) from None
+
+
+def _read(path: Path, fix: str | None = None) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise MissingDataError(
+            "a certificate or key is missing", where=str(path), fix=fix
+        ) from None

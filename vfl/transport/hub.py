@@ -1,4 +1,11 @@
-"""The label party's side of all streams: who may attach, who has, and their links."""
+"""The label party's side of all streams: who may attach, who has, and their links.
+
+A flood of strangers shall cost little. Every source address has a bucket of tokens that fills
+steadily. A connection takes one token, a greeting that fails takes a few more. Without a token a
+connection is closed before a byte of it is read; a party that meets this tries again by itself.
+Debt is bounded, so whoever shares an address with somebody who connected in vain a thousand times
+waits a second at most once that has stopped.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +14,12 @@ import math
 import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address, ip_network
 
-from vfl.errors import (
+from vfl.core.errors import (
     AuthenticationError,
     FrameError,
     LostPeerError,
@@ -19,22 +27,94 @@ from vfl.errors import (
     ProtocolError,
     VFLError,
 )
-from vfl.frame import HANDSHAKE_LIMIT_BYTES
-from vfl.transport.admission import Admission, Credential, OnAttach
-from vfl.transport.base import LINGER_S, WINDOW_FRAMES, LinkLimits, Timeouts
+from vfl.core.frame import HANDSHAKE_LIMIT_BYTES
 from vfl.transport.certificates import ServerCertificate
-from vfl.transport.hub_link import HubLink
-from vfl.transport.knocks import KnockLimits, Knocks
-from vfl.transport.messages import Hello, error_frame
-from vfl.transport.sockets import listen, open_stream, require_loopback
-from vfl.transport.stream import Stream
+from vfl.transport.handshake import Admission, Credential, Hello, OnAttach, error_frame
+from vfl.transport.link import LINGER_S, WINDOW_FRAMES, LinkLimits, Timeouts
+from vfl.transport.reliable import HubLink
+from vfl.transport.stream import Stream, listen, open_stream, require_loopback
 
 _TICK_S = 0.05
 _HANDSHAKES = 64
 #: Most bytes of a connection before its greeting is accepted, those of TLS included.
 _GREETING_LIMIT_BYTES = 2 * HANDSHAKE_LIMIT_BYTES
 #: What a stranger causes rather than a party that is refused for a reason.
-_STRANGE = (OSError, AuthenticationError, FrameError, ProtocolError)
+_UNAUTHENTICATED = (OSError, AuthenticationError, FrameError, ProtocolError)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    filled_at: float
+
+
+class RateLimiter:
+    """What one source address may do, counted for each; safe to use from several threads.
+
+    Args:
+        per_second: tokens a second.
+        burst: most tokens a quiet address saves up.
+        failure_cost: tokens a failed greeting takes besides the one of its connection.
+        longest_wait_s: how long an address in deepest debt waits for its next token.
+        addresses: how many addresses are remembered; the one unseen for longest is forgotten.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        per_second: float = 200.0,
+        burst: float = 200.0,
+        failure_cost: float = 3.0,
+        longest_wait_s: float = 1.0,
+        addresses: int = 1024,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._per_second = per_second
+        self._burst = burst
+        self._failure_cost = failure_cost
+        self._deepest = 1 - longest_wait_s * per_second
+        self._addresses = addresses
+        self._clock = clock
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def allow(self, address: str) -> bool:
+        """Whether a connection from here is looked at; takes its token."""
+        with self._lock:
+            bucket = self._filled(address)
+            if bucket.tokens < 1:
+                return False
+            bucket.tokens -= 1
+            return True
+
+    def failed(self, address: str) -> None:
+        """A greeting from here was none, or showed wrong credentials."""
+        with self._lock:
+            bucket = self._filled(address)
+            bucket.tokens = max(bucket.tokens - self._failure_cost, self._deepest)
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def _filled(self, address: str) -> _Bucket:
+        now, source = self._clock(), _source(address)
+        bucket = self._buckets.setdefault(source, _Bucket(self._burst, now))
+        self._buckets.move_to_end(source)
+        if len(self._buckets) > self._addresses:
+            self._buckets.popitem(last=False)
+        gained = (now - bucket.filled_at) * self._per_second
+        bucket.tokens, bucket.filled_at = min(self._burst, bucket.tokens + gained), now
+        return bucket
+
+
+def _source(address: str) -> str:
+    """Who is counted as one: an IPv4 address, or the /64 that one IPv6 host can choose from."""
+    known = ip_address(address)
+    if not isinstance(known, IPv6Address):
+        return address
+    if known.ipv4_mapped is not None:
+        return str(known.ipv4_mapped)
+    return str(ip_network((int(known), 64), strict=False))
 
 
 @dataclass(slots=True)
@@ -61,9 +141,9 @@ class TcpHub:
         window: sent frames kept for a resend, per party.
         handshakes: how many may be under way at once; for one more, the oldest of the address
             that has most of them ends.
-        knocks: how often one address may connect.
+        rate_limiter: how often one address may connect.
         limits: what a party's frames may carry, asked when `on_attach` has admitted it; without
-            it a frame may be as large as any (`vfl.frame.LIMIT_BYTES`).
+            it a frame may be as large as any (`vfl.core.frame.LIMIT_BYTES`).
         token_s: how long a token waits for its first use.
         plaintext: measure without TLS beyond this machine, where nothing is worth protecting.
 
@@ -85,7 +165,7 @@ class TcpHub:
         timeouts: Timeouts | None = None,
         window: int = WINDOW_FRAMES,
         handshakes: int = _HANDSHAKES,
-        knocks: KnockLimits | None = None,
+        rate_limiter: RateLimiter | None = None,
         limits: Callable[[str], LinkLimits] | None = None,
         token_s: float = math.inf,
         *,
@@ -102,13 +182,13 @@ class TcpHub:
         self._greeting: dict[Stream, _Greeting] = {}
         self._greeting_lock = threading.Lock()
         self._handshakes = handshakes
-        self._knocks = Knocks(knocks)
+        self._rate_limiter = RateLimiter() if rate_limiter is None else rate_limiter
         self._closed = threading.Event()
         self._listener = listen(host, port)
         self._listener.settimeout(_TICK_S)
         self.port: int = self._listener.getsockname()[1]
-        self._door = threading.Thread(target=self._accept, name="vfl-hub", daemon=True)
-        self._door.start()
+        self._acceptor = threading.Thread(target=self._accept, name="vfl-hub", daemon=True)
+        self._acceptor.start()
 
     def wait_all(
         self, parties: Sequence[str], timeout_s: float, poll: Callable[[], None] | None = None
@@ -171,7 +251,7 @@ class TcpHub:
         self._closed.set()
         with contextlib.suppress(OSError):  # closing alone would not wake a thread in accept
             self._listener.shutdown(socket.SHUT_RDWR)
-        self._door.join()
+        self._acceptor.join()
         self._listener.close()
         for link in self._links.values():
             link.close()
@@ -197,7 +277,7 @@ class TcpHub:
             except OSError:
                 self._closed.wait(_TICK_S)  # shut down, or out of file descriptors for now
                 continue
-            if self._knocks.allow(address):
+            if self._rate_limiter.allow(address):
                 self._make_room()
                 self._begin(connection, address)
             else:
@@ -237,8 +317,8 @@ class TcpHub:
         try:
             self._attach(stream, greeting)
         except (VFLError, OSError) as error:
-            if isinstance(error, _STRANGE) and not greeting.admitted:
-                self._knocks.failed(greeting.address)
+            if isinstance(error, _UNAUTHENTICATED) and not greeting.admitted:
+                self._rate_limiter.failed(greeting.address)
             if isinstance(error, VFLError):
                 with contextlib.suppress(OSError, VFLError):  # it may not stay to hear it
                     stream.write(error_frame(error), time.monotonic() + LINGER_S)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from vfl.errors import AuthenticationError, LostPeerError, ProtocolError
+from vfl.core.errors import AuthenticationError, LostPeerError, ProtocolError
 
 _PATIENCE_S = 5.0
+_ROUND_TRIPS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,38 @@ def probe_https(name: str, host: str, port: int, ca_pem: str) -> Probe:
             return Probe(connect_s, _clock(connection))
         finally:
             connection.close()
+
+
+def round_trip_s(address: str, timeout_s: float = 2.0) -> float:
+    """How long a packet takes there and back: the fastest of a few TCP connections.
+
+    Args:
+        address: host:port of something that listens; nothing is sent to it.
+        timeout_s: for all of them together.
+
+    Raises:
+        LostPeerError: nobody answered in time.
+    """
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + timeout_s
+    trips: list[float] = []
+    try:
+        for _ in range(_ROUND_TRIPS):
+            started = time.monotonic()
+            left_s = deadline - started
+            if trips and left_s < trips[0]:
+                break
+            socket.create_connection((host, int(port)), max(left_s, 0.001)).close()
+            trips.append(time.monotonic() - started)
+    except (OSError, ValueError, OverflowError) as error:
+        raise LostPeerError(
+            "the round trip cannot be measured",
+            where=address,
+            got=type(error).__name__,
+            want=f"a TCP connection within {timeout_s:g} s",
+            fix="is the SuperLink running, and does the firewall let this machine in?",
+        ) from error
+    return min(trips)
 
 
 def port_is_free(host: str, port: int) -> bool:
@@ -121,7 +154,7 @@ def _clock(connection: http.client.HTTPSConnection) -> float | None:
     try:
         connection.request("HEAD", "/")
         answer = connection.getresponse()
-        told = parsedate_to_datetime(answer.headers["Date"])
+        date = parsedate_to_datetime(answer.headers["Date"])
     except (http.client.HTTPException, OSError, TypeError, ValueError):
         return None
-    return (told - datetime.now(UTC)).total_seconds()
+    return (date - datetime.now(UTC)).total_seconds()

@@ -1,4 +1,4 @@
-"""The rule that makes a cut of the stream invisible: count frames, keep the last few, resend.
+"""The two ends of a stream that survives cuts: count frames, keep the last few, resend.
 
 Each end counts the frames it has sent and fully received in a session and keeps the last few it
 sent, as the very frames that were handed over. When a party attaches again both ends tell what
@@ -7,11 +7,26 @@ they have received and each resends what the other lacks. Nothing is ever encode
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from vfl.errors import LostPeerError
-from vfl.frame import Frame
-from vfl.transport.base import WINDOW_FRAMES
+from vfl.core.errors import FrameError, LostPeerError, VFLError
+from vfl.core.frame import LIMIT_BYTES, Frame, Kind
+from vfl.transport.handshake import (
+    ANSWER_LIMIT_BYTES,
+    Hello,
+    Welcome,
+    error_frame,
+    in_session,
+    read_refusal,
+)
+from vfl.transport.link import LINGER_S, WINDOW_FRAMES, LinkLimits, Timeouts, check_outgoing
+from vfl.transport.stream import Stream, client_context, dial, require_loopback
 
 
 class Sequence:
@@ -44,7 +59,7 @@ class Sequence:
             LostPeerError: it counts fewer, so it is not the process that began the session.
         """
         if peer_sent < self.received:
-            raise self._stranger(f"{peer_sent} frames sent", f"at least {self.received}")
+            raise self._another_process(f"{peer_sent} frames sent", f"at least {self.received}")
 
     def missing(self, peer_received: int) -> list[Frame]:
         """The stored frames the other end lacks, oldest first.
@@ -54,7 +69,7 @@ class Sequence:
         """
         gap = self.sent - peer_received
         if gap < 0:
-            raise self._stranger(f"{peer_received} frames received", f"at most {self.sent}")
+            raise self._another_process(f"{peer_received} frames received", f"at most {self.sent}")
         if gap > len(self._stored):
             raise LostPeerError(
                 "the other end lacks more frames than are kept for it",
@@ -65,10 +80,426 @@ class Sequence:
         return list(self._stored)[len(self._stored) - gap :]
 
     @staticmethod
-    def _stranger(got: str, want: str) -> LostPeerError:
+    def _another_process(got: str, want: str) -> LostPeerError:
         return LostPeerError(
             "the two ends of a session count differently; one of them was started anew",
             got=got,
             want=want,
             fix="start the session again from its last checkpoint",
         )
+
+
+_LABEL_PARTY = "the label party"
+
+
+class TcpLink:
+    """An attached link; made by `connect`, used by one thread.
+
+    Args:
+        reach: opens a new stream to the hub.
+        hello: who this party is.
+        timeouts: how long to wait.
+        window: sent frames kept for a resend; the hub's is best the same.
+        peer: who listens, for messages.
+        limits: what frames may carry; None where nothing was agreed.
+
+    Attributes:
+        terms: what the label party told at the first attach.
+    """
+
+    def __init__(
+        self,
+        reach: Callable[[], Stream],
+        hello: Hello,
+        timeouts: Timeouts,
+        window: int,
+        peer: str = _LABEL_PARTY,
+        limits: LinkLimits | None = None,
+    ) -> None:
+        self._peer = peer
+        self._limits = limits
+        self._reach = reach
+        self._hello = hello
+        self._timeouts = timeouts
+        self._sequence = Sequence(window)
+        self._broken = False
+        self._ended: VFLError | None = None
+        self._stream, self.terms = self._attach()
+
+    @classmethod
+    def connect(
+        cls,
+        host: str,
+        port: int,
+        hello: Hello,
+        ca_pem: bytes | None = None,
+        timeouts: Timeouts | None = None,
+        window: int = WINDOW_FRAMES,
+        peer: str = _LABEL_PARTY,
+        limits: LinkLimits | None = None,
+        *,
+        plaintext: bool = False,
+    ) -> TcpLink:
+        """Attach to a hub; returns once it has said WELCOME.
+
+        Args:
+            host: the hub's name or address, as its certificate has it.
+            port: the hub's port.
+            hello: who this party is.
+            ca_pem: certificate of the CA that must have signed the hub's; None for no TLS, which a
+                loopback address alone allows.
+            timeouts: how long to wait.
+            window: sent frames kept for a resend.
+            peer: who listens, for messages.
+            limits: what frames may carry; without it a frame may be as large as any.
+            plaintext: measure without TLS beyond this machine, where nothing is worth protecting.
+
+        Raises:
+            AuthenticationError: wrong session, node, token or certificate.
+            UserError: no TLS, and another machine.
+            DisagreementError, ConsentError, PeerFailedError: the listener's refusal.
+            LostPeerError: no hub answered within the rejoin window.
+        """
+        if ca_pem is None and not plaintext:
+            require_loopback(host)
+        waits = timeouts or Timeouts()
+        context = None if ca_pem is None else client_context(ca_pem)
+        try:
+            reach = partial(dial, host, port, context, waits)
+            return cls(reach, hello, waits, window, peer, limits)
+        except LostPeerError as loss:
+            loss.where = f"{host}:{port}"
+            raise
+
+    def agree(self, limits: LinkLimits) -> None:
+        """From the next frame on, take and send no more than this."""
+        self._limits = limits
+        self._limit(self._stream)
+
+    def send(self, frame: Frame) -> None:
+        """Store and write a frame; if the link breaks here, the next call mends it.
+
+        Raises:
+            OversizedFrameError: it is larger than what was agreed on; nothing was sent.
+            LostPeerError: the hub is gone for good.
+        """
+        self._check_open()
+        check_outgoing(frame, None if self._limits is None else self._limits.up)
+        if self._broken:
+            self._rejoin()
+        self._sequence.store(frame)
+        try:
+            self._stream.write(frame, time.monotonic() + self._timeouts.idle_s)
+        except ConnectionError:
+            # What the hub sent before the cut, its last words perhaps, can still be read.
+            self._broken = True
+        except TimeoutError as error:
+            raise self._end(self._silent("took nothing")) from error
+        except FrameError as error:
+            raise self._end(error) from None
+
+    def receive(self) -> Frame:
+        """Wait for the next frame.
+
+        Raises:
+            LostPeerError: nothing came within `idle_s`, or the hub is gone for good.
+            PeerFailedError: the listener reported an error.
+            FrameError: the bytes are no frame; the link has ended.
+        """
+        self._check_open()
+        deadline = time.monotonic() + self._timeouts.idle_s
+        while True:
+            try:
+                frame = self._stream.read(deadline)
+                break
+            except ConnectionError:
+                self._rejoin()
+            except TimeoutError as error:
+                raise self._end(self._silent("sent nothing")) from error
+            except FrameError as error:
+                raise self._end(error) from None
+        self._sequence.received += 1
+        try:
+            return in_session(frame, self._peer)
+        except VFLError as error:
+            raise self._end(error) from None
+
+    def fail(self, error: VFLError) -> None:
+        """Tell the label party what went wrong here, then close."""
+        if self._ended is None:
+            try:
+                self._stream.write(error_frame(error), time.monotonic() + LINGER_S)
+                self._stream.end(LINGER_S)
+            except (OSError, FrameError):
+                self._broken = True
+        self.close()
+
+    def close(self) -> None:
+        """Release the link; closing twice is harmless."""
+        self._end(LostPeerError("this link was closed by its own party"))
+
+    def _rejoin(self) -> None:
+        self._stream.end()
+        time.sleep(self._timeouts.retry_s)
+        try:
+            self._stream, _ = self._attach()
+        except VFLError as error:
+            self._end(error)
+            raise
+        self._broken = False
+
+    def _attach(self) -> tuple[Stream, Mapping[str, Any]]:
+        """Try until the rejoin window has passed; a refusal is final."""
+        deadline = time.monotonic() + self._timeouts.rejoin_window_s
+        while True:
+            try:
+                return self._greet(self._reach())
+            except OSError as error:
+                if time.monotonic() + self._timeouts.retry_s >= deadline:
+                    raise LostPeerError(
+                        f"{self._peer} cannot be reached",
+                        got=type(error).__name__,
+                        want=f"an answer within {self._timeouts.rejoin_window_s:g} s",
+                        fix="check host, port, that the run is alive, and that both use TLS",
+                    ) from error
+            time.sleep(self._timeouts.retry_s)
+
+    def _greet(self, stream: Stream) -> tuple[Stream, Mapping[str, Any]]:
+        try:
+            deadline = time.monotonic() + self._timeouts.handshake_s
+            sequence = self._sequence
+            hello = replace(self._hello, sent=sequence.sent, received=sequence.received)
+            stream.limit_bytes = ANSWER_LIMIT_BYTES
+            stream.write(hello.frame(), deadline)
+            answer = stream.read(deadline)
+            if answer.kind is Kind.ERROR:
+                raise read_refusal(answer, self._peer)
+            welcome = Welcome.of(answer)
+            self._limit(stream)
+            for frame in sequence.missing(welcome.received):
+                stream.write(frame, time.monotonic() + self._timeouts.idle_s)
+        except BaseException:
+            stream.end()
+            raise
+        return stream, welcome.terms
+
+    def _limit(self, stream: Stream) -> None:
+        stream.window = self._sequence.window
+        stream.limit_bytes = LIMIT_BYTES if self._limits is None else self._limits.down
+
+    def _silent(self, did: str) -> LostPeerError:
+        return LostPeerError(f"{self._peer} {did} for {self._timeouts.idle_s:g} s")
+
+    def _end(self, error: VFLError) -> VFLError:
+        if self._ended is None:
+            self._ended = error
+            self._stream.end()
+        return error
+
+    def _check_open(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+
+
+class HubLink:
+    """One party's link, used by one thread while handshake threads attach new streams to it.
+
+    Args:
+        party: name of the feature party.
+        timeouts: how long to wait.
+        window: sent frames kept for a resend.
+
+    Attributes:
+        party: name of the feature party.
+        attached: whether the party has ever attached.
+        limits: what its frames may carry; None until something was agreed.
+    """
+
+    def __init__(
+        self, party: str, timeouts: Timeouts | None = None, window: int = WINDOW_FRAMES
+    ) -> None:
+        self.party = party
+        self.attached = False
+        self.limits: LinkLimits | None = None
+        self._timeouts = timeouts or Timeouts()
+        self._changed = threading.Condition()
+        self._sequence = Sequence(window)
+        self._stream: Stream | None = None
+        self._lost_at: float | None = None  # when a read or write of the stream first failed
+        self._ended: VFLError | None = None
+
+    def agree(self, limits: LinkLimits) -> None:
+        """From the next frame on, take and send no more than this."""
+        with self._changed:
+            self.limits = limits
+            if self._stream is not None:
+                self._limit(self._stream)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of frames held for this party: those not taken yet, and those kept for a resend."""
+        with self._changed:
+            unread = 0 if self._stream is None else self._stream.inbox_bytes
+            return unread + self._sequence.stored_bytes
+
+    def attach(self, stream: Stream, hello: Hello, terms: Mapping[str, Any]) -> None:
+        """Greet with WELCOME, resend what the party lacks, and take over from the old stream.
+
+        All under the lock: a frame sent meanwhile is either among those resent or follows them,
+        and one that the old stream still delivers is dropped, for the party sends it again.
+
+        Raises:
+            LostPeerError: the two ends' counts cannot be reconciled.
+            VFLError: why the link has ended.
+            ConnectionError, TimeoutError: the new stream broke; another may be attached.
+        """
+        with self._changed:
+            self._check_open()
+            self._sequence.check_sent(hello.sent)
+            missing = self._sequence.missing(hello.received)
+            self._release()
+            deadline = time.monotonic() + self._timeouts.handshake_s
+            self._limit(stream)
+            stream.write(Welcome(self._sequence.received, terms).frame(), deadline)
+            for frame in missing:
+                stream.write(frame, deadline)
+            self._stream, self._lost_at = stream, None
+            self.attached = True
+            self._changed.notify_all()
+
+    def send(self, frame: Frame) -> None:
+        """Store and write a frame; one failed write is mended when the party comes back.
+
+        Raises:
+            LostPeerError: the rejoin window has passed, or the party takes nothing in time.
+        """
+        deadline = time.monotonic() + self._timeouts.step_s
+        check_outgoing(frame, None if self.limits is None else self.limits.down)
+        with self._changed:
+            self._await(lambda: self._lost_at is None, deadline, "took nothing")
+            self._sequence.store(frame)
+            stream = self._stream
+        if stream is None:  # before the first attach
+            return
+        try:
+            stream.write(frame, deadline)
+        except ConnectionError:
+            # The stream stays: what the party sent before the cut can still be read.
+            self._note_loss(stream)
+        except TimeoutError as error:
+            raise self._end(self._silent("took nothing")) from error
+        except FrameError as error:
+            raise self._end(error) from None
+
+    def receive(self) -> Frame:
+        """Wait for the next frame, through cuts of the stream.
+
+        Raises:
+            LostPeerError: nothing came within `step_s`, or the rejoin window has passed.
+            PeerFailedError: the party reported an error.
+            FrameError: the bytes are no frame; the link has ended.
+        """
+        deadline = time.monotonic() + self._timeouts.step_s
+        while True:
+            stream = self._readable(deadline)
+            try:
+                frame = stream.read(deadline)
+            except ConnectionError:
+                self._note_loss(stream, unreadable=True)
+                continue
+            except TimeoutError as error:
+                raise self._end(self._silent("sent nothing")) from error
+            except FrameError as error:
+                raise self._end(error) from None
+            if self._count(stream):
+                break
+        try:
+            return in_session(frame, f"party '{self.party}'")
+        except VFLError as error:
+            raise self._end(error) from None
+
+    def fail(self, error: VFLError) -> None:
+        """Tell the party what went wrong here, then close; a later attach is told the same."""
+        with self._changed:
+            stream = self._stream if self._ended is None else None
+            self._ended = self._ended or error
+        if stream is not None:
+            try:
+                stream.write(error_frame(error), time.monotonic() + LINGER_S)
+                stream.end(LINGER_S)
+            except (OSError, FrameError):
+                stream.end()
+        self.close()
+
+    def close(self) -> None:
+        """Release the link; closing twice is harmless."""
+        self._end(LostPeerError(f"the link to party '{self.party}' was closed"))
+
+    def _limit(self, stream: Stream) -> None:
+        window = stream.window = self._sequence.window
+        stream.wire_limit_bytes = None
+        stream.limit_bytes = LIMIT_BYTES if self.limits is None else self.limits.up
+        if self.limits is not None:
+            stream.inbox_limit_bytes = self.limits.inbox_bytes(window)
+
+    def _readable(self, deadline: float) -> Stream:
+        with self._changed:
+            self._await(lambda: self._stream is not None, deadline, "sent nothing")
+            assert self._stream is not None
+            return self._stream
+
+    def _await(self, ready: Callable[[], bool], deadline: float, did: str) -> None:
+        """Wait under the lock for a handshake thread to mend the link, in its rejoin window."""
+        window_s = self._timeouts.rejoin_window_s
+        while True:
+            self._check_open()
+            if ready():
+                return
+            now = time.monotonic()
+            if now >= deadline:
+                raise self._end(self._silent(did))
+            if self._lost_at is not None and now >= self._lost_at + window_s:
+                raise self._end(
+                    LostPeerError(
+                        f"party '{self.party}' went away and did not come back",
+                        want=f"a new connection within {window_s:g} s",
+                    )
+                )
+            rejoin_by = deadline if self._lost_at is None else self._lost_at + window_s
+            self._changed.wait(min(deadline, rejoin_by) - now)
+
+    def _count(self, stream: Stream) -> bool:
+        """Count a received frame, unless its stream was replaced while it was read."""
+        with self._changed:
+            current = self._stream is stream
+            self._sequence.received += current
+            return current
+
+    def _note_loss(self, stream: Stream, *, unreadable: bool = False) -> None:
+        with self._changed:
+            if self._stream is not stream:
+                return
+            if unreadable:
+                self._release()
+            self._lost_at = self._lost_at or time.monotonic()
+
+    def _release(self) -> None:
+        """Let go of the current stream; the rejoin window runs from here at the latest."""
+        if self._stream is not None:
+            self._stream.end()
+            self._stream = None
+            self._lost_at = self._lost_at or time.monotonic()
+
+    def _silent(self, did: str) -> LostPeerError:
+        return LostPeerError(f"party '{self.party}' {did} for {self._timeouts.step_s:g} s")
+
+    def _end(self, error: VFLError) -> VFLError:
+        with self._changed:
+            self._ended = self._ended or error
+            self._release()
+            self._changed.notify_all()
+        return error
+
+    def _check_open(self) -> None:
+        if self._ended is not None:
+            raise self._ended

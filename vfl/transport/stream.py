@@ -1,9 +1,10 @@
-"""Frames on one connected socket, with deadlines, by one thread at a time.
+"""Frames on one connected socket, with deadlines, by one thread at a time; how sockets open.
 
 The socket never blocks; waiting happens in `poll`, with a deadline for the whole frame. While a
 write waits for room, frames that arrive are read, so two ends that send at once both get through.
 A lost connection is `ConnectionError` and a passed deadline `TimeoutError`: whether that is the
-loss of the peer is for the link to decide. Bytes that are no frame are a `FrameError`.
+loss of the peer is for the link to decide. Bytes that are no frame are a `FrameError`. Sockets
+are tuned, and TLS is 1.3 or nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from ipaddress import ip_address
 
-from vfl.errors import OversizedFrameError
-from vfl.frame import (
+from vfl.core.errors import AuthenticationError, OversizedFrameError, UserError
+from vfl.core.frame import (
     HEADER_BYTES,
     LIMIT_BYTES,
     Frame,
@@ -29,7 +31,7 @@ from vfl.frame import (
     pack_header,
     parse_header,
 )
-from vfl.transport.base import WINDOW_FRAMES
+from vfl.transport.link import WINDOW_FRAMES, Timeouts
 
 #: Up to here header and payload are one write; over TLS also the size of each further write.
 JOINED_BYTES = 64 * 1024
@@ -37,6 +39,8 @@ JOINED_BYTES = 64 * 1024
 _RECORD_BYTES = 16 * 1024
 #: Where Linux's struct tcp_info has tcpi_bytes_received, a u64.
 _RECEIVED_AT = 128
+_BACKLOG = 128
+_KEEPALIVE_S = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 _LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -247,3 +251,105 @@ class Stream:
         info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
         if int.from_bytes(info[_RECEIVED_AT:], sys.byteorder) > limit_bytes:
             raise ConnectionError("the other end sent too much before it was let in")
+
+
+def require_loopback(host: str) -> None:
+    """Refuse a stream without TLS whose other end may be another machine.
+
+    Raises:
+        UserError: `host` is no loopback address, nor the name of one.
+    """
+    try:
+        local = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local:
+        raise UserError(
+            "a stream without TLS stays on its own machine",
+            got=host,
+            want="a certificate, or a loopback address",
+        )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one.
+
+    Raises:
+        UserError: the address cannot be listened on.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            "cannot listen for the other parties",
+            where=f"{host}:{port}",
+            got=getattr(error, "strerror", None) or str(error),
+            fix="choose another port, or 0 for a free one",
+        ) from error
+
+
+def dial(host: str, port: int, context: ssl.SSLContext | None, timeouts: Timeouts) -> Stream:
+    """A stream to a listening hub, TLS done.
+
+    Raises:
+        AuthenticationError: the hub's certificate is not trusted.
+        ConnectionError, TimeoutError, OSError: nobody there, or nobody who answers.
+    """
+    connection = socket.create_connection((host, port), timeout=timeouts.connect_s)
+    try:
+        stream = open_stream(connection, context, server_hostname=host)
+    except BaseException:
+        connection.close()
+        raise
+    try:
+        stream.handshake(time.monotonic() + timeouts.handshake_s)
+    except ssl.SSLCertVerificationError as error:
+        stream.end()
+        raise AuthenticationError(
+            "the hub's certificate is not trusted",
+            where=f"{host}:{port}",
+            got=error.verify_message,
+            want="a certificate for this host name, signed by the CA of the session message",
+        ) from error
+    except BaseException:
+        stream.end()
+        raise
+    return stream
+
+
+def open_stream(
+    connection: socket.socket,
+    context: ssl.SSLContext | None,
+    *,
+    server_hostname: str | None = None,
+) -> Stream:
+    """A connected socket as a stream; with TLS its handshake is still to be done."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE_S.items():
+        with contextlib.suppress(AttributeError):  # not every system names all three
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if context is not None:
+        connection = context.wrap_socket(
+            connection,
+            server_side=server_hostname is None,
+            server_hostname=server_hostname,
+            do_handshake_on_connect=False,
+        )
+    return Stream(connection)
+
+
+def client_context(ca_pem: bytes) -> ssl.SSLContext:
+    """TLS 1.3 towards a hub whose certificate must come from this CA.
+
+    Raises:
+        AuthenticationError: these bytes are no certificate.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # host name and certificate are checked
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_verify_locations(cadata=ca_pem.decode())
+    except (ssl.SSLError, ValueError) as error:
+        raise AuthenticationError("the session's CA certificate cannot be read") from error
+    return context

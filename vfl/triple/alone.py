@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl.config import Experiment
-from vfl.errors import BadOptionError, UserError, nearest
+from vfl.core.errors import BadOptionError, UserError, nearest
 from vfl.mpc.rules import NAMES
 from vfl.triple.card import add_card, card_of, write_card
 from vfl.triple.door import CALLS, LISTENS, Door, Invitation, read_door, read_invitation

@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from vfl.config import Experiment
-from vfl.errors import RunFolderError
+from vfl.core.errors import RunFolderError
+from vfl.core.storage import append_line, check_format, read_json, stamp, write_json
+from vfl.mpc.channel import PHASES
 from vfl.mpc.rules import NAMES
-from vfl.mpc.traffic import PHASES
-from vfl.storage import append_line, check_format, read_json, stamp, write_json
 from vfl.triple.plan import Plan
 from vfl.triple.program import Outcome
 

@@ -13,8 +13,8 @@ from types import TracebackType
 
 from pydantic import ValidationError
 
-from vfl import errors
-from vfl.errors import DisagreementError, LostPeerError, PeerFailedError, UserError, VFLError
+from vfl.core import errors
+from vfl.core.errors import DisagreementError, LostPeerError, PeerFailedError, UserError, VFLError
 from vfl.mpc.rules import NAMES
 from vfl.triple.door import LISTENS, Invitation
 from vfl.triple.messages import Invitations, Job, Told

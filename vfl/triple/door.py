@@ -13,9 +13,9 @@ from typing import TypeVar
 from pydantic import Field, ValidationError
 
 from vfl.config.toml import Settings
-from vfl.errors import MissingDataError, UserError
+from vfl.core.errors import MissingDataError, UserError
+from vfl.core.storage import write_bytes
 from vfl.mpc.rules import NAMES
-from vfl.storage import write_bytes
 from vfl.transport import Credential, ServerCertificate, session_certificate
 
 #: Whom each role listens for.

@@ -17,11 +17,8 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from torch import Tensor
 
-from vfl.datasets import Encoder, PartyData, read_encoder
-from vfl.errors import RunFolderError
-from vfl.mpc.rules import NAMES, P2
-from vfl.server.predictions import write_predictions
-from vfl.storage import (
+from vfl.core.errors import RunFolderError
+from vfl.core.storage import (
     Seal,
     load_weights,
     read_sealed_json,
@@ -29,6 +26,9 @@ from vfl.storage import (
     write_sealed_json,
     write_text,
 )
+from vfl.datasets import Encoder, PartyData, read_encoder
+from vfl.mpc.rules import NAMES, P2
+from vfl.server.summary import write_predictions
 from vfl.triple.plan import Plan, Task, Terms
 from vfl.triple.program import Outcome
 

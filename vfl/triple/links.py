@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from vfl.errors import LostPeerError, VFLError
+from vfl.core.errors import LostPeerError, VFLError
 from vfl.mpc.rules import NAMES
 from vfl.transport import Hello, TcpHub, TcpLink, Timeouts, TransportLink
 from vfl.triple.door import LISTENS, Door, Invitation

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
 
+from vfl.core.errors import DisagreementError, MisalignedError, ProtocolError
 from vfl.datasets import PartyData
-from vfl.errors import DisagreementError, MisalignedError, ProtocolError
 from vfl.mpc import Party
 from vfl.mpc.rules import NAMES
-from vfl.session.peer_version import check_version
+from vfl.session.handshake import check_version
 from vfl.triple.plan import Facts, Plan, Terms, helps
 
 _FACTS_BYTES = 1 << 14

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from vfl.config import Experiment
+from vfl.core.errors import BadOptionError, ConfigError, TooFewRowsError, nearest
 from vfl.datasets import PartyData, load_for_prediction
-from vfl.errors import BadOptionError, ConfigError, TooFewRowsError, nearest
-from vfl.run import load_party, table_form
+from vfl.training.run import load_party, table_form
 from vfl.triple.kept import Kept
 from vfl.triple.plan import Terms, helps, seats
 

@@ -15,14 +15,13 @@ from torch import Tensor
 from vfl.config import Experiment
 from vfl.config.experiment import PartyName
 from vfl.config.toml import Settings
+from vfl.core.errors import BadOptionError, ConfigError
+from vfl.core.registry import require_range
+from vfl.core.version import VERSION
 from vfl.datasets import PartyData
-from vfl.errors import BadOptionError, ConfigError, ProtocolError
-from vfl.frame import LIMIT_BYTES
 from vfl.mpc import Layer, Rules
-from vfl.mpc.ring import WORD_BYTES
-from vfl.mpc.rules import NAMES, P2, Mode
-from vfl.options import require_range
-from vfl.version import VERSION
+from vfl.mpc.rules import P2, Mode
+from vfl.mpc.three_party import require_frames, targets_of
 
 Task = Literal["train", "infer", "predict"]
 _HEX = r"^[0-9a-f]{64}$"
@@ -191,7 +190,7 @@ class Plan(Terms):
             test_rows=label.test_rows,
             classes=label.classes,
         )
-        plan._require_frames()
+        require_frames(plan.layers, plan.columns, plan.classes, plan.label_role)
         named = plan.session(facts)
         return plan if plan.training else plan.model_copy(update={"training": named})
 
@@ -216,28 +215,6 @@ class Plan(Terms):
         pairs = list(pairwise(self.widths))
         inner = [Layer(inputs, outputs, "relu") for inputs, outputs in pairs[:-1]]
         return [*inner, Layer(*pairs[-1], "sigmoid" if self.classes else "")]
-
-    def _require_frames(self) -> None:
-        """Before anything is made of sizes that others said: a layer's weights fit a frame."""
-        most, last = LIMIT_BYTES // WORD_BYTES, len(self.widths) - 2
-        for index, (inputs, outputs) in enumerate(pairwise(self.widths)):
-            if inputs * outputs <= most:
-                continue
-            said = dict[str, int]()
-            if index == 0:
-                said |= {f"columns of {NAMES[role]}": self.columns[role] for role in (0, 1)}
-            if index == last:
-                said[f"classes of {NAMES[self.label_role]}"] = self.classes
-            for width in self.hidden[max(index - 1, 0) : index + 1]:
-                said["units of a hidden layer"] = max(width, said.get("units of a hidden layer", 0))
-            what = max(said, key=lambda name: said[name])
-            raise ProtocolError(
-                f"a layer has more weights than a frame carries, for {said[what]} {what}",
-                where=f"layer {index}",
-                got=f"{inputs} x {outputs} weights",
-                want=f"at most {most}",
-                fix="give fewer columns or narrower layers; if a party has fewer, ask it",
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,13 +247,6 @@ class Part:
             None if labels is None else targets_of(labels[train], plan.classes),
             None if labels is None else labels[test],
         )
-
-
-def targets_of(labels: Tensor, classes: int) -> Tensor:
-    """What the outputs should be: one number of two classes, one a class of more."""
-    if classes > 2:
-        return torch.nn.functional.one_hot(labels, classes).double()
-    return labels.double()[:, None]
 
 
 def seats(experiment: Experiment) -> tuple[str, str, str]:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from vfl.config import Experiment
+from vfl.core.errors import RunFolderError
+from vfl.core.registry import require_seconds
 from vfl.datasets import PartyData
-from vfl.errors import RunFolderError
 from vfl.mpc import Party, Rules, Trio
 from vfl.mpc.rules import NAMES, Mode
-from vfl.options import require_seconds
-from vfl.run import load_data
+from vfl.training.run import load_data
 from vfl.triple.card import add_card, card_of, experiment_of, write_card
 from vfl.triple.crew import Crew
 from vfl.triple.kept import Kept, keep, keep_answers, kept_at

@@ -11,17 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from vfl.errors import VFLError
+from vfl.core.errors import VFLError, file_mistake, redacted_output, redacted_traceback
+from vfl.core.seeds import use_one_thread
 from vfl.mpc import make_party
 from vfl.mpc.trio import broke_off
-from vfl.threads import use_one_thread
 from vfl.triple.door import LISTENS, Door, Invitation
 from vfl.triple.kept import Kept, keep, keep_answers, kept_at
 from vfl.triple.links import Links
 from vfl.triple.messages import Invitations, Job, Told
 from vfl.triple.own_rows import own_rows
 from vfl.triple.program import Outcome, play
-from vfl.unexpected import of_a_file, place_of, told_by_place
 
 _HOST = "127.0.0.1"
 
@@ -96,9 +95,9 @@ def main() -> int:
     except VFLError as error:
         return failed(error)
     except Exception as bug:
-        if mistake := of_a_file(bug):
+        if mistake := file_mistake(bug):
             return failed(mistake)
-        print(place_of(bug), file=sys.stderr)
+        print(redacted_traceback(bug), file=sys.stderr)
         return failed(VFLError(f"this is a bug of vfl: {type(bug).__name__}"))
     outcome.shares, outcome.outputs = {}, None
     tell(Told(outcome=asdict(outcome)))
@@ -106,5 +105,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with told_by_place():
+    with redacted_output():
         sys.exit(main())

@@ -18,7 +18,7 @@ from vfl.attacks.permuted import (
     recognised,
     solve_shuffled,
 )
-from vfl.attacks.score import auc
+from vfl.attacks.scoring import auc
 
 MODES = ["thesis", "fast"]
 ROWS = 96

@@ -6,7 +6,7 @@ from queue import SimpleQueue
 import pytest
 
 from vfl.bench.network import LinkModel, Wan
-from vfl.frame import HEADER_BYTES, Frame, Kind
+from vfl.core.frame import HEADER_BYTES, Frame, Kind
 from vfl.transport import local_pair
 
 PARTIES = ("P0", "P1", "P2")

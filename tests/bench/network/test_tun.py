@@ -12,7 +12,7 @@ import pytest
 
 from vfl.bench import network as networks
 from vfl.bench.network import TunNetwork, Wan, namespace, open_network, why_not
-from vfl.errors import UserError
+from vfl.core.errors import UserError
 
 REASON = why_not()
 needs_tun = pytest.mark.skipif(REASON is not None, reason=f"no tun network here: {REASON}")

@@ -1,7 +1,7 @@
 import pytest
 
 from vfl.bench.network import Wan
-from vfl.errors import BadOptionError
+from vfl.core.errors import BadOptionError
 
 
 @pytest.mark.parametrize(

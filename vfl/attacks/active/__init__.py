@@ -10,7 +10,7 @@ package, an entry point in the group ``vfl.adversaries``), and `vfl.testing.Adve
 from __future__ import annotations
 
 from vfl.attacks.active.base import ActiveAdversary, Backdoor
-from vfl.registry import Registry
+from vfl.core.registry import Registry
 
 ADVERSARIES: Registry[ActiveAdversary] = Registry(
     kind="adversary",
@@ -22,6 +22,7 @@ ADVERSARIES: Registry[ActiveAdversary] = Registry(
         "noisy_labels": "vfl.attacks.active.noisy_labels:NoisyLabels",
     },
     group="vfl.adversaries",
+    aliases={"fsha": "hijacking", "amc": "malicious_optimizer"},
 )
 
 

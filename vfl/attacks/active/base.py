@@ -12,9 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vfl.attacks.threat import Grant, Who
-from vfl.attacks.view import View
-from vfl.exchange import Adversary
+from vfl.attacks.view import Grant, View, Who
+from vfl.session import Adversary
 
 
 class ActiveAdversary(Adversary):

@@ -10,16 +10,12 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from vfl.attacks.active.base import ActiveAdversary
-from vfl.attacks.base import Attack
-from vfl.attacks.decoder import decoder
-from vfl.attacks.features import through
-from vfl.attacks.fit import key_of
-from vfl.attacks.threat import Grant
-from vfl.attacks.view import View
-from vfl.compression import Moment
-from vfl.errors import UserError
-from vfl.options import require_range
-from vfl.seeds import scoped
+from vfl.attacks.base import Attack, key_of, require_at_least, through
+from vfl.attacks.inputs.inversion import decoder
+from vfl.attacks.view import Grant, View
+from vfl.compression import StepContext
+from vfl.core.errors import UserError
+from vfl.core.seeds import scoped
 
 _HIDDEN = 128
 
@@ -63,9 +59,7 @@ class Hijacking(ActiveAdversary, Attack):
         penalty: float = 10.0,
         critic_steps: int = 1,
     ) -> None:
-        require_range("rate", rate, 0)
-        require_range("penalty", penalty, 0)
-        require_range("critic_steps", critic_steps, 0)
+        require_at_least(0, rate=rate, penalty=penalty, critic_steps=critic_steps)
         self.victim = victim
         self.rate = rate
         self.penalty = penalty
@@ -83,13 +77,13 @@ class Hijacking(ActiveAdversary, Attack):
         self._coding = self._adam(self._encoder, self._decoder)
         self._judging = self._adam(self._critic)
 
-    def received(self, party: str, values: Tensor, moment: Moment) -> None:
+    def received(self, party: str, values: Tensor, moment: StepContext) -> None:
         if moment.training and self.victim in ("all", party):
             with scoped(key_of(self._draw)):
                 self._train(values)
             self._cut = values
 
-    def gradient(self, party: str, grad: Tensor, moment: Moment) -> Tensor:
+    def gradient(self, party: str, grad: Tensor, moment: StepContext) -> Tensor:
         if self.victim not in ("all", party):
             return grad
         cut = self._cut.detach().clone().requires_grad_()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, optim
 
 from vfl.attacks.active.base import ActiveAdversary
-from vfl.options import require_range
+from vfl.core.registry import require_range
 
 _LAST = "last_gradient"
 

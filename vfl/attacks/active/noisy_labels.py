@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vfl.attacks.active.base import ActiveAdversary
 from vfl.attacks.view import View
-from vfl.compression import Moment
-from vfl.options import require_range
+from vfl.compression import StepContext
+from vfl.core.registry import require_range
 
 
 class NoisyLabels(ActiveAdversary):
@@ -36,7 +36,7 @@ class NoisyLabels(ActiveAdversary):
     def begin(self, view: View, draw: torch.Generator) -> None:
         self._classes, self._draw = view.classes, draw
 
-    def labels(self, labels: Tensor, moment: Moment) -> Tensor:
+    def labels(self, labels: Tensor, moment: StepContext) -> Tensor:
         wrong = torch.rand(labels.shape, generator=self._draw) < self.share
         by = torch.randint(1, self._classes, labels.shape, generator=self._draw)
         return torch.where(wrong, (labels + by) % self._classes, labels)

@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 
 from vfl.attacks.active.base import Backdoor
-from vfl.attacks.fit import key_of
-from vfl.attacks.threat import Grant
-from vfl.attacks.view import View
-from vfl.compression import Moment
-from vfl.errors import DataError
-from vfl.options import require_range
-from vfl.seeds import generator
+from vfl.attacks.base import key_of
+from vfl.attacks.view import Grant, View
+from vfl.compression import StepContext
+from vfl.core.errors import DataError
+from vfl.core.registry import require_range
+from vfl.core.seeds import generator
 
 _FARTHEST = 1e6  # a trigger's value, that the network stays finite
 
@@ -62,7 +61,7 @@ class Replacement(Backdoor):
         self._known = {row.numpy().tobytes() for row in known}
         self._key = key_of(draw)
 
-    def batch(self, inputs: Tensor, moment: Moment) -> Tensor:
+    def batch(self, inputs: Tensor, moment: StepContext) -> Tensor:
         draw = generator(self._key, "replacement", moment.step)
         known = torch.tensor([row.numpy().tobytes() in self._known for row in inputs])
         places = torch.nonzero(known)[:, 0]

@@ -11,12 +11,20 @@ batch has. `Victim` computes for real and keeps what reached P2; scores are give
 
 from __future__ import annotations
 
-from vfl.attacks.permuted.candidates import found_shares, like_multisets
-from vfl.attacks.permuted.dummies import seen_twice, stands_out
-from vfl.attacks.permuted.evidence import correlation, nearest, same_class
-from vfl.attacks.permuted.labels import labels_by_place, labels_from_sums
-from vfl.attacks.permuted.linking import by_rank, recognised
-from vfl.attacks.permuted.shuffled import solve_shuffled
+from vfl.attacks.permuted.attacks import (
+    by_rank,
+    correlation,
+    found_shares,
+    labels_by_place,
+    labels_from_sums,
+    like_multisets,
+    nearest,
+    recognised,
+    same_class,
+    seen_twice,
+    solve_shuffled,
+    stands_out,
+)
 from vfl.attacks.permuted.victim import Victim, drawn_weights, on_grid, places, plain_sums
 
 __all__ = [

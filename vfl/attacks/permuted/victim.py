@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from vfl.frame import Frame
-from vfl.link import Link
+from vfl.core.frame import Frame, Link
 from vfl.mpc import Layer, Network, Party, Rules, Trio
-from vfl.mpc.cut40 import EXPECTED_CARRY, fill
-from vfl.mpc.functions import function
-from vfl.mpc.leakage import Leak
+from vfl.mpc.channel import Leak
 from vfl.mpc.network import Loss
+from vfl.mpc.permuted import EXPECTED_CARRY, from_upper_40_bits, function
 from vfl.mpc.ring import decode
 from vfl.mpc.rules import P0, P1, P2
 
@@ -23,14 +21,14 @@ class _Tapped:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self.heard: list[bytes] = []
+        self.received: list[bytes] = []
 
     def send(self, frame: Frame) -> None:
         self._link.send(frame)
 
     def receive(self) -> Frame:
         frame = self._link.receive()
-        self.heard.append(bytes(frame.payload))
+        self.received.append(bytes(frame.payload))
         return frame
 
     def close(self) -> None:
@@ -103,15 +101,19 @@ class Victim:
         self, program: Callable[[Party], Tensor | None]
     ) -> tuple[Tensor | None, list[Tensor]]:
         found = self._trio.run(program)[P0]
-        pairs = list(zip(*(tap.heard for tap in self._taps), strict=True))
+        pairs = list(zip(*(tap.received for tap in self._taps), strict=True))
         for tap in self._taps:
-            tap.heard.clear()
+            tap.received.clear()
         return found, [self._read(first, second) for first, second in pairs]
 
     def _read(self, first: bytes, second: bytes) -> Tensor:
         """Both shares of one question added, as P2 does."""
         if self.rules.mode == "fast":
-            words = fill(memoryview(first)) + fill(memoryview(second)) + EXPECTED_CARRY
+            words = (
+                from_upper_40_bits(memoryview(first))
+                + from_upper_40_bits(memoryview(second))
+                + EXPECTED_CARRY
+            )
             return decode(words, 2 * self.rules.bits)
         shares = [torch.frombuffer(bytearray(each), dtype=torch.int64) for each in (first, second)]
         return decode(shares[0] + shares[1], self.rules.bits)

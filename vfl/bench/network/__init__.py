@@ -15,7 +15,7 @@ from vfl.bench.network.proxy import ProxyNetwork
 from vfl.bench.network.tcp_proxy import TcpProxy
 from vfl.bench.network.tun import TunNetwork
 from vfl.bench.network.wan import Wan
-from vfl.options import require_choice
+from vfl.core.registry import require_choice
 
 KINDS = ("auto", "tun", "proxy", "model")
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from vfl.bench.network.egress import Egress
 from vfl.bench.network.wan import Wan
-from vfl.errors import VFLError
-from vfl.frame import Frame
+from vfl.core.errors import VFLError
+from vfl.core.frame import Frame
 from vfl.transport import TransportLink
 
 

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_interface
 from pathlib import Path
 
-from vfl.errors import UserError
+from vfl.core.errors import UserError
 
 DEVICE = "wan0"
 _TUN = "/dev/net/tun"

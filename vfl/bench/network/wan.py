@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import NoReturn
 
-from vfl.errors import BadOptionError
+from vfl.core.errors import BadOptionError
 
 _PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z]+)")
 _MBPS = {"kbps": 1e-3, "mbps": 1.0, "gbps": 1e3}

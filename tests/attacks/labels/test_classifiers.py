@@ -1,0 +1,93 @@
+"""Classifiers of leaked rows against plain computations."""
+
+import numpy as np
+import pytest
+import torch
+
+from vfl.attacks import Grant, make
+from vfl.attacks.labels.classifiers import as_scores
+from vfl.attacks.labels.self_training import most_confident
+from vfl.core.errors import BadOptionError
+from vfl.core.seeds import generator
+
+CLASSES = 3
+
+
+def rows(count, purpose):
+    return torch.randn(count, 4, generator=generator(0, purpose))
+
+
+def known():
+    return rows(12, "known"), torch.arange(12) % CLASSES
+
+
+def means():
+    found, labels = known()
+    return np.stack([found[labels == code].double().numpy().mean(0) for code in range(CLASSES)])
+
+
+def test_the_nearest_mean_by_direction_and_by_place():
+    some = rows(20, "some")
+    for measure, score in (
+        ("cosine", lambda x, m: x @ m / np.linalg.norm(x) / np.linalg.norm(m)),
+        ("euclid", lambda x, m: -np.linalg.norm(x - m)),
+    ):
+        found = make(f"nearest_mean:measure={measure}").learn(*known(), CLASSES)(some)
+        expected = [[score(x, mean) for mean in means()] for x in some.double().numpy()]
+        assert np.allclose(found.numpy(), expected, atol=1e-5)
+
+
+def test_neighbours_vote_with_the_inverse_of_their_distance():
+    some, (leaked, labels) = rows(20, "some"), known()
+    found = make("knn:neighbours=4").learn(leaked, labels, CLASSES)(some).numpy()
+    for x, votes in zip(some.double().numpy(), found, strict=True):
+        distance = np.linalg.norm(leaked.double().numpy() - x, axis=1)
+        near = np.argsort(distance)[:4]
+        say = [sum(1 / distance[i] for i in near if labels[i] == c) for c in range(CLASSES)]
+        assert np.allclose(votes, np.array(say) / sum(say), atol=1e-4)
+
+
+def test_more_neighbours_than_leaked_rows_are_all_of_them():
+    assert make("knn:neighbours=99").learn(*known(), CLASSES)(rows(2, "some")).shape == (2, 3)
+
+
+def test_scores_stand_in_the_columns_of_their_classes():
+    scores = as_scores(np.array([[2.0, 5.0], [4.0, 3.0]]), [0, 2], CLASSES)
+    assert scores.argmax(1).tolist() == [2, 0]
+    assert scores[:, 1].tolist() == [1.0, 1.0]
+    two = as_scores(np.array([3.0, -1.0]), [0, 1], 2)
+    assert two.softmax(1)[:, 1].tolist() == pytest.approx([1 / (1 + np.exp(-3)), 1 / (1 + np.e)])
+
+
+def test_without_a_scaler_no_unlabelled_rows_are_needed():
+    assert Grant.UNLABELLED in make("logistic").needs
+    assert Grant.UNLABELLED not in make("logistic:scaler=none").needs
+
+
+def test_the_most_confident_rows_of_each_guessed_class():
+    sure = torch.tensor([0.9, 0.6, 0.8, 0.7, 0.55])
+    scores = torch.stack([sure, 1 - sure], 1).log()
+    scores = torch.cat([scores, scores[:2].flip(1)])  # rows 5 and 6 are of the other class
+    assert most_confident(scores, 0.4, least=1).tolist() == [0, 2, 5]
+    assert most_confident(scores, 0.4, least=2).tolist() == [0, 2, 5, 6]
+    assert most_confident(scores, 1.0, least=1, every=2).tolist() == [0, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "knn:neighbours=0",
+        "self_training:share=1.5",
+        "label_propagation:spread=1",
+        "model_completion:temperature=0",
+        "spectral:most=1",
+        "svm:scaler=minmax",
+        "label_propagation:scaler=minmax",
+        "averaging:last=-1",
+        "scratch:steps=nan",
+        "unfreeze:rate=inf",
+    ],
+)
+def test_options_out_of_range_are_refused(spec):
+    with pytest.raises(BadOptionError):
+        make(spec)

@@ -1,0 +1,378 @@
+"""Stored files are what was written, whose they say, and for their owner alone."""
+
+import json
+import multiprocessing
+import os
+import random
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from vfl.config import Experiment
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import RunFolderError, StorageError, VFLError
+from vfl.core.storage import (
+    Seal,
+    append_line,
+    load_weights,
+    locked,
+    private_folder,
+    read_sealed,
+    read_sealed_json,
+    save_weights,
+    write_bytes,
+    write_json,
+    write_pieces,
+    write_sealed,
+    write_sealed_json,
+    write_text,
+)
+from vfl.session import Checkpoints, PartyFolder
+from vfl.session.ledger import SessionLedger
+from vfl.session.terms import Terms
+from vfl.session.trace import read
+from vfl.training import run
+
+SEAL = Seal("thing", "bank", "loans", 7)
+STATE = {"weight": torch.arange(24.0).reshape(4, 6), "steps": torch.tensor(3)}
+MEMORY_BYTES = 64 * 2**20
+
+#: How each form is written and read.
+FORMS = {
+    "container": (
+        lambda path: write_sealed(path, b"payload " * 40, SEAL),
+        lambda path, seal: read_sealed(path, seal),
+    ),
+    "JSON": (
+        lambda path: write_sealed_json(path, {"classes": ["no", "yes"], "count": 3}, SEAL),
+        lambda path, seal: read_sealed_json(path, seal),
+    ),
+    "safetensors": (
+        lambda path: save_weights(path, STATE, SEAL),
+        lambda path, seal: load_weights(path, seal),
+    ),
+}
+
+
+@pytest.fixture(params=FORMS)
+def form(request):
+    return FORMS[request.param]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "file"
+
+
+def test_what_was_written_comes_back(form, path):
+    write, read_it = form
+    write(path)
+    first = read_it(path, SEAL)
+    again = read_it(path, Seal("thing", "bank", None, 7))
+    assert str(first) == str(again)
+
+
+def test_a_flip_of_any_bit_is_found(form, path):
+    write, read_it = form
+    write(path)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for bit in (1, 32, 128):
+            damaged = bytearray(whole)
+            damaged[place] ^= bit
+            path.write_bytes(damaged)
+            with pytest.raises(RunFolderError):
+                read_it(path, SEAL)
+
+
+def test_a_cut_at_any_length_is_found(form, path):
+    write, read_it = form
+    write(path)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(RunFolderError):
+            read_it(path, SEAL)
+    path.write_bytes(whole + b"\n")
+    with pytest.raises(RunFolderError):
+        read_it(path, SEAL)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Seal("another thing", "bank", "loans", 7),
+        Seal("thing", "shop", "loans", 7),
+        Seal("thing", "bank", "cars", 7),
+        Seal("thing", "bank", "loans", 8),
+    ],
+    ids=["kind", "party", "run", "step"],
+)
+def test_an_intact_file_of_something_else_is_refused(form, path, other):
+    write, read_it = form
+    write(path)
+    with pytest.raises(RunFolderError, match="belongs to something else") as caught:
+        read_it(path, other)
+    assert caught.value.got == "thing of party 'bank' in run 'loans', step 7"
+    assert caught.value.want == str(other)
+
+
+def test_a_file_that_cannot_be_read_is_a_typed_error(form, path):
+    _, read_it = form
+    path.mkdir()
+    with pytest.raises(RunFolderError, match="cannot be read"):
+        read_it(path, SEAL)
+
+
+# --- a whole run --------------------------------------------------------------------------------
+
+EXPERIMENT = {
+    "data": {"source": "breast_cancer", "rows": 120},
+    "parties": {name: {"width": 4, "bottom": "mlp:hidden=8"} for name in ("bank", "shop")},
+    "label": {"party": "lender"},
+    "train": {"epochs": 2, "batch_rows": 20, "checkpoint_every": 3},
+    "trace": {"phases": ["train"], "snapshots": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    run.train(Experiment.model_validate(EXPERIMENT), root, "one")
+    return root / "one"
+
+
+def everything(folder):
+    """Load all that is stored of a party's side, as evaluation, resume and replay do."""
+    party = PartyFolder(folder / "parties" / "bank")
+    trace = read(folder / "parties" / "bank" / "trace")
+    kept = checkpoints_of(folder)
+    loaded = [party.weights(), party.encoder(), party.classes(), kept.committed()]
+    loaded += [kept.load(step) for step in kept.steps()]
+    return [*loaded, list(trace.decoded()), list(trace.snapshots())]
+
+
+def checkpoints_of(folder, party="bank"):
+    experiment = RunFolder.open(folder).experiment()
+    terms = Terms.of(experiment, "train", experiment.name)
+    own = folder / "parties" / party / "checkpoints"
+    return Checkpoints(own, party, terms.run, terms.digest(), 3)
+
+
+def stored_files(folder):
+    own = folder / "parties" / "bank"
+    files = [path for path in sorted(own.rglob("*")) if path.is_file() and path.name != ".lock"]
+    kinds = {path.suffix for path in files}
+    assert kinds == {".checkpoint", ".json", ".jsonl", ".npy", ".npz", ".safetensors"}
+    return files
+
+
+def test_a_flip_anywhere_in_what_a_run_left_is_found(trained):
+    assert everything(trained)
+    draw, silent = random.Random(0), []
+    for path in stored_files(trained):
+        whole = path.read_bytes()
+        for _ in range(12):
+            damaged = bytearray(whole)
+            damaged[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+            path.write_bytes(damaged)
+            try:
+                everything(trained)
+            except RunFolderError:
+                continue
+            finally:
+                path.write_bytes(whole)
+            silent.append(path.name)
+    # The last line of an index may be torn by a kill, so without its end it is left out.
+    assert [name for name in silent if name != "index.jsonl"] == []
+    assert silent.count("index.jsonl") <= 1
+
+
+def test_a_cut_anywhere_in_what_a_run_left_is_found(trained):
+    draw = random.Random(0)
+    for path in stored_files(trained):
+        whole = path.read_bytes()
+        if path.name == "index.jsonl":
+            continue
+        for length in [0, 1, len(whole) - 1, *(draw.randrange(len(whole)) for _ in range(5))]:
+            path.write_bytes(whole[:length])
+            with pytest.raises(RunFolderError):
+                everything(trained)
+        path.write_bytes(whole)
+
+
+def test_weights_of_another_run_of_the_experiment_do_not_answer(trained, tmp_path):
+    """All parties' parts exchanged: each is intact and fits, and the run's record knows better."""
+    run.train(Experiment.model_validate(EXPERIMENT | {"seed": 1}), tmp_path, "two")
+    two = tmp_path / "two"
+    for part in (trained / "parties").iterdir():
+        for file in ("weights.safetensors", "party.json"):
+            (two / "parties" / part.name / file).write_bytes((part / file).read_bytes())
+    for answer in (run.evaluate, run.predict):
+        with pytest.raises(RunFolderError, match="not the weights the training ended with"):
+            answer(RunFolder.open(two))
+    assert not (two / "evaluation.json").exists()
+    assert not (two / "predictions.csv").exists()
+
+
+# --- one process, killed writes, modes ----------------------------------------------------------
+
+
+def _hold(folder, ready, done):
+    with locked(folder):
+        ready.set()
+        done.wait(60)
+
+
+def test_a_second_process_is_refused_at_once_and_a_killed_one_lets_go(tmp_path):
+    context = multiprocessing.get_context("fork")
+    ready, done = context.Event(), context.Event()
+    process = context.Process(target=_hold, args=(tmp_path, ready, done))
+    process.start()
+    assert ready.wait(60)
+    with (
+        pytest.raises(RunFolderError, match="another process is at work") as caught,
+        locked(tmp_path),
+    ):
+        pass
+    assert caught.value.got == f"process {process.pid}"
+    with pytest.raises(RunFolderError, match="another process is at work"):
+        run.train(
+            Experiment.model_validate(EXPERIMENT), tmp_path.parent, tmp_path.name, resume=True
+        )
+    process.kill()
+    process.join(60)
+    with locked(tmp_path):
+        pass
+
+
+def test_what_a_killed_write_left_is_removed_at_the_next_start(tmp_path):
+    write_text(tmp_path / "parties" / "bank" / "kept.json", "{}")
+    left = tmp_path / "parties" / "bank" / ".weights.safetensors.ab12cd_e"
+    left.write_bytes(b"half")
+    others = [tmp_path / ".hidden", tmp_path / ".config.d"]
+    for path in others:
+        path.write_bytes(b"x")
+    with locked(tmp_path):
+        assert not left.exists()
+    assert all(path.exists() for path in others)
+    assert (tmp_path / "parties" / "bank" / "kept.json").exists()
+
+
+WRITERS = {
+    "bytes": lambda path: write_bytes(path, b"x"),
+    "pieces": lambda path: write_pieces(path, [b"x", b"y"]),
+    "text": lambda path: write_text(path, "x"),
+    "JSON": lambda path: write_json(path, {}),
+    "line": lambda path: (private_folder(path.parent), append_line(path, {})),
+    "sealed": lambda path: write_sealed(path, b"x", SEAL),
+    "sealed JSON": lambda path: write_sealed_json(path, {}, SEAL),
+    "weights": lambda path: save_weights(path, STATE, SEAL),
+    "secret": lambda path: SessionLedger(path.parent, "bank").begin(
+        Terms.of(Experiment.model_validate(EXPERIMENT), "train", path.stem)
+    ),
+}
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777], ids=oct)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_whatever_the_umask_files_are_for_their_owner(tmp_path, writer, umask):
+    path = tmp_path / "deep" / "er" / "file.json"
+    before = os.umask(umask)
+    try:
+        WRITERS[writer](path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    for folder in (path.parent, path.parent.parent):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_run_leaves_nothing_others_can_read(tmp_path):
+    before = os.umask(0)
+    try:
+        run.train(Experiment.model_validate(EXPERIMENT), tmp_path / "runs", "one")
+        run.predict(RunFolder.open(tmp_path / "runs" / "one"))
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "runs").rglob("*"):
+        wanted = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == wanted, path
+
+
+def test_a_folder_in_the_way_of_a_folder_is_told(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError), locked(tmp_path / "file"):
+        pass
+
+
+# --- anything at all ----------------------------------------------------------------------------
+
+
+def fuzz_stored_files(folder, cases):
+    """Damage stored files in many ways; how often one was loaded as if nothing had happened."""
+    draw, silent = random.Random(1), 0
+    forms = []
+    for name, (write, read_it) in FORMS.items():
+        path = folder / name
+        write(path)
+        forms.append((path, path.read_bytes(), read_it))
+    for case in range(cases):
+        path, whole, read_it = forms[case % len(forms)]
+        content = _mutated(bytearray(whole), draw)
+        path.write_bytes(content)
+        try:
+            read_it(path, SEAL)
+        except RunFolderError:
+            continue
+        silent += content != whole
+    return silent
+
+
+def _mutated(content, draw):
+    for _ in range(draw.choice((1, 1, 2, 5))):
+        how, place = draw.randrange(6), draw.randrange(len(content) or 1)
+        if how == 0 and content:
+            content[min(place, len(content) - 1)] ^= 1 << draw.randrange(8)
+        elif how == 1:
+            del content[place : place + draw.randrange(1, 64)]
+        elif how == 2:
+            content[place:place] = draw.randbytes(draw.randrange(1, 64))
+        elif how == 3:
+            content[place : place + 8] = draw.choice((b"\xff" * 8, b"\0" * 8, b"9" * 8))
+        elif how == 4:
+            content[place:place] = b"[" * draw.choice((10, 5000))
+        else:
+            content[:] = draw.randbytes(draw.randrange(0, 200))
+    return bytes(content)
+
+
+def resident_bytes():
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if "VmRSS" in line).split()[1]) * 1024
+
+
+def test_damaged_files_are_typed_errors(tmp_path):
+    assert fuzz_stored_files(tmp_path, 600) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of this process in /proc")
+def test_a_hundred_thousand_damaged_files(tmp_path):
+    fuzz_stored_files(tmp_path, 300)
+    before = resident_bytes()
+    assert fuzz_stored_files(tmp_path, 100_000) == 0
+    assert resident_bytes() - before < MEMORY_BYTES
+
+
+def test_no_error_of_a_stored_file_holds_its_content(path):
+    write_sealed_json(path, {"classes": ["a private class"]}, SEAL)
+    content = path.read_text()
+    for damaged in (content[:-3], content.replace("bank", "shop"), json.dumps(["private"])):
+        path.write_text(damaged)
+        with pytest.raises(VFLError) as caught:
+            read_sealed_json(path, SEAL)
+        assert "private" not in str(caught.value)

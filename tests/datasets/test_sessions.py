@@ -1,0 +1,144 @@
+"""Next-item rows against a loop, and both editions of YooChoose."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from vfl.core.errors import DataError, MissingDataError
+from vfl.datasets import SetFormat, load_bundled
+from vfl.datasets.sessions import last_sessions, next_items, read_clicks
+
+
+@pytest.mark.parametrize("length", [1, 3, 20])
+def test_every_beginning_of_a_session_is_a_row(length):
+    rng = np.random.default_rng(length)
+    sessions = [rng.integers(0, 9, rng.integers(0, 8)).tolist() for _ in range(30)]
+    rows, following = next_items(sessions, length)
+    want, labels = [], []
+    for session in sessions:
+        for end in range(1, len(session)):
+            known = [item + 1 for item in session[:end]][-length:]
+            want.append(known + [0] * (length - len(known)))
+            labels.append(session[end])
+    assert rows.tolist() == want
+    assert following.tolist() == labels
+    few, first = next_items(sessions, length, limit=7)
+    assert few.tolist() == want[:7]
+    assert first.tolist() == labels[:7]
+
+
+def write_filtered(root, text="sessionId\tcategorys\titems\n3\t2,2\t0,4\n5\t1,1,1\t4,1,2\n"):
+    folder = root / "yoochoose1_64"
+    folder.mkdir(parents=True)
+    for part in ("train", "valid", "test"):
+        with gzip.open(folder / f"{part}.txt.gz", "wt") as file:
+            file.write(text)
+
+
+def test_the_filtered_edition_keeps_its_parts(tmp_path):
+    write_filtered(tmp_path)
+    form = SetFormat(length=2)
+    data = load_bundled("yoochoose_filtered", ["a"], 0, "b", root=tmp_path, form=form)
+    assert data["a"].inputs.tolist() == [[1, 0], [5, 0], [5, 2]] * 3
+    assert data["b"].labels.tolist() == [4, 1, 2] * 3
+    assert data["b"].classes == (0, 1, 2, 3, 4)
+    assert [part.tolist() for part in vars(data["a"].split).values()] == [
+        [0, 1, 2],
+        [3, 4, 5],
+        [6, 7, 8],
+    ]
+
+
+def test_parties_share_the_steps(tmp_path):
+    write_filtered(tmp_path)
+    form = SetFormat(length=3)
+    data = load_bundled("yoochoose_filtered", ["a", "b"], 0, "b", root=tmp_path, form=form)
+    assert data["a"].inputs[2].tolist() == [5, 2]
+    assert data["b"].inputs[2].tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    "text", ["head\n1\t2\n", "head\n1\t2\tx,3\n", "head\n1\t2\t-7654,4\n", "head\n1\t2\t3\t4\n"]
+)
+def test_sessions_of_another_form_are_refused_without_their_items(tmp_path, text):
+    write_filtered(tmp_path, text)
+    with pytest.raises(DataError, match="cannot be read") as caught:
+        load_bundled("yoochoose_filtered", ["a"], 0, "b", root=tmp_path)
+    assert "7654" not in str(caught.value)
+
+
+def test_the_real_edition_has_its_published_counts(data_root):
+    if not (data_root / "yoochoose1_64").is_dir():
+        pytest.skip("there is no YooChoose here")
+    data = load_bundled("yoochoose_filtered", ["a"], 0, "b", root=data_root)
+    assert str(data["a"].split) == "Split(train=68716, validation=23320, test=24205)"
+    assert data["a"].inputs.shape == (116_241, 50)
+    assert len(data["b"].classes) == 5399
+    items = set(data["a"].inputs.unique().tolist()) | set((data["b"].labels + 1).tolist())
+    assert len(items - {0}) == 5397
+
+
+def clicks_of(sessions):
+    """Lines as published, one session after another; times in minutes from a day on."""
+    start = pd.Timestamp("2014-04-07T10:51:09.277Z")
+    lines = [
+        f"{session},{(start + pd.Timedelta(minutes=minute)).isoformat()[:23]}Z,{item},0"
+        for session, clicks in sessions.items()
+        for minute, item in clicks
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_clicks(root, text):
+    (root / "yoochoose").mkdir()
+    (root / "yoochoose" / "yoochoose-clicks.dat").write_text(text)
+
+
+def test_published_clicks_are_filtered_then_the_last_sessions_are_split_by_time(tmp_path):
+    """640 sessions of items 900 and 500, numbered against time: 10 stay, 8, 1 and 1."""
+    sessions = {}
+    for place in range(640):
+        items = [900, 500] if place % 2 else [500, 900, 500]
+        clicks = [(10 * place + step, item) for step, item in enumerate(items)]
+        sessions[10_000 - place] = [*clicks[:1], (10 * place + 5, 77 + place), *clicks[1:]]
+    sessions[20_000] = [(99_999, 500)]  # one click, however late
+    sessions[20_001] = [(99_998, 500), (99_999, 600)]  # one click once rare items are gone
+    write_clicks(tmp_path, clicks_of(sessions))
+    parts, items = read_clicks(tmp_path)
+    even, odd = [0, 1, 0], [1, 0]  # 500 is 0, 900 is 1
+    # Within a session time decides, and the rare click has gone.
+    assert items == 2
+    assert parts == [[even, odd] * 4, [even], [odd]]
+    form = SetFormat(length=4)
+    data = load_bundled("yoochoose", ["a"], 0, "b", root=tmp_path, form=form)
+    assert str(data["a"].split) == "Split(train=12, validation=2, test=1)"
+
+
+def test_the_last_sessions_are_those_with_the_last_clicks():
+    clicks = pd.DataFrame({"session": [1, 2, 3, 1, 2, 4], "time": [1, 2, 3, 9, 4, 5], "item": 0})
+    assert last_sessions(clicks, share=2)["session"].tolist() == [4, 1, 1]
+    assert last_sessions(clicks, share=2)["time"].tolist() == [5, 1, 9]
+
+
+def test_clicks_of_another_form_are_refused(tmp_path):
+    write_clicks(tmp_path, "1,no time,2,3\n")
+    with pytest.raises(DataError, match="cannot be read") as caught:
+        read_clicks(tmp_path)
+    assert "no time" not in str(caught.value)
+
+
+def test_too_few_clicks_are_told(tmp_path):
+    write_clicks(tmp_path, clicks_of({1: [(1, 5), (2, 5)]}))
+    with pytest.raises(DataError, match="too few sessions"):
+        read_clicks(tmp_path)
+
+
+@pytest.mark.parametrize("source", ["yoochoose", "yoochoose_filtered"])
+def test_missing_files_are_told(tmp_path, source):
+    with pytest.raises(MissingDataError, match="RecSys Challenge 2015") as caught:
+        load_bundled(source, ["a"], 0, "b", root=tmp_path, download=True)
+    assert "VFL_DATA" in str(caught.value)

@@ -1,0 +1,93 @@
+"""Axes against what a person would draw, and what a chart says to who cannot see it."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from vfl.experiments.pages.charts import (
+    Series,
+    enclosing,
+    line_chart,
+    thinned,
+    tick_step,
+    tick_text,
+    ticks_inside,
+    widened,
+)
+
+
+def chart(*series: Series, **options) -> ET.Element:
+    return ET.fromstring(line_chart("k", "Title", "What it shows", series, "epoch", **options))
+
+
+def paths(svg: ET.Element, kind: str) -> list[str]:
+    return [p.get("d", "") for p in svg.iter("path") if p.get("class", "").startswith(kind)]
+
+
+def words(svg: ET.Element, kind: str) -> list[str]:
+    return [t.text or "" for t in svg.iter("text") if t.get("class") == kind]
+
+
+def test_each_series_keeps_its_own_style_and_name():
+    svg = chart(Series("train", [(1, 1), (2, 2)], 1), Series("test", [(1, 2), (2, 1)], 3))
+    assert {p.get("class") for p in svg.iter("path")} == {"grid", "line s1", "line s3"}
+    assert words(svg, "label") == ["train", "test"]
+
+
+def test_a_chart_speaks_to_who_cannot_see_it_and_escapes_names():
+    text = line_chart("k", "<T>", "a & b", [Series("<i>x</i>", [(0, 1), (1, 2)])], "x")
+    svg = ET.fromstring(text)
+    assert svg.get("role") == "img"
+    assert svg.get("aria-labelledby") == "k-title k-desc"
+    assert (svg.find("title").text, svg.find("desc").text) == ("<T>", "a & b")
+    assert words(svg, "label") == ["<i>x</i>"]
+
+
+def test_a_series_without_points_is_left_out():
+    svg = chart(Series("a", [(0, 1), (1, 2)]), Series("b", []))
+    assert words(svg, "label") == ["a"]
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-3, 1.0, 7.3, 1e12])
+@pytest.mark.parametrize("low", [-3.0, 0.0, 0.999])
+def test_every_point_is_inside_the_plot_whatever_its_magnitude(scale, low):
+    points = [(n, scale * (low + n / 7)) for n in range(12)]
+    numbers = re.findall(r"[\d.]+", paths(chart(Series("a", points)), "line")[0])
+    xs, ys = [float(x) for x in numbers[::2]], [float(y) for y in numbers[1::2]]
+    assert 44 <= min(xs) <= max(xs) <= 428
+    assert 34 <= min(ys) <= max(ys) <= 212
+
+
+def test_steps_are_round_and_give_few_ticks():
+    for low, high in [(0, 1), (0.3, 0.31), (-5, 17), (1, 1500), (0, 9.99e6)]:
+        step = tick_step(low, high)
+        assert f"{step:e}"[0] in "125"
+        first, last = enclosing(low, high, step)
+        assert first <= low < high <= last
+        assert 3 <= len(ticks_inside(first, last, step)) <= 8
+    assert tick_step(1, 3, whole=True) == 1
+
+
+def test_ticks_have_the_decimals_their_step_needs():
+    assert [tick_text(0.05 * n, 0.05) for n in range(4)] == ["0.00", "0.05", "0.10", "0.15"]
+    assert tick_text(-1e-17, 0.5) == "0.0"
+
+
+def test_an_empty_range_gets_room():
+    assert widened(0.0, 0.0) == (-0.5, 0.5)
+    low, high = widened(-4.0, -4.0)
+    assert low < -4 < high
+
+
+def test_thinning_keeps_the_ends_of_the_range_and_the_order():
+    points = [(n, 1.0) for n in range(5000)]
+    points[1234] = (1234, 99.0)
+    points[4321] = (4321, -7.0)
+    kept = thinned(points, most=100)
+    assert len(kept) <= 100
+    assert (1234, 99.0) in kept
+    assert (4321, -7.0) in kept
+    assert kept == sorted(kept)

@@ -1,0 +1,217 @@
+"""The figures of a comparison, from groups made by hand."""
+
+import math
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from vfl.experiments import Group, Measured, Result, grouped
+from vfl.experiments.comparison_results import Epoch
+from vfl.experiments.pages.charts import powers
+from vfl.experiments.pages.comparison_page import (
+    alpha_drawings,
+    curves,
+    families,
+    frontiers,
+    panels,
+)
+
+MEASURED = {
+    "score": 0.5,
+    "train_score": 0.7,
+    "train_loss": 1.0,
+    "test_loss": 1.5,
+    "formula_ratio": 0.1,
+    "forward_ratio": 0.1,
+    "backward_ratio": 0.1,
+    "frame_ratio": 0.1,
+    "bound_ratio": 0.1,
+    "encode_ms": 1.0,
+    "decode_ms": 1.0,
+    "nonzeros": 2.0,
+    "units": 4,
+    "never_sent": 1,
+    "dead_units": 0,
+    "usage": (5, 10, 0, 5),
+    "test_rows": 10,
+    "reached": (),
+    "total_bytes": 4000,
+    "seconds": 1.0,
+    "epochs": (Epoch(1, 0.25, 2.0, 1000), Epoch(2, 0.5, 1.0, 4000)),
+}
+
+
+def result(codec, *, method=None, level="", variant="", repeat="seed=0", **changes):
+    measured = Measured(**(MEASURED | changes))
+    name = f"{variant}{codec}{repeat}"
+    return Result(name, variant, method or codec, codec, level, repeat, measured, None)
+
+
+def groups_of(*results):
+    return grouped(results, results[0].method)
+
+
+def drawings(*results):
+    return {one.title: one for one in curves(groups_of(*results), "accuracy")}
+
+
+def heights(drawing):
+    """y of the first line's points in the words of its axis, which has even steps."""
+    svg = ET.fromstring(drawing.chart)
+    ticks = [text for text in svg.iter("text") if text.get("class") == "end"]
+    ends = [(float(text.get("y")) - 4, float(text.text)) for text in (ticks[0], ticks[-1])]
+    (low_y, low), (high_y, high) = ends
+    line = next(p.get("d") for p in svg.iter("path") if p.get("class", "").startswith("line"))
+    places = [float(pair.split()[1]) for pair in re.split("[ML]", line)[1:]]
+    return [low + (y - low_y) / (high_y - low_y) * (high - low) for y in places]
+
+
+def test_curves_are_means_over_repeats():
+    second = (Epoch(1, 0.35, 2.0, 1000), Epoch(2, 0.7, 1.0, 4000))
+    found = drawings(result("topk:k=2"), result("topk:k=2", repeat="seed=1", epochs=second))
+    by_epoch = found["Accuracy by epoch"]
+    assert heights(by_epoch) == pytest.approx([30, 60], abs=0.5)
+    assert [words for _, words in by_epoch.legend] == ["topk:k=2"]
+    by_bytes = ET.fromstring(found["Accuracy by bytes"].chart)
+    ticks = [text.text for text in by_bytes.iter("text") if text.get("class") == "mid"]
+    assert ticks == ["1\u00a0kB", "2\u00a0kB"]
+
+
+def test_an_epoch_counts_when_every_repeat_has_it():
+    short = result("none", repeat="seed=1", epochs=MEASURED["epochs"][:1])
+    chart = ET.fromstring(drawings(result("none"), short)["Accuracy by epoch"].chart)
+    assert len(list(chart.iter("circle"))) == 1
+
+
+def test_units_in_order_of_use():
+    found = drawings(result("topk:k=2"))["How often each unit is sent"]
+    assert heights(found) == pytest.approx([100, 50, 50, 0], abs=0.5)
+    assert [words for _, words in found.legend] == ["topk:k=2, 1 of 4 never"]
+
+
+def test_a_codec_that_sends_every_unit_is_not_drawn():
+    assert "How often each unit is sent" not in drawings(result("none", nonzeros=4.0))
+
+
+def test_a_chart_a_level_with_those_that_have_none():
+    none = result("none")
+    matched = [
+        result(f"topk:k={k}", method="topk:k=?", level=level) for k, level in ((1, "5"), (2, "10"))
+    ]
+    found = panels(groups_of(none, *matched))
+    assert [scene.words for scene in found] == ["at 5 %", "at 10 %"]
+    assert [[group.codec for group, _ in scene.groups] for scene in found] == [
+        ["none", "topk:k=1"],
+        ["none", "topk:k=2"],
+    ]
+    assert found[0].groups[1][1] == found[1].groups[1][1], "a method looks alike in all charts"
+    plain = [result("none", variant=variant) for variant in ("a", "b")]
+    assert [scene.words for scene in panels(groups_of(*plain))] == ["a", "b"]
+
+
+def test_families_differ_in_alpha_alone():
+    codecs = [
+        "topk:k=2",
+        "topk:k=3",
+        "topk:k=2,values=4",
+        "randtopk:k=2",
+        "randtopk:k=2,alpha=0.3",
+        "randtopk:k=2,values=4,alpha=0.3",
+        "randtopk:k=5,alpha=0.3",
+        "size:k=2",
+    ]
+    found = families(groups_of(*map(result, codecs)))
+    assert {one.name: {alpha: g.codec for alpha, g in one.members.items()} for one in found} == {
+        "k=2": {0.0: "topk:k=2", 0.1: "randtopk:k=2", 0.3: "randtopk:k=2,alpha=0.3"},
+        "k=2, values=4": {0.0: "topk:k=2,values=4", 0.3: "randtopk:k=2,values=4,alpha=0.3"},
+    }
+
+
+def test_the_laws_are_two_families():
+    laws = ("sequential", "multinomial")
+    codecs = [f"randtopk:k=2,alpha={alpha},law={law}" for alpha in (0.1, 0.2) for law in laws]
+    found = families(groups_of(*map(result, codecs)))
+    assert [one.name for one in found] == ["law=sequential, k=2", "law=multinomial, k=2"]
+
+
+def test_score_loss_and_gap_by_alpha():
+    cells = [
+        result(f"randtopk:k=2,alpha={alpha}", repeat=f"seed={seed}", score=score)
+        for alpha, score in ((0.1, 0.4), (0.3, 0.6))
+        for seed in (0, 1)
+    ]
+    score, loss, gap, loss_by_epoch = alpha_drawings(groups_of(*cells), "accuracy")
+    assert (score.title, loss.title, gap.title) == (
+        "Accuracy by alpha",
+        "Training loss by alpha",
+        "Generalisation gap by alpha",
+    )
+    assert loss_by_epoch.title == "Training loss by epoch, k=2"
+    assert [words for _, words in loss_by_epoch.legend] == ["alpha = 0.1", "alpha = 0.3"]
+    assert heights(loss_by_epoch) == pytest.approx([2, 1], abs=0.01)
+    assert heights(score) == pytest.approx([40, 60], abs=0.2)
+    assert heights(gap) == pytest.approx([30, 10], abs=0.2)
+    whiskers = [p for p in ET.fromstring(score.chart).iter("path") if p.get("class") == "whisker"]
+    assert whiskers[0].get("d").count("M") == 2
+    assert list(alpha_drawings(groups_of(result("none")), "accuracy")) == []
+
+
+def test_an_interval_is_as_high_as_it_says():
+    cells = [
+        result(f"randtopk:k=2,alpha={alpha}", repeat=f"seed={seed}", score=score + 0.02 * seed)
+        for alpha, score in ((0.1, 0.4), (0.3, 0.6))
+        for seed in (0, 1)
+    ]
+    half = groups_of(*cells)[0].score.half_width
+    assert half == pytest.approx(12.706 * math.sqrt(2) * 0.01 / math.sqrt(2), rel=1e-3)
+    drawing = next(alpha_drawings(groups_of(*cells), "accuracy"))
+    path = next(
+        p.get("d") for p in ET.fromstring(drawing.chart).iter("path") if p.get("class") == "whisker"
+    )
+    low, high = (float(n) for n in re.match(r"M[\d.]+ ([\d.]+)h8m-4 0V([\d.]+)", path).groups())
+    first, last = heights(drawing)
+    y = [float(c.get("cy")) for c in ET.fromstring(drawing.chart).iter("circle")]
+    per_pixel = (last - first) / (y[0] - y[1])
+    assert (low - high) * per_pixel == pytest.approx(2 * 100 * half, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(1, 10, [1, 2, 5, 10]), (3, 4, []), (950, 2.1e4, [1e3, 2e3, 5e3, 1e4, 2e4])],
+)
+def test_ticks_of_an_axis_of_logarithms(low, high, expected):
+    assert powers(low, high) == expected
+
+
+def test_a_group_that_is_not_trained_is_left_out():
+    cell = Result("a", "", "none", "none", "", "seed=0", None, None)
+    waiting = Group("", "none", "none", "", (cell,))
+    assert list(curves([waiting], "accuracy")) == []
+    assert waiting.score is None
+
+
+def test_nothing_that_sends_less_is_better_than_a_numbered_codec():
+    def codec(name, share, score, **changes):
+        ratios = {"forward_ratio": share, "backward_ratio": share, "score": score}
+        return result(name, **ratios | changes)
+
+    found = groups_of(
+        codec("none", 1.0, 0.90),
+        codec("topk:k=9", 0.04, 0.88),
+        codec("size:k=3", 0.02, 0.80),
+        codec("topk:k=3", 0.02, 0.85, backward_ratio=0.01),
+        codec("topk:k=2", 0.03, 0.85),
+        codec("size:k=1", 0.01, 0.20),
+    )
+    (drawing,) = frontiers(found, "accuracy")
+    assert [words for _, words in drawing.legend] == [
+        "topk:k=3: 85.0 % at 1.50 %",
+        "topk:k=9: 88.0 % at 4.00 %",
+        "none: 90.0 % at 100.00 %",
+    ]
+    numbers = re.findall(r'class="mid inside"[^>]*>(\d*)<', drawing.chart)
+    assert numbers == ["1", "2", "3"]
+    assert drawing.chart.count('r="3"') == 2
+    assert not list(frontiers(found, "log_loss"))
+    assert not list(frontiers(found[:1], "accuracy"))

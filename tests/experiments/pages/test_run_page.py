@@ -1,0 +1,342 @@
+"""The page of whole, short, foreign and hostile run folders."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from vfl.core.errors import RunFolderError
+from vfl.experiments.pages import build_report
+
+VOID = {"meta", "link", "br", "hr", "img", "input", "path", "circle", "rect"}
+
+
+class Reader(HTMLParser):
+    """Checks that every element is closed in order, and collects text, ids and attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.ids += [value for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        assert tag in VOID
+        self.handle_starttag(tag, attrs)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+
+def page_of(folder) -> tuple[str, Reader]:
+    path = build_report(folder)
+    assert path == folder / "report.html"
+    html = path.read_text(encoding="utf-8")
+    reader = Reader()
+    reader.feed(html)
+    reader.close()
+    assert reader.open == []
+    assert len(reader.ids) == len(set(reader.ids))
+    return html, reader
+
+
+def test_the_three_numbers_come_first(run_folder):
+    _, page = page_of(run_folder())
+    numbers = ["97.2 %", "1.03 MB", "25 times smaller than dense float32", "212", "8.13 s"]
+    places = [page.text.index(number) for number in numbers]
+    assert places == sorted(places)
+    assert places[-1] < page.text.index("Training")
+
+
+def test_it_says_who_held_what_and_how_to_repeat_it(run_folder):
+    _, page = page_of(run_folder())
+    assert "left and right each held their own columns and a bottom model" in page.text
+    assert "clinic held the labels and the top model. They trained over a Flower" in page.text
+    assert "vfl train digits.toml --set codec=randtopk:k=4,alpha=0.1,values=8" in page.text
+    assert "5f" * 32 in page.text
+    assert 'party = "clinic"' in page.text
+    assert "2.12.1" in page.text
+
+
+def test_a_label_party_with_columns_is_told_from_the_others(run_folder):
+    config = '[label]\nparty = "right"\n[parties.left]\n[parties.right]\n'
+    _, page = page_of(run_folder(config=config))
+    assert "left held its own columns and a bottom model" in page.text
+    assert "right held the labels and the top model together with columns of its own" in page.text
+
+
+def test_codec_and_defense_stand_with_both_ratios_and_privacy_is_not_claimed(run_folder):
+    _, page = page_of(run_folder())
+    assert "Size by formula 3.8 % of dense float32" in page.text
+    assert "Size on the wire 4.0 % of dense float32" in page.text
+    assert "Defense layer_norm" in page.text
+    assert "Privacy not measured in this run" in page.text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (None, "against dense float32: not measured"),
+        (0.5, "2 times smaller than dense float32"),
+        (1.01, "as large as dense float32"),
+        (1.5, "1.5 times the size of dense float32"),
+    ],
+)
+def test_bytes_are_compared_with_dense_float32(run_folder, ratio, words):
+    summary = {"bytes_up": {"left": 1}, "bytes_down": {"left": 1}, "wire_ratio": ratio}
+    assert words in page_of(run_folder(summary=summary))[1].text
+
+
+def test_the_ledger_is_added_up_by_party_and_by_phase(run_folder):
+    traffic = [
+        "a,down,train,10,90,250,0",
+        "b,up,train,1,4,20,0.034",
+        "a,up,evaluate,2,100,132,0.5",
+        "a,up,train,10,900,1060,1.5",
+    ]
+    _, page = page_of(run_folder(traffic=traffic))
+    parties = [
+        "a up 12 1 kB 1.19 kB 99 B 2 s",
+        "a down 10 90 B 250 B 25 B",
+        "b up 1 4 B 20 B 20 B 34 ms",
+    ]
+    phases = [
+        "train up 11 904 B 1.08 kB 98 B 1.53 s",
+        "train down 10 90 B 250 B 25 B",
+        "evaluate up 2 100 B 132 B 66 B 500 ms",
+    ]
+    places = [page.text.index(line) for line in parties + phases]
+    assert places == sorted(places)
+
+
+REVEALED = {"observer": "clinic", "what": "sum of the cuts", "of": "all", "phase": "train",
+            "times": 400, "values": 1_638_400}  # fmt: skip
+
+
+def test_the_secure_mode_and_what_was_revealed_are_told(run_folder, make_head):
+    summary = {"secure": "sum", "trust": "clinic learns the sum alone", "revealed": [REVEALED]}
+    _, page = page_of(run_folder(summary=summary))
+    assert "Secure sum: clinic learns the sum alone Privacy" in page.text
+    assert "clinic sum of the cuts all train 400 1,638,400" in page.text
+    _, page = page_of(run_folder(summary=summary, head=make_head(mode="in-process")))
+    assert "alone; here all parties ran in one place, where it protects nobody" in page.text
+    _, page = page_of(run_folder(summary={"secure": "none", "trust": "clinic sees every cut"}))
+    assert "Secure none: clinic sees every cut Privacy" in page.text
+    assert "What was revealed" not in page.text
+
+
+@pytest.mark.parametrize("revealed", ["x", [1], [{}], [{"observer": ["a"]}], None])
+def test_a_damaged_ledger_of_leakage_makes_no_page_fail(run_folder, revealed):
+    page_of(run_folder(summary={"secure": "sum", "revealed": revealed}))
+
+
+def test_who_only_deals_holds_no_columns(run_folder, make_traffic):
+    summary = {"secure": "beaver:dealer=notary", "bytes_up": {"left": 1, "notary": 1}}
+    traffic = make_traffic(["left", "right", "notary"])
+    _, page = page_of(run_folder(summary=summary, traffic=traffic))
+    held = "left and right each held their own columns and shares of first layers that nobody has"
+    assert held in page.text
+
+
+def test_nothing_runs_and_nothing_is_fetched(run_folder):
+    html, page = page_of(run_folder())
+    assert "<script" not in html
+    assert "http://" not in html
+    assert "https://" not in html
+    assert "url(" not in html
+    assert "@import" not in html
+    names = {name for name, _ in page.attributes}
+    assert not names & {"src", "href", "srcset", "action"}
+    assert not [name for name in names if name.startswith("on")]
+    assert "default-src 'none'" in html
+
+
+def test_what_others_wrote_is_escaped_everywhere(run_folder, make_head):
+    bad = "<script>alert(1)</script>\"'&"
+    folder = run_folder(
+        head=make_head(name=bad, command=bad, vfl=bad, mode=bad, created=bad),
+        traffic=[f'"{bad.replace(chr(34), chr(34) * 2)}",up,train,1,1,17,0'],
+        summary={"codec": bad, "defense": bad, "weights_sha256": bad, "bytes_up": {bad: 1}},
+        environment={bad: bad},
+        config=f"# {bad}\n",
+    )
+    html, page = page_of(folder)
+    assert "<script" not in html
+    assert page.text.count("alert(1)") >= 10
+
+
+@pytest.mark.parametrize("count", [1, 2, 1500])
+def test_a_page_of_any_length_stays_small_and_draws_its_curves(run_folder, make_epochs, count):
+    html, page = page_of(run_folder(metrics=make_epochs(count)))
+    assert page.tags.count("svg") == 4
+    assert len(html.encode()) < 60_000
+
+
+def test_sixty_four_parties_fit_on_one_page(run_folder, make_epochs, make_traffic):
+    parties = [f"hospital-number-{n}" for n in range(64)]
+    html, page = page_of(
+        run_folder(metrics=make_epochs(1500), traffic=make_traffic(parties), config="")
+    )
+    assert len(html.encode()) < 60_000
+    assert "the 5 largest of 64" in page.text
+    assert all(f" {party} " in page.text for party in parties)
+
+
+def test_a_run_that_measured_nothing_says_so(run_folder):
+    folder = run_folder(metrics=[], traffic=[], summary=None, environment={}, config="")
+    for name in ("metrics.jsonl", "traffic.csv", "environment.json", "config.toml"):
+        (folder / name).unlink()
+    _, page = page_of(folder)
+    assert "svg" not in page.tags
+    assert "Test accuracy not measured" in page.text
+    assert "On the wire not measured" in page.text
+    assert "Steps per second not measured" in page.text
+    assert "Codec not recorded" in page.text
+    assert "the label party held the labels" in page.text
+
+
+def test_without_a_summary_the_ledger_and_the_epochs_speak(run_folder):
+    _, page = page_of(run_folder(summary=None))
+    assert "97.2 %" in page.text
+    assert "Codec randtopk:k=4" in page.text  # of the resolved experiment
+    assert "On the wire 1.08 MB" in page.text  # 2 parties, 2 directions, 440 frames of 616 bytes
+    _, page = page_of(run_folder(summary=None, traffic=[]))
+    assert "On the wire 1.03 MB" in page.text  # 20 epochs of 51,500 bytes
+
+
+def test_a_regression_shows_its_error_instead_of_accuracy(run_folder, make_regression):
+    summary = {"test_rmse": 2.3456, "test_r2": 0.8101}
+    _, page = page_of(run_folder(metrics=make_regression(12), summary=summary))
+    assert "Test RMSE 2.35 R² 0.810" in page.text
+    assert "RMSE by bytes" in page.text
+    assert "ccuracy" not in page.text
+    _, page = page_of(run_folder(metrics=make_regression(4), summary={}))
+    assert "Test RMSE not measured validation 1.58" in page.text
+
+
+def test_measures_stand_side_by_side_for_validation_and_test(run_folder, make_epochs):
+    metrics = make_epochs(3)
+    metrics[0] |= {"validation_auc": 0.5}
+    metrics[-1] |= {"validation_auc": 0.912, "test_auc": 0.9076, "test_log_loss": 0.01234}
+    _, page = page_of(run_folder(metrics=metrics))
+    assert "Measure Validation rows Test rows Accuracy 74.7 % 97.2 % AUC 0.912 0.908" in page.text
+    metrics[-1] |= {"validation_hit_rate": 0.5, "test_hit_rate": 0.6357}
+    assert "Hit rate 50.0 % 63.6 %" in page_of(run_folder(metrics=metrics))[1].text
+    assert "Log loss 0.0123 Over all rows" in page.text
+    assert "F1" not in page.text
+
+
+def test_a_run_without_scores_has_no_table_of_them(run_folder):
+    assert "Quality" not in page_of(run_folder(metrics=[{"epoch": 1, "train_loss": 2.0}]))[1].text
+
+
+def test_a_loss_that_became_nan_leaves_a_gap(run_folder):
+    metrics = [{"epoch": n, "train_loss": float("nan") if n == 2 else n} for n in (1, 2, 3)]
+    html, page = page_of(run_folder(metrics=metrics))
+    assert "nan" not in page.text.lower()
+    curve = re.search(r'class="line s1" d="(M[^"]*L[^"]*)"', html)
+    assert curve is not None
+    assert curve[1].count("L") == 1
+
+
+def test_a_line_cut_short_by_a_crash_is_left_out(run_folder):
+    folder = run_folder(metrics=[{"epoch": 1, "train_loss": 2.0}, {"epoch": 2, "train_loss": 1.0}])
+    with (folder / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"epoch": 3, "trai')
+    assert "2 epochs" in page_of(folder)[1].text
+
+
+def test_the_same_folder_gives_the_same_bytes_and_no_other_file(run_folder):
+    folder = run_folder()
+    first = page_of(folder)[0]
+    assert page_of(folder)[0] == first
+    assert [path.name for path in folder.glob("*report*")] == ["report.html"]
+    assert list(folder.glob(".*")) == []
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(RunFolderError, match=r"run\.json"):
+        build_report(tmp_path)
+    with pytest.raises(RunFolderError):
+        build_report(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("version", [7, None, "1", 0])
+def test_another_format_is_refused(run_folder, make_head, version):
+    with pytest.raises(RunFolderError, match="another format"):
+        build_report(run_folder(head=make_head(format=version)))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("run.json", b"{", "not JSON"),
+        ("run.json", b"[]", "no JSON object"),
+        ("summary.json", b"\xff\xfe", "not text"),
+        ("metrics.jsonl", b'{"epoch": 1}\nsecret-cell\n', r"metrics\.jsonl:2"),
+        ("config.toml", b"secret-cell", "not TOML"),
+        ("traffic.csv", b"party,direction\n", "lacks a column"),
+        (
+            "traffic.csv",
+            b"party,direction,phase,frames,payload_bytes,wire_bytes,seconds\na,up,train,secret-cell,1,1,1\n",
+            r"traffic\.csv:2",
+        ),
+    ],
+)
+def test_a_damaged_file_is_named_and_not_quoted(run_folder, name, content, words):
+    folder = run_folder()
+    (folder / name).write_bytes(content)
+    with pytest.raises(RunFolderError, match=words) as caught:
+        build_report(folder)
+    assert name in str(caught.value)
+    assert "secret-cell" not in json.dumps(caught.value.record())
+    assert not (folder / "report.html").exists()
+
+
+def test_the_report_needs_no_torch():
+    code = "import sys, vfl.experiments.pages; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+HOSTILE = "<script>alert(1)</script>\x1b[2J\u202e\u200b'\"><img src=x onerror=y>"
+
+
+def test_hostile_text_is_shown_and_does_nothing(run_folder, make_head):
+    """Wherever it stands: names, command, configuration, figures of the summary, the ledger."""
+    head = make_head(name=HOSTILE, command=HOSTILE)
+    config = f"name = {json.dumps(HOSTILE)}\n[parties.{json.dumps(HOSTILE)}]\nwidth = 4\n"
+    summary = {
+        "secure": HOSTILE,
+        "trust": HOSTILE,
+        "codec": HOSTILE,
+        "defense": HOSTILE,
+        "bytes_up": {HOSTILE: 1},
+        "revealed": [REVEALED | {"observer": HOSTILE, "what": HOSTILE}],
+    }
+    content, page = page_of(run_folder(head=head, config=config, summary=summary))
+    assert "<script" not in content
+    assert "<img" not in content
+    assert not set("\x1b\u202e\u200b") & set(content)
+    assert "<script>alert(1)</script>?[2J??" in page.text

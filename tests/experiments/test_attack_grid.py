@@ -1,0 +1,439 @@
+"""A grid of attacks: what it does, keeps, does anew, and its table after a kill."""
+
+import json
+import re
+import runpy
+import shutil
+import sys
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from pydantic import ValidationError
+
+from vfl.config import Experiment, GridSettings, with_overrides
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import ConfigError, RunFolderError, SpecError
+from vfl.core.storage import read_json
+from vfl.experiments import GridFolder, attack_runner
+from vfl.experiments import cells as identity
+from vfl.experiments.attack_grid import draw_pictures, grid_cells
+from vfl.experiments.attack_results import read_rows, to_csv, write_attack_results
+from vfl.experiments.cells import PICTURES, grid_settings_of
+from vfl.experiments.comparison import comparison_of
+from vfl.experiments.leaderboard import leaderboard
+from vfl.experiments.scheduler import run_cells
+from vfl.experiments.scores import (
+    SCORES,
+    TRAINED,
+    AttackJob,
+    AttackPlan,
+    ScoreRecord,
+    ScoresFile,
+    baselines_of,
+)
+from vfl.training.run import load_data, train
+from vfl.training.specs import check_specs
+
+CONTENT = {
+    "name": "attacked",
+    "data": {"rows": 400},
+    "parties": {"client": {"width": 8, "bottom": "mlp:hidden=16"}},
+    "label": {"top": "linear"},
+    "train": {"epochs": 3, "learning_rate": 0.02},
+    "grid": {
+        "defenses": ["layer_norm"],
+        "attacks": ["fine_tuning:steps=20", "kmeans:starts=1"],
+        "baselines": ["scratch", "raw", "pca"],
+        "leaks": [1, 3],
+        "draws": 2,
+        "seeds": [0, 1],
+        "pictures": 20,
+    },
+}
+
+
+def tiny(**changes):
+    return Experiment.model_validate(CONTENT | {"grid": CONTENT["grid"] | changes})
+
+
+def done(path, experiment, jobs=1):
+    folder = GridFolder(path)
+    folder.write(experiment, grid_cells(experiment), "vfl grid attacked.toml")
+    assert run_cells(folder, folder.cells(), jobs=jobs) == []
+    return folder
+
+
+def timeless(folder):
+    """Every row without the seconds it took."""
+    return [vars(row) | {"seconds": None} for row in read_rows(folder)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return done(tmp_path_factory.mktemp("grid") / "whole", tiny())
+
+
+def copied(whole, path):
+    shutil.copytree(whole.path, path)
+    return GridFolder(path)
+
+
+def test_the_cells_are_baselines_and_victims_seed_by_seed():
+    cells = grid_cells(tiny())
+    assert [cell.title for cell in cells] == [
+        "baselines seed=0", "none seed=0", "layer_norm seed=0",
+        "baselines seed=1", "none seed=1", "layer_norm seed=1",
+    ]  # fmt: skip
+    assert [cell.experiment.defense for cell in cells[:3]] == ["none", "none", "layer_norm"]
+    assert len({cell.name for cell in cells}) == 6
+    assert all(cell.experiment.grid is None for cell in cells)
+
+
+def test_a_codec_is_a_victim_like_a_defense():
+    cells = grid_cells(tiny(codecs=["topk:k=2"], seeds=[0]))
+    assert [(cell.victim, cell.experiment.defense, cell.experiment.codec) for cell in cells] == [
+        ("baselines", "none", "none"),
+        ("none", "none", "none"),
+        ("layer_norm", "layer_norm", "none"),
+        ("topk:k=2", "none", "topk:k=2"),
+    ]
+
+
+def test_the_plain_model_is_not_asked_for_as_a_codec():
+    with pytest.raises(ValueError, match="undefended model is a victim anyway"):
+        tiny(codecs=["none"])
+
+
+def test_a_codec_that_does_not_fit_the_cut_is_told_before_anything_is_trained():
+    with pytest.raises(SpecError, match="topk:k=9: "):
+        check_specs(tiny(codecs=["topk:k=9"]))
+
+
+def test_every_victim_meets_every_attack(whole):
+    rows = read_rows(whole)
+    seen = {(row.defense, row.attack, row.k, row.seed, row.draw) for row in rows}
+    wanted = {
+        (defense, "fine_tuning:steps=20", k, seed, draw)
+        for defense in ("none", "layer_norm")
+        for k in (1, 3)
+        for seed in (0, 1)
+        for draw in (0, 1)
+    } | {
+        (defense, "kmeans:starts=1", 0, seed, 0)
+        for defense in ("none", "layer_norm")
+        for seed in (0, 1)
+    }
+    assert seen == wanted
+    assert len(rows) == len(wanted)
+    for row in rows:
+        assert set(row.baselines) == {"scratch", "raw", "pca"}
+        assert row.scratch == row.baselines["scratch"]
+        assert 0 < row.guess < 0.2 < row.test_accuracy <= 1
+        assert row.threat.startswith("A semi-honest feature party, alone, in the inference phase")
+
+
+def test_a_bottom_that_rebuilds_the_rows_is_a_baseline_when_asked_for(tmp_path, monkeypatch):
+    assert "autoencoder" not in GridSettings().baselines
+    stands_on: set[str] = set()
+    monkeypatch.setattr(attack_runner, "code_of", lambda *modules: stands_on.update(modules) or "")
+    asked = {"attacks": ["fine_tuning:steps=20"], "leaks": [3], "draws": 1, "seeds": [0]}
+    asked |= {"defenses": ["none"], "baselines": ["autoencoder"], "pictures": 0}
+    (row,) = rows = read_rows(done(tmp_path / "free", tiny(**asked)))
+    assert row.guess < row.baselines["autoencoder"] < 1
+    (place,) = leaderboard(rows, margin=0.5)
+    assert place.worst.baseline == "fine_tuning:steps=20 on autoencoder"
+    assert place.worst.advantage.mean == row.value - row.baselines["autoencoder"]
+    assert "vfl.defenses.label_free" in stands_on
+
+
+def test_leaked_rows_and_baselines_are_the_same_for_every_defense(whole):
+    rows = read_rows(whole)
+    mine, theirs = ([row for row in rows if row.defense == one] for one in ("none", "layer_norm"))
+    assert [row.baselines for row in mine] == [row.baselines for row in theirs]
+    assert [row.value for row in mine] != [row.value for row in theirs]
+    labelled = [row for row in mine if row.k]
+    assert len({row.scratch for row in labelled}) > 4  # a draw of its own for each victim
+
+
+def test_attacks_get_better_with_more_labels(whole):
+    rows = [row for row in read_rows(whole) if row.k]
+    few, many = (sum(row.value for row in rows if row.k == k) for k in (1, 3))
+    assert few < many
+
+
+def test_what_is_done_is_not_done_again(whole, tmp_path, monkeypatch):
+    folder, before = copied(whole, tmp_path / "again"), timeless(whole)
+    monkeypatch.setattr(attack_runner, "run_attack", None)
+    assert run_cells(folder, folder.cells()) == []
+    assert timeless(folder) == before
+
+
+def test_a_grid_that_grows_does_only_what_is_new(whole, tmp_path, monkeypatch):
+    folder, tried = copied(whole, tmp_path / "more"), []
+    plain = attack_runner.run_attack
+
+    def counted(case, attack, draw):
+        tried.append(type(attack).__name__)
+        return plain(case, attack, draw)
+
+    monkeypatch.setattr(attack_runner, "run_attack", counted)
+    more = tiny(attacks=[*CONTENT["grid"]["attacks"], "nearest_mean"], leaks=[3], seeds=[0])
+    folder.write(more, grid_cells(more), "vfl grid attacked.toml")
+    assert run_cells(folder, folder.cells()) == []
+    assert tried == ["NearestMean"] * 2 * 4  # two draws, on raw, pca and two victims
+    assert {row.attack for row in read_rows(folder)} == {*more.grid.attacks}
+    assert {row.k for row in read_rows(folder)} == {0, 3}
+
+
+@pytest.mark.parametrize("change", ["data.rows=399", "train.epochs=4"])
+def test_other_rows_or_another_training_are_attacked_anew(whole, tmp_path, change):
+    folder = copied(whole, tmp_path / "other")
+    other = with_overrides(tiny(seeds=[0]), [change])
+    folder.write(other, grid_cells(other), "vfl grid attacked.toml")
+    assert read_rows(folder) == []
+    assert run_cells(folder, folder.cells()) == []
+    assert len(read_rows(folder)) == 10
+
+
+def test_scores_of_another_setting_are_not_shown(whole, tmp_path):
+    folder = copied(whole, tmp_path / "setting")
+    other = tiny(leaks_from="validation")
+    folder.write(other, grid_cells(other), "vfl grid attacked.toml")
+    assert read_rows(folder) == []
+
+
+def test_an_attack_that_changes_is_tried_anew(whole, tmp_path, monkeypatch):
+    folder, tried = copied(whole, tmp_path / "code"), []
+    monkeypatch.setattr(attack_runner, "code_of", lambda *modules: "another")
+    plain = attack_runner.run_attack
+    monkeypatch.setattr(attack_runner, "run_attack", lambda *all_: tried.append(1) or plain(*all_))
+    assert run_cells(folder, folder.cells()[1:2]) == []
+    assert len(tried) == 5
+
+
+def test_a_digest_follows_what_an_attack_stands_on(monkeypatch):
+    """Its own file and those of the room that it imports; not another attack's."""
+    sources = {
+        "vfl.attacks.one": b"from vfl.attacks.shared import thing",
+        "vfl.attacks.shared": b"",
+        "vfl.attacks.other": b"",
+    }
+    monkeypatch.setattr(identity, "_source", lambda name: sources[name])
+
+    def digest():
+        identity.code_of.cache_clear()
+        return identity.code_of("vfl.attacks.one")
+
+    first = digest()
+    sources["vfl.attacks.other"] = b"changed"
+    assert digest() == first
+    sources["vfl.attacks.shared"] = b"changed"
+    assert digest() != first
+    monkeypatch.undo()
+    identity.code_of.cache_clear()
+
+
+class Killed(BaseException):
+    """Stands for a process that ends between two attacks."""
+
+
+def test_what_was_begun_goes_on_to_the_same_table(whole, tmp_path, monkeypatch):
+    left, plain = iter(range(30)), attack_runner.run_attack
+
+    def dying(case, attack, draw):
+        if next(left, None) is None:
+            raise Killed
+        return plain(case, attack, draw)
+
+    monkeypatch.setattr(attack_runner, "run_attack", dying)
+    with pytest.raises(Killed):
+        done(tmp_path / "begun", tiny())
+    monkeypatch.setattr(attack_runner, "run_attack", plain)
+    (torn,) = [path for path in (tmp_path / "begun").rglob(SCORES) if "layer_norm" in str(path)]
+    with torn.open("a") as file:
+        file.write('{"key": "half a li')
+    folder = done(tmp_path / "begun", tiny())
+    assert timeless(folder) == timeless(whole)
+    assert len(torn.read_text().splitlines()) == 5
+
+
+def test_results_are_files_and_rows(whole):
+    table, records = write_attack_results(whole)
+    assert {"defense", "attack", "k", "value", "scratch", "guess", "test_accuracy"} <= set(
+        records[0]
+    )
+    assert len(records) == 20
+    content = json.loads((whole.path / "results.json").read_text())
+    assert content["rows"] == json.loads(json.dumps(records))
+    assert {place["defense"] for place in content["leaderboard"]} == {"none", "layer_norm"}
+    lines = (whole.path / "results.csv").read_text().splitlines()
+    assert len(lines) == 21
+    assert lines[0].endswith("baseline_raw,baseline_pca,seconds")
+    assert len((whole.path / "means.csv").read_text().splitlines()) == 7  # 20 rows of 2 victims
+    assert table == (whole.path / "table.md").read_text()
+    assert "| none " in table
+    assert to_csv([]).startswith("defense,attack")
+
+
+def test_a_cell_that_fails_stops_no_other(tmp_path):
+    wild = with_overrides(tiny(seeds=[0]), ["train.optimizer=sgd", "train.learning_rate=1e6"])
+    folder = GridFolder(tmp_path / "wild")
+    folder.write(wild, grid_cells(wild), "vfl grid attacked.toml")
+    failed = run_cells(folder, folder.cells())
+    assert "none" in [ended.cell.victim for ended in failed]
+    assert "baselines" not in [ended.cell.victim for ended in failed]
+    table, _ = write_attack_results(folder)
+    assert "cells failed and are left out" in table
+
+
+def test_a_cell_that_fails_now_shows_nothing_of_earlier_settings(whole, tmp_path):
+    folder = copied(whole, tmp_path / "grown")
+    larger = tiny(leaks=[1, 5000])
+    folder.write(larger, grid_cells(larger), "vfl grid attacked.toml")
+    assert len(run_cells(folder, folder.cells())) == 6
+    assert read_rows(folder) == []
+    assert write_attack_results(folder)[0] == "6 of 6 cells failed and are left out\n"
+
+
+def test_fewer_leaks_and_draws_show_fewer_rows(whole, tmp_path):
+    folder = copied(whole, tmp_path / "fewer")
+    smaller = tiny(leaks=[3], draws=1)
+    folder.write(smaller, grid_cells(smaller), "vfl grid attacked.toml")
+    assert {(row.k, row.draw) for row in read_rows(folder)} == {(3, 0), (0, 0)}
+
+
+def test_rows_that_are_attacked_do_not_leak():
+    with pytest.raises(ValidationError, match="leaks_from"):
+        tiny(leaks_from="test")
+
+
+def test_mistakes_are_told_before_anything_is_trained(tmp_path):
+    with pytest.raises(ConfigError, match="no feature party has that name"):
+        grid_cells(tiny(party="label"))
+    with pytest.raises(SpecError, match="no attack is called"):
+        grid_cells(tiny(attacks=["fine_tunning"]))
+    with pytest.raises(ConfigError, match="nothing says what is attacked"):
+        grid_settings_of(Experiment.model_validate(CONTENT | {"grid": None}))
+
+
+def test_a_folder_holds_a_grid_of_one_kind(whole, tmp_path):
+    folder = copied(whole, tmp_path / "kind")
+    codecs = Experiment.model_validate(
+        CONTENT | {"grid": None, "compare": {"codecs": ["none"], "seeds": [0]}}
+    )
+    with pytest.raises(RunFolderError, match="a grid of another kind, attacks"):
+        folder.write(codecs, comparison_of(codecs).cells, "vfl compare attacked.toml")
+
+
+def test_the_cells_of_a_comparison_keep_their_names():
+    """A table [grid] beside [compare] changes no cell."""
+    codecs = {"compare": {"codecs": ["none"], "seeds": [0]}}
+    both = Experiment.model_validate(CONTENT | codecs)
+    one = Experiment.model_validate(CONTENT | codecs | {"grid": None})
+    assert comparison_of(both).cells == comparison_of(one).cells
+
+
+def test_the_undefended_model_is_always_a_victim():
+    assert GridSettings(defenses="layer_norm").victims == ("none", "layer_norm")
+    assert GridSettings(defenses=["layer_norm", "none"]).victims == ("none", "layer_norm")
+    assert GridSettings(attacks=["thesis", "svm", "kmeans"]).attack_specs == (
+        "fine_tuning", "kmeans", "svm",
+    )  # fmt: skip
+
+
+def test_trials_of_one_leak_stand_together():
+    plan = AttackPlan(["a", "b"], ["c"], [1, 5], 2)
+    assert plan.on_victim() == [
+        AttackJob("c", 0, 0),
+        *(AttackJob(spec, k, draw) for draw in (0, 1) for k in (1, 5) for spec in "ab"),
+    ]
+    baselines = plan.baselines(["scratch", "pca"])
+    assert {(one.attack, one.bottom) for one in baselines} == {
+        ("scratch", "raw"), ("a", "pca"), ("b", "pca"), ("c", "raw"), ("c", "pca"),
+    }  # fmt: skip
+    assert AttackPlan([], ["c"], [1], 1).baselines(["scratch"]) == [AttackJob("c", 0, 0, "raw")]
+    asked = [*baselines_of(AttackJob("a", 5, 1), ["scratch", "pca"]).values()]
+    assert set(asked) <= set(baselines)
+    assert baselines_of(AttackJob("c", 0, 0), ["scratch"]) == {
+        "scratch": AttackJob("c", 0, 0, "raw")
+    }
+
+
+def test_label_free_bottoms_meet_the_attacks_that_were_named():
+    attempts = AttackPlan(["a", "b"], ["c", "d"], [1], 1, unseen=frozenset("bd"))
+    baselines = attempts.baselines(["scratch", "raw", "pca"])
+    assert {(one.attack, one.bottom) for one in baselines} == {
+        ("scratch", "raw"), ("c", "raw"), ("d", "raw"), ("a", "raw"), ("a", "pca"), ("c", "pca"),
+    }  # fmt: skip
+    assert len(set(baselines)) == len(baselines)
+
+
+def test_attacks_that_label_free_bottoms_do_not_meet_stand_beside_the_others_baselines(tmp_path):
+    named = {"attacks": ["logistic", "kmeans", "svm"], "baseline_attacks": "logistic"}
+    asked = tiny(defenses="none", baselines=["scratch", "pca"], leaks=3, seeds=0, **named)
+    rows = read_rows(done(tmp_path / "grid", asked))
+    found = {row.attack: set(row.baselines) for row in rows}
+    assert found == {"logistic": {"scratch", "pca"}, "svm": {"scratch"}, "kmeans": {"scratch"}}
+    references = {
+        "scratch": [row.baselines["scratch"] for row in rows if row.attack == "svm"],
+        "kmeans on raw": [row.baselines["scratch"] for row in rows if row.attack == "kmeans"],
+        "logistic on pca": [row.baselines["pca"] for row in rows if row.attack == "logistic"],
+    }
+    best = max(references, key=lambda name: fmean(references[name]))
+    standing = leaderboard(rows, margin=0.5)[0].standings[0]
+    assert standing.baseline == best
+    assert standing.baseline_value.mean == pytest.approx(fmean(references[best]))
+
+
+def test_baseline_attacks_are_some_of_the_attacks():
+    settings = GridSettings(attacks=["thesis", "svm"], baseline_attacks="thesis")
+    assert settings.baseline_specs == ("fine_tuning", "kmeans")
+    assert GridSettings(attacks="svm").baseline_specs == ("svm",)
+    with pytest.raises(ValidationError, match="some of the attacks, and knn is none"):
+        GridSettings(attacks="svm", baseline_attacks="knn")
+
+
+def test_damaged_scores_are_told(tmp_path):
+    (tmp_path / SCORES).write_text('{"key": 1}\n')
+    with pytest.raises(RunFolderError, match="a score is damaged"):
+        ScoresFile(tmp_path)
+
+
+def test_a_score_is_on_disk_when_it_is_added(tmp_path):
+    one = ScoreRecord("k", "kmeans", TRAINED, 0, 0, "matched_accuracy", 0.5, 0.1, "A party.", 0.1)
+    ScoresFile(tmp_path / "run").add(one)
+    assert ScoresFile(tmp_path / "run").get("k") == one
+    assert ScoresFile(tmp_path / "run").get("other") is None
+
+
+def test_only_victims_of_the_first_seed_are_drawn(whole):
+    drawn = [path.parent.name.split("-")[0:2] for path in whole.path.rglob("pictures.json")]
+    assert sorted(drawn) == [["layer_norm", "seed0"], ["none", "seed0"]]
+
+
+def test_cuts_are_drawn_of_the_party_that_attacks(tmp_path):
+    asked = tiny().model_copy(update={"parties": dict.fromkeys("ab", tiny().parties["client"])})
+    data = load_data(asked)
+    train(asked, tmp_path, "run", data=data)
+    run, drawn = RunFolder.open(tmp_path / "run"), {}
+    for party in ("a", "b", "b"):
+        draw_pictures(run, data, asked.grid.model_copy(update={"party": party}))
+        found = read_json(run.path / PICTURES)
+        drawn.setdefault(party, []).append((found["party"], found["same"]))
+    assert [found[0] for found in drawn["b"]] == ["b", "b"]
+    assert drawn["a"][0][1] != drawn["b"][0][1] == drawn["b"][1][1]
+
+
+def test_a_script_draws_the_cuts_alone(whole, tmp_path, monkeypatch):
+    script, page = Path(__file__).parents[2] / "scripts" / "draw_cuts.py", tmp_path / "cuts.html"
+    monkeypatch.setattr(sys, "argv", [str(script), str(whole.path), str(page)])
+    runpy.run_path(str(script), run_name="__main__")
+    assert re.findall("<figcaption>([^<]+)", page.read_text()) == [
+        "Angles, none", "Angles, layer_norm", "t-SNE, none", "t-SNE, layer_norm",
+    ]  # fmt: skip
+
+
+def test_the_owner_trained_in_the_sentence(tmp_path):
+    folder = done(tmp_path / "owner", tiny(trained_by="owner", seeds=[0], attacks=["kmeans"]))
+    assert all(row.threat.endswith("the owner trained both halves.") for row in read_rows(folder))

@@ -1,0 +1,98 @@
+"""Digests of code: what changes them, and what leaves them as they are."""
+
+import importlib
+import sys
+
+import pytest
+
+from vfl.config import Experiment
+from vfl.experiments import cells as identity
+
+
+@pytest.fixture
+def digest(tmp_path, monkeypatch):
+    """Writes files beside each other and digests modules of them."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+
+    def of(module, files):
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+        importlib.invalidate_caches()
+        identity.code_of.cache_clear()
+        return identity.code_of(module)
+
+    yield of
+    identity.code_of.cache_clear()
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_a_plug_in_of_one_file_stands_on_files_beside_it(digest):
+    files = {"mine.py": "import torch\nfrom beside import x", "beside.py": "x = 1", "alone.py": ""}
+    first = digest("mine", files)
+    assert digest("mine", {"alone.py": "changed = 1"}) == first
+    assert digest("mine", {"beside.py": "x = 2"}) != first
+
+
+def test_a_plug_in_of_a_package_stands_on_its_package(digest):
+    files = {"pack/__init__.py": "", "pack/mine.py": "from .deep import x\nimport pack.more"}
+    first = digest("pack.mine", files | {"pack/deep.py": "x = 1", "pack/more.py": ""})
+    assert digest("pack.mine", {"pack/deep.py": "x = 2"}) != first
+    assert digest("pack.mine", {"pack/deep.py": "x = 1"}) == first
+    assert digest("pack.mine", {"pack/more.py": "y = 1"}) != first
+
+
+def test_an_attack_stands_on_what_it_takes_from_other_rooms(monkeypatch):
+    read = []
+    source = identity._source
+
+    def noted(name):
+        read.append(name)
+        return source(name)
+
+    monkeypatch.setattr(identity, "_source", noted)
+    identity.code_of.cache_clear()
+    identity.code_of("vfl.attacks.labels.principal")
+    identity.code_of.cache_clear()
+    assert {"vfl.attacks.base", "vfl.defenses.components"} <= set(read)
+    assert not {
+        "vfl.attacks",
+        "vfl.attacks.labels.clusters",
+        "vfl.config",
+        "vfl.core.storage",
+    } & set(read)
+
+
+def test_a_script_that_runs_has_a_source(monkeypatch, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("x = 1")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    identity.code_of.cache_clear()
+    first = identity.code_of("__main__")
+    script.write_text("x = 2")
+    identity.code_of.cache_clear()
+    assert identity.code_of("__main__") != first
+
+
+def test_plug_ins_are_adversaries_defense_codec_and_models(monkeypatch):
+    seen = []
+    monkeypatch.setattr(identity, "code_of", lambda *modules: seen.extend(modules) or "")
+    identity.plug_ins_of(
+        Experiment(
+            defense="layer_norm+dcor",
+            codec="topk:k=3",
+            parties={"bank": {"bottom": "mlp"}, "shop": {"bottom": "identity"}},
+        ),
+        ["noisy_labels"],
+    )
+    named = [name.removeprefix("vfl.") for name in seen]
+    assert named == [
+        "attacks.active.noisy_labels",
+        "compression.topk",
+        "defenses.dcor",
+        "defenses.potential",
+        "models.mlp",
+    ]

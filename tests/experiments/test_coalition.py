@@ -1,0 +1,75 @@
+"""Feature parties that pool, and bottoms of every epoch, stand beside baselines of their own."""
+
+import pytest
+import torch
+
+from vfl.attacks.labels.classifiers import NearestMean
+from vfl.config import Experiment
+from vfl.core.seeds import generator
+from vfl.experiments import GridFolder
+from vfl.experiments.attack_grid import grid_cells
+from vfl.experiments.attack_results import read_rows
+from vfl.experiments.attack_runner import AttackRunner
+from vfl.experiments.leaderboard import leaderboard
+from vfl.experiments.scenarios import INFERENCE_TIME
+from vfl.experiments.scheduler import run_cells
+from vfl.training.run import load_data
+
+POOLED, KEPT = "pooled:of=nearest_mean", "averaging:of=nearest_mean,over=snapshots"
+CONTENT = {
+    "name": "coalition",
+    "data": {"rows": 400},
+    "parties": {name: {"width": 8, "bottom": "mlp:hidden=16"} for name in ("bank", "shop")},
+    "label": {"top": "linear"},
+    "train": {"epochs": 2},
+    "grid": {
+        "attacks": [POOLED, KEPT, "nearest_mean"],
+        "baselines": ["scratch", "raw", "pca"],
+        "leaks": [5],
+        "draws": 1,
+        "seeds": [0],
+        "pictures": 0,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    experiment = Experiment.model_validate(CONTENT)
+    made = GridFolder(tmp_path_factory.mktemp("grid"))
+    made.write(experiment, grid_cells(experiment), "vfl grid coalition.toml")
+    assert run_cells(made, made.cells()) == []
+    return made
+
+
+def test_each_has_all_baselines_and_counts(folder):
+    rows = {row.attack: row for row in read_rows(folder)}
+    assert all(set(row.baselines) == {"scratch", "raw", "pca"} for row in rows.values())
+    (place,) = leaderboard(list(rows.values()), 0.5)
+    best = max(rows.values(), key=lambda row: row.value)
+    assert place.worst.attack == best.attack
+    # A label-free bottom is the same after every epoch, so who averages has the same baselines.
+    assert rows[KEPT].baselines == rows["nearest_mean"].baselines
+    assert rows[POOLED].baselines != rows["nearest_mean"].baselines
+    scratch = {row.attack: row.scratch for row in rows.values()}
+    assert scratch[POOLED] != scratch["nearest_mean"]
+    assert place.worst.over_scratch.mean == pytest.approx(best.value - scratch[best.attack])
+
+
+def test_who_pools_is_set_against_all_their_inputs_together(folder):
+    experiment = folder.experiment()
+    data = load_data(experiment)
+    runner = AttackRunner.of_baselines(experiment, data, experiment.grid)
+    case = runner._cases_of.case(INFERENCE_TIME, 5, generator(0, "leak", 0))
+    leaked, targets = case.view.leaked.inputs.flatten(1), case.view.targets.inputs
+    own, others = (data[name].inputs.flatten(1) for name in ("bank", "shop"))
+    both = torch.cat([own, others], 1)
+    train = torch.from_numpy(data["label"].split.train)
+    rows = [int(train[(own[train] == row).all(1)][0]) for row in leaked]
+    test = torch.from_numpy(data["label"].split.test)
+    assert torch.equal(own[test], targets.flatten(1))
+    held = case.view.with_cuts({"targets": both[test], "leaked": both[rows]})
+    guesses = NearestMean().run(held, generator(0, "attack", 0)).argmax(1)
+    wanted = float((guesses == case.labels).float().mean())
+    (row,) = [row for row in read_rows(folder) if row.attack == POOLED]
+    assert row.baselines["raw"] == pytest.approx(wanted)

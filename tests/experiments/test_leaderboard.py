@@ -1,0 +1,168 @@
+"""Places and verdicts on tables whose answer is known."""
+
+from dataclasses import replace
+
+import pytest
+
+from vfl.experiments.leaderboard import by_baseline, leaderboard
+from vfl.experiments.scores import Row
+
+NOISE = (-0.002, 0.0, 0.002)
+
+
+def row(defense, attack, k, seed, value, *, accuracy=0.95, scratch=0.6, draw=0, **baselines):
+    return Row(
+        defense=defense,
+        attack=attack,
+        adversary="none",
+        k=k,
+        seed=seed,
+        draw=draw,
+        measure="accuracy" if k else "matched_accuracy",
+        value=value + NOISE[seed],
+        scratch=scratch,
+        guess=0.1,
+        test_accuracy=accuracy + NOISE[seed],
+        baselines={"scratch": scratch + NOISE[seed] / 2} | baselines,
+        threat="",
+        seconds=0.1,
+    )
+
+
+def rows(values, defense="none", attack="logistic", **options):
+    """One row a seed for each k."""
+    return [
+        row(defense, attack, k, seed, value, **options)
+        for k, value in values.items()
+        for seed in range(3)
+    ]
+
+
+def verdicts(table, margin=0.5):
+    return {
+        place.defense: [one.verdict for one in place.standings]
+        for place in leaderboard(table, margin)
+    }
+
+
+def test_a_defense_protects_only_where_an_attack_succeeds_without_it():
+    table = rows({1: 0.6, 5: 0.9}) + rows({1: 0.3, 5: 0.3}, "good")
+    assert verdicts(table) == {
+        "good": ["inconclusive", "protected"],
+        "none": ["inconclusive", "leaks"],
+    }
+
+
+def test_one_attack_that_wins_is_enough_to_leak():
+    table = rows({5: 0.9}) + rows({5: 0.9}, attack="svm")
+    table += rows({5: 0.3}, "half") + rows({5: 0.8}, "half", "svm")
+    places = leaderboard(table, 0.5)
+    assert [(place.defense, place.worst.attack) for place in places] == [
+        ("half", "svm"),
+        ("none", "logistic"),
+    ]
+    assert places[0].worst.advantage.mean == pytest.approx(0.2)
+    assert places[0].worst.verdict == "leaks"
+
+
+def test_clusters_count_at_every_number_of_leaked_labels():
+    table = rows({5: 0.7, 10: 0.95}) + rows({0: 0.9}, attack="kmeans", scratch=0.5)
+    (place,) = leaderboard(table, 0.5)
+    assert [one.attack for one in place.standings] == ["kmeans", "logistic"]
+    assert [one.k for one in place.standings] == [5, 10]
+    over = [one.over_scratch.mean for one in place.standings]
+    assert over == pytest.approx([0.9 - 0.5, 0.95 - 0.6])  # clusters of the inputs, then training
+
+
+def test_an_attack_below_the_highest_can_be_the_one_that_leaks():
+    """The highest varies too much to say anything; the next one is surely above its baseline."""
+    wild = [replace(one, value=one.value + (one.seed - 1) / 2) for one in rows({5: 0.72})]
+    (place,) = leaderboard(wild + rows({5: 0.7}, attack="svm"), 0.5)
+    (one,) = place.standings
+    assert one.attack == "logistic"
+    assert one.advantage.low < 0
+    assert one.verdict == "leaks"
+
+
+def test_the_highest_of_many_attacks_is_above_what_they_are_worth():
+    """An interval that ends just above the baseline is a leak of one attack, not of one in ten."""
+    close = rows({5: 0.6052})
+    many = [replace(one, attack=f"svm:strength={name}") for one in close for name in range(9)]
+    assert verdicts(close)["none"] == ["leaks"]
+    assert verdicts(close + many)["none"] == ["inconclusive"]
+
+
+def test_the_best_baseline_is_chosen_over_all_attacks():
+    table = rows({5: 0.9}, raw=0.65) + rows({5: 0.8}, attack="svm", raw=0.85)
+    (place,) = leaderboard(table, 0.5)
+    (one,) = place.standings
+    assert (one.attack, one.baseline) == ("logistic", "svm on raw")
+    assert one.advantage.mean == pytest.approx(0.05)
+    assert one.over_scratch.mean == pytest.approx(0.3)
+
+
+def test_what_a_baseline_is_called():
+    found = by_baseline(
+        [row("none", "svm", 5, 0, 0.5, raw=0.4), row("none", "kmeans", 0, 0, 0.5, pca=0.4)]
+    )
+    assert set(found) == {"scratch", "svm on raw", "kmeans on raw", "kmeans on pca"}
+
+
+def test_nothing_is_decided_by_one_victim():
+    table = [one for one in rows({5: 0.9}) + rows({5: 0.1}, "good") if one.seed == 0]
+    assert verdicts(table) == {"good": ["undecided"], "none": ["undecided"]}
+
+
+def test_an_interval_that_holds_zero_is_undecided():
+    table = rows({5: 0.9}) + rows({5: 0.601}, "close")
+    assert verdicts(table)["close"] == ["undecided"]
+
+
+def test_protection_is_adjusted_for_the_number_of_leaks():
+    """A p-value of 0.018 is below 0.025, but not twice it."""
+    undefended = rows({1: 0.9, 5: 0.9})
+    close = rows({1: 0.597, 5: 0.597}, "close")
+    each = leaderboard([one for one in undefended + close if one.k == 1], 0.5)
+    both = leaderboard(undefended + close, 0.5)
+    single = next(place for place in each if place.defense == "close").standings[0]
+    paired = next(place for place in both if place.defense == "close").standings[0]
+    assert paired.chance == pytest.approx(2 * single.chance)
+    assert single.verdict == "protected"
+    assert paired.verdict == "undecided"
+
+
+@pytest.mark.parametrize(("accuracy", "equal"), [(0.951, True), (0.9455, False), (0.9405, False)])
+def test_accuracy_within_the_margin(accuracy, equal):
+    table = rows({5: 0.9}) + [
+        row("other", "logistic", 5, seed, 0.9, accuracy=accuracy + shift)
+        for seed, shift in enumerate((0.0005, -0.0005, 0.0))
+    ]
+    places = {place.defense: place for place in leaderboard(table, 0.5)}
+    assert places["none"].difference is None
+    assert places["other"].difference.mean == pytest.approx(accuracy - 0.95)
+    assert places["other"].equal is equal
+
+
+def test_other_measures_are_no_part_of_it():
+    other = row("none", "gradient_norm", 0, 0, 0.9)
+    assert leaderboard([], 0.5) == []
+    assert leaderboard([Row(**{**vars(other), "measure": "auc"})], 0.5) == []
+
+
+def test_without_training_from_scratch_nothing_is_over_it():
+    table = [Row(**{**vars(one), "baselines": {"raw": 0.5}}) for one in rows({5: 0.9})]
+    (place,) = leaderboard(table, 0.5)
+    assert place.worst.over_scratch is None
+    assert place.worst.advantage.mean == pytest.approx(0.4)
+
+
+def test_attacks_after_an_adversary_are_attackers_of_their_own():
+    honest = rows({5: 0.7})
+    table = honest + [
+        Row(**{**vars(one), "adversary": "eager", "value": 0.9, "test_accuracy": 0.2})
+        for one in honest
+    ]
+    (place,) = leaderboard(table, 0.5)
+    assert place.worst.attack == "logistic after eager"
+    assert place.worst.value.mean == pytest.approx(0.9)
+    assert place.accuracy.mean == pytest.approx(0.95)

@@ -1,0 +1,177 @@
+"""Attacks on columns, attributes and membership in a grid, and the pictures they leave."""
+
+import base64
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vfl.config import Experiment, GridSettings
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import UserError
+from vfl.experiments import GridFolder, attack_runner
+from vfl.experiments.attack_grid import attack_finished_run, grid_cells
+from vfl.experiments.attack_results import read_rows, write_attack_results
+from vfl.experiments.pages import build_report
+from vfl.experiments.pictures import GALLERY, Gallery
+from vfl.experiments.scheduler import run_cells
+from vfl.experiments.scores import SCORES
+from vfl.training.run import train
+
+COLUMNS = [
+    "inversion:steps=300",
+    "white_box_inversion:steps=5",
+    "unsplit:rounds=1,input_steps=5,model_steps=5",
+    "pseudo_client:steps=5",
+]
+QUERIES = ["membership", "likelihood_ratio:shadows=2,steps=5"]
+CONTENT = {
+    "name": "columns",
+    "data": {"rows": 400, "validation": 0.3},
+    "parties": {"client": {"width": 8, "bottom": "mlp:hidden=16"}},
+    "label": {"top": "linear"},
+    "train": {"epochs": 3, "learning_rate": 0.02},
+    "grid": {
+        "defenses": ["layer_norm"],
+        "attacks": [*COLUMNS, "attribute", *QUERIES],
+        "baselines": ["raw"],
+        "leaks": [1],
+        "draws": 1,
+        "seeds": [0],
+        "pictures": 0,
+    },
+}
+
+
+def columns(**changes):
+    grid = CONTENT["grid"] | changes.pop("grid", {})
+    return Experiment.model_validate(CONTENT | {"grid": grid} | changes)
+
+
+def done(path, experiment):
+    folder = GridFolder(path)
+    folder.write(experiment, grid_cells(experiment), "vfl grid columns.toml")
+    assert run_cells(folder, folder.cells()) == []
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return done(tmp_path_factory.mktemp("columns") / "grid", columns())
+
+
+def test_every_measure_is_a_row_beside_its_guess(whole):
+    rows = read_rows(whole)
+    assert {(row.attack, row.measure) for row in rows} == {
+        *((spec, measure) for spec in COLUMNS for measure in ("mse", "psnr", "ssim")),
+        ("attribute", "attribute_accuracy"),
+        *((spec, measure) for spec in QUERIES for measure in ("auc", "tpr_at_1_fpr")),
+    }
+    assert len({row.guess for row in rows if row.measure == "mse"}) == 1  # the mean picture
+    assert {row.guess for row in rows if row.measure == "auc"} == {0.5}
+    assert all(not row.baselines for row in rows)
+    for row in rows:
+        who = "outsider" if row.attack in QUERIES else "label party"
+        assert row.threat.startswith(f"A semi-honest {who}, alone, in the inference phase")
+
+
+def test_a_few_known_rows_beat_the_mean_picture(whole):
+    found = {
+        row.measure: row
+        for row in read_rows(whole)
+        if (row.defense, row.attack) == ("none", "inversion:steps=300")
+    }
+    assert found["mse"].value < found["mse"].guess
+    assert found["psnr"].value > found["psnr"].guess
+
+
+def test_all_three_stand_in_table_and_page(whole):
+    table, records = write_attack_results(whole)
+    assert "tpr at 1 fpr" in table
+    json.dumps(records)
+    page = build_report(whole.path).read_text()
+    assert page.count('src="data:image/png;base64,') == 2 * 4 * 3 * 8
+    assert "img-src data:" in page
+    assert "<h2>Reconstructed pictures</h2>" in page
+
+
+def test_pictures_are_the_rows_on_one_scale(whole):
+    (path, *_) = sorted(whole.path.rglob(f"{GALLERY}/*.json"))
+    kept = Gallery(path.parents[1]).get(path.stem)
+    picture = Image.open(io.BytesIO(base64.b64decode(kept.true[0])))
+    assert (picture.size, picture.mode) == ((8, 8), "L")
+    assert np.asarray(picture).max() > 100
+    assert len(kept.true) == len(kept.found) == 8
+
+
+@pytest.mark.parametrize(("said", "drawn"), [({}, True), ({"reconstructions": False}, False)])
+def test_pictures_of_a_public_set_are_drawn_unless_it_is_said(said, drawn, tmp_path):
+    folder = done(
+        tmp_path / "grid", columns(grid={"attacks": COLUMNS[:1], "defenses": "none"} | said)
+    )
+    assert bool(list(folder.path.rglob(GALLERY))) is drawn
+    assert ("data:image/png" in build_report(folder.path).read_text()) is drawn
+
+
+@pytest.mark.parametrize(("said", "drawn"), [(None, False), (True, True), (False, False)])
+def test_rows_of_a_party_s_own_table_are_drawn_only_if_it_is_said(said, drawn):
+    assert GridSettings(reconstructions=said).draws_rows(own=True) is drawn
+
+
+def test_pictures_that_are_missing_are_made_again(whole, tmp_path, monkeypatch):
+    shutil.copytree(whole.path, tmp_path / "grid")
+    folder, tried = GridFolder(tmp_path / "grid"), []
+    before = [vars(row) | {"seconds": None} for row in read_rows(folder)]
+    path = next(folder.path.rglob(f"{GALLERY}/*.json"))
+    content = path.read_bytes()
+    path.unlink()
+    plain = attack_runner.run_attack
+    monkeypatch.setattr(attack_runner, "run_attack", lambda *all_: tried.append(1) or plain(*all_))
+    assert run_cells(folder, folder.cells()) == []
+    assert len(tried) == 1
+    assert path.read_bytes() == content
+    assert [vars(row) | {"seconds": None} for row in read_rows(folder)] == before
+
+
+def test_a_torn_line_of_several_measures_is_done_again(whole, tmp_path):
+    shutil.copytree(whole.path, tmp_path / "grid")
+    folder = GridFolder(tmp_path / "grid")
+    before = [vars(row) | {"seconds": None} for row in read_rows(folder)]
+    for path in folder.path.rglob(SCORES):
+        path.write_bytes(path.read_bytes()[:-20])
+    assert run_cells(folder, folder.cells()) == []
+    assert [vars(row) | {"seconds": None} for row in read_rows(folder)] == before
+
+
+def test_one_run_is_asked_who_was_a_member(tmp_path):
+    plain = columns().model_copy(update={"grid": None})
+    train(plain, tmp_path, "run")
+    rows = attack_finished_run(
+        RunFolder.open(tmp_path / "run"), columns(grid={"attacks": "membership"}).grid
+    )
+    assert [row.measure for row in rows] == ["auc", "tpr_at_1_fpr"]
+    assert "reconstruct" not in build_report(tmp_path / "run").read_text()
+
+
+def test_a_top_that_others_feed_too_is_refused(tmp_path):
+    two = {"left": {"width": 4}, "right": {"width": 4}}
+    with pytest.raises(
+        UserError, match="pseudo_client needs a top that nobody else feeds"
+    ) as refused:
+        grid_cells(columns(parties=two, grid={"attacks": "pseudo_client"}))
+    assert refused.value.want == "columns of left"
+    with pytest.raises(UserError, match="what generative needs"):
+        grid_cells(columns(grid={"attacks": "generative"}))
+
+
+def test_a_label_party_with_columns_generates_the_others(tmp_path):
+    own = columns(
+        parties={"client": {"width": 8}, "label": {"width": 8}},
+        grid={"attacks": "generative:steps=5", "defenses": "none"},
+    )
+    rows = read_rows(done(tmp_path / "grid", own))
+    assert {row.measure for row in rows} == {"mse", "psnr", "ssim"}
+    assert "counterfactually the victim's bottom" in rows[0].threat

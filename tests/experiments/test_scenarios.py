@@ -1,0 +1,310 @@
+"""Which threat model an attack is tried under, and grids that record trainings for some."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from vfl.attacks import Attack, Grant, make
+from vfl.attacks.cases import OWN_COLUMNS
+from vfl.config import Experiment, TraceSettings
+from vfl.config.run_folder import RunFolder
+from vfl.config.toml import override
+from vfl.core.errors import ExposedCutError, RunFolderError, UserError
+from vfl.core.storage import read_json
+from vfl.experiments import GridFolder, training
+from vfl.experiments import cells as identity
+from vfl.experiments.attack_grid import attack_finished_run, grid_cells
+from vfl.experiments.attack_results import read_rows, write_attack_results
+from vfl.experiments.attack_runner import AttackRunner
+from vfl.experiments.leaderboard import leaderboard
+from vfl.experiments.scenarios import (
+    COLLUSION,
+    INFERENCE_TIME,
+    PREDICTIONS,
+    QUERIES_ATTRIBUTE,
+    RECORDED_QUERIES,
+    RECORDED_TRAINING,
+    SCENARIOS,
+    SECURE_SUM,
+    SNAPSHOTS,
+    TRAINING_ATTRIBUTE,
+    TRAINING_TIME,
+    options_of,
+    scenario_of,
+    trace_for,
+)
+from vfl.experiments.scheduler import run_cells
+from vfl.experiments.scores import AttackJob
+from vfl.training.run import load_data
+from vfl.training.run import train as train_once
+
+CONTENT = {
+    "name": "recorded",
+    "data": {"rows": 400, "validation": 0.2},
+    "parties": {"client": {"width": 8, "bottom": "mlp:hidden=16"}},
+    "label": {"top": "linear"},
+    "train": {"epochs": 3, "learning_rate": 0.02},
+    "grid": {
+        "attacks": ["gradient_similarity", "inversion:steps=5", "kmeans:starts=1"],
+        "baselines": ["raw"],
+        "leaks": [1],
+        "draws": 1,
+        "seeds": [0],
+        "pictures": 0,
+    },
+}
+
+
+def recorded(**changes):
+    return Experiment.model_validate(CONTENT | {"grid": CONTENT["grid"] | changes})
+
+
+def done(path, experiment):
+    folder = GridFolder(path)
+    folder.write(experiment, grid_cells(experiment), "vfl grid recorded.toml")
+    assert run_cells(folder, folder.cells()) == []
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("spec", "scenario"),
+    [
+        ("fine_tuning", INFERENCE_TIME),
+        ("principal", INFERENCE_TIME),
+        ("averaging", TRAINING_TIME),
+        ("gradient_norm", TRAINING_TIME),
+        ("inversion", RECORDED_QUERIES),
+        ("attribute", QUERIES_ATTRIBUTE),
+        ("averaging:over=snapshots", SNAPSHOTS),
+        ("pooled:of=fine_tuning", COLLUSION),
+        ("averaging:of=inversion", RECORDED_TRAINING),
+        ("averaging:of=inversion,over=queries", RECORDED_QUERIES),
+        ("averaging:of=attribute", TRAINING_ATTRIBUTE),
+        ("averaging:of=attribute,over=queries", QUERIES_ATTRIBUTE),
+        ("subtraction", SECURE_SUM),
+        ("membership", PREDICTIONS),
+        ("likelihood_ratio", PREDICTIONS),
+    ],
+)
+def test_what_it_needs_decides(spec, scenario):
+    assert scenario_of(make(spec), spec) == scenario
+
+
+def test_an_attack_that_nobody_could_run():
+    class Burglar(Attack):
+        needs = frozenset({Grant.OTHERS_BOTTOM, Grant.CUTS})
+
+        def run(self, view, draw):
+            return view.targets.cuts
+
+    with pytest.raises(UserError, match="no attacker of a grid has what burglar needs") as refused:
+        scenario_of(Burglar(), "burglar")
+    assert refused.value.got == "the victim's bottom"
+    assert scenario_of(make("generative"), "generative", own_columns=True) == RECORDED_QUERIES
+    with pytest.raises(UserError, match="what generative needs"):
+        scenario_of(make("generative"), "generative")
+
+
+def test_the_page_names_every_grant_of_every_scenario_and_what_it_reads():
+    page = (Path(__file__).parents[2] / "docs" / "attacking.md").read_text(encoding="utf-8")
+    _, _, below = page.partition("| goal | needs, at most |")
+    rows = [line.strip("|").split(" | ") for line in below.partition("\n\n")[0].splitlines()[2:]]
+    found = [
+        (goals.strip(), set(re.findall("[A-Z_]{3,}", needs)), reads.strip(" `"))
+        for goals, needs, _, reads in rows
+    ]
+    wanted = []
+    for scenario in SCENARIOS:
+        reads = options_of(trace_for([scenario])) or ["nothing recorded"]
+        grants = scenario.grants | (OWN_COLUMNS if scenario.own_columns else set())
+        wanted.append((", ".join(scenario.goals), {one.name for one in grants}, *reads))
+    assert found == wanted
+    assert all(f"`{name}" in page for name in ("averaging", "pooled", "subtraction"))
+
+
+def test_a_training_row_stands_beside_no_baseline_of_test_rows(tmp_path):
+    asked = {"attacks": ["gradient_similarity", "nearest_mean"], "baselines": ["scratch"]}
+    rows = {row.attack: row for row in read_rows(done(tmp_path / "grid", recorded(**asked)))}
+    assert set(rows["nearest_mean"].baselines) == {"scratch"}
+    assert rows["gradient_similarity"].baselines == {}
+    assert rows["gradient_similarity"].scratch is None
+
+
+def test_only_what_is_needed_is_recorded():
+    assert not trace_for([INFERENCE_TIME]).enabled
+    assert trace_for([INFERENCE_TIME, TRAINING_TIME]).phases == ("train",)
+    assert set(trace_for([RECORDED_QUERIES, TRAINING_TIME]).phases) == {
+        "train",
+        "validation",
+        "test",
+    }
+    assert trace_for([TRAINING_ATTRIBUTE]) == TraceSettings(phases=("train",))
+    assert trace_for([SNAPSHOTS, COLLUSION, SECURE_SUM]) == TraceSettings(snapshots=1)
+
+
+def test_recorded_trainings_are_attacked_and_let_go(tmp_path):
+    folder = done(tmp_path / "grid", recorded())
+    rows = {row.attack: row for row in reversed(read_rows(folder))}  # the first measure of each
+    assert rows["gradient_similarity"].value > 0.9
+    assert "in the training phase" in rows["gradient_similarity"].threat
+    assert rows["inversion:steps=5"].measure == "mse"
+    assert "label party" in rows["inversion:steps=5"].threat
+    assert rows["gradient_similarity"].baselines == {}
+    assert set(rows["kmeans:starts=1"].baselines) == {"scratch", "raw"}
+    assert not list(folder.path.rglob("trace"))
+    (place,) = leaderboard(list(rows.values()), 0.5)
+    assert place.worst.attack == "kmeans:starts=1"
+    table, _ = write_attack_results(folder)
+    assert "| none    | none      | gradient_similarity | 1 | accuracy" in table
+
+
+def test_scores_are_of_the_rarer_class(tmp_path):
+    """Malignant, which is class 0; of the first 300 rows it is nearly half."""
+    specs = ["principal", "gradient_norm", "gradient_direction"]
+    specs += ["averaging:of=principal,over=snapshots"]
+    about = {"data": {"source": "breast_cancer", "rows": 300}}
+    two = CONTENT | about | {"grid": CONTENT["grid"] | {"attacks": specs}}
+    rows = read_rows(done(tmp_path / "grid", Experiment.model_validate(two)))
+    values = {(row.attack, row.measure): row.value for row in rows}
+    assert set(values) == {(spec, one) for spec in specs for one in ("auc", "tpr_at_1_fpr")}
+    for spec in specs[:1] + specs[2:]:
+        assert values[spec, "auc"] > 0.9, spec
+
+
+def test_a_victim_is_recorded_again_when_only_that_is_missing(tmp_path, monkeypatch):
+    folder = done(tmp_path / "grid", recorded(attacks="kmeans:starts=1"))
+    before = read_rows(folder)
+    (victim,) = [cell for cell in folder.cells() if cell.victim == "none"]
+    weights = read_json(folder.cells_path / victim.name / "summary.json")["weights_sha256"]
+    trained = []
+
+    def noted(experiment, *arguments, **options):
+        trained.append(experiment.trace.phases)
+        return train_once(experiment, *arguments, **options)
+
+    monkeypatch.setattr(training, "train", noted)
+    done(folder.path, recorded(attacks=["kmeans:starts=1", "surrogate"]))
+    assert trained == [("train",)]
+    rows = read_rows(folder)
+    assert [row for row in rows if row.attack == "kmeans:starts=1"] == before
+    assert len(rows) == 2
+    again = read_json(folder.cells_path / victim.name / "summary.json")["weights_sha256"]
+    assert again == weights
+    done(folder.path, recorded(attacks=["surrogate"]))
+    assert len(trained) == 1
+
+
+def test_nobody_saw_the_training_of_an_owner():
+    with pytest.raises(UserError, match="where the owner trained alone nobody saw it"):
+        grid_cells(recorded(trained_by="owner"))
+
+
+def test_a_grid_has_no_bottom_to_attack_where_first_layers_are_shared():
+    shared = {
+        "secure": "beaver",
+        "merge": "sum",
+        "parties": {name: {"width": 8, "bottom": "mlp:hidden=none"} for name in ("a", "b")},
+        "train": {"optimizer": "sgd", "momentum": 0},
+        "grid": CONTENT["grid"] | {"attacks": ["fine_tuning"]},
+    }
+    with pytest.raises(ExposedCutError, match="no party has a bottom"):
+        grid_cells(Experiment.model_validate(CONTENT | shared))
+
+
+def test_a_run_is_attacked_by_what_it_recorded(tmp_path):
+    plain = recorded().model_copy(update={"grid": None})
+    settings = recorded(attacks="surrogate").grid
+    train_once(plain, tmp_path, "silent")
+    with pytest.raises(RunFolderError, match="surrogate would read") as refused:
+        attack_finished_run(RunFolder.open(tmp_path / "silent"), settings)
+    assert "-s trace.phases=train," in refused.value.fix
+    assert not (tmp_path / "silent" / "attacks.jsonl").exists()
+    heard = plain.model_copy(update={"trace": TraceSettings(phases=("train",))})
+    train_once(heard, tmp_path, "heard")
+    (row,) = attack_finished_run(RunFolder.open(tmp_path / "heard"), settings)
+    assert row.attack == "surrogate"
+    assert row.measure == "matched_accuracy"
+    both = recorded(attacks=["surrogate", "kmeans", "inversion:steps=5"]).grid
+    with pytest.raises(RunFolderError, match=": inversion:steps=5 would read") as refused:
+        attack_finished_run(RunFolder.open(tmp_path / "heard"), both)
+    setting = shlex.split(refused.value.fix)[4].rstrip(",")
+    asked = Experiment.model_validate(override(plain.model_dump(), [setting]))
+    assert asked.trace.phases == ("validation", "test")
+
+
+def together(**changes):
+    parties = {name: {"width": 8, "bottom": "mlp:hidden=16"} for name in ("bank", "shop")}
+    grid = CONTENT["grid"] | {"attacks": changes.pop("attacks")} | changes.pop("grid", {})
+    return Experiment.model_validate(CONTENT | {"parties": parties, "grid": grid} | changes)
+
+
+def test_who_kept_recalls_or_colludes_has_a_line(tmp_path):
+    specs = {
+        "averaging:of=kmeans:starts=1,over=snapshots": "its own bottom after every epoch",
+        "pooled:of=kmeans:starts=1": "together with shop",
+        "averaging:of=inversion:steps=5": "in the training phase",
+        "averaging:of=inversion:steps=5,over=queries": "the cuts of queries it repeats",
+        "averaging:of=attribute": "the cuts of every epoch",
+    }
+    folder = done(tmp_path / "grid", together(attacks=list(specs)))
+    threats = {row.attack: row.threat for row in read_rows(folder)}
+    assert list(threats) == list(specs)
+    assert all(specs[attack] in told for attack, told in threats.items())
+    assert not list(folder.path.rglob("trace"))
+
+
+def test_sums_are_attacked_by_who_colludes_and_by_nobody_who_saw_single_cuts(tmp_path):
+    sums = {"secure": "sum", "merge": "sum"}
+    specs = ["subtraction:of=inversion:steps=5", "pooled:of=kmeans:starts=1"]
+    first, *_, last = read_rows(
+        done(tmp_path / "grid", together(attacks=[*specs, "membership"], **sums))
+    )
+    assert first.measure == "mse"
+    assert first.threat.startswith("A semi-honest label party, together with shop, in the")
+    assert (last.attack, last.measure) == ("membership", "tpr_at_1_fpr")
+    assert last.threat.startswith("A semi-honest outsider")  # who sees predictions and no cut
+    for spec in ("averaging", "averaging:of=inversion", "inversion", "attribute"):
+        with pytest.raises(ExposedCutError, match=f"{spec} reads recorded frames: a trace is of"):
+            grid_cells(together(attacks=[spec], **sums))
+    with pytest.raises(ExposedCutError, match="reads bottoms of every epoch: a trace keeps them"):
+        grid_cells(together(attacks=["averaging:over=snapshots"], **sums))
+    with pytest.raises(UserError, match="the label party sees every cut"):
+        grid_cells(together(attacks=specs))
+    with pytest.raises(UserError, match="there is one alone"):
+        grid_cells(recorded(attacks="pooled"))
+
+
+@pytest.mark.parametrize("spec", ["averaging:over=snapshots", "averaging:of=inversion"])
+def test_where_the_owner_trained_nobody_kept_anything(spec):
+    with pytest.raises(UserError, match="where the owner trained alone nobody saw it"):
+        grid_cells(together(attacks=[spec], grid={"trained_by": "owner"}))
+
+
+def test_the_attack_inside_another_decides_what_is_done_anew(monkeypatch):
+    experiment, read_source = recorded(), identity._source
+    runner = AttackRunner.of_baselines(experiment, load_data(experiment), experiment.grid)
+    jobs = [AttackJob(f"averaging:of={name}", 0, 0) for name in ("kmeans", "nearest_mean")]
+    before = [runner._key(job) for job in jobs]
+
+    def changed(module):
+        return read_source(module) + (b"#" if module == "vfl.attacks.labels.clusters" else b"")
+
+    monkeypatch.setattr(identity, "_source", changed)
+    identity.code_of.cache_clear()
+    after = [runner._key(job) for job in jobs]
+    identity.code_of.cache_clear()
+    assert after[0] != before[0]
+    assert after[1] == before[1]
+
+
+def test_a_run_without_snapshots_says_what_to_record(tmp_path):
+    plain = together(attacks=["averaging:over=snapshots"])
+    train_once(
+        plain.model_copy(update={"trace": TraceSettings(phases=("train",))}), tmp_path, "one"
+    )
+    with pytest.raises(RunFolderError, match="would read what this run did not record") as problem:
+        attack_finished_run(RunFolder.open(tmp_path / "one"), plain.grid)
+    assert problem.value.want == "a recording of bottoms"
+    assert "-s trace.snapshots=1," in problem.value.fix

@@ -1,0 +1,199 @@
+"""Cells are trained once, gone on with, and do not stop each other."""
+
+import fcntl
+
+import pytest
+
+from vfl.config import with_overrides
+from vfl.core.errors import RunFolderError
+from vfl.core.storage import read_json
+from vfl.experiments import cells as identity
+from vfl.experiments import failure_of, is_done, training
+from vfl.experiments.cells import Cell
+from vfl.experiments.scheduler import RemainingTime, run_cells
+from vfl.training.run import train as train_once
+
+
+class Killed(BaseException):
+    """Stands for a process that ends between two frames."""
+
+
+def kill_after(frames):
+    left = iter(range(frames))
+
+    def observer(party, direction, frame):
+        if next(left, None) is None:
+            raise Killed
+
+    return observer
+
+
+def digests(folder):
+    cells = folder.cells()
+    return [
+        read_json(folder.cells_path / cell.name / "summary.json")["weights_sha256"]
+        for cell in cells
+    ]
+
+
+def test_every_cell_is_an_ordinary_run(trained):
+    paths = [trained.cells_path / cell.name for cell in trained.cells()]
+    assert len(set(digests(trained))) == 4
+    for path in paths:
+        assert is_done(path)
+        assert failure_of(path) is None
+        assert (path / "parties" / "client" / "weights.safetensors").exists()
+        assert not list(path.rglob("checkpoints"))
+
+
+def test_what_is_done_is_not_trained_again(trained, monkeypatch):
+    monkeypatch.setattr(training, "train", None)
+    assert run_cells(trained, trained.cells()) == []
+
+
+def test_what_was_begun_goes_on_to_the_same_weights(trained, written, tiny, tmp_path, monkeypatch):
+    folder, cells = written(tmp_path / "grid", tiny())
+
+    def killed(*arguments, **options):
+        return train_once(*arguments, **options, observers=[kill_after(25)])
+
+    monkeypatch.setattr(training, "train", killed)
+    with pytest.raises(Killed):
+        run_cells(folder, cells)
+    begun = folder.cells_path / cells[0].name
+    assert not is_done(begun)
+    assert list(begun.rglob("checkpoints/*.checkpoint"))
+
+    resumed = []
+
+    def noted(*arguments, resume, **options):
+        resumed.append(resume)
+        return train_once(*arguments, resume=resume, **options)
+
+    monkeypatch.setattr(training, "train", noted)
+    assert run_cells(folder, cells) == []
+    assert resumed == [True, False, False, False]
+    assert digests(folder) == digests(trained)
+
+
+def test_a_folder_that_was_hardly_begun_is_begun_anew(written, tiny, tmp_path):
+    folder, (cell, *_) = written(tmp_path / "grid", tiny(seeds=[0]))
+    path = folder.cells_path / cell.name
+    path.mkdir(parents=True)
+    (path / "run.json").write_text("{}")
+    assert run_cells(folder, [cell]) == []
+    assert is_done(path)
+
+
+def test_a_cell_that_fails_stops_no_other(written, tiny, tmp_path):
+    variants = {"wild": ["train.optimizer=sgd", "train.learning_rate=1e6"], "plain": []}
+    folder, cells = written(tmp_path / "grid", tiny(variants=variants, seeds=[0]))
+    told = []
+    failed = run_cells(folder, cells, on_end=told.append)
+    assert [ended.cell.about["variant"] for ended in failed] == ["wild", "wild"]
+    assert {ended.failure["code"] for ended in failed} == {"V005"}
+    assert [(ended.done, ended.total) for ended in told] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert told[-1].left_s == 0
+    assert [is_done(folder.cells_path / cell.name) for cell in cells] == [False, False, True, True]
+    again = run_cells(folder, cells)
+    assert [ended.cell.name for ended in again] == [ended.cell.name for ended in failed]
+
+
+def test_without_test_rows_nothing_is_trained(written, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "train", None)
+    plain = with_overrides(tiny(seeds=[0]), ["data.test=0"])
+    failed = run_cells(*written(tmp_path / "grid", plain))
+    assert [ended.failure["where"] for ended in failed] == ["data.test"] * 2
+
+
+def test_a_bug_is_a_failure_without_its_text(written, tiny, tmp_path, monkeypatch):
+    def broken(*arguments, **options):
+        raise KeyError("the cell of a table")
+
+    monkeypatch.setattr(training, "train", broken)
+    folder, cells = written(tmp_path / "grid", tiny(seeds=[0]))
+    failed = run_cells(folder, cells)
+    where = f"{__file__}:{broken.__code__.co_firstlineno + 1} in broken"
+    assert [ended.failure for ended in failed] == 2 * [
+        {"what": "a plug-in stopped: KeyError", "where": where, "exit": 1}
+    ]
+
+
+def test_a_bug_of_ours_is_called_so(written, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "train", None)
+    (failed, *_) = run_cells(*written(tmp_path / "grid", tiny(seeds=[0])))
+    assert failed.failure["what"] == "this is a bug of vfl: TypeError"
+    assert failed.failure["where"].endswith("in train_cell")
+
+
+def test_rows_are_loaded_once_for_cells_about_the_same(trained, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(training, "load_data", lambda experiment: loaded.append(1) or {})
+    rows = training.DataCache()
+    for cell in trained.cells():
+        rows.of(cell.experiment)
+    assert len(loaded) == 2  # a seed each
+
+
+def test_only_one_process_trains_a_folder(trained):
+    with (trained.path / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(RunFolderError, match="another process trains"):
+            run_cells(trained, trained.cells())
+
+
+def test_other_rows_or_other_code_are_trained_anew(written, tiny, tmp_path, monkeypatch):
+    folder, cells = written(tmp_path / "grid", tiny(seeds=[0]))
+    path = folder.cells_path / cells[0].name
+    assert run_cells(folder, cells) == []
+    first = (path / "summary.json").stat().st_mtime_ns
+
+    def trained_anew():
+        assert run_cells(folder, cells) == []
+        return (path / "summary.json").stat().st_mtime_ns != first
+
+    assert not trained_anew()
+    with monkeypatch.context() as changed:
+        changed.setattr(identity, "plug_ins_of", lambda *made_of: "another")
+        assert trained_anew()
+    first = (path / "summary.json").stat().st_mtime_ns
+    with monkeypatch.context() as changed:
+        changed.setattr(identity, "data_digest", lambda data: "another")
+        assert trained_anew()
+    first = (path / "summary.json").stat().st_mtime_ns
+    (folder.path / "made_of" / f"{cells[0].name}.json").unlink()  # a folder of an older version
+    assert trained_anew()
+
+
+def cell(defense, seed, tiny):
+    title = f"{defense} {seed}"
+    return Cell(tiny(), title, {"defense": defense, "seed": str(seed)}, victim=title)
+
+
+def test_what_was_tried_under_another_seed_counts_for_itself(tiny):
+    remaining = RemainingTime(jobs=1)
+    remaining.add(cell("baselines", 0, tiny), 100.0)
+    remaining.add(cell("none", 0, tiny), 4.0)
+    remaining.add(cell("none", 1, tiny), 6.0)
+    assert remaining.left_s([cell("none", 2, tiny), cell("baselines", 1, tiny)]) == 105.0
+
+
+def test_what_was_never_tried_counts_as_the_mean_of_the_others(tiny):
+    remaining = RemainingTime(jobs=2)
+    remaining.add(cell("baselines", 0, tiny), 100.0)
+    remaining.add(cell("none", 0, tiny), 4.0)
+    assert remaining.left_s([cell("dcor:alpha=1", 0, tiny)]) == 26.0
+
+
+def test_what_was_left_of_begun_cells_tells_nothing_of_the_others(tiny):
+    old, other = cell("none", 0, tiny), cell("dcor:alpha=1", 0, tiny)
+    remaining = RemainingTime(jobs=1, begun={old.name, other.name})
+    remaining.add(old, 1.0)
+    assert remaining.left_s([other, cell("none", 1, tiny)]) == 2.0  # nothing better is known
+    remaining.add(cell("none", 1, tiny), 200.0)
+    assert remaining.left_s([other]) == 1.0
+    assert remaining.left_s([cell("none", 2, tiny), cell("dcor:alpha=1", 1, tiny)]) == 400.0
+
+
+def test_nothing_is_left_of_nothing(tiny):
+    assert RemainingTime(jobs=1).left_s([cell("none", 0, tiny)]) == 0.0

@@ -1,0 +1,269 @@
+"""Intervals, protection, equal accuracy and Holm's method, against scipy and by simulation."""
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from vfl.experiments import estimate, paired_difference
+from vfl.experiments.statistics import (
+    ONE_SIDED,
+    advantage,
+    by_victim,
+    chance_below,
+    equivalence,
+    holm,
+    leaking,
+    over_victims,
+    protected,
+    rivals_of,
+)
+
+DRAW = np.random.default_rng(0)
+VICTIMS, DRAWS = 5, 5
+#: Deviations of victims and of draws in points, as they were measured on MNIST.
+COMPONENTS = [(0.9, 1.5), (1.9, 2.4), (4.1, 2.0), (8.9, 3.0)]
+_START = DRAW.bit_generator.state
+
+
+@pytest.fixture(autouse=True)
+def _same_draws_whatever_ran_before():
+    DRAW.bit_generator.state = _START
+
+
+def values_of(table):
+    """Values by (victim, draw) of an array, axes (victims, draws)."""
+    return {(v, d): float(x) for v, row in enumerate(table) for d, x in enumerate(row)}
+
+
+def test_the_interval_is_students_over_the_means_of_victims():
+    table = DRAW.normal(0.7, 0.1, (VICTIMS, DRAWS))
+    found = over_victims(values_of(table))
+    test = stats.ttest_1samp(table.mean(axis=1), 0).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((test.low, test.high))
+    assert found.standard_error == pytest.approx(stats.sem(table.mean(axis=1)))
+
+
+def test_victims_with_unequal_draws_count_alike():
+    found = by_victim({(0, 0): 0.0, (0, 1): 1.0, (1, 0): 0.5, (3, 7): 0.25})
+    assert found == {0: 0.5, 1: 0.5, 3: 0.25}
+
+
+def test_an_advantage_is_paired_by_victim():
+    ours, theirs = DRAW.normal(0.7, 0.1, (2, VICTIMS, DRAWS))
+    found = advantage(values_of(ours), values_of(theirs))
+    test = stats.ttest_rel(ours.mean(axis=1), theirs.mean(axis=1)).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((test.low, test.high))
+    once = {(victim, 0): float(row.mean()) for victim, row in enumerate(theirs)}
+    assert advantage(values_of(ours), once).half_width == pytest.approx(found.half_width)
+
+
+@pytest.mark.parametrize("bound", [0.0, 0.1, -0.3])
+def test_the_chance_is_that_of_a_one_sided_test(bound):
+    sample = DRAW.normal(0.05, 0.1, 5)
+    test = stats.ttest_1samp(sample, bound, alternative="less")
+    assert chance_below(estimate(sample.tolist()), bound) == pytest.approx(test.pvalue)
+
+
+def test_the_chance_agrees_with_the_end_of_the_interval():
+    for sample in DRAW.normal(-0.1, 0.1, (50, 4)):
+        found = estimate(sample.tolist())
+        assert (chance_below(found, 0.0) <= ONE_SIDED) == (found.high <= 0)
+
+
+def test_nothing_follows_from_one_victim():
+    alone = estimate([-0.5])
+    assert (alone.low, alone.high) == (-np.inf, np.inf)
+    assert chance_below(alone, 0.0) == chance_below(None, 0.0) == equivalence(None, 0.1) == 1.0
+    assert leaking([{(0, 0): 0.9}], {(0, 0): 0.1}) == 1.0
+    assert protected([alone]) == protected([]) == 1.0
+
+
+def test_victims_that_agree_exactly():
+    """Shares of a few rows can be alike; that is no certainty."""
+    assert chance_below(estimate([-0.1, -0.1]), 0.0) == chance_below(estimate([0.0] * 3), 0.0) == 1
+    same = [{(victim, 0): value for victim in range(3)} for value in (0.9, 0.1)]
+    assert leaking(same[:1], same[1]) == 1.0
+    assert equivalence(estimate([0.0, 0.0]), 0.1) == 1.0
+
+
+def test_equal_accuracy_is_two_one_sided_tests():
+    sample = DRAW.normal(0.001, 0.002, 5)
+    each = [
+        stats.ttest_1samp(sample, 0.005, alternative="less").pvalue,
+        stats.ttest_1samp(sample, -0.005, alternative="greater").pvalue,
+    ]
+    assert equivalence(estimate(sample.tolist()), 0.005) == pytest.approx(max(each))
+    assert equivalence(estimate([0.02, 0.021, 0.019]), 0.005) > 0.5
+    assert equivalence(estimate([-0.02, -0.021, -0.019]), 0.005) > 0.5
+
+
+def test_holm_is_the_closed_test_of_all_subsets():
+    """Rejecting what every subset's Bonferroni test rejects is another way to the same values."""
+    for chances in DRAW.uniform(0, 0.3, (20, 4)):
+        named = dict(enumerate(chances.tolist()))
+        subsets = [s for n in range(1, 5) for s in itertools.combinations(named, n)]
+        for key, adjusted in holm(named).items():
+            slow = max(len(s) * min(named[one] for one in s) for s in subsets if key in s)
+            assert adjusted == pytest.approx(min(1.0, slow))
+
+
+def test_protection_needs_every_attack_to_fail():
+    weak, strong = estimate([-0.2, -0.21, -0.19]), estimate([0.2, 0.21, 0.19])
+    assert protected([weak, weak]) < ONE_SIDED
+    assert protected([weak, strong]) > 0.5
+    assert protected([weak, None]) == 1.0
+
+
+def passing(gap, count=500, among=10):
+    """Shares of grids in which an attack as good as the best baseline passes as worse.
+
+    The others lie `gap` lower. Without and with the number of those that may be the best.
+    """
+    passed = np.zeros(2)
+    for _ in range(count):
+        victims = DRAW.normal(0, 1, (VICTIMS, 1))
+        attack, *rest = (victims + DRAW.normal(0, 1, (VICTIMS, 1 + among))).T
+        rest = [one - gap * bool(place) for place, one in enumerate(rest)]
+        attack, *baselines = (values_of(one[:, None]) for one in (attack, *rest))
+        best = max(baselines, key=lambda one: sum(one.values()))
+        above = [advantage(attack, best)]
+        passed += [protected(above, many) <= ONE_SIDED for many in (1, rivals_of(best, baselines))]
+    return passed / count
+
+
+def test_an_attack_that_is_as_good_as_the_best_of_many_baselines_rarely_passes_as_worse():
+    alone, adjusted = passing(gap=0)
+    assert alone > 0.08
+    assert adjusted <= 0.03
+    alone, adjusted = passing(gap=8)  # one is clearly the best: nothing is lost
+    assert alone == adjusted <= 0.05
+
+
+def leaks_of(worth, attacks, spread=1.0, count=600):
+    """Share of grids in which attacks that are so much above the best baseline pass as a leak.
+
+    The first is `worth` deviations above it and the others are alike.
+    """
+    hits = 0
+    for _ in range(count):
+        victims = DRAW.normal(0, 1, (VICTIMS, 1))
+        base, *found = (victims + DRAW.normal(0, spread, (VICTIMS, 1 + attacks))).T
+        found[0] = found[0] + worth
+        tried = [values_of(one[:, None]) for one in found]
+        hits += leaking(tried, values_of(base[:, None])) <= ONE_SIDED
+    return hits / count
+
+
+@pytest.mark.parametrize("attacks", [1, 5, 20])
+def test_attacks_that_are_worth_the_best_baseline_rarely_pass_as_a_leak(attacks):
+    assert leaks_of(0, attacks) < 0.045  # 2.5 % and three deviations of 600 grids
+
+
+def test_a_leak_is_found_among_many_attacks():
+    assert leaks_of(20, 20) > 0.95
+
+
+def test_what_leaks_is_the_best_of_the_rivals_times_their_number():
+    baseline = values_of(DRAW.normal(0.5, 0.01, (VICTIMS, 1)))
+    one, other = (values_of(DRAW.normal(0.6, 0.05, (VICTIMS, 1))) for _ in range(2))
+    weak = values_of(DRAW.normal(0.1, 0.01, (VICTIMS, 1)))
+    tested = [
+        stats.ttest_rel(list(each.values()), list(baseline.values()), alternative="greater").pvalue
+        for each in (one, other)
+    ]
+    assert leaking([one, weak, other], baseline) == pytest.approx(2 * min(tested))
+
+
+def worlds(count, victims, draws, shared=False):
+    """Many grids at once, true value 0: axes (count, victims, draws)."""
+    sizes = DRAW.normal(0, 1, (count, VICTIMS, 1)) * victims
+    leaks = DRAW.normal(0, 1, (count, 1 if shared else VICTIMS, DRAWS)) * draws
+    return sizes + leaks
+
+
+def covered(tables):
+    """Share of grids whose interval holds 0."""
+    found = [over_victims(values_of(table)) for table in tables]
+    return float(np.mean([one.low <= 0 <= one.high for one in found]))
+
+
+def bootstrap_covered(tables, repeats=300):
+    """The same of percentile intervals that draw victims anew and, within them, draws."""
+    hits = 0
+    for table in tables:
+        victims = DRAW.integers(0, VICTIMS, (repeats, VICTIMS))
+        draws = DRAW.integers(0, DRAWS, (repeats, VICTIMS, DRAWS))
+        means = table[victims[:, :, None], draws].mean(axis=(1, 2))
+        low, high = np.quantile(means, [0.025, 0.975])
+        hits += low <= 0 <= high
+    return hits / len(tables)
+
+
+def test_five_victims_with_five_draws_are_covered():
+    shares = [covered(worlds(600, *components)) for components in COMPONENTS]
+    assert all(abs(share - 0.95) < 0.04 for share in shares)  # four deviations of 600 grids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("victims", "draws"), COMPONENTS)
+def test_coverage(victims, draws):
+    """Student's interval covers 95 %; a bootstrap too little, shared leaks far too little."""
+    assert abs(covered(worlds(20_000, victims, draws)) - 0.95) < 0.006
+    assert bootstrap_covered(worlds(3000, victims, draws)) < 0.93
+    assert covered(worlds(20_000, victims, draws, shared=True)) < 0.945
+
+
+@pytest.mark.slow
+def test_coverage_where_accuracies_are_near_their_ceiling():
+    """Logits that vary: 92 % or so at 0.92 ± 0.06, still more than a bootstrap of the same."""
+    logits = 2.5 + worlds(20_000, 0.5, 0.7)
+    truth = float((1 / (1 + np.exp(-2.5 - DRAW.normal(0, (0.5**2 + 0.7**2) ** 0.5, 10**6)))).mean())
+    tables = 1 / (1 + np.exp(-logits)) - truth
+    assert 0.92 < covered(tables) < 0.96
+    assert bootstrap_covered(tables[:3000]) < covered(tables) - 0.02
+
+
+@pytest.mark.slow
+def test_a_defense_that_costs_the_margin_rarely_passes():
+    """The error of the two one-sided tests at the margin itself is 5 %."""
+    samples = DRAW.normal(0.005, 0.003, (20_000, VICTIMS))
+    passed = [equivalence(estimate(sample.tolist()), 0.005) <= 0.05 for sample in samples]
+    assert 0.03 < np.mean(passed) < 0.055
+
+
+SCORES = np.random.default_rng(0).normal(0.8, 0.02, 10)
+OTHERS = SCORES - np.random.default_rng(1).normal(0.01, 0.005, 10)
+
+
+@pytest.mark.parametrize("count", [2, 3, 10])
+def test_the_interval_of_student(count):
+    found = estimate(SCORES[:count].tolist())
+    test = stats.ttest_1samp(SCORES[:count], 0).confidence_interval(0.95)
+    assert found.count == count
+    assert found.mean - found.half_width == pytest.approx(test.low)
+    assert found.mean + found.half_width == pytest.approx(test.high)
+
+
+def test_the_paired_interval():
+    ours, theirs = (
+        {f"fold={fold}": value for fold, value in enumerate(values.tolist())}
+        for values in (OTHERS, SCORES)
+    )
+    found = paired_difference(ours, theirs)
+    test = stats.ttest_rel(OTHERS, SCORES).confidence_interval(0.95)
+    assert found.mean - found.half_width == pytest.approx(test.low)
+    assert found.mean + found.half_width == pytest.approx(test.high)
+    assert found.half_width < estimate(SCORES.tolist()).half_width
+
+
+def test_only_repeats_that_both_have_are_paired():
+    found = paired_difference({"seed=0": 0.5, "seed=1": 0.9}, {"seed=1": 0.7, "seed=2": 0.1})
+    assert found.mean == pytest.approx(0.2)
+    assert found.count == 1
+
+
+def test_one_repeat_has_no_interval_and_none_has_no_mean():
+    assert estimate([0.5]).half_width is None
+    assert estimate([]) is None

@@ -1,0 +1,187 @@
+"""Bundles a party runs: vfl's own as Flower builds it, those it pinned, and nothing else."""
+
+import hashlib
+import io
+import subprocess
+import tomllib
+import warnings
+import zipfile
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from vfl.config import Experiment, PartyFile, read_party_file
+from vfl.core.errors import ConsentError
+from vfl.federation import bundle, deployment, programs
+from vfl.federation.bundle import check_bundle
+from vfl.federation.project import write_project
+
+with warnings.catch_warnings():  # importing typer, as flwr does, uses what newer clicks deprecate
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from flwr.cli.build import build_fab_from_disk
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bundle") / "project"
+    experiment = Experiment.model_validate({"name": "loans", "parties": {"bank": {}}})
+    data = {"source": "rows.csv", "id": "id"}
+    parties = {
+        name: PartyFile.model_validate({"party": name, "data": data}) for name in ("bank", "label")
+    }
+    return write_project(folder, experiment, parties, "127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def built(project):
+    """The bundle as `flwr run` makes it."""
+    return build_fab_from_disk(project.app)
+
+
+def files_of(content):
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def zipped(files):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, data in files:
+            archive.writestr(name, data)
+    return content.getvalue()
+
+
+def changed_settings(built, change):
+    settings = tomllib.loads(files_of(built)["pyproject.toml"].decode())
+    change(settings)
+    return tomli_w.dumps(settings).encode()
+
+
+def test_the_bundle_of_every_project_is_accepted(built):
+    check_bundle(built, ["vfl"])
+    assert set(files_of(built)) == bundle._FILES
+
+
+def test_another_experiment_is_no_other_code(built):
+    files = files_of(built) | {"experiment.toml": b"codec = 'none'"}
+    check_bundle(zipped(files.items()), ["vfl"])
+
+
+@pytest.mark.parametrize(
+    ("where", "change"),
+    [
+        ("vfl_app.py", {"vfl_app.py": b"import os\n"}),
+        ("its files", {"torch.py": b"import os\n"}),
+        ("its files", {"vfl/__init__.py": b""}),
+        ("its files", {"../../outside.py": b""}),
+        ("its size", {"experiment.toml": b"#" * 2_000_000}),
+        ("its form", {"pyproject.toml": b"nonsense"}),
+        ("its form", {"pyproject.toml": b"\xff"}),
+        ("its form", {"pyproject.toml": b"project = 3"}),
+    ],
+)
+def test_anything_else_is_refused(built, where, change):
+    files = files_of(built) | change
+    with pytest.raises(ConsentError, match="does not run the app bundle") as caught:
+        check_bundle(zipped(files.items()), ["vfl"])
+    assert caught.value.where == where
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s["tool"]["flwr"]["app"]["components"].update(clientapp="antigravity:fly"),
+        lambda s: s["project"].update(dependencies=["something-else"]),
+        lambda s: s["project"].update(name="../elsewhere"),
+        lambda s: s["project"].update(version="2.0.0"),
+        lambda s: s["tool"]["flwr"]["app"].update(publisher="somebody"),
+    ],
+)
+def test_settings_that_lead_elsewhere_are_refused(built, change):
+    files = files_of(built) | {"pyproject.toml": changed_settings(built, change)}
+    with pytest.raises(ConsentError) as caught:
+        check_bundle(zipped(files.items()), ["vfl"])
+    assert caught.value.where == "pyproject.toml"
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_two_files_of_one_name_are_refused(built):
+    twice = [*files_of(built).items(), ("vfl_app.py", b"import os\n")]
+    with pytest.raises(ConsentError) as caught:
+        check_bundle(zipped(twice), ["vfl"])
+    assert caught.value.where == "its files"
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"not a zip"])
+def test_what_is_no_archive_is_refused(content):
+    with pytest.raises(ConsentError):
+        check_bundle(content, ["vfl"])
+
+
+def test_a_damaged_archive_is_refused(built):
+    for place in range(0, len(built), 7):
+        damaged = bytearray(built)
+        damaged[place] ^= 0xFF
+        try:
+            check_bundle(bytes(damaged), ["vfl"])
+        except ConsentError:
+            continue
+        with zipfile.ZipFile(io.BytesIO(damaged)) as archive:
+            assert archive.read("vfl_app.py") == bundle.shim().encode()
+
+
+def test_a_pinned_bundle_is_accepted_and_no_other():
+    other = zipped([("their_app.py", b"print()")])
+    digest = hashlib.sha256(other).hexdigest()
+    check_bundle(other, [digest])
+    with pytest.raises(ConsentError) as caught:
+        check_bundle(other + b" ", ["vfl", digest])
+    assert digest in caught.value.want
+    assert hashlib.sha256(other + b" ").hexdigest() in caught.value.got
+
+
+def test_vfls_own_bundle_can_be_left_out(built):
+    with pytest.raises(ConsentError):
+        check_bundle(built, [])
+
+
+def test_flowers_other_programs_are_not_for_a_party(tmp_path):
+    """Flower names them; a new one among them must be thought about."""
+    from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
+
+    assert set(TASK_TYPE_TO_COMMAND.values()) <= set(programs._PROGRAMS)
+    folder = tmp_path / "a folder"
+    feature = programs.supernode_environment(folder / "node", tmp_path / "x.toml")
+    label = programs.superlink_environment(folder / "link", tmp_path / "x.toml", "")
+    refused = [(feature, "flwr-agentapp"), (feature, "flwr-serverapp"), (label, "flwr-clientapp")]
+    for environment, program in refused:
+        path = Path(environment["PATH"].split(":")[0]) / program
+        done = subprocess.run([path], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 3, done.stderr
+        assert f"does not run {program}" in done.stdout
+
+
+def test_a_supernode_finds_our_programs_first(project, monkeypatch):
+    started = []
+
+    class Recorded(deployment.Service):
+        def __init__(self, name, command, environment, log):
+            started.append(environment)
+
+        def wait_for(self, marker, timeout_s=60.0):
+            pass
+
+    monkeypatch.setattr(deployment, "Service", Recorded)
+    monkeypatch.setattr(deployment, "check_server", lambda name, address, ca_pem: None)
+    file = project.path.parent / "bank" / "party.toml"
+    deployment.start_supernode(read_party_file(file), file)
+    first = started[0]["PATH"].split(":")[0]
+    assert first == str(file.parent / "store" / "flower" / "bin")
+    assert started[0]["VFL_PARTY_FILE"] == str(file)
+    done = subprocess.run(
+        ["flwr-clientapp", "--help"], env=started[0], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, "ClientApp" in done.stdout) == (0, True), done.stderr

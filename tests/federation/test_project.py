@@ -1,0 +1,192 @@
+"""`write_project`: who gets which file, and what no file says."""
+
+import stat
+import tomllib
+
+import pytest
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+from cryptography.x509 import load_pem_x509_certificate
+from cryptography.x509.oid import ExtensionOID
+
+from vfl.config import Experiment, PartyFile, read_experiment, read_party_file
+from vfl.core.errors import RunFolderError, UserError
+from vfl.core.version import VERSION
+from vfl.federation.project import LabelFolder, write_project
+
+FEATURES = ["bank", "shop"]
+EXPERIMENT = Experiment.model_validate(
+    {
+        "name": "loans",
+        "codec": "topk:k=3",
+        "parties": {name: {"width": 8} for name in FEATURES},
+        "label": {"party": "lender"},
+        "federation": {"superlink": "lender.example:8000", "stream_host": "stream.example"},
+    }
+)
+
+
+def party_file(name):
+    data = {"source": f"/private/of/{name}.csv", "id": "customer"}
+    label = {"label": "paid"} if name == "lender" else {}
+    return PartyFile.model_validate({"party": name, "data": data | label})
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("project") / "loans"
+    parties = {name: party_file(name) for name in [*FEATURES, "lender"]}
+    return folder, write_project(folder, EXPERIMENT, parties, "lender.example")
+
+
+def files(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_every_owner_has_a_folder(project):
+    folder, label = project
+    assert {entry.name for entry in folder.iterdir()} == {"README.md", "label", *FEATURES}
+    for name in FEATURES:
+        (other,) = [other for other in FEATURES if other != name]
+        assert files(folder / name) == {
+            *("party.toml", "ca.pem", "node.key"),
+            *("identity.key", "identity.pub", f"peers/{other}.pub"),
+        }
+    assert files(label.path) == {
+        *("party.toml", "app/experiment.toml", "app/pyproject.toml", "app/vfl_app.py"),
+        *("certificates/ca.pem", "certificates/ca.key"),
+        *("certificates/server.pem", "certificates/server.key"),
+        *("keys/bank.pub", "keys/shop.pub"),
+    }
+
+
+def test_the_bundle_names_no_path_and_no_column_of_anybody(project):
+    _, label = project
+    text = "".join(path.read_text() for path in label.app.iterdir())
+    for private in ("/private", ".csv", "customer", "paid", "node.key", "store"):
+        assert private not in text
+    assert str(label.path) not in text
+
+
+def test_the_bundle_reads_back_as_the_experiment(project):
+    _, label = project
+    assert label.experiment() == EXPERIMENT
+    assert set(tomllib.loads((label.app / "experiment.toml").read_text())["data"]) == {
+        "validation",
+        "test",
+    }
+    app = tomllib.loads((label.app / "pyproject.toml").read_text())
+    assert app["project"]["name"] == "loans"
+    assert app["project"]["dependencies"] == [f"vfl=={VERSION}"]
+    assert app["tool"]["flwr"]["app"]["components"] == {
+        "serverapp": "vfl_app:server",
+        "clientapp": "vfl_app:client",
+    }
+
+
+def test_the_shim_is_only_a_shim(project):
+    _, label = project
+    lines = (label.app / "vfl_app.py").read_text().splitlines()
+    imports = [line for line in lines if "import" in line]
+    assert len(lines) <= 10
+    assert [line.split()[1] for line in imports] == [
+        "pathlib",
+        "vfl.clients.app",
+        "vfl.server.app",
+    ]
+
+
+def test_a_private_key_is_its_owners_alone(project):
+    folder, label = project
+    keys = [path for path in folder.rglob("*.key")]
+    assert len(keys) == 6
+    assert {stat.S_IMODE(path.stat().st_mode) for path in keys} == {0o600}
+    everything = [path for path in folder.rglob("*") if path.is_file()]
+    private = [path for path in everything if b"PRIVATE KEY" in path.read_bytes()]
+    assert sorted(private) == sorted(keys)
+    for name in FEATURES:
+        assert public_half(folder / name / "node.key") == registered(label.keys / f"{name}.pub")
+    assert registered(label.keys / "bank.pub") != registered(label.keys / "shop.pub")
+
+
+def public_half(path):
+    key = load_ssh_private_key(path.read_bytes(), None)
+    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def registered(path):
+    key = load_ssh_public_key(path.read_bytes())
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def test_every_party_trusts_the_superlinks_certificate(project):
+    folder, label = project
+    authority = (label.certificates / "ca.pem").read_bytes()
+    assert all((folder / name / "ca.pem").read_bytes() == authority for name in FEATURES)
+    certificate = load_pem_x509_certificate((label.certificates / "server.pem").read_bytes())
+    certificate.verify_directly_issued_by(load_pem_x509_certificate(authority))
+    names = certificate.extensions.get_extension_for_oid(ExtensionOID.SUBJECT_ALTERNATIVE_NAME)
+    shown = {str(name.value) for name in names.value}
+    assert shown == {"lender.example", "stream.example", "localhost", "127.0.0.1"}
+
+
+def test_a_partys_own_file_reads_back(project):
+    folder, label = project
+    for name in FEATURES:
+        path = folder / name / "party.toml"
+        assert read_party_file(path).model_dump() == party_file(name).model_dump()
+        assert path.read_text().startswith(f"# What party '{name}' keeps to itself")
+    assert read_party_file(label.party_file).data == party_file("lender").data
+    assert "[consent]" not in label.party_file.read_text()
+
+
+def test_the_readme_has_a_command_for_each_party(project):
+    folder, _ = project
+    text = (folder / "README.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert text.startswith("# loans\n")
+    assert f"vfl {VERSION}" in text
+    for name in FEATURES:
+        (row,) = (line for line in rows if line.startswith(f"| {name} "))
+        assert f"`vfl supernode {name}/party.toml`" in row
+    assert any("`vfl superlink label`" in row and "lender" in row for row in rows)
+    assert any("`vfl train label`" in row for row in rows)
+
+
+def test_a_label_party_with_columns_of_its_own(tmp_path):
+    experiment = Experiment.model_validate(
+        {"parties": {"bank": {}, "lender": {}}, "label": {"party": "lender"}}
+    )
+    parties = {name: party_file(name) for name in ("bank", "lender")}
+    label = write_project(tmp_path / "two", experiment, parties, "127.0.0.1")
+    assert {entry.name for entry in (tmp_path / "two").iterdir()} == {"README.md", "label", "bank"}
+    assert [key.name for key in label.keys.iterdir()] == ["bank.pub"]
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RunFolderError, match="not empty"):
+        write_project(tmp_path, EXPERIMENT, {}, "127.0.0.1")
+    assert files(tmp_path) == {"notes.txt"}
+
+
+@pytest.mark.parametrize("name", ["label", "ca", "server"])
+def test_names_that_already_name_something_else(tmp_path, name):
+    experiment = Experiment.model_validate({"parties": {name: {}}, "label": {"party": "lender"}})
+    parties = {each: party_file(each) for each in (name, "lender")}
+    with pytest.raises(UserError, match="name"):
+        write_project(tmp_path / "new", experiment, parties, "127.0.0.1")
+    assert not list(tmp_path.rglob("*.toml"))
+
+
+def test_finding_the_label_folder(project, tmp_path):
+    folder, label = project
+    assert LabelFolder.find(folder).path == LabelFolder.find(label.path).path == label.path
+    with pytest.raises(RunFolderError, match="not a project") as caught:
+        LabelFolder.find(tmp_path)
+    assert caught.value.fix == "vfl init PROJECT writes one"
+    assert read_experiment(label.app / "experiment.toml").feature_parties == FEATURES

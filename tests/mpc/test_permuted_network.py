@@ -1,0 +1,125 @@
+"""Three parties of a session whose network nobody holds, over two streams and along a schedule."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.mpc.test_relay import Session
+from vfl.core.errors import ConsentError, DisagreementError, ProtocolError
+from vfl.core.frame import Frame, Kind
+from vfl.core.seeds import Secret
+from vfl.mpc.network import Layer
+from vfl.mpc.permuted_network import Facts, PermutedNetwork, describe, take_description
+from vfl.mpc.three_party import first_weights, targets_of, whole_network
+from vfl.session.schedule import training
+
+COLUMNS, COUNTS = (3, 2), {"train": 96, "validation": 8, "test": 20}
+SOURCE = torch.Generator().manual_seed(0)
+X = {phase: torch.randn(count, 5, generator=SOURCE).double() for phase, count in COUNTS.items()}
+LABELS = {phase: (rows[:, 0] - rows[:, 4] > 0).long() for phase, rows in X.items()}
+
+
+def play(mode, label_role, change=lambda facts: facts):
+    """A training of three epochs; what each party has in the end, by role."""
+
+    def program(party):
+        role, holds = party.role, party.role < 2
+        own = COLUMNS[role] if holds else None
+
+        def facts(columns):
+            top = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 1))
+            return Facts.of(columns, COUNTS, 2, whole_network(columns, None, top, 2))
+
+        links = star.links[role]
+        if role == label_role:
+            found = describe(links, own, facts)
+        else:
+            found = change(take_description(links[label_role], own))
+            found.check((own, COUNTS) if holds else None, role, 100)
+        party.agree({"facts": found.model_dump(mode="json")}, "session")
+        ours = PermutedNetwork(party, found, label_role, 0.5)
+        secret = Secret.of_simulation(0, f"P{role}")
+        ours.network.share_weights(first_weights(found.network, secret) if holds else None)
+        rows = {name: all_.split(COLUMNS, 1)[role] for name, all_ in X.items()} if holds else {}
+        ours.share(rows, targets_of(LABELS["train"], 2) if role == label_role else None)
+        answers = {}
+        for exchange in training(7, 3, 16, *(np.arange(count) for count in COUNTS.values())):
+            if exchange.trains:
+                ours.train(exchange.rows)
+            else:
+                answers[exchange.phase] = ours.outputs(exchange.phase, exchange.rows)
+        return answers, ours.network.weights(), ours.sent_bytes
+
+    star = Session(label_role)
+    return star.run(program, mode)[1]
+
+
+@pytest.mark.parametrize("mode", ["thesis", "fast"])
+@pytest.mark.parametrize("label_role", [0, 1, 2])
+def test_the_label_party_learns_the_outputs_along_the_schedule(mode, label_role):
+    found = play(mode, label_role)
+    for role, (answers, weights, sent) in enumerate(found):
+        assert [each is not None for each in answers.values()] == [role == label_role] * 2
+        assert bool(weights) == (role < 2)
+        assert sent > 0
+    answers = found[label_role][0]
+    right = (answers["test"].argmax(1) == LABELS["test"]).double().mean()
+    assert right > 0.8
+
+
+@pytest.mark.parametrize("label_role", [0, 2])
+def test_parties_that_were_told_different_facts_go_no_further(label_role):
+    told = []
+
+    def change(facts):
+        told.append(facts)
+        return facts if len(told) == 1 else facts.model_copy(update={"classes": 3})
+
+    with pytest.raises(DisagreementError):
+        play("fast", label_role, change)
+
+
+def facts_of(columns=COLUMNS, layers=None, rows=COUNTS):
+    return Facts.of(columns, rows, 2, layers or [Layer(5, 1, "sigmoid")])
+
+
+@pytest.mark.parametrize(
+    ("facts", "own", "error"),
+    [
+        (facts_of(columns=(2, 3)), (3, COUNTS), DisagreementError),
+        (facts_of(rows=COUNTS | {"test": 21}), (3, COUNTS), DisagreementError),
+        (facts_of(layers=[Layer(5, 40, "relu"), Layer(40, 1)]), (3, COUNTS), ConsentError),
+        (facts_of(layers=[Layer(5, 4, "relu"), Layer(3, 1)]), (3, COUNTS), ProtocolError),
+        (facts_of(layers=[Layer(4, 1)]), None, ProtocolError),
+        (facts_of(layers=[Layer(5, 1, "system")]), None, ProtocolError),
+    ],
+)
+def test_what_the_label_party_describes_is_compared(facts, own, error):
+    with pytest.raises(error):
+        facts.check(own, 0, 100)
+    facts_of().check((3, COUNTS), 0, 100)
+
+
+class Answering:
+    """A link on which one frame comes."""
+
+    def __init__(self, frame):
+        self.receive = lambda: frame
+
+    def send(self, frame):
+        pass
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Frame(Kind.PROTOCOL, 1, b"{}"),
+        Frame(Kind.PROTOCOL, 1, b" " * (1 << 15)),
+        Frame(Kind.PROTOCOL, 2, facts_of().model_dump_json().encode()),
+        Frame(Kind.CUT, 1, facts_of().model_dump_json().encode()),
+    ],
+)
+def test_another_form_of_description_is_refused(frame):
+    with pytest.raises(ProtocolError):
+        take_description(Answering(frame), 3)

@@ -1,0 +1,162 @@
+"""Three parties of whom one carries what the others send each other, and cannot read it."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from vfl.core.errors import AuthenticationError, LostPeerError, PeerFailedError, ProtocolError
+from vfl.core.frame import Frame, Kind
+from vfl.core.seeds import Secret
+from vfl.mpc import Rules, make_party
+from vfl.mpc.network import Layer
+from vfl.mpc.party import traffic
+from vfl.mpc.relay import SEALED_BYTES, MiddleLinks, OuterLinks
+from vfl.mpc.secure.keys import Sealing
+from vfl.mpc.three_party import ThreePartyNetwork, first_weights
+from vfl.mpc.trio import Star
+
+COLUMNS, ROWS = (3, 2), 40
+X = torch.randn(ROWS, 5, generator=torch.Generator().manual_seed(0)).double()
+Y = (X.sum(1, keepdim=True) > 0).double()
+LAYERS = [Layer(5, 4, "relu"), Layer(4, 1, "sigmoid")]
+
+
+class Session:
+    """Three parties in threads, of whom one carries what the others say, and what passes there."""
+
+    def __init__(self, middle, tamper=lambda frame: frame):
+        self.middle, self.seen, self.links = middle, [], {}
+        self.streams = Star(middle, timeout_s=5)
+        for stream in self.streams.inner.values():
+            stream.send = lambda frame, send=stream.send: send(tamper(frame))
+        for role, stream in self.streams.outer.items():
+            (other,) = self.streams.outer.keys() - {role}
+            pairs = (f"P{role}", f"P{other}"), (f"P{other}", f"P{role}")
+            there, back = (Sealing(bytes(32), *pair) for pair in pairs)
+            self.links[role] = OuterLinks(stream, middle, other, there, back).links
+
+        def receive_any():
+            self.seen.append(self.streams.receive_any())
+            return self.seen[-1]
+
+        self.relay = MiddleLinks(self.streams.inner, receive_any, also=[Kind.DONE])
+        self.links[middle] = self.relay.links
+
+    def run(self, program, mode):
+        """The parties, and what the program gave each."""
+
+        def play(party):
+            result = program(party)
+            if party.role == self.middle:
+                for role in self.streams.outer:
+                    self.relay.receive(role, Kind.DONE)
+            else:
+                self.streams.outer[party.role].send(Frame(Kind.DONE))
+            return result
+
+        parties = [make_party(role, self.links[role], Rules(mode)) for role in range(3)]
+        with ThreadPoolExecutor(3) as pool:
+            return parties, list(pool.map(play, parties))
+
+
+def train(party, label_role=2):
+    """Two steps and the outputs of all rows, under keys that are always the same."""
+    for peer in party.channels:
+        pair = sorted((party.role, peer))
+        party.use_key(peer, bytes([10 * pair[0] + pair[1]]) * 32, "session", 0)
+    network = ThreePartyNetwork(party, LAYERS, COLUMNS, label_role)
+    holds = network.holds_shares
+    secret = Secret.of_simulation(4, f"P{party.role}")
+    network.share_weights(first_weights(LAYERS, secret) if holds else None)
+    network.share_rows("train", ROWS, X.split(COLUMNS, 1)[party.role] if holds else None, "x")
+    network.share_targets(ROWS, Y if party.role == label_role else None)
+    for start in (0, 8):
+        network.train_step(torch.arange(start, start + 8), 0.5)
+    return network.outputs("train", torch.arange(ROWS), "outputs"), network.weights()
+
+
+@pytest.mark.parametrize("mode", ["thesis", "fast"])
+@pytest.mark.parametrize("middle", [0, 1, 2])
+def test_it_makes_no_difference_who_stands_in_the_middle(mode, middle):
+    parties, found = Session(middle).run(train, mode)
+    others, wanted = Session((middle + 1) % 3).run(train, mode)
+    for (outputs, weights), (expected, shares) in zip(found, wanted, strict=True):
+        assert (outputs is None) == (expected is None)
+        assert outputs is None or torch.equal(outputs, expected)
+        assert all(torch.equal(value, weights[name]) for name, value in shares.items())
+    assert [traffic(each) for each in parties] == [traffic(each) for each in others]
+
+
+@pytest.mark.parametrize("mode", ["thesis", "fast"])
+def test_the_dealer_in_the_middle_cannot_undo_its_masks(mode):
+    """What P0 and P1 open, less the masks that P2 dealt, would be their columns and weights."""
+    plain, carried = [], []
+    star = Session(2)
+
+    def program(party):
+        for peer, channel in party.channels.items():
+            send = channel.send_bytes
+
+            def watched(payload, number, phase, send=send, peer=peer):
+                if party.role != 2 and peer != 2:
+                    plain.append((number, bytes(payload)))
+                send(payload, number, phase)
+
+            channel.send_bytes = watched
+        return train(party)
+
+    star.run(program, mode)
+    carried = [frame for _, frame in star.seen if frame.kind is Kind.OPENING]
+    assert len(carried) == len(plain) > 5
+    assert sum(len(frame.payload) for frame in carried) == sum(
+        len(payload) + SEALED_BYTES for _, payload in plain
+    )
+    assert star.relay.relayed_bytes == sum(frame.wire_bytes for frame in carried)
+    seen = b"".join(bytes(frame.payload) for frame in carried)
+    assert not any(payload[:16] in seen for _, payload in plain if len(payload) >= 16)
+    ones = np.unpackbits(np.frombuffer(seen, np.uint8)).mean()
+    assert abs(ones - 0.5) < 5 * 0.5 / (8 * len(seen)) ** 0.5
+
+
+def test_a_changed_message_does_not_open():
+    def flipped(frame):
+        if frame.kind is not Kind.OPENING or frame.step < 3:
+            return frame
+        payload = bytearray(frame.payload)
+        payload[0] ^= 1
+        return Frame(frame.kind, frame.step, payload)
+
+    with pytest.raises(AuthenticationError):
+        Session(2, flipped).run(train, "fast")
+
+
+def test_other_kinds_are_kept_for_who_asks_or_refused():
+    streams = Star(2, timeout_s=5)
+    pair = Sealing(bytes(32), "P0", "P1"), Sealing(bytes(32), "P1", "P0")
+    outer = OuterLinks(streams.outer[0], 2, 1, *pair, also=[Kind.ACK])
+    for kind in (Kind.ACK, Kind.PROTOCOL, Kind.CUT):
+        streams.inner[0].send(Frame(kind, 7))
+    assert outer.links[2].receive().kind is Kind.PROTOCOL
+    assert outer.receive(Kind.ACK).step == 7
+    with pytest.raises(ProtocolError):
+        outer.links[2].receive()
+    for _ in range(65):
+        streams.inner[0].send(Frame(Kind.ACK))
+    with pytest.raises(ProtocolError):
+        outer.links[2].receive()
+
+
+def test_streams_of_threads_end_with_who_stops():
+    streams = Star(0, timeout_s=0.05)
+    with pytest.raises(LostPeerError):
+        streams.receive_any()
+    streams.outer[1].send(Frame(Kind.PROTOCOL, 3))
+    assert streams.receive_any()[0] == 1
+    streams.outer[2].fail(ProtocolError("no"))
+    with pytest.raises(PeerFailedError):
+        streams.receive_any()
+    streams.inner[1].close()
+    with pytest.raises(LostPeerError):
+        streams.outer[1].receive()

@@ -1,0 +1,77 @@
+"""A party's device and precision: its own business, invisible on the wire."""
+
+import pytest
+import torch
+from torch import nn
+
+from vfl.config import Experiment
+from vfl.core.errors import UserError
+from vfl.datasets import load_bundled
+from vfl.session import Compute
+from vfl.training.local import LocalSession
+
+PARTIES = ("left", "right")
+
+
+@pytest.fixture(scope="module")
+def data():
+    return load_bundled("digits", PARTIES, 0, "label", limit=300)
+
+
+def session(data, **options):
+    settings = Experiment.model_validate(
+        {
+            "parties": {name: {"width": 8, "bottom": "mlp:hidden=16"} for name in PARTIES},
+            "train": {"epochs": 2, "batch_rows": 30, **options.pop("train", {})},
+        }
+    )
+    return LocalSession(settings, data, outputs=10, **options)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "warp"])
+def test_a_device_that_is_not_here(data, device):
+    with pytest.raises(UserError, match=f"cannot use the device '{device}'"):
+        session(data, device=device)
+
+
+def test_mixed_precision_is_off_unless_asked_for():
+    """A product in bfloat16 is kept to 8 significant bits."""
+    layer, inputs = nn.Linear(40, 3), torch.rand(5, 40)
+    exact = layer(inputs)
+    with Compute().forward():
+        assert torch.equal(layer(inputs), exact)
+    with Compute(precision="bfloat16").forward():
+        mixed = layer(inputs)
+    assert mixed.dtype is torch.bfloat16
+    assert 0 < (mixed.float() - exact).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_in_mixed_precision_cuts_and_weights_are_float32(data, in_flight):
+    kinds = set()
+
+    def watch(party, direction, frame):
+        if frame.kind.name == "CUT":
+            values = torch.frombuffer(bytearray(frame.payload), dtype=torch.float32)
+            kinds.add(bool(torch.equal(values, values.bfloat16().float())))
+
+    train = {"precision": "bfloat16", "in_flight": in_flight}
+    mixed = session(data, train=train, observers=[watch]).run()
+    exact = session(data, train={"in_flight": in_flight}).run()
+    assert kinds == {True}  # float32 payloads whose values bfloat16 can hold
+    weights = mixed.weights()
+    assert {value.dtype for own in weights.values() for value in own.values()} == {torch.float32}
+    losses = [each.label.history[-1]["train_loss"] for each in (mixed, exact)]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.05)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no graphics card here")
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_a_graphics_card_computes_the_same(data, in_flight):
+    train = {"in_flight": in_flight, "precision": "float32"}
+    there = session(data, train=train, device="cuda").run()
+    here = session(data, train=train).run()
+    for record, other in zip(there.label.history, here.label.history, strict=True):
+        assert record["train_loss"] == pytest.approx(other["train_loss"], rel=1e-3)
+    assert there.ledger.total_bytes("up") == here.ledger.total_bytes("up")

@@ -1,0 +1,59 @@
+"""A session that hides nothing imports nothing of the room that hides."""
+
+import subprocess
+import sys
+
+import pytest
+
+TRAINING = """
+import sys
+from vfl.cli import app
+app(["train", sys.argv[1], "--runs", sys.argv[2]], standalone_mode=False)
+"""
+CLIENT = """
+from vfl.clients.app import client_app
+client_app()
+"""
+SERVER = """
+from pathlib import Path
+from vfl.server.app import server_app
+server_app(Path("."))
+"""
+FOUND = """
+import sys
+print(sorted(name for name in sys.modules if name.startswith("vfl.mpc")))
+"""
+EXPERIMENT = """
+[parties.bank]
+[train]
+epochs = 1
+batch_rows = 512
+"""
+
+
+@pytest.mark.parametrize("program", [TRAINING, CLIENT, SERVER], ids=["train", "client", "server"])
+def test_no_module_of_mpc_is_imported_where_nothing_is_hidden(tmp_path, program):
+    (tmp_path / "plain.toml").write_text(EXPERIMENT)
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            program + FOUND,
+            str(tmp_path / "plain.toml"),
+            str(tmp_path / "run"),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "[]"
+
+
+def test_what_is_looked_for_is_found_where_a_sum_is_asked_for():
+    program = "from vfl.session import secure; secure.make('sum')" + FOUND
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "vfl.mpc.secure.sum" in ended.stdout

@@ -1,0 +1,217 @@
+"""A trace read back: what it decodes to, and its training cuts as one."""
+
+from collections import defaultdict
+from operator import attrgetter
+
+import pytest
+import torch
+
+import vfl
+from vfl.compression import CODECS, make
+from vfl.compression.measure import measure_codec
+from vfl.core.errors import DataError, RunFolderError, SpecError, UserError
+from vfl.core.registry import parse
+from vfl.session import Adversary, trace
+from vfl.session.trace import read, training_cuts
+
+CODEC_SPECS = [
+    "none",
+    "topk:k=3",
+    "topk:k=6,values=1,packer=index",
+    "randtopk:k=3,alpha=0.5,values=8",
+    "randtopk:k=2,alpha=1,law=multinomial",
+    "topk:k=3,values=4,packer=range,grad=4",
+    "quantise:values=3",
+    "relu:values=4",
+    "l1:target=3,grad=bf16",
+    "l1:target=3,packer=enumerative",
+    "size:k=3",
+    "sign",
+    "rate",
+]
+
+
+class Spy(Adversary):
+    """Keeps what its party received, decoded; it changes nothing."""
+
+    def __init__(self):
+        self.seen = defaultdict(list)
+
+    def received(self, party, values, moment):
+        self.seen[party].append((moment.step, values.detach().clone()))
+
+
+def same(found, seen):
+    pairs = list(zip(found, seen, strict=True))
+    assert pairs
+    for (frame, values), (step, expected) in pairs:
+        assert frame.step == step
+        assert len(frame.rows) == len(values)
+        assert values.dtype == expected.dtype
+        assert values.numpy().tobytes() == expected.numpy().tobytes()
+
+
+def test_every_registered_codec_is_replayed():
+    assert {parse(spec)[0] for spec in CODEC_SPECS} == set(CODECS.names())
+
+
+@pytest.mark.parametrize("codec", CODEC_SPECS)
+def test_each_party_decodes_what_it_saw(training, codec):
+    spies = {name: Spy() for name in ("bank", "shop", "lender")}
+    training.session(codec=codec, adversaries=spies).run()
+    label = training.read("lender")
+    for name in ("bank", "shop"):
+        own = training.read(name)
+        cuts, gradients = spies["lender"].seen[name], spies[name].seen[name]
+        same(label.decoded(party=name, direction="up"), cuts)
+        same(own.decoded(direction="up"), cuts)
+        same(label.decoded(party=name, direction="down"), gradients)
+        same(own.decoded(direction="down"), gradients)
+
+
+def test_both_directions_come_in_the_order_in_which_they_crossed(training):
+    training.session().run()
+    found = list(training.read("lender").decoded(phase="train"))
+    assert [frame for frame, _ in found] == list(training.read("lender").frames(phase="train"))
+    assert {frame.phase for frame, _ in found} == {"train"}
+
+
+def test_what_is_decoded_may_be_changed(training):
+    training.session(codec="none").run()
+    for _, values in training.read("bank").decoded(phase="test"):
+        values += 1
+
+
+def test_a_recording_knows_the_terms(training):
+    session = training.session()
+    session.run()
+    assert training.read("shop").terms == session.terms
+    assert training.read("shop").settings.snapshots == 2
+
+
+def test_frames_are_chosen(training):
+    training.session().run()
+    label = training.read("lender")
+    everything = list(label.frames())
+    for chosen in (
+        {"phase": "validation"},
+        {"party": "shop"},
+        {"direction": "down"},
+        {"phase": "train", "party": "bank", "direction": "up"},
+    ):
+        expected = [
+            one for one in everything if all(getattr(one, k) == v for k, v in chosen.items())
+        ]
+        assert list(label.frames(**chosen)) == expected
+        assert 0 < len(expected) < len(everything)
+
+
+def test_a_codec_that_learns_is_replayed_with_several_in_flight(training):
+    spy = Spy()
+    deep = {"epochs": 3, "batch_rows": 40, "in_flight": 3}
+    training.session(codec="relu:values=4", adversaries={"lender": spy}, train=deep).run()
+    same(training.read("lender").decoded(party="bank", direction="up"), spy.seen["bank"])
+    tests = list(training.read("bank").decoded(phase="test"))
+    assert {frame.phase for frame, _ in tests} == {"test"}
+
+
+@pytest.mark.parametrize("some", [{"phases": ["train"], "epochs": [2]}, {"phases": ["test"]}])
+def test_a_codec_that_learns_needs_every_epoch(training, some):
+    training.session(codec="relu:values=4", trace=some).run()
+    assert training.frames("bank")
+    with pytest.raises(SpecError, match="follow from all before"):
+        next(training.read("bank").decoded())
+
+
+def test_a_folder_without_a_trace(tmp_path):
+    with pytest.raises(RunFolderError, match="no trace here"):
+        read(tmp_path)
+
+
+#: 210 training rows in three frames of 70 an epoch, so that no frame is shorter.
+WHOLE = {"epochs": 2, "batch_rows": 70}
+
+
+class Keeper(Adversary):
+    """Keeps the cuts that its party gives its codec in training; it changes nothing."""
+
+    def __init__(self):
+        self.cuts = []
+
+    def cut(self, cut, moment):
+        if moment.training:
+            self.cuts.append(cut.clone())
+        return cut
+
+
+def sent(session, party):
+    """What the ledger counted of a party's training cuts."""
+    (row,) = (
+        row
+        for row in session.ledger.rows()
+        if (row.party, row.direction, row.phase) == (party, "up", "train")
+    )
+    return row.wire_bytes
+
+
+def test_cuts_are_those_of_the_training_in_their_order(training):
+    keeper = Keeper()
+    training.session(codec="none", adversaries={"bank": keeper}).run()
+    expected = torch.cat(keeper.cuts)
+    assert torch.equal(training_cuts(training.read("bank")), expected)
+    assert torch.equal(training_cuts(training.read("lender"), "bank"), expected)
+    assert torch.equal(training_cuts(training.read("bank"), "bank"), expected)
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        "randtopk:k=3,alpha=0.3,values=8",
+        "topk:k=3,values=4,packer=range",
+        "quantise:values=3,packer=range",
+        "relu:values=4",
+        "rate",
+    ],
+)
+def test_measured_bytes_are_those_the_ledger_counted(training, codec):
+    """Adaptive packers too: both ends learn in a measurement what they learn in a training."""
+    keeper = Keeper()
+    session = training.session(codec=codec, adversaries={"bank": keeper}, train=WHOLE).run()
+    cut = torch.cat(keeper.cuts)
+    measured = measure_codec(make(codec), cut, width=8, batch_rows=70)
+    assert measured.wire_bytes == sent(session, "bank")
+
+
+def test_another_codec_on_a_trace_takes_what_it_would_have_taken(training, training_in, tmp_path):
+    training.session(codec="none", train=WHOLE).run()
+    cut = training_cuts(training.read("lender"), "shop")
+    other = training_in(tmp_path / "other")
+    session = other.session(codec="topk:k=2,values=8", train=WHOLE).run()
+    measured = measure_codec(make("topk:k=2,values=8"), cut, width=6, batch_rows=70)
+    assert measured.wire_bytes == sent(session, "shop")
+
+
+def test_several_parties_to_choose_from(training):
+    training.session().run()
+    with pytest.raises(UserError, match="several parties") as caught:
+        training_cuts(training.read("lender"))
+    assert (caught.value.got, caught.value.fix) == ("bank, shop", "--party bank")
+    with pytest.raises(UserError, match="no cuts of 'shopp'") as caught:
+        training_cuts(training.read("lender"), "shopp")
+    assert caught.value.fix == "did you mean 'shop'?"
+    with pytest.raises(UserError, match="no cuts of 'shop'"):
+        training_cuts(training.read("bank"), "shop")
+
+
+def test_a_trace_without_training_frames(training):
+    training.session(trace={"phases": ["test"]}).run()
+    with pytest.raises(DataError, match="no training cuts") as caught:
+        training_cuts(training.read("bank"))
+    assert caught.value.got == "phases test"
+
+
+def test_users_find_the_room_under_its_short_name(training):
+    training.session(trace={"phases": ["test"]}).run()
+    room = attrgetter("trace")(vfl)
+    assert room is trace
+    assert room.read(training.path("bank")).party == "bank"

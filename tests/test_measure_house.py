@@ -1,0 +1,42 @@
+"""`scripts/measure_house` on a package small enough to count by hand."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = Path(__file__).parents[1] / "scripts" / "measure_house"
+FILES = {
+    "__init__.py": '"""A house."""\n',
+    "one/__init__.py": "from house.one.deep import (\n    NUMBER,\n)\n",
+    "one/deep.py": '"""Says a number."""\n\n# because\nNUMBER = 1\n\n\n'
+    'def f():\n    "..."\n    return """\n\n"""\n',
+    "two.py": "import house.one\n\nfrom house.one import deep\n\nprint(deep, house)\n",
+    "long.py": "\n".join(f"x{number} = {number}" for number in range(40)) + "\n",
+    "py.typed": "",
+}
+
+
+def measured(tmp_path, *options):
+    for name, text in FILES.items():
+        path = tmp_path / "house" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    words = [sys.executable, PROGRAM, "--package", tmp_path / "house", *options]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout
+
+
+def test_a_house_is_counted_by_room(tmp_path):
+    told = json.loads(measured(tmp_path, "--json"))
+    assert told["entries"] == 5
+    size = {"files": 2, "lines": 8, "import_lines": 3, "single_importer": 1, "small_files": 2}
+    assert told["rooms"]["one"] == {**size, "import_share": 3 / 8}
+    size = {"files": 5, "lines": 51, "import_lines": 5, "single_importer": 1, "small_files": 4}
+    assert told["rooms"]["all"] == {**size, "import_share": round(5 / 51, 4)}
+
+
+def test_the_table_ends_with_the_whole(tmp_path):
+    *_, whole, entries = measured(tmp_path).splitlines()
+    assert whole.split()[:3] == ["all", "5", "51"]
+    assert entries == "entries at the top level: 5"

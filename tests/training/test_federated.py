@@ -1,0 +1,151 @@
+"""Following a run of the federation with a stand-in for Flower's processes."""
+
+import json
+
+import pytest
+
+from vfl.config import Experiment, PartyFile, read_party_file
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import LostPeerError, PeerError, ProtocolError
+from vfl.federation import deployment
+from vfl.federation.project import write_project
+from vfl.training import federated
+
+OWN_WORDS = "noise\nerror[V008]: full\n  got   no space\nTraceback\n  File x\n"
+
+
+@pytest.fixture
+def label(tmp_path):
+    experiment = Experiment.model_validate({"parties": {"bank": {}}})
+    content = {"data": {"source": "rows.csv", "id": "id"}}
+    parties = {
+        name: PartyFile.model_validate({"party": name, **content}) for name in ("bank", "label")
+    }
+    return write_project(tmp_path / "project", experiment, parties, "127.0.0.1")
+
+
+@pytest.fixture
+def follow(label, monkeypatch):
+    """Follows a run while `submitted` plays the label party's process."""
+
+    def run(submitted, state="running", resume=False):
+        path = read_party_file(label.party_file).run_path("one")
+        monkeypatch.setattr(federated, "_TICK_S", 0.0)
+        monkeypatch.setattr(federated, "_ASK_FLOWER_EVERY_S", -1.0)
+        monkeypatch.setattr(deployment, "submit", lambda *_: submitted(path))
+        monkeypatch.setattr(deployment, "run_state", state if callable(state) else lambda *_: state)
+        notes, epochs = [], []
+        extra = {"resume": resume}
+        options = {"on_note": notes.append, "on_epoch": epochs.append, "extra": extra}
+        try:
+            return federated.run_session(label, "train", "one", **options), notes, epochs
+        except PeerError as error:
+            return error, notes, epochs
+
+    return run
+
+
+def created(path, label):
+    return RunFolder.create(path, label.experiment(), "federated", "vfl train PROJECT")
+
+
+def test_notes_and_epochs_are_told_as_they_come(label, follow):
+    def submitted(path):
+        folder = created(path, label)
+        folder.note("party bank is here")
+        folder.epoch({"epoch": 1})
+        (path / "summary.json").write_text("{}")
+
+    _, notes, epochs = follow(submitted, "finished:completed")
+    assert notes == ["party bank is here"]
+    assert epochs == [{"epoch": 1}]
+
+
+def test_a_resumed_run_tells_only_what_is_new(label, follow):
+    def lost(path):
+        folder = created(path, label)
+        folder.note("party bank is here")
+        folder.epoch({"epoch": 1})
+        folder.fail(LostPeerError("party 'bank' went away and did not come back"))
+
+    error, _, _ = follow(lost, "finished:failed")
+    assert "party 'bank' went away" in str(error)
+    assert error.fix.startswith("vfl train PROJECT --resume ")
+
+    def again(path):
+        folder = RunFolder.reopen(path)
+        folder.note("party bank is back")
+        folder.epoch({"epoch": 2})
+        (path / "summary.json").write_text("{}")
+
+    _, notes, epochs = follow(again, "finished:completed", resume=True)
+    assert notes == ["party bank is back"]
+    assert epochs == [{"epoch": 2}]
+
+
+def test_a_superlink_that_is_gone_ends_it_with_what_to_do(label, follow):
+    def gone(*_):
+        raise LostPeerError("the SuperLink cannot be reached", fix="start it")
+
+    error, _, _ = follow(lambda path: created(path, label), gone)
+    assert error.what == "the SuperLink cannot be reached"
+    assert "with the SuperLink running: vfl train PROJECT --resume" in error.fix
+
+
+@pytest.mark.parametrize(
+    ("log", "where"),
+    [
+        (OWN_WORDS, "error[V008]: full | got   no space"),
+        ("one\ntwo\nthree\nfour\n", "two | three | four"),
+        ("", None),
+    ],
+)
+def test_a_run_that_died_without_a_word_tells_the_end_of_its_log(
+    label, follow, monkeypatch, log, where
+):
+    monkeypatch.setattr(deployment, "run_log", lambda *_: log)
+    error, _, _ = follow(lambda path: created(path, label), "finished:failed")
+    assert error.what == "the run ended without a result"
+    assert error.where == where
+    assert error.got == "Flower says finished:failed"
+    kept = label.state / "run.log"
+    assert str(kept) in error.fix
+    assert kept.read_text() == log
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_hostile_text_of_a_run_is_one_harmless_line_each(label, follow):
+    def failed(path):
+        folder = created(path, label)
+        folder.note("party \x1b[2J\nerror[V000]: \u202eall well")
+        folder.fail(LostPeerError("gone\x1b[31m", got="\x9b" * 9000))
+
+    error, notes, _ = follow(failed, "finished:failed")
+    assert notes == ["party ?[2J error[V000]: ?all well"]
+    assert error.what == "gone?[31m"
+    assert all(line.isprintable() for line in str(error).split("\n"))
+    assert len(str(error)) < 3000
+
+
+@pytest.mark.parametrize(
+    "text", ['{"code": 7}', "[]", '{"what": "x"}', '{"code": "V405", "what": "x", "got": {}}']
+)
+def test_a_failure_of_another_form_is_a_typed_error(label, follow, text):
+    def failed(path):
+        created(path, label)
+        (path / "failure.json").write_text(text)
+
+    error, _, _ = follow(failed, "finished:failed")
+    assert isinstance(error, ProtocolError)
+    assert error.where.endswith("failure.json")
+
+
+@pytest.mark.parametrize("given", [None, "3", 0, -1, 10**9, 2.5])
+def test_an_exit_code_that_is_none_becomes_1(label, follow, given):
+    def failed(path):
+        record = {"code": "V405", "what": "x", "exit": given}
+        created(path, label)
+        (path / "failure.json").write_text(json.dumps(record))
+
+    error, _, _ = follow(failed, "finished:failed")
+    assert error.exit_code == 1

@@ -1,0 +1,347 @@
+"""A training in this process and its run folder; evaluation and prediction from that folder."""
+
+import csv
+import json
+import tomllib
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sealed import reseal_json, weights_at
+from sklearn.datasets import load_diabetes
+
+from vfl.config import Experiment, read_experiment
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import MissingDataError, NonFiniteError, RunFolderError
+from vfl.core.storage import FORMAT, joint_digest, read_json, read_lines, weights_digest, write_json
+from vfl.core.version import VERSION
+from vfl.session import PartyFolder
+from vfl.session.trace import Trace
+from vfl.training.run import evaluate, load_data, predict, train
+
+OWN_FILES = ("weights.safetensors", "party.json", "encoder.json")
+PARTIES = {"bank": {"width": 8, "bottom": "mlp:hidden=16"}, "shop": {"width": 8}}
+
+
+def experiment_of(**changes):
+    settings = {
+        "name": "trial",
+        "data": {"source": "breast_cancer"},
+        "parties": PARTIES,
+        "label": {"party": "lender"},
+        "train": {"epochs": 4, "batch_rows": 32, "learning_rate": 0.01},
+    }
+    return Experiment.model_validate(settings | changes)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    records = []
+    summary = train(experiment_of(), root, "one", command="vfl train x", on_epoch=records.append)
+    return RunFolder.open(root / "one"), summary, records
+
+
+def test_what_a_run_leaves_behind(trained):
+    folder, _, _ = trained
+    found = {
+        str(path.relative_to(folder.path)) for path in folder.path.rglob("*") if path.is_file()
+    }
+    own = {f"parties/{name}/{file}" for name in ("bank", "shop") for file in OWN_FILES}
+    assert found == own | {
+        *(".lock", "run.json", "config.toml", "environment.json"),
+        *("metrics.jsonl", "traffic.csv", "summary.json"),
+        *("parties/lender/weights.safetensors", "parties/lender/party.json"),
+    }
+
+
+def test_hits_and_folds_of_a_file_reach_the_run(tmp_path):
+    data = {"source": "digits", "rows": 300, "folds": 5, "fold": 2}
+    label = {"party": "lender", "hits": 3}
+    records = []
+    experiment = experiment_of(data=data, label=label)
+    summary = train(experiment, tmp_path, "one", on_epoch=records.append)
+    assert 0.3 < summary["test_accuracy"] < summary["test_hit_rate"] < 1
+    assert all(record["validation_hit_rate"] >= record["validation_accuracy"] for record in records)
+    assert evaluate(RunFolder.open(tmp_path / "one"))["test_hit_rate"] == summary["test_hit_rate"]
+    assert load_data(experiment)["lender"].split.test.tolist() != list(range(60))
+    assert str(load_data(experiment)["bank"].split) == "Split(train=216, validation=24, test=60)"
+
+
+def test_folds_of_a_table(tmp_path):
+    rows = pd.DataFrame({"key": range(50), "x": range(50), "paid": ["no", "yes"] * 25})
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    data = {"source": str(tmp_path / "rows.csv"), "id": "key", "folds": 5}
+    parties, label = {"bank": {"columns": ["x"]}}, {"party": "lender", "column": "paid"}
+    tested = []
+    for fold in range(1, 6):
+        found = load_data(experiment_of(data=data | {"fold": fold}, parties=parties, label=label))
+        test = found["lender"].split.test
+        assert found["lender"].labels[test].bincount().tolist() == [5, 5]
+        tested += test.tolist()
+    assert sorted(tested) == list(range(50))
+
+
+def test_the_run_says_what_it_is(trained):
+    folder, _, _ = trained
+    about = read_json(folder.path / "run.json")
+    assert (about["format"], about["vfl"]) == (FORMAT, VERSION)
+    assert (about["mode"], about["command"]) == ("in-process", "vfl train x")
+    assert read_json(folder.path / "environment.json")["torch"] == torch.__version__.split("+")[0]
+
+
+def test_the_resolved_settings_hold_every_default(trained):
+    folder, _, _ = trained
+    written = tomllib.loads((folder.path / "config.toml").read_text())
+    for name, field in Experiment.model_fields.items():
+        table = getattr(field.annotation, "model_fields", None)
+        optional = table and {key for key, each in table.items() if each.default is None}
+        if field.default is None:  # what is compared, which is nothing unless it is said
+            continue
+        assert name in written
+        if table:
+            assert set(written[name]) >= set(table) - optional
+    assert written["parties"]["shop"] == {"width": 8, "bottom": "mlp:hidden=64"}
+    assert folder.experiment() == experiment_of()
+
+
+def test_metrics_are_the_records_of_every_epoch(trained):
+    folder, summary, records = trained
+    assert list(read_lines(folder.path / "metrics.jsonl")) == records
+    assert [record["epoch"] for record in records] == [1, 2, 3, 4]
+    assert records[-1]["test_accuracy"] == summary["test_accuracy"] > 0.9
+
+
+def test_traffic_adds_up_to_the_summary(trained):
+    folder, summary, _ = trained
+    with (folder.path / "traffic.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for way in ("up", "down"):
+        for party in PARTIES:
+            sent = [row for row in rows if (row["party"], row["direction"]) == (party, way)]
+            assert sum(int(row["wire_bytes"]) for row in sent) == summary[f"bytes_{way}"][party]
+
+
+def test_each_partys_weights_lie_in_its_own_folder(trained):
+    folder, summary, _ = trained
+    digests = []
+    for name in ("bank", "shop", "lender"):
+        weights = weights_at(folder.party(name) / "weights.safetensors")
+        digests.append((name, weights_digest(weights)))
+        assert read_json(folder.party(name) / "party.json")["party"] == name
+    assert summary["weights_sha256"] == joint_digest(digests)
+    assert len({digest for _, digest in digests}) == 3
+    shapes = {
+        name: {tuple(value.shape) for value in weights_at(path).values()}
+        for name, path in ((n, folder.party(n) / "weights.safetensors") for n in ("bank", "shop"))
+    }
+    assert (16, 15) in shapes["bank"]  # 15 of the 30 columns, 16 hidden units
+    assert (64, 15) in shapes["shop"]
+
+
+def test_the_summary_is_what_was_returned(trained):
+    folder, summary, _ = trained
+    assert read_json(folder.path / "summary.json") == json.loads(json.dumps(summary))
+    assert summary["run"] == str(folder.path)
+    assert not (folder.path / "failure.json").exists()
+
+
+def test_an_evaluation_repeats_the_test_of_the_training(trained):
+    folder, summary, _ = trained
+    again = evaluate(folder)
+    for figure in ("test_loss", "test_accuracy", "weights_sha256"):
+        assert again[figure] == summary[figure]
+    assert read_json(folder.path / "evaluation.json")["test_loss"] == summary["test_loss"]
+    assert (again["steps"], again["steps_per_second"]) == (0, None)
+
+
+def test_predictions_of_a_set_without_ids(trained):
+    folder, summary, _ = trained
+    table = pd.read_csv(predict(folder))
+    lender = load_data(folder.experiment())["lender"]
+    assert table["id"].tolist() == lender.split.test.tolist()
+    truth = np.array(lender.classes)[lender.labels[lender.split.test].numpy()]
+    assert (table["prediction"] == truth).mean() == pytest.approx(summary["test_accuracy"])
+    assert list(table)[2:] == ["probability_malignant", "probability_benign"]
+
+
+def test_a_run_is_not_overwritten(trained):
+    folder, summary, _ = trained
+    with pytest.raises(RunFolderError, match="already"):
+        train(experiment_of(), folder.path.parent, "one")
+    assert read_json(folder.path / "summary.json")["weights_sha256"] == summary["weights_sha256"]
+
+
+@pytest.mark.parametrize("use", [evaluate, predict])
+def test_weights_of_another_format_are_refused(tmp_path, use):
+    train(experiment_of(train={"epochs": 1}), tmp_path, "old")
+    folder = RunFolder.open(tmp_path / "old")
+    path = folder.party("shop") / "party.json"
+    reseal_json(path, lambda record: record.update(format=99))
+    with pytest.raises(RunFolderError, match="another format") as caught:
+        use(folder)
+    assert caught.value.got == f"format 99, by vfl {VERSION}"
+
+
+def test_a_folder_of_another_format_is_refused(tmp_path):
+    train(experiment_of(train={"epochs": 1}), tmp_path, "old")
+    write_json(tmp_path / "old" / "run.json", {"format": 7})
+    with pytest.raises(RunFolderError, match="another format"):
+        RunFolder.open(tmp_path / "old")
+
+
+def test_a_failing_run_says_why_and_has_no_summary(tmp_path):
+    experiment = experiment_of(train={"epochs": 3, "optimizer": "sgd", "learning_rate": 1e6})
+    with pytest.raises(NonFiniteError):
+        train(experiment, tmp_path, "wild")
+    failure = read_json(tmp_path / "wild" / "failure.json")
+    assert (failure["code"], failure["exit"]) == ("V005", 2)
+    assert not (tmp_path / "wild" / "summary.json").exists()
+
+
+def test_data_that_is_not_there_leaves_no_folder(tmp_path):
+    experiment = experiment_of(
+        data={"source": str(tmp_path / "no.csv")}, label={"party": "lender", "column": "y"}
+    )
+    with pytest.raises(MissingDataError):
+        train(experiment, tmp_path, "never")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trace_sees_the_frames_of_a_run(tmp_path):
+    trace = Trace(parties=["bank"])
+    summary = train(experiment_of(train={"epochs": 1}), tmp_path, "seen", observers=[trace])
+    assert trace.payload_bytes > 0
+    assert trace.payload_bytes < summary["bytes_up"]["bank"] + summary["bytes_down"]["bank"]
+
+
+@pytest.fixture(scope="module")
+def diabetes(tmp_path_factory):
+    """The table of 442 patients as a CSV, and as Parquet files of two parties in other orders."""
+    folder = tmp_path_factory.mktemp("diabetes")
+    frame = load_diabetes(as_frame=True, scaled=False).frame
+    frame.insert(0, "patient", [f"p-{number:03d}" for number in range(len(frame))])
+    frame["sex"] = np.where(frame["sex"] == 1, "f", "m")
+    frame.to_csv(folder / "all.csv", index=False)
+    clinic = frame[["patient", "age", "sex", "bmi", "bp"]].sample(frac=1, random_state=1)
+    clinic.to_parquet(folder / "clinic.parquet", index=False)
+    laboratory = frame[["patient", *(f"s{n}" for n in range(1, 7))]].sample(frac=1, random_state=2)
+    laboratory.to_parquet(folder / "laboratory.parquet", index=False)
+    frame[["patient", "target"]].iloc[::-1].to_csv(folder / "hospital.csv", index=False)
+    return folder, frame
+
+
+REGRESSION = {
+    "label": {
+        "party": "hospital",
+        "column": "target",
+        "task": "regression",
+        "top": "mlp:hidden=16",
+    },
+    "train": {"epochs": 15, "batch_rows": 32, "learning_rate": 0.005},
+}
+
+
+def of_one_table(folder):
+    parties = {"clinic": {"width": 8, "columns": ["age", "sex", "b*"]}}
+    parties["laboratory"] = {"width": 8, "columns": ["s[1-6]"]}
+    data = {"source": str(folder / "all.csv"), "id": "patient"}
+    return experiment_of(name="diabetes", data=data, parties=parties, **REGRESSION)
+
+
+def of_own_tables(folder):
+    parties = {
+        name: {"width": 8, "source": str(folder / f"{name}.parquet")}
+        for name in ("clinic", "laboratory")
+    }
+    data = {"source": str(folder / "hospital.csv"), "id": "patient"}
+    return experiment_of(name="diabetes", data=data, parties=parties, **REGRESSION)
+
+
+@pytest.fixture(scope="module")
+def regression(diabetes, tmp_path_factory):
+    folder, _ = diabetes
+    root = tmp_path_factory.mktemp("regression")
+    return RunFolder(root / "one"), train(of_one_table(folder), root, "one")
+
+
+def test_a_regression_beats_the_mean(diabetes, regression):
+    _, frame = diabetes
+    _, summary = regression
+    assert "test_accuracy" not in summary
+    assert summary["test_rmse"] < 0.85 * frame["target"].std()
+
+
+def test_predictions_name_the_rows_of_the_table(diabetes, regression):
+    _, frame = diabetes
+    folder, summary = regression
+    table = pd.read_csv(predict(folder))
+    assert list(table) == ["id", "prediction"]
+    truth = frame.set_index("patient").loc[table["id"], "target"].to_numpy()
+    rmse = np.sqrt(np.mean((table["prediction"].to_numpy() - truth) ** 2))
+    assert rmse == pytest.approx(summary["test_rmse"], rel=1e-5)
+    assert len(table) == round(0.2 * len(frame))
+
+
+def test_parties_with_tables_in_other_orders_train_the_same_model(diabetes, regression, tmp_path):
+    """Rows meet by id: the same weights as from one table, bit for bit."""
+    folder, _ = diabetes
+    _, summary = regression
+    apart = train(of_own_tables(folder), tmp_path, "apart")
+    assert apart["weights_sha256"] == summary["weights_sha256"]
+    assert apart["test_rmse"] == summary["test_rmse"]
+    assert evaluate(RunFolder.open(tmp_path / "apart"))["test_rmse"] == summary["test_rmse"]
+
+
+def test_classes_of_a_table_have_probabilities(diabetes, tmp_path):
+    _, frame = diabetes
+    grades = pd.cut(frame["target"], [0, 100, 200, 400], labels=["low", "middle", "high"])
+    graded = frame.drop(columns="target").assign(grade=grades.astype(str))
+    graded.to_csv(tmp_path / "g.csv", index=False)
+    data = {"source": str(tmp_path / "g.csv"), "id": "patient"}
+    parties = {"clinic": {"columns": ["age", "sex", "b*"]}, "laboratory": {"columns": ["s[1-6]"]}}
+    label = {"party": "hospital", "column": "grade"}
+    train(experiment_of(data=data, parties=parties, label=label), tmp_path, "grades")
+    table = pd.read_csv(predict(RunFolder.open(tmp_path / "grades")), index_col="id")
+    named = table.filter(like="probability_")
+    assert list(named) == ["probability_high", "probability_low", "probability_middle"]
+    np.testing.assert_allclose(named.sum(axis=1), 1, atol=1e-5)
+    assert (named.idxmax(axis=1).str.removeprefix("probability_") == table["prediction"]).all()
+    assert set(table.index) < set(frame["patient"])
+
+
+def test_an_encoder_stays_with_its_party(diabetes, regression):
+    folder, _ = regression
+    encoder = PartyFolder(folder.party("clinic")).encoder()
+    rows = pd.DataFrame({"age": [50], "sex": ["m"], "bmi": [25.0], "bp": [90.0]})
+    assert encoder.transform(rows).shape == (1, 5)  # two sexes
+    assert not (folder.party("hospital") / "encoder.json").exists()
+
+
+def test_halves_of_mnist_with_a_convolutional_bottom(data_root, monkeypatch, tmp_path):
+    monkeypatch.setenv("VFL_DATA", str(data_root))
+    experiment = experiment_of(
+        data={"source": "mnist", "rows": 3500},
+        parties={side: {"width": 32, "bottom": "cnn:channels=8-16"} for side in ("left", "right")},
+        train={"epochs": 3, "batch_rows": 32, "learning_rate": 0.003},
+    )
+    assert train(experiment, tmp_path, "mnist")["test_accuracy"] > 0.85
+
+
+def test_a_residual_network_takes_a_step(tmp_path):
+    experiment = experiment_of(
+        data={"source": "digits", "rows": 100},
+        parties={side: {"width": 64, "bottom": "resnet20"} for side in ("left", "right")},
+        train={"epochs": 1, "batch_rows": 35},
+    )
+    summary = train(experiment, tmp_path, "residual")
+    assert summary["steps"] == 2
+    weights = weights_at(tmp_path / "residual" / "parties" / "left" / "weights.safetensors")
+    assert sum("running_mean" in name for name in weights) == 19
+
+
+def test_settings_from_a_file_give_the_run_of_the_same_settings(tmp_path, trained):
+    folder, summary, _ = trained
+    again = train(read_experiment(folder.path / "config.toml"), tmp_path, "again")
+    assert again["weights_sha256"] == summary["weights_sha256"]

@@ -1,0 +1,359 @@
+"""Who is let in, and what a stranger can do at a hub: nothing, and not for long."""
+
+import json
+import socket
+import ssl
+import time
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+
+from vfl.core.errors import (
+    AuthenticationError,
+    ConsentError,
+    CorruptFrameError,
+    DisagreementError,
+    FrameVersionError,
+    LostPeerError,
+    MissingPartyError,
+    OversizedFrameError,
+    PeerFailedError,
+)
+from vfl.core.frame import HEADER_BYTES, Frame, Kind, from_bytes, pack_header, to_bytes
+from vfl.transport import session_certificate
+from vfl.transport.hub import RateLimiter
+
+OVERSIZED = bytearray(pack_header(Frame(Kind.CUT)))
+OVERSIZED[:4] = (2**32 - 1).to_bytes(4, "little")
+
+
+@pytest.fixture
+def knock():
+    """Plain sockets to a hub, closed afterwards."""
+    sockets = []
+
+    def make(port, data=b""):
+        sockets.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+        sockets[-1].sendall(data)
+        return sockets[-1]
+
+    yield make
+    for connection in sockets:
+        connection.close()
+
+
+@pytest.fixture
+def attached(open_hub, knock, hello, fast):
+    """A hub's link and the plain socket of a party that greeted properly."""
+    hub = open_hub(timeouts=replace(fast, rejoin_window_s=0.3, step_s=0.6))
+    connection = knock(hub.port, to_bytes(hello().frame()))
+    hub.wait_all(["bank"], 2)
+    assert answer(connection).kind is Kind.WELCOME
+    return hub.link("bank"), connection
+
+
+def answer(connection):
+    """The one frame the hub answered with."""
+    raw = bytearray()
+    while len(raw) < HEADER_BYTES or len(raw) < HEADER_BYTES + int.from_bytes(raw[:4], "little"):
+        data = connection.recv(65536)
+        assert data, "closed without an answer"
+        raw += data
+    return from_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"token": "wrong"},
+        {"token": "token-of-shop"},
+        {"node": "node-of-nobody"},
+        {"node": "node-of-shop"},
+        {"session": "session-2"},
+    ],
+)
+def test_wrong_credentials_are_refused_at_once_and_for_good(open_hub, attach, hello, change):
+    asked = []
+    hub = open_hub("bank", "shop", on_attach=lambda party, about: asked.append(party) or {})
+    begun = time.monotonic()
+    with pytest.raises(AuthenticationError) as caught:
+        attach(hub.port, greeting=hello(**change))
+    assert time.monotonic() - begun < 1
+    assert "token-of" not in str(caught.value)
+    assert asked == []
+    with pytest.raises(MissingPartyError):
+        hub.wait_all(["bank"], 0)
+
+
+def test_a_foreign_ca_is_refused_and_the_certificate_named(open_hub, attach, certificate):
+    hub = open_hub(certificate=certificate)
+    with pytest.raises(AuthenticationError, match="certificate is not trusted"):
+        attach(hub.port, ca=session_certificate(["127.0.0.1"]))
+
+
+def test_a_certificate_of_another_host_is_refused(open_hub, attach):
+    other = session_certificate(["elsewhere.example"])
+    hub = open_hub(certificate=other)
+    with pytest.raises(AuthenticationError, match="certificate is not trusted") as caught:
+        attach(hub.port, ca=other)
+    assert "127.0.0.1" in caught.value.got
+
+
+def test_a_ca_that_is_no_certificate(open_hub, hello, attach, certificate):
+    hub = open_hub(certificate=certificate)
+    with pytest.raises(AuthenticationError, match="cannot be read"):
+        attach(hub.port, ca=replace(certificate, ca_pem=b"nonsense"))
+
+
+def test_older_tls_is_refused(open_hub, certificate):
+    hub = open_hub(certificate=certificate)
+    context = ssl.create_default_context(cadata=certificate.ca_pem.decode())
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with (
+        socket.create_connection(("127.0.0.1", hub.port), timeout=5) as plain,
+        pytest.raises(ssl.SSLError),
+    ):
+        context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+def test_a_party_refuses_a_hub_with_older_tls(attach, certificate, fast, pool):
+    context = certificate.context()
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        old = pool.submit(lambda: context.wrap_socket(listener.accept()[0], server_side=True))
+        with pytest.raises(LostPeerError, match="cannot be reached"):
+            attach(
+                listener.getsockname()[1], ca=certificate, timeouts=replace(fast, rejoin_window_s=0)
+            )
+        with pytest.raises(ssl.SSLError, match=r"(?i)protocol version|unsupported"):
+            old.result(5)
+
+
+@pytest.mark.parametrize("hub_has_tls", [True, False])
+def test_one_side_without_tls_ends_in_a_typed_error(
+    open_hub, attach, certificate, fast, hub_has_tls
+):
+    hub = open_hub(certificate=certificate if hub_has_tls else None)
+    waits = replace(fast, rejoin_window_s=0.3)
+    with pytest.raises((LostPeerError, CorruptFrameError)):
+        attach(hub.port, ca=None if hub_has_tls else certificate, timeouts=waits)
+
+
+@pytest.mark.parametrize("kind", [ConsentError, DisagreementError])
+def test_a_refusal_reaches_the_party_and_the_label_party(open_hub, attach, kind):
+    def refuse(party, about):
+        raise kind(f"{party} may not", fix="ask first")
+
+    hub = open_hub(on_attach=refuse)
+    with pytest.raises(kind, match="bank may not") as caught:
+        attach(hub.port)
+    assert caught.value.fix == "ask first"
+    with pytest.raises(kind, match="bank may not"):
+        hub.wait_all(["bank"], 5)
+
+
+@pytest.mark.parametrize("broken", [lambda *_: 1 // 0, lambda *_: {"bad": object()}])
+def test_a_mistake_in_on_attach_is_not_lost(open_hub, attach, broken):
+    hub = open_hub(on_attach=broken)
+    with pytest.raises(PeerFailedError, match="failed while it admitted"):
+        attach(hub.port)
+    with pytest.raises(PeerFailedError, match="failed while it admitted"):
+        hub.wait_all(["bank"], 5)
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (to_bytes(Frame(Kind.HELLO, payload=b"x" * 8193)), "V452"),
+        (to_bytes(Frame(Kind.HELLO, payload=b"[" * 8192)), "V407"),
+        (to_bytes(Frame(Kind.HELLO, payload=b"{}")), "V407"),
+        (to_bytes(Frame(Kind.CUT, payload=b"{}")), "V407"),
+        (bytes(OVERSIZED), "V452"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "V453"),
+    ],
+)
+def test_bad_greetings_are_answered_and_closed(open_hub, knock, data, code):
+    hub = open_hub()
+    tracemalloc.start()
+    try:
+        connection = knock(hub.port, data)
+        refusal = answer(connection)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    assert refusal.kind is Kind.ERROR
+    assert json.loads(bytes(refusal.payload))["code"] == code
+    assert connection.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind"),
+    [
+        (lambda raw: raw[:-1] + bytes([raw[-1] ^ 4]), CorruptFrameError),
+        (lambda raw: raw[:6] + bytes([raw[6] ^ 1]) + raw[7:], CorruptFrameError),
+        (lambda raw: raw[:4] + b"\x52" + raw[5:], FrameVersionError),
+        (lambda raw: b"\x00" * len(raw), CorruptFrameError),
+        (lambda raw: raw[:5] + b"\x63" + raw[6:], CorruptFrameError),
+        (lambda raw: bytes(OVERSIZED), OversizedFrameError),
+    ],
+    ids=["payload bit", "header bit", "version", "magic", "kind", "oversized"],
+)
+def test_bad_frames_of_an_attached_party(attached, spoil, kind):
+    link, connection = attached
+    connection.sendall(to_bytes(Frame(Kind.CUT, 1, b"fine")))
+    connection.sendall(spoil(to_bytes(Frame(Kind.CUT, 2, b"payload"))))
+    assert link.receive().step == 1
+    tracemalloc.start()
+    try:
+        for _ in range(2):
+            with pytest.raises(kind):
+                link.receive()
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("length", [1, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 3])
+def test_a_frame_cut_short_by_the_end_of_the_connection(attached, length):
+    link, connection = attached
+    connection.sendall(to_bytes(Frame(Kind.CUT, 1, b"payload"))[:length])
+    connection.close()
+    with pytest.raises(LostPeerError, match="'bank' went away"):
+        link.receive()
+
+
+def test_bytes_that_trickle_do_not_stretch_the_step_timeout(attached, pool):
+    link, connection = attached
+
+    def trickle():
+        for byte in to_bytes(Frame(Kind.CUT, 1, bytes(100))):
+            time.sleep(0.02)
+            try:
+                connection.sendall(bytes([byte]))
+            except OSError:
+                return
+
+    drip = pool.submit(trickle)
+    begun = time.monotonic()
+    with pytest.raises(LostPeerError, match="'bank' sent nothing"):
+        link.receive()
+    assert time.monotonic() - begun < 1.2
+    drip.result(5)
+
+
+def test_a_stalled_handshake_is_dropped_and_blocks_nobody(open_hub, attach, knock, secured, fast):
+    limit_s = 0.4
+    hub = open_hub(certificate=secured, timeouts=replace(fast, handshake_s=limit_s))
+    begun = time.monotonic()
+    stalled = knock(hub.port, b"\x16\x03\x01" if secured else b"\x00\x00")
+    time.sleep(0.05)
+    attach(hub.port, ca=secured, timeouts=fast)
+    assert time.monotonic() - begun < limit_s
+    assert stalled.recv(100) == b""
+    assert limit_s - 0.1 < time.monotonic() - begun < limit_s + 1
+
+
+def test_with_one_place_a_stalled_handshake_makes_room(open_hub, attach, knock, secured, fast):
+    hub = open_hub(certificate=secured, timeouts=replace(fast, handshake_s=20), handshakes=1)
+    stalled = knock(hub.port, b"\x16\x03\x01" if secured else b"\x00\x00")
+    begun = time.monotonic()
+    attach(hub.port, ca=secured)
+    assert stalled.recv(100) == b""
+    assert time.monotonic() - begun < 1
+
+
+def test_closing_does_not_wait_for_a_stalled_handshake(open_hub, knock, fast):
+    hub = open_hub(timeouts=replace(fast, handshake_s=30))
+    knock(hub.port, b"\x00")
+    time.sleep(0.15)
+    begun = time.monotonic()
+    hub.close()
+    assert time.monotonic() - begun < 1
+
+
+LONGEST_WAIT_S = 1
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def limiter(clock):
+    return RateLimiter(
+        per_second=10,
+        burst=5,
+        failure_cost=2,
+        longest_wait_s=LONGEST_WAIT_S,
+        addresses=3,
+        clock=clock,
+    )
+
+
+def allowed(limiter, address, times):
+    return sum(limiter.allow(address) for _ in range(times))
+
+
+def test_a_burst_then_the_steady_rate(limiter, clock):
+    assert allowed(limiter, "10.0.0.1", 100) == 5
+    clock.now += 0.25
+    assert allowed(limiter, "10.0.0.1", 100) == 2
+    clock.now += 1000
+    assert allowed(limiter, "10.0.0.1", 100) == 5
+
+
+def test_addresses_do_not_share(limiter):
+    allowed(limiter, "10.0.0.1", 100)
+    assert allowed(limiter, "10.0.0.2", 100) == 5
+
+
+def test_failures_slow_an_address_down(limiter, clock):
+    """Ten tokens a second, three for each connection that fails: 3.3 a second."""
+    seen = 0
+    for _ in range(1000):
+        clock.now += 0.01
+        if limiter.allow("10.0.0.1"):
+            seen += 1
+            limiter.failed("10.0.0.1")
+    assert seen == pytest.approx((10 * 10 + 5) / 3, abs=2)
+
+
+def test_nobody_waits_longer_than_promised(limiter, clock):
+    for _ in range(10_000):
+        limiter.failed("10.0.0.1")
+    assert not limiter.allow("10.0.0.1")
+    clock.now += LONGEST_WAIT_S + 1e-6
+    assert limiter.allow("10.0.0.1")
+
+
+def test_the_table_is_bounded_and_forgets_the_quietest(limiter):
+    allowed(limiter, "10.0.0.1", 100)
+    allowed(limiter, "10.0.0.2", 100)
+    limiter.allow("10.0.0.3")
+    limiter.allow("10.0.0.1")
+    limiter.allow("10.0.0.4")
+    assert len(limiter) == 3
+    assert not limiter.allow("10.0.0.1")
+    assert limiter.allow("10.0.0.2")
+
+
+def test_one_host_cannot_choose_among_its_ipv6_addresses(limiter):
+    assert sum(limiter.allow(f"2001:db8::{host:x}") for host in range(100)) == 5
+    assert limiter.allow("2001:db8:0:1::1")
+    assert allowed(limiter, "fe80::1%eth0", 100) == 5
+
+
+def test_an_ipv4_address_is_the_same_in_ipv6_clothes(limiter):
+    assert allowed(limiter, "10.0.0.1", 3) + allowed(limiter, "::ffff:10.0.0.1", 100) == 5
+    assert limiter.allow("::ffff:10.0.0.2")

@@ -1,0 +1,1013 @@
+"""Cases: what a trained victim, or the recording of a training, gives an attacker.
+
+Each builder turns experiment, aligned rows and what was recorded or trained into a `Case`: a view
+under a threat model, and the truth beside it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from vfl import compression, defenses, models
+from vfl.attacks.active.base import ActiveAdversary
+from vfl.attacks.base import JointBottom, OwnBottom, before_last, through
+from vfl.attacks.scoring import Case, seeking
+from vfl.attacks.view import (
+    Evidence,
+    Grant,
+    GrantedRows,
+    Holdings,
+    Maker,
+    Merge,
+    RecordedExchange,
+    SentCuts,
+    ThreatModel,
+    TopMaker,
+    TrainedBy,
+    View,
+)
+from vfl.compression import StepContext
+from vfl.config import Experiment
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import ConfigError, DataError, TooFewRowsError, UserError
+from vfl.core.frame import Kind, Link
+from vfl.core.seeds import Secret, scoped
+from vfl.datasets import PartyData, Split
+from vfl.mpc.secure.sum import ring_of
+from vfl.session import PartyFolder, Terms
+from vfl.session.exchange import CutTerms, FeatureEnd, Own
+from vfl.session.schedule import queries
+from vfl.session.secure import nobodys_bottom, shares_weights
+from vfl.session.trace import Recorded, Replayed
+from vfl.session.trace.replay import Decoder
+from vfl.transport.link import local_pair
+
+
+def draw_leak(labels: Tensor, k: int, draw: torch.Generator, classes: int | None = None) -> Tensor:
+    """Positions of k rows of each class, ascending by class; int64, axes (classes * k,).
+
+    The first k of a larger draw with the same generator state are the same rows, so that a curve
+    over k is about more leaks and not about other leaks.
+
+    Args:
+        labels: int64 codes 0..C-1 of the rows that may leak, axes (rows,).
+        k: rows of each class.
+        draw: where the choice comes from.
+        classes: how many there are; None takes those up to the highest code of these rows, which
+            does not see that a higher one has no row among them.
+
+    Raises:
+        TooFewRowsError: a class has fewer rows, or none.
+
+    >>> labels = torch.tensor([0, 1, 0, 1, 0])
+    >>> draw_leak(labels, 2, torch.Generator().manual_seed(0)).shape
+    torch.Size([4])
+    """
+    if classes is None:
+        classes = 1 + int(labels.max()) if len(labels) else 1
+    order = torch.randperm(len(labels), generator=draw)
+    shuffled = labels[order]
+    chosen = []
+    for code in range(classes):
+        found = order[shuffled == code][:k]
+        if len(found) < k:
+            raise TooFewRowsError(
+                f"{k} labels of each class are to leak, and a class has fewer rows",
+                got=f"{len(found)} rows",
+                fix="a smaller k, or more rows",
+            )
+        chosen.append(found)
+    return torch.cat(chosen)
+
+
+def top_recipe(experiment: Experiment, classes: int) -> TopMaker:
+    """Makes a top like the label party's, for cuts of a given width."""
+    return lambda width: models.make_top(experiment.label.top).build(width, classes)
+
+
+def bottom_recipe(experiment: Experiment, party: str, shape: tuple[int, ...]) -> Maker:
+    """Makes a bottom like a party's, for rows of these axes."""
+    asked = experiment.parties[party]
+    return lambda: models.make_bottom(asked.bottom).build(shape, asked.width)
+
+
+Frames = Iterable[tuple[Replayed, Tensor]]
+
+
+def decoded(
+    trace: Iterable[Recorded], terms: Terms, split: Split
+) -> Iterator[tuple[Replayed, Tensor]]:
+    """Each frame of a whole trace in memory with its rows, and what its receiver made of it.
+
+    Args:
+        trace: every cut, gradient and query of a session, in the order in which they crossed.
+        terms: of that session.
+        split: its aligned rows.
+
+    Raises:
+        FrameError: bytes the codec did not make.
+    """
+    exchanges = {exchange.step: exchange for exchange in terms.schedule(split)}
+    decoders: dict[str, Decoder] = {}
+    for one in trace:
+        exchange = exchanges[one.step]
+        frame = Replayed(
+            one.party, one.direction, one.kind, one.step, one.payload,
+            phase=exchange.phase, epoch=exchange.epoch, rows=exchange.rows,
+        )  # fmt: skip
+        if one.party not in decoders:
+            decoders[one.party] = Decoder(terms, one.party, Path("the trace in memory"))
+        yield frame, decoders[one.party].values(frame)
+
+
+def recorded_exchanges(frames: Frames, party: str, rows: Tensor) -> list[RecordedExchange]:
+    """The training exchanges of one feature party's link, in their order.
+
+    Args:
+        frames: of a training; others are passed over.
+        party: the feature party.
+        rows: positions among the aligned rows that are of interest, in the order that
+            `RecordedExchange.rows` counts in; int64. Other rows are left out of an exchange.
+    """
+    found: list[RecordedExchange] = []
+    up: dict[int, SentCuts] = {}
+    index = _index_of(rows)
+    for frame, values in frames:
+        if frame.party != party or frame.phase != "train":
+            continue
+        one = _sent(frame, values, index)
+        if frame.kind is Kind.CUT:
+            up[one.step] = one
+        else:
+            found.append(RecordedExchange.of(up.pop(one.step), one.cuts))
+    return found
+
+
+def sent_cuts(frames: Frames, party: str, rows: Tensor) -> list[SentCuts]:
+    """What one feature party sent while it trained; see `recorded_exchanges`."""
+    index = _index_of(rows)
+    return [
+        _sent(frame, values, index)
+        for frame, values in frames
+        if frame.party == party and frame.phase == "train" and frame.kind is Kind.CUT
+    ]
+
+
+def rows_between(messages: Iterable[SentCuts], start: int, stop: int) -> list[SentCuts]:
+    """The cuts of rows start..stop-1 alone, counted from 0."""
+    found = []
+    for one in messages:
+        kept = (one.rows >= start) & (one.rows < stop)
+        found.append(SentCuts(one.step, one.epoch, one.rows[kept] - start, one.cuts[kept]))
+    return found
+
+
+def last_cuts(frames: Frames, party: str, rows: Tensor) -> Tensor:
+    """What a feature party sent last of each row, axes (rows, width).
+
+    Args:
+        frames: of whatever phases should count.
+        party: the feature party.
+        rows: positions among the aligned rows, int64.
+
+    Raises:
+        DataError: no cut of some of these rows is there.
+    """
+    index = _index_of(rows)
+    messages = (
+        _sent(frame, values, index)
+        for frame, values in frames
+        if frame.party == party and frame.direction == "up"
+    )
+    found, missing = _latest(messages, len(rows))
+    if missing.any():
+        raise DataError(
+            f"not every row has a recorded cut of party '{party}'",
+            got=f"none of {int(missing.sum())} of {len(rows)} rows",
+            fix="record the phase these rows belong to: [trace] phases",
+        )
+    return found
+
+
+def last_sent(messages: Iterable[SentCuts], rows: int) -> Tensor | None:
+    """What these messages held last of each row, axes (rows, width); None if a row is in none.
+
+    The schedule leaves a single row out that would be a batch of its own.
+
+    Args:
+        messages: in their order; they name rows 0..rows-1.
+        rows: how many there are.
+    """
+    found, missing = _latest(messages, rows)
+    return None if missing.any() else found
+
+
+def _latest(messages: Iterable[SentCuts], rows: int) -> tuple[Tensor, Tensor]:
+    """The last cut of each row, axes (rows, width), and which rows have none, axes (rows,)."""
+    found, missing = torch.empty(0), torch.ones(rows, dtype=torch.bool)
+    for one in messages:
+        if not len(found):
+            found = torch.zeros(rows, one.cuts.shape[1])
+        found[one.rows] = one.cuts
+        missing[one.rows] = False
+    return found, missing
+
+
+def _index_of(rows: Tensor) -> Tensor:
+    """For each aligned row its index in `rows`; -1 where it is not among them."""
+    index = torch.full((int(rows.max()) + 1,), -1)
+    index[rows] = torch.arange(len(rows))
+    return index
+
+
+def _sent(frame: Replayed, values: Tensor, index: Tensor) -> SentCuts:
+    """The part of a message that is about rows of interest; see `_index_of`."""
+    asked = torch.from_numpy(frame.rows)
+    within = asked < len(index)
+    found = torch.full((len(asked),), -1)
+    found[within] = index[asked[within]]
+    kept = found >= 0
+    return SentCuts(frame.step, frame.epoch, found[kept], values[kept])
+
+
+Part = Literal["train", "validation", "test"]
+#: What a feature party has once the network is in use; an attack is given what it needs of it.
+INFERENCE = frozenset(
+    {Grant.INPUTS, Grant.BOTTOM, Grant.CUTS, Grant.LEAKED, Grant.UNLABELLED}
+    | {Grant.PRIOR, Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Which rows play which part, by the run's own split, and who trained.
+
+    Attributes:
+        targets: the rows that are attacked.
+        leaks: where leaked labels are drawn from.
+        unlabelled: further rows; the targets themselves unless told otherwise.
+        trained_by: see `ThreatModel`.
+    """
+
+    targets: Part = "test"
+    leaks: Part = "train"
+    unlabelled: Part = "test"
+    trained_by: TrainedBy = "split"
+
+
+def classes_of(label: PartyData) -> tuple[Tensor, int]:
+    """The labels of all rows, int64, axes (rows,), and how many classes there are.
+
+    Raises:
+        UserError: labels are numbers.
+    """
+    if label.classes is None or label.labels is None:
+        raise UserError("a regression has no classes to infer", where="label.task")
+    return label.labels, len(label.classes)
+
+
+def _inputs_of(data: PartyData) -> Tensor:
+    assert data.inputs is not None
+    return data.inputs
+
+
+def _prior_of(label: PartyData) -> Tensor:
+    """Share of each class among the training rows, axes (classes,)."""
+    labels, classes = classes_of(label)
+    train = labels[torch.from_numpy(label.split.train)]
+    return train.bincount(minlength=classes) / len(train)
+
+
+class Victim:
+    """A trained feature party that answers queries, and the labels it is not to find out.
+
+    The architectures it knows are the experiment's, without what a defense adds to them.
+
+    Args:
+        experiment: what was trained.
+        data: every party's aligned rows; the label party's labels are the truth.
+        party: the feature party that attacks.
+        weights: its trained weights.
+        secret: its own; noise on queries comes from here. None takes a stand-in of the seed.
+
+    Raises:
+        UserError: no such feature party, or the task has no classes.
+        ExposedCutError: first layers are shared, so it has no bottom.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        data: Mapping[str, PartyData],
+        party: str,
+        weights: Mapping[str, Tensor],
+        secret: Secret | None = None,
+    ) -> None:
+        label = data[experiment.label.party]
+        if party not in experiment.feature_parties or data[party].inputs is None:
+            known = ", ".join(experiment.feature_parties)
+            raise UserError("no feature party has that name", got=party, want=known)
+        self.labels, self.classes = classes_of(label)
+        if shares_weights(experiment):
+            raise nobodys_bottom(party)
+        self.name, self._experiment, self._split = party, experiment, data[party].split
+        self._inputs, self._prior = _inputs_of(data[party]), _prior_of(label)
+        self._terms = Terms.of(experiment, "predict", experiment.name)
+        self._secret = secret or Secret.of_simulation(experiment.seed, party)
+        self._half, self._own, self._there = self._trained(weights)
+        self._evidence: dict[Part, Evidence] = {}
+
+    @classmethod
+    def of_run(cls, folder: RunFolder, data: Mapping[str, PartyData], party: str) -> Victim:
+        """The party as `vfl train` left it in a run folder.
+
+        Args:
+            folder: the run.
+            data: every party's rows, as `vfl.training.run.load_data` gives them for its experiment.
+            party: the feature party that attacks.
+
+        Raises:
+            RunFolderError: its weights are not there; a federation leaves them with the party.
+        """
+        weights = PartyFolder(folder.party(party)).weights()
+        return cls(folder.experiment(), data, party, weights)
+
+    def case(
+        self,
+        k: int,
+        draw: torch.Generator,
+        setting: Setting | None = None,
+        *,
+        snapshots: Sequence[Mapping[str, Tensor]] = (),
+        partners: Sequence[Victim] = (),
+    ) -> Case:
+        """The case of k leaked labels of each class.
+
+        Args:
+            k: 0 leaks nothing, and the view grants no leaked labels then.
+            draw: which rows leak.
+            setting: which rows play which part.
+            snapshots: its weights after every epoch, if it kept them.
+            partners: feature parties that hand it what they hold of the same rows.
+
+        Raises:
+            TooFewRowsError: a class has fewer rows to leak.
+            UserError: rows would leak that are attacked.
+        """
+        setting, leak = setting or Setting(), draw.clone_state()
+        if setting.leaks == setting.targets:
+            raise UserError("rows that leak cannot be attacked as well", got=setting.leaks)
+        grants = INFERENCE if k else INFERENCE - {Grant.LEAKED}
+        grants |= {Grant.SNAPSHOTS} if snapshots else set()
+        grants |= {Grant.PARTNERS} if partners else set()
+        threat = ThreatModel(
+            "feature party",
+            "inference",
+            grants,
+            colluding=tuple(one.name for one in partners),
+            trained_by=setting.trained_by,
+        )
+        holdings = Holdings(
+            targets=self._part(setting.targets),
+            leaked=self._leak(k, draw, setting.leaks) if k else None,
+            unlabelled=self._part(setting.unlabelled),
+            prior=self._prior,
+            bottom=self._bottom,
+            new_bottom=bottom_recipe(self._experiment, self.name, self._shape),
+            new_top=top_recipe(self._experiment, self.classes),
+            snapshots=[partial(self._bottom_of, weights) for weights in snapshots],
+            partners=[one.case(k, leak.clone_state(), setting).view for one in partners],
+        )
+        targets = self._rows(setting.targets)
+        return Case(View(threat, self.classes, holdings), self.labels[targets])
+
+    def cuts(self, rows: Tensor) -> Tensor:
+        """What the label party gets when it asks for these rows, axes (rows, width)."""
+        codec = compression.make(self._terms.codec)
+        codec.load_state_dict(self._half.codec.state_dict())
+        found = []
+        for step, part in enumerate(queries(rows.numpy())):
+            self._half.send_query(self._inputs[torch.from_numpy(part)], step)
+            payload = self._there.receive().payload
+            width = self._half.wire_width
+            found.append(codec.decode(payload, len(part), width, StepContext(step)).cut)
+        return torch.cat(found)
+
+    def asked_again(self, rows: Tensor, times: int, draw: torch.Generator) -> list[SentCuts]:
+        """What the label party gets when it asks for these rows so often, each time in a new order.
+
+        Args:
+            rows: positions among the aligned rows, int64; `SentCuts.rows` counts in their order.
+            times: how often.
+            draw: the orders.
+        """
+        found = []
+        for time in range(1, times + 1):
+            order = torch.randperm(len(rows), generator=draw)
+            found.append(SentCuts(time, time, order, self.cuts(rows[order])))
+        return found
+
+    def _leak(self, k: int, draw: torch.Generator, part: Part) -> Evidence:
+        rows = self._rows(part)
+        leaked = rows[draw_leak(self.labels[rows], k, draw, self.classes)]
+        return Evidence(self._inputs[leaked], self.cuts(leaked), self.labels[leaked])
+
+    def _part(self, part: Part) -> Evidence:
+        """A part of the split without labels; the network runs once for all cases."""
+        if part not in self._evidence:
+            rows = self._rows(part)
+            inputs = self._inputs[rows]
+            kept = cache(lambda: before_last(self._bottom(), inputs))
+            self._evidence[part] = Evidence(inputs, self.cuts(rows), before=kept)
+        return self._evidence[part]
+
+    def _trained(self, weights: Mapping[str, Tensor]) -> tuple[FeatureEnd, OwnBottom, Link]:
+        here, there = local_pair()
+        terms, name = self._terms, self.name
+        with scoped(self._secret.number("init")):
+            width = terms.parties[name].width
+            core = models.make_bottom(terms.parties[name].bottom).build(self._shape, width)
+            codec, defense = compression.make(terms.codec), defenses.make(terms.defense)
+            agreed = CutTerms(name, width, codec, defense)
+            half = FeatureEnd(agreed, core, Own(self._secret), there)
+        half.load_state_dict(weights)
+        return half, OwnBottom(half.model.values(), core), here
+
+    def _bottom(self) -> nn.Module:
+        """A copy of the bottom with what defense and codec put around it."""
+        return copy.deepcopy(self._own)
+
+    def _bottom_of(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        """Its bottom with other weights of its own."""
+        return self._trained(weights)[1]
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return tuple(self._inputs.shape[1:])
+
+    def _rows(self, part: Part) -> Tensor:
+        return torch.from_numpy(getattr(self._split, part))
+
+
+Weights = Mapping[str, Mapping[str, Tensor]]
+
+
+class TrainedParts:
+    """The parts of one trained network.
+
+    Args:
+        experiment: what was trained.
+        data: every party's aligned rows.
+        weights: everybody's trained weights, as `LocalSession.weights` gives them.
+    """
+
+    def __init__(
+        self, experiment: Experiment, data: Mapping[str, PartyData], weights: Weights
+    ) -> None:
+        self.experiment, self.data, self._weights = experiment, data, weights
+        self._terms = Terms.of(experiment, "predict", experiment.name)
+
+    def bottom(self, party: str) -> nn.Module:
+        """A party's bottom, with what defense and codec put around it."""
+        asked, codec = self._terms.parties[party], compression.make(self._terms.codec)
+        shape = tuple(_inputs_of(self.data[party]).shape[1:])
+        with scoped(0):  # whatever is drawn is overwritten
+            bottom = models.make_bottom(asked.bottom).build(shape, asked.width)
+            made = nn.ModuleDict({"bottom": self._defense().wrap_bottom(bottom, asked.width)})
+            if party != self._terms.label_party and (adapter := codec.client_module(asked.width)):
+                made["codec"] = adapter
+        self._load(made, party)
+        return nn.Sequential(*made.values()).eval()
+
+    def top(self) -> nn.Module:
+        """The label party's top."""
+        _, classes = classes_of(self.data[self._terms.label_party])
+        width = self._terms.merged_width
+        with scoped(0):
+            top = top_recipe(self.experiment, classes)(width)
+            made = nn.ModuleDict({"top": self._defense().wrap_top(top, width)})
+        self._load(made, self._terms.label_party)
+        return made["top"].eval()
+
+    def outputs(self, queries: Frames, rows: Tensor) -> Tensor:
+        """What the network answers for rows whose cuts were recorded, axes (rows, classes).
+
+        Args:
+            queries: recorded frames of every feature party; gone through once a party.
+            rows: positions among the aligned rows, int64.
+
+        Raises:
+            DataError: some rows' cuts were not recorded.
+        """
+        cuts = [self._cuts(name, queries, rows) for name in self._terms.parties]
+        merged = torch.cat(cuts, 1) if self._terms.merge == "concat" else sum(cuts[1:], cuts[0])
+        return self._defense().logits(through(self.top(), merged), StepContext())
+
+    def _cuts(self, party: str, queries: Frames, rows: Tensor) -> Tensor:
+        """What the top is given of one party."""
+        if party == self._terms.label_party:
+            return through(self.bottom(party), _inputs_of(self.data[party])[rows])
+        cuts, width = last_cuts(queries, party, rows), self._terms.parties[party].width
+        with scoped(0):
+            adapter = compression.make(self._terms.codec).server_module(width)
+        if adapter is None:
+            return cuts
+        self._load(nn.ModuleDict({f"codec-{party}": adapter}), self._terms.label_party)
+        return through(adapter, cuts)
+
+    def _defense(self) -> defenses.Defense:
+        return defenses.make(self._terms.defense)
+
+    def _load(self, parts: nn.ModuleDict, party: str) -> None:
+        """Load the weights of these parts out of a party's."""
+        weights = self._weights[party].items()
+        parts.load_state_dict({k: value for k, value in weights if k.split(".")[0] in parts})
+
+
+#: What a label party holds besides cuts, and the victim's bottom as a bound.
+COLUMNS = frozenset(
+    {Grant.CUTS, Grant.LABELS, Grant.LEAKED_INPUTS, Grant.BOTTOM_RECIPE}
+    | {Grant.TOP, Grant.OTHERS_BOTTOM}
+)
+#: What it has besides if it has columns of its own.
+OWN_COLUMNS = frozenset({Grant.INPUTS, Grant.BOTTOM})
+
+
+def columns_case(
+    parts: TrainedParts,
+    party: str,
+    targets: tuple[Tensor, Evidence],
+    leaked: tuple[Tensor, Evidence],
+    threat: ThreatModel,
+) -> Case:
+    """The columns of some rows against what a label party holds.
+
+    Args:
+        parts: of the trained network.
+        party: the feature party that is attacked.
+        targets: the rows that are attacked, as positions among the aligned rows, int64, and what
+            the label party was sent of them.
+        leaked: those whose columns leaked, alike.
+        threat: its grants; those of a label party's own columns are added where it has some.
+    """
+    experiment, label = parts.experiment, parts.data[parts.experiment.label.party]
+    labels, classes = classes_of(label)
+    inputs, (rows, sent), (known, sent_of_known) = _inputs_of(parts.data[party]), targets, leaked
+    own, shape = None if label.inputs is None else label.inputs[rows], tuple(inputs.shape[1:])
+    holdings = Holdings(
+        targets=replace(sent, inputs=own, labels=labels[rows]),
+        leaked=replace(sent_of_known, inputs=inputs[known], labels=labels[known]),
+        bottom=None if own is None else lambda: parts.bottom(label.name),
+        new_bottom=bottom_recipe(experiment, party, shape),
+        top=parts.top,
+        merge=None if own is None else _merge(experiment, party),
+        others_bottom=lambda: parts.bottom(party),
+        shape=shape,
+    )
+    if own is not None:
+        threat = replace(threat, grants=threat.grants | OWN_COLUMNS)
+    return Case(View(threat, classes, holdings), labels[rows], inputs[rows])
+
+
+def _merge(experiment: Experiment, party: str) -> Merge:
+    """How a party's cuts meet those of a label party with columns: in the order of the parties."""
+    terms = Terms.of(experiment, "predict", experiment.name)
+    if terms.merge == "sum":
+        return "sum"
+    order = list(terms.parties)
+    first = order.index(party) < order.index(terms.label_party)
+    return "victim-own" if first else "own-victim"
+
+
+def draw_columns(rows: Tensor, leaks: int, draw: torch.Generator, part: str) -> Tensor:
+    """The rows in another order, those that leak first.
+
+    Args:
+        rows: positions among the aligned rows, int64.
+        leaks: how many leak.
+        draw: which.
+        part: what rows they are, for the message.
+
+    Raises:
+        TooFewRowsError: fewer rows than leaks.
+    """
+    if leaks > len(rows):
+        raise TooFewRowsError(
+            f"{leaks} rows of columns are to leak", got=f"{len(rows)} {part} rows"
+        )
+    return rows[torch.randperm(len(rows), generator=draw)]
+
+
+#: What a feature party has while it trains.
+TRAINING = frozenset(
+    {Grant.INPUTS, Grant.GRADIENTS, Grant.LEAKED, Grant.PRIOR, Grant.TOP_RECIPE, Grant.CUTS}
+    | {Grant.EPOCHS, Grant.UNLABELLED}
+)
+#: What a label party has once the network is in use; and of the training, if it kept all of it.
+RECEIVING = COLUMNS | {Grant.OUTPUTS, Grant.QUERIES}
+RECALLING = COLUMNS | {Grant.EPOCHS}
+
+
+def training_case(
+    experiment: Experiment,
+    data: Mapping[str, PartyData],
+    frames: Frames,
+    party: str,
+    k: int,
+    draw: torch.Generator,
+) -> Case:
+    """The labels of the training rows against what a feature party was sent; see `seeking` too.
+
+    Args:
+        experiment: what was trained.
+        data: every party's aligned rows; the label party's labels are the truth.
+        frames: of the training; see `decoded`.
+        party: the feature party that attacks.
+        k: leaked training labels of each class; 0 leaks nothing.
+        draw: which rows leak.
+
+    Raises:
+        TooFewRowsError: a class has fewer rows to leak.
+    """
+    label, inputs = data[experiment.label.party], _inputs_of(data[party])
+    (labels, classes), train = classes_of(label), torch.from_numpy(label.split.train)
+    none = torch.empty(0, dtype=torch.int64)
+    known = draw_leak(labels[train], k, draw, classes) if k else none
+    rest = torch.ones(len(train), dtype=torch.bool)
+    rest[known] = False
+    targets, leaked = train[rest], train[known]
+    exchanges = recorded_exchanges(frames, party, torch.cat([targets, leaked]))
+    up = [SentCuts(one.step, one.epoch, one.rows, one.cuts()) for one in exchanges]
+    first, second = _in_two(up, len(targets), len(leaked))
+    seen = replace(first, inputs=inputs[targets])
+    leak = replace(second, inputs=inputs[leaked], labels=labels[leaked])
+    holdings = Holdings(
+        targets=seen,
+        leaked=leak if k else None,
+        unlabelled=seen,
+        exchanges=exchanges,
+        prior=_prior_of(label),
+        new_top=top_recipe(experiment, classes),
+    )
+    threat = ThreatModel("feature party", "training", TRAINING if k else TRAINING - {Grant.LEAKED})
+    return seeking(Case(View(threat, classes, holdings), labels[targets]))
+
+
+def received_case(
+    experiment: Experiment,
+    data: Mapping[str, PartyData],
+    frames: Frames,
+    party: str,
+    leaks: int,
+    draw: torch.Generator,
+    weights: Weights,
+    again: Callable[[Tensor], Sequence[SentCuts]] | None = None,
+) -> Case:
+    """The test rows of a feature party against what the label party was sent of them.
+
+    Leaked rows are validation rows, whose cuts of the last epoch come from the weights that made
+    the test rows' cuts too (unless the training kept weights of an earlier epoch).
+
+    Args:
+        experiment: what was trained.
+        data: every party's aligned rows.
+        frames: of the training's validation and test; see `decoded`.
+        party: the feature party that is attacked.
+        leaks: rows whose columns leaked, of the validation rows.
+        draw: which rows leak.
+        weights: everybody's trained weights, as `LocalSession.weights` gives them.
+        again: gives what is sent when some of the aligned rows are asked for time and again, as
+            `Victim.asked_again` does; None where nobody asks twice.
+
+    Raises:
+        TooFewRowsError: fewer validation rows than leaks.
+        DataError: some rows' cuts were not recorded.
+    """
+    split = data[experiment.label.party].split
+    validation, targets = torch.from_numpy(split.validation), torch.from_numpy(split.test)
+    leaked = draw_columns(validation, leaks, draw, "validation")[:leaks]
+    queries = [(frame, values) for frame, values in frames if frame.kind is Kind.QUERY]
+    cuts = last_cuts(queries, party, torch.cat([targets, leaked]))
+    parts = TrainedParts(experiment, data, weights)
+    first, second = Evidence(cuts=cuts[: len(targets)]), Evidence(cuts=cuts[len(targets) :])
+    first = replace(first, outputs=parts.outputs(queries, targets))
+    grants = RECEIVING
+    if again is None:
+        grants -= {Grant.QUERIES}
+    else:
+        first = replace(first, sent=lambda: again(targets))
+        second = replace(second, sent=lambda: again(leaked))
+    threat = ThreatModel("label party", "inference", grants)
+    return columns_case(parts, party, (targets, first), (leaked, second), threat)
+
+
+def recalled_case(
+    experiment: Experiment,
+    data: Mapping[str, PartyData],
+    frames: Frames,
+    party: str,
+    leaks: int,
+    draw: torch.Generator,
+    weights: Weights,
+) -> Case:
+    """The training rows of a feature party against all that the label party was sent of them.
+
+    The arguments are those of `received_case`; frames are those of the training, and the rows that
+    leak are training rows.
+
+    Raises:
+        TooFewRowsError: fewer training rows than leaks.
+        DataError: some rows' cuts were not recorded.
+    """
+    train = torch.from_numpy(data[experiment.label.party].split.train)
+    order = draw_columns(train, leaks, draw, "training")
+    trained = [(frame, values) for frame, values in frames if frame.phase == "train"]
+    cuts = last_cuts(trained, party, order)
+    second, first = _in_two(sent_cuts(trained, party, order), leaks, len(order) - leaks)
+    threat = ThreatModel("label party", "training", RECALLING)
+    return columns_case(
+        TrainedParts(experiment, data, weights),
+        party,
+        (order[leaks:], replace(first, cuts=cuts[leaks:])),
+        (order[:leaks], replace(second, cuts=cuts[:leaks])),
+        threat,
+    )
+
+
+def _in_two(messages: Sequence[SentCuts], first: int, second: int) -> tuple[Evidence, Evidence]:
+    """All that was sent of the first rows, and of those that follow, and what was sent last."""
+    cuts = last_sent(messages, first + second)
+
+    def seen(start: int, stop: int) -> Evidence:
+        last = None if cuts is None else cuts[start:stop]
+        return Evidence(cuts=last, sent=lambda: rows_between(messages, start, stop))
+
+    return seen(0, first), seen(first, first + second)
+
+
+#: What a label party has that learned the attribute of a few rows.
+ATTRIBUTE = frozenset({Grant.CUTS, Grant.LEAKED_ATTRIBUTES})
+#: What it was sent besides, as far as its rows' case has any.
+REPEATED = frozenset({Grant.EPOCHS, Grant.QUERIES})
+
+
+def require_column(columns: int, column: int | None) -> None:
+    """Refuse an attribute that is none of the victim's columns.
+
+    Raises:
+        ConfigError: with what they are counted to.
+    """
+    if column is not None and column >= columns:
+        raise ConfigError(
+            "the victim has no such column",
+            where="grid.attribute",
+            got=str(column),
+            want=f"0 to {columns - 1}",
+        )
+
+
+def attribute_case(received: Case, known: Tensor, column: int | None = None) -> Case:
+    """Whether a column of each target lies above its mean, for who was sent the cuts.
+
+    Args:
+        received: the rows and cuts, of `received_case` or `recalled_case`; see
+            `decoded`.
+        known: the victim's training rows, axes (rows, ...), which say what the mean is.
+        column: counted from 0 in a row as it lies in memory; None takes the first of those that
+            split the training rows most evenly.
+
+    Raises:
+        ConfigError: the victim has no such column.
+    """
+    flat, view = known.flatten(1), received.view
+    assert received.inputs is not None
+    require_column(flat.shape[1], column)
+    mean = flat.mean(0)
+    if column is None:
+        column = int(((flat > mean).double().mean(0) - 0.5).abs().argmin())
+
+    def values(rows: Tensor) -> Tensor:
+        return (rows.flatten(1)[:, column] > mean[column]).long()
+
+    repeated = view.threat.grants & REPEATED
+
+    def seen(rows: GrantedRows, labels: Tensor | None = None) -> Evidence:
+        return Evidence(cuts=rows.cuts, labels=labels, sent=lambda: rows.sent)
+
+    holdings = Holdings(seen(view.targets), seen(view.leaked, values(view.leaked.inputs)))
+    threat = ThreatModel("label party", view.threat.phase, ATTRIBUTE | repeated)
+    return Case(View(threat, 2, holdings), values(received.inputs))
+
+
+#: What an outsider has who holds whole rows with their labels and asks for predictions of them.
+QUERYING = frozenset(
+    {Grant.INPUTS, Grant.LABELS, Grant.OUTPUTS, Grant.LEAKED_INPUTS, Grant.PRIOR}
+    | {Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE}
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Queried:
+    """Rows of a query, int64 positions among the aligned rows.
+
+    Attributes:
+        members: training rows.
+        others: as many that nothing was trained on.
+        own: rows with labels that the attacker has besides, for networks of its own.
+    """
+
+    members: Tensor
+    others: Tensor
+    own: Tensor
+
+    @property
+    def targets(self) -> Tensor:
+        """The rows that are asked about, members first."""
+        return torch.cat([self.members, self.others])
+
+
+def queried_case(
+    experiment: Experiment, data: Mapping[str, PartyData], rows: Queried, outputs: Tensor
+) -> Case:
+    """Which of these rows the network was trained on, for an outsider that holds them whole.
+
+    Args:
+        experiment: what was trained.
+        data: every party's aligned rows.
+        rows: who is asked about.
+        outputs: what the network answered for `rows.targets`, axes (targets, classes).
+    """
+    label = data[experiment.label.party]
+    labels, classes = classes_of(label)
+    terms = Terms.of(experiment, "predict", experiment.name)
+    inputs = [_inputs_of(data[name]) for name in terms.parties]
+    joint = torch.cat([columns.flatten(1) for columns in inputs], 1)
+    shapes = [tuple(columns.shape[1:]) for columns in inputs]
+    recipes = [
+        bottom_recipe(experiment, name, shape)
+        for name, shape in zip(terms.parties, shapes, strict=True)
+    ]
+
+    holdings = Holdings(
+        targets=Evidence(joint[rows.targets], None, labels[rows.targets], outputs),
+        leaked=Evidence(joint[rows.own], labels=labels[rows.own]),
+        prior=_prior_of(label),
+        new_bottom=lambda: JointBottom([one() for one in recipes], shapes, terms.merge == "sum"),
+        new_top=top_recipe(experiment, classes),
+    )
+    view = View(ThreatModel("outsider", "inference", QUERYING), classes, holdings)
+    member = torch.arange(len(rows.targets)) < len(rows.members)
+    return Case(view, labels[rows.targets], positive=member)
+
+
+#: What a label party holds together with some of those whose cuts it learns the sum of.
+SUMMING = COLUMNS | {Grant.PARTNERS}
+_PARTNER = frozenset({Grant.CUTS, Grant.LEAKED_INPUTS})
+
+
+def summed_case(
+    experiment: Experiment,
+    data: Mapping[str, PartyData],
+    party: str,
+    partners: Sequence[str],
+    leaks: int,
+    draw: torch.Generator,
+    weights: Weights,
+) -> Case:
+    """The test rows of a feature party against the sums of the cuts, and partners' own ones.
+
+    Args:
+        experiment: what was trained, with ``secure = "sum"``.
+        data: every party's aligned rows.
+        party: the feature party that is attacked.
+        partners: feature parties that tell the label party what they sent; none, and it is alone.
+        leaks: rows whose columns leaked, of the validation rows.
+        draw: which rows leak.
+        weights: everybody's trained weights, as `LocalSession.weights` gives them.
+
+    Raises:
+        UserError: the label party sees each cut anyway.
+        TooFewRowsError: fewer validation rows than leaks.
+    """
+    ring = ring_of(experiment)
+    if ring is None:
+        raise UserError(
+            "there is no sum to take a partner's cut off: the label party sees every cut",
+            where="secure",
+            got=experiment.secure,
+            want="sum",
+        )
+    split = data[experiment.label.party].split
+    validation, test = torch.from_numpy(split.validation), torch.from_numpy(split.test)
+    groups = test, draw_columns(validation, leaks, draw, "validation")[:leaks]
+    everybody = experiment.feature_parties
+
+    def encoded(name: str, rows: Tensor) -> bytes:
+        """A party's cuts as it puts them into the sum, before the masks that cancel out."""
+        victim = Victim(experiment, data, name, weights[name])
+        return ring.encode(victim.cuts(rows), name, 0).tobytes()
+
+    terms = {name: [encoded(name, rows) for rows in groups] for name in everybody}
+    width = experiment.parties[party].width
+
+    def summed(group: int, *names: str) -> Evidence:
+        """What the sum of these parties' cuts of a group comes out as."""
+        masked = [terms[name][group] for name in names]
+        return Evidence(cuts=ring.decode(masked, len(groups[group]), width))
+
+    grants = SUMMING if partners else COLUMNS
+    threat = ThreatModel("label party", "inference", grants, colluding=tuple(partners))
+    targets, leaked = ((rows, summed(of, *everybody)) for of, rows in enumerate(groups))
+    case = columns_case(TrainedParts(experiment, data, weights), party, targets, leaked, threat)
+    partner = ThreatModel("feature party", "inference", _PARTNER)
+    held = [Holdings(summed(0, name), summed(1, name)) for name in partners]
+    views = [View(partner, case.view.classes, one) for one in held]
+    return replace(case, view=case.view.instead(partners=views))
+
+
+_HOLDS = {
+    "feature party": frozenset(
+        {Grant.INPUTS, Grant.LEAKED, Grant.PRIOR, Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE}
+    ),
+    "label party": frozenset(
+        {Grant.LABELS, Grant.LEAKED_INPUTS, Grant.PRIOR, Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE}
+    ),
+}
+_LEAKS = frozenset({Grant.LEAKED, Grant.LEAKED_INPUTS})
+
+
+def begin(
+    adversary: ActiveAdversary,
+    experiment: Experiment,
+    data: Mapping[str, PartyData],
+    party: str,
+    known: int,
+    draw: torch.Generator,
+) -> None:
+    """Tell an adversary what it holds before the first step; see `held`.
+
+    Raises:
+        NotGrantedError: no party of its kind holds what it needs.
+    """
+    view = held(adversary, experiment, data, party, known, draw)
+    adversary.begin(view.only(adversary.holds), draw)
+
+
+def held(
+    adversary: ActiveAdversary,
+    experiment: Experiment,
+    data: Mapping[str, PartyData],
+    party: str,
+    known: int,
+    draw: torch.Generator,
+) -> View:
+    """All that a party of an adversary's kind holds before the first step.
+
+    A feature party knows the labels of some training rows; a label party knows the victim's columns
+    of the validation rows, as if they were public rows of the same kind.
+
+    Args:
+        adversary: who asks.
+        experiment: what is trained.
+        data: every party's aligned rows.
+        party: the feature party that plays it, or is its victim.
+        known: training rows of each class whose labels a feature party knows; as many as there are
+            in the rarest class, if there are fewer.
+        draw: which rows those are.
+
+    Raises:
+        TooFewRowsError: it needs rows that it knows, and there are none.
+    """
+    label, inputs = data[experiment.label.party], _inputs_of(data[party])
+    (labels, classes), train = classes_of(label), torch.from_numpy(label.split.train)
+    if adversary.who == "feature party":
+        rarest_count = int(labels[train].bincount(minlength=classes).min())
+        rows = train[draw_leak(labels[train], min(known, rarest_count), draw)]
+    else:
+        rows = torch.from_numpy(label.split.validation)
+    if adversary.holds & _LEAKS and not len(rows):
+        raise TooFewRowsError(
+            f"a {adversary.who} is to know some rows, and there are none for it",
+            want="training rows of every class, or data.validation > 0 for a label party",
+        )
+    own = inputs[train] if adversary.who == "feature party" else None
+    shape = tuple(inputs.shape[1:])
+    holdings = Holdings(
+        targets=Evidence(own, labels=labels[train]),
+        leaked=Evidence(inputs[rows], labels=labels[rows]),
+        prior=_prior_of(label),
+        new_bottom=bottom_recipe(experiment, party, shape),
+        new_top=top_recipe(experiment, classes),
+        shape=shape,
+    )
+    grants = _HOLDS[adversary.who]
+    threat = ThreatModel(adversary.who, "training", grants, behaviour="malicious")
+    return View(threat, classes, holdings)

@@ -1,0 +1,87 @@
+"""GRNA: a generator from one's own columns to the victim's, judged by the joint predictions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss, softmax
+
+from vfl.attacks.base import Attack, key_of, require_at_least, through
+from vfl.attacks.view import Grant, Merge, View
+from vfl.core.seeds import scoped
+
+_HIDDEN = 128
+_BATCH_ROWS = 128
+
+
+class Generative(Attack):
+    """Trains a generator whose columns, in the victim's place, give the predictions that were made.
+
+    It is for a label party with columns of its own that sees no cuts, under a secure sum for
+    example. The source lets the attacker hold the whole model; the victim's part of it is
+    counterfactual here.
+
+    Source: Luo et al. 2021, "Feature inference attack on model predictions in vertical federated
+    learning" (GRNA), with its penalty on variances.
+
+    Args:
+        steps: Adam steps, each on 128 rows.
+        rate: their learning rate.
+        spread: largest variance a generated column may have without a penalty.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    goal = "inputs"
+    needs = frozenset({Grant.INPUTS, Grant.OUTPUTS, Grant.BOTTOM, Grant.TOP, Grant.OTHERS_BOTTOM})
+
+    def __init__(self, steps: int = 2000, rate: float = 0.001, spread: float = 1.0) -> None:
+        require_at_least(0, steps=steps, rate=rate, spread=spread)
+        self.steps = steps
+        self.rate = rate
+        self.spread = spread
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        own = view.targets.inputs.flatten(1)
+        columns = math.prod(view.shape)
+        noise = torch.randn(len(own), columns, generator=draw)
+        given = torch.cat([own, noise], 1)
+        with scoped(key_of(draw)):
+            generator = nn.Sequential(
+                nn.Linear(given.shape[1], _HIDDEN),
+                nn.LayerNorm(_HIDDEN),
+                nn.ReLU(),
+                nn.Linear(_HIDDEN, columns),
+                nn.Unflatten(1, view.shape),
+            )
+            self._train(generator, given, view, draw)
+        return through(generator, given)
+
+    def _train(
+        self, generator: nn.Module, given: Tensor, view: View, draw: torch.Generator
+    ) -> None:
+        victim, top = (
+            one.eval().requires_grad_(False) for one in (view.others_bottom(), view.top())
+        )
+        own_cuts = through(view.bottom(), view.targets.inputs)
+        wanted = softmax(view.targets.outputs, 1)
+        optimizer = torch.optim.Adam(generator.parameters(), lr=self.rate)
+        for _ in range(self.steps):
+            rows = torch.randint(len(given), (_BATCH_ROWS,), generator=draw)
+            columns = generator(given[rows])
+            outputs = top(merged(view.merge, victim(columns), own_cuts[rows]))
+            beyond = (columns.flatten(1).var(0) - self.spread).clamp(min=0).mean()
+            loss = mse_loss(softmax(outputs, 1), wanted[rows]) + beyond
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+def merged(merge: Merge, victims: Tensor, own: Tensor) -> Tensor:
+    """What the top is given of two parties' cuts, axes (rows, width) each."""
+    if merge == "sum":
+        return victims + own
+    return torch.cat([victims, own] if merge == "victim-own" else [own, victims], 1)

@@ -1,0 +1,122 @@
+"""Black-box inversion: a decoder from cuts to inputs, trained on leaked pairs."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from vfl.attacks.base import Attack, key_of, require_at_least, scale_by, through
+from vfl.attacks.view import Grant, View
+from vfl.core.seeds import scoped
+
+_HIDDEN = 256
+_BATCH_ROWS = 64
+
+
+class PictureDecoder(nn.Module):
+    """From a cut to pictures: a linear layer, then convolutions that double the sides.
+
+    Layers of the thesis' section 3.4.4: 4 channels at half the sides, 16 there, 32 at the full
+    sides, then the picture's own, with LeakyReLU between them.
+
+    Args:
+        width: columns of the cut.
+        shape: (channels, height, width) of a picture.
+    """
+
+    def __init__(self, width: int, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        channels, self.height, self.breadth = shape
+        half = (4, -(-self.height // 2), -(-self.breadth // 2))
+        self.layers = nn.Sequential(
+            nn.Linear(width, math.prod(half)),
+            nn.Unflatten(1, half),
+            nn.LeakyReLU(),
+            nn.Conv2d(4, 16, 3, padding=1),
+            nn.LeakyReLU(),
+            nn.ConvTranspose2d(16, 32, 2, stride=2),
+            nn.LeakyReLU(),
+            nn.Conv2d(32, channels, 3, padding=1),
+        )
+
+    def forward(self, cuts: Tensor) -> Tensor:
+        """Pictures, axes (rows, channels, height, width); odd sides lose their last line."""
+        pictures: Tensor = self.layers(cuts)
+        return pictures[:, :, : self.height, : self.breadth]
+
+
+def decoder(width: int, shape: tuple[int, ...]) -> nn.Module:
+    """An untrained network from axes (rows, width) to (rows, *shape), for pictures or columns."""
+    if len(shape) == 3:
+        return PictureDecoder(width, shape)
+    return nn.Sequential(
+        nn.Linear(width, _HIDDEN),
+        nn.LeakyReLU(),
+        nn.Linear(_HIDDEN, _HIDDEN),
+        nn.LeakyReLU(),
+        nn.Linear(_HIDDEN, math.prod(shape)),
+        nn.Unflatten(1, shape),
+    )
+
+
+def regress(
+    module: nn.Module,
+    inputs: Tensor,
+    wanted: Tensor,
+    steps: int,
+    rate: float,
+    draw: torch.Generator,
+) -> nn.Module:
+    """The module after so many Adam steps on the mean squared error, each on a batch.
+
+    Args:
+        module: what is trained.
+        inputs: axes (rows, ...).
+        wanted: what it should give, axes (rows, ...).
+        steps: how many.
+        rate: the learning rate.
+        draw: which rows are in a batch.
+    """
+    module.train()
+    optimizer = torch.optim.Adam(module.parameters(), lr=rate)
+    with scoped(key_of(draw)):
+        for _ in range(steps):
+            rows = torch.randint(len(inputs), (min(_BATCH_ROWS, len(inputs)),), generator=draw)
+            optimizer.zero_grad()
+            mse_loss(module(inputs[rows]), wanted[rows]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return module.eval()
+
+
+class Inversion(Attack):
+    """Trains min sum ||R(h) - x||^2 on the leaked pairs, and applies R to the targets' cuts.
+
+    Source: thesis eq 2-2 and section 3.4.4; He et al. 2019, "Model inversion attacks
+    against collaborative inference" (black-box).
+
+    Args:
+        steps: Adam steps, each on 64 pairs.
+        rate: their learning rate.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    goal = "inputs"
+    needs = frozenset({Grant.CUTS, Grant.LEAKED_INPUTS})
+
+    def __init__(self, steps: int = 1000, rate: float = 0.001) -> None:
+        require_at_least(0, steps=steps, rate=rate)
+        self.steps = steps
+        self.rate = rate
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        known, inputs = view.leaked.cuts, view.leaked.inputs
+        scale = scale_by("standard", known)
+        with scoped(key_of(draw)):
+            network = decoder(known.shape[1], tuple(inputs.shape[1:]))
+        regress(network, scale(known), inputs, self.steps, self.rate, draw)
+        return through(network, scale(view.targets.cuts))

@@ -1,0 +1,84 @@
+"""A pseudo-client: a bottom of one's own that fits one's own top, and an inversion of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from vfl.attacks.base import Attack, key_of, require_at_least, scale_by, through
+from vfl.attacks.inputs.inversion import decoder, regress
+from vfl.attacks.view import Grant, View
+from vfl.core.seeds import scoped
+
+_BATCH_ROWS = 64
+
+
+class PseudoClient(Attack):
+    """Trains a bottom on rows of its own so that its own top works on it, and then inverts that.
+
+    The label party's top is held fixed. Mean and covariance of the pseudo cuts are drawn to those
+    of the victim's, where SDAR has a discriminator; what is left of a difference, each unit's mean
+    and deviation, is taken out before the inversion. Of the leaked rows it uses columns and
+    labels, not their cuts: they need not be the victim's own.
+
+    Source: Gao and Zhang 2023 (PCAT); Zhu et al. 2025 (SDAR), with the alignment of Sun and Saenko
+    2016 (CORAL) in place of a discriminator. The bottom's owner must be the only one who feeds the
+    top.
+
+    Args:
+        steps: Adam steps, each on 64 rows, of the bottom and then of the inversion.
+        rate: their learning rate.
+        align: weight of the distance between the distributions of cuts.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    goal = "inputs"
+    needs = frozenset(
+        {Grant.CUTS, Grant.LEAKED_INPUTS, Grant.LABELS, Grant.TOP, Grant.BOTTOM_RECIPE}
+    )
+
+    def __init__(self, steps: int = 1000, rate: float = 0.001, align: float = 1.0) -> None:
+        require_at_least(0, steps=steps, rate=rate, align=align)
+        self.steps = steps
+        self.rate = rate
+        self.align = align
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        inputs, cuts = view.leaked.inputs, view.targets.cuts
+        with scoped(key_of(draw)):
+            pseudo = self._pseudo(view, draw)
+            network = decoder(cuts.shape[1], tuple(inputs.shape[1:]))
+        made = through(pseudo, inputs)
+        regress(network, scale_by("standard", made)(made), inputs, self.steps, self.rate, draw)
+        return through(network, scale_by("standard", cuts)(cuts))
+
+    def _pseudo(self, view: View, draw: torch.Generator) -> nn.Module:
+        inputs, labels, cuts = view.leaked.inputs, view.leaked.labels, view.targets.cuts
+        pseudo, top = view.new_bottom().train(), view.top().eval().requires_grad_(False)
+        optimizer = torch.optim.Adam(pseudo.parameters(), lr=self.rate)
+        for _ in range(self.steps):
+            own = torch.randint(len(inputs), (_BATCH_ROWS,), generator=draw)
+            others = torch.randint(len(cuts), (_BATCH_ROWS,), generator=draw)
+            made = pseudo(inputs[own])
+            loss = cross_entropy(top(made), labels[own])
+            loss = loss + self.align * distance_of_moments(made, cuts[others])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        return pseudo
+
+
+def distance_of_moments(one: Tensor, other: Tensor) -> Tensor:
+    """Mean squared differences of means and of covariances, over the other's mean variance.
+
+    Args:
+        one: axes (rows, width).
+        other: axes (rows, width), of other rows.
+    """
+    scale = other.var(0).mean().clamp(min=torch.finfo(other.dtype).tiny)
+    means = (one.mean(0) - other.mean(0)).square().mean() / scale
+    spreads = (torch.cov(one.T) - torch.cov(other.T)).square().mean() / scale.square()
+    return means + spreads

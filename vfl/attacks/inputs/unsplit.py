@@ -1,0 +1,77 @@
+"""UnSplit: inputs and a copy of the bottom, found together from cuts and the architecture alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from vfl.attacks.base import Attack, key_of, require_at_least
+from vfl.attacks.inputs.white_box_inversion import closer_inputs
+from vfl.attacks.view import Grant, View
+from vfl.core.seeds import scoped
+
+
+class UnSplit(Attack):
+    """Takes turns: inputs that a clone maps to the cuts, then a clone that maps them there.
+
+    It wins where the architecture leaves little open, as few convolutions with something that is
+    not linear between them do; a linear layer may be undone by any other. Inputs have to move
+    slower than the clone learns, or both settle on another scale.
+
+    Source: Erdogan et al. 2022, "UnSplit: data-oblivious model inversion, model stealing, and
+    label inference attacks against split learning".
+
+    Args:
+        rounds: turns of both.
+        input_steps, model_steps: Adam steps of a turn.
+        input_rate, model_rate: their learning rates.
+        smooth: weight of the total variation of pictures.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    goal = "inputs"
+    needs = frozenset({Grant.CUTS, Grant.BOTTOM_RECIPE})
+
+    def __init__(
+        self,
+        rounds: int = 60,
+        input_steps: int = 20,
+        model_steps: int = 20,
+        input_rate: float = 0.005,
+        model_rate: float = 0.001,
+        smooth: float = 0.1,
+    ) -> None:
+        require_at_least(
+            0,
+            rounds=rounds,
+            input_steps=input_steps,
+            model_steps=model_steps,
+            input_rate=input_rate,
+            model_rate=model_rate,
+            smooth=smooth,
+        )
+        self.rounds = rounds
+        self.input_steps = input_steps
+        self.model_steps = model_steps
+        self.input_rate = input_rate
+        self.model_rate = model_rate
+        self.smooth = smooth
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        cuts = view.targets.cuts
+        with scoped(key_of(draw)):
+            clone = view.new_bottom().train()
+            optimizer = torch.optim.Adam(clone.parameters(), lr=self.model_rate, amsgrad=True)
+            inputs = torch.zeros(len(cuts), *view.shape)
+            for _ in range(self.rounds):
+                inputs = closer_inputs(
+                    clone, cuts, inputs, self.input_steps, self.input_rate, self.smooth
+                )
+                for _ in range(self.model_steps):
+                    optimizer.zero_grad()
+                    mse_loss(clone(inputs), cuts).backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+        return inputs

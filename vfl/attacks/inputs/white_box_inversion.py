@@ -1,0 +1,90 @@
+"""White-box inversion: with the victim's bottom, inputs that give the cuts that were sent."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vfl.attacks.base import Attack, require_at_least
+from vfl.attacks.view import Grant, View
+
+
+def closer_inputs(
+    bottom: nn.Module, cuts: Tensor, start: Tensor, steps: int, rate: float, smooth: float
+) -> Tensor:
+    """`start` after so many Adam steps towards inputs whose cuts are those given.
+
+    Each row minimises ||M(x) - h||^2 + smooth * TV(x) by itself (thesis eq 2-3; He et al. 2019).
+
+    Args:
+        bottom: M; its weights stay.
+        cuts: h, axes (rows, width).
+        start: axes (rows, ...).
+        steps: how many.
+        rate: the learning rate.
+        smooth: weight of the total variation.
+    """
+    inputs = start.detach().clone().requires_grad_()
+    optimizer = torch.optim.Adam([inputs], lr=rate)
+    for _ in range(steps):
+        loss = (bottom(inputs) - cuts).square().sum(1) + smooth * total_variation(inputs)
+        (inputs.grad,) = torch.autograd.grad(loss.sum(), inputs)
+        optimizer.step()
+    return inputs.detach()
+
+
+def total_variation(pictures: Tensor) -> Tensor:
+    """Sum of the differences between neighbouring pixels, axes (rows,); 0 for plain columns.
+
+    Rudin et al. 1992, in its form with absolute values.
+
+    >>> total_variation(torch.tensor([[[[1.0, 3.0], [0.0, 3.0]]]]))
+    tensor([6.])
+    """
+    if pictures.dim() < 4:
+        return pictures.new_zeros(len(pictures))
+    down = (pictures[:, :, 1:] - pictures[:, :, :-1]).abs().flatten(1).sum(1)
+    right = (pictures[..., 1:] - pictures[..., :-1]).abs().flatten(1).sum(1)
+    return down + right
+
+
+_ROWS = 2048  # searched for at once
+
+
+class WhiteBoxInversion(Attack):
+    """Searches for inputs that the victim's bottom maps to the recorded cuts.
+
+    No real party has the victim's bottom: what it finds bounds what others may.
+
+    Source: thesis eq 2-3; He et al. 2019, "Model inversion attacks against
+    collaborative inference" (white-box, with total variation).
+
+    Args:
+        steps: Adam steps.
+        rate: their learning rate.
+        smooth: weight of the total variation of pictures.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    goal = "inputs"
+    needs = frozenset({Grant.CUTS, Grant.OTHERS_BOTTOM})
+
+    def __init__(self, steps: int = 300, rate: float = 0.05, smooth: float = 0.01) -> None:
+        require_at_least(0, steps=steps, rate=rate, smooth=smooth)
+        self.steps = steps
+        self.rate = rate
+        self.smooth = smooth
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        bottom = view.others_bottom().eval()
+        return torch.cat(
+            [
+                closer_inputs(
+                    bottom, cuts, torch.zeros(len(cuts), *view.shape),
+                    self.steps, self.rate, self.smooth,
+                )
+                for cuts in torch.split(view.targets.cuts, _ROWS)
+            ]
+        )  # fmt: skip

@@ -1,0 +1,172 @@
+"""Clustering the targets without a single label; scored by the best matching with the classes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import lobpcg
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from vfl.attacks.base import EmbeddingAttack, Layer, key_of, require_at_least
+from vfl.attacks.labels.propagation import neighbour_graph
+from vfl.attacks.view import View
+from vfl.core.registry import require_choice, require_range
+from vfl.defenses.components import principal
+
+
+class KMeans(EmbeddingAttack):
+    """Clusters the targets into as many clusters as there are classes.
+
+    Source: thesis section 4.4.2; scored by the best matching of clusters and classes (eq 4-26).
+
+    Args:
+        starts: independent starts, of which the tightest clustering is kept.
+        at: the layer it reads.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    goal = "clusters"
+
+    def __init__(self, starts: int = 10, at: Layer = "cut") -> None:
+        require_range("starts", starts, 1)
+        super().__init__(at)
+        self.starts = starts
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        from sklearn.cluster import KMeans as Clustering
+
+        rows = self.rows(view, view.targets).numpy()
+        state = key_of(draw) % 2**32
+        model = Clustering(view.classes, n_init=self.starts, random_state=state)
+        return torch.from_numpy(model.fit_predict(rows)).long()
+
+
+Covariance = Literal["full", "tied", "diag", "spherical"]
+
+
+class GaussianMixture(EmbeddingAttack):
+    """Fits as many Gaussians as there are classes to the targets; each row joins the likeliest.
+
+    Source: Dempster et al. 1977 (finite mixtures); scored as k-means is.
+
+    Args:
+        covariance: "tied": one for all; "full": each its own; "diag", "spherical": each its own,
+            without correlations.
+        starts: independent starts, of which the likeliest is kept.
+        columns: rows of more columns are read by so many of their principal components; a step
+            takes columns^2 for each row and class.
+        at: the layer it reads.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    goal = "clusters"
+
+    def __init__(
+        self,
+        covariance: Covariance = "tied",
+        starts: int = 5,
+        columns: int = 64,
+        at: Layer = "cut",
+    ) -> None:
+        require_choice("covariance", covariance, get_args(Covariance))
+        require_at_least(1, starts=starts, columns=columns)
+        super().__init__(at)
+        self.covariance: Covariance = covariance
+        self.starts = starts
+        self.columns = columns
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.mixture import GaussianMixture as Mixture
+
+        rows = _strongest(self.rows(view, view.targets).double(), self.columns)
+        spread = float(rows.var(0).mean().clamp_min(1e-12))
+        model = Mixture(
+            view.classes,
+            covariance_type=self.covariance,
+            n_init=self.starts,
+            reg_covar=1e-3 * spread,  # flat directions and twins must not make a Gaussian a spike
+            random_state=key_of(draw) % 2**32,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # the best of its steps is used
+            return torch.from_numpy(model.fit_predict(rows.numpy())).long()
+
+
+def _strongest(rows: Tensor, columns: int) -> Tensor:
+    """The first principal components of rows that have more columns; float64."""
+    if rows.shape[1] <= columns:
+        return rows
+    centred, _, directions = principal(rows)
+    projected: Tensor = centred @ directions[:, :columns]
+    return projected
+
+
+_SPARE = 5  # vectors that make the block find the leading ones sooner
+
+
+class Spectral(EmbeddingAttack):
+    """Clusters the targets by the leading eigenvectors of their neighbour graph.
+
+    Source: Ng, Jordan and Weiss 2001; k-means on the eigenvectors' rows.
+
+    Args:
+        neighbours: of each row in the graph.
+        most: the graph has at most so many rows, drawn at random; every other target joins the
+            cluster of the nearest of them.
+        at: the layer it reads.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    goal = "clusters"
+
+    def __init__(self, neighbours: int = 10, most: int = 5000, at: Layer = "cut") -> None:
+        require_range("neighbours", neighbours, 1)
+        require_range("most", most, 2)
+        super().__init__(at)
+        self.neighbours = neighbours
+        self.most = most
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        rows = self.rows(view, view.targets)
+        chosen = torch.randperm(len(rows), generator=draw)[: self.most]
+        codes = clusters(rows[chosen], view.classes, self.neighbours, draw)
+        return codes[_nearest(rows, rows[chosen])]
+
+
+def clusters(rows: Tensor, count: int, neighbours: int, draw: torch.Generator) -> Tensor:
+    """The cluster of each row; int64, axes (rows,).
+
+    Args:
+        rows: axes (rows, features).
+        count: how many clusters.
+        neighbours: of each row in the graph.
+        draw: where the search starts.
+    """
+    from sklearn.cluster import KMeans as Clustering
+
+    graph = neighbour_graph(rows, neighbours)
+    start = torch.randn(len(rows), count + _SPARE, generator=draw, dtype=torch.float64).numpy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the last digits are of no use here
+        # Whole blocks: a graph in pieces has the eigenvalue 1 several times over.
+        _, vectors = lobpcg(graph, start, largest=True, tol=1e-4, maxiter=200)
+    leading = np.ascontiguousarray(vectors[:, :count])
+    places = normalize(torch.from_numpy(leading), dim=1).numpy()
+    model = Clustering(count, n_init=10, random_state=key_of(draw) % 2**32)
+    return torch.from_numpy(model.fit_predict(places)).long()
+
+
+def _nearest(rows: Tensor, chosen: Tensor) -> Tensor:
+    """Position of the nearest chosen row of each row; int64, axes (rows,)."""
+    return torch.cat([torch.cdist(part, chosen).argmin(1) for part in torch.split(rows, 1024)])

@@ -1,0 +1,226 @@
+"""Labels from gradients: their norm, direction, similarity, and their signs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot
+
+from vfl.attacks.base import Attack, rarest, require_two_classes
+from vfl.attacks.view import Grant, RecordedExchange, View
+from vfl.core.errors import DataError, UserError
+from vfl.core.registry import require_range
+
+
+class GradientAttack(Attack):
+    """An attack that reads what came down in the first epochs of a training.
+
+    Early gradients tell most: once a row is fitted, its gradient is small and about other things.
+
+    Attributes:
+        uses: grants it needs besides the gradients.
+
+    Args:
+        epochs: how many epochs it reads.
+
+    Raises:
+        BadOptionError: not a single epoch.
+    """
+
+    uses: ClassVar[frozenset[Grant]] = frozenset()
+
+    def __init__(self, epochs: int = 1) -> None:
+        require_range("epochs", epochs, 1)
+        self.epochs = epochs
+        self.needs = frozenset({Grant.GRADIENTS}) | self.uses
+
+    def by_epoch(self, view: View) -> list[list[RecordedExchange]]:
+        """The exchanges of each epoch it reads, at least one.
+
+        Raises:
+            DataError: the recording holds no training exchange.
+        """
+        wanted = sorted({one.epoch for one in view.exchanges})[: self.epochs]
+        if not wanted:
+            raise DataError(
+                "no training exchange was recorded", fix="record them: [trace] phases = train"
+            )
+        return [[one for one in view.exchanges if one.epoch == epoch] for epoch in wanted]
+
+    def exchanges(self, view: View) -> list[RecordedExchange]:
+        """All exchanges it reads, in their order."""
+        return [one for epoch in self.by_epoch(view) for one in epoch]
+
+
+def mean_by_row(
+    exchanges: Iterable[RecordedExchange],
+    value: Callable[[RecordedExchange], Tensor],
+    rows: int,
+    width: int,
+) -> Tensor:
+    """What the exchanges tell of each row, on average; 0 of a row that is in none of them.
+
+    Args:
+        exchanges: some of the training.
+        value: what one exchange tells of its rows, axes (rows, width).
+        rows: how many rows are of interest, the first ones.
+        width: columns of that value.
+
+    Returns:
+        float32, axes (rows, width).
+    """
+    total, count = torch.zeros(rows, width), torch.zeros(rows, 1)
+    for one in exchanges:
+        known = one.rows < rows
+        total.index_add_(0, one.rows[known], value(one)[known])
+        count.index_add_(0, one.rows[known], torch.ones(int(known.sum()), 1))
+    return total / count.clamp(min=1)
+
+
+def directions(one: RecordedExchange) -> Tensor:
+    """The gradients of an exchange at length 1; one of length 0 stays what it is."""
+    return normalize(one.gradients, dim=1)
+
+
+def directions_by_row(exchanges: Sequence[RecordedExchange], rows: int) -> Tensor:
+    """The mean direction of each row's gradients, axes (rows, width)."""
+    return mean_by_row(exchanges, directions, rows, exchanges[0].gradients.shape[1])
+
+
+class GradientNorm(GradientAttack):
+    """Scores a row by the norm of its gradient, against the others of its batch.
+
+    A network that was taught little of a rare class is more surprised by each of its rows.
+    Several epochs are averaged. The rarer class is what it looks for.
+
+    Source: Li et al. 2022, "Label leakage and protection in two-party split learning".
+
+    Args:
+        epochs: how many epochs it reads.
+    """
+
+    goal = "scores"
+
+    def check(self, classes: int, width: int) -> None:
+        require_two_classes(classes, "gradient_similarity or surrogate")
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        exchanges = self.exchanges(view)
+        self.check(view.classes, exchanges[0].gradients.shape[1])
+        return mean_by_row(exchanges, _loudness, view.targets.rows, 1)[:, 0]
+
+
+def _loudness(one: RecordedExchange) -> Tensor:
+    """Each row's norm over the mean of its batch, axes (rows, 1)."""
+    norms: Tensor = one.gradients.norm(dim=1, keepdim=True)
+    mean: Tensor = norms.mean().clamp(min=torch.finfo(norms.dtype).tiny)
+    return norms / mean
+
+
+class GradientDirection(GradientAttack):
+    """Scores a row by the cosine between its gradient and those of leaked rows of the rarer class.
+
+    Gradients of one class point the same way and those of the other the opposite way. Cosines are
+    taken within an epoch, while the top has moved little, and averaged over the epochs.
+
+    Source: Li et al. 2022, "Label leakage and protection in two-party split learning".
+
+    Args:
+        epochs: how many epochs it reads.
+    """
+
+    goal = "scores"
+    uses = frozenset({Grant.LEAKED, Grant.PRIOR})
+
+    def check(self, classes: int, width: int) -> None:
+        require_two_classes(classes, "gradient_similarity or surrogate")
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        epochs = self.by_epoch(view)
+        self.check(view.classes, epochs[0][0].gradients.shape[1])
+        leaked, rows = view.leaked, view.targets.rows
+        sought = rarest(view.prior)
+        positive = rows + torch.nonzero(leaked.labels == sought)[:, 0]
+        if not len(positive):
+            raise DataError(
+                "no leaked row is positive",
+                got=f"{leaked.rows} leaked rows, all of class {1 - sought}",
+                want=f"at least one leaked row of class {sought}, the rarer one",
+            )
+        scores = torch.zeros(rows)
+        for exchanges in epochs:
+            found = directions_by_row(exchanges, rows + leaked.rows)
+            scores += found[:rows] @ found[positive].mean(0)
+        return scores
+
+
+class GradientSimilarity(GradientAttack):
+    """Clusters the rows by the cosine of their gradients, around the leaked ones of each class.
+
+    Source: Liu et al. 2024, "Similarity-based label inference attack against training and
+    inference of split learning"; the centres then move as in k-means.
+
+    Args:
+        epochs: how many epochs it reads; a row's directions of all of them are compared.
+        rounds: how often the centres move.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    uses = frozenset({Grant.LEAKED})
+
+    def __init__(self, epochs: int = 1, rounds: int = 10) -> None:
+        require_range("rounds", rounds, 0)
+        super().__init__(epochs)
+        self.rounds = rounds
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        rows, leaked = view.targets.rows, view.leaked
+        found = torch.cat(
+            [directions_by_row(epoch, rows + leaked.rows) for epoch in self.by_epoch(view)], dim=1
+        )
+        targets, known = normalize(found[:rows], dim=1), normalize(found[rows:], dim=1)
+        fixed = one_hot(leaked.labels, view.classes).float()
+        scores = targets @ normalize(fixed.T @ known, dim=1).T
+        for _ in range(self.rounds):
+            near = one_hot(scores.argmax(1), view.classes).float()
+            centres = normalize(fixed.T @ known + near.T @ targets, dim=1)
+            scores = targets @ centres.T
+        return scores
+
+
+class DirectLabel(GradientAttack):
+    """Reads the label where the gradient is negative.
+
+    Where cuts are summed and the sum is the answer (`merge = "sum"`, `top = "identity"`), the
+    gradient of the cross-entropy is p - y: negative at the true class and nowhere else.
+
+    Source: Liu et al. 2022, "Batch label inference and replacement attacks in black-boxed vertical
+    federated learning"; Fu et al. 2022, "Label inference attacks against vertical federated
+    learning" (direct label inference).
+
+    Args:
+        epochs: how many epochs it reads.
+    """
+
+    def check(self, classes: int, width: int) -> None:
+        if width != classes:
+            raise UserError(
+                "labels show in the signs only where the cut is as wide as there are classes",
+                got=f"a cut of width {width} and {classes} classes",
+                fix="gradient_similarity or surrogate, which allow for a top model",
+            )
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        exchanges = self.exchanges(view)
+        width = exchanges[0].gradients.shape[1]
+        self.check(view.classes, width)
+        return mean_by_row(exchanges, _negative_share, view.targets.rows, width)
+
+
+def _negative_share(one: RecordedExchange) -> Tensor:
+    return -normalize(one.gradients, p=1.0, dim=1)

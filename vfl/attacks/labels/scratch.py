@@ -1,0 +1,60 @@
+"""The baseline as an attack: the same architecture, trained without the bottom."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vfl.attacks.base import Attack, fit, require_at_least, through, untrained
+from vfl.attacks.labels.self_training import leaked_of_each, most_confident
+from vfl.attacks.view import Grant, View
+from vfl.core.registry import require_range
+
+_BATCH = 128  # of the rows taught anew: thousands, of which a few at a time teach as much
+
+
+class Scratch(Attack):
+    """Trains an untrained bottom and top on the leaked rows: what they are worth on their own.
+
+    An attack that reaches no more has gained nothing from the trained bottom (thesis eq 4-2).
+
+    Args:
+        steps: Adam steps.
+        rate: their learning rate.
+        unlabelled: then train anew, `rounds` times, on leaked rows taken twice and on every fourth
+            of the more confident half of the guesses about unlabelled rows.
+        rounds: see `unlabelled`.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    needs = frozenset({Grant.INPUTS, Grant.LEAKED, Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE})
+
+    def __init__(
+        self, steps: int = 300, rate: float = 1e-3, unlabelled: bool = False, rounds: int = 3
+    ) -> None:
+        require_at_least(0, steps=steps, rate=rate)
+        require_range("rounds", rounds, 1)
+        self.steps = steps
+        self.rate = rate
+        self.rounds = rounds if unlabelled else 0
+        if unlabelled:
+            self.needs |= {Grant.UNLABELLED}
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        return through(self.trained(view, draw), view.targets.inputs)
+
+    def trained(self, view: View, draw: torch.Generator) -> nn.Module:
+        """The network, from inputs to scores of the classes."""
+        inputs, labels = view.leaked.inputs, view.leaked.labels
+        network = fit(untrained(view, draw), inputs, labels, self.steps, self.rate, draw)
+        for _ in range(self.rounds):
+            further = view.unlabelled.inputs
+            scores = through(network, further)
+            sure = most_confident(scores, 0.5, leaked_of_each(labels, view.classes), every=4)
+            rows = torch.cat([inputs, inputs, further[sure]])
+            taught = torch.cat([labels, labels, scores[sure].argmax(1)])
+            fresh = untrained(view, draw)
+            network = fit(fresh, rows, taught, self.steps, self.rate, draw, batch=_BATCH)
+        return network

@@ -1,0 +1,144 @@
+"""Gradient matching: a top and labels of one's own that would have sent the same gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softmax
+from torch.optim import Optimizer
+
+from vfl.attacks.base import key_of, require_at_least
+from vfl.attacks.labels.gradients import GradientAttack, mean_by_row
+from vfl.attacks.view import Grant, RecordedExchange, View
+from vfl.core.errors import NonFiniteError
+from vfl.core.seeds import scoped
+
+_SETTLING = 10  # exchanges on which the surrogate finds its place before the replay
+_BALANCING = 5
+
+
+class Surrogate(GradientAttack):
+    """Replays the training with a surrogate top and soft labels whose gradients match those sent.
+
+    Of each exchange the squared distance between the surrogate's gradient at the recorded cut and
+    the recorded one is minimised (thesis eq 2-4; ExPLoit: Kariyappa and Qureshi 2021).
+    Given the top, the best soft labels follow in closed form from the distances of all classes, so
+    only the top is trained; they are held at the known share of each class, as ExPLoit's
+    regularisation by the prior does. The exchanges are gone through in their order, for the
+    victim's top moves too. Classes of equal shares can be exchanged without changing a gradient, so
+    what comes out are clusters.
+
+    Args:
+        epochs: how many epochs it replays.
+        starts: surrogates that are drawn; the one that matches the first exchanges best goes on.
+        steps: Adam steps an exchange.
+        rate: their learning rate.
+        temperature: of the soft labels, in units of the mean squared gradient.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    goal = "clusters"
+    uses = frozenset({Grant.PRIOR, Grant.TOP_RECIPE, Grant.EPOCHS})
+
+    def __init__(
+        self,
+        epochs: int = 1,
+        starts: int = 3,
+        steps: int = 5,
+        rate: float = 0.01,
+        temperature: float = 0.1,
+    ) -> None:
+        require_at_least(1, starts=starts, steps=steps)
+        require_at_least(0, rate=rate, temperature=temperature)
+        super().__init__(epochs)
+        self.starts = starts
+        self.steps = steps
+        self.rate = rate
+        self.temperature = temperature
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        exchanges = self.exchanges(view)
+        with scoped(key_of(draw)):
+            top, optimizer = self._settled(view, exchanges[:_SETTLING] * 2)
+            matched = [self._follow(top, optimizer, one, view.prior) for one in exchanges]
+        told = {id(one): -found for one, found in zip(exchanges, matched, strict=True)}
+        scores = mean_by_row(
+            exchanges, lambda one: told[id(one)], view.targets.rows, len(view.prior)
+        )
+        if not torch.isfinite(scores).all():
+            raise NonFiniteError(
+                "gradients that match nothing",
+                where="surrogate",
+                got="distances that are not finite",
+                want="finite ones: of NaN the first class would be taken, and read as protection",
+                fix="a smaller rate, another temperature",
+            )
+        return scores.argmax(1)
+
+    def _settled(
+        self, view: View, exchanges: Sequence[RecordedExchange]
+    ) -> tuple[nn.Module, Optimizer]:
+        """The surrogate that matches these exchanges best, and its optimiser."""
+        found: list[tuple[float, nn.Module, Optimizer]] = []
+        for _ in range(self.starts):
+            top = view.new_top(exchanges[0].gradients.shape[1])
+            optimizer: Optimizer = torch.optim.Adam(top.parameters(), lr=self.rate)
+            distances = [self._follow(top, optimizer, one, view.prior) for one in exchanges]
+            last = distances[len(distances) // 2 :]
+            mismatch = float(torch.stack([each.min(1).values.mean() for each in last]).mean())
+            found.append((mismatch, top, optimizer))
+        _, top, optimizer = min(found, key=lambda one: one[0])
+        return top, optimizer
+
+    def _follow(
+        self, top: nn.Module, optimizer: Optimizer, one: RecordedExchange, prior: Tensor
+    ) -> Tensor:
+        """Some steps on one exchange; the distances of its rows, axes (rows, classes)."""
+        wanted = one.gradients * len(one.rows)  # the loss that was sent is a mean over the rows
+        sent = wanted != 0  # a sparse codec sends nothing of the others
+        cuts = one.cuts()
+        scale = wanted.square().sum(1).mean().clamp(min=torch.finfo(wanted.dtype).tiny)
+        for _ in range(self.steps):
+            gradients = gradients_of_classes(top, cuts, len(prior))
+            distances = ((gradients - wanted[:, None]) * sent[:, None]).square().sum(2) / scale
+            labels = balanced(-distances.detach() / self.temperature, prior)
+            optimizer.zero_grad()
+            (labels * distances).sum(1).mean().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        return distances.detach()
+
+
+def gradients_of_classes(top: nn.Module, cuts: Tensor, classes: int) -> Tensor:
+    """The gradient of each row's cross-entropy by its cut, for every class it might have.
+
+    Returns:
+        Axes (rows, classes, width), with a graph to the top's weights.
+    """
+    cuts = cuts.detach().requires_grad_()
+    logits = top(cuts)
+    slopes = torch.stack(
+        [
+            torch.autograd.grad(logits[:, code].sum(), cuts, create_graph=True)[0]
+            for code in range(classes)
+        ],
+        dim=1,
+    )
+    expected = (softmax(logits, 1)[:, :, None] * slopes).sum(1, keepdim=True)
+    return expected - slopes
+
+
+def balanced(scores: Tensor, prior: Tensor) -> Tensor:
+    """Soft labels whose mean over the rows comes near the prior; axes (rows, classes).
+
+    >>> balanced(torch.tensor([[3.0, 0.0], [2.0, 0.0]]), torch.tensor([0.5, 0.5])).argmax(1)
+    tensor([0, 1])
+    """
+    labels = softmax(scores, 1)
+    for _ in range(_BALANCING):
+        scores = scores + 0.5 * (prior / labels.mean(0).clamp(min=1e-6)).log()
+        labels = softmax(scores, 1)
+    return labels

@@ -1,0 +1,1 @@
+"""Membership inference: whether a row was trained on."""

@@ -1,0 +1,92 @@
+"""Membership by likelihood ratio: less surprised than networks that never saw the row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax
+
+from vfl.attacks.base import Attack, fit, require_at_least, through, untrained
+from vfl.attacks.view import Grant, View
+from vfl.core.errors import TooFewRowsError
+from vfl.core.registry import require_range
+
+#: Rows of which a random half are still two.
+_LEAST = 4
+
+
+class LikelihoodRatio(Attack):
+    """LiRA offline and light: shadow networks say how a row looks to those it was no member of.
+
+    Each shadow is trained on a random half of the attacker's own labelled rows. A row scores how
+    far the victim's scaled confidence in its label lies above the shadows', in units of their
+    spread, which is one for all rows where shadows are few.
+
+    Source: Carlini et al. 2022, "Membership inference attacks from first principles" (LiRA
+    offline, with a global variance, on scaled confidences).
+
+    Args:
+        shadows: how many shadow networks.
+        steps: full-batch Adam steps of each.
+        rate: their learning rate.
+
+    Raises:
+        BadOptionError: an option out of range; fewer than two shadows have no spread.
+        TooFewRowsError: no labelled rows to train a shadow on.
+    """
+
+    goal = "scores"
+    needs = frozenset(
+        {Grant.INPUTS, Grant.OUTPUTS, Grant.LABELS, Grant.LEAKED_INPUTS}
+        | {Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE}
+    )
+
+    def __init__(self, shadows: int = 8, steps: int = 200, rate: float = 0.01) -> None:
+        require_at_least(0, steps=steps, rate=rate)
+        require_range("shadows", shadows, 2)
+        self.shadows = shadows
+        self.steps = steps
+        self.rate = rate
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        targets, own = view.targets, view.leaked
+        if own.rows < _LEAST:
+            raise TooFewRowsError(
+                "shadow networks are trained on labelled rows of the attacker's own, which are the "
+                "validation rows",
+                where="data.validation",
+                got=f"{own.rows} rows",
+                want=f"{_LEAST} or more",
+                fix="a larger data.validation, or 'membership', which trains nothing",
+            )
+        seen = torch.stack(
+            [
+                scaled_confidence(through(self._shadow(view, draw), targets.inputs), targets.labels)
+                for _ in range(self.shadows)
+            ]
+        )
+        found = scaled_confidence(targets.outputs, targets.labels)
+        spread = seen.var(0).mean().sqrt().clamp(min=torch.finfo(seen.dtype).tiny)
+        return (found - seen.mean(0)) / spread
+
+    def _shadow(self, view: View, draw: torch.Generator) -> nn.Module:
+        own = view.leaked
+        half = torch.randperm(own.rows, generator=draw)[: own.rows // 2]
+        inputs, labels = own.inputs[half], own.labels[half]
+        return fit(untrained(view, draw), inputs, labels, self.steps, self.rate, draw)
+
+
+def scaled_confidence(outputs: Tensor, labels: Tensor) -> Tensor:
+    """log(p / (1 - p)) of each row's own label, axes (rows,).
+
+    Args:
+        outputs: logits, axes (rows, classes).
+        labels: int64, axes (rows,).
+
+    >>> scaled_confidence(torch.tensor([[2.0, 0.5]]), torch.tensor([0]))
+    tensor([1.5000])
+    """
+    logs = log_softmax(outputs, 1)
+    own = logs.gather(1, labels[:, None])[:, 0]
+    others = logs.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
+    return own - others

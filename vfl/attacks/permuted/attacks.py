@@ -1,0 +1,227 @@
+"""What P2 makes of permuted values: linked rows, labels, real values, and inputs.
+
+Pure functions of what P2 receives and of what is public: rules, shapes, which rows a batch has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment, lsq_linear
+from scipy.sparse import csr_matrix
+from torch import Tensor
+
+from vfl.defenses.dcor import distances
+
+
+def by_rank(before: Tensor, after: Tensor, signed: bool = True) -> Tensor:
+    """For each value seen before, the place of the same row among those seen after.
+
+    Args:
+        before: axes (values,).
+        after: the same rows in another order, after small changes of the weights.
+        signed: whether signs are true; else only sizes are compared.
+
+    >>> by_rank(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([1.1, 2.2, 2.9])).tolist()
+    [2, 0, 1]
+    """
+    if not signed:
+        before, after = before.abs(), after.abs()
+    found = torch.empty(len(before), dtype=torch.long)
+    found[before.argsort()] = after.argsort()
+    return found
+
+
+def recognised(before: Sequence[Tensor], after: Sequence[Tensor], signed: bool = True) -> Tensor:
+    """For each batch seen before, which of those seen after has the same rows.
+
+    The assignment of least total distance between sorted values (Kuhn 1955).
+
+    Args:
+        before: values of each batch, as many in every one.
+        after: of the same batches in another order.
+        signed: see `by_rank`.
+
+    >>> first, second = torch.tensor([1.0, 2.0]), torch.tensor([5.0, 6.0])
+    >>> recognised([first, second], [second.flip(0), first.flip(0)]).tolist()
+    [1, 0]
+    """
+    sides = [torch.stack(list(side)) for side in (before, after)]
+    one, other = ((side if signed else side.abs()).sort(1).values for side in sides)
+    _, found = linear_sum_assignment(torch.cdist(one, other).numpy())
+    return torch.from_numpy(found)
+
+
+def labels_by_place(logits: Tensor) -> Tensor:
+    """The class of the row at each place, as if nothing had been permuted; bool, axes (rows,).
+
+    >>> labels_by_place(torch.tensor([-1.5, 0.5])).tolist()
+    [False, True]
+    """
+    return logits > 0
+
+
+def labels_from_sums(batches: Sequence[Tensor], seen: Sequence[Tensor], rows: int) -> Tensor:
+    """How likely each row is of class 1, from sums over many batches that share rows.
+
+    The order inside a batch is secret, its rows are public, and so is what no order changes: the
+    sum of the probabilities. Every batch is one linear equation, and least squares with unknowns
+    between 0 and 1 solves them (Dinur & Nissim 2003, section 3, by least squares).
+
+    Args:
+        batches: the rows of each batch, int64.
+        seen: the logits of each, in any order; as many as rows.
+        rows: how many rows there are in all.
+
+    Returns:
+        Axes (rows,), between 0 and 1.
+
+    >>> pairs = [torch.tensor(pair) for pair in ([0, 1], [1, 2], [0, 2])]
+    >>> logits = torch.tensor([9.0, -9.0, 9.0])
+    >>> labels_from_sums(pairs, [logits[pair].flip(0) for pair in pairs], 3).round().tolist()
+    [1.0, 0.0, 1.0]
+    """
+    lengths = [len(batch) for batch in batches]
+    columns = torch.cat(list(batches)).numpy()
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    system = csr_matrix((np.ones(len(columns)), columns, starts), shape=(len(lengths), rows))
+    sums = np.array([float(torch.sigmoid(each.double()).sum()) for each in seen])
+    found = lsq_linear(system, sums, bounds=(0, 1), max_iter=200)
+    return torch.from_numpy(found.x)
+
+
+def stands_out(seen: Tensor, real: int = 1) -> Tensor:
+    """Places of the values that dummies, normal around 0, are least likely to take; axes (real,).
+
+    >>> stands_out(torch.tensor([0.5, -7.0, 1.0])).tolist()
+    [1]
+    """
+    return seen.abs().topk(real).indices
+
+
+def seen_twice(first: Tensor, second: Tensor, tolerance: float = 1e-5) -> Tensor:
+    """Places in `first` of values that are in `second` too, by size; axes (found,).
+
+    Dummies are drawn anew for every question, real values are not. With 32 values each of a
+    spread near 2, some dummy meets another within the tolerance in about one of a hundred pairs.
+    """
+    apart = (first.abs()[:, None] - second.abs()).abs().min(1).values
+    return torch.nonzero(apart <= tolerance).flatten()
+
+
+def found_shares(seen: Tensor, sums: Tensor, tolerance: float = 1e-5) -> Tensor:
+    """Share of each candidate's values that are among those seen; axes (candidates,).
+
+    Args:
+        seen: values before the first function, of a batch in secret order.
+        sums: what the known weights give for each candidate, axes (candidates, outputs).
+        tolerance: how far rounding may carry a value; in fast mode 4e-6.
+
+    >>> found_shares(torch.tensor([3.0, 0.5, 1.0]), torch.tensor([[1.0, 3.0], [3.0, 4.0]])).tolist()
+    [1.0, 0.5]
+    """
+    ranked = seen.sort().values
+    above = torch.searchsorted(ranked, sums.contiguous()).clamp(max=len(ranked) - 1)
+    near = (ranked[above] - sums).abs().minimum((ranked[(above - 1).clamp(min=0)] - sums).abs())
+    return (near <= tolerance).double().mean(1)
+
+
+def like_multisets(seen: Tensor, sums: Tensor) -> Tensor:
+    """How far each candidate's sorted values lie from those of one row; axes (candidates,).
+
+    >>> like_multisets(torch.tensor([3.0, 1.0]), torch.tensor([[1.0, 3.0], [3.0, 4.0]])).tolist()
+    [0.0, 5.0]
+    """
+    return (sums.sort(1).values - seen.sort().values).square().sum(1)
+
+
+def solve_shuffled(
+    seen: Tensor, weight: Tensor, bias: Tensor, starts: Tensor, rounds: int = 50, ridge: float = 0.0
+) -> Tensor:
+    """The row x with x W + b nearest to the values seen, in some order.
+
+    Assign values to outputs by rank, solve least squares, and again until nothing changes; the
+    best of all starts (shuffled regression, Abid et al. 2017, section 3).
+
+    Args:
+        seen: values of one row, axes (outputs,).
+        weight: W, axes (columns, outputs); more outputs than columns, or `ridge` above 0.
+        bias: b, axes (outputs,).
+        starts: first guesses of the row, axes (starts, columns).
+        rounds: at most so many.
+        ridge: weight of |x|^2.
+
+    >>> weight, row = torch.eye(2), torch.tensor([5.0, 1.0])
+    >>> solve_shuffled(row.flip(0), weight, torch.zeros(2), torch.tensor([[3.0, 0.0]])).tolist()
+    [5.0, 1.0]
+    """
+    ranked = seen.sort().values
+    gram = weight @ weight.T + ridge * torch.eye(len(weight), dtype=weight.dtype)
+    solve = torch.linalg.solve(gram, weight)  # axes (columns, outputs)
+    rows = starts
+    for _ in range(rounds):
+        wanted = torch.empty_like(rows @ weight)
+        order = (rows @ weight + bias).argsort(1)
+        wanted.scatter_(1, order, ranked.expand_as(wanted))
+        moved = (wanted - bias) @ solve.T
+        if torch.equal(moved, rows):
+            break
+        rows = moved
+    fit = ((rows @ weight + bias).sort(1).values - ranked).square().sum(1)
+    return rows[fit.argmin()]
+
+
+def correlation(one: Tensor, other: Tensor) -> float:
+    """Distance correlation of two samples of vectors, between 0 and 1 (thesis eq 5-9, its root).
+
+    From distances centred without bias (Szekely & Rizzo 2014, definition 2 and eq 3.3): the plain
+    sample statistic is near 1 for independent vectors of many numbers, so few rows would make
+    anything look dependent. A negative estimate counts as 0.
+
+    Args:
+        one: axes (rows, ...).
+        other: axes (rows, ...).
+
+    >>> rows = torch.tensor([[0.0], [1.0], [3.0], [4.0], [8.0]])
+    >>> round(correlation(rows, -2 * rows), 4)
+    1.0
+    """
+    a, b = _centred(distances(one.double())), _centred(distances(other.double()))
+    squared = (a * b).sum() / (a.square().sum() * b.square().sum()).sqrt().clamp_min(1e-300)
+    return float(squared.clamp_min(0).sqrt())
+
+
+def _centred(away: Tensor) -> Tensor:
+    rows = len(away)
+    sums = away.sum(1)
+    centred = away - (sums[:, None] + sums) / (rows - 2) + sums.sum() / ((rows - 1) * (rows - 2))
+    return centred.fill_diagonal_(0)
+
+
+def nearest(seen: Tensor, neighbours: int) -> Tensor:
+    """The nearest other rows of each, nearest first; int64, axes (rows, neighbours).
+
+    Args:
+        seen: axes (rows, ...); compared at length 1, as the thesis does.
+        neighbours: how many.
+    """
+    flat = torch.nn.functional.normalize(seen.double().flatten(1))
+    away = distances(flat).fill_diagonal_(torch.inf)
+    return away.topk(neighbours, largest=False).indices
+
+
+def same_class(seen: Tensor, classes: Tensor, neighbours: int = 5) -> float:
+    """Share of the nearest other rows that are of the row's class (thesis 5.5.4.2).
+
+    Args:
+        seen: axes (rows, ...); see `nearest`.
+        classes: int64, axes (rows,).
+        neighbours: how many of each row.
+
+    >>> seen = torch.tensor([[0.0, 1], [0.1, 1], [1, 0], [1, 0.1]])
+    >>> same_class(seen, torch.tensor([0, 0, 1, 1]), neighbours=1)
+    1.0
+    """
+    return float((classes[nearest(seen, neighbours)] == classes[:, None]).double().mean())

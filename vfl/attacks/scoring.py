@@ -1,0 +1,241 @@
+"""Scoring: a case is what an attacker sees, and the truth that only the scoring sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+from torch.nn.functional import conv2d
+
+from vfl.attacks.base import Attack, Goal, rarest
+from vfl.attacks.view import View
+from vfl.core.errors import NonFiniteError
+
+
+def accuracy(scores: Tensor, labels: Tensor) -> float:
+    """Share of rows whose largest score is their class; axes (rows, classes) and (rows,).
+
+    >>> accuracy(torch.tensor([[0.2, 0.8], [0.9, 0.1]]), torch.tensor([1, 1]))
+    0.5
+    """
+    return float((scores.argmax(1) == labels).double().mean())
+
+
+def matched_accuracy(clusters: Tensor, labels: Tensor) -> float:
+    """Share of rows in the cluster of their class, under the best matching (thesis eq 4-26).
+
+    The matching is one to one (Hungarian algorithm); clusters beyond the classes match nothing.
+
+    >>> matched_accuracy(torch.tensor([1, 1, 0, 0]), torch.tensor([0, 0, 1, 0]))
+    0.75
+    """
+    size = int(max(clusters.max(), labels.max())) + 1
+    together = torch.bincount(clusters * size + labels, minlength=size * size).view(size, size)
+    rows, columns = linear_sum_assignment(together.numpy(), maximize=True)
+    return float(together[rows, columns].sum()) / len(labels)
+
+
+def auc(scores: Tensor, positive: Tensor) -> float:
+    """Chance that a positive row scores above a negative one, ties counting half.
+
+    >>> auc(torch.tensor([0.1, 0.4, 0.4, 0.9]), torch.tensor([False, False, True, True]))
+    0.875
+    """
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(positive.numpy(), scores.double().numpy()))
+
+
+def rate_at(scores: Tensor, positive: Tensor, false_rate: float = 0.01) -> float:
+    """Share of positive rows that score above all but a share `false_rate` of the others.
+
+    Carlini et al. 2022: what an attacker is sure of, which an average hides.
+
+    >>> rate_at(torch.tensor([0.1, 0.4, 0.7, 0.9]), torch.tensor([False, False, True, True]))
+    1.0
+    """
+    others = scores[~positive].double().sort(descending=True).values
+    allowed = int(false_rate * len(others))
+    threshold = others[allowed] if allowed < len(others) else -torch.inf
+    return float((scores[positive].double() > threshold).double().mean())
+
+
+def mean_squared_error(guess: Tensor, inputs: Tensor) -> float:
+    """Mean over rows and columns of the squared difference.
+
+    >>> mean_squared_error(torch.zeros(2, 3), torch.full((2, 3), 2.0))
+    4.0
+    """
+    return float((guess.double() - inputs.double()).square().mean())
+
+
+_WINDOW, _SIGMA = 11, 1.5
+_K1, _K2 = 0.01, 0.03
+
+
+def peak_ratio(guess: Tensor, pictures: Tensor) -> float:
+    """Mean over pictures of 10 log10(R^2 / MSE) in decibels, R being the range of all true pixels.
+
+    A picture hit exactly counts as 100 dB.
+
+    >>> pictures = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)
+    >>> round(peak_ratio(pictures + 0.1, pictures), 3)
+    20.0
+    """
+    error = (guess.double() - pictures.double()).square().flatten(1).mean(1)
+    ratios = 10 * (_range(pictures).square() / error).log10()
+    return float(ratios.clamp(max=100).mean())
+
+
+def structural_similarity(guess: Tensor, pictures: Tensor) -> float:
+    """Mean SSIM over pictures and channels, 1 for equal ones.
+
+    Wang et al. 2004, with their Gaussian window of 11 pixels and deviation 1.5 (smaller for
+    smaller pictures) wherever it fits whole, K1 = 0.01, K2 = 0.03, and the range of all true
+    pixels.
+
+    Args:
+        guess: axes (rows, channels, height, width).
+        pictures: the true ones, alike.
+    """
+    one, other = (each.double().flatten(0, 1)[:, None] for each in (guess, pictures))
+    window = _window(min(_WINDOW, *pictures.shape[2:]))
+    mean_one, mean_other = conv2d(one, window), conv2d(other, window)
+    spread_one = conv2d(one.square(), window) - mean_one.square()
+    spread_other = conv2d(other.square(), window) - mean_other.square()
+    together = conv2d(one * other, window) - mean_one * mean_other
+    c1, c2 = (_K1 * _range(pictures)) ** 2, (_K2 * _range(pictures)) ** 2
+    luminance = (2 * mean_one * mean_other + c1) / (mean_one.square() + mean_other.square() + c1)
+    structure = (2 * together + c2) / (spread_one + spread_other + c2)
+    return float((luminance * structure).mean())
+
+
+def _range(pictures: Tensor) -> Tensor:
+    return (pictures.max() - pictures.min()).double()
+
+
+def _window(side: int) -> Tensor:
+    """Gaussian weights that sum to 1, axes (1, 1, side, side)."""
+    places = torch.arange(side, dtype=torch.float64) - (side - 1) / 2
+    line = torch.exp(-places.square() / (2 * _SIGMA**2))
+    line = line / line.sum()
+    return torch.outer(line, line)[None, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One victim under one threat model.
+
+    Attributes:
+        view: what the attacker holds.
+        labels: classes of the targets, int64, axes (targets,).
+        inputs: what a reconstruction is compared with, axes (targets, ...).
+        positive: which targets are looked for, axes (targets,), for attacks that score; see
+            `seeking`.
+    """
+
+    view: View
+    labels: Tensor | None = None
+    inputs: Tensor | None = None
+    positive: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a guess was worth, and what guessing without any evidence is worth.
+
+    Attributes:
+        measure: "accuracy", "matched_accuracy", "auc" or "mse"; besides them "tpr_at_1_fpr", "psnr"
+            (in decibels) and "ssim".
+        value: of the attack.
+        guess: of the best constant guess; for clusters, of one that falls together.
+    """
+
+    measure: str
+    value: float
+    guess: float
+
+
+def seeking(case: Case) -> Case:
+    """The same case with the rarer of two classes as what is looked for, by the training's shares.
+
+    Raises:
+        NotGrantedError: the view does not say how frequent each class is.
+    """
+    assert case.labels is not None
+    return replace(case, positive=case.labels == rarest(case.view.prior))
+
+
+def attempt(case: Case, attack: Attack, draw: torch.Generator) -> Score:
+    """Run an attack on exactly what it needs of a view, and score it.
+
+    Raises:
+        NotGrantedError: it needs more than the threat model grants; nothing is run.
+        NonFiniteError: its guess is none.
+    """
+    return attempt_all(case, attack, draw)[0]
+
+
+def attempt_all(case: Case, attack: Attack, draw: torch.Generator) -> list[Score]:
+    """As `attempt`, with every measure of the attack's goal; that of `attempt` first.
+
+    Raises:
+        NotGrantedError: it needs more than the threat model grants; nothing is run.
+        NonFiniteError: its guess is none.
+    """
+    return scores_of(case, attack.goal, guess_of(case, attack, draw))
+
+
+def guess_of(case: Case, attack: Attack, draw: torch.Generator) -> Tensor:
+    """What an attack makes of exactly what it needs of a view.
+
+    Raises:
+        NotGrantedError: it needs more than the threat model grants; nothing is run.
+        NonFiniteError: NaN or Inf, which would count as some class and read as protection.
+    """
+    found = attack.run(case.view.only(attack.needs), draw)
+    if not torch.isfinite(found).all():
+        name = type(attack).__name__
+        raise NonFiniteError(
+            f"the guess of the attack {name} holds NaN or Inf",
+            got=f"{int((~torch.isfinite(found)).sum())} of {found.numel()} values",
+            want="finite numbers",
+            fix="lower its rate, look for huge cuts, or leak rows of every class",
+        )
+    return found
+
+
+def scores_of(case: Case, goal: Goal, found: Tensor) -> list[Score]:
+    """What a guess is worth, by every measure of its goal."""
+    if goal == "labels":
+        assert case.labels is not None
+        return [Score("accuracy", accuracy(found, case.labels), _largest_share(case.labels))]
+    if goal == "clusters":
+        assert case.labels is not None
+        value = matched_accuracy(found, case.labels)
+        return [Score("matched_accuracy", value, _largest_share(case.labels))]
+    if goal == "scores":
+        assert case.positive is not None
+        sure = rate_at(found, case.positive)
+        return [Score("auc", auc(found, case.positive), 0.5), Score("tpr_at_1_fpr", sure, 0.01)]
+    assert case.inputs is not None
+    return _reconstruction(found, case.inputs)
+
+
+def _reconstruction(found: Tensor, inputs: Tensor) -> list[Score]:
+    """Against the mean row; of pictures, more than the squared error."""
+    mean = inputs.mean(0, keepdim=True).expand_as(inputs)
+    measures: dict[str, Callable[[Tensor, Tensor], float]] = {"mse": mean_squared_error}
+    if inputs.dim() == 4:
+        measures |= {"psnr": peak_ratio, "ssim": structural_similarity}
+    return [
+        Score(name, measure(found, inputs), measure(mean, inputs))
+        for name, measure in measures.items()
+    ]
+
+
+def _largest_share(labels: Tensor) -> float:
+    return float(labels.bincount().max()) / len(labels)

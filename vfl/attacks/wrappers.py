@@ -1,0 +1,190 @@
+"""Attacks that change the evidence and hand it to another attack, whatever that one looks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from vfl.attacks import make
+from vfl.attacks.base import Attack, JointBottom, through
+from vfl.attacks.view import Evidence, Grant, GrantedRows, SentCuts, View, groups_of
+from vfl.core.errors import BadOptionError, UserError
+from vfl.core.registry import require_choice, require_range
+
+
+class Wrapper(Attack):
+    """An attack that changes what another one is given, and gives that one's guess.
+
+    Attributes:
+        inner: the other attack, whose code a guess follows from as well.
+
+    Args:
+        of: its name, or a spec of one option; a comma would end it.
+        uses: grants that are needed besides its own.
+        cuts: whether it has to read the cut.
+
+    Raises:
+        SpecError: no such attack.
+        BadOptionError: it reads no cut.
+    """
+
+    def __init__(self, of: str, uses: Iterable[Grant], cuts: bool = True) -> None:
+        self.inner = make(of)
+        if cuts and Grant.CUTS not in self.inner.needs:
+            raise BadOptionError(
+                "its cuts would be changed, and it reads none",
+                where="option 'of'",
+                got=of,
+                want="an attack that reads the cut",
+            )
+        self.goal = self.inner.goal
+        self.needs = self.inner.needs | frozenset(uses)
+
+    def check(self, classes: int, width: int) -> None:
+        self.inner.check(classes, width)
+
+
+Over = Literal["epochs", "queries", "snapshots"]
+_NEEDS = {
+    "epochs": frozenset({Grant.EPOCHS}),
+    "queries": frozenset({Grant.QUERIES}),
+    "snapshots": frozenset({Grant.INPUTS, Grant.SNAPSHOTS}),
+}
+
+
+class Averaging(Wrapper):
+    """Hands the mean of each row's cuts to another attack that reads the cut.
+
+    Independent noise on n cuts of a row is left with 1/sqrt(n) of its deviation. Whoever receives
+    cuts gains by it: a label party that looks for a feature party's columns. The feature party that
+    added the noise itself averages what its bottoms of several epochs make of a row, so that what
+    one of them learned by heart late is weighed down by the others.
+
+    Args:
+        of: the other attack, by name or as a spec of one option, such as `inversion:steps=200`.
+        over: "epochs" of the training; "queries" that are repeated in other company, for the same
+            rows asked in the same step have the same noise; "snapshots" of one's own bottom.
+        last: the means of so many last ones, in which a bottom hardly moves any more; 0 takes all
+            of them.
+
+    Raises:
+        SpecError: no such attack.
+        BadOptionError: an option out of range, or an attack that reads no cut.
+    """
+
+    def __init__(self, of: str = "kmeans", over: Over = "epochs", last: int = 0) -> None:
+        require_choice("over", over, get_args(Over))
+        require_range("last", last, 0)
+        super().__init__(of, _NEEDS[over])
+        self.over = over
+        self.last = last
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        groups = {name: getattr(view, name) for name in groups_of(self.inner.needs)}
+        means = {name: self._means(view, seen) for name, seen in groups.items()}
+        return self.inner.run(view.with_cuts(means), draw)
+
+    def _means(self, view: View, seen: GrantedRows) -> Tensor:
+        if self.over == "snapshots":
+            bottoms = view.snapshots[-self.last :]
+            return torch.stack([through(one(), seen.inputs).flatten(1) for one in bottoms]).mean(0)
+        return mean_cuts(seen.sent, seen.rows, self.last)
+
+
+def mean_cuts(sent: Iterable[SentCuts], rows: int, last: int = 0) -> Tensor:
+    """The mean of each row's cuts, axes (rows, width).
+
+    Args:
+        sent: the messages; they name rows 0..rows-1.
+        rows: how many there are.
+        last: of so many last epochs or queries; 0 takes all.
+
+    Raises:
+        UserError: a row has no cut in these.
+    """
+    messages = list(sent)
+    newest = max((one.epoch for one in messages), default=0)
+    chosen = [one for one in messages if last == 0 or one.epoch > newest - last]
+    positions = torch.cat([torch.empty(0, dtype=torch.int64), *(one.rows for one in chosen)])
+    counts = positions.bincount(minlength=rows)
+    if not bool((counts > 0).all()):
+        raise UserError(
+            "a row has no recorded cut",
+            got=f"{int((counts == 0).sum())} of {rows} rows without one",
+            fix="a larger 'last', or record more epochs",
+        )
+    cuts = torch.cat([one.cuts for one in chosen])
+    return torch.zeros(rows, cuts.shape[1]).index_add_(0, positions, cuts) / counts[:, None]
+
+
+class Pooled(Wrapper):
+    """Hands what colluding feature parties hold of each row, as one row, to another attack.
+
+    Their columns stand side by side, and so do their cuts; their bottoms are one bottom. What each
+    party's columns tell of the labels is told together, as in the network itself.
+
+    Args:
+        of: the other attack, by name or as a spec of one option.
+
+    Raises:
+        SpecError: no such attack.
+    """
+
+    def __init__(self, of: str = "logistic") -> None:
+        super().__init__(of, {Grant.PARTNERS}, cuts=False)
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        views = [view, *view.partners]
+        groups = {
+            name: self._together([getattr(one, name) for one in views], name == "leaked")
+            for name in groups_of(self.inner.needs)
+        }
+
+        def joint(bottoms: list[nn.Module]) -> JointBottom:
+            return JointBottom(bottoms, [one.targets.inputs.shape[1:] for one in views], False)
+
+        together = view.instead(
+            bottom=lambda: joint([one.bottom() for one in views]),
+            new_bottom=lambda: joint([one.new_bottom() for one in views]),
+            **groups,
+        )
+        return self.inner.run(together, draw)
+
+    def _together(self, seen: Sequence[GrantedRows], leaked: bool) -> Evidence:
+        """One group of rows as all hold it, as far as the other attack asks for it."""
+        asked = self.inner.needs
+        inputs = [one.inputs.flatten(1) for one in seen] if Grant.INPUTS in asked else []
+        cuts = [one.cuts for one in seen] if Grant.CUTS in asked else []
+        return Evidence(
+            torch.cat(inputs, 1) if inputs else None,
+            torch.cat(cuts, 1) if cuts else None,
+            seen[0].labels if leaked else None,
+        )
+
+
+class Subtraction(Wrapper):
+    """Takes the partners' cuts off the sum that a label party learned, and attacks what is left.
+
+    A secure sum tells the label party the sum of all cuts. With all feature parties but one it
+    learns that one's cut, to the last bit; with fewer, the sum of those that do not collude.
+
+    Args:
+        of: the other attack, by name or as a spec of one option.
+
+    Raises:
+        SpecError: no such attack.
+        BadOptionError: an attack that reads no cut.
+    """
+
+    def __init__(self, of: str = "inversion") -> None:
+        super().__init__(of, {Grant.PARTNERS})
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        left = {}
+        for name in groups_of(self.inner.needs):
+            theirs = [getattr(one, name).cuts for one in view.partners]
+            left[name] = getattr(view, name).cuts - torch.stack(theirs).sum(0)
+        return self.inner.run(view.with_cuts(left), draw)

@@ -1,0 +1,202 @@
+"""``vfl superlink``, ``supernode``, ``sessions`` and ``renew``: what a party runs and keeps."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vfl.cli.output import Json, emit, say
+from vfl.core.errors import LostPeerError
+from vfl.core.ledger import size
+
+if TYPE_CHECKING:
+    from vfl.config import PartyFile
+    from vfl.federation.processes import Service
+    from vfl.session.ledger import Entry
+
+_LOOK_EVERY_S = 0.2
+_OURS = re.compile(r"vfl: |error\[V|  (where|got  |want |try  |more ) ")
+
+
+def superlink(
+    project: Annotated[
+        Path, typer.Argument(metavar="PROJECT", help="The project, or its label folder.")
+    ] = Path(),
+) -> None:
+    """Run the label party's SuperLink until it is interrupted; registers the parties' keys.
+
+    PROJECT is the folder that `vfl init` wrote, or the label folder in it.
+    """
+    from vfl.federation import deployment
+    from vfl.federation.project import LabelFolder
+
+    label = LabelFolder.find(project)
+    for warning in label.certificate_warnings():
+        say(warning)
+    say("starting the SuperLink")
+    service = deployment.start_superlink(label)
+    try:
+        new = deployment.register_nodes(label)
+        address = label.experiment().federation.superlink
+        say(f"the SuperLink listens on {address}; new keys: {', '.join(new) or 'none'}")
+        _follow(service)
+        raise LostPeerError(
+            f"{service.name} ended",
+            got=f"exit {service.wait()}",
+            fix=f"look at {service.log}, start it again, then vfl train PROJECT --resume RUN",
+        )
+    finally:
+        service.stop()
+
+
+def supernode(
+    party_file: Annotated[Path, typer.Argument(metavar="party.toml", help="The party's own file.")],
+) -> None:
+    """Run a feature party's SuperNode until it is interrupted; tells of each session.
+
+    One that ends by itself is started again; what waiting does not mend ends the command.
+    """
+    from vfl.config import read_party_file
+    from vfl.federation import deployment
+    from vfl.federation.processes import supervise
+    from vfl.transport import expiry_warning
+
+    party = read_party_file(party_file)
+    ca = party.beside(party.node.ca)
+    if ca.exists() and (warning := expiry_warning(ca, "ask the label party for its new ca.pem")):
+        say(warning)
+
+    def start() -> Service:
+        say(f"connecting party {party.party} to {party.node.superlink}")
+        service = deployment.start_supernode(party, party_file)
+        say(f"party {party.party} is connected to {party.node.superlink}")
+        return service
+
+    supervise(start, _follow, say)
+
+
+def sessions(
+    party_file: Annotated[Path, typer.Argument(metavar="party.toml", help="The party's own file.")],
+    json: Json = False,
+) -> None:
+    """List the sessions a party has taken part in, the latest last.
+
+    A name stands for one training and its evaluations and predictions, with the same parties,
+    codec, defense and secure mode. Rows are counted as often as their cuts were sent. The epsilon
+    is what the defense states for the inputs of one row sent once, times how often any one row was
+    sent at most; "-" where the defense states none.
+    """
+    from vfl.config import read_party_file
+    from vfl.session.party_folder import own_ledger
+
+    entries = own_ledger(read_party_file(party_file)).entries()
+    if json:
+        emit([_facts(entry) for entry in entries])
+        return
+    for entry in entries:
+        print(f"{entry.run}  {entry.state}, with {', '.join(entry.parties)}")
+        print(f"  {entry.defense} defense, {entry.codec} codec, {entry.secure} secure mode")
+        for mode, spent in entry.spent.items():
+            sent = f"{size(spent.bytes_up)} up, {size(spent.bytes_down)} down"
+            print(f"  {mode:<9} {spent.sessions} begun, {spent.rows} rows, {sent}")
+        print(f"  epsilon   {_epsilon(entry)}")
+        print(f"  from {entry.first} to {entry.last}")
+    if not entries:
+        print("no session yet")
+
+
+def renew(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PROJECT|party.toml",
+            help="The project for its certificate, a party for its key.",
+        ),
+    ],
+    authority: Annotated[
+        bool, typer.Option("--authority", help="A new authority, for the next renewal to use.")
+    ] = False,
+    identity: Annotated[
+        bool, typer.Option("--identity", help="A party's identity key for secure sums instead.")
+    ] = False,
+) -> None:
+    """Renew the SuperLink's certificate, or replace a party's key.
+
+    PROJECT, or its label folder: a new certificate for the SuperLink under the same authority; no
+    party has to do anything. party.toml: a new key of that party's SuperNode, or with --identity
+    the one the other feature parties know it by. docs/security.md has the whole procedure.
+    """
+    from vfl.config import is_party_file, read_party_file
+    from vfl.federation.project import LabelFolder
+    from vfl.transport import renew_node_key, renew_server, replace_authority
+
+    if not path.is_dir() and is_party_file(path):
+        if authority:
+            raise typer.BadParameter("only the label party has one", param_hint="--authority")
+        party = read_party_file(path)
+        if identity:
+            _new_identity(party)
+            return
+        private = party.beside(party.node.key)
+        public = private.with_name(f"{party.party}.pub")
+        renew_node_key(private, public)
+        say(f"wrote {private} and {public}")
+        say(f"send {public.name} to the label party, for its folder keys")
+        say("when its vfl superlink was restarted with it, the old key is worth nothing any more:")
+        say("restart vfl supernode then")
+        return
+    if identity:
+        raise typer.BadParameter("only a feature party has one", param_hint="--identity")
+    certificates = LabelFolder.find(path).certificates
+    if authority:
+        replace_authority(certificates)
+        say(f"{certificates / 'ca.pem'} trusts a new authority and the old one")
+        say("give it to every party as its ca.pem, and let them restart vfl supernode")
+        say("when all have: vfl renew PROJECT")
+    else:
+        days = renew_server(certificates)
+        say(f"{certificates / 'server.pem'} is good for {days} days; restart vfl superlink")
+
+
+def _follow(service: Service) -> None:
+    """Repeat what vfl itself says in a service's log, until the service ends by itself."""
+    say(f"its log is {service.log}; end it with Ctrl-C")
+    with service.log.open(errors="replace") as log:
+        log.seek(0, os.SEEK_END)
+        torn = ""
+        while service.alive:
+            *lines, torn = (torn + log.read()).split("\n")
+            for line in filter(_OURS.match, lines):
+                say(line)
+            time.sleep(_LOOK_EVERY_S)
+
+
+def _epsilon(entry: Entry) -> str:
+    if entry.spent_epsilon is None:
+        return "-"
+    text = f"at most {entry.spent_epsilon:.4g}: {entry.passes} times {entry.epsilon:.4g}"
+    return f"{text}, delta {entry.passes * entry.delta:.2g}" if entry.delta else text
+
+
+def _facts(entry: Entry) -> dict[str, Any]:
+    """An entry for machines; the nonce is a secret."""
+    facts = entry.model_dump(mode="json", exclude={"nonce", "settings"})
+    return facts | {"passes": entry.passes, "spent_epsilon": entry.spent_epsilon}
+
+
+def _new_identity(party: PartyFile) -> None:
+    from vfl.session.identity import Identity
+
+    private = party.beside(party.identity.key)
+    public = private.with_name("identity.pub")
+    new = Identity.fresh()
+    new.public.keep_at(public)
+    new.keep_at(private)
+    say(f"wrote {private} and {public}")
+    say(f"give {public.name} to every other feature party, by a way the label party does not")
+    say(f"control; each keeps it as {party.identity.peers}/{party.party}.pub")

@@ -1,0 +1,133 @@
+"""``vfl list`` and ``vfl explain``: what can be named in a spec, and what an error code means."""
+
+from __future__ import annotations
+
+import inspect
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from vfl.cli.output import Json, emit
+from vfl.core import errors
+from vfl.core.registry import Registry
+
+
+class Family(StrEnum):
+    """The families of plug-ins."""
+
+    CODECS = "codecs"
+    DEFENSES = "defenses"
+    SECURE = "secure"
+    ATTACKS = "attacks"
+    PACKS = "packs"
+    ADVERSARIES = "adversaries"
+    BOTTOMS = "bottoms"
+    TOPS = "tops"
+
+
+def listing(
+    family: Annotated[
+        Family | None, typer.Argument(metavar="FAMILY", help="One family; all by default.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List codecs, defenses, attacks and models with their options.
+
+    A family is codecs, defenses, secure, attacks, packs (several attacks by one name), adversaries,
+    bottoms or tops; without one, all are listed.
+    """
+    rows = [
+        row
+        for name, registry in _registries().items()
+        if family is None or family.value == name
+        for row in _rows(name, registry)
+    ]
+    if family in (None, Family.PACKS):
+        rows += _packs()
+    if json:
+        emit(rows)
+        return
+    for row in rows:
+        also = f" Also: {row['aliases']}." if row["aliases"] else ""
+        print(f"{row['family']:<11} {row['spec']}\n{'':<11} {row['summary']}{also}")
+
+
+def explain(
+    code: Annotated[
+        str | None, typer.Argument(metavar="CODE", help="Such as V104; in any error's first line.")
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="All codes, one line each.")] = False,
+    json: Json = False,
+) -> None:
+    """Explain an error code: what causes it, how it happens, how to mend it.
+
+    Without CODE, or with --list, all codes are listed.
+    """
+    if code is None or listed:
+        titles = {one: errors.title_of(one) for one in errors.codes()}
+        if json:
+            emit(titles)
+        else:
+            print("\n".join(f"{one}  {title}" for one, title in titles.items()))
+        return
+    page = errors.page_of(code)
+    if json:
+        emit({"code": code.strip().upper(), "title": errors.title_of(code), "page": page})
+    else:
+        print(page, end="")
+
+
+def _registries() -> dict[str, Registry[Any]]:
+    from vfl.attacks import ATTACKS
+    from vfl.attacks.active import ADVERSARIES
+    from vfl.compression import CODECS
+    from vfl.defenses import DEFENSES
+    from vfl.models import BOTTOMS, TOPS
+    from vfl.session.secure import SECURE
+
+    return {
+        "codecs": CODECS,
+        "defenses": DEFENSES,
+        "secure": SECURE,
+        "attacks": ATTACKS,
+        "adversaries": ADVERSARIES,
+        "bottoms": BOTTOMS,
+        "tops": TOPS,
+    }
+
+
+def _packs() -> list[dict[str, str]]:
+    from vfl.config.grid import PACKS
+
+    return [
+        {
+            "family": "packs",
+            "name": name,
+            "spec": name,
+            "summary": f"{', '.join(specs)}.",
+            "aliases": "",
+        }
+        for name, specs in PACKS.items()
+    ]
+
+
+def _rows(family: str, registry: Registry[Any]) -> list[dict[str, str]]:
+    return [
+        {
+            "family": family,
+            "name": name,
+            "spec": _spec(name, registry),
+            "summary": (inspect.getdoc(registry.member(name)) or "").split("\n")[0],
+            "aliases": ", ".join(alias for alias, of in registry.aliases.items() if of == name),
+        }
+        for name in registry.names()
+    ]
+
+
+def _spec(name: str, registry: Registry[Any]) -> str:
+    options = [
+        key if option.default in (option.empty, None) else f"{key}={option.default}"
+        for key, option in registry.options(name).items()
+    ]
+    return name + (f":{','.join(options)}" if options else "")

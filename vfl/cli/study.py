@@ -1,0 +1,366 @@
+"""``vfl compare``, ``grid``, ``attack`` and ``compress``: what codecs, defenses and attacks do."""
+
+from __future__ import annotations
+
+import json as jsons
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vfl.cli.output import Device, Download, Json, Run, Set, emit, say
+from vfl.core.errors import ConfigError, UserError, record_lines
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vfl.experiments import Cell, GridFolder
+    from vfl.experiments.scheduler import FinishedCell
+
+Attacks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--attack",
+        metavar="SPEC",
+        help="An attack, or a pack of them: thesis, quick, light, heavy, columns (on a party's"
+        " inputs) or members (on who was trained on); vfl list packs says what is in each. Repeat.",
+    ),
+]
+Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where; otherwise runs/NAME.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Cells at a time, a process each.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cells; train nothing.")]
+
+
+def compare(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="EXPERIMENT.toml", help="An experiment file, with [compare] or not."
+        ),
+    ],
+    codec: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SPEC", help="A codec; a ? is a number that --level finds. Repeat."),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="0,1,2", help="One training of each codec a seed.")
+    ] = None,
+    level: Annotated[
+        list[float] | None,
+        typer.Option(metavar="PERCENT", help="Of dense float32 that a frame may take. Repeat."),
+    ] = None,
+    settings: Set = None,
+    out: Out = None,
+    jobs: Jobs = 1,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORDS", help="Train only cells whose line in --dry-run holds these words."
+        ),
+    ] = None,
+    dry_run: DryRun = False,
+    download: Download = False,
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
+    """Compare codecs: train each with several seeds and write table and page.
+
+    The same command goes on where an earlier one stopped, in the middle of a training as well, and
+    trains only what is new.
+    """
+    # Options are overrides of the table, so that they are checked as if they stood there.
+    overrides = [*(settings or [])]
+    overrides += [f"compare.codecs={jsons.dumps(codec)}"] if codec else []
+    overrides += [f"compare.seeds=[{seeds}]"] if seeds else []
+    overrides += [f"compare.levels={jsons.dumps(level)}"] if level else []
+    from vfl.experiments import GridFolder, chosen, write_results
+    from vfl.experiments.comparison import comparison_of, plan_lines
+    from vfl.training.specs import read_checked
+
+    experiment, places = read_checked(path, overrides)
+    experiment = experiment.model_copy(update={"grid": None})
+    comparison = comparison_of(experiment, places)
+    cells = chosen(comparison.cells, only) if only else list(comparison.cells)
+    if dry_run:
+        print("\n".join(plan_lines(cells)))
+        print("".join(f"{note}\n" for note in comparison.notes), end="")
+        return
+    folder = GridFolder(out or Path("runs") / experiment.name)
+    command = _command("compare", path, overrides)
+    folder.write(experiment, comparison.cells, command, comparison.notes)
+    failed = _train_cells(folder, cells, jobs, device, download)
+    table, content = write_results(folder)
+    page = _print_results(folder.path, table, json)
+    if json:
+        emit(content | {"report": str(page)})
+    _exit_with_failures(failed)
+
+
+def grid(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="EXPERIMENT.toml|quick",
+            help="An experiment file, with [grid] or not; quick is a small one on digits.",
+        ),
+    ],
+    defense: Annotated[
+        list[str] | None, typer.Option(metavar="SPEC", help="A defense, beside none. Repeat.")
+    ] = None,
+    codec: Annotated[
+        list[str] | None, typer.Option(metavar="SPEC", help="A codec as a defense. Repeat.")
+    ] = None,
+    attack: Attacks = None,
+    adversary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SPEC", help="A party that tampers while a victim trains. Repeat."),
+    ] = None,
+    leaks: Annotated[
+        str | None, typer.Option(metavar="1,5,10", help="Leaked labels of each class.")
+    ] = None,
+    draws: Annotated[int | None, typer.Option(help="Draws of leaked rows, a victim.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="0,1,2", help="One victim of each defense a seed.")
+    ] = None,
+    settings: Set = None,
+    out: Out = None,
+    jobs: Jobs = 1,
+    dry_run: DryRun = False,
+    download: Download = False,
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
+    """Attack every defense with everything, and write table and page.
+
+    Victims are trained once a defense, adversary and seed; leaked rows are the same for all. The
+    same command goes on where an earlier one stopped, and does only what is new.
+    """
+    given = {
+        "defenses": defense,
+        "attacks": attack,
+        "draws": draws,
+        "codecs": codec,
+        "adversaries": adversary,
+        "leaks": _numbers(leaks),
+        "seeds": _numbers(seeds),
+    }
+    overrides = [*(settings or []), *_overrides(given, "grid.")]
+    from vfl import experiments as room
+    from vfl.experiments.attack_grid import grid_cells
+    from vfl.experiments.attack_results import write_attack_results
+    from vfl.training.specs import read_checked
+
+    experiment, places = read_checked(_profile(path, Path(room.__file__).parent), overrides)
+    with places.told(type(experiment)):
+        cells = grid_cells(experiment)
+    if dry_run:
+        print("\n".join(cell.title for cell in cells))
+        return
+    folder = room.GridFolder(out or Path("runs") / experiment.name)
+    experiment = experiment.model_copy(update={"compare": None})
+    folder.write(experiment, cells, _command("grid", path, overrides))
+    failed = _train_cells(folder, cells, jobs, device, download)
+    table, rows = write_attack_results(folder)
+    _print_results(folder.path, table, json)
+    if json:
+        emit(rows)
+    _exit_with_failures(failed)
+
+
+def attack(
+    run: Run,
+    attacks: Attacks = None,
+    leaks: Annotated[
+        str, typer.Option(metavar="1,5,10", help="Leaked labels of each class.")
+    ] = "1,5,10",
+    draws: Annotated[int, typer.Option(min=1, help="Draws of leaked rows.")] = 3,
+    party: Annotated[
+        str | None, typer.Option(help="The feature party that attacks; otherwise the first.")
+    ] = None,
+    settings: Set = None,
+    json: Json = False,
+) -> None:
+    """Attack the test rows of a run and set each attack beside what it needs no run for.
+
+    --set changes a setting of a grid, such as leaks_from=validation or trained_by=owner. Scores
+    are kept in the run's folder and on its page; what was tried before is not tried again.
+    Attacks on gradients need a run that was trained with -s trace.phases=train, and those on
+    columns one with -s 'trace.phases=["validation", "test"]'.
+    """
+    from dataclasses import asdict
+
+    from vfl.config import GridSettings
+    from vfl.config.run_folder import RunFolder
+    from vfl.config.toml import check, override
+    from vfl.core.seeds import use_one_thread
+    from vfl.experiments.attack_grid import attack_finished_run
+    from vfl.experiments.attack_results import sentences, summary_table
+
+    use_one_thread()
+    given = {"attacks": attacks, "leaks": _numbers(leaks), "draws": draws, "party": party}
+    overrides = [*_overrides(given), *(settings or [])]
+    asked = check(override({}, overrides), GridSettings, where="the options")
+    rows = attack_finished_run(RunFolder.open(run), asked, say)
+    results = [summary_table(rows).markdown()]
+    results += [f"{attack:<28} {sentence}" for attack, sentence in sentences(rows).items()]
+    _print_results(run, "\n".join(results), json)
+    if json:
+        emit([asdict(row) for row in rows])
+
+
+def compress(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CUT.npy|CUT.npz|TRACE",
+            help="A saved cut of axes (rows, width), or RUN/parties/PARTY with a trace.",
+        ),
+    ],
+    codec: Annotated[
+        list[str] | None,
+        typer.Option("--codec", help="A codec such as topk:k=3,values=8; may be repeated."),
+    ] = None,
+    batch_rows: Annotated[
+        int | None,
+        typer.Option(min=1, help="Rows of a frame; 256, or those of the training that was traced."),
+    ] = None,
+    inference: Annotated[
+        bool, typer.Option("--inference", help="Frames of predictions, a scale a row.")
+    ] = False,
+    array: Annotated[str | None, typer.Option(help="Which array of a .npz file.")] = None,
+    party: Annotated[str | None, typer.Option(help="Whose cuts of a label party's trace.")] = None,
+    json: Json = False,
+) -> None:
+    """Compare codecs on a saved cut or a trace: real frames, bound, error, times.
+
+    Each frame is encoded, framed, checked and decoded. Without --codec, one or two of each kind
+    are measured. A trace gives the training cuts of one feature party.
+    """
+    from vfl.bench.compress import bench_compress, default_specs, format_table
+    from vfl.training.specs import check_codecs
+
+    cut, recorded_rows = _cut_of(path, array, party)
+    specs = codec or default_specs(cut.shape[1])
+    check_codecs(specs, cut.shape[1], "--codec")
+    frame_rows = recorded_rows if batch_rows is None else batch_rows
+    rows = bench_compress(cut, specs, batch_rows=frame_rows, training=not inference, say=say)
+    if json:
+        emit([row.record() for row in rows])
+    else:
+        print(format_table(rows))
+
+
+def worker(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a grid.")],
+    device: Device = "cpu",
+) -> None:
+    """Do the cells whose names come on standard input; `--jobs` starts it."""
+    from vfl.core.seeds import use_one_thread
+    from vfl.experiments.workers import serve
+
+    use_one_thread()
+    serve(folder, device)
+
+
+def _profile(path: Path, folder: Path) -> Path:
+    """The experiment that comes with vfl under that name, unless there is such a file."""
+    profile = folder / f"{path}.toml"
+    return (
+        profile if not path.exists() and path.parts == (path.name,) and profile.exists() else path
+    )
+
+
+def _overrides(given: Mapping[str, object], table: str = "") -> list[str]:
+    """Options as overrides of settings, so that they are checked as those are."""
+    return [
+        f"{table}{key}={jsons.dumps(value)}" for key, value in given.items() if value or value == 0
+    ]
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    """Whole numbers between commas.
+
+    Raises:
+        ConfigError: something else.
+    """
+    try:
+        return None if text is None else [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError("a list of whole numbers", got=text, want="1,5,10") from None
+
+
+def _command(name: str, path: Path, overrides: Sequence[str]) -> str:
+    """How to repeat a command, for the record."""
+    return shlex.join(
+        ["vfl", name, str(path), *(word for one in overrides for word in ("-s", one))]
+    )
+
+
+def _train_cells(
+    folder: GridFolder, cells: Sequence[Cell], jobs: int, device: str, download: bool
+) -> list[FinishedCell]:
+    """Go through cells, say each, and return the failed ones.
+
+    Args:
+        folder: where they lie.
+        cells: what is wanted.
+        jobs: how many at a time.
+        device: where models run.
+        download: fetch a data set that is not here first.
+    """
+    from vfl.core.seeds import use_one_thread
+    from vfl.experiments.scheduler import run_cells
+    from vfl.training.run import load_data
+
+    use_one_thread()
+    if download:
+        load_data(cells[0].experiment, download=True)
+    say(f"{len(cells)} cells in {folder.path}")
+    return run_cells(folder, cells, jobs, device, on_end=_say_cell)
+
+
+def _say_cell(ended: FinishedCell) -> None:
+    from vfl.experiments.tables import seconds_text
+
+    left = "" if ended.done == ended.total else f"  about {seconds_text(ended.left_s)} left"
+    state = f"failed: {ended.failure['what']}" if ended.failure else seconds_text(ended.seconds)
+    say(f"{ended.done} of {ended.total}  {ended.cell.title}  {state}{left}")
+
+
+def _print_results(folder: Path, results: str, json: bool) -> Path:
+    """Build the page of some results, and print both unless JSON was asked for; the page."""
+    from vfl.experiments.pages import build_report
+
+    page = build_report(folder)
+    if not json:
+        print(results)
+        print(f"{'report':<16} {page}")
+    return page
+
+
+def _exit_with_failures(failed: Sequence[FinishedCell]) -> None:
+    """Say what went wrong in cells, and end with the exit code of the worst."""
+    for ended in failed:
+        record = ended.failure or {}
+        say("\n".join([f"failed: {ended.cell.title}: {record['what']}", *record_lines(record)]))
+    if failed:
+        raise typer.Exit(max(int((ended.failure or {})["exit"]) for ended in failed))
+
+
+def _cut_of(path: Path, array: str | None, party: str | None) -> tuple[Tensor, int]:
+    """The cut, and how many rows a frame has unless told."""
+    from vfl.compression.measure import read_cut
+    from vfl.session.trace import TRACE, read, training_cuts
+
+    folder = path.is_dir()
+    if (party if not folder else array) is not None:
+        option, kind = ("--array", "an .npz file") if folder else ("--party", "a trace")
+        raise UserError(f"{option} is for {kind}", got=str(path), fix="leave it out")
+    if not folder:
+        return read_cut(path, array), 256
+    recording = read(path / TRACE if (path / TRACE).is_dir() else path)
+    if recording.terms.codec != "none":
+        say(f"recorded with {recording.terms.codec}: these are cuts as that codec left them")
+    return training_cuts(recording, party), recording.terms.train.batch_rows

@@ -1,0 +1,193 @@
+"""``vfl train``, ``evaluate``, ``predict`` and ``report``: a training, and what follows from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from vfl.cli.output import (
+    Device,
+    Download,
+    Json,
+    Run,
+    Set,
+    emit,
+    machine,
+    say,
+    say_epoch,
+    show,
+    show_training,
+)
+
+
+def train(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="EXPERIMENT.toml|PROJECT",
+            help="An experiment file, or a project for a training on Flower.",
+        ),
+    ],
+    settings: Set = None,
+    runs: Annotated[Path, typer.Option(help="Where run folders go (in process).")] = Path("runs"),
+    resume: Annotated[
+        Path | None, typer.Option(help="The folder of an interrupted run, to go on with it.")
+    ] = None,
+    download: Download = False,
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
+    """Train an experiment.
+
+    An experiment file trains with every party in this process. A project, the folder that
+    `vfl init` writes, trains on its SuperLink with the SuperNodes that are connected. A run that
+    was interrupted goes on from its last checkpoint with `--resume RUN`, as it was started.
+    """
+    if resume and settings:
+        raise typer.BadParameter("a resumed run keeps its settings", param_hint="--set")
+    if path.is_dir():
+        folder = _on_the_federation(path, settings or [], resume)
+    else:
+        folder = _in_process(path, settings or [], runs, resume, download, device)
+    show_training(folder, json)
+
+
+def evaluate(run: Run, device: Device = "cpu", json: Json = False) -> None:
+    """Evaluate a run's weights on its test rows, each party with its own half.
+
+    RUN is the folder that `vfl train` printed.
+    """
+    if path := _asked_on_its_federation(run, "evaluate"):
+        from vfl.training import federated
+
+        summary = federated.summary_of(path, "evaluate")
+    else:
+        from vfl.config.run_folder import RunFolder
+        from vfl.core.seeds import use_one_thread
+        from vfl.training import run as in_process
+
+        use_one_thread()
+        summary = in_process.evaluate(RunFolder.open(run), device)
+    emit(machine(summary)) if json else show(summary)
+
+
+def predict(run: Run, device: Device = "cpu", json: Json = False) -> None:
+    """Predict with a run's weights: predictions.csv in the run folder of the label party.
+
+    In process: the test rows of the experiment. On a federation: the rows of the file that every
+    party names in its own `data.predict`. RUN is the folder that `vfl train` printed.
+    """
+    if path := _asked_on_its_federation(run, "predict"):
+        table = path / "predictions.csv"
+    else:
+        from vfl.config.run_folder import RunFolder
+        from vfl.core.seeds import use_one_thread
+        from vfl.training import run as in_process
+
+        use_one_thread()
+        table = in_process.predict(RunFolder.open(run), device)
+    with table.open() as lines:
+        rows = sum(1 for _ in lines) - 1
+    if json:
+        emit({"predictions": str(table), "rows": rows, "run": str(run)})
+    else:
+        print(f"{rows} rows in {table}")
+
+
+def report(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a run or a comparison.")
+    ],
+    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+) -> None:
+    """Build report.html of a run: one static file.
+
+    RUN is the folder that `vfl train` or `vfl compare` printed.
+    """
+    from vfl.experiments.pages import build_report
+
+    page = build_report(run)
+    print(page)
+    if show:
+        typer.launch(str(page))
+
+
+def _on_the_federation(project: Path, settings: list[str], resume: Path | None) -> Path:
+    from vfl.config import read_party_file
+    from vfl.config.run_folder import new_run_name
+    from vfl.experiments.plan import check_public
+    from vfl.federation.project import LabelFolder
+    from vfl.training import federated
+    from vfl.training.specs import spec_mistakes
+
+    label = LabelFolder.find(project)
+    for warning in label.certificate_warnings():
+        say(warning)
+    experiment = label.experiment(settings, spec_mistakes)
+    if not resume:
+        check_public(experiment, label.places(settings))
+    name = resume.resolve().name if resume else new_run_name(experiment.name)
+    say(f"{'resuming' if resume else 'submitting'} run {name}")
+    try:
+        return federated.run_session(
+            label,
+            "train",
+            name,
+            overrides=settings,
+            on_epoch=say_epoch,
+            on_note=say,
+            extra={"resume": resume is not None},
+        )
+    except KeyboardInterrupt:
+        folder = read_party_file(label.party_file).run_path(name)
+        say(f"only this command ended: the SuperLink goes on with the run, in {folder}")
+        raise
+
+
+def _in_process(
+    path: Path,
+    settings: list[str],
+    runs: Path,
+    resume: Path | None,
+    download: bool,
+    device: str,
+) -> Path:
+    from vfl.config import Experiment, Places
+    from vfl.config.run_folder import RunFolder, new_run_name
+    from vfl.core.seeds import use_one_thread
+    from vfl.training import run as in_process
+    from vfl.training.specs import check_specs, read_checked
+
+    use_one_thread()
+    if resume:
+        experiment, places = RunFolder.open(resume).experiment(), Places()
+        check_specs(experiment)
+    else:
+        experiment, places = read_checked(path, settings)
+    folder = resume or runs / new_run_name(experiment.name)
+    with places.told(Experiment):
+        in_process.train(
+            experiment,
+            folder.parent,
+            folder.name,
+            command=f"vfl train {path}" + "".join(f" -s {text}" for text in settings),
+            resume=resume is not None,
+            download=download,
+            on_epoch=say_epoch,
+            device=device,
+            say=say,
+        )
+    return folder
+
+
+def _asked_on_its_federation(run: Path, mode: Literal["evaluate", "predict"]) -> Path | None:
+    """Where a run's federation left its answer; None for a run that one process trained."""
+    from vfl.config.run_folder import RunFolder
+
+    if RunFolder.open(run).mode != "federated":
+        return None
+    from vfl.training import federated
+
+    return federated.run_session(federated.label_folder_of(run), mode, run.resolve().name)

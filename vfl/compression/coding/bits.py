@@ -1,0 +1,468 @@
+"""Numbers and sets of indices as bits, of a length that is known in advance.
+
+A table of fields becomes a table of bits (one byte a bit), tables of bits are joined row by row,
+and the rows are packed back to back; zero bits fill the last byte. Fields have any number of bits,
+the most significant first.
+
+Which k of the d indices of a row are kept is a set. `Enumerative` numbers all C(d, k) of them (the
+combinatorial number system): within one bit of the least any fixed-length format can take.
+`PlainIndex` writes each index by itself, `Bitmap` a bit for each. `Supports` numbers the sets of
+rows that differ in how many indices they keep.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl.compression.coding import loops
+from vfl.core import compiled
+from vfl.core.errors import CorruptFrameError, TruncatedFrameError, WidthError
+from vfl.core.frame import Payload
+
+Indices = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Codes = np.ndarray  # whole numbers of any type
+Bits = npt.NDArray[np.uint8]
+
+WORD_BITS = 63  # the widest field an int64 holds
+TABLE_LIMIT = 2**19  # binomials an enumerative packer may hold; 4 MB of them below 2^63
+#: Binomials the table of all sizes may hold; some 30 MB of Python integers, built as rows need it.
+SUPPORT_TABLE_LIMIT = 2**18
+
+
+def word_bytes(field_bits: int) -> int:
+    """Bytes of the smallest machine word (or, above 64 bits, byte string) that holds a field."""
+    least = -(-field_bits // 8)
+    return least if least > 8 else max(1, 1 << (least - 1).bit_length())
+
+
+def to_bits(fields: np.ndarray, field_bits: int) -> Bits:
+    """Spell each field with `field_bits` bits.
+
+    Args:
+        fields: axes (rows, fields), values in [0, 2^field_bits); of Python integers (dtype object)
+            where a field is wider than 63 bits.
+        field_bits: width of every field, 0 included.
+
+    Returns:
+        Zeros and ones, axes (rows, fields x field_bits).
+    """
+    rows, count = fields.shape
+    size = word_bytes(field_bits)
+    if fields.dtype == object:
+        joined = b"".join(int(field).to_bytes(size, "big") for field in fields.flat)
+        raw = np.frombuffer(joined, np.uint8)
+    else:
+        raw = np.ascontiguousarray(fields, f">u{size}").view(np.uint8).reshape(-1)
+    spelt = np.unpackbits(raw).reshape(rows * count, 8 * size)
+    return spelt[:, 8 * size - field_bits :].reshape(rows, count * field_bits)
+
+
+def from_bits(bits: Bits, field_bits: int, count: int) -> np.ndarray:
+    """The fields `to_bits` spelt.
+
+    Args:
+        bits: zeros and ones, axes (rows, count x field_bits).
+        field_bits: width of every field.
+        count: fields a row.
+
+    Returns:
+        Axes (rows, count): int64, or Python integers (dtype object) above 63 bits.
+    """
+    rows = len(bits)
+    size = word_bytes(field_bits)
+    spelt = np.zeros((rows * count, 8 * size), np.uint8)
+    spelt[:, 8 * size - field_bits :] = bits.reshape(rows * count, field_bits)
+    raw = np.packbits(spelt.reshape(-1))
+    if field_bits <= WORD_BITS:
+        return raw.view(f">u{size}").astype(np.int64).reshape(rows, count)
+    joined = raw.tobytes()
+    numbers = np.empty(rows * count, object)
+    starts = range(0, len(joined), size)
+    numbers[:] = [int.from_bytes(joined[start : start + size], "big") for start in starts]
+    return numbers.reshape(rows, count)
+
+
+def packed_bytes(rows: int, row_bits: int) -> int:
+    """Bytes that `rows` rows of `row_bits` bits take."""
+    return -(-rows * row_bits // 8)
+
+
+def pack(bits: Bits) -> bytes:
+    """Rows of bits back to back as bytes."""
+    return np.packbits(bits.reshape(-1)).tobytes()
+
+
+def unpack(payload: Payload, rows: int, row_bits: int) -> Bits:
+    """The rows of bits in a payload, axes (rows, row_bits).
+
+    Raises:
+        TruncatedFrameError: the payload is not exactly as long as its rows.
+        CorruptFrameError: a bit behind the last row is set.
+    """
+    raw = require_rows(payload, rows, row_bits)
+    return np.unpackbits(raw, count=rows * row_bits).reshape(rows, row_bits)
+
+
+def require_rows(payload: Payload, rows: int, row_bits: int) -> npt.NDArray[np.uint8]:
+    """The bytes of a payload that holds so many rows of bits and zeros behind them.
+
+    Raises:
+        TruncatedFrameError: the payload is not exactly as long as its rows.
+        CorruptFrameError: a bit behind the last row is set.
+    """
+    require_bytes(payload, packed_bytes(rows, row_bits), rows)
+    raw = np.frombuffer(payload, np.uint8)
+    behind = -rows * row_bits % 8
+    if behind and raw[-1] & ((1 << behind) - 1):
+        raise CorruptFrameError("a payload has bits behind its last row")
+    return raw
+
+
+def require_bytes(payload: Payload, wanted_bytes: int, rows: int) -> None:
+    """Refuse a payload of another length.
+
+    Raises:
+        TruncatedFrameError: with the length it should have.
+    """
+    if len(payload) != wanted_bytes:
+        raise TruncatedFrameError(
+            "a payload has the wrong length",
+            got=f"{len(payload)} bytes",
+            want=f"{wanted_bytes} bytes for {rows} rows",
+        )
+
+
+def index_bits(width: int) -> int:
+    """ceil(log2 width): bits that name one index."""
+    return (width - 1).bit_length()
+
+
+class IndexSet(ABC):
+    """Sets of `k` indices of a row `width` wide, all spelt with the same number of bits.
+
+    Attributes:
+        bits: bits a row.
+    """
+
+    bits: int
+
+    def __init__(self, width: int, k: int) -> None:
+        self.width = width
+        self.k = k
+
+    @abstractmethod
+    def to_bits(self, indices: Indices) -> Bits:
+        """Axes (rows, bits) from strictly increasing indices of axes (rows, k)."""
+
+    @abstractmethod
+    def from_bits(self, bits: Bits) -> Indices:
+        """The indices `to_bits` spelt.
+
+        Raises:
+            CorruptFrameError: bits that no set of indices has.
+        """
+
+    def pack_rows(self, indices: Indices, codes: Codes, code_bits: int) -> bytes:
+        """Each row's indices and then its codes, back to back.
+
+        Args:
+            indices: strictly increasing, axes (rows, k).
+            codes: numbers below 2^code_bits, axes (rows, k).
+            code_bits: bits of a code.
+        """
+        return pack(np.concatenate([self.to_bits(indices), to_bits(codes, code_bits)], axis=1))
+
+    def unpack_rows(self, payload: Payload, rows: int, code_bits: int) -> tuple[Indices, Codes]:
+        """The indices and codes `pack_rows` wrote.
+
+        Raises:
+            FrameError: what it could not have written.
+        """
+        bits = unpack(payload, rows, self.bits + self.k * code_bits)
+        indices = self.from_bits(bits[:, : self.bits])
+        return indices, from_bits(bits[:, self.bits :], code_bits, self.k)
+
+
+class PlainIndex(IndexSet):
+    """k indices of ceil(log2 width) bits each, in increasing order."""
+
+    def __init__(self, width: int, k: int) -> None:
+        super().__init__(width, k)
+        self.bits = k * index_bits(width)
+
+    def to_bits(self, indices: Indices) -> Bits:
+        return to_bits(indices, index_bits(self.width))
+
+    def from_bits(self, bits: Bits) -> Indices:
+        indices: Indices = from_bits(bits, index_bits(self.width), self.k)
+        if (indices >= self.width).any() or (indices[:, 1:] <= indices[:, :-1]).any():
+            raise CorruptFrameError("a payload's indices are not increasing indices of its row")
+        return indices
+
+
+class Bitmap(IndexSet):
+    """A bit for every index of the row."""
+
+    def __init__(self, width: int, k: int) -> None:
+        super().__init__(width, k)
+        self.bits = width
+
+    def to_bits(self, indices: Indices) -> Bits:
+        bits = np.zeros((len(indices), self.width), np.uint8)
+        np.put_along_axis(bits, indices, 1, axis=1)
+        return bits
+
+    def from_bits(self, bits: Bits) -> Indices:
+        if (bits.sum(axis=1, dtype=np.int64) != self.k).any():
+            raise CorruptFrameError("a payload marks another number of indices than agreed")
+        return bits.nonzero()[1].reshape(-1, self.k)
+
+
+class Enumerative(IndexSet):
+    """One number a row: the sum over j = 1..k of C(c_j, j), where c_1 < ... < c_k are the indices.
+
+    Lehmer's combinatorial number system: every rank in [0, C(width, k)) is exactly one set.
+
+    >>> Enumerative(width=128, k=3).bits, PlainIndex(width=128, k=3).bits
+    (19, 21)
+    """
+
+    def __init__(self, width: int, k: int) -> None:
+        super().__init__(width, k)
+        self.count = math.comb(width, k)
+        self.bits = (self.count - 1).bit_length()
+        self._limb_count = max(1, -(-self.bits // loops.LIMB_BITS))
+        self._columns = _columns(width, k)
+        narrow = [column for column in self._columns if column.dtype == np.int64]
+        self._narrow = np.concatenate(narrow)
+        self._starts = np.arange(len(narrow)) * (width - k)
+
+    def to_bits(self, indices: Indices) -> Bits:
+        narrow = len(self._starts)
+        rank = np.einsum("ij->i", self._narrow[indices[:, :narrow] + self._starts])
+        for j in range(narrow, self.k):
+            rank = rank + self._columns[j][indices[:, j] - j]
+        return to_bits(rank[:, None], self.bits)
+
+    def from_bits(self, bits: Bits) -> Indices:
+        rank = from_bits(bits, self.bits, 1)[:, 0]
+        if (rank >= self.count).any():
+            raise _no_such_set()
+        indices = np.empty((len(rank), self.k), np.int64)
+        for j in reversed(range(1, self.k)):
+            column = self._columns[j]
+            rank = rank.astype(column.dtype, copy=False)
+            above = np.searchsorted(column, rank, side="right") - 1
+            indices[:, j] = above + j
+            rank = rank - column[above]
+        indices[:, 0] = rank  # C(c, 1) is c
+        return indices
+
+    def pack_rows(self, indices: Indices, codes: Codes, code_bits: int) -> bytes:
+        if not self._is_compiled:
+            return super().pack_rows(indices, codes, code_bits)
+        out = np.zeros(packed_bytes(len(indices), self.bits + self.k * code_bits), np.uint8)
+        numbers = codes.astype(np.int64, copy=False)
+        loops.pack_rows(indices, numbers, self._tables[0], self.bits, code_bits, out)
+        return out.tobytes()
+
+    def unpack_rows(self, payload: Payload, rows: int, code_bits: int) -> tuple[Indices, Codes]:
+        if not self._is_compiled:
+            return super().unpack_rows(payload, rows, code_bits)
+        raw = require_rows(payload, rows, self.bits + self.k * code_bits)
+        indices, codes = np.empty((2, rows, self.k), np.int64)
+        sizes = self.bits, code_bits
+        if not loops.unpack_rows(raw.copy(), *self._tables, *sizes, indices, codes):
+            raise _no_such_set()
+        return indices, codes
+
+    @property
+    def _is_compiled(self) -> bool:
+        return compiled.COMPILED and self._limb_count <= loops.MOST_LIMBS
+
+    @cached_property
+    def _tables(self) -> tuple[np.ndarray, np.ndarray]:
+        """The columns and the count for `loops.pack_rows` and `loops.unpack_rows`."""
+        return _limbs(self._columns, self._limb_count), _limbs([[self.count]], self._limb_count)
+
+
+def _no_such_set() -> CorruptFrameError:
+    return CorruptFrameError("a payload names a set of indices that does not exist")
+
+
+def _limbs(numbers: Sequence[Any], count: int) -> np.ndarray:
+    """Integers in `count` parts of `loops.LIMB_BITS` bits each, along a new first axis."""
+    whole = np.array(numbers, object)
+    parts = [whole >> loops.LIMB_BITS * limb for limb in range(count)]
+    return np.array([part & 2**loops.LIMB_BITS - 1 for part in parts], np.int64)
+
+
+def _columns(width: int, k: int) -> list[np.ndarray]:
+    """For j = 0..k-1 the numbers C(j + i, j + 1), i = 0..width-k: what index j + i adds to a rank.
+
+    Each column is the running sum of the one before. It is int64 as long as every partial rank of
+    the columns so far fits, and holds Python integers from there on.
+    """
+    columns = []
+    column: np.ndarray = np.ones(width - k + 1, np.int64)
+    column[0] = 0
+    for j in range(k):
+        if math.comb(width - k + j + 1, j + 1) >= 2**WORD_BITS:
+            column = column.astype(object)
+        column = np.cumsum(column, dtype=column.dtype)
+        columns.append(column)
+    return columns
+
+
+@lru_cache(maxsize=32)
+def index_set(packer: str, width: int, k: int) -> IndexSet:
+    """The packer of that name (enumerative, index or bitmap) for `k` of `width` indices.
+
+    Raises:
+        WidthError: the enumerative packer's table would be too large.
+    """
+    if packer == "index":
+        return PlainIndex(width, k)
+    if packer == "bitmap":
+        return Bitmap(width, k)
+    if k * (width - k + 1) > TABLE_LIMIT:
+        raise WidthError(
+            f"enumerating {k} of {width} indices needs too large a table",
+            got=f"{k * (width - k + 1)} numbers",
+            want=f"at most {TABLE_LIMIT}",
+            fix="packer=index",
+        )
+    return Enumerative(width, k)
+
+
+class Supports:
+    """Sets of indices of a row `width` wide, spelt with ceil(log2 C(width, n)) bits for n indices.
+
+    Where that needs more columns than the table may have, a row has a bit for every index instead;
+    up to 724 units that is nowhere so.
+
+    Args:
+        width: of the cut.
+
+    Attributes:
+        bits: bits of a set of n indices, for n = 0..width.
+
+    >>> Supports(128).bits[[0, 3, 64, 125, 128]].tolist()
+    [0, 19, 125, 19, 0]
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._most = min(width // 2, SUPPORT_TABLE_LIMIT // width)
+        self._sets = [math.comb(width, size) for size in range(self._most + 1)]
+        self._most_in_words = sum(count <= 2**WORD_BITS for count in self._sets) - 1
+        self._columns = np.arange(width).astype(object)[None]
+        self._words: npt.NDArray[np.int64] = np.minimum(
+            self._grown(self._most_in_words)[: self._most_in_words], 2**WORD_BITS - 1
+        ).astype(np.int64)
+        self.bits = np.full(width + 1, width, np.int64)
+        for size, count in enumerate(self._sets):
+            self.bits[[size, width - size]] = (count - 1).bit_length()
+
+    def to_bits(self, used: Mask) -> Bits:
+        """The sets of all rows, those of fewer indices first; no axes but bits.
+
+        Args:
+            used: axes (rows, width).
+        """
+        counts = used.sum(axis=1)
+        spelt = [np.zeros(0, np.uint8)]
+        for count in np.unique(counts).tolist():
+            rows = used[counts == count]
+            size = self._size(count)
+            if size > self._most:
+                spelt.append(rows.astype(np.uint8).reshape(-1))
+                continue
+            marked = rows if size == count else ~rows
+            steps = marked.nonzero()[1].reshape(len(rows), size) - np.arange(size)
+            ranks = self._table(size)[np.arange(size), steps].sum(axis=1)
+            spelt.append(to_bits(ranks[:, None], int(self.bits[count])).reshape(-1))
+        return np.concatenate(spelt)
+
+    def from_bits(self, bits: Bits, counts: Counts) -> Mask:
+        """The sets `to_bits` spelt; axes (rows, width).
+
+        Args:
+            bits: exactly as many as `self.bits` says for these counts.
+            counts: indices a row, axes (rows,).
+
+        Raises:
+            CorruptFrameError: bits that no set of so many indices has.
+        """
+        used = np.zeros((len(counts), self.width), np.bool_)
+        ranks = np.zeros(len(counts), object)
+        first = 0
+        for count in np.unique(counts).tolist():
+            rows = (counts == count).nonzero()[0]
+            row_bits = int(self.bits[count])
+            own = bits[first : first + len(rows) * row_bits].reshape(len(rows), row_bits)
+            first += own.size
+            if self._size(count) <= self._most:
+                ranks[rows] = self._read_ranks(own, count)
+            elif (own.sum(axis=1, dtype=np.int64) != count).any():
+                raise CorruptFrameError("a payload marks another number of indices than it says")
+            else:
+                used[rows] = own
+        sizes = np.minimum(counts, self.width - counts)
+        words = sizes <= self._most_in_words
+        self._mark(used, words.nonzero()[0], ranks[words].astype(np.int64), sizes)
+        others = (~words & (sizes <= self._most)).nonzero()[0]
+        self._mark(used, others, ranks[others], sizes)
+        used[(sizes <= self._most) & (counts > sizes)] ^= True
+        return used
+
+    def _read_ranks(self, bits: Bits, count: int) -> np.ndarray:
+        ranks: np.ndarray = from_bits(bits, int(self.bits[count]), 1)[:, 0]
+        if (ranks >= self._sets[self._size(count)]).any():
+            raise _no_such_set()
+        return ranks
+
+    def _mark(self, used: Mask, rows: Counts, ranks: np.ndarray, sizes: Counts) -> None:
+        """Set the indices of these rows' ranks, from the highest index of each to its lowest."""
+        sizes = sizes[rows]
+        table = self._table(int(sizes.max(initial=0)))
+        for j in reversed(range(sizes.max(initial=0))):
+            left = (sizes > j).nonzero()[0]
+            above = np.searchsorted(table[j], ranks[left], side="right") - 1
+            used[rows[left], above + j] = True
+            ranks[left] -= table[j][above]
+
+    def _size(self, count: int) -> int:
+        return min(count, self.width - count)
+
+    def _table(self, size: int) -> np.ndarray:
+        """C(j + i, j + 1), axes (size or more, width): what the index j + i adds as the j-th one.
+
+        Machine words up to the size whose sets they number, else Python integers.
+        """
+        return self._words if size <= self._most_in_words else self._grown(size)
+
+    def _grown(self, size: int) -> np.ndarray:
+        """The table with `size` columns or more; each is the running sum of the one before."""
+        if (known := len(self._columns)) < size:
+            columns = np.empty((min(max(size, 2 * known), self._most), self.width), object)
+            columns[:known] = self._columns
+            for j in range(known, len(columns)):
+                columns[j] = np.cumsum(columns[j - 1])
+            self._columns = columns
+        return self._columns
+
+
+@lru_cache(maxsize=4)
+def supports(width: int) -> Supports:
+    """The sets of a width; several codecs of one process share their table."""
+    return Supports(width)

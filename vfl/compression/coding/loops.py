@@ -1,0 +1,373 @@
+"""Loops for machine code, and only for it: each has a twin in numpy that gives the same bits.
+
+Rows of a sparse cut are packed by `bits.IndexSet.pack_rows` and `bits.IndexSet.unpack_rows`,
+chosen by `vfl.compression.topk`, and values are quantised by `values`. Machine code checks no
+bounds: a payload's length is checked before, and each rank before it is looked up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vfl.core.compiled import compiled
+
+#: A rank is held as so many numbers at most, of so many bits each, the lowest first.
+MOST_LIMBS, LIMB_BITS = 2, 62
+
+#: Indices lie close together: long steps down and short ones up beat halving.
+_STRIDE = 8
+_LIMB = (1 << LIMB_BITS) - 1
+
+
+@compiled
+def pack_rows(
+    indices: Any, codes: Any, table: Any, rank_bits: int, code_bits: int, out: Any
+) -> None:
+    """Write the rank of each row's indices and then its codes, back to back.
+
+    Args:
+        indices: increasing, int64, axes (rows, k).
+        codes: int64, axes (rows, k).
+        table: what a index adds to the rank, int64 of axes (limbs, k, width - k + 1).
+        rank_bits: bits of a rank.
+        code_bits: bits of a code.
+        out: uint8, all zero, long enough.
+    """
+    limbs, k, _ = table.shape
+    rank = np.zeros(limbs, np.int64)
+    end = 0
+    for row in range(len(indices)):
+        rank[:] = 0
+        for j in range(k):
+            carry = 0
+            for limb in range(limbs):
+                carry += rank[limb] + table[limb, j, indices[row, j] - j]
+                rank[limb] = carry & _LIMB
+                carry >>= LIMB_BITS
+        for limb in range(limbs - 1, -1, -1):
+            end = _write(out, end, rank[limb], min(rank_bits - limb * LIMB_BITS, LIMB_BITS))
+        for j in range(k):
+            end = _write(out, end, codes[row, j], code_bits)
+
+
+@compiled
+def unpack_rows(
+    raw: Any, table: Any, count: Any, rank_bits: int, code_bits: int, indices: Any, codes: Any
+) -> bool:
+    """Read what `pack_rows` wrote.
+
+    Args:
+        raw: uint8, exactly as long as the rows take.
+        table: see `pack_rows`.
+        count: how many ranks there are, as a table of one number.
+        rank_bits: see `pack_rows`.
+        code_bits: see `pack_rows`.
+        indices: int64, axes (rows, k); filled.
+        codes: int64, axes (rows, k); filled.
+
+    Returns:
+        Whether every rank is below `count`; if not, nothing in `indices` counts.
+    """
+    limbs, k, _ = table.shape
+    rank, most, narrow = np.zeros(limbs, np.int64), count[:, 0, 0], table[0]
+    end = 0
+    for row in range(len(indices)):
+        for limb in range(limbs - 1, -1, -1):
+            bits = min(rank_bits - limb * LIMB_BITS, LIMB_BITS)
+            rank[limb] = _read(raw, end, bits)
+            end += bits
+        if _is_at_most(most, rank):
+            return False
+        if limbs == 1:
+            _unrank(narrow, rank[0], indices, row)
+        else:
+            _unrank_wide(table, rank, indices[row])
+        for j in range(k):
+            codes[row, j] = _read(raw, end, code_bits)
+            end += code_bits
+    return True
+
+
+@compiled
+def _unrank(table: Any, rank: int, indices: Any, row: int) -> None:
+    """The indices of a rank of one limb: each is the last whose number is at most what is left.
+
+    The numbers of the first index are 0, 1, 2, ..., so that it is what is left.
+    """
+    last = table.shape[1] - 1
+    for j in range(len(table) - 1, 0, -1):
+        first = last
+        while first > 0 and table[j, first] > rank:
+            first -= _STRIDE
+        first = max(first, 0)
+        more = 0
+        for at in range(first + 1, min(first + _STRIDE, last + 1)):  # no branch to guess
+            more += table[j, at] <= rank
+        last = first + more
+        indices[row, j] = last + j
+        rank -= table[j, last]
+    indices[row, 0] = rank
+
+
+@compiled
+def _unrank_wide(table: Any, rank: Any, indices: Any) -> None:
+    """`_unrank` for a rank of several limbs, which is used up."""
+    last = table.shape[2] - 1
+    for j in range(len(indices) - 1, -1, -1):
+        first, size = 0, last + 1
+        while size > 1:
+            half = size >> 1
+            if _is_at_most(table[:, j, first + half], rank):
+                first += half
+            size -= half
+        last = first
+        indices[j] = last + j
+        borrow = 0
+        for limb in range(len(rank)):
+            borrow += rank[limb] - table[limb, j, last]
+            rank[limb] = borrow & _LIMB
+            borrow >>= LIMB_BITS
+
+
+@compiled
+def _is_at_most(one: Any, other: Any) -> bool:
+    for limb in range(len(one) - 1, -1, -1):
+        if one[limb] != other[limb]:
+            return bool(one[limb] < other[limb])
+    return True
+
+
+@compiled
+def _write(out: Any, end: int, number: int, bits: int) -> int:
+    """Append a number of so many bits, the most significant first; the new end."""
+    while bits > 0:
+        room = 8 - (end & 7)
+        taken = min(room, bits)
+        bits -= taken
+        out[end >> 3] |= ((number >> bits) & ((1 << taken) - 1)) << (room - taken)
+        end += taken
+    return end
+
+
+@compiled
+def _read(raw: Any, start: int, bits: int) -> int:
+    """The number in the bits from `start` on."""
+    number = 0
+    while bits > 0:
+        room = 8 - (start & 7)
+        taken = min(room, bits)
+        byte: Any = np.int64(raw[start >> 3])
+        number = (number << taken) | ((byte >> (room - taken)) & ((1 << taken) - 1))
+        start += taken
+        bits -= taken
+    return number
+
+
+#: From so many indices a row on, torch finds the largest faster.
+MOST_INDICES = 32
+
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_INFINITE = np.int32(0x7F800000)
+_BLOCK = 32
+_FEW = 32
+
+
+@compiled
+def find_top(bits: Any, indices: Any, tied: Any) -> bool:
+    """Find the indices of the largest magnitudes of each row, the lower index first among equals.
+
+    Without its sign the bit pattern of a float32 sorts as the magnitude does, with infinity and
+    what is not a number above all others. The k-th largest of the largest sizes of blocks says
+    which sizes need not be looked at.
+
+    Args:
+        bits: float32 values viewed as int32, axes (rows, width).
+        indices: int64, axes (rows, k) with k from 1 to the width; filled, increasing.
+        tied: one for each row, set where more than k are as large as the least that is found.
+
+    Returns:
+        Whether all values are finite.
+    """
+    width, k = bits.shape[1], indices.shape[1]
+    block = _BLOCK
+    while block > _BLOCK // 4 and width < 2 * k * block:
+        block //= 2
+    largest = np.empty(-(-width // block), np.int32)
+    best = np.empty(k, np.int32)
+    sizes, candidates = np.empty(width + 1, np.int32), np.empty(width + 1, np.int64)
+    overall = np.int32(0)
+    for row in range(len(bits)):
+        for at in range(len(largest)):
+            largest[at] = _largest(bits[row, at * block : (at + 1) * block])
+            overall = max(overall, largest[at])
+        least = _kth_largest(largest, len(largest), best) if len(largest) >= k else np.int32(0)
+        count = 0
+        for at in range(len(largest)):
+            if largest[at] >= least:
+                for i in range(at * block, min((at + 1) * block, width)):
+                    size = bits[row, i] & _MAGNITUDE
+                    sizes[count], candidates[count] = size, i  # written over if too small
+                    count += size >= least
+        least = _kth_largest(sizes, count, best)
+        tied[row] = _keep(sizes, count, candidates, least, indices, row)
+    return bool(overall < _INFINITE)
+
+
+@compiled
+def replace(indices: Any, drops: Any, draws: Any, unit: float, others: int) -> None:
+    """Give every marked index of a row to one outside the row, all choices equally likely.
+
+    Args:
+        indices: increasing before and after, int64, axes (rows, k).
+        drops: which of them give way, axes (rows, k); at most `others` of a row.
+        draws: uniform on [0, unit) where a index is marked; the first k of each row are used.
+        unit: where the draws end.
+        others: indices outside a row.
+    """
+    k = indices.shape[1]
+    slots, numbers = np.empty(k, np.int64), np.empty(k, np.int64)
+    for row in range(len(indices)):
+        count = 0
+        for slot in range(k):
+            if drops[row, slot]:
+                slots[count] = slot
+                numbers[count] = int(draws[row, slot] / unit * (others - count))
+                count += 1
+        for t in range(count - 2, -1, -1):  # a Lehmer code becomes distinct numbers
+            for later in range(t + 1, count):
+                numbers[later] += numbers[later] >= numbers[t]
+        for t in range(count):
+            for slot in range(k):
+                numbers[t] += numbers[t] >= indices[row, slot]
+        for t in range(count):
+            indices[row, slots[t]] = numbers[t]
+        if count:
+            _sort(indices[row])
+
+
+@compiled
+def _largest(part: Any) -> Any:
+    largest = np.int32(0)
+    for i in range(len(part)):
+        largest = max(largest, part[i] & _MAGNITUDE)
+    return largest
+
+
+@compiled
+def _kth_largest(sizes: Any, count: int, best: Any) -> Any:
+    """The k-th largest of at least k sizes, k = len(best); `best` is scratch."""
+    k = len(best)
+    if count <= _FEW:  # no branch for the processor to guess
+        least = _MAGNITUDE
+        for i in range(count):
+            above = np.int32(0)
+            for j in range(count):
+                above += np.int32(sizes[j] > sizes[i])
+            least = min(least, sizes[i]) if above < k else least
+        return least
+    best[:] = -1
+    for i in range(count):
+        size = sizes[i]
+        if size > best[k - 1]:
+            at = k - 1
+            while at > 0 and best[at - 1] < size:
+                best[at] = best[at - 1]
+                at -= 1
+            best[at] = size
+    return best[k - 1]
+
+
+@compiled
+def _keep(sizes: Any, count: int, candidates: Any, least: Any, indices: Any, row: int) -> bool:
+    """Keep what is larger than `least`, and the first of what equals it, until `kept` is full.
+
+    Returns:
+        Whether something that equals it is left over.
+    """
+    k = indices.shape[1]
+    level, enough = k, 0
+    for i in range(count):
+        level -= sizes[i] > least
+        enough += sizes[i] >= least
+    kept = 0
+    for i in range(count):
+        if sizes[i] > least or (sizes[i] == least and level > 0):
+            level -= sizes[i] == least
+            indices[row, kept] = candidates[i]
+            kept += 1
+    return bool(enough > k)
+
+
+@compiled
+def _sort(row: Any) -> None:
+    for end in range(1, len(row)):
+        index, at = row[end], end
+        while at > 0 and row[at - 1] > index:
+            row[at] = row[at - 1]
+            at -= 1
+        row[at] = index
+
+
+_SIGN, _LARGEST = 0x8000, 0x7F7F
+
+
+@compiled
+def quantise(values: Any, bits: int, ends: Any, codes: Any) -> None:
+    """Find the ends of each group, and the codes of its values between them.
+
+    Args:
+        values: float32, finite, axes (groups, values), at least one of each group.
+        bits: bits of a code.
+        ends: bfloat16 as uint16, axes (groups, 2); filled.
+        codes: int64, axes as `values`; filled.
+    """
+    cells = np.empty(2, np.float32)
+    raw = cells.view(np.uint32)
+    for group in range(len(values)):
+        low = high = values[group, 0]
+        for value in values[group]:
+            low, high = min(low, value), max(high, value)
+        cells[0], cells[1] = low + np.float32(0), -(high + np.float32(0))
+        ends[group, 0], ends[group, 1] = _below(raw[0]), _below(raw[1]) ^ _SIGN
+        raw[0], raw[1] = np.uint32(ends[group, 0]) << 16, np.uint32(ends[group, 1]) << 16
+        start, span = np.float64(cells[0]), np.float64(cells[1]) - np.float64(cells[0])
+        step = (span if span > 0 else 1.0) / 2.0**bits
+        for i in range(values.shape[1]):
+            code = max((values[group, i] - start) / step, 0.0)
+            codes[group, i] = np.int64(min(code, 2.0**bits - 1))
+
+
+@compiled
+def dequantise(ends: Any, bits: int, codes: Any, values: Any) -> bool:
+    """Read back what `quantise` wrote.
+
+    Args:
+        ends: see `quantise`; finite.
+        bits: see `quantise`.
+        codes: see `quantise`.
+        values: float32, axes as `codes`; filled.
+
+    Returns:
+        Whether every range ends where it starts or above.
+    """
+    cells = np.empty(2, np.float32)
+    raw = cells.view(np.uint32)
+    for group in range(len(values)):
+        raw[0], raw[1] = np.uint32(ends[group, 0]) << 16, np.uint32(ends[group, 1]) << 16
+        start = np.float64(cells[0])
+        step = (np.float64(cells[1]) - start) / 2.0**bits
+        if step < 0:
+            return False
+        for i in range(values.shape[1]):
+            values[group, i] = np.float32(start + (codes[group, i] + 0.5) * step)
+    return True
+
+
+@compiled
+def _below(raw: Any) -> Any:
+    """The bits of the largest finite bfloat16 that is not above a float32 of these bits."""
+    number: Any = np.int64(raw)
+    rounded = (number + (number >> 31) * 0xFFFF) >> 16
+    return (rounded & _SIGN) | min(rounded & ~_SIGN, _LARGEST)

@@ -1,0 +1,378 @@
+"""Values and gradients as codes of a fixed number of bits.
+
+`Float32Values` keeps values exact, `BFloat16Values` their upper half. `AffineValues` writes b bits
+each between two ends that travel as two bfloat16, the lower rounded down and the upper rounded up,
+so that no value lies outside. `RectifiedValues` does so for a cut without negative values, where
+zero must stay zero.
+
+Gradients travel back for the kept values, in their order. Both ends know which those are, so no
+indices travel (`GradientCode`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vfl.compression.base import StepContext
+from vfl.compression.coding import loops
+from vfl.compression.coding.bits import (
+    Mask,
+    from_bits,
+    pack,
+    packed_bytes,
+    require_bytes,
+    to_bits,
+    unpack,
+)
+from vfl.core import compiled
+from vfl.core.errors import CorruptFrameError, NonFiniteError
+from vfl.core.frame import Payload
+from vfl.core.registry import require_choice
+
+Values = npt.NDArray[np.float32]
+Codes = npt.NDArray[np.int64]
+
+VALUES = ("fp32", "bf16", "1", "2", "3", "4", "5", "6", "7", "8")
+GRADIENTS = ("fp32", "bf16", "2", "3", "4", "5", "6", "7", "8")
+
+_SIGN = np.uint16(0x8000)
+_UPPER_SIGN = np.array([0, 0x8000], np.uint16)
+LARGEST_BFLOAT16 = np.uint16(0x7F7F)  # the largest finite one
+_LOWEST = np.array(0xFF7F0000, np.uint32).view(np.float32)  # that of bfloat16
+_SMALLEST = np.float32(2**-149)
+
+
+class Coded(NamedTuple):
+    """Values as `scale` bytes and one code each, axes (rows, k)."""
+
+    scale: bytes
+    codes: np.ndarray
+
+
+class ValueCode(ABC):
+    """How kept values become codes.
+
+    Attributes:
+        bits: bits a value.
+    """
+
+    bits: int
+
+    def scale_bytes(self, groups: int) -> int:
+        """Bytes that travel ahead of the codes when the rows form `groups` groups."""
+        return 0
+
+    @abstractmethod
+    def encode(self, values: Values, groups: int) -> Coded:
+        """Codes of values of axes (rows, k); `groups` is the number of rows, or 1 for the batch."""
+
+    @abstractmethod
+    def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
+        """The values of codes of axes (rows, k); float32.
+
+        Raises:
+            FrameError: what `encode` could not have made.
+        """
+
+
+class Float32Values(ValueCode):
+    """The 32 bits of each value."""
+
+    bits = 32
+
+    def encode(self, values: Values, groups: int) -> Coded:
+        return Coded(b"", np.ascontiguousarray(values).view(np.uint32))
+
+    def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
+        values = codes.astype(np.uint32).view(np.float32)
+        if not np.isfinite(values).all():
+            raise CorruptFrameError("a payload holds values that are not finite")
+        return values
+
+
+class BFloat16Values(ValueCode):
+    """The 16 bits of the nearest finite bfloat16."""
+
+    bits = 16
+
+    def encode(self, values: Values, groups: int) -> Coded:
+        return Coded(b"", nearest_bfloat16(values))
+
+    def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
+        if ((codes & 0x7FFF) > LARGEST_BFLOAT16).any():
+            raise CorruptFrameError("a payload holds values that are not finite")
+        return from_bfloat16(codes.astype(np.uint16))
+
+
+class RectifiedValues(ValueCode):
+    """b bits a value of at least 0: code 0 is exactly zero, every other value is above it.
+
+    The upper end of a group travels as one bfloat16; a value v has the code ceil(v top / upper)
+    and is read back as code upper / top, where top = 2^b - 1.
+    """
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+        self._top = 2**bits - 1
+
+    def scale_bytes(self, groups: int) -> int:
+        return 2 * groups
+
+    def encode(self, values: Values, groups: int) -> Coded:
+        grouped = values if groups == len(values) else values.reshape(1, -1)
+        ends = bfloat16_above(np.maximum(grouped.max(axis=1), np.float32(0)))[:, None] & ~_SIGN
+        upper = from_bfloat16(ends).astype(np.float64)
+        shares = values * np.float64(self._top) / np.where(upper > 0, upper, 1.0)
+        codes = np.clip(np.ceil(shares), 0, self._top).astype(np.int64)
+        return Coded(ends.astype("<u2").tobytes(), codes)
+
+    def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
+        ends = np.frombuffer(scale, "<u2").reshape(groups, 1)
+        if (ends > LARGEST_BFLOAT16).any():
+            raise CorruptFrameError("a payload's largest value is negative or not finite")
+        upper = from_bfloat16(ends).astype(np.float64)
+        values = (codes * (upper / self._top)).astype(np.float32)
+        return np.where(codes > 0, np.maximum(values, _SMALLEST), np.float32(0))
+
+
+class RectifiedFloats(Float32Values):
+    """The 32 bits of each value of at least 0, so that code 0 is exactly zero."""
+
+    def encode(self, values: Values, groups: int) -> Coded:
+        return super().encode(np.maximum(values, np.float32(0)) + np.float32(0), groups)
+
+    def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
+        values = super().decode(scale, codes, groups)
+        if np.signbit(values).any():
+            raise CorruptFrameError("a payload holds negative values of a rectified cut")
+        return values
+
+
+class SignValues(ValueCode):
+    """One bit: +1 for a value of at least 0, -1 for any other."""
+
+    bits = 1
+
+    def encode(self, values: Values, groups: int) -> Coded:
+        return Coded(b"", (values >= 0).astype(np.int64))
+
+    def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
+        return (2 * codes - 1).astype(np.float32)
+
+
+class WholeValues(ValueCode):
+    """Whole numbers from 0 to 2^bits - 1; others are rounded or clipped to one."""
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+
+    def encode(self, values: Values, groups: int) -> Coded:
+        return Coded(b"", np.clip(np.rint(values), 0, 2**self.bits - 1).astype(np.int64))
+
+    def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
+        return codes.astype(np.float32)
+
+
+class AffineValues(ValueCode):
+    """b bits a value, uniform between the ends of its group (thesis, equations 3-1 and 3-2)."""
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+
+    def scale_bytes(self, groups: int) -> int:
+        return 4 * groups
+
+    def encode(self, values: Values, groups: int) -> Coded:
+        grouped = _in_groups(values, groups)
+        if compiled.COMPILED:
+            ends, codes = np.empty((groups, 2), np.uint16), np.empty(grouped.shape, np.int64)
+            loops.quantise(grouped, self.bits, ends, codes)
+        else:
+            outer = np.empty((groups, 2), np.float32)
+            grouped.min(axis=1, out=outer[:, 0])
+            grouped.max(axis=1, out=outer[:, 1])
+            outer += 0  # leaves one zero of the two
+            outer[:, 1] *= -1
+            ends = bfloat16_below(outer) ^ _UPPER_SIGN
+            codes = quantise(grouped, *_ends(ends), self.bits)
+        return Coded(ends.astype("<u2").tobytes(), codes.reshape(values.shape))
+
+    def decode(self, scale: Payload, codes: Codes, groups: int) -> Values:
+        ends = np.frombuffer(scale, "<u2").astype(np.uint16).reshape(groups, 2)
+        if ((ends & ~_SIGN) > LARGEST_BFLOAT16).any():
+            raise CorruptFrameError("a payload's range of values is not finite")
+        grouped = _in_groups(codes, groups)
+        if compiled.COMPILED:
+            values = np.empty(grouped.shape, np.float32)
+            ordered = loops.dequantise(ends, self.bits, grouped, values)
+        else:
+            low, high = _ends(ends)
+            ordered = bool((low <= high).all())
+            values = dequantise(grouped, low, high, self.bits)
+        if not ordered:
+            raise CorruptFrameError("a payload's range of values ends below its start")
+        return values.reshape(codes.shape)
+
+
+def quantise(
+    values: np.ndarray, low: np.ndarray | float, high: np.ndarray | float, bits: int
+) -> Codes:
+    """min(floor((v - low) 2^bits / (high - low)), 2^bits - 1); 0 where high equals low.
+
+    Equation (3-1) with the code of `high` clamped, which the equation leaves one bit too large.
+    """
+    span = np.subtract(high, low, dtype=np.float64)
+    steps: npt.NDArray[np.float64] = np.subtract(values, low, dtype=np.float64)
+    steps /= np.where(span > 0, span, 1.0) / 2.0**bits
+    np.minimum(np.maximum(steps, 0, out=steps), 2**bits - 1, out=steps)
+    return steps.astype(np.int64)
+
+
+def dequantise(
+    codes: Codes, low: np.ndarray | float, high: np.ndarray | float, bits: int
+) -> Values:
+    """The middle of each step: low + (code + 1/2)(high - low) / 2^bits, equation (3-2).
+
+    >>> dequantise(quantise(np.array([0.0, 0.3, 1.0]), 0, 1, bits=1), 0, 1, bits=1).tolist()
+    [0.25, 0.25, 0.75]
+    """
+    span = np.subtract(high, low, dtype=np.float64)
+    middles = np.float64(low) + (codes + 0.5) * (span / 2.0**bits)
+    return middles.astype(np.float32)
+
+
+def value_code(values: str) -> ValueCode:
+    """The code an option names: ``fp32``, ``bf16`` or a number of bits from 1 to 8.
+
+    Raises:
+        BadOptionError: anything else.
+    """
+    require_choice("values", values, VALUES)
+    if values in ("fp32", "bf16"):
+        return Float32Values() if values == "fp32" else BFloat16Values()
+    return AffineValues(int(values))
+
+
+def nearest_bfloat16(values: Values) -> npt.NDArray[np.uint16]:
+    """The bits of the nearest finite bfloat16, ties to the even one."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    finite: npt.NDArray[np.uint16] = np.minimum(rounded & ~_SIGN, LARGEST_BFLOAT16)
+    return (rounded & _SIGN) | finite
+
+
+def bfloat16_above(values: Values) -> npt.NDArray[np.uint16]:
+    """The bits of the smallest finite bfloat16 that is not below a value."""
+    return bfloat16_below(-values) ^ _SIGN
+
+
+def from_bfloat16(bits: npt.NDArray[np.uint16]) -> Values:
+    """The values of bfloat16 bits."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def bfloat16_below(values: Values) -> npt.NDArray[np.uint16]:
+    """The bits of the largest finite bfloat16 that is not above a value.
+
+    Below the range of bfloat16 its lowest number is taken; `quantise` then clips.
+    """
+    bits = np.maximum(values, _LOWEST).view(np.uint32)
+    below = (bits + (bits >> 31) * np.uint32(0xFFFF)) >> 16
+    return below.astype(np.uint16)
+
+
+def _ends(ends: npt.NDArray[np.uint16]) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper end of each group, float64 of axes (groups, 1)."""
+    exact = from_bfloat16(ends).astype(np.float64)
+    return exact[:, :1], exact[:, 1:]
+
+
+def _in_groups(rows: np.ndarray, groups: int) -> np.ndarray:
+    """Numbers of axes (rows, k) with one line for each scale."""
+    return np.ascontiguousarray(rows).reshape(groups, max(1, rows.size // max(1, groups)))
+
+
+class GradientCode:
+    """The format of gradients that an option names: ``fp32``, ``bf16``, or 2 to 8 bits a value.
+
+    With b bits every row has its own scale and is rounded at random, so that on average nothing is
+    lost (Alistarh et al. 2017, QSGD).
+
+    Raises:
+        BadOptionError: any other name.
+    """
+
+    def __init__(self, grad: str) -> None:
+        require_choice("grad", grad, GRADIENTS)
+        self._float_bytes = {"fp32": 4, "bf16": 2}.get(grad, 0)
+        self.bits = 8 * self._float_bytes or int(grad)
+        self._top = 2 ** (self.bits - 1) - 1
+
+    def payload_bytes(self, rows: int, values: int) -> int:
+        """Bytes of `values` gradients of `rows` rows."""
+        if self._float_bytes:
+            return self._float_bytes * values
+        return 2 * rows + packed_bytes(values, self.bits)
+
+    def encode(self, grad: Tensor, mask: Mask | None, context: StepContext) -> bytes:
+        """The payload of gradients of axes (rows, k); with a mask of those it marks only.
+
+        Raises:
+            NonFiniteError: a gradient is NaN or Inf.
+        """
+        if not torch.isfinite(grad).all():
+            raise NonFiniteError("a gradient holds NaN or Inf", fix="lower the learning rate")
+        values = grad.contiguous().numpy()
+        marked = np.ones(values.shape, np.bool_) if mask is None else mask
+        if self._float_bytes:
+            flat = values[marked]
+            return flat.tobytes() if self.bits == 32 else nearest_bfloat16(flat).tobytes()
+        sizes = np.abs(np.where(marked, values, 0)).max(axis=1, initial=0)
+        ends = bfloat16_above(sizes / self._top)
+        scale = from_bfloat16(ends).astype(np.float64)[:, None]
+        steps = values / np.where(scale > 0, scale, 1) + _draws(values.shape, context)
+        codes = np.clip(np.floor(steps), -self._top, self._top).astype(np.int64) + self._top
+        return ends.astype("<u2").tobytes() + pack(to_bits(codes[marked][:, None], self.bits))
+
+    def decode(self, payload: Payload, rows: int, width: int, mask: Mask | None) -> Values:
+        """The gradients of a payload, axes (rows, width); 0 where the mask does not mark.
+
+        Raises:
+            FrameError: what `encode` could not have made.
+        """
+        marked = np.ones((rows, width), np.bool_) if mask is None else mask
+        count = int(np.count_nonzero(marked))
+        require_bytes(payload, self.payload_bytes(rows, count), rows)
+        found = np.zeros((rows, width), np.float32)
+        found[marked] = self._read(memoryview(payload), count, marked)
+        if not np.isfinite(found).all():
+            raise CorruptFrameError("a payload holds gradients that are not finite")
+        return found
+
+    def _read(self, view: memoryview, count: int, marked: Mask) -> Values:
+        if self.bits == 32:
+            return np.frombuffer(view, "<f4")
+        if self.bits == 16:
+            return from_bfloat16(np.frombuffer(view, "<u2"))
+        head = 2 * len(marked)
+        ends = np.frombuffer(view[:head], "<u2")
+        codes = from_bits(unpack(view[head:], count, self.bits), self.bits, 1)[:, 0] - self._top
+        if (codes > self._top).any() or (ends > LARGEST_BFLOAT16).any():
+            raise CorruptFrameError("a payload holds gradients out of their range")
+        scale = from_bfloat16(ends).astype(np.float64)
+        with np.errstate(over="ignore"):  # what is not finite is refused next
+            values: Values = (codes * scale[np.nonzero(marked)[0]]).astype(np.float32)
+        return values
+
+
+def _draws(shape: tuple[int, ...], context: StepContext) -> np.ndarray | float:
+    """Uniform draws of the label party's own; half, for the nearest, where nothing is random."""
+    if not context.training or context.secret is None:
+        return 0.5
+    return context.secret.uniform(shape, "gradient", context.step)

@@ -1,0 +1,24 @@
+"""What every room stands on: errors, plug-ins by name, randomness, frames, files."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """A package's ``__getattr__`` that imports what needs torch only when it is asked for.
+
+    Args:
+        package: its name, for the message.
+        homes: each public name, and the module that has it or is it.
+    """
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        home = importlib.import_module(homes[name])
+        return home if homes[name].endswith(f".{name}") else getattr(home, name)
+
+    return find

@@ -1,0 +1,228 @@
+"""A frame, the unit that crosses a link: 16 bytes of header and a payload; and what a link is.
+
+Little-endian: ``body_bytes u32 | version u8 | kind u8 | branch u16 | step u32 | crc32 u32``.
+``body_bytes`` counts what follows the header, so the header is also the length prefix of a stream.
+The checksum covers the first 12 bytes and the payload. It finds accidents; TLS finds attackers,
+and accidents too, so over TLS the checksum covers the header alone.
+Codec, width and rows were agreed in the handshake, so they take no bytes here.
+
+A `Link` is one end of an ordered, authenticated stream of frames between two parties. A `Hub` is
+the label party's side of several links, one a feature party; it hides reconnects. Sockets live in
+`vfl.transport` only; a protocol takes the link it is handed.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from vfl.core.errors import (
+    CorruptFrameError,
+    FrameVersionError,
+    OversizedFrameError,
+    TruncatedFrameError,
+)
+
+Payload = bytes | bytearray | memoryview
+
+HEADER_BYTES = 16
+VERSION = 0x51  # high nibble: this is a vfl frame; low nibble: version 1
+#: Largest payload of a frame where nothing smaller was agreed: in a three-party computation, in
+#: measurements, and as the ceiling of whatever is agreed.
+LIMIT_BYTES = 512 * 1024 * 1024
+HANDSHAKE_LIMIT_BYTES = 8192
+
+_FIELDS = struct.Struct("<IBBHI")
+_CRC = struct.Struct("<I")
+
+
+class Kind(IntEnum):
+    """What a frame carries."""
+
+    HELLO = 1
+    WELCOME = 2
+    CUT = 3  # training: an activation that awaits its gradient
+    GRAD = 4
+    QUERY = 5  # evaluation and prediction: an activation that awaits an ACK
+    ACK = 6
+    DONE = 7
+    ERROR = 8
+    PROTOCOL = 9  # for protocols that run over the same link
+    OPENING = 10  # training: masked operands that the label party relays
+    QUERY_OPENING = 11  # the same in evaluation and prediction
+
+
+#: Largest payloads that are accepted: of every kind, or by kind, where the others carry nothing.
+PayloadLimit = int | Mapping[Kind, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message of a link.
+
+    Attributes:
+        kind: what it carries.
+        step: number of the exchange, the same on both sides.
+        payload: encoded bytes, already final (a resend repeats them).
+        branch: attempt number; frames of an abandoned attempt are recognised by it.
+    """
+
+    kind: Kind
+    step: int = 0
+    payload: Payload = b""
+    branch: int = 0
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes this frame takes on a stream, header and length prefix included."""
+        return HEADER_BYTES + len(self.payload)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The checked first 16 bytes of a frame."""
+
+    body_bytes: int
+    kind: Kind
+    branch: int
+    step: int
+    crc: int
+    fields: bytes
+
+
+def pack_header(frame: Frame, *, payload_checked: bool = True) -> bytes:
+    """The 16 header bytes of `frame`.
+
+    Args:
+        frame: what will follow.
+        payload_checked: whether the checksum covers the payload; over TLS, which authenticates
+            every byte, it covers the header only.
+    """
+    fields = _FIELDS.pack(len(frame.payload), VERSION, frame.kind, frame.branch, frame.step)
+    return fields + _CRC.pack(_checksum(fields, frame.payload if payload_checked else b""))
+
+
+def to_bytes(frame: Frame) -> bytes:
+    """The whole frame as one byte string."""
+    return pack_header(frame) + bytes(frame.payload)
+
+
+def parse_header(raw: Payload, limit_bytes: PayloadLimit = LIMIT_BYTES) -> Header:
+    """Check 16 bytes before anything is allocated for the payload.
+
+    Args:
+        raw: exactly 16 bytes.
+        limit_bytes: largest payload accepted now (8,192 until a peer is known), of every kind or
+            by kind.
+
+    Raises:
+        TruncatedFrameError: fewer bytes than a header.
+        FrameVersionError: another version of the format.
+        CorruptFrameError: not a vfl frame, or an unknown kind.
+        OversizedFrameError: a payload above the limit.
+    """
+    if len(raw) < HEADER_BYTES:
+        raise TruncatedFrameError(
+            "a frame ended inside its header", got=f"{len(raw)} bytes", want=f"{HEADER_BYTES} bytes"
+        )
+    fields = bytes(raw[: _FIELDS.size])
+    body_bytes, version, kind, branch, step = _FIELDS.unpack(fields)
+    if version != VERSION:
+        if version >> 4 != VERSION >> 4:
+            raise CorruptFrameError("these bytes are not a vfl frame")
+        raise FrameVersionError(
+            "the peer speaks another frame version",
+            got=f"version {version & 15}",
+            want=f"version {VERSION & 15}",
+            fix="install the same vfl version at every party",
+        )
+    most = limit_bytes if isinstance(limit_bytes, int) else limit_bytes.get(kind, 0)
+    if body_bytes > most:
+        raise OversizedFrameError(
+            "a frame announces more than the agreed limit",
+            got=f"{body_bytes} bytes",
+            want=f"at most {most} bytes",
+        )
+    try:
+        known = Kind(kind)
+    except ValueError:
+        raise CorruptFrameError("a frame of unknown kind", got=f"kind {kind}") from None
+    (crc,) = _CRC.unpack_from(raw, _FIELDS.size)
+    return Header(body_bytes, known, branch, step, crc, fields)
+
+
+def join(header: Header, payload: Payload, *, payload_checked: bool = True) -> Frame:
+    """Header and payload as a frame, the checksum checked; see `pack_header`.
+
+    Raises:
+        TruncatedFrameError: the payload is shorter or longer than announced.
+        CorruptFrameError: the checksum differs.
+    """
+    if len(payload) != header.body_bytes:
+        raise TruncatedFrameError(
+            "a frame's length differs from its header",
+            got=f"{len(payload)} bytes",
+            want=f"{header.body_bytes} bytes",
+        )
+    if _checksum(header.fields, payload if payload_checked else b"") != header.crc:
+        raise CorruptFrameError("a frame's checksum does not match its bytes")
+    return Frame(header.kind, header.step, payload, header.branch)
+
+
+def _checksum(fields: bytes, payload: Payload) -> int:
+    return zlib.crc32(payload, zlib.crc32(fields))
+
+
+def from_bytes(raw: Payload, limit_bytes: int = LIMIT_BYTES) -> Frame:
+    """One whole frame from bytes; see `parse_header` and `join` for what is refused."""
+    header = parse_header(raw, limit_bytes)
+    return join(header, memoryview(raw)[HEADER_BYTES:])
+
+
+class Link(Protocol):
+    """One end of a stream of frames."""
+
+    def send(self, frame: Frame) -> None:
+        """Hand over one frame.
+
+        Raises:
+            LostPeerError: the other end is gone for good.
+        """
+
+    def receive(self) -> Frame:
+        """Wait for the next frame.
+
+        Raises:
+            LostPeerError: nothing came in time, or the other end is gone for good.
+            FrameError: the bytes are no frame.
+        """
+
+    def close(self) -> None:
+        """Release the link; closing twice is harmless."""
+
+
+class Hub(Protocol):
+    """The label party's links, by party name."""
+
+    def wait_all(
+        self, parties: Sequence[str], timeout_s: float, poll: Callable[[], None] | None = None
+    ) -> None:
+        """Block until every party has attached; `poll` runs while waiting and may raise.
+
+        Raises:
+            MissingPartyError: names who did not come.
+        """
+
+    def link(self, party: str) -> Link:
+        """The link to one attached party."""
+
+    def close(self) -> None:
+        """End every link and stop listening; nobody can attach afterwards."""
+
+
+#: Told about every frame of a link: party, direction ("up" = towards the label party), frame.
+Observer = Callable[[str, str, Frame], None]

@@ -1,0 +1,113 @@
+"""The ledger: bytes and seconds that really happened, counted at the link."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from vfl.core.frame import Frame, Kind
+from vfl.core.text import csv_text
+
+#: Phase of greetings and goodbyes, whose size says nothing about the training.
+CONTROL = "control"
+_PHASES = {
+    Kind.CUT: "train",
+    Kind.GRAD: "train",
+    Kind.OPENING: "train",
+    Kind.QUERY: "evaluate",
+    Kind.ACK: "evaluate",
+    Kind.QUERY_OPENING: "evaluate",
+}
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What went one way between one feature party and the label party in one phase.
+
+    Attributes:
+        direction: "up" is towards the label party.
+        payload_bytes: encoded cuts or gradients.
+        wire_bytes: payload plus the 16-byte headers; TLS records come on top.
+        seconds: time spent waiting for these frames, at the label party.
+    """
+
+    party: str
+    direction: str
+    phase: str
+    frames: int = 0
+    payload_bytes: int = 0
+    wire_bytes: int = 0
+    seconds: float = 0.0
+
+
+def size(count: float) -> str:
+    """Bytes as people read them.
+
+    >>> size(1_234_567)
+    '1.23 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+
+
+class Ledger:
+    """Counts every frame of every link; an `Observer`."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str, str], Traffic] = {}
+
+    def __call__(self, party: str, direction: str, frame: Frame) -> None:
+        """Count one frame."""
+        row = self._row(party, direction, _PHASES.get(frame.kind, CONTROL))
+        row.frames += 1
+        row.payload_bytes += len(frame.payload)
+        row.wire_bytes += frame.wire_bytes
+
+    def waited(self, party: str, phase: str, seconds: float) -> None:
+        """Add time spent waiting for a party's frames."""
+        self._row(party, "up", phase).seconds += seconds
+
+    def rows(self) -> list[Traffic]:
+        """All counts, by party, direction and phase."""
+        return [self._rows[key] for key in sorted(self._rows)]
+
+    def bytes_by_party(self, direction: str) -> dict[str, int]:
+        """Wire bytes of each party one way: cuts, gradients and receipts, without greetings."""
+        totals: dict[str, int] = defaultdict(int)
+        for row in self.rows():
+            if row.direction == direction and row.phase != CONTROL:
+                totals[row.party] += row.wire_bytes
+        return dict(totals)
+
+    def payload_bytes(self, phase: str) -> int:
+        """Encoded bytes of one phase, both directions, all parties."""
+        return sum(row.payload_bytes for row in self.rows() if row.phase == phase)
+
+    def total_bytes(self, direction: str) -> int:
+        """Wire bytes one way over all parties; see `bytes_by_party`."""
+        return sum(self.bytes_by_party(direction).values())
+
+    def state(self) -> list[dict[str, str | int | float]]:
+        """All counts as plain values, for a checkpoint."""
+        return [asdict(row) for row in self.rows()]
+
+    def restore(self, state: Iterable[Mapping[str, Any]]) -> None:
+        """Go on from counts that `state` gave; what was counted since is forgotten."""
+        rows = [Traffic(**row) for row in state]
+        self._rows = {(row.party, row.direction, row.phase): row for row in rows}
+
+    def to_csv(self) -> str:
+        """The counts as the text of ``traffic.csv``."""
+        rows = [{**asdict(row), "seconds": round(row.seconds, 6)} for row in self.rows()]
+        return csv_text([field.name for field in fields(Traffic)], rows)
+
+    def _row(self, party: str, direction: str, phase: str) -> Traffic:
+        key = (party, direction, phase)
+        if key not in self._rows:
+            self._rows[key] = Traffic(party, direction, phase)
+        return self._rows[key]

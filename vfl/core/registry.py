@@ -1,0 +1,237 @@
+"""Plug-ins by name, spelt ``name:key=value,key=value`` in Python, TOML and on the command line.
+
+A family (codecs, defenses, models) is a `Registry`. Members are named ``module:Class`` and are
+imported when first used, so listing names costs no torch. Outside packages use an entry point.
+The options of a member are the arguments of its constructor, with their annotated types. What a
+type does not say, such as a range, the constructor checks itself with the `require` functions, for
+it is called from Python too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
+
+from vfl.core.errors import BadOptionError, SpecError, UnknownNameError, UnknownOptionError, nearest
+
+Member = TypeVar("Member")
+#: A week: no wait is meant to be longer, and a socket refuses numbers that are far larger.
+_MOST_SECONDS = 7 * 24 * 3600.0
+_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def parse(spec: str) -> tuple[str, dict[str, str]]:
+    """Split a spec into its name and its options, all still text.
+
+    >>> parse("randtopk:k=4,alpha=0.1")
+    ('randtopk', {'k': '4', 'alpha': '0.1'})
+
+    Raises:
+        SpecError: the text is not of that form, or an option stands twice.
+    """
+    name, _, tail = (piece.strip() for piece in spec.partition(":"))
+    options: dict[str, str] = {}
+    for part in filter(None, (piece.strip() for piece in tail.split(","))):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (key and equals and value) or key in options:
+            raise SpecError(
+                "a spec is name:key=value,key=value, each key once",
+                where=f"at '{part}'",
+                got=spec,
+                want="for example topk:k=4",
+            )
+        options[key] = value
+    if not name:
+        raise SpecError("a spec needs a name", got=repr(spec), want="name:key=value")
+    return name, options
+
+
+def parts(spec: str) -> list[str]:
+    """The specs that a joined one is made of; the sign of a number, as in 1e+2, joins nothing.
+
+    >>> parts("layer_norm+noise:sigma=1e+2")
+    ['layer_norm', 'noise:sigma=1e+2']
+    """
+    return re.split(r"\+(?=\s*[A-Za-z_])", spec)
+
+
+class Registry(Generic[Member]):
+    """The members of one family.
+
+    Args:
+        kind: the family's word, as messages say it ("codec").
+        contract: the class every member derives from.
+        members: name -> "module:Class".
+        group: entry-point group of outside packages ("vfl.codecs").
+        aliases: a name under which a member was published -> its name here.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        contract: type[Member],
+        members: Mapping[str, str],
+        group: str,
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.aliases = dict(aliases or {})
+        self.contract = contract
+        self.group = group
+        self._members: dict[str, str | type[Member]] = dict(members)
+        self._outside_read = False
+
+    def register(self, name: str, member: type[Member]) -> None:
+        """Add a member in this process (tests, notebooks); packages use the entry point."""
+        self._members[name] = member
+
+    def names(self) -> list[str]:
+        """All known names, sorted, without aliases."""
+        self._read_outside()
+        return sorted(self._members)
+
+    def member(self, name: str) -> type[Member]:
+        """The class behind a name.
+
+        Raises:
+            UnknownNameError: with the nearest known name.
+        """
+        self._read_outside()
+        name = self.aliases.get(name, name)
+        try:
+            found = self._members[name]
+        except KeyError:
+            raise UnknownNameError(
+                f"no {self.kind} is called '{name}'",
+                want=", ".join(self.names()),
+                fix=nearest(name, self.names()),
+            ) from None
+        if isinstance(found, str):
+            module, _, attribute = found.partition(":")
+            found = getattr(importlib.import_module(module), attribute)
+            self._members[name] = found
+        if not issubclass(found, self.contract):
+            raise SpecError(
+                f"{self.kind} '{name}' does not derive from {self.contract.__name__}",
+                got=f"{found.__module__}.{found.__qualname__}",
+            )
+        return found
+
+    def options(self, name: str) -> dict[str, inspect.Parameter]:
+        """The options a member's constructor takes."""
+        parameters = inspect.signature(self.member(name), eval_str=True).parameters
+        return {k: p for k, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+
+    def make(self, spec: str) -> Member:
+        """Build the member a spec names.
+
+        Raises:
+            UnknownNameError, UnknownOptionError, BadOptionError, SpecError: with the cure.
+        """
+        name, given = parse(spec)
+        known = self.options(name)
+        for key in given:
+            if key not in known:
+                raise UnknownOptionError(
+                    f"{self.kind} '{name}' has no option '{key}'",
+                    want=", ".join(known) or "no option at all",
+                    fix=nearest(key, known),
+                )
+        missing = [k for k, p in known.items() if p.default is p.empty and k not in given]
+        if missing:
+            raise BadOptionError(
+                f"{self.kind} '{name}' needs {', '.join(missing)}", fix=f"{name}:{missing[0]}=..."
+            )
+        values = {
+            key: self._convert(name, key, text, known[key].annotation)
+            for key, text in given.items()
+        }
+        return self.member(name)(**values)
+
+    def _convert(self, name: str, key: str, text: str, wanted: Any) -> Any:
+        where = f"{self.kind} '{name}', option '{key}'"
+        wanted = _required(wanted)
+        if typing.get_origin(wanted) is typing.Literal:
+            choices = typing.get_args(wanted)
+            if text not in choices:
+                want = ", ".join(choices)
+                raise BadOptionError(
+                    "no such choice", where=where, got=text, want=want, fix=nearest(text, choices)
+                )
+            return text
+        if wanted is bool:
+            if text.lower() not in _WORDS:
+                raise BadOptionError("not a yes or no", where=where, got=text, want="true or false")
+            return _WORDS[text.lower()]
+        if wanted in (int, float):
+            try:
+                return wanted(text)
+            except ValueError:
+                noun = "a whole number" if wanted is int else "a number"
+                raise BadOptionError(f"not {noun}", where=where, got=text, want=noun) from None
+        return text
+
+    def _read_outside(self) -> None:
+        if self._outside_read:
+            return
+        self._outside_read = True
+        for entry in entry_points(group=self.group):
+            self._members.setdefault(entry.name, entry.value)
+
+
+def _required(wanted: Any) -> Any:
+    """The type an option has when it is given: ``int`` for ``int | None``."""
+    arguments = typing.get_args(wanted)
+    given = [argument for argument in arguments if argument is not type(None)]
+    return given[0] if len(given) == 1 < len(arguments) else wanted
+
+
+def require(option: str, given: object, want: str, holds: bool) -> None:
+    """Refuse an option's value unless `holds`; for what the two below do not say.
+
+    Raises:
+        BadOptionError: with what would be accepted.
+    """
+    if not holds:
+        raise BadOptionError("out of range", where=f"option '{option}'", got=str(given), want=want)
+
+
+def require_choice(option: str, given: str, choices: Sequence[str]) -> None:
+    """Refuse a word that is none of the choices.
+
+    Raises:
+        BadOptionError: with the choices and the nearest of them.
+    """
+    if given not in choices:
+        raise BadOptionError(
+            "no such choice",
+            where=f"option '{option}'",
+            got=str(given),
+            want=", ".join(choices),
+            fix=nearest(str(given), choices),
+        )
+
+
+def require_range(option: str, given: float, least: float, most: float = math.inf) -> None:
+    """Refuse a number outside [least, most], NaN and infinity too.
+
+    Raises:
+        BadOptionError: with the range.
+    """
+    want = f"{least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
+    require(option, f"{given:g}", want, least <= given <= most and given < math.inf)
+
+
+def require_seconds(option: str, given: float) -> None:
+    """Refuse a wait that is none, or longer than a week; NaN and infinity too.
+
+    Raises:
+        BadOptionError: with the range.
+    """
+    require_range(option, given, 0.001, _MOST_SECONDS)

@@ -1,0 +1,213 @@
+"""Where randomness comes from, and how little of it is shared.
+
+Public choices (batch order, splits) derive from the run's seed, which every party has.
+Whatever protects somebody derives from a `Secret` that one party owns and no message carries.
+Nothing here touches a global generator for longer than a `scoped` block.
+`use_one_thread` is the other half of a run that repeats bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from vfl.core.errors import RunFolderError
+from vfl.core.storage import write_bytes
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+SECRET_BYTES = 32
+
+
+def derive(seed: int, *purpose: str | int) -> int:
+    """A 63-bit number for one purpose of a public seed.
+
+    >>> derive(0, "order", 1) == derive(0, "order", 1)
+    True
+    >>> derive(0, "order", 1) == derive(0, "order", 2)
+    False
+    """
+    text = "\x1f".join([str(seed), *map(str, purpose)]).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+def generator(seed: int, *purpose: str | int) -> torch.Generator:
+    """A torch generator for one purpose of a public seed."""
+    import torch
+
+    return torch.Generator().manual_seed(derive(seed, *purpose))
+
+
+def permutation(seed: int, rows: int, *purpose: str | int) -> np.ndarray:
+    """A permutation of ``range(rows)`` every party computes alike; shape (rows,), int64."""
+    import torch
+
+    order: np.ndarray = torch.randperm(rows, generator=generator(seed, *purpose)).numpy()
+    return order
+
+
+def use_one_thread() -> None:
+    """One torch thread: several parties share a machine, and sums keep their order bit for bit."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+class scoped:
+    """Run a block with torch's global generator seeded by `key`; its old state returns after.
+
+    A class, for it runs three times a training step, where `contextmanager` shows.
+    """
+
+    __slots__ = ("_before", "_before_cuda", "_key")
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+        self._before_cuda: list[Tensor] | None = None
+
+    def __enter__(self) -> None:
+        import torch
+
+        self._before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(self._key)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._before_cuda = torch.cuda.get_rng_state_all()
+            torch.cuda.manual_seed_all(self._key)
+
+    def __exit__(self, *error: object) -> None:
+        import torch
+
+        torch.default_generator.set_state(self._before)
+        if self._before_cuda is not None:
+            torch.cuda.set_rng_state_all(self._before_cuda)
+
+
+class Secret:
+    """32 bytes that one party owns, and the streams that follow from them.
+
+    Every stream is bound to its purpose; two purposes never share a key.
+    The bytes are kept out of `repr`, comparisons leak no timing, and the object refuses pickling.
+    """
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self, raw: bytes) -> None:
+        if len(raw) != SECRET_BYTES:
+            raise ValueError(f"a party secret has {SECRET_BYTES} bytes")
+        self._bytes = bytes(raw)
+
+    @classmethod
+    def fresh(cls) -> Secret:
+        """A new secret from the operating system."""
+        return cls(secrets.token_bytes(SECRET_BYTES))
+
+    def keep_at(self, path: Path) -> None:
+        """Write the secret to a file only its owner can read."""
+        write_bytes(path, self._bytes)
+
+    @classmethod
+    def kept_at(cls, path: Path) -> Secret:
+        """The secret in a file, made by the operating system if there is none yet.
+
+        Raises:
+            RunFolderError: the file holds something else.
+        """
+        try:
+            raw = path.read_bytes()
+        except FileNotFoundError:
+            cls.fresh().keep_at(path)
+            raw = path.read_bytes()
+        if len(raw) != SECRET_BYTES:
+            raise RunFolderError(
+                "a party's secret is damaged", where=str(path), want=f"{SECRET_BYTES} bytes"
+            )
+        return cls(raw)
+
+    @classmethod
+    def of_simulation(cls, seed: int, party: str) -> Secret:
+        """A repeatable stand-in for one process that plays every party.
+
+        It protects nobody: whoever knows the seed knows it. Deployments never use it.
+        """
+        return cls(hashlib.blake2b(f"{seed}\x1f{party}".encode(), digest_size=32).digest())
+
+    def key(self, *purpose: str | int) -> bytes:
+        """A 32-byte key for one purpose."""
+        text = "\x1f".join(map(str, purpose)).encode()
+        return hmac.digest(self._bytes, text, "sha256")
+
+    def number(self, *purpose: str | int) -> int:
+        """A 63-bit number for one purpose, to start a generator that must stay private."""
+        return int.from_bytes(self.key(*purpose)[:8], "little") >> 1
+
+    def stream(self, count: int, *purpose: str | int) -> bytes:
+        """`count` bytes of the AES-256-CTR key stream of one purpose."""
+        cipher = Cipher(algorithms.AES(self.key(*purpose)), modes.CTR(bytes(16)))
+        return cipher.encryptor().update(bytes(count))
+
+    def uniform(self, shape: tuple[int, ...], *purpose: str | int) -> np.ndarray:
+        """Uniform draws on [0, 1) with 53 random bits each; float64 of `shape`.
+
+        Row r of a two-dimensional draw does not depend on how many rows follow it.
+        """
+        words = np.frombuffer(self.stream(8 * math.prod(shape), *purpose), dtype="<u8")
+        return _unit(words).reshape(shape)
+
+    def uniform_rows(
+        self, rows: npt.NDArray[np.int64], width: int, *purpose: str | int
+    ) -> np.ndarray:
+        """Some rows of a `uniform` draw of that width, by number; nothing else is computed.
+
+        The key stream of CTR is the cipher of the numbers of its blocks, of two draws each.
+        """
+        starts = rows[:, None] * width
+        blocks = np.zeros((len(rows), width // 2 + 1, 2), ">u8")
+        blocks[:, :, 1] = starts // 2 + np.arange(width // 2 + 1)
+        cipher = Cipher(algorithms.AES(self.key(*purpose)), modes.ECB())
+        words = np.frombuffer(cipher.encryptor().update(blocks.tobytes()), "<u8")
+        words = words.reshape(len(rows), width // 2 * 2 + 2)
+        return _unit(np.where(starts % 2, words[:, 1 : width + 1], words[:, :width]))
+
+    def normal(self, shape: tuple[int, ...], *purpose: str | int) -> np.ndarray:
+        """Standard normal draws; float64 of `shape`.
+
+        One of each pair of Box and Muller (1958, eq 1). From 53 random bits the largest magnitude
+        is 8.6, beyond which a normal law has 1e-17 of its mass. Rows as in `uniform`.
+        """
+        draws = self.uniform((*shape, 2), *purpose)
+        radius = np.sqrt(-2 * np.log1p(-draws[..., 0]))
+        normal: np.ndarray = radius * np.cos(2 * np.pi * draws[..., 1])
+        return normal
+
+    def laplace(self, shape: tuple[int, ...], *purpose: str | int) -> np.ndarray:
+        """Laplace draws of scale 1 (variance 2); float64 of `shape`. Rows as in `uniform`."""
+        draws = self.uniform((*shape, 2), *purpose)
+        laplace: np.ndarray = np.copysign(np.log1p(-draws[..., 0]), draws[..., 1] - 0.5)
+        return laplace
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and hmac.compare_digest(self._bytes, other._bytes)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> str:
+        raise TypeError("a party secret is never serialised")
+
+
+def _unit(words: npt.NDArray[np.uint64]) -> np.ndarray:
+    """The upper 53 of 64 bits as a number in [0, 1)."""
+    unit: np.ndarray = (words >> np.uint64(11)) * 2.0**-53
+    return unit

@@ -1,0 +1,485 @@
+"""Files that are either whole or not there, are what was written, and are for their owner alone.
+
+Writing goes aside, to the disk, and then in place. What a later step relies on is sealed: the file
+says what it is and whose, and a SHA-256 over every byte of it is compared before anything else
+looks at it. There are three forms:
+
+- a container for bytes of ours: magic, length of the header, header (JSON), payload, SHA-256;
+- safetensors, which other programs read as such: the seal is in its metadata;
+- JSON, which people read: the seal is in the record.
+
+In the last two the digest is that of the file with zeros in its own place.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import re
+import struct
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vfl.core.errors import RunFolderError, StorageError
+from vfl.core.version import VERSION
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = 2
+#: Whatever the umask: files for their owner, in folders for their owner.
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+
+_MAGIC = b"vflseal1"
+_LENGTH = struct.Struct("<I")
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_HEADER_LIMIT_BYTES = 4096
+_ZEROS = "0" * 64
+#: Where the digest stands in a record of JSON, at its end, and in the header of safetensors.
+_JSON_DIGEST = re.compile(rb'"sha256": "([0-9a-f]{64})"\n}\n\Z')
+_TENSORS_DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
+_LOCK = ".lock"
+_ASIDE = re.compile(r"\..+\.[a-z0-9_]{8}")
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What a stored file is, and whose.
+
+    Attributes:
+        kind: such as "checkpoint" or "weights".
+        party: whose it is.
+        run: name of the run it belongs to. In a seal to compare with, None is any.
+        step: the exchange it belongs to; 0 where it belongs to none.
+    """
+
+    kind: str
+    party: str | None
+    run: str | None
+    step: int = 0
+
+    def __str__(self) -> str:
+        party = "" if self.party is None else f" of party '{self.party}'"
+        run = "" if self.run is None else f" in run '{self.run}'"
+        step = f", step {self.step}" if self.step else ""
+        return f"{self.kind}{party}{run}{step}"
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any], path: Path) -> Seal:
+        """The seal in a file's own record.
+
+        Raises:
+            RunFolderError: it says nothing of that kind, or is of another format.
+        """
+        check_format(record, path)
+        found = [record.get(name) for name in ("kind", "party", "run", "step")]
+        if not all(isinstance(text, str) for text in found[:3]) or type(found[3]) is not int:
+            raise damaged(path)
+        return cls(*found)  # type: ignore[arg-type]
+
+    def check(self, found: Seal, path: Path) -> None:
+        """Refuse a file that is intact and something else.
+
+        Raises:
+            RunFolderError: with both seals.
+        """
+        wanted = replace(
+            self,
+            party=found.party if self.party is None else self.party,
+            run=found.run if self.run is None else self.run,
+        )
+        if found != wanted:
+            raise RunFolderError(
+                "this file belongs to something else",
+                where=str(path),
+                got=str(found),
+                want=str(self),
+                fix="put the right one back from a copy; files of a run are not exchanged",
+            )
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether a folder holds nothing, but perhaps the lock of whoever is about to fill it."""
+    return not any(path.name != _LOCK for path in folder.iterdir())
+
+
+def damaged(path: Path) -> RunFolderError:
+    """What is raised about a file that is not as it was written."""
+    return RunFolderError(
+        "a file is not as it was written",
+        where=str(path),
+        got="bytes that do not fit its SHA-256, or no SHA-256",
+        fix="put it back from a copy; a training goes on from an older checkpoint",
+    )
+
+
+def private_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing, for their owner alone."""
+    if path.is_dir():
+        return
+    if path.exists():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    private_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    path.chmod(PRIVATE_FOLDER)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Be the only process that writes in a folder; what a killed one left aside is removed.
+
+    The operating system lets go of the lock when the process ends, however it ends.
+
+    Raises:
+        RunFolderError: another process has it.
+    """
+    with writing(folder):
+        private_folder(folder)
+        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(handle, 32, 0).decode(errors="replace")
+            raise RunFolderError(
+                "another process is at work in this folder",
+                where=str(folder),
+                got=f"process {owner}" if owner.isdigit() else None,
+                fix="wait until it has ended, or end it",
+            ) from None
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        for path in folder.rglob(".*"):
+            if _ASIDE.fullmatch(path.name) and path.is_file():
+                path.unlink(missing_ok=True)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Tell of a disk that is full, or a folder that takes no files, in our own words.
+
+    Raises:
+        StorageError: what is done inside cannot write.
+    """
+    try:
+        yield
+    except OSError as problem:
+        raise StorageError(
+            "a file cannot be written",
+            where=str(path),
+            got=problem.strerror,
+            fix="make room or give this folder to the user that runs vfl, then resume the run",
+        ) from problem
+
+
+def write_bytes(path: Path, content: bytes, mode: int = PRIVATE_FILE) -> None:
+    """Replace a file atomically; a crash leaves the old one or the new one, never a part.
+
+    Raises:
+        StorageError: the disk is full, or the folder takes no files.
+    """
+    write_pieces(path, [content], mode)
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes], mode: int = PRIVATE_FILE) -> None:
+    """`write_bytes` of bytes in pieces, which are not joined in memory."""
+    with writing(path):
+        private_folder(path.parent)
+        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.writelines(pieces)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(aside, mode)
+            os.replace(aside, path)
+        except BaseException:
+            Path(aside).unlink(missing_ok=True)
+            raise
+
+
+def write_text(path: Path, content: str, mode: int = PRIVATE_FILE) -> None:
+    """Replace a text file atomically."""
+    write_bytes(path, content.encode(), mode)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replace a JSON file atomically."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of a run folder.
+
+    Raises:
+        RunFolderError: it is missing, cannot be read, or is no JSON.
+    """
+    try:
+        return json.loads(read_bytes(path))
+    except json.JSONDecodeError as problem:
+        raise RunFolderError(
+            "a file of the run folder is not JSON", where=f"{path}:{problem.lineno}"
+        ) from None
+
+
+def append_line(path: Path, record: Any) -> None:
+    """Append one JSON line and make it durable.
+
+    Raises:
+        StorageError: the disk is full, or the file cannot be written to.
+    """
+    append_text(path, json.dumps(record) + "\n")
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append to a text file, for its owner alone, and make it durable.
+
+    Raises:
+        StorageError: the disk is full, or the file cannot be written to.
+    """
+    with writing(path):
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, PRIVATE_FILE)
+        with os.fdopen(handle, "w") as file:
+            os.fchmod(handle, PRIVATE_FILE)
+            file.write(text)
+            file.flush()
+            os.fsync(handle)
+
+
+def read_lines(path: Path) -> Iterator[Any]:
+    """The records of a ``.jsonl`` file; a torn last line (a crash while appending) is left out."""
+    *whole, _ = path.read_text().split("\n")  # not splitlines, to which \v ends a line as well
+    for line in whole:
+        yield json.loads(line)
+
+
+def write_sealed(path: Path, payload: bytes, seal: Seal) -> None:
+    """Replace a file by a sealed container, atomically."""
+    header = json.dumps(stamp() | asdict(seal)).encode()
+    pieces = [_MAGIC, _LENGTH.pack(len(header)), header, payload]
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    write_pieces(path, [*pieces, digest.digest()])
+
+
+def read_sealed(path: Path, seal: Seal) -> bytes:
+    """The payload of a sealed container.
+
+    Raises:
+        RunFolderError: it is missing, not as it was written, or something else.
+    """
+    content = read_bytes(path)
+    view = memoryview(content)
+    start = len(_MAGIC) + _LENGTH.size
+    if len(view) < start + _DIGEST_BYTES or view[: len(_MAGIC)] != _MAGIC:
+        raise damaged(path)
+    body = view[:-_DIGEST_BYTES]
+    if not hmac.compare_digest(hashlib.sha256(body).digest(), view[-_DIGEST_BYTES:]):
+        raise damaged(path)
+    (length,) = _LENGTH.unpack_from(view, len(_MAGIC))
+    if length > min(_HEADER_LIMIT_BYTES, len(body) - start):
+        raise damaged(path)
+    seal.check(Seal.of_record(_record(view[start : start + length], path), path), path)
+    return bytes(body[start + length :])
+
+
+def sealed_text(record: Mapping[str, Any], seal: Seal) -> str:
+    """A record as JSON text that says what it is and ends with its own digest."""
+    whole = stamp() | asdict(seal) | dict(record) | {"sha256": _ZEROS}
+    text = json.dumps(whole, indent=2) + "\n"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    head, _, tail = text.rpartition(_ZEROS)
+    return head + digest + tail
+
+
+def write_sealed_json(path: Path, record: Mapping[str, Any], seal: Seal) -> None:
+    """Replace a sealed JSON file, atomically."""
+    write_text(path, sealed_text(record, seal))
+
+
+def read_sealed_json(path: Path, seal: Seal) -> dict[str, Any]:
+    """The record of a sealed JSON file, its seal included.
+
+    Raises:
+        RunFolderError: it is missing, not as it was written, or something else.
+    """
+    content = read_bytes(path)
+    _check_digest(content, _JSON_DIGEST.search(content), path)
+    record = _record(content, path)
+    seal.check(Seal.of_record(record, path), path)
+    return record
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file.
+
+    Raises:
+        RunFolderError: it is missing or cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise RunFolderError("a file of the run folder is missing", where=str(path)) from None
+    except OSError as problem:
+        raise RunFolderError(
+            "a file of the run folder cannot be read", where=str(path), got=problem.strerror
+        ) from None
+
+
+def _check_digest(content: bytes, found: re.Match[bytes] | None, path: Path) -> None:
+    """Compare a file's own digest with that of the file with zeros in its place."""
+    if found is None:
+        _check_unsealed(content, path)
+        raise damaged(path)
+    digest = hashlib.sha256(content[: found.start(1)])
+    digest.update(_ZEROS.encode())
+    digest.update(memoryview(content)[found.end(1) :])
+    if not hmac.compare_digest(digest.hexdigest().encode(), found[1]):
+        _check_unsealed(content, path)
+        raise damaged(path)
+
+
+def _check_unsealed(content: bytes, path: Path) -> None:
+    """Tell a record of another format, which may be sealed otherwise, from a damaged one.
+
+    Raises:
+        RunFolderError: it is JSON of another format.
+    """
+    if len(content) < 2**20:
+        try:
+            record = json.loads(content)
+        except (ValueError, RecursionError):
+            return
+        if isinstance(record, dict) and isinstance(record.get("format"), int):
+            check_format(record, path)
+
+
+def _record(content: bytes | memoryview, path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(bytes(content))
+    except (ValueError, RecursionError):
+        raise damaged(path) from None
+    if not isinstance(record, dict):
+        raise damaged(path)
+    return record
+
+
+def stamp() -> dict[str, Any]:
+    """What every record begins with: the format, and the version of vfl that wrote it."""
+    return {"format": FORMAT, "vfl": VERSION}
+
+
+def check_format(record: Mapping[str, Any], path: Path) -> None:
+    """Refuse a record that a version of vfl with another format wrote.
+
+    Args:
+        record: what begins with a `stamp`.
+        path: where it lies, for the message.
+
+    Raises:
+        RunFolderError: which version wrote it, in which format, and what reads it.
+    """
+    found, writer = record.get("format"), record.get("vfl")
+    if found == FORMAT:
+        return
+    known = isinstance(writer, str) and re.fullmatch(r"[0-9A-Za-z.+!-]{1,32}", writer)
+    number = f"format {found}" if isinstance(found, int) else "no format number"
+    raise RunFolderError(
+        "another version of vfl wrote this, in another format",
+        where=str(path),
+        got=f"{number}, by vfl {writer if known else 'of a version it does not name'}",
+        want=f"format {FORMAT}, as vfl {VERSION} writes it",
+        fix=f"pip install vfl=={writer} in an environment of its own reads it"
+        if known
+        else "read it with the version that wrote it, or train again",
+    )
+
+
+def pack_weights(
+    state: Mapping[str, Tensor], seal: Seal, notes: Mapping[str, str] | None = None
+) -> bytes:
+    """A state dict as sealed safetensors.
+
+    Args:
+        state: the tensors.
+        seal: what they are, and whose.
+        notes: more for the metadata.
+    """
+    from safetensors.torch import save
+
+    about = {name: str(value) for name, value in (stamp() | asdict(seal)).items()}
+    # A copy of each: the format refuses tensors that share memory, as tied weights do.
+    packed: bytes = save(
+        {name: value.contiguous().clone() for name, value in state.items()},
+        {**(notes or {}), **about, "sha256": _ZEROS},
+    )
+    digest = hashlib.sha256(packed).hexdigest().encode()
+    place = packed.index(b'"sha256":"' + _ZEROS.encode()) + len(b'"sha256":"')
+    return packed[:place] + digest + packed[place + len(digest) :]
+
+
+def unpack_weights(content: bytes, seal: Seal, path: Path) -> tuple[dict[str, Tensor], Notes]:
+    """The state dict that `pack_weights` gave, and the notes; `path` is for the message.
+
+    Raises:
+        RunFolderError: the content is not as it was written, or something else.
+    """
+    from safetensors.torch import load
+
+    header_bytes = int.from_bytes(content[:8], "little")
+    if header_bytes > len(content) - 8:
+        raise damaged(path)
+    header = content[: 8 + header_bytes]
+    _check_digest(content, _TENSORS_DIGEST.search(header), path)
+    record = _record(header[8:], path)
+    notes = record.pop("__metadata__", {})
+    number = {name: int(notes[name]) for name in ("format", "step") if notes[name].isdigit()}
+    seal.check(Seal.of_record(notes | number, path), path)
+    state: dict[str, Tensor] = load(content)
+    return {name: state[name] for name in record}, notes  # `load` has another order each time
+
+
+Notes = dict[str, str]
+
+
+def save_weights(path: Path, state: Mapping[str, Tensor], seal: Seal) -> None:
+    """Write a state dict as sealed safetensors, atomically."""
+    write_bytes(path, pack_weights(state, seal))
+
+
+def load_weights(path: Path, seal: Seal) -> dict[str, Tensor]:
+    """Read a state dict from sealed safetensors.
+
+    Raises:
+        RunFolderError: the file is missing, not as it was written, or something else.
+    """
+    state, _ = unpack_weights(read_bytes(path), seal, path)
+    return state
+
+
+def weights_digest(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and bytes of a state dict, in name order."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        value = state[name].detach().cpu().contiguous()
+        digest.update(f"{name}|{value.dtype}|{tuple(value.shape)}|".encode())
+        digest.update(value.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def joint_digest(digests: Iterable[tuple[str, str]]) -> str:
+    """One digest for a whole model from each party's own, in name order."""
+    text = "".join(f"{party}:{digest}\n" for party, digest in sorted(digests))
+    return hashlib.sha256(text.encode()).hexdigest()

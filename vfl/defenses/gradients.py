@@ -1,0 +1,103 @@
+"""Gradients averaged over groups of rows, or cut down to the largest values of each row."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl.compression import StepContext
+from vfl.core.registry import require, require_range
+from vfl.defenses.base import Defense, PrivacyStatement, Side
+
+
+class GradientAveraging(Defense):
+    """Rows are put into groups at random, and each gets the mean gradient of its group.
+
+    The groups follow from the label party's secret, anew in every step, and know no label: a mean
+    over the rows of one class would show which rows share it.
+
+    Args:
+        rows: rows in a group; 0 takes the whole batch, which shows no row's label and teaches a
+            bottom little.
+
+    >>> grad, one_group = torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0])
+    >>> averaged(grad, one_group).tolist()
+    [[2.0], [2.0]]
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    side: ClassVar[Side] = "label"
+    label_free: ClassVar[bool] = True
+
+    def __init__(self, rows: int = 2) -> None:
+        require_range("rows", rows, 0)
+        self.rows = rows
+
+    def gradient(self, grad: Tensor, labels: Tensor, context: StepContext) -> Tensor:
+        assert context.secret is not None, "gradients travel in training only"
+        groups = max(1, len(grad) // self.rows) if self.rows else 1
+        draws = context.secret.uniform((len(grad),), "gradient_averaging", context.step)
+        indices = np.argsort(np.argsort(draws))
+        return averaged(grad, torch.from_numpy(indices % groups))
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        against = "a feature party that scores single gradients; of one exchange, not of many"
+        return (PrivacyStatement("labels", against),)
+
+
+def averaged(grad: Tensor, groups: Tensor) -> Tensor:
+    """Each row's mean over the rows of its group.
+
+    Args:
+        grad: axes (rows, width).
+        groups: of every row, from 0 on without a gap; axes (rows,).
+    """
+    if not len(grad):
+        return grad
+    sums = grad.new_zeros(int(groups.max()) + 1, grad.shape[1]).index_add_(0, groups, grad)
+    means = sums / groups.bincount().to(grad.dtype)[:, None]
+    return means[groups]
+
+
+class GradientSparsification(Defense):
+    """The values of largest magnitude of each row of the gradient; the rest are zeros.
+
+    As Aji and Heafield (2017) drop gradients, but what is dropped is not added to a
+    later step: it belongs to other rows by then. A weak defense: signs of what is left tell.
+
+    Args:
+        share: of each row's values that are kept, rounded up.
+
+    >>> kept(torch.tensor([[1.0, -4.0, 2.0, 3.0]]), share=0.5).tolist()
+    [[0.0, -4.0, 0.0, 3.0]]
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    side: ClassVar[Side] = "label"
+    label_free: ClassVar[bool] = True
+    rows_apart: ClassVar[bool] = True
+
+    def __init__(self, share: float = 0.25) -> None:
+        require("share", share, "above 0, at most 1", 0 < share <= 1)
+        self.share = share
+
+    def gradient(self, grad: Tensor, labels: Tensor, context: StepContext) -> Tensor:
+        return kept(grad, self.share)
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        return (PrivacyStatement("labels", "a feature party that reads small values of gradients"),)
+
+
+def kept(grad: Tensor, share: float) -> Tensor:
+    """The largest `share` of each row's values, by magnitude; axes (rows, width)."""
+    most = math.ceil(share * grad.shape[1])
+    indices = grad.abs().topk(most, dim=1).indices
+    return torch.zeros_like(grad).scatter(1, indices, grad.gather(1, indices))

@@ -1,0 +1,291 @@
+"""A classifier and a regressor with scikit-learn's contract."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d
+
+from vfl.core.errors import ConfigError, DataError
+from vfl.estimators.base import Columns, VFLEstimator, frame_of, weights_of
+
+
+class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
+    """A classifier that several parties train together, all of them in this process.
+
+    Every cut and gradient crosses as a real frame, so accuracy and bytes are those of a
+    federation with the same settings.
+
+    Args:
+        parties: columns by party (names, globs or positions), or a number of parties that share
+            the columns evenly in order.
+        label_party: who holds the labels; if it is one of `parties`, it has columns too.
+        codec, defense: specs, such as "randtopk:k=4,alpha=0.1" and "layer_norm".
+        merge: "concat" or "sum" of the cuts.
+        secure: "sum" or "beaver" as in a federation; the label party then learns the sum alone.
+        width: width of each party's cut.
+        bottom, top: model specs.
+        epochs, batch_rows: how long and how much at once.
+        optimizer, learning_rate, momentum, weight_decay: the same at every party.
+        class_weight: "balanced", or weights by class, 1 for a class that is left out; they multiply
+            the weights of rows.
+        patience: epochs without a lower validation loss after which `fit` stops; 0 never does.
+        keep: "best" ends `fit` with the weights of the lowest validation loss, "last" as they are.
+        validation: share of the rows held out to report on, and to judge by, each epoch.
+        random_state: an int makes the fit repeatable.
+
+    Attributes:
+        classes_: the labels, sorted.
+        history_: one record an epoch.
+        ledger_: what crossed in training.
+        wire_ratio_: training bytes over dense float32 both ways.
+        parties_: columns by party, as used.
+    """
+
+    _task = "classification"
+
+    def __init__(
+        self,
+        parties: Mapping[str, Columns] | int = 2,
+        *,
+        label_party: str = "label",
+        codec: str = "none",
+        defense: str = "none",
+        merge: str = "concat",
+        secure: str = "none",
+        width: int = 32,
+        bottom: str = "mlp:hidden=64",
+        top: str = "mlp:hidden=64",
+        epochs: int = 20,
+        batch_rows: int = 64,
+        optimizer: str = "adam",
+        learning_rate: float = 2e-3,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        patience: int = 0,
+        keep: str = "last",
+        class_weight: Mapping[Any, float] | str | None = None,
+        validation: float = 0.0,
+        random_state: int | None = None,
+    ) -> None:
+        super().__init__(
+            parties,
+            label_party=label_party,
+            codec=codec,
+            defense=defense,
+            merge=merge,
+            secure=secure,
+            width=width,
+            bottom=bottom,
+            top=top,
+            epochs=epochs,
+            batch_rows=batch_rows,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            patience=patience,
+            keep=keep,
+            validation=validation,
+            random_state=random_state,
+        )
+        self.class_weight = class_weight
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> VFLClassifier:
+        """Train on a table from new weights.
+
+        Args:
+            X: a frame, or an array of axes (rows, columns).
+            y: one label a row.
+            sample_weight: how much each row counts in the training loss, not negative, axes
+                (rows,); None counts all alike. A batch's loss is sum(w * loss) / sum(w).
+        """
+        frame = frame_of(self, X, y, reset=True)
+        labels = _labels(y)
+        self.classes_ = _at_least_two(np.unique(labels))
+        weights = weights_of(sample_weight, frame)
+        codes = self._codes(labels)
+        self._train(frame, codes, self._weighted(codes, weights))
+        return self
+
+    def partial_fit(
+        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
+    ) -> VFLClassifier:
+        """Train one epoch over these rows, going on from the current weights and optimiser.
+
+        The first call, unless `fit` came before, makes new weights and fixes columns, their scales
+        and every setting. As many calls with the same rows as `epochs` end where `fit` ends.
+
+        Args:
+            X: a frame, or an array of axes (rows, columns).
+            y: one label a row.
+            classes: every label there will ever be; needed by the first call.
+            sample_weight: as in `fit`.
+
+        Raises:
+            DataError: the classes are not known, or are others than before.
+            ConfigError: balanced classes, which need all rows at once.
+        """
+        if self.class_weight == "balanced":
+            raise ConfigError(
+                "classes cannot be balanced before all rows are seen",
+                got='class_weight = "balanced"',
+                want="weights by class",
+            )
+        begun = self._has_begun()
+        frame = frame_of(self, X, y, reset=not begun, training=True)
+        if not begun:
+            self.classes_ = _told(classes)
+        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+            raise DataError("these classes are others than those of the first call")
+        weights = weights_of(sample_weight, frame)
+        codes = self._codes(_labels(y))
+        self._train_epoch(frame, codes, self._weighted(codes, weights))
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The likeliest label of each row; axes (rows,)."""
+        likeliest = self._outputs(X).argmax(dim=1).numpy()
+        answer: np.ndarray = self.classes_[likeliest]
+        return answer
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The probability of each class; axes (rows, classes)."""
+        answer: np.ndarray = torch.softmax(self._outputs(X).double(), dim=1).numpy()
+        return answer
+
+    def _output_count(self) -> int:
+        return len(self.classes_)
+
+    def _class_weight(self) -> str:
+        by_class = self.class_weight is None or isinstance(self.class_weight, Mapping)
+        return "none" if by_class else str(self.class_weight)
+
+    def _codes(self, labels: np.ndarray) -> np.ndarray:
+        codes = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
+        strange = int((self.classes_[codes] != labels).sum())
+        if strange:
+            raise DataError(
+                "labels that are none of the classes", got=f"{strange} of {len(labels)} rows"
+            )
+        return codes.astype(np.int64)
+
+    def _weighted(self, codes: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
+        """Weights of rows times those of their classes."""
+        if not isinstance(self.class_weight, Mapping):
+            return weights
+        strange = len(set(self.class_weight) - set(self.classes_.tolist()))
+        if strange:
+            raise DataError("class_weight names labels that are no classes", got=f"{strange} names")
+        by_class = [float(self.class_weight.get(name, 1.0)) for name in self.classes_.tolist()]
+        own: np.ndarray = np.array(by_class)[codes]
+        return own if weights is None else own * weights
+
+
+class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
+    """A regressor that several parties train together, all of them in this process.
+
+    The label party learns its numbers minus their mean and over their deviation, so that any unit
+    will do; predictions and figures are in the unit of `y`.
+
+    Args:
+        parties: columns by party (names, globs or positions), or a number of parties that share
+            the columns evenly in order.
+        label_party: who holds the numbers; if it is one of `parties`, it has columns too.
+        codec, defense: specs, such as "randtopk:k=4,alpha=0.1" and "layer_norm".
+        merge: "concat" or "sum" of the cuts.
+        secure: "sum" or "beaver" as in a federation; the label party then learns the sum alone.
+        width: width of each party's cut.
+        bottom, top: model specs.
+        epochs, batch_rows: how long and how much at once.
+        optimizer, learning_rate, momentum, weight_decay: the same at every party.
+        patience: epochs without a lower validation loss after which `fit` stops; 0 never does.
+        keep: "best" ends `fit` with the weights of the lowest validation loss, "last" as they are.
+        validation: share of the rows held out to report on, and to judge by, each epoch.
+        random_state: an int makes the fit repeatable.
+
+    Attributes:
+        history_: one record an epoch.
+        ledger_: what crossed in training.
+        wire_ratio_: training bytes over dense float32 both ways.
+        parties_: columns by party, as used.
+    """
+
+    _task = "regression"
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> VFLRegressor:
+        """Train on a table from new weights.
+
+        Args:
+            X: a frame, or an array of axes (rows, columns).
+            y: one number a row.
+            sample_weight: how much each row counts in the training loss, not negative, axes
+                (rows,); None counts all alike. A batch's loss is sum(w * loss) / sum(w).
+        """
+        frame = frame_of(self, X, y, reset=True)
+        self._train(frame, _numbers(y), weights_of(sample_weight, frame))
+        return self
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> VFLRegressor:
+        """Train one epoch over these rows, going on from the current weights and optimiser.
+
+        The first call, unless `fit` came before, makes new weights and fixes columns, the scales of
+        columns and numbers, and every setting. As many calls with the same rows as `epochs` end
+        where `fit` ends.
+
+        Args:
+            X: a frame, or an array of axes (rows, columns).
+            y: one number a row.
+            sample_weight: as in `fit`.
+        """
+        frame = frame_of(self, X, y, reset=not self._has_begun(), training=True)
+        self._train_epoch(frame, _numbers(y), weights_of(sample_weight, frame))
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The number of each row, in the unit of `y`; axes (rows,)."""
+        answer: np.ndarray = self._outputs(X)[:, 0].numpy()
+        return answer
+
+    def _output_count(self) -> int:
+        return 1
+
+
+def _labels(y: Any) -> np.ndarray:
+    labels: np.ndarray = column_or_1d(y)
+    check_classification_targets(labels)
+    return labels
+
+
+def _told(classes: Any) -> np.ndarray:
+    if classes is None:
+        raise DataError(
+            "the first partial_fit does not know the classes",
+            fix="give it all of them as 'classes', also those that come later",
+        )
+    return _at_least_two(np.unique(classes))
+
+
+def _at_least_two(classes: np.ndarray) -> np.ndarray:
+    if len(classes) < 2:
+        raise DataError(
+            "the labels have nothing to tell apart", got="1 class", want="at least 2 classes"
+        )
+    return classes
+
+
+def _numbers(y: Any) -> np.ndarray:
+    labels = column_or_1d(y, warn=True)
+    try:
+        with np.errstate(over="ignore"):
+            numbers: np.ndarray = labels.astype(np.float32)
+    except (TypeError, ValueError):
+        raise DataError("y holds something that is no number", got=f"{labels.dtype}") from None
+    if not np.isfinite(numbers).all():
+        raise DataError("Input y contains NaN or infinity", want="numbers that float32 holds")
+    return numbers

@@ -1,0 +1,291 @@
+"""A grid of attacks: its cells, the training and the attacks of a victim, attacks on one run.
+
+A victim is trained with what its attacks need recorded; once more if that is all that is missing. A
+training recorded anew gives the same weights, so scores stay. They lie in a run folder that makes
+room for the new one: it is put aside whole, and given back what it is worth once that is trained.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vfl import attacks
+from vfl.attacks import Grant
+from vfl.attacks.active import make_adversary
+from vfl.attacks.cases import Victim
+from vfl.config import Experiment, GridSettings, TraceSettings
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import HijackError, RunFolderError
+from vfl.core.storage import read_json, stamp, write_bytes, write_json
+from vfl.datasets import PartyData
+from vfl.experiments.attack_results import read_run_rows
+from vfl.experiments.attack_runner import (
+    AttackRunner,
+    detected,
+    measured_adversaries,
+    start_adversary,
+)
+from vfl.experiments.cells import (
+    FAILURE,
+    FOUND_OUT,
+    HONEST,
+    PICTURES,
+    Cell,
+    GridFolder,
+    grid_settings_of,
+)
+from vfl.experiments.checks import check_attacks, check_attacks_fit
+from vfl.experiments.pictures import GALLERY, pictures_of
+from vfl.experiments.scenarios import (
+    attacker_of,
+    is_recorded,
+    require_recorded,
+    scenario_of,
+    scenario_of_job,
+    trace_for,
+)
+from vfl.experiments.scores import (
+    BASELINES,
+    OF_CELL,
+    OF_RUN,
+    SCORES,
+    AttackJob,
+    AttackPlan,
+    Row,
+    ScoreRecord,
+    ScoresFile,
+    read_scores,
+    setting_text,
+    write_scores,
+)
+from vfl.experiments.training import recording, train_cell
+from vfl.training.run import load_data
+
+
+def attack_plan(settings: GridSettings, adversary: str = HONEST) -> AttackPlan:
+    """The attacks of a grid, and how often each is run.
+
+    Args:
+        settings: of the grid.
+        adversary: spec of the one that the victim was trained against, which limits them to those
+            of the party that played it.
+
+    Raises:
+        SpecError: an attack cannot be built.
+    """
+    made = {spec: attacks.make(spec) for spec in settings.attack_specs}
+    scenarios = {spec: scenario_of(one, spec, own_columns=True) for spec, one in made.items()}
+    if adversary != HONEST:
+        who = make_adversary(adversary).who
+        made = {spec: one for spec, one in made.items() if scenarios[spec].attacker == who}
+    leaking = [spec for spec, attack in made.items() if Grant.LEAKED in attack.needs]
+    once = [spec for spec in made if spec not in leaking]
+    alone = frozenset(spec for spec in made if not scenarios[spec].by_cuts)
+    measured = measured_adversaries(settings, adversary)
+    unseen = frozenset(made) - frozenset(settings.baseline_specs)
+    return AttackPlan(leaking, once, settings.leaks, settings.draws, alone, measured, unseen)
+
+
+def train_recorded(
+    cell: Cell,
+    folder: GridFolder,
+    data: Mapping[str, PartyData],
+    settings: GridSettings,
+    device: str,
+) -> None:
+    """Train a victim, or go on with it, so that every job without a score can be run.
+
+    Args:
+        cell: the victim.
+        folder: of its grid.
+        data: every party's rows.
+        settings: who attacks, with what.
+        device: where the model is trained.
+    """
+    path, aside = folder.cells_path / cell.name, folder.aside(cell)
+    jobs = attack_plan(settings, cell.adversary).on_victim()
+
+    def needed(run: Path) -> TraceSettings:
+        """What jobs without a score in this run need to have been recorded."""
+        runner = AttackRunner.of_run(RunFolder(run), data, settings, cell.adversary)
+        lacking = runner.lacking(jobs, ScoresFile(run))
+        return trace_for(scenario_of_job(one.attack, one.bottom) for one in lacking)
+
+    if (path / "summary.json").exists():
+        _give_back(aside, path)
+        trace = needed(path)
+        if is_recorded(path, trace):
+            return
+        aside.parent.mkdir(exist_ok=True)
+        path.rename(aside)
+    elif aside.exists():
+        trace = needed(aside)
+    else:
+        trace = trace_for(scenario_of_job(one.attack, one.bottom) for one in jobs)
+    if (path / "metrics.jsonl").exists() and RunFolder(path).experiment().trace != trace:
+        shutil.rmtree(path)  # what it recorded so far is not what is wanted now
+    plain = replace(cell, experiment=recording(cell.experiment, TraceSettings()))
+    party = attacker_of(cell.experiment, settings)
+    adversaries = start_adversary(cell.adversary, plain.experiment, data, party, settings)
+    train_cell(plain, folder, data, device, trace, adversaries)
+    _give_back(aside, path)
+
+
+def _give_back(aside: Path, path: Path) -> None:
+    """What attacks left in a folder that was put aside."""
+    for file in [aside / SCORES, *(aside / GALLERY).glob("*")]:
+        if file.exists():
+            write_bytes(path / file.relative_to(aside), file.read_bytes())
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def grid_cells(experiment: Experiment) -> list[Cell]:
+    """The cells of an experiment with a `grid` table; one seed is whole before the next.
+
+    Raises:
+        ConfigError: there is no such table, or it names no feature party.
+        SpecError: a defense or an attack cannot be built.
+    """
+    settings = grid_settings_of(experiment)
+    check_attacks(experiment, settings)
+    plain = experiment.model_copy(update={"compare": None, "grid": None})
+    found = []
+    for seed in settings.seeds:
+        seeded = plain.model_copy(update={"seed": seed})
+        found.append(_cell(seeded, BASELINES))
+        for victim in settings.victims:
+            defended = seeded.model_copy(update=settings.differs(victim))
+            found += [_cell(defended, victim, one, settings) for one in settings.trainings]
+    return found
+
+
+def attack_cell(
+    cell: Cell, folder: GridFolder, data: Mapping[str, PartyData], device: str = "cpu"
+) -> None:
+    """Train a victim unless it is trained, and run every attack that has no score yet.
+
+    Args:
+        cell: the victim, or the baselines of its seed.
+        folder: of the grid.
+        data: every party's rows.
+        device: where the model is trained; attacks run on the CPU.
+    """
+    settings = grid_settings_of(folder.experiment())
+    check_attacks_fit(cell.experiment, settings, data)
+    path = folder.cells_path / cell.name
+    if cell.victim == BASELINES:
+        jobs = attack_plan(settings).baselines(settings.baselines)
+        runner = AttackRunner.of_baselines(cell.experiment, data, settings)
+        scores = list(runner.run(jobs, ScoresFile(path)))
+    else:
+        scores = attack_victim(cell, folder, data, settings, device)
+    write_scores(path / OF_CELL, setting_text(settings), scores)
+
+
+def attack_victim(
+    cell: Cell,
+    folder: GridFolder,
+    data: Mapping[str, PartyData],
+    settings: GridSettings,
+    device: str,
+) -> list[ScoreRecord]:
+    """The scores of every attack on a victim, trained before; see `attack_cell`."""
+    path, jobs = folder.cells_path / cell.name, attack_plan(settings, cell.adversary).on_victim()
+    if (path / FOUND_OUT).exists():
+        return [detected(cell.adversary, settings)]
+    try:
+        train_recorded(cell, folder, data, settings, device)
+    except HijackError as error:
+        if cell.adversary == HONEST:
+            raise
+        write_json(path / FOUND_OUT, stamp() | error.record())
+        (path / FAILURE).unlink(missing_ok=True)
+        return [detected(cell.adversary, settings)]
+    runner = AttackRunner.of_run(RunFolder(path), data, settings, cell.adversary)
+    scores = list(runner.run(jobs, ScoresFile(path)))
+    if cell.experiment.seed == settings.seeds[0] and settings.pictures:
+        draw_pictures(RunFolder(path), data, settings)
+    for trace in path.glob("parties/*/trace"):
+        shutil.rmtree(trace)  # large, and a training can be recorded again
+    return scores
+
+
+def draw_pictures(folder: RunFolder, data: Mapping[str, PartyData], settings: GridSettings) -> None:
+    """Keep what the cut of a run's test rows looks like, unless that is there; see `pictures_of`.
+
+    Args:
+        folder: the run.
+        data: every party's rows.
+        settings: how many rows, and whose.
+    """
+    experiment, path = folder.experiment(), folder.path / PICTURES
+    party = attacker_of(experiment, settings)
+    about = {"rows": settings.pictures, "party": party}
+    if path.exists() and about.items() <= read_json(path).items():
+        return
+    victim = Victim.of_run(folder, data, party)
+    rows = torch.from_numpy(data[experiment.label.party].split.test)[: settings.pictures]
+    drawn = pictures_of(victim.cuts(rows), victim.labels[rows])
+    write_json(path, stamp() | about | drawn)
+
+
+def _cell(
+    experiment: Experiment,
+    called: str,
+    adversary: str = HONEST,
+    settings: GridSettings | None = None,
+) -> Cell:
+    about: dict[str, Any] = {"defense": called, "seed": str(experiment.seed)}
+    title = f"{called} seed={experiment.seed}"
+    if settings is None or adversary == HONEST:
+        return Cell(experiment, title, about, called)
+    about |= {"adversary": adversary, "known": str(settings.known)}
+    about["party"] = attacker_of(experiment, settings)
+    return Cell(experiment, f"{called} against {adversary} seed={experiment.seed}", about, called,
+                adversary)  # fmt: skip
+
+
+def attack_finished_run(
+    folder: RunFolder, settings: GridSettings, say: Callable[[str], None] = lambda line: None
+) -> list[Row]:
+    """Attack a run and its baselines; what has a score already is not run again.
+
+    The run's page keeps what earlier calls with the same rows reached.
+
+    Args:
+        folder: a run that has ended.
+        settings: attacks, leaks, draws, baselines and who attacks.
+        say: gets a line about what is being done.
+
+    Returns:
+        The rows of these attacks and leaks.
+
+    Raises:
+        RunFolderError: the run has not ended, or was trained in a federation, where weights stay
+            with their parties, or did not record what an attack reads.
+        UserError: an attack or a leak does not fit its rows.
+        SpecError: an attack cannot be built.
+    """
+    if not (folder.path / "summary.json").exists():
+        raise RunFolderError("this run has not ended, so there is nothing to attack")
+    check_attacks(folder.experiment(), settings)
+    require_recorded(folder.path, settings.attack_specs)
+    data = load_data(folder.experiment())
+    check_attacks_fit(folder.experiment(), settings, data)
+    settings = settings.model_copy(update={"reconstructions": False})  # its page shows none
+    plan = replace(attack_plan(settings), adversaries=())
+    jobs = plan.on_victim() + plan.baselines(settings.baselines)
+    say(f"{len(jobs)} attacks on {folder.path}, baselines included")
+    path, setting = folder.path / OF_RUN, setting_text(settings)
+    earlier = [one.job for one in read_scores(path, setting) if one.job not in jobs]
+    runner, file = AttackRunner.of_run(folder, data, settings), ScoresFile(folder.path)
+    scores = list(runner.run(jobs, file))
+    write_scores(path, setting, [*runner.known(earlier, file), *scores])
+    rows = read_run_rows(folder.path, settings.baselines)
+    return [row for row in rows if AttackJob(row.attack, row.k, row.draw) in jobs]

@@ -1,0 +1,397 @@
+"""Running the attacks of a victim: each on the case of its scenario, scored, and run only once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from vfl import attacks
+from vfl.attacks import Attack, Evidence, Grant, ThreatModel, View
+from vfl.attacks.active import ActiveAdversary, Backdoor, make_adversary
+from vfl.attacks.baselines import Kind, label_free_bottom, view_behind
+from vfl.attacks.cases import begin
+from vfl.attacks.scoring import Case, Score, guess_of, scores_of
+from vfl.attacks.wrappers import Wrapper
+from vfl.config import Experiment, GridSettings, TraceSettings
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import ConfigError, NonFiniteError, SpecError
+from vfl.core.seeds import generator
+from vfl.core.storage import read_json
+from vfl.datasets import PartyData
+from vfl.experiments.cells import HONEST, code_of, data_digest, experiment_digest
+from vfl.experiments.pictures import Gallery
+from vfl.experiments.scenarios import (
+    INFERENCE_TIME,
+    RECORDED_QUERIES,
+    TRAINING_TIME,
+    RunCases,
+    Scenario,
+    UntrainedCases,
+    answers,
+    attacker_of,
+    scenario_of,
+    setting_of,
+)
+from vfl.experiments.scores import OUTCOME, TRAINED, AttackJob, ScoreRecord, ScoresFile, key_of
+from vfl.experiments.training import recording
+from vfl.training.run import load_adversary
+
+
+@dataclass(frozen=True, eq=False)
+class AttackResult:
+    """What came of an attack.
+
+    Attributes:
+        scores: every measure of its goal, the headline first.
+        threat: who the attacker was and what it held.
+        true, found: pictures that it was after and those it made, axes (targets, channels, height,
+            width); None of an attack that makes none.
+    """
+
+    scores: Sequence[Score]
+    threat: ThreatModel
+    true: Tensor | None = None
+    found: Tensor | None = None
+
+
+def run_attack(case: Case, attack: Attack, draw: torch.Generator) -> AttackResult:
+    """Run an attack on exactly what it needs of a view, and score it.
+
+    Raises:
+        NotGrantedError: it needs more than the threat model grants; nothing is run.
+        NonFiniteError: its guess is none.
+    """
+    found = guess_of(case, attack, draw)
+    scores = scores_of(case, attack.goal, found)
+    if Grant.LEAKED_ATTRIBUTES in attack.needs:  # its accuracy is about no label
+        scores = [replace(one, measure=f"attribute_{one.measure}") for one in scores]
+    threat = case.view.only(attack.needs).threat
+    if attack.goal != "inputs" or case.inputs is None or case.inputs.dim() != 4:
+        return AttackResult(scores, threat)
+    return AttackResult(scores, threat, case.inputs, found)
+
+
+#: The measure of a victim whose training a party stopped.
+FOUND = "found_out"
+
+
+def start_adversary(
+    spec: str,
+    experiment: Experiment,
+    data: Mapping[str, PartyData],
+    party: str,
+    settings: GridSettings,
+) -> dict[str, ActiveAdversary]:
+    """The adversary of one training by the party that plays it; nobody for "none".
+
+    Args:
+        spec: of the adversary.
+        experiment: what is trained.
+        data: every party's rows.
+        party: the feature party that tampers, or is the victim of the label party.
+        settings: of the grid.
+    """
+    if spec == HONEST:
+        return {}
+    adversary = make_adversary(spec)
+    draw = generator(experiment.seed, "adversary")
+    begin(adversary, experiment, data, party, settings.known, draw)
+    return {party if adversary.who == "feature party" else experiment.label.party: adversary}
+
+
+def measured_adversaries(settings: GridSettings, adversary: str) -> list[str]:
+    """Specs of the adversaries whose own success is measured on a victim of `adversary`.
+
+    On an honest victim those are measured that need no part in the training, as the reference.
+    """
+    if adversary == HONEST:
+        others = [spec for spec in settings.trainings if spec != HONEST]
+        return [spec for spec in others if _needs_no_part(make_adversary(spec))]
+    made = make_adversary(adversary)
+    return [adversary] if _needs_no_part(made) or isinstance(made, Attack) else []
+
+
+def detected(adversary: str, settings: GridSettings) -> ScoreRecord:
+    """In the place of scores: a party found out that it was tampered with, and stopped."""
+    made = make_adversary(adversary)
+    threat = ThreatModel(made.who, "training", made.holds, behaviour="malicious")
+    about = {"adversary": adversary, "known": settings.known}
+    return ScoreRecord(
+        key=key_of(about), attack=adversary, bottom=OUTCOME, k=0, draw=0, measure=FOUND,
+        value=1.0, guess=0.0, threat=threat.sentence(), seconds=0.0,
+    )  # fmt: skip
+
+
+def _needs_no_part(adversary: ActiveAdversary) -> bool:
+    return isinstance(adversary, Backdoor) or adversary.spoils
+
+
+def adversary_result(cases: RunCases, spec: str, draw: torch.Generator) -> AttackResult:
+    """What one adversary reached with a finished run.
+
+    "backdoor": share of the test rows of other classes that are answered with its class once they
+    bear the trigger; the guess is the same share without the trigger. "error": share of the test
+    rows that are answered wrongly; the guess is that of the best constant answer. Of an adversary
+    that is an attack, the measures of that.
+    """
+    adversary = make_adversary(spec)
+    if isinstance(adversary, Backdoor):
+        held = frozenset({Grant.INPUTS})
+        threat = ThreatModel("feature party", "inference", held, behaviour="malicious")
+        return AttackResult([_backdoor_score(cases, adversary)], threat)
+    if isinstance(adversary, Attack):  # what it makes of the cuts of the test rows
+        experiment = cases.experiment
+        started = start_adversary(spec, experiment, cases.data, cases.party, cases.settings)
+        ((player, attack),) = started.items()
+        assert isinstance(attack, Attack)
+        load_adversary(cases.folder, player, attack)
+        case = cases.case(RECORDED_QUERIES, 0, generator(experiment.seed, "leak", 0))
+        return run_attack(case, attack, draw)
+    held = frozenset({Grant.LABELS})
+    threat = ThreatModel(adversary.who, "training", held, behaviour="malicious")
+    label = cases.data[cases.experiment.label.party]
+    assert label.labels is not None
+    accuracy = read_json(cases.folder.path / "summary.json")["test_accuracy"]
+    counts = label.labels[torch.from_numpy(label.split.test)].bincount()
+    error = Score("error", 1 - accuracy, 1 - float(counts.max() / counts.sum()))
+    return AttackResult([error], threat)
+
+
+def _backdoor_score(cases: RunCases, adversary: Backdoor) -> Score:
+    label, own = cases.data[cases.experiment.label.party], cases.data[cases.party]
+    assert label.labels is not None
+    assert label.classes is not None
+    assert own.inputs is not None
+    if not 0 <= adversary.target < len(label.classes):
+        raise ConfigError(
+            "a backdoor's class is none of the task's",
+            where="grid.adversaries",
+            got=f"target={adversary.target}",
+            want=f"0 to {len(label.classes) - 1}",
+        )
+    test = torch.from_numpy(label.split.test)
+    others = test[label.labels[test] != adversary.target]
+    triggered = replace(own, inputs=adversary.triggered(own.inputs))
+    shares = []
+    for data in ({**cases.data, cases.party: triggered}, cases.data):
+        answered = answers(cases.folder, data, others).argmax(1)
+        shares.append(float((answered == adversary.target).double().mean()))
+    return Score("backdoor", *shares)
+
+
+#: What shows an attack its victim, and scores it; and what does besides, of other goals.
+_BEHIND = ("vfl.attacks.scoring", "vfl.attacks.cases")
+_BESIDES = ("vfl.experiments.attack_runner", "vfl.experiments.scenarios")
+#: What makes bottoms that saw no label.
+_FREE = ("vfl.attacks.baselines", "vfl.defenses.label_free")
+#: What only pictures are measured by.
+_PICTURES = {"ssim"}
+
+
+class AttackRunner:
+    """Runs attacks on one victim; of its cases, those of the last leak are kept.
+
+    Leaked rows and the attacks' own draws follow from the seed, alike for every victim of it.
+
+    Args:
+        cases: makes the case of a scenario, of a leak and its draw.
+        experiment: what the victim is.
+        data: every party's rows.
+        settings: who attacks, and which rows play which part.
+        about: what every value depends on besides, for its key.
+        adversary: spec of the one it was trained against.
+        gallery: where pictures that attacks make are kept; None keeps none.
+    """
+
+    def __init__(
+        self,
+        cases: RunCases | UntrainedCases,
+        experiment: Experiment,
+        data: Mapping[str, PartyData],
+        settings: GridSettings,
+        about: Mapping[str, Any],
+        adversary: str = HONEST,
+        gallery: Gallery | None = None,
+    ) -> None:
+        party = attacker_of(experiment, settings)
+        self._cases_of, self._seed, self._adversary = cases, experiment.seed, adversary
+        self._width, self._gallery = experiment.parties[party].width, gallery
+        self._about = dict(about) | {
+            "experiment": experiment_digest(recording(experiment, TraceSettings())),
+            "data": data_digest(data),
+            "party": party,
+            "setting": repr(setting_of(settings)),
+            "seed": self._seed,
+        }
+        self._leak: tuple[int, int] | None = None
+        self._cases: dict[tuple[Scenario, str], Case] = {}
+        self._bottoms: dict[tuple[str, int], tuple[nn.Module, dict[int, Evidence]]] = {}
+
+    @classmethod
+    def of_run(
+        cls,
+        folder: RunFolder,
+        data: Mapping[str, PartyData],
+        settings: GridSettings,
+        adversary: str = HONEST,
+    ) -> AttackRunner:
+        """Attacks on the feature party of a finished run.
+
+        Raises:
+            ConfigError: no feature party has that name.
+            RunFolderError: the run has not ended, or its weights are not there.
+        """
+        experiment = folder.experiment()
+        cases = RunCases(folder, data, attacker_of(experiment, settings), settings)
+        about: dict[str, Any] = {"columns": settings.known_columns}
+        about["weights"] = read_json(folder.path / "summary.json")["weights_sha256"]
+        if settings.attribute is not None:
+            about["attribute"] = settings.attribute
+        if adversary != HONEST:
+            about |= {"adversary": adversary, "known": settings.known}
+        draws = settings.draws_rows(experiment.is_table) and experiment.seed == settings.seeds[0]
+        gallery = Gallery(folder.path) if draws else None
+        return cls(cases, experiment, data, settings, about, adversary, gallery)
+
+    @classmethod
+    def of_baselines(
+        cls, experiment: Experiment, data: Mapping[str, PartyData], settings: GridSettings
+    ) -> AttackRunner:
+        """Attacks on what needs no training: the baselines of a seed."""
+        party = attacker_of(experiment, settings)
+        cases = UntrainedCases(experiment, data, party, setting_of(settings))
+        return cls(cases, experiment, data, settings, {"weights": ""})
+
+    def run(self, jobs: Iterable[AttackJob], scores: ScoresFile) -> Iterator[ScoreRecord]:
+        """The score of each job, from the file if it is there, else run and added to it."""
+        for job in jobs:
+            found = self._known(job, scores)
+            if found is None:
+                found = self._record(job)
+                scores.add(found)
+            yield found
+
+    def lacking(self, jobs: Iterable[AttackJob], scores: ScoresFile) -> list[AttackJob]:
+        """The jobs that have no score in the file."""
+        return [job for job in jobs if self._known(job, scores) is None]
+
+    def known(self, jobs: Iterable[AttackJob], scores: ScoresFile) -> list[ScoreRecord]:
+        """The scores of those jobs that have one in the file, by attacks that still are there."""
+        found = []
+        for job in jobs:
+            with suppress(SpecError):
+                found.append(self._known(job, scores))
+        return [one for one in found if one is not None]
+
+    def _known(self, job: AttackJob, scores: ScoresFile) -> ScoreRecord | None:
+        """Its score, unless pictures of it are wanted and were not kept."""
+        key = self._key(job)
+        found = scores.get(key)
+        if found is not None and self._gallery is not None:
+            drawn = any(name in _PICTURES for name, _, _ in found.measured)
+            if drawn and self._gallery.get(key) is None:
+                return None
+        return found
+
+    def _record(self, job: AttackJob) -> ScoreRecord:
+        key, (found, seconds) = self._key(job), self._result(job)
+        if self._gallery is not None and found.true is not None and found.found is not None:
+            self._gallery.keep(key, found.true, found.found)
+        first, *others = found.scores
+        return ScoreRecord(
+            key=key,
+            attack=job.attack,
+            bottom=job.bottom,
+            k=job.k,
+            draw=job.draw,
+            measure=first.measure,
+            value=first.value,
+            guess=first.guess,
+            threat=self._sentence(found.threat),
+            seconds=round(seconds, 4),
+            also=[(one.measure, one.value, one.guess) for one in others],
+        )
+
+    def _result(self, job: AttackJob) -> tuple[AttackResult, float]:
+        """What came of a job, and the seconds it took."""
+        draw = generator(self._seed, "attack", job.draw)
+        if job.bottom == OUTCOME:
+            assert isinstance(self._cases_of, RunCases)
+            started = time.perf_counter()
+            result = adversary_result(self._cases_of, job.attack, draw)
+            return result, time.perf_counter() - started
+        attack = attacks.make(job.attack)
+        case = self._case(job, scenario_of(attack, job.attack, own_columns=True))
+        started = time.perf_counter()
+        try:
+            return run_attack(case, attack, draw), time.perf_counter() - started
+        except NonFiniteError as error:
+            error.where = job.attack
+            raise
+
+    def _sentence(self, threat: ThreatModel) -> str:
+        if self._adversary == HONEST:
+            return threat.sentence()
+        sentence = replace(threat, behaviour="malicious").sentence()
+        return f"{sentence} While the victim trained it was {self._adversary}."
+
+    def _case(self, job: AttackJob, scenario: Scenario) -> Case:
+        leak = job.k, job.draw
+        if leak != self._leak:
+            self._leak, self._cases = leak, {}
+        own = scenario, TRAINED
+        if own not in self._cases:
+            draw = generator(self._seed, "leak", job.draw)
+            self._cases[own] = self._cases_of.case(scenario, job.k, draw)
+        if (scenario, job.bottom) not in self._cases:
+            self._cases[scenario, job.bottom] = self._label_free(job.bottom, self._cases[own])
+        return self._cases[scenario, job.bottom]
+
+    def _label_free(self, kind: str, case: Case) -> Case:
+        """The same behind a label-free bottom; where others collude, behind one of each."""
+        view, partners = case.view, []
+        if Grant.PARTNERS in view.threat.grants:
+            partners = [
+                view_behind(one, *self._bottom(kind, place, one, one.targets.cuts.shape[1]))
+                for place, one in enumerate(view.partners, 1)
+            ]
+        own = view_behind(view, *self._bottom(kind, 0, view, self._width))
+        return replace(case, view=own.instead(partners=partners) if partners else own)
+
+    def _bottom(
+        self, kind: str, place: int, view: View, width: int
+    ) -> tuple[nn.Module, dict[int, Evidence]]:
+        """A label-free bottom and what it made; no leak changes the unlabelled rows it follows."""
+        if (kind, place) not in self._bottoms:
+            features = generator(self._seed, "label-free")
+            made = label_free_bottom(cast(Kind, kind), view, width, features)
+            self._bottoms[kind, place] = made, {}
+        return self._bottoms[kind, place]
+
+    def _key(self, job: AttackJob) -> str:
+        made = (make_adversary if job.bottom == OUTCOME else attacks.make)(job.attack)
+        about = {"attack": job.attack, "k": job.k, "draw": job.draw, "bottom": job.bottom}
+        about["code"] = code_of(*_modules(made), *_BEHIND, *self._beside(job, made))
+        return key_of(self._about | about)
+
+    def _beside(self, job: AttackJob, made: object) -> tuple[str, ...]:
+        """What else stands behind a score than an attack on the victim's labels does."""
+        if job.bottom not in (TRAINED, OUTCOME):
+            return _FREE
+        if job.bottom == OUTCOME or not isinstance(made, Attack):
+            return _BESIDES
+        scenario = scenario_of(made, job.attack, own_columns=True)
+        return () if scenario in (INFERENCE_TIME, TRAINING_TIME) else _BESIDES
+
+
+def _modules(made: object) -> Iterator[str]:
+    """Where the code of an attack stands, and of the one it hands its evidence to."""
+    yield type(made).__module__
+    if isinstance(made, Wrapper):
+        yield from _modules(made.inner)

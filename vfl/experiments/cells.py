@@ -1,0 +1,386 @@
+"""Cells: what a grid trains, each a run of its own, named by what is in it.
+
+Besides: the folder of a grid, and digests of all that trainings and scores depend on, which are
+plug-ins' code, the experiment, and the rows.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vfl.config import CompareSettings, Experiment, GridSettings, read_experiment, to_toml
+from vfl.core.errors import ConfigError, RunFolderError
+from vfl.core.registry import parts
+from vfl.core.storage import check_format, read_json, stamp, write_json, write_text
+from vfl.core.version import VERSION
+
+if TYPE_CHECKING:
+    from vfl.datasets import PartyData
+
+
+#: What makes a folder that of a grid.
+GRID = "grid.json"
+CONFIG = "config.toml"
+CELLS = "cells"
+#: What a cell's run folder holds besides: measures of its codec; why it ended badly; its cut; that
+#: a party found out who tampered, and stopped.
+CODEC, FAILURE, PICTURES = "codec.json", "failure.json", "pictures.json"
+FOUND_OUT = "found_out.json"
+_SPELLING = 40
+#: In the place of an adversary: nobody tampers.
+HONEST = "none"
+
+Kind = Literal["codecs", "attacks"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training of a grid.
+
+    Attributes:
+        experiment: what is trained.
+        title: what people call it.
+        about: what it is in words of the grid, by column.
+        victim: the defense or codec that is attacked, or "baselines", with which its folder's name
+            begins; empty of a comparison, where that is the codec.
+        adversary: spec of the one it is trained against; "none" trains honestly.
+    """
+
+    experiment: Experiment
+    title: str
+    about: Mapping[str, str]
+    victim: str = ""
+    adversary: str = HONEST
+
+    @property
+    def name(self) -> str:
+        """Its folder's name; it follows from what is trained, whatever else is."""
+        spec = self.victim or self.experiment.codec
+        spelt = re.sub(r"[^A-Za-z0-9=.,-]+", "_", spec)[:_SPELLING]
+        honest = f"{spelt}-seed{self.experiment.seed}-{experiment_digest(self.experiment)}"
+        about = json.dumps(dict(self.about), sort_keys=True)
+        return honest if self.adversary == HONEST else f"{honest}-{text_digest(about)}"
+
+
+class GridFolder:
+    """The folder of a grid: its experiment, its list of cells, and a run folder for each.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def cells_path(self) -> Path:
+        """Where the run folders lie."""
+        return self.path / CELLS
+
+    def aside(self, cell: Cell) -> Path:
+        """Where a cell's run folder lies while the same is trained anew in its place."""
+        return self.path / "aside" / cell.name
+
+    def write(
+        self, experiment: Experiment, cells: Sequence[Cell], command: str, notes: Sequence[str] = ()
+    ) -> None:
+        """Say what the grid is; what earlier calls trained of it stays.
+
+        Args:
+            experiment: with its table of what is compared.
+            cells: what is trained.
+            command: how to repeat it.
+            notes: what a reader of the results must know.
+
+        Raises:
+            RunFolderError: the folder is that of a single run, or of another version.
+        """
+        if (self.path / "run.json").exists():
+            raise RunFolderError(
+                "this is the folder of a single training",
+                where=str(self.path),
+                fix="give another folder with --out",
+            )
+        created, kind = datetime.now(UTC).isoformat(timespec="seconds"), kind_of(experiment)
+        if (self.path / GRID).exists():
+            created = self.head("created")
+            if self.kind != kind:
+                raise RunFolderError(
+                    f"this is the folder of a grid of another kind, {self.kind}",
+                    where=str(self.path),
+                    fix="give another folder with --out",
+                )
+        listed = [
+            {
+                "name": cell.name,
+                "title": cell.title,
+                "about": dict(cell.about),
+                "called": cell.victim,
+                "adversary": cell.adversary,
+                "experiment": cell.experiment.model_dump(mode="json", exclude_none=True),
+            }
+            for cell in cells
+        ]
+        about = stamp() | {"name": experiment.name, "kind": kind}
+        about |= {"created": created, "command": command}
+        write_text(self.path / CONFIG, to_toml(experiment))
+        write_json(self.path / GRID, about | {"notes": list(notes), "cells": listed})
+
+    def experiment(self) -> Experiment:
+        """What the grid was made from."""
+        return read_experiment(self.path / CONFIG)
+
+    def cells(self) -> list[Cell]:
+        """What is trained, in order."""
+        return [
+            Cell(
+                Experiment.model_validate(one["experiment"]),
+                one["title"],
+                one["about"],
+                one.get("called", ""),
+                one.get("adversary", HONEST),
+            )
+            for one in self._record()["cells"]
+        ]
+
+    @property
+    def kind(self) -> Kind:
+        """What its cells are for."""
+        kind: Kind = self._record().get("kind", "codecs")
+        return kind
+
+    def head(self, key: str) -> Any:
+        """`name`, `created`, `command`, `vfl` or `notes`."""
+        return self._record()[key]
+
+    def _record(self) -> Any:
+        if not (self.path / GRID).exists():
+            raise RunFolderError(
+                "there is no grid in this folder",
+                where=str(self.path),
+                fix="give the folder that vfl compare or vfl grid printed",
+            )
+        record = read_json(self.path / GRID)
+        check_format(record, self.path / GRID)
+        return record
+
+
+def kind_of(experiment: Experiment) -> Kind:
+    """What a grid of this experiment is for: what it compares."""
+    return "codecs" if experiment.grid is None else "attacks"
+
+
+def is_grid(path: Path) -> bool:
+    """Whether a folder is that of a grid."""
+    return (path / GRID).exists()
+
+
+def chosen(cells: Sequence[Cell], words: str) -> list[Cell]:
+    """The cells whose title or name holds these words, whole: topk is no part of randtopk.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    whole = re.compile(rf"(?<!\w){re.escape(words)}(?!\w)")
+    found = [cell for cell in cells if whole.search(cell.title) or whole.search(cell.name)]
+    if not found:
+        raise ConfigError(
+            "no cell is called so",
+            got=words,
+            want="a part of what --dry-run lists",
+        )
+    return found
+
+
+def is_done(path: Path) -> bool:
+    """Whether a cell's run folder is whole."""
+    return (path / "summary.json").exists() and (path / CODEC).exists()
+
+
+def failure_of(path: Path) -> dict[str, Any] | None:
+    """Why a cell ended badly, as an error's record with its exit code; None if it did not."""
+    failed = path / FAILURE
+    return read_json(failed) if failed.exists() and not is_done(path) else None
+
+
+def settings_of(experiment: Experiment) -> CompareSettings:
+    """What is compared.
+
+    Raises:
+        ConfigError: nothing says so.
+    """
+    if experiment.compare is None:
+        raise ConfigError(
+            "nothing says which codecs are compared",
+            want="a table [compare] with codecs, or --codec SPEC --codec SPEC",
+        )
+    return experiment.compare
+
+
+def grid_settings_of(experiment: Experiment) -> GridSettings:
+    """What is attacked.
+
+    Raises:
+        ConfigError: nothing says so.
+    """
+    if experiment.grid is None:
+        raise ConfigError(
+            "nothing says what is attacked",
+            want="a table [grid] with defenses and attacks, or --defense SPEC --attack SPEC",
+        )
+    return experiment.grid
+
+
+_DIGITS = 12
+#: Rooms whose modules plug-ins are made of; the lists of their members are no part of any.
+_PLUG_INS = ("vfl.attacks.", "vfl.compression.", "vfl.defenses.", "vfl.models.")
+#: Tables of an experiment that nothing trained follows from.
+LISTS = frozenset({"compare", "grid"})
+
+
+def experiment_digest(experiment: Experiment) -> str:
+    """Of all that is trained, whatever it is compared with."""
+    return text_digest(experiment.model_dump_json(exclude=set(LISTS)))
+
+
+def text_digest(text: str) -> str:
+    """A short one of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def data_digest(data: Mapping[str, PartyData]) -> str:
+    """Of every party's inputs and labels, and of the split."""
+    digest = hashlib.sha256()
+    for name, own in sorted(data.items()):
+        split = own.split
+        arrays = [split.train, split.validation, split.test]
+        arrays += [one.numpy() for one in (own.inputs, own.labels) if one is not None]
+        for array in arrays:
+            digest.update(f"{name}|{array.dtype}|{array.shape}|".encode())
+            digest.update(array.tobytes())
+    return digest.hexdigest()[:_DIGITS]
+
+
+@cache
+def code_of(*modules: str) -> str:
+    """A digest of vfl's version, some modules' source, and what they import of plug-ins' code.
+
+    That is of the rooms of attacks, codecs, defenses and models, of the room they stand in
+    themselves, or of the package or folder of whoever wrote them. A change of another attack leaves
+    it as it is.
+
+    Args:
+        modules: of plug-ins, ours or another package's, and of what shows an attack its victim.
+    """
+    digest = hashlib.sha256(VERSION.encode())
+    for name in sorted(_needed(modules)):
+        digest.update(name.encode())
+        digest.update(_source(name))
+    return digest.hexdigest()[:_DIGITS]
+
+
+def plug_ins_of(experiment: Experiment, adversaries: Sequence[str] = ()) -> str:
+    """A digest of the code of all that a training is made of; see `code_of`.
+
+    Args:
+        experiment: with a defense, a codec and models.
+        adversaries: specs of those it is trained against.
+    """
+    from vfl import compression, defenses, models  # a report reads digests without torch
+    from vfl.attacks.active import make_adversary
+
+    made: list[object] = [defenses.make(spec) for spec in parts(experiment.defense)]
+    made += [compression.make(experiment.codec), models.make_top(experiment.label.top)]
+    made += [models.make_bottom(party.bottom) for party in experiment.parties.values()]
+    made += [make_adversary(spec) for spec in adversaries]
+    return code_of(*sorted({type(one).__module__ for one in made}))
+
+
+def _needed(modules: Iterable[str]) -> set[str]:
+    """The modules, and all of the room that they import by whatever way."""
+    found, waiting = set(modules), list(modules)
+    while waiting:
+        for name in _imports(waiting.pop()):
+            if name not in found:
+                found.add(name)
+                waiting.append(name)
+    return found
+
+
+def _imports(module: str) -> Iterator[str]:
+    """Modules of plug-ins, and of the same kind, that a module names in its imports."""
+    room = ".".join(module.split(".")[:2]) if module.startswith("vfl.") else ""
+    for node in ast.walk(ast.parse(_source(module))):
+        if isinstance(node, ast.ImportFrom):
+            name = "." * node.level + (node.module or "")
+            asked = [importlib.util.resolve_name(name, module.rpartition(".")[0])]
+        elif isinstance(node, ast.Import):
+            asked = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from (one for one in asked if _belongs(one, room, module))
+
+
+def _belongs(name: str, room: str, module: str) -> bool:
+    if name.startswith(_PLUG_INS):
+        return True
+    if room:
+        return name.startswith(f"{room}.")
+    if name.split(".")[0] == module.split(".")[0]:
+        return True
+    here, there = _file(module), _file(name)
+    beside = here is not None and there is not None and there.parent == here.parent
+    return beside and not {"site-packages", "dist-packages"} & set(there.parts if there else ())
+
+
+def _source(module: str) -> bytes:
+    file = _file(module)
+    return b"" if file is None else file.read_bytes()
+
+
+def _file(module: str) -> Path | None:
+    """Where a module's source lies; a script that runs is a module as well."""
+    origin = getattr(sys.modules.get(module), "__file__", None)
+    if origin is None and module not in sys.modules:
+        try:
+            spec = importlib.util.find_spec(module)
+        except ModuleNotFoundError:
+            return None
+        origin = None if spec is None else spec.origin
+    return Path(origin) if origin is not None and origin.endswith(".py") else None
+
+
+_MADE_OF = "made_of"
+
+
+def discard_if_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> None:
+    """Throw a cell's run folder away unless rows and plug-ins are those it came from.
+
+    What they are now is written beside the cells, for the next call to compare with. Where nothing
+    was written, as by older versions, nobody knows what it came from.
+
+    Args:
+        cell: what is going to be trained, or was.
+        folder: of its grid.
+        data: every party's rows.
+    """
+    path = folder.path / _MADE_OF / f"{cell.name}.json"
+    against = [] if cell.adversary == HONEST else [cell.adversary]
+    now = {"data": data_digest(data), "code": plug_ins_of(cell.experiment, against)}
+    before = read_json(path) if path.exists() else {}
+    if {key: before.get(key) for key in now} != now:
+        for run in (folder.cells_path / cell.name, folder.aside(cell)):
+            shutil.rmtree(run, ignore_errors=True)
+    write_json(path, now)

@@ -1,0 +1,224 @@
+"""What would stop a grid of attacks: by its settings, and by its rows, before anything trains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import torch
+
+from vfl import attacks, compression
+from vfl.attacks import Attack, Grant
+from vfl.attacks.active import make_adversary
+from vfl.attacks.cases import Part, classes_of, draw_leak, require_column
+from vfl.config import Experiment, GridSettings
+from vfl.core.errors import ExposedCutError, TooFewRowsError, UserError
+from vfl.core.seeds import generator
+from vfl.datasets import PartyData
+from vfl.experiments.attack_runner import start_adversary
+from vfl.experiments.cells import HONEST
+from vfl.experiments.scenarios import (
+    COLLUSION,
+    PREDICTIONS,
+    QUERIES_ATTRIBUTE,
+    RECORDED_QUERIES,
+    SECURE_SUM,
+    SNAPSHOTS,
+    TRAINING_TIME,
+    Scenario,
+    attacker_of,
+    known_rows,
+    scenario_of,
+)
+from vfl.session.secure import nobodys_bottom, shares_weights
+from vfl.session.trace import trace_of_masked_cuts
+from vfl.training.run import session_of
+
+#: A setting, and what is wrong with it.
+Mistake = tuple[tuple[str, ...], UserError]
+
+
+def check_attacks(experiment: Experiment, settings: GridSettings) -> None:
+    """Refuse what could not be run, before anything is trained.
+
+    Raises:
+        ConfigError: no feature party has that name.
+        SpecError: an attack or an adversary cannot be built.
+        UserError: no attacker of this grid has what an attack needs.
+        ExposedCutError: it reads what is recorded, of a training that sums cuts under masks.
+    """
+    attacker_of(experiment, settings)
+    own_columns = experiment.label.party in experiment.parties
+    for spec, attack in {spec: attacks.make(spec) for spec in settings.attack_specs}.items():
+        scenario = scenario_of(attack, spec, own_columns)
+        _check_scenario(scenario, spec, attack, experiment, settings)
+    active = [spec for spec in settings.trainings if spec != HONEST]
+    for spec in active:
+        make_adversary(spec)
+    if active and settings.trained_by == "owner":
+        raise UserError(
+            f"{active[0]} tampers with the training, and where the owner trained alone nobody can",
+            where="grid.adversaries",
+            fix="trained_by = 'split'",
+        )
+
+
+def _check_scenario(
+    scenario: Scenario, spec: str, attack: Attack, experiment: Experiment, settings: GridSettings
+) -> None:
+    """Refuse an attack that no attacker of this grid could run."""
+    party = attacker_of(experiment, settings)
+    if scenario == SECURE_SUM and experiment.secure == "none":
+        raise UserError(
+            f"{spec} takes cuts off a sum, and the label party sees every cut",
+            where="grid.attacks",
+            fix="secure = 'sum', or the attack by itself",
+        )
+    if experiment.secure != "none" and scenario.records is not None:
+        why = f"recorded frames: {trace_of_masked_cuts().what}"
+        if scenario == SNAPSHOTS:
+            why = (
+                "bottoms of every epoch: a trace keeps them, and under a secure sum none is written"
+            )
+        raise ExposedCutError(
+            f"{spec} reads {why}",
+            where="grid.attacks",
+            want="secure = 'none', or an attack that reads nothing recorded",
+        )
+    if shares_weights(experiment):
+        raise nobodys_bottom(party)
+    if scenario == COLLUSION and len(experiment.feature_parties) == 1:
+        raise UserError(
+            f"{spec} needs feature parties that collude, and there is one alone",
+            where="grid.attacks",
+            fix="a second feature party",
+        )
+    if scenario.records in ("training", "snapshots") and settings.trained_by == "owner":
+        raise UserError(
+            f"{spec} needs the training, and where the owner trained alone nobody saw it",
+            where="grid.attacks",
+            fix="trained_by = 'split'",
+        )
+    if scenario.attacker == "label party" and Grant.TOP in attack.needs:
+        own = {experiment.label.party} if Grant.INPUTS in attack.needs else set()
+        found, wanted = set(experiment.parties), {party} | own
+        if found != wanted:  # an attack through the top stands for all who feed it
+            raise UserError(
+                f"{spec} needs a top that nobody else feeds",
+                where="grid.attacks",
+                got=f"columns of {', '.join(sorted(found))}",
+                want=f"columns of {', '.join(sorted(wanted))}",
+            )
+
+
+def grid_mistakes(
+    experiment: Experiment, settings: GridSettings, data: Mapping[str, PartyData]
+) -> Iterator[Mistake]:
+    """Everything that would stop a cell of a grid, in the words in which the cell would say it.
+
+    Args:
+        experiment: what is trained; with another seed rows may be split otherwise.
+        settings: what it is trained with and against, and what attacks it.
+        data: every party's rows.
+
+    Raises:
+        UserError: what no setting of a grid could mend; see `attack_mistakes`.
+    """
+    yield from attack_mistakes(experiment, settings, data)
+    for key, specs in (("defenses", settings.defenses), ("codecs", settings.codecs)):
+        for spec in specs:
+            victim = experiment.model_copy(update=settings.differs(spec))
+            yield from _refusal(key, spec, partial(session_of, victim, data, "train"))
+    party = attacker_of(experiment, settings)
+    for spec in settings.adversaries:
+        start = partial(start_adversary, spec, experiment, data, party, settings)
+        yield from _refusal("adversaries", spec, start)
+
+
+def attack_mistakes(
+    experiment: Experiment, settings: GridSettings, data: Mapping[str, PartyData]
+) -> Iterator[Mistake]:
+    """The part of `grid_mistakes` that a single victim, whatever its defense, would be stopped by.
+
+    Raises:
+        TooFewRowsError: there are no test rows.
+        UserError: a regression, or no feature party of that name.
+    """
+    require_test_rows(experiment, data)
+    party, label = attacker_of(experiment, settings), data[experiment.label.party]
+    labels, classes = classes_of(label)
+    width = compression.make(experiment.codec).wire_width(experiment.parties[party].width)
+    made = {spec: attacks.make(spec) for spec in settings.attack_specs}
+    scenarios = {spec: scenario_of(one, spec, own_columns=True) for spec, one in made.items()}
+    for spec, attack in made.items():
+        check = partial(_check_attack, attack, scenarios[spec], classes, width, data[party])
+        yield from _refusal("attacks", spec, check)
+    leaking = {scenarios[spec] for spec, attack in made.items() if Grant.LEAKED in attack.needs}
+    for part in {"train" if one == TRAINING_TIME else settings.leaks_from for one in leaking}:
+        rows = torch.from_numpy(getattr(label.split, part))
+        leak = partial(draw_leak, labels[rows], max(settings.leaks), generator(0), classes)
+        yield from _refusal("leaks", "", leak)
+    if any(one.by_cuts for one in scenarios.values()):
+        yield from _refusal(
+            "unlabelled", "", partial(_check_unlabelled, settings.unlabelled, label)
+        )
+    if any(one.attribute for one in scenarios.values()):
+        inputs = data[party].inputs
+        assert inputs is not None
+        columns = math.prod(inputs.shape[1:])
+        yield from _refusal("attribute", "", partial(require_column, columns, settings.attribute))
+
+
+def check_attacks_fit(
+    experiment: Experiment, settings: GridSettings, data: Mapping[str, PartyData]
+) -> None:
+    """Refuse attacks that this victim could not meet, before it is trained.
+
+    Raises:
+        UserError: the first of `attack_mistakes`.
+    """
+    for setting, mistake in attack_mistakes(experiment, settings, data):
+        mistake.where = mistake.where or ".".join(setting)
+        raise mistake
+
+
+def require_test_rows(experiment: Experiment, data: Mapping[str, PartyData]) -> None:
+    """Refuse rows of which none are for testing.
+
+    Raises:
+        TooFewRowsError: there are none.
+    """
+    if not len(data[experiment.label.party].split.test):
+        raise TooFewRowsError(
+            "nothing can be compared without test rows", where="data.test", want="data.test > 0"
+        )
+
+
+def _check_attack(
+    attack: Attack, scenario: Scenario, classes: int, width: int, own: PartyData
+) -> None:
+    """Refuse an attack that has no meaning for the task, or whose attacker knows no row."""
+    if scenario in (RECORDED_QUERIES, QUERIES_ATTRIBUTE, SECURE_SUM):
+        known_rows(own.split, "a label party")
+    if scenario == PREDICTIONS and Grant.LEAKED_INPUTS in attack.needs:
+        known_rows(own.split, "an outsider")
+    attack.check(2 if scenario.attribute else classes, width)
+
+
+def _check_unlabelled(part: Part, label: PartyData) -> None:
+    """Refuse an attacker that is to hold rows without labels where there are none."""
+    if not len(getattr(label.split, part)):
+        raise TooFewRowsError(
+            f"a feature party in use holds {part} rows without labels, and there are none",
+            want=f"data.{part} > 0, or unlabelled = 'test'",
+        )
+
+
+def _refusal(key: str, spec: str, attempt: Callable[[], object]) -> Iterator[Mistake]:
+    """What stops an attempt, if anything does; the message says of which spec."""
+    try:
+        attempt()
+    except UserError as error:
+        error.what = f"{spec}: {error.what}" if spec else error.what
+        yield ("grid", key), error

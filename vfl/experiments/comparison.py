@@ -1,0 +1,291 @@
+"""The cells of a comparison: every codec, at every level, under every variant, once a repeat.
+
+Which number stands for the ? of a codec at a level is found by building frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vfl import compression
+from vfl.compression import StepContext
+from vfl.config import WANTED, CompareSettings, Experiment, Places, with_overrides
+from vfl.core.errors import BadOptionError, ConfigError, UserError, WidthError
+from vfl.core.frame import HEADER_BYTES
+from vfl.core.seeds import Secret, generator
+from vfl.experiments.cells import Cell, settings_of
+from vfl.session.secure import nobodys_bottom, shares_weights
+from vfl.training.specs import check_specs
+
+_LARGEST = 2**22
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `vfl compare` trains.
+
+    Attributes:
+        cells: in the order they are trained, so that one repeat is whole before the next begins.
+        notes: what was left out, and why.
+    """
+
+    cells: tuple[Cell, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One codec of a comparison.
+
+    Attributes:
+        method: as the file says it.
+        codec: with the number that was looked for.
+        level: percent of dense float32 it was matched at; empty where nothing was.
+    """
+
+    method: str
+    codec: str
+    level: str
+
+
+def comparison_of(experiment: Experiment, places: Places | None = None) -> Comparison:
+    """The cells of an experiment with a `compare` table.
+
+    Args:
+        experiment: what is trained.
+        places: where its settings stand, for messages.
+
+    Raises:
+        ConfigError: there is no such table, a variant is no setting, or nothing fits.
+        SpecError: a codec cannot be matched, or does not fit a variant.
+    """
+    places = places or Places()
+    settings = settings_of(experiment)
+    plain = experiment.model_copy(update={"compare": None, "grid": None})
+    notes: list[str] = []
+    choices: dict[str, list[Choice]] = {}
+    for variant, overrides in _variants(settings).items():
+        with _about(places, "compare", *(["variants", variant] if variant else [])):
+            one = with_overrides(plain, overrides)
+            check_specs(one)
+            if shares_weights(one):
+                raise nobodys_bottom(one.feature_parties[0])
+        with _about(places, "compare", "codecs"):
+            choices[variant], left_out = _choices(settings, CutShape.of(one))
+        notes += [f"{variant}: {note}" if variant else note for note in left_out]
+    cells = [
+        _cell(with_overrides(plain, [*overrides, *repeat]), choice, variant, repeat)
+        for repeat in settings.repeats
+        for variant, overrides in _variants(settings).items()
+        for choice in choices[variant]
+    ]
+    if not cells:
+        raise ConfigError(
+            "no codec fits any level, so nothing would be trained",
+            where=f"{places.before(('compare',))}compare.levels",
+            got=", ".join(f"{level:g} %" for level in settings.levels),
+            want="a level in which one number or bit of a row fits",
+        )
+    return Comparison(tuple(cells), tuple(notes))
+
+
+def _choices(settings: CompareSettings, cut: CutShape) -> tuple[list[Choice], list[str]]:
+    """Every codec with the numbers that were looked for, and what does not fit any level.
+
+    Raises:
+        SpecError: see `fitted_spec`.
+    """
+    found, notes = [], []
+    for method in settings.codecs:
+        if WANTED not in method:
+            found.append(Choice(method, method, ""))
+            continue
+        for level in settings.levels:
+            if codec := fitted_spec(method, level, cut):
+                found.append(Choice(method, codec, f"{level:g}"))
+            else:
+                notes.append(f"{method} is left out at {level:g} %: not even 1 fits")
+    return found, notes
+
+
+def plan_lines(cells: Sequence[Cell]) -> Iterator[str]:
+    """What would be trained, a line each, with the bytes a row of its training frames."""
+    yield f"{'bytes a row':>11}  {'of dense':>8}  cell"
+    for cell in cells:
+        cut, codec = CutShape.of(cell.experiment), cell.experiment.codec
+        if length_follows_data(codec, cut.widths):
+            yield f"{'as the data':>11}  {'asks':>8}  {cell.title}"
+        else:
+            sent = frame_bytes(codec, cut)
+            yield f"{sent / cut.rows:>11.2f}  {sent / cut.dense_bytes:>8.2%}  {cell.title}"
+
+
+def _variants(settings: CompareSettings) -> dict[str, tuple[str, ...]]:
+    """Overrides by variant; a single one without a name where none was asked for."""
+    return settings.variants or {"": ()}
+
+
+@contextmanager
+def _about(places: Places, *setting: str) -> Iterator[None]:
+    """Say of a mistake in which setting of the table it is."""
+    try:
+        yield
+    except UserError as mistake:
+        here = f"{places.before(setting)}{'.'.join(setting)}"
+        mistake.where = f"{here}, {mistake.where}" if mistake.where else here
+        raise
+
+
+def _cell(one: Experiment, choice: Choice, variant: str, repeat: tuple[str, ...]) -> Cell:
+    about = {
+        "variant": variant,
+        "method": choice.method,
+        "codec": choice.codec,
+        "level": choice.level,
+        "repeat": repeat[-1].removeprefix("data."),
+    }
+    level = f"at {choice.level} %" if choice.level else ""
+    title = " ".join(filter(None, (variant, choice.codec, level, about["repeat"])))
+    return Cell(one.model_copy(update={"codec": choice.codec}), title, about)
+
+
+@dataclass(frozen=True)
+class CutShape:
+    """The cut whose frames are matched.
+
+    Attributes:
+        widths: of each feature party's bottom.
+        rows: of a training batch.
+    """
+
+    widths: tuple[int, ...]
+    rows: int
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> CutShape:
+        """The cut of an experiment."""
+        widths = tuple(experiment.parties[name].width for name in experiment.feature_parties)
+        return cls(widths, experiment.train.batch_rows)
+
+    @property
+    def dense_bytes(self) -> int:
+        """The batch as plain float32, all parties, without headers."""
+        return 4 * self.rows * sum(self.widths)
+
+
+def frame_bytes(spec: str, cut: CutShape, drawn: int = 0) -> int:
+    """Bytes of the frames of one training batch, all parties, headers included.
+
+    Args:
+        spec: the codec.
+        cut: its shape.
+        drawn: which random cut.
+
+    Raises:
+        SpecError: the codec cannot be built, or does not fit the width.
+    """
+    moment = StepContext(training=True, secret=Secret.of_simulation(0, "match"))
+    codecs = [compression.make(spec) for _ in cut.widths]
+    for codec, width in zip(codecs, cut.widths, strict=True):
+        codec.check(width)
+    return sum(
+        HEADER_BYTES
+        + len(codec.encode(_drawn(codec.wire_width(width), cut.rows, drawn), moment).payload)
+        for codec, width in zip(codecs, cut.widths, strict=True)
+    )
+
+
+def length_follows_data(spec: str, widths: tuple[int, ...]) -> bool:
+    """Whether the length of a codec's frames depends on the data, or on what it learned.
+
+    >>> [length_follows_data(spec, (128,)) for spec in ("topk:k=3,values=8", "l1:target=6")]
+    [False, True]
+    """
+    few = CutShape(widths, 8)
+    return compression.make(spec).learns or frame_bytes(spec, few) != frame_bytes(spec, few, 1)
+
+
+def fitted_spec(spec: str, level: float, cut: CutShape) -> str | None:
+    """The spec with the largest number whose frames take at most `level` percent of dense float32.
+
+    Frames grow with the number; a codec for which that is not known beforehand is refused.
+
+    >>> shape = CutShape((128,), 256)
+    >>> fitted_spec("topk:k=?", 2.86, shape), fitted_spec("size:k=?", 0.5, shape)
+    ('topk:k=3', None)
+
+    Returns:
+        None if not even the smallest number fits.
+
+    Raises:
+        BadOptionError: the length of its frames does not follow from the number.
+        SpecError: the codec cannot be built with any number.
+    """
+    _require_matchable(spec, cut)
+    allowed = level / 100 * cut.dense_bytes
+
+    def fits(number: int) -> bool:
+        try:
+            return frame_bytes(_with(spec, number), cut) <= allowed
+        except (BadOptionError, WidthError):
+            return False
+
+    number = _last(fits)
+    return None if number is None else _with(spec, number)
+
+
+def _require_matchable(spec: str, cut: CutShape) -> None:
+    """Refuse a codec whose frames depend on data, on what was learned, or not on the number.
+
+    Raises:
+        BadOptionError: with the reason.
+        SpecError: the codec cannot be built.
+    """
+    least = _with(spec, 1)
+    plain = CutShape(cut.widths, min(cut.rows, 8))
+    if length_follows_data(least, cut.widths):
+        raise BadOptionError(
+            "no number can be looked for here: how long its frames are depends on the data",
+            got=spec,
+            fix="write the number; the comparison shows the bytes that were really sent",
+        )
+    try:
+        grows = frame_bytes(_with(spec, 2), plain) > frame_bytes(least, plain)
+    except WidthError:
+        grows = True  # of a cut that is one unit wide
+    except BadOptionError:
+        grows = False
+    if not grows:
+        raise BadOptionError(
+            "no number can be looked for here: frames do not grow with it",
+            got=spec,
+            want="an option that fixes how much is sent, such as topk:k=?",
+        )
+
+
+def _with(spec: str, number: int) -> str:
+    return spec.replace(WANTED, str(number))
+
+
+def _last(fits: Callable[[int], bool]) -> int | None:
+    """The largest number from 1 on that fits, where all below one that fits do."""
+    if not fits(1):
+        return None
+    low = 1
+    while low < _LARGEST and fits(2 * low):
+        low *= 2
+    high = 2 * low
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _drawn(width: int, rows: int, drawn: int) -> Tensor:
+    """A rectified cut; the higher `drawn`, the fewer values are above zero."""
+    return (torch.randn(rows, width, generator=generator(drawn, "match")) - drawn).relu()

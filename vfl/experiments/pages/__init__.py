@@ -1,0 +1,7 @@
+"""The page of a run or a grid: one static HTML file, no script, nothing fetched."""
+
+from __future__ import annotations
+
+from vfl.experiments.pages.build import build_report
+
+__all__ = ["build_report"]

@@ -1,0 +1,390 @@
+"""The page of a grid of attacks: leaderboard, defenses at a glance, drawings, pictures, victims.
+
+Drawings show accuracy against attacks, advantage by leaked labels, angles between cuts and maps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from markupsafe import Markup
+
+from vfl.config import GridSettings
+from vfl.core.storage import read_json
+from vfl.experiments.attack_results import (
+    board_table,
+    missing,
+    others_table,
+    read_rows,
+    sentences,
+    standings_table,
+)
+from vfl.experiments.cells import HONEST, PICTURES, Cell, GridFolder, grid_settings_of
+from vfl.experiments.leaderboard import (
+    OF_LABELS,
+    UNDEFENDED,
+    LeaderboardEntry,
+    Standing,
+    Verdict,
+    by_attack,
+    is_ranked,
+    leaderboard,
+    leaked,
+    mean_of,
+)
+from vfl.experiments.pages.charts import (
+    STYLES,
+    Area,
+    Drawing,
+    Point,
+    Series,
+    ends_of,
+    line_drawing,
+    map_chart,
+    scatter_chart,
+)
+from vfl.experiments.pictures import Gallery
+from vfl.experiments.scores import OF_CELL, Row, read_scores
+from vfl.experiments.tables import Table, bytes_text, list_text, percent_text, seconds_text
+
+_ANGLE_TICKS = [(0.0, "0"), (math.pi / 4, "π/4"), (math.pi / 2, "π/2"), (3 * math.pi / 4, "3π/4"),
+                (math.pi, "π")]  # fmt: skip
+
+
+def numbered(entries: Sequence[LeaderboardEntry]) -> dict[str, int]:
+    """The number each defense has in all drawings: its place on the leaderboard."""
+    return {entry.defense: number for number, entry in enumerate(entries, 1)}
+
+
+def style_of(number: int) -> int:
+    """The colour of a number."""
+    return 1 + number % STYLES
+
+
+def tradeoffs(
+    entries: Sequence[LeaderboardEntry], rows: Sequence[Row], margin: float
+) -> Iterator[Drawing]:
+    """Accuracy against the worst attack at each k, then against each attack at the middle k."""
+    numbers = numbered(entries)
+    leaks = [one.k for one in entries[0].standings]
+    for place, k in enumerate(leaks):
+        standings = {one.defense: one.standings[place] for one in entries}
+        words = f"The worst attack at k = {k}" if k else "The worst attack"
+        values = {name: one.value.mean for name, one in standings.items()}
+        first = next(iter(standings.values()))
+        yield _tradeoff(f"worst-{k}", words, entries, numbers, values, first, margin)
+    middle = leaks[len(leaks) // 2]
+    for order, attack in enumerate(dict.fromkeys(row.attacker for row in leaked(rows, middle))):
+        values = {}
+        for one in entries:
+            own = [row for row in leaked(rows, middle) if row.defense == one.defense]
+            if attack in (found := by_attack(own)):
+                values[one.defense] = mean_of(found[attack])
+        standing = entries[0].standings[leaks.index(middle)]
+        title = f"{attack} at k = {middle}"
+        yield _tradeoff(f"attack-{order}", title, entries, numbers, values, standing, margin)
+
+
+def _tradeoff(
+    key: str,
+    title: str,
+    entries: Sequence[LeaderboardEntry],
+    numbers: Mapping[str, int],
+    values: Mapping[str, float],
+    standing: Standing,
+    margin: float,
+) -> Drawing:
+    known = [entry for entry in entries if entry.defense in values]
+    points = [
+        Point(
+            str(numbers[one.defense]),
+            100 * one.accuracy.mean,
+            100 * values[one.defense],
+            style_of(numbers[one.defense]),
+        )
+        for one in known
+    ]
+    baseline = 100 * standing.baseline_value.mean
+    undefended = next((one for one in entries if one.defense == UNDEFENDED), None)
+    area = Area(100 * undefended.accuracy.mean - margin, baseline) if undefended else None
+    ends = "; ".join(
+        f"{one.defense} {100 * one.accuracy.mean:.1f} and {100 * values[one.defense]:.1f}"
+        for one in known
+    )
+    chart = scatter_chart(
+        key,
+        title,
+        f"Test accuracy and attack success in percent: {ends}.",
+        points,
+        "test accuracy, percent",
+        area,
+        [(baseline, "best baseline")],
+    )
+    return Drawing(title, "attack success, percent; shaded: perfect protection", chart, ())
+
+
+def advantages(entries: Sequence[LeaderboardEntry]) -> Iterator[Drawing]:
+    """The worst case above the best baseline, by leaked labels."""
+    numbers = numbered(entries)
+    lines = []
+    for entry in entries:
+        above = [(float(x), one.advantage) for x, one in enumerate(entry.standings)]
+        points = [(x, 100 * one.mean) for x, one in above]
+        whiskers = [
+            (x, 100 * one.low, 100 * one.high) for x, one in above if one.half_width is not None
+        ]
+        number = numbers[entry.defense]
+        lines.append(Series(f"{number} {entry.defense}", points, style_of(number), whiskers))
+    words = "points of the worst attack above the best baseline, 95 % intervals"
+    yield from _by_leaks("advantage", "Advantage by leaked labels", words, lines, entries[0])
+
+
+def attack_advantages(
+    rows: Sequence[Row], entries: Sequence[LeaderboardEntry]
+) -> Iterator[Drawing]:
+    """For each defense, every attack above the best baseline by leaked labels."""
+    for number, entry in enumerate(entries):
+        own = [row for row in rows if row.defense == entry.defense]
+        points: dict[str, list[tuple[float, float]]] = {}
+        for x, one in enumerate(entry.standings):
+            best = one.baseline_value.mean
+            for attack, values in by_attack(leaked(own, one.k)).items():
+                points.setdefault(attack, []).append((float(x), 100 * (mean_of(values) - best)))
+        lines = [
+            Series(attack, found, style_of(order))
+            for order, (attack, found) in enumerate(points.items())
+        ]
+        words = "points of each attack above the best baseline"
+        yield from _by_leaks(f"attacks-{number}", entry.defense, words, lines, entry)
+
+
+def _by_leaks(
+    key: str, title: str, words: str, lines: Sequence[Series], entry: LeaderboardEntry
+) -> Iterator[Drawing]:
+    """Lines over the leaked labels of an entry, as many charts as their number takes."""
+    ticks = [(float(x), str(one.k)) for x, one in enumerate(entry.standings)]
+    for start in range(0, len(lines), STYLES):
+        part = lines[start : start + STYLES]
+        label = "leaked labels of each class"
+        yield line_drawing(
+            f"{key}-{start}", title, words, ends_of(part, ".1f"), part, label, x_ticks=ticks
+        )
+
+
+def pictures(drawn: Mapping[str, Mapping[str, Any]]) -> Iterator[Drawing]:
+    """Angles between cuts, and t-SNE maps, by defense."""
+    for number, (defense, cut) in enumerate(drawn.items()):
+        bins = len(cut["same"])
+        lines = [
+            Series(
+                word,
+                [(math.pi * (x + 0.5) / bins, 100 * share) for x, share in enumerate(cut[name])],
+                style,
+            )
+            for name, word, style in (("same", "same class", 2), ("different", "two classes", 1))
+        ]
+        title = f"Angles, {defense}"
+        means = (cut["same_mean"], cut["different_mean"])
+        words = "percent of pairs of test cuts; mean " + " and ".join(
+            "none" if mean is None else f"{mean:.2f}" for mean in means
+        )
+        yield line_drawing(
+            f"angles-{number}", title, f"{words} rad", f"{words} rad.", lines, "angle, rad",
+            x_ticks=_ANGLE_TICKS,
+        )  # fmt: skip
+        yield from _map(number, defense, cut)
+
+
+def _map(number: int, defense: str, cut: Mapping[str, Any]) -> Iterator[Drawing]:
+    if cut["map"]:
+        points = [
+            Point("", x, y, 1 + label % STYLES)
+            for (x, y), label in zip(cut["map"], cut["labels"], strict=True)
+        ]
+        title = f"t-SNE, {defense}"
+        words = f"{len(points)} test cuts, a colour a class" + (
+            "" if max(cut["labels"]) < STYLES else f"; class {STYLES} and up share them"
+        )
+        chart: Markup = map_chart(f"map-{number}", title, words, points)
+        yield Drawing(title, words, chart, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One defense at one k.
+
+    Attributes:
+        words: points of the worst attack above the best baseline.
+        verdict: what follows, which the page tints.
+        hint: the attack and what it reaches, for whoever points there.
+    """
+
+    words: str
+    verdict: Verdict
+    hint: str
+
+
+def glance(entries: Sequence[LeaderboardEntry]) -> list[tuple[str, list[Tile]]]:
+    """The advantage of the worst attack for every entry of a leaderboard, a tile for each k."""
+    return [
+        (
+            f"{number} {entry.defense}",
+            [
+                Tile(
+                    f"{100 * one.advantage.mean:+.1f}",
+                    one.verdict,
+                    f"{one.verdict}: {one.attack} reaches {100 * one.value.mean:.1f} %",
+                )
+                for one in entry.standings
+            ],
+        )
+        for number, entry in enumerate(entries, 1)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """Pictures above each other, column by column about the same row.
+
+    Attributes:
+        title, caption: as of a drawing.
+        lines: what each line of pictures is, and the pictures as PNG files in base64.
+    """
+
+    title: str
+    caption: str
+    lines: Sequence[tuple[str, Sequence[str]]]
+
+
+def strips(folder: GridFolder) -> Iterator[Strip]:
+    """One for each attack on pictures and victim of which pictures were drawn.
+
+    Raises:
+        RunFolderError: a file of a cell is damaged.
+    """
+    for cell in folder.cells():
+        path = folder.cells_path / cell.name
+        for one in read_scores(path / OF_CELL):
+            if (drawn := Gallery(path).get(one.key)) is None:
+                continue
+            against = "" if cell.adversary in (HONEST, one.attack) else f" against {cell.adversary}"
+            words = ", ".join(f"{name} {value:.3g}, mean picture {guess:.3g}"
+                              for name, value, guess in one.measured)  # fmt: skip
+            means = (drawn.mean,) * len(drawn.true)
+            lines = [("true", drawn.true), ("found", drawn.found), ("mean", means)]
+            yield Strip(f"{one.attack}, {cell.victim}{against}", words, lines)
+
+
+def attack_page(folder: GridFolder) -> dict[str, Any]:
+    """What the template of a grid of attacks prints, from what its cells hold.
+
+    Raises:
+        RunFolderError: a file of it is damaged.
+    """
+    experiment = folder.experiment()
+    settings = grid_settings_of(experiment)
+    rows = read_rows(folder)
+    entries = leaderboard(rows, settings.margin)
+    others = [row for row in rows if not is_ranked(row)]
+    labels = [row for row in rows if is_ranked(row)]
+    shown: dict[str, Any] = {
+        "count": f"{len(rows)} attacks",
+        "sentence": _sentence(settings),
+        "notes": missing(folder),
+        "margin": settings.margin,
+        "board": None,
+        "others": others_table(others) if others else None,
+        "pictures": list(pictures(_drawn(folder, settings))),
+        "reconstructed": [],
+        "attackers": list(sentences(rows).items()),
+        "victims": _victims(folder, rows),
+    }
+    if settings.draws_rows(experiment.is_table):
+        shown["reconstructed"] = list(strips(folder))
+    if entries:
+        shown |= {
+            "board": _board(entries, settings),
+            "ks": [one.k for one in entries[0].standings],
+            "glance": glance(entries),
+            "standings": standings_table(entries),
+            "tradeoffs": list(tradeoffs(entries, labels, settings.margin)),
+            "advantages": [*advantages(entries), *attack_advantages(labels, entries)],
+        }
+    return shown
+
+
+def _board(entries: Sequence[LeaderboardEntry], settings: GridSettings) -> Table:
+    """The leaderboard with the number that each defense has in the drawings."""
+    board = board_table(entries, settings.margin)
+    lines = [[f"{number} {line[0]}", *line[1:]] for number, line in enumerate(board.rows, 1)]
+    return replace(board, rows=lines)
+
+
+def _drawn(folder: GridFolder, settings: GridSettings) -> dict[str, dict[str, Any]]:
+    """Pictures of each defense's first victim, as far as they were drawn."""
+    found = {}
+    for cell in folder.cells():
+        path = folder.cells_path / cell.name / PICTURES
+        if cell.experiment.seed == settings.seeds[0] and path.exists():
+            found[_victim(cell)] = read_json(path)
+    return found
+
+
+def _victim(cell: Cell) -> str:
+    """What a cell's victim is called among the others of its seed."""
+    against = "" if cell.adversary == HONEST else f" against {cell.adversary}"
+    return f"{cell.victim}{against}"
+
+
+def _victims(folder: GridFolder, rows: Iterable[Row]) -> Table:
+    """One line a victim: what it cost and what was got out of it."""
+    head = ["defense", "seed", "accuracy", "on the wire", "trained in", "worst attack", "reached"]
+    mine: dict[tuple[str, str, int], list[Row]] = {}
+    for row in rows:
+        mine.setdefault((row.defense, row.adversary, row.seed), []).append(row)
+    lines = []
+    for cell in folder.cells():
+        own = mine.get((cell.victim, cell.adversary, cell.experiment.seed), [])
+        summary = folder.cells_path / cell.name / "summary.json"
+        if own and summary.exists():
+            lines.append(
+                [_victim(cell), str(cell.experiment.seed), *_cost(read_json(summary), own)]
+            )
+    return Table(head, lines)
+
+
+def _cost(summary: Mapping[str, Any], rows: Iterable[Row]) -> list[str]:
+    """The rest of a victim's line; no worst attack where none was after its labels."""
+    sent = sum(summary["bytes_up"].values()) + sum(summary["bytes_down"].values())
+    labels = [row for row in rows if row.measure in OF_LABELS]
+    worst = max(labels, key=lambda row: row.value, default=None)
+    return [
+        percent_text(summary["test_accuracy"]),
+        bytes_text(sent),
+        seconds_text(summary["seconds"]),
+        "" if worst is None else f"{worst.attack}, k = {worst.k}",
+        "" if worst is None else percent_text(worst.value),
+    ]
+
+
+def _counted(count: int, one: str, more: str = "") -> str:
+    return f"{count} {one if count == 1 else more or one + 's'}"
+
+
+def _sentence(settings: GridSettings) -> str:
+    leaks = list_text(tuple(str(k) for k in settings.leaks), shown=8)
+    trained = {
+        "owner": "One owner trained both halves and handed the bottom out.",
+        "split": "Each feature party trained its own bottom.",
+    }
+    active = len(settings.trainings) - 1
+    against = f", honestly and against {_counted(active, 'adversary', 'adversaries')}"
+    return (
+        f"{_counted(len(settings.victims), 'defense')}, each trained on "
+        f"{_counted(len(settings.seeds), 'seed')}{against if active else ''}; "
+        f"{settings.draws} draws of {leaks} leaked labels of each class for every victim, the same "
+        f"for all defenses. {trained[settings.trained_by]}"
+    )

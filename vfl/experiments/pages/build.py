@@ -1,0 +1,75 @@
+"""From a run folder to its page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from vfl.core.storage import write_text
+from vfl.core.text import printable_lines
+from vfl.experiments.cells import CONFIG, GridFolder, is_grid
+from vfl.experiments.pages.attack_page import attack_page
+from vfl.experiments.pages.comparison_page import comparison_page
+from vfl.experiments.pages.run_page import run_page
+from vfl.experiments.tables import date_text
+
+PAGE = "report.html"
+_TEXT_LIMIT = 1_000_000  # characters of one text, such as a configuration
+
+
+def build_report(run_folder: Path) -> Path:
+    """Write `report.html` into the folder of a run or a grid, from what it holds.
+
+    The page is one static file: no script, nothing fetched, and the same bytes every time.
+
+    Args:
+        run_folder: a folder that training, comparing or attacking wrote.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        RunFolderError: there is no run in it, or one this version cannot read.
+    """
+    target = Path(run_folder) / PAGE
+    write_text(target, render(Path(run_folder)))
+    return target
+
+
+def render(run_folder: Path) -> str:
+    """The page of a run folder as text.
+
+    Raises:
+        RunFolderError: as `build_report`.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    if not is_grid(run_folder):
+        page = run_page(run_folder)
+        return environment.get_template("run.html").render(page=page)
+    folder = GridFolder(run_folder)
+    attacks = folder.kind == "attacks"
+    shown = attack_page(folder) if attacks else comparison_page(folder)
+    meta = (date_text(folder.head("created")), shown["count"], f"vfl {folder.head('vfl')}")
+    page = shown | {
+        "name": folder.experiment().name,
+        "meta": " · ".join(meta),
+        "command": folder.head("command"),
+        "config_text": (folder.path / CONFIG).read_text(encoding="utf-8").strip(),
+    }
+    return environment.get_template("attack.html" if attacks else "compare.html").render(page=page)
+
+
+def _shown(value: object) -> object:
+    """Text without what hides or steers; the engine escapes it afterwards. Charts are markup."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable_lines(value, _TEXT_LIMIT)
+    return value

@@ -1,0 +1,484 @@
+"""Charts as inline SVG: no script, no fonts of their own, colours from the page's style sheet.
+
+Every chart has a title and a description for readers who do not see it. Lines differ in dash as
+well as in colour, so that they can be told apart on paper. Where ticks go, and which points of a
+long curve are worth drawing, stands at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+WIDTH, HEIGHT = 440, 250
+LEFT, RIGHT, TOP, BOTTOM = 44, 428, 34, 212
+_DOTS_UP_TO, _DOTS_IN_ALL = 30, 90
+STYLES = 8
+_LEGEND_STEP = 104
+_BAR_ROW, _BAR_HEIGHT = 50, 16
+_BAR_LEFT, _BAR_RIGHT = 4, WIDTH - 4
+_ROOM = 4  # of the y axis, below the top of a shaded area
+
+Position = tuple[float, float]
+
+#: A place on an axis and its words.
+Tick = tuple[float, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A chart with its caption, and its legend as (swatch, words)."""
+
+    title: str
+    caption: str
+    chart: Markup
+    legend: Sequence[tuple[Markup, str]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line.
+
+    Attributes:
+        name: its word in the legend.
+        points: (x, y), finite, x ascending; a single one is drawn as a dot.
+        style: 1 to 8, colour and dash in the style sheet, so one thing looks alike in all charts.
+        whiskers: (x, low, high), an interval each.
+    """
+
+    name: str
+    points: Sequence[Position]
+    style: int = 1
+    whiskers: Sequence[tuple[float, float, float]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A range of values laid on a range of pixels."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+
+    def __call__(self, value: float) -> float:
+        """The pixel of a value."""
+        share = (value - self.low) / (self.high - self.low)
+        return self.start + share * (self.stop - self.start)
+
+
+def line_chart(
+    key: str,
+    title: str,
+    description: str,
+    series: Sequence[Series],
+    x_label: str,
+    x_from: float | None = None,
+    whole_x: bool = False,
+    x_ticks: Sequence[Tick] | None = None,
+    legend: bool = True,
+) -> Markup:
+    """Lines over two axes.
+
+    Args:
+        key: makes the ids of this chart unique in its page.
+        title: for screen readers, a few words.
+        description: for screen readers, what the lines show.
+        series: at least one point in all.
+        x_label: written under the axis.
+        x_from: where the x axis begins at the latest; None is the first point.
+        whole_x: the x axis counts things, so no tick lies between two of them.
+        x_ticks: places and words of the ticks, for an axis that is not linear.
+        legend: whether the names stand above the lines.
+
+    Returns:
+        An <svg> element.
+    """
+    heights = [y for each in series for y in _heights(each)]
+    starts = [x for each in series for x, _ in each.points]
+    starts += [] if x_from is None else [x_from]
+    x_low, x_high = widened(min(starts), max(starts))
+    y_low, y_high = widened(min(heights), max(heights))
+    y_step = tick_step(y_low, y_high)
+    x_scale = Scale(x_low, x_high, LEFT, RIGHT)
+    y_scale = Scale(*enclosing(y_low, y_high, y_step), BOTTOM, TOP)
+    drawn = [each for each in series if each.points]
+    dotted = sum(len(each.points) for each in drawn) <= _DOTS_IN_ALL
+    parts = [
+        *y_axis(y_scale, y_step),
+        *x_axis(x_scale, x_ticks or _ticks(x_low, x_high, whole_x), x_label),
+        *(_whiskers(each, x_scale, y_scale) for each in drawn if each.whiskers),
+        *(_line(each, x_scale, y_scale, dotted) for each in drawn),
+        *(_legend(drawn) if legend else ()),
+    ]
+    return svg(key, title, description, HEIGHT, parts)
+
+
+def _heights(series: Series) -> list[float]:
+    ends = [end for _, *ends in series.whiskers for end in ends]
+    return [*ends, *(y for _, y in series.points)]
+
+
+def _ticks(low: float, high: float, whole: bool) -> list[Tick]:
+    step = tick_step(low, high, 6, whole)
+    return [(tick, tick_text(tick, step)) for tick in ticks_inside(low, high, step)]
+
+
+def y_axis(scale: Scale, step: float) -> list[Markup]:
+    """Rules and numbers at the multiples of a step."""
+    rows = [
+        (scale(tick), tick_text(tick, step)) for tick in ticks_inside(scale.low, scale.high, step)
+    ]
+    rules = "".join(f"M{LEFT} {y:.1f}H{RIGHT}" for y, _ in rows)
+    words = [
+        Markup('<text x="{}" y="{:.1f}" class="end">{}</text>').format(LEFT - 7, y + 4, text)
+        for y, text in rows
+    ]
+    return [Markup('<path class="grid" d="{}"/>').format(rules), *words]
+
+
+def x_axis(scale: Scale, ticks: Sequence[Tick], label: str) -> list[Markup]:
+    """The ticks' words and what the axis shows."""
+    words = [
+        Markup('<text x="{:.1f}" y="{}" class="mid">{}</text>').format(
+            scale(tick), BOTTOM + 17, text
+        )
+        for tick, text in ticks
+    ]
+    middle = (LEFT + RIGHT) // 2
+    name = Markup('<text x="{}" y="{}" class="mid label">{}</text>')
+    return [*words, name.format(middle, HEIGHT - 4, label)]
+
+
+def _line(series: Series, x_scale: Scale, y_scale: Scale, dotted: bool) -> Markup:
+    places = [(x_scale(x), y_scale(y)) for x, y in thinned(series.points)]
+    drawn = Markup("")
+    if len(places) > 1:
+        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+        drawn = Markup('<path class="line s{}" d="{}"/>').format(series.style, path)
+    dot = Markup('<circle class="dot s{}" cx="{:.1f}" cy="{:.1f}" r="{}"/>')
+    radius = 4 if len(places) == 1 else 2.2
+    dots = places if dotted and len(places) <= _DOTS_UP_TO else places[-1:]
+    return drawn + Markup("").join(dot.format(series.style, x, y, radius) for x, y in dots)
+
+
+def _whiskers(series: Series, x_scale: Scale, y_scale: Scale) -> Markup:
+    path = "".join(
+        f"M{x_scale(x) - 4:.1f} {y_scale(low):.1f}h8m-4 0V{y_scale(high):.1f}m-4 0h8"
+        for x, low, high in series.whiskers
+    )
+    return Markup('<path class="whisker" d="{}"/>').format(path)
+
+
+def _legend(series: Sequence[Series]) -> list[Markup]:
+    text = Markup('<text x="{}" y="18" class="label">{}</text>')
+    starts = range(LEFT, LEFT + _LEGEND_STEP * len(series), _LEGEND_STEP)
+    return [
+        _swatch(each, start) + text.format(start + 28, each.name)
+        for start, each in zip(starts, series, strict=True)
+    ]
+
+
+def _swatch(series: Series, start: int) -> Markup:
+    if len(series.points) == 1:
+        return Markup('<circle class="dot s{}" cx="{}" cy="14" r="4"/>').format(
+            series.style, start + 18
+        )
+    return Markup('<path class="line s{}" d="M{} 14h22"/>').format(series.style, start)
+
+
+def swatch(style: int) -> Markup:
+    """A short line of a style, for a legend outside of a chart."""
+    return Markup(
+        '<svg viewBox="0 0 26 8" aria-hidden="true"><path class="line s{}" d="M2 4h22"/></svg>'
+    ).format(style)
+
+
+def ends_of(lines: Sequence[Series], digits: str = ".4g") -> str:
+    """Where lines end, for readers who do not see them."""
+    return "; ".join(f"{line.name} ends at {line.points[-1][1]:{digits}}" for line in lines)
+
+
+def line_drawing(
+    key: str,
+    title: str,
+    caption: str,
+    description: str,
+    lines: Sequence[Series],
+    x_label: str,
+    whole_x: bool = False,
+    x_ticks: Sequence[Tick] | None = None,
+) -> Drawing:
+    """Lines with their names below; see `line_chart`."""
+    chart = line_chart(
+        key, title, description, lines, x_label, whole_x=whole_x, x_ticks=x_ticks, legend=False
+    )
+    return Drawing(title, caption, chart, legend_of(lines))
+
+
+def legend_of(lines: Sequence[Series]) -> list[tuple[Markup, str]]:
+    """A swatch and the name of each line."""
+    return [(swatch(line.style), line.name) for line in lines]
+
+
+def svg(key: str, title: str, description: str, height: int, parts: Sequence[Markup]) -> Markup:
+    """An <svg> element with its title and description; it takes the width of its place."""
+    head = Markup(
+        '<svg role="img" viewBox="0 0 {} {}" aria-labelledby="{key}-title {key}-desc">'
+        '<title id="{key}-title">{}</title><desc id="{key}-desc">{}</desc>'
+    ).format(WIDTH, height, title, description, key=key)
+    return head + Markup("").join(parts) + Markup("</svg>")
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One row.
+
+    Attributes:
+        name: its label, shortened where it is long.
+        values: lengths of its segments, not negative.
+        text: what is written at its end.
+    """
+
+    name: str
+    values: Sequence[float]
+    text: str
+
+
+def bar_chart(key: str, title: str, description: str, bars: Sequence[Bar]) -> Markup:
+    """Stacked bars on one scale; segment n has style n + 1.
+
+    Returns:
+        An <svg> element as high as its bars need.
+    """
+    longest = max((sum(bar.values) for bar in bars), default=0) or 1
+    rows = [_row(bar, _BAR_ROW * position, longest) for position, bar in enumerate(bars)]
+    return svg(key, title, description, _BAR_ROW * len(bars), rows)
+
+
+def _row(bar: Bar, top: int, longest: float) -> Markup:
+    words = Markup(
+        '<text x="{}" y="{}" class="label">{}</text><text x="{}" y="{}" class="end">{}</text>'
+    ).format(_BAR_LEFT, top + 14, shortened(bar.name), _BAR_RIGHT, top + 14, bar.text)
+    segment = Markup('<rect class="bar s{}" x="{:.1f}" y="{}" width="{:.1f}" height="{}"/>')
+    start, drawn = float(_BAR_LEFT), words
+    for style, value in enumerate(bar.values, 1):
+        length = (_BAR_RIGHT - _BAR_LEFT) * value / longest
+        drawn += segment.format(style, start, top + 20, length, _BAR_HEIGHT)
+        start += length
+    return drawn
+
+
+def shortened(name: str, most: int = 36) -> str:
+    """A name that fits its row.
+
+    >>> shortened("left"), shortened("a-very-long-name", most=8)
+    ('left', 'a-very-…')
+    """
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point.
+
+    Attributes:
+        number: stands in it; empty for a plain dot.
+        x, y: its place.
+        style: 1 to 8, its colour.
+    """
+
+    number: str
+    x: float
+    y: float
+    style: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """A shaded corner: from `left` to the right, below `top`."""
+
+    left: float
+    top: float
+
+
+def scatter_chart(
+    key: str,
+    title: str,
+    description: str,
+    points: Sequence[Point],
+    x_label: str,
+    area: Area | None = None,
+    lines: Sequence[tuple[float, str]] = (),
+    x_ticks: Sequence[Tick] | None = None,
+) -> Markup:
+    """Points over two axes.
+
+    Args:
+        key: makes the ids of this chart unique in its page.
+        title: for screen readers, a few words.
+        description: for screen readers, what the points show.
+        points: at least one.
+        x_label: written under the axis.
+        area: shaded.
+        lines: heights that are drawn across, with their words.
+        x_ticks: places on the x axis and their words; round numbers if not given.
+
+    Returns:
+        An <svg> element.
+    """
+    xs = [point.x for point in points] + ([area.left] if area else [])
+    ys = [point.y for point in points] + [height for height, _ in lines]
+    ys += [area.top - _ROOM] if area else []
+    x_low, x_high = widened(min(xs), max(xs))
+    y_low, y_high = widened(min(ys), max(ys))
+    x_step, y_step = tick_step(x_low, x_high, 6), tick_step(y_low, y_high)
+    x_scale = Scale(*enclosing(x_low, x_high, x_step), LEFT, RIGHT)
+    y_scale = Scale(*enclosing(y_low, y_high, y_step), BOTTOM, TOP)
+    places = ticks_inside(x_scale.low, x_scale.high, x_step)
+    ticks = x_ticks or [(one, tick_text(one, x_step)) for one in places]
+    parts = [
+        *([_shaded(area, x_scale, y_scale)] if area else []),
+        *y_axis(y_scale, y_step),
+        *x_axis(x_scale, ticks, x_label),
+        *(_across(y_scale(height), words) for height, words in lines),
+        *(_point(point, x_scale, y_scale) for point in points),
+    ]
+    return svg(key, title, description, HEIGHT, parts)
+
+
+def map_chart(key: str, title: str, description: str, points: Sequence[Point]) -> Markup:
+    """Small plain dots without axes, for a map whose distances have no unit."""
+    x_low, x_high = widened(min(one.x for one in points), max(one.x for one in points))
+    y_low, y_high = widened(min(one.y for one in points), max(one.y for one in points))
+    x_scale, y_scale = Scale(x_low, x_high, 8, RIGHT), Scale(y_low, y_high, HEIGHT - 8, 8)
+    dot = Markup('<circle class="dot s{}" cx="{:.1f}" cy="{:.1f}" r="1.8"/>')
+    dots = [dot.format(one.style, x_scale(one.x), y_scale(one.y)) for one in points]
+    return svg(key, title, description, HEIGHT, dots)
+
+
+def _shaded(area: Area, x_scale: Scale, y_scale: Scale) -> Markup:
+    left, top = max(LEFT, x_scale(area.left)), max(TOP, y_scale(area.top))
+    return Markup(
+        '<rect class="safe" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>'
+    ).format(left, top, RIGHT - left, max(0.0, BOTTOM - top))
+
+
+def _across(height: float, words: str) -> Markup:
+    return Markup(
+        '<path class="whisker" stroke-dasharray="3 3" d="M{} {:.1f}H{}"/>'
+        '<text x="{}" y="{:.1f}">{}</text>'
+    ).format(LEFT, height, RIGHT, LEFT + 4, height - 4, words)
+
+
+def _point(point: Point, x_scale: Scale, y_scale: Scale) -> Markup:
+    x, y = x_scale(point.x), y_scale(point.y)
+    if not point.number:
+        return Markup('<circle class="dot s{}" cx="{:.1f}" cy="{:.1f}" r="3"/>').format(
+            point.style, x, y
+        )
+    return Markup(
+        '<circle class="dot s{}" cx="{:.1f}" cy="{:.1f}" r="7.5"/>'
+        '<text class="mid inside" x="{:.1f}" y="{:.1f}">{}</text>'
+    ).format(point.style, x, y, x, y + 3.6, point.number)
+
+
+def tick_step(low: float, high: float, intervals: int = 5, whole: bool = False) -> float:
+    """The round step, 1, 2 or 5 times a power of ten, that cuts a range into about `intervals`.
+
+    >>> tick_step(0.0, 1.0), tick_step(1, 20, whole=True), tick_step(1, 3, whole=True)
+    (0.2, 5.0, 1.0)
+
+    Args:
+        low: where the range begins.
+        high: where it ends, above `low`.
+        intervals: as many or fewer.
+        whole: never below 1.
+    """
+    rough = (high - low) / intervals
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
+    return max(1.0, step) if whole else step
+
+
+def ticks_inside(low: float, high: float, step: float) -> list[float]:
+    """The multiples of `step` from low to high.
+
+    >>> ticks_inside(1, 20, 5)
+    [5, 10, 15, 20]
+    """
+    slack = 1e-9
+    first, last = math.ceil(low / step - slack), math.floor(high / step + slack)
+    return [step * position for position in range(first, last + 1)]
+
+
+def enclosing(low: float, high: float, step: float) -> tuple[float, float]:
+    """The nearest multiples of `step` around a range.
+
+    >>> enclosing(0.3, 1.7, 0.5)
+    (0.0, 2.0)
+    """
+    slack = 1e-9
+    return step * math.floor(low / step + slack), step * math.ceil(high / step - slack)
+
+
+def widened(low: float, high: float, least: float = 1e-6) -> tuple[float, float]:
+    """A range that is not empty: a single value gets room on both sides.
+
+    >>> widened(2.0, 2.0), widened(0.0, 0.0)
+    ((1.0, 3.0), (-0.5, 0.5))
+    """
+    if high - low > least * max(abs(low), abs(high)):
+        return low, high
+    room = abs(high) / 2 or 0.5
+    return low - room, high + room
+
+
+def powers(low: float, high: float) -> list[float]:
+    """Round values for an axis of logarithms: powers of ten, with 2 and 5 times where few.
+
+    >>> powers(800, 30_000), powers(1, 1e6)
+    ([1000, 2000, 5000, 10000, 20000], [1, 10, 100, 1000, 10000, 100000, 1000000])
+
+    Args:
+        low: where the range begins, above 0.
+        high: where it ends.
+    """
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    factors = (1, 2, 5) if last - first <= 3 else (1,)
+    found = [factor * 10**power for power in range(first, last + 1) for factor in factors]
+    return [value for value in found if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+
+
+def tick_text(value: float, step: float) -> str:
+    """A tick with the decimals its step needs.
+
+    >>> tick_text(0.6000000000000001, 0.2), tick_text(20, 5), tick_text(3e7, 1e7)
+    ('0.6', '20', '3e+07')
+    """
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    if decimals > 4 or abs(value) >= 1e5:
+        return f"{value:.3g}"
+    text = f"{value:.{decimals}f}"
+    return text.removeprefix("-") if float(text) == 0 else text
+
+
+def thinned(points: Sequence[Position], most: int = 200) -> list[Position]:
+    """At most `most` points, peaks and valleys kept: the least and the greatest of each stretch.
+
+    >>> thinned([(0, 5), (1, 9), (2, 1), (3, 4), (4, 4), (5, 3), (6, 8), (7, 2)], most=4)
+    [(1, 9), (2, 1), (6, 8), (7, 2)]
+    """
+    if len(points) <= most:
+        return list(points)
+    stretches = most // 2
+    kept: list[Position] = []
+    for number in range(stretches):
+        start, stop = (len(points) * n // stretches for n in (number, number + 1))
+        stretch = points[start:stop]
+        ends = {min(stretch, key=lambda p: p[1]), max(stretch, key=lambda p: p[1])}
+        kept += sorted(ends)
+    return kept

@@ -1,0 +1,153 @@
+"""Pictures for the page of a grid: what attacks on inputs made, and what a cut looks like.
+
+The latter are angles between rows and a map of them, as numbers. A page reads this without torch.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from vfl.core.storage import check_format, read_json, stamp, write_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+#: Of a run's folder.
+GALLERY = "reconstructions"
+_ROWS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Reconstructed:
+    """Some pictures as PNG files in base64.
+
+    Attributes:
+        true: what the attack was after.
+        found: what it made of it.
+        mean: the mean picture, which is what whoever saw nothing would say of each.
+    """
+
+    true: tuple[str, ...]
+    found: tuple[str, ...]
+    mean: str
+
+
+class Gallery:
+    """The pictures of one run.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / GALLERY
+
+    def keep(self, key: str, true: Tensor, found: Tensor) -> None:
+        """Keep the first few pictures of an attack; they are on disk when this returns.
+
+        Args:
+            key: of its score.
+            true: axes (targets, channels, height, width); its range is that of all pictures.
+            found: alike.
+        """
+        low, high = float(true.min()), float(true.max())
+
+        def drawn(pictures: Tensor) -> list[str]:
+            return [_png(picture, low, high) for picture in pictures.numpy()]
+
+        record = {"true": drawn(true[:_ROWS]), "found": drawn(found[:_ROWS])}
+        record |= {"mean": drawn(true.mean(0, keepdim=True))}
+        write_json(self._folder / f"{key}.json", stamp() | record)
+
+    def get(self, key: str) -> Reconstructed | None:
+        """The pictures of a score; None if none were kept.
+
+        Raises:
+            RunFolderError: the file is damaged, or of another format.
+        """
+        path = self._folder / f"{key}.json"
+        if not path.exists():
+            return None
+        record: Any = read_json(path)
+        check_format(record, path)
+        return Reconstructed(tuple(record["true"]), tuple(record["found"]), record["mean"][0])
+
+
+def _png(picture: np.ndarray, low: float, high: float) -> str:
+    """A picture with axes (channels, height, width), grey unless it has three channels."""
+    share = np.clip((picture - low) / (high - low or 1.0), 0, 1)
+    pixels = (255 * share).round().astype(np.uint8)
+    image = Image.fromarray(pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels[0])
+    content = io.BytesIO()
+    image.save(content, "PNG")
+    return base64.b64encode(content.getvalue()).decode("ascii")
+
+
+BINS = 36
+_PERPLEXITY = 30.0
+
+
+def pictures_of(cut: Tensor, labels: Tensor) -> dict[str, Any]:
+    """Histograms of the angles between rows, and where t-SNE puts the rows.
+
+    Args:
+        cut: axes (rows, width), at most a thousand rows.
+        labels: int64, axes (rows,).
+
+    Returns:
+        `same` and `different`, share of the pairs of one class and of two in each of `BINS` equal
+        bins from 0 to pi, with their means in rad; `map`, two coordinates a row; `labels`.
+    """
+    cut = cut.flatten(1)
+    return angle_histograms(cut, labels) | {"map": tsne(cut), "labels": labels.tolist()}
+
+
+def angle_histograms(cut: Tensor, labels: Tensor) -> dict[str, Any]:
+    """Shares of pairs by angle (thesis 4.4.5), of one class and of two; see `pictures_of`."""
+    import torch
+
+    rows, columns = torch.triu_indices(len(cut), len(cut), offset=1)
+    angles = pair_angles(cut)[rows, columns]
+    same = labels[rows] == labels[columns]
+    found: dict[str, Any] = {}
+    for name, chosen in (("same", angles[same]), ("different", angles[~same])):
+        counts = torch.histc(chosen, BINS, 0.0, math.pi)
+        found[name] = (counts / max(1, len(chosen))).tolist()
+        found[f"{name}_mean"] = float(chosen.mean()) if len(chosen) else None
+    return found
+
+
+def pair_angles(cut: Tensor) -> Tensor:
+    """Angles between all rows in rad, axes (rows, rows), exact for small ones as well.
+
+    2 atan2(|u - v|, |u + v|) of unit vectors; the arc cosine of their product loses small angles.
+    """
+    import torch
+
+    unit = torch.nn.functional.normalize(cut.double(), dim=1)
+    difference = torch.cdist(unit, unit, compute_mode="donot_use_mm_for_euclid_dist")
+    together = torch.cdist(unit, -unit, compute_mode="donot_use_mm_for_euclid_dist")
+    return 2 * torch.atan2(difference, together)
+
+
+def tsne(cut: Tensor) -> list[list[float]]:
+    """Two coordinates a row by t-SNE (van der Maaten and Hinton 2008); none for a few rows."""
+    from sklearn.manifold import TSNE
+
+    if len(cut) < 5:
+        return []
+    model = TSNE(perplexity=min(_PERPLEXITY, (len(cut) - 1) / 3), init="random", random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        positions = model.fit_transform(cut.numpy())
+    return [[round(float(x), 2), round(float(y), 2)] for x, y in positions]

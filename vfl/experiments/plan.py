@@ -1,0 +1,323 @@
+"""What a session would do: the facts `vfl check` shows. Counts and names, never a cell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vfl import compression, defenses
+from vfl.config import (
+    Experiment,
+    PartyFile,
+    Places,
+    TraceSettings,
+    read_experiment,
+    read_party_file,
+)
+from vfl.core.errors import ConfigError, DataError
+from vfl.core.seeds import Secret
+from vfl.datasets import PartyData, Split
+from vfl.federation.project import LabelFolder
+from vfl.server import Objective, build_label_party
+from vfl.session import Terms, advice, secure
+from vfl.session.consent import dealt_bytes, expected_bytes, frame_limits
+from vfl.session.exchange import Own
+from vfl.session.identity import keys_of
+from vfl.session.party_folder import own_data
+from vfl.session.schedule import steps_per_epoch
+from vfl.session.secure import Layers, promise, shares_weights, third_party
+from vfl.session.trace import check_room
+from vfl.session.trace import expected_bytes as trace_bytes
+from vfl.training import specs
+from vfl.training.run import load_data, session_of
+from vfl.training.specs import raise_mistakes
+from vfl.transport import local_pair
+
+#: Where `vfl train` puts the run of an experiment file unless it is told otherwise.
+_RUNS = Path("runs")
+
+#: Compute of an exchange, both sides: a small network's; a larger one gains less than is told.
+_STEP_S = 0.001
+
+
+def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Check an in-process experiment with its data.
+
+    Raises:
+        UserError: everything that would stop a training before its first step.
+    """
+    experiment = read_experiment(path, overrides, specs.spec_mistakes)
+    places = Places.of(path, overrides)
+    facts = check_specs(experiment, places)
+    with places.told(Experiment):
+        data = load_data(experiment)
+    label = data[experiment.label.party]
+    with places.told(Experiment):  # a model may not fit its rows, a defense not the labels
+        session = session_of(experiment, data, "train")
+    split = label.split
+    columns = {
+        name: "x".join(map(str, own.inputs.shape[1:]))
+        for name, own in data.items()
+        if own.inputs is not None
+    }
+    facts |= _rows(split) | _labels(experiment, label) | {"inputs": columns}
+    facts |= _traffic(experiment, split, _shared(experiment, data))
+    facts |= comparison_facts(experiment, places) | attack_facts(experiment, data, places)
+    facts["privacy"] = _privacy(experiment, label)
+    return facts | _trace(experiment.trace, session.terms, split, session.weights(), _RUNS)
+
+
+def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Check a project at the label party: its own data and what each party will be asked for.
+
+    Raises:
+        UserError: everything of the label party's that would stop a session.
+    """
+    experiment = label.experiment(overrides, specs.spec_mistakes)
+    facts = check_public(experiment, label.places(overrides))
+    party = read_party_file(label.party_file)
+    terms = Terms.of(experiment, "train", experiment.name)
+    data = _own_data(party, label.party_file, terms, experiment.label.task)
+    with label.places(overrides).told(Experiment):
+        split, owners = data.split, {party.party: _label_weights(experiment, terms, data)}
+    registered = sorted(key.stem for key in label.keys.glob("*.pub"))
+    facts |= _rows(split) | {"keys_of": registered} | _traffic(experiment, split)
+    facts["privacy"] = _privacy(experiment, data)
+    return facts | _trace(party.trace, terms, split, owners, party.store_path)
+
+
+def of_party_file(path: Path) -> dict[str, Any]:
+    """Check a party's own file, its table and its consent; the label party's with its project."""
+    folder = path.resolve().parent
+    if (folder / "app" / "experiment.toml").exists():
+        return of_project(LabelFolder(folder))
+    party = read_party_file(path)
+    facts: dict[str, Any] = {"party": party.party, "consent": party.consent.model_dump(mode="json")}
+    if party.role == "dealer":
+        return facts | {"role": party.role, "secure_sum": keys_of(party)}
+    draft = Experiment.model_validate(
+        {"parties": {"other" if party.table.label else party.party: {}}}
+    )
+    data = _own_data(party, path, Terms.of(draft, "train", "check"), "classification")
+    inputs = None if data.inputs is None else "x".join(map(str, data.inputs.shape[1:]))
+    facts |= {"rows": data.rows, "inputs": inputs, "secure_sum": keys_of(party)}
+    # How large its trace gets depends on the session's terms; the party is told when one starts.
+    return facts | ({"trace": party.trace.model_dump(mode="json")} if party.trace.enabled else {})
+
+
+def link_advice(
+    experiment: Experiment, train_rows: int, round_trip_s: float, mbps: float | None
+) -> dict[str, Any]:
+    """What a slow link to the feature parties asks for, as facts.
+
+    Args:
+        experiment: as it would be trained now.
+        train_rows: of its table.
+        round_trip_s: to the party that is furthest away.
+        mbps: bandwidth of the label party's link in each direction; None is no limit.
+    """
+    if shares_weights(experiment):
+        return advice.of_shared_layers(round_trip_s, _STEP_S, 1 if third_party(experiment) else 2)
+    train, codec = experiment.train, compression.make(experiment.codec)
+    widths = [experiment.parties[name].width for name in experiment.feature_parties]
+    sizes = [codec.payload_limit(train.batch_rows, codec.wire_width(width)) for width in widths]
+    cost = advice.LinkCost(
+        round_trip_s,
+        _STEP_S,
+        sum(sizes) / train.batch_rows,
+        None if mbps is None else mbps * 1e6 / 8,
+    )
+    choices = advice.advise(cost, train.batch_rows, train.in_flight, train_rows)
+    lines = [
+        f"-s train.batch_rows={choice.batch_rows}"
+        f" -s train.learning_rate={train.learning_rate * choice.rate_factor:.3g}"
+        f" -s train.in_flight={choice.in_flight}"
+        f"   about {choice.speedup:.1f} times as many rows a second"
+        for choice in choices
+    ]
+    return {
+        "round_trip_ms": round(1000 * round_trip_s, 1),
+        "exchanges_per_second": round(1 / cost.period_s(train.batch_rows, train.in_flight), 1),
+        "advice": lines + advice.warnings(train.batch_rows, train.in_flight),
+    }
+
+
+def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyData:
+    try:
+        return own_data(party, terms, task)
+    except DataError as mistake:
+        mistake.fix = mistake.fix or f"[data] in {file} says which table and columns"
+        raise
+
+
+def _label_weights(experiment: Experiment, terms: Terms, data: PartyData) -> dict[str, Tensor]:
+    """First weights of the label party; a top or bottom that does not fit its rows is told here."""
+    links = {name: local_pair()[0] for name in terms.peers}
+    label = build_label_party(
+        data,
+        terms,
+        links,
+        Own(Secret.of_simulation(experiment.seed, data.name)),
+        Objective(
+            experiment.label.top,
+            experiment.label.task,
+            1 if data.classes is None else len(data.classes),
+        ),
+    )
+    return label.weights()
+
+
+def _trace(
+    settings: TraceSettings,
+    terms: Terms,
+    split: Split,
+    owners: Mapping[str, Mapping[str, Tensor]],
+    folder: Path,
+) -> dict[str, Any]:
+    if not settings.enabled:
+        return {}
+    each = [trace_bytes(settings, terms, name, split, own) for name, own in owners.items()]
+    check_room(folder, sum(each))
+    return {"trace_at_most_bytes": sum(each)}
+
+
+def check_specs(experiment: Experiment, places: Places | None = None) -> dict[str, Any]:
+    """The facts of an experiment's plug-ins; vfl.training.specs says what is refused."""
+    specs.check_specs(experiment, places)
+    codec = compression.make(experiment.codec)
+    width = experiment.parties[experiment.feature_parties[0]].width
+    return {
+        "parties": ", ".join(experiment.feature_parties),
+        "label_party": experiment.label.party,
+        "codec": experiment.codec,
+        "formula_ratio": round(codec.formula_ratio(width), 5),
+        "defense": experiment.defense,
+        "secure": promise(experiment),
+        "privacy": _privacy(experiment),
+    }
+
+
+def _privacy(experiment: Experiment, data: PartyData | None = None) -> str:
+    """What the defense promises; some epsilons follow from the classes in the data."""
+    defense = defenses.make(experiment.defense)
+    if data is not None:
+        classes = None if data.classes is None else len(data.classes)
+        weighted = experiment.label.class_weight != "none"
+        defense.prepare(defenses.LabelKind(classes, weighted, experiment.train.epochs))
+    return "; ".join(map(str, defense.privacy())) or "promises nothing"
+
+
+def check_public(experiment: Experiment, places: Places | None = None) -> dict[str, Any]:
+    """`check_specs` for the experiment of a project, which every party will read.
+
+    Raises:
+        ConfigError: it says what a session on Flower does not look at and its owner keeps.
+    """
+    found = [
+        f"parties.{name}.{setting}"
+        for name, party in experiment.parties.items()
+        for setting in ("columns", "source", "shape")
+        if getattr(party, setting) is not None
+    ]
+    if found:
+        raise ConfigError(
+            "a project's experiment.toml names no party's table",
+            got=", ".join(found),
+            fix="put them in [data] of that party's own party.toml",
+        )
+    if experiment.data.folds:
+        raise ConfigError(
+            "folds are made where all labels are, and a project's feature parties have none",
+            got="data.folds",
+            fix="leave it out; data.test is the share of test rows",
+        )
+    if experiment.trace != TraceSettings():
+        raise ConfigError(
+            "a project's experiment.toml switches on nobody's trace",
+            got="[trace]",
+            fix="put it in the party.toml of the party that wants to record its own side",
+        )
+    return check_specs(experiment, places)
+
+
+def _rows(split: Split) -> dict[str, Any]:
+    parts = {"train": split.train, "validation": split.validation, "test": split.test}
+    return {f"{name}_rows": len(rows) for name, rows in parts.items()}
+
+
+def _labels(experiment: Experiment, label: PartyData) -> dict[str, Any]:
+    classes, folds = label.classes, experiment.data.folds
+    facts: dict[str, Any] = {} if classes is None else {"classes": len(classes)}
+    return facts | ({"fold": f"{experiment.data.fold} of {folds}"} if folds else {})
+
+
+def _traffic(
+    experiment: Experiment, split: Split, shared: Mapping[str, Layers] | None = None
+) -> dict[str, Any]:
+    terms = Terms.of(experiment, "train", experiment.name)
+    steps = steps_per_epoch(len(split.train), experiment.train.batch_rows)
+    facts = {"steps_per_epoch": steps, "epochs": experiment.train.epochs}
+    if shares_weights(experiment) and shared is None:  # their columns decide, which nobody told yet
+        return facts
+    own, names = shared or {}, terms.feature_parties
+    most = sum(expected_bytes(terms, name, split, own.get(name)) for name in names)
+    window = terms.window_frames
+    held = [frame_limits(terms, name, split, shared).held_bytes(window) for name in names]
+    facts["held_bytes_per_party"] = max(held)
+    return facts | {"at_most_bytes": most + dealt_bytes(terms, own.values(), split)}
+
+
+def _shared(experiment: Experiment, data: Mapping[str, PartyData]) -> Mapping[str, Layers]:
+    """What every feature party shares; empty where each has a bottom of its own."""
+    mode = secure.make(experiment.secure)
+    inputs = {name: data[name].inputs for name in experiment.feature_parties}
+    columns = {
+        name: math.prod(own.shape[1:]) + 1 for name, own in inputs.items() if own is not None
+    }
+    width = experiment.parties[next(iter(columns))].width
+    return mode.layers(columns, width, experiment.label.party)
+
+
+def comparison_facts(experiment: Experiment, places: Places) -> dict[str, Any]:
+    """What `vfl compare` would train of an experiment that says so."""
+    if experiment.compare is None:
+        return {}
+    from vfl.experiments.comparison import comparison_of  # a plain training needs none of it
+
+    comparison = comparison_of(experiment, places)
+    codecs = dict.fromkeys(cell.experiment.codec for cell in comparison.cells)
+    facts: dict[str, Any] = {"compared": list(codecs), "trainings": len(comparison.cells)}
+    return facts | ({"left_out": list(comparison.notes)} if comparison.notes else {})
+
+
+def attack_facts(
+    experiment: Experiment, data: Mapping[str, PartyData], places: Places
+) -> dict[str, Any]:
+    """What `vfl grid` would train and try of an experiment that says so.
+
+    Args:
+        experiment: what is checked.
+        data: every party's rows.
+        places: where its settings stand, for the messages.
+
+    Raises:
+        UserError: it could not be done with these rows; all that is wrong is told at once.
+    """
+    if experiment.grid is None:
+        return {}
+    from vfl.experiments.attack_grid import attack_plan, grid_cells
+    from vfl.experiments.checks import grid_mistakes
+    from vfl.experiments.scores import BASELINES
+
+    with places.told(Experiment):
+        victims = sum(cell.victim != BASELINES for cell in grid_cells(experiment))
+        wrong = list(grid_mistakes(experiment, experiment.grid, data))
+    raise_mistakes(wrong, places)
+    jobs = len(attack_plan(experiment.grid).on_victim())
+    facts = {"attacked": list(experiment.grid.victims), "victims": victims, "attacks_each": jobs}
+    tampering = list(experiment.grid.trainings[1:])
+    return facts | ({"adversaries": tampering} if tampering else {})

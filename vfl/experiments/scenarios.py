@@ -1,0 +1,403 @@
+"""Scenarios: under which threat model an attack is run, what is recorded for it, and its cases."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vfl import attacks
+from vfl.attacks import Attack, Goal, Grant
+from vfl.attacks.active import make_adversary
+from vfl.attacks.cases import (
+    ATTRIBUTE,
+    INFERENCE,
+    OWN_COLUMNS,
+    QUERYING,
+    RECALLING,
+    RECEIVING,
+    SUMMING,
+    TRAINING,
+    Queried,
+    Setting,
+    Victim,
+    attribute_case,
+    queried_case,
+    recalled_case,
+    received_case,
+    summed_case,
+    training_case,
+)
+from vfl.attacks.scoring import Case, seeking
+from vfl.attacks.view import SentCuts, Who
+from vfl.config import Experiment, GridSettings, TraceSettings
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import ConfigError, RunFolderError, TooFewRowsError, UserError
+from vfl.core.seeds import generator
+from vfl.datasets import PartyData, Split
+from vfl.experiments.scores import OUTCOME, TRAINED
+from vfl.session import PartyFolder
+from vfl.session.trace import Replayed, read
+from vfl.training.run import session_of, trained
+
+#: What a training has to record: frames of its training rows, frames of the last queries, or every
+#: bottom after each epoch.
+Records = Literal["training", "queries", "snapshots"]
+_OF_LABELS: tuple[Goal, ...] = ("labels", "clusters", "scores")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One attacker of a grid.
+
+    Attributes:
+        name: what it is called in the code.
+        attacker: who it is.
+        goals: of its attacks.
+        grants: what it holds.
+        records: what a training has to record for it; None needs nothing recorded.
+        own_columns: the label party may have columns of its own.
+        attribute: it is after an attribute of the feature party.
+        by_cuts: it reads what bottoms make of rows, which label-free bottoms could make as well.
+    """
+
+    name: str
+    attacker: Who
+    goals: tuple[Goal, ...]
+    grants: frozenset[Grant]
+    records: Records | None = None
+    own_columns: bool = False
+    attribute: bool = False
+    by_cuts: bool = False
+
+
+#: A feature party once the network is in use; with its bottoms of every epoch; with all other
+#: feature parties; one that recorded the training.
+INFERENCE_TIME = Scenario("inference", "feature party", _OF_LABELS, INFERENCE, by_cuts=True)
+SNAPSHOTS = Scenario(
+    "snapshots", "feature party", _OF_LABELS, INFERENCE | {Grant.SNAPSHOTS}, "snapshots",
+    by_cuts=True,
+)  # fmt: skip
+COLLUSION = Scenario(
+    "collusion", "feature party", _OF_LABELS, INFERENCE | {Grant.PARTNERS}, by_cuts=True
+)
+TRAINING_TIME = Scenario("training", "feature party", _OF_LABELS, TRAINING, "training")
+#: A label party that recorded the last queries, or the training, and either after an attribute; one
+#: that learned sums, and all feature parties but the victim tell it their cuts.
+RECORDED_QUERIES = Scenario(
+    "recorded queries", "label party", ("inputs",), RECEIVING, "queries", own_columns=True
+)
+RECORDED_TRAINING = Scenario(
+    "recorded training", "label party", ("inputs",), RECALLING, "training", own_columns=True
+)
+QUERIES_ATTRIBUTE = Scenario(
+    "attribute from queries", "label party", ("labels",), ATTRIBUTE | {Grant.QUERIES}, "queries",
+    attribute=True,
+)  # fmt: skip
+TRAINING_ATTRIBUTE = Scenario(
+    "attribute from training", "label party", ("labels",), ATTRIBUTE | {Grant.EPOCHS}, "training",
+    attribute=True,
+)  # fmt: skip
+SECURE_SUM = Scenario("secure sum", "label party", ("inputs",), SUMMING)
+#: An outsider that asks for predictions.
+PREDICTIONS = Scenario("predictions", "outsider", ("scores",), QUERYING)
+#: An attack belongs to the first one that grants what it needs.
+SCENARIOS = (
+    INFERENCE_TIME, TRAINING_TIME, SNAPSHOTS, COLLUSION, RECORDED_QUERIES, RECORDED_TRAINING,
+    SECURE_SUM, QUERIES_ATTRIBUTE, TRAINING_ATTRIBUTE, PREDICTIONS,
+)  # fmt: skip
+#: Where a party's recording lies in a run folder.
+_TRACES = "parties/*/trace"
+
+
+def scenario_of(attack: Attack, spec: str, own_columns: bool = False) -> Scenario:
+    """The scenario of an attack.
+
+    Args:
+        attack: what it needs decides.
+        spec: its spec, for the message.
+        own_columns: whether the label party has columns of its own.
+
+    Raises:
+        UserError: no party of a grid holds all it needs.
+    """
+    granted = [
+        (one, one.grants | (OWN_COLUMNS if own_columns and one.own_columns else frozenset()))
+        for one in SCENARIOS
+        if attack.goal in one.goals
+    ]
+    for scenario, grants in granted:
+        if attack.needs <= grants:
+            return scenario
+    beyond = attack.needs - frozenset().union(*(grants for _, grants in granted))
+    raise UserError(
+        f"no attacker of a grid has what {spec} needs",
+        got=", ".join(str(grant) for grant in Grant if grant in (beyond or attack.needs)),
+        fix="build its case in Python: vfl.attacks.scoring.attempt",
+    )
+
+
+def scenario_of_job(spec: str, bottom: str = TRAINED) -> Scenario | None:
+    """The scenario of a job; None for what an adversary reached without any recording."""
+    if bottom != OUTCOME:
+        return scenario_of(attacks.make(spec), spec, own_columns=True)
+    return RECORDED_QUERIES if isinstance(make_adversary(spec), Attack) else None
+
+
+def trace_for(scenarios: Iterable[Scenario | None]) -> TraceSettings:
+    """What a training records for these scenarios; nothing unless they need it."""
+    wanted = {one.records for one in scenarios if one is not None}
+    train = ("train",) if "training" in wanted else ()
+    asked = ("validation", "test") if "queries" in wanted else ()
+    return TraceSettings(phases=(*train, *asked), snapshots=int("snapshots" in wanted))
+
+
+def is_recorded(path: Path, wanted: TraceSettings) -> bool:
+    """Whether a run folder has recordings of all these phases, and snapshots if they are wanted."""
+    if not wanted.enabled:
+        return True
+    found = [read(trace).settings for trace in path.glob(_TRACES)]
+    return bool(found) and all(
+        set(wanted.phases) <= set(one.phases) and one.snapshots >= wanted.snapshots for one in found
+    )
+
+
+def options_of(trace: TraceSettings) -> list[str]:
+    """The settings that ask for a recording, as `-s` takes them."""
+    asked = []
+    if phases := trace.phases:
+        asked = [f"trace.phases={phases[0] if len(phases) == 1 else json.dumps(phases)}"]
+    if trace.snapshots:
+        asked.append(f"trace.snapshots={trace.snapshots}")
+    return asked
+
+
+def require_recorded(path: Path, specs: Iterable[str]) -> None:
+    """Refuse attacks that read what a run did not record.
+
+    Args:
+        path: the run's folder.
+        specs: the attacks.
+
+    Raises:
+        RunFolderError: with the setting that records it.
+    """
+    lacking = [spec for spec in specs if not is_recorded(path, trace_for([scenario_of_job(spec)]))]
+    if lacking:
+        wanted = trace_for(map(scenario_of_job, lacking))
+        options = " ".join(f"-s {shlex.quote(one)}" for one in options_of(wanted))
+        missing = [*wanted.phases, *(["bottoms"] * wanted.snapshots)]
+        raise RunFolderError(
+            f"{', '.join(lacking)} would read what this run did not record",
+            where=str(path),
+            want=f"a recording of {' and '.join(missing)}",
+            fix=f"vfl train with {options}, and attack that run",
+        )
+
+
+#: How often a label party asks for the same rows.
+_TIMES = 16
+#: Training rows whose membership is asked about, and as many test rows.
+_MEMBERS = 1000
+
+
+def attacker_of(experiment: Experiment, settings: GridSettings) -> str:
+    """The feature party that attacks.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    known = experiment.feature_parties
+    party = settings.party or known[0]
+    if party not in known:
+        raise ConfigError(
+            "no feature party has that name", where="grid.party", got=party, want=", ".join(known)
+        )
+    return party
+
+
+def setting_of(settings: GridSettings) -> Setting:
+    """Which rows play which part where a feature party attacks."""
+    return Setting("test", settings.leaks_from, settings.unlabelled, settings.trained_by)
+
+
+class RunCases:
+    """The cases of a finished run; frames are decoded once.
+
+    Args:
+        folder: the run.
+        data: every party's rows.
+        party: the feature party.
+        settings: what attackers know of it, and which column of it they look for.
+
+    Attributes:
+        victim: that party.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        data: Mapping[str, PartyData],
+        party: str,
+        settings: GridSettings,
+    ) -> None:
+        self.folder, self.data, self.party = folder, data, party
+        self.settings, self.experiment = settings, folder.experiment()
+        self.victim = Victim.of_run(folder, data, party)
+        self._frames: dict[str, list[tuple[Replayed, Tensor]]] = {}
+
+    def case(self, scenario: Scenario, k: int, draw: torch.Generator) -> Case:
+        """The case of one leak.
+
+        Args:
+            scenario: who attacks.
+            k: leaked labels of each class; columns that leak are always as many.
+            draw: which rows leak, or are asked about.
+
+        Raises:
+            RunFolderError: nothing was recorded.
+            TooFewRowsError: fewer rows than are to leak.
+            ConfigError: the party has no such attribute.
+        """
+        if scenario == TRAINING_TIME:
+            frames = self._of(self.party, "train")
+            return training_case(self.experiment, self.data, frames, self.party, k, draw)
+        if scenario == PREDICTIONS:
+            return self._queried(draw)
+        if scenario == SECURE_SUM:
+            return summed_case(self.experiment, self.data, self.party, self._others(),
+                               self._leaks(), draw, self._weights())  # fmt: skip
+        if scenario.attacker == "feature party":
+            snapshots = self._snapshots() if scenario == SNAPSHOTS else []
+            others = self._others() if scenario == COLLUSION else []
+            partners = [Victim.of_run(self.folder, self.data, name) for name in others]
+            setting = setting_of(self.settings)
+            return seeking(
+                self.victim.case(k, draw, setting, snapshots=snapshots, partners=partners)
+            )
+        of_training = scenario.records == "training"
+        columns = self._recalled(draw) if of_training else self._received(draw)
+        if not scenario.attribute:
+            return columns
+        own = self.data[self.party]
+        assert own.inputs is not None
+        train = own.inputs[torch.from_numpy(own.split.train)]
+        return attribute_case(columns, train, self.settings.attribute)
+
+    def _snapshots(self) -> list[dict[str, Tensor]]:
+        recording = read(self.folder.party(self.party) / "trace")
+        return [one.weights for one in recording.snapshots() if one.epoch > 0]
+
+    def _received(self, draw: torch.Generator) -> Case:
+        orders = generator(self.experiment.seed, "again")
+
+        def again(rows: Tensor) -> list[SentCuts]:
+            return self.victim.asked_again(rows, _TIMES, orders.clone_state())
+
+        frames, leaks = self._of(self.experiment.label.party, None), self._leaks()
+        return received_case(self.experiment, self.data, frames, self.party, leaks, draw,
+                             self._weights(), again)  # fmt: skip
+
+    def _recalled(self, draw: torch.Generator) -> Case:
+        train = self.data[self.party].split.train
+        leaks = min(self.settings.known_columns, len(train) // 2)
+        frames = self._of(self.experiment.label.party, None)
+        return recalled_case(self.experiment, self.data, frames, self.party, leaks, draw,
+                             self._weights())  # fmt: skip
+
+    def _others(self) -> list[str]:
+        return [name for name in self.experiment.feature_parties if name != self.party]
+
+    def _leaks(self) -> int:
+        """How many of the validation rows a label party knows."""
+        rows = known_rows(self.data[self.party].split, "a label party")
+        return min(self.settings.known_columns, rows)
+
+    def _weights(self) -> dict[str, dict[str, Tensor]]:
+        return {name: PartyFolder(self.folder.party(name)).weights() for name in self.data}
+
+    def _queried(self, draw: torch.Generator) -> Case:
+        split = self.data[self.party].split
+        train, others, own = map(torch.from_numpy, (split.train, split.test, split.validation))
+        count = min(_MEMBERS, len(train), len(others))
+        members = train[torch.randperm(len(train), generator=draw)[:count]]
+        others = others[torch.randperm(len(others), generator=draw)[:count]]
+        rows = Queried(members, others, own)
+        outputs = answers(self.folder, self.data, rows.targets)
+        return queried_case(self.experiment, self.data, rows, outputs)
+
+    def _of(self, owner: str, phase: str | None) -> list[tuple[Replayed, Tensor]]:
+        if owner not in self._frames:
+            recording = read(self.folder.party(owner) / "trace")
+            self._frames[owner] = list(recording.decoded(phase=phase))
+        return self._frames[owner]
+
+
+def known_rows(split: Split, who: str) -> int:
+    """How many rows an attacker may know that are neither attacked nor trained on.
+
+    Args:
+        split: of the rows.
+        who: the attacker, for the message.
+
+    Raises:
+        TooFewRowsError: none.
+    """
+    if not len(split.validation):
+        raise TooFewRowsError(
+            f"{who} knows columns of validation rows, and there are none",
+            where="data.validation",
+            want="data.validation > 0",
+        )
+    return len(split.validation)
+
+
+def answers(folder: RunFolder, data: Mapping[str, PartyData], rows: Tensor) -> Tensor:
+    """What a finished network answers when it is asked about these rows, axes (rows, outputs).
+
+    Args:
+        folder: the run, with everybody's weights.
+        data: every party's rows.
+        rows: positions among the aligned rows, int64.
+    """
+    asked = {
+        name: replace(own, split=replace(own.split, test=rows.numpy()))
+        for name, own in data.items()
+    }
+    return trained(folder, asked, "predict").run().outputs()
+
+
+class UntrainedCases:
+    """Feature parties as they begin; baselines put label-free bottoms in the place of theirs.
+
+    Args:
+        experiment: what would be trained.
+        data: every party's rows.
+        party: the feature party that attacks.
+        setting: which rows play which part.
+
+    Attributes:
+        victim: that party.
+    """
+
+    def __init__(
+        self, experiment: Experiment, data: Mapping[str, PartyData], party: str, setting: Setting
+    ) -> None:
+        weights = session_of(experiment, data, "predict").weights()
+        self._setting, self._own = setting, weights[party]
+        self.victim, *self._partners = (
+            Victim(experiment, data, name, weights[name])
+            for name in (party, *(one for one in experiment.feature_parties if one != party))
+        )
+
+    def case(self, scenario: Scenario, k: int, draw: torch.Generator) -> Case:
+        """The case of one leak; with a bottom of one epoch, or with partners, if it has them."""
+        own = [self._own] if scenario == SNAPSHOTS else []
+        partners = self._partners if scenario == COLLUSION else []
+        return seeking(self.victim.case(k, draw, self._setting, snapshots=own, partners=partners))

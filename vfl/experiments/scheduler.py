@@ -1,0 +1,189 @@
+"""Run the cells of a grid: what is done stays, what was begun goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import queue
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from vfl.core.errors import RunFolderError
+from vfl.experiments.cells import CODEC, Cell, GridFolder, failure_of, is_done
+from vfl.experiments.workers import InProcessWorker, ProcessWorker, Worker
+
+#: Whether a cell was begun by an earlier call, and what it is about, whatever its seed.
+_Kind = tuple[bool, frozenset[tuple[str, str]]]
+_LOCK = "lock"
+
+
+class RemainingTime:
+    """Seconds of cells by what they do: baselines take minutes where a victim takes seconds.
+
+    Args:
+        jobs: cells at a time.
+        begun: names of cells of an earlier call; what is left of them tells nothing of the others.
+
+    >>> remaining = RemainingTime(jobs=1)
+    >>> remaining.left_s([])
+    0.0
+    """
+
+    def __init__(self, jobs: int, begun: Collection[str] = ()) -> None:
+        self._jobs = jobs
+        self._begun = begun
+        self._seconds: defaultdict[_Kind, list[float]] = defaultdict(list)
+
+    def add(self, cell: Cell, seconds: float) -> None:
+        """A cell has ended after so many seconds."""
+        self._seconds[self._kind(cell)].append(seconds)
+
+    def left_s(self, cells: Iterable[Cell]) -> float:
+        """Seconds until these have ended; of a new kind each counts as the mean of the others."""
+        means = {kind: fmean(seconds) for kind, seconds in self._seconds.items()}
+
+        def expected(kind: _Kind) -> float:
+            if kind in means or not means:
+                return means.get(kind, 0.0)
+            alike = [seconds for (begun, _), seconds in means.items() if begun == kind[0]]
+            return fmean(alike or means.values())
+
+        return sum(expected(self._kind(cell)) for cell in cells) / self._jobs
+
+    def _kind(self, cell: Cell) -> _Kind:
+        about = frozenset((key, value) for key, value in cell.about.items() if key != "seed")
+        return cell.name in self._begun, about
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedCell:
+    """A cell that has just ended.
+
+    Attributes:
+        cell: which.
+        failure: why it ended badly, as an error's record.
+        seconds: it took.
+        done, total: cells that have ended, and all, those of earlier calls included.
+        left_s: about how long the rest takes.
+    """
+
+    cell: Cell
+    failure: dict[str, Any] | None
+    seconds: float
+    done: int
+    total: int
+    left_s: float
+
+
+def run_cells(
+    folder: GridFolder,
+    cells: Sequence[Cell],
+    jobs: int = 1,
+    device: str = "cpu",
+    on_end: Callable[[FinishedCell], None] = lambda ended: None,
+) -> list[FinishedCell]:
+    """Run every cell that is not done yet.
+
+    Whether a cell is done follows from its rows and its plug-ins' code, so each is looked at.
+
+    Args:
+        folder: where they lie.
+        cells: what is wanted; cells of one experiment are trained once.
+        jobs: how many at a time, each in a process of its own; 1 trains in this process.
+        device: where models run.
+        on_end: gets every cell that was not done before.
+
+    Returns:
+        The cells that failed; the others are whole.
+
+    Raises:
+        RunFolderError: another process is at it.
+    """
+    named = {cell.name: cell for cell in cells}
+    waiting = list(named.values())
+    jobs = max(1, min(jobs, len(waiting)))
+    kind = InProcessWorker if jobs == 1 else ProcessWorker
+    failed: list[FinishedCell] = []
+    with _alone(folder.path):
+        workers: list[Worker] = [kind(folder, device) for _ in range(jobs)]
+        before = {cell.name: _measured(folder.cells_path / cell.name) for cell in waiting}
+        begun = {name for name in named if (folder.cells_path / name).exists()}
+        remaining, ahead = RemainingTime(jobs, begun), dict(named)
+        for number, (cell, seconds) in enumerate(_each(waiting, workers), start=1):
+            del ahead[cell.name]
+            path = folder.cells_path / cell.name
+            if before[cell.name] is not None and _measured(path) == before[cell.name]:
+                continue
+            failure = failure_of(path)
+            remaining.add(cell, seconds)
+            left = remaining.left_s(ahead.values())
+            ended = FinishedCell(cell, failure, seconds, number, len(named), left)
+            failed += [ended] if failure else []
+            on_end(ended)
+    return failed
+
+
+def _measured(path: Path) -> int | None:
+    """When a cell was measured; None if it was not, or if its rows say so, as of attacks."""
+    return (path / CODEC).stat().st_mtime_ns if is_done(path) else None
+
+
+def _each(cells: Sequence[Cell], workers: Sequence[Worker]) -> Iterator[tuple[Cell, float]]:
+    """Cells and their seconds as they end; workers end with the last, or with an interruption."""
+    try:
+        if len(workers) == 1:
+            yield from (_timed(workers[0], cell) for cell in cells)
+        else:
+            yield from _side_by_side(cells, workers)
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+def _side_by_side(cells: Sequence[Cell], workers: Sequence[Worker]) -> Iterator[tuple[Cell, float]]:
+    free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    for worker in workers:
+        free.put(worker)
+
+    def one(cell: Cell) -> tuple[Cell, float]:
+        worker = free.get()
+        try:
+            return _timed(worker, cell)
+        finally:
+            free.put(worker)
+
+    with ThreadPoolExecutor(len(workers)) as pool:
+        try:
+            for future in as_completed([pool.submit(one, cell) for cell in cells]):
+                yield future.result()
+        finally:
+            for worker in workers:
+                worker.stop()
+            pool.shutdown(cancel_futures=True)
+
+
+def _timed(worker: Worker, cell: Cell) -> tuple[Cell, float]:
+    started = time.monotonic()
+    worker.run(cell)
+    return cell, time.monotonic() - started
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep a second call out of the folder; the system lets go when this process ends."""
+    with (path / _LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError(
+                "another process trains the cells of this folder",
+                where=str(path),
+                fix="wait until it has ended, or give another folder with --out",
+            ) from None
+        yield

@@ -1,0 +1,313 @@
+"""Which attack is run on a victim with which leak, and its scores, kept so that none runs twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from vfl.config import GridSettings
+from vfl.core.errors import RunFolderError
+from vfl.core.registry import parse
+from vfl.core.storage import (
+    append_line,
+    check_format,
+    read_json,
+    read_lines,
+    stamp,
+    write_json,
+    write_text,
+)
+from vfl.experiments.cells import HONEST
+
+#: The victim's own bottom, as opposed to a label-free one.
+TRAINED = "trained"
+#: The bottom that an attack from scratch meets: it looks at none.
+ANY = "raw"
+#: Baselines by the attack that they are; the others are bottoms.
+SCRATCH = {"scratch": "scratch", "scratch_unlabelled": "scratch:unlabelled=true"}
+
+#: The attack of feature parties that lay their rows side by side.
+_POOLED = "pooled"
+
+#: In the place of a bottom: no attack, but what an adversary itself reached.
+OUTCOME = "outcome"
+
+#: What stands in the place of the defense in a cell of baselines.
+BASELINES = "baselines"
+
+
+@dataclass(frozen=True, slots=True)
+class AttackJob:
+    """One attack, once.
+
+    Attributes:
+        attack: its spec, or an adversary's.
+        k: leaked labels of each class, 0 where it uses none.
+        draw: which draw of them.
+        bottom: `TRAINED`, or a label-free one, see `vfl.attacks.baselines`; or `OUTCOME`.
+    """
+
+    attack: str
+    k: int
+    draw: int
+    bottom: str = TRAINED
+
+
+@dataclass(frozen=True, slots=True)
+class AttackPlan:
+    """Which attacks are run, and how often.
+
+    Attributes:
+        leaking: specs of those that use leaked labels.
+        once: specs of those that use none, so that running them once is enough.
+        leaks: leaked labels of each class.
+        draws: of leaked rows.
+        alone: specs of those that have no baseline, for they read what a training left.
+        adversaries: specs of those whose own success is measured.
+        unseen: specs that label-free bottoms do not meet; training from scratch stands beside them.
+    """
+
+    leaking: Sequence[str]
+    once: Sequence[str]
+    leaks: Sequence[int]
+    draws: int
+    alone: frozenset[str] = frozenset()
+    adversaries: Sequence[str] = ()
+    unseen: frozenset[str] = frozenset()
+
+    def on_victim(self) -> list[AttackJob]:
+        """Every attack on the victim itself, and what adversaries reached."""
+        attacks = self._on((TRAINED,), self.once, self.leaking)
+        return attacks + [AttackJob(spec, 0, 0, OUTCOME) for spec in self.adversaries]
+
+    def baselines(self, names: Sequence[str]) -> list[AttackJob]:
+        """What the jobs on the victim are set against; see `GridSettings.baselines`."""
+        leaking = [spec for spec in self.leaking if spec not in self.alone]
+        once = [spec for spec in self.once if spec not in self.alone]
+        scratch = dict.fromkeys(
+            scratch_of(spec, name) for spec in leaking for name in names if name in SCRATCH
+        )
+        found = self._on((ANY,), (), list(scratch))
+        # Without labels the baseline of the thesis is the same attack on the inputs themselves.
+        found += self._on((ANY,), once, ())
+        found += self._on(
+            [name for name in names if name not in SCRATCH],
+            [spec for spec in once if spec not in self.unseen],
+            [spec for spec in leaking if spec not in self.unseen],
+        )
+        return list(dict.fromkeys(found))
+
+    def _on(
+        self, bottoms: Sequence[str], once: Sequence[str], leaking: Sequence[str]
+    ) -> list[AttackJob]:
+        """These attacks on these bottoms, the jobs of one leak together."""
+        found = [AttackJob(spec, 0, 0, bottom) for bottom in bottoms for spec in once]
+        return found + [
+            AttackJob(spec, k, draw, bottom)
+            for draw in range(self.draws)
+            for k in self.leaks
+            for bottom in bottoms
+            for spec in leaking
+        ]
+
+
+def baselines_of(job: AttackJob, names: Sequence[str]) -> dict[str, AttackJob]:
+    """The baselines of one job by name; those from scratch need leaked labels."""
+    found = {name: replace(job, bottom=name) for name in names if name not in SCRATCH}
+    if job.k == 0:
+        return {"scratch": replace(job, bottom=ANY)} | found
+    scratch = [name for name in names if name in SCRATCH]
+    return {
+        name: AttackJob(scratch_of(job.attack, name), job.k, job.draw, ANY) for name in scratch
+    } | found
+
+
+def scratch_of(spec: str, name: str) -> str:
+    """Training from scratch on what an attack's leaked rows are; of all who pool, if they do."""
+    pooled = parse(spec)[0] == _POOLED
+    return f"{_POOLED}:of={SCRATCH[name]}" if pooled else SCRATCH[name]
+
+
+def setting_text(settings: GridSettings) -> str:
+    """Which rows play which part, to know scores of another setting."""
+    parts = [settings.leaks_from, settings.unlabelled, settings.trained_by, settings.party]
+    parts += [f"columns {settings.known_columns}"]
+    if settings.attribute is not None:
+        parts += [f"attribute {settings.attribute}"]
+    return ", ".join(map(str, parts))
+
+
+#: Of a run's folder.
+SCORES = "attacks.jsonl"
+#: The scores that the last call wanted, in its order, once it had them all: of `vfl attack`, and
+#: of the grid that the run is a cell of.
+OF_RUN, OF_CELL = "attacks.json", "trials.json"
+_KEY_DIGITS = 16
+#: What a threat model's sentence says of an attacker that recorded the training.
+IN_TRAINING = "in the training phase"
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRecord:
+    """What one attack reached once.
+
+    Attributes:
+        key: stands for all that the value depends on; see `key_of`.
+        attack: its spec.
+        bottom: "trained" is the victim's; "outcome" is what an adversary itself reached; others are
+            label-free, see `vfl.attacks.baselines`.
+        k: leaked labels of each class; 0 for an attack that uses none.
+        draw: which draw of them.
+        measure, value, guess: see `vfl.attacks.scoring.Score`.
+        threat: who the attacker was and what it held, in one sentence.
+        seconds: it took.
+        also: further measures, each with value and guess.
+    """
+
+    key: str
+    attack: str
+    bottom: str
+    k: int
+    draw: int
+    measure: str
+    value: float
+    guess: float
+    threat: str
+    seconds: float
+    also: Sequence[tuple[str, float, float]] = ()
+
+    @property
+    def job(self) -> AttackJob:
+        """What was run."""
+        return AttackJob(self.attack, self.k, self.draw, self.bottom)
+
+    @property
+    def measured(self) -> list[tuple[str, float, float]]:
+        """Every measure with value and guess, the headline first."""
+        return [(self.measure, self.value, self.guess), *self.also]
+
+    @property
+    def of_training(self) -> bool:
+        """Whether it is about training rows, which no baseline is about."""
+        return IN_TRAINING in self.threat
+
+
+@dataclass(frozen=True)
+class Row:
+    """One attack on one victim, once.
+
+    Attributes:
+        defense: of the victim.
+        attack, k, draw, measure, value, guess, threat, seconds: see `Scored`; an adversary's spec
+            where the row is about what that itself reached.
+        adversary: the victim was trained against; "none" is an honest training.
+        seed: of the victim.
+        scratch: what the leaked rows are worth without the victim; for clusters, the inputs.
+        baselines: by name, on the same leaked rows; `scratch` is one of them.
+        test_accuracy: of the victim; None if a party stopped the training.
+    """
+
+    defense: str
+    attack: str
+    adversary: str
+    k: int
+    seed: int
+    draw: int
+    measure: str
+    value: float
+    scratch: float | None
+    guess: float
+    test_accuracy: float | None
+    baselines: Mapping[str, float]
+    threat: str
+    seconds: float
+
+    @property
+    def attacker(self) -> str:
+        """The attack, and the adversary that went before it."""
+        if self.adversary in (HONEST, self.attack):
+            return self.attack
+        return f"{self.attack} after {self.adversary}"
+
+
+class ScoresFile:
+    """The file of a run folder that attacks write to.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        RunFolderError: a line is no score.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / SCORES
+        self._known: dict[str, ScoreRecord] = {}
+        if self._path.exists():
+            for line in read_lines(self._path):
+                score = _record(line, self._path)
+                self._known[score.key] = score
+            text = self._path.read_text(encoding="utf-8")
+            if not text.endswith("\n"):  # a part of a line that a killed process left
+                write_text(self._path, text[: text.rfind("\n") + 1])
+
+    def get(self, key: str) -> ScoreRecord | None:
+        """The score of that key, if it is there."""
+        return self._known.get(key)
+
+    def add(self, score: ScoreRecord) -> None:
+        """Append one score; it is on disk when this returns.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        if not self._known:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        append_line(self._path, asdict(score))
+        self._known[score.key] = score
+
+
+def key_of(about: Mapping[str, Any]) -> str:
+    """A short digest of what a value depends on."""
+    text = json.dumps(dict(about), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
+
+
+def write_scores(path: Path, setting: str, scores: Iterable[ScoreRecord]) -> None:
+    """Say which scores of a run are the wanted ones.
+
+    Args:
+        path: the file, `OF_RUN` or `OF_CELL` of the run's folder.
+        setting: which rows played which part, in words of its own.
+        scores: in order.
+    """
+    listed = [asdict(one) for one in scores]
+    write_json(path, stamp() | {"setting": setting, "scores": listed})
+
+
+def read_scores(path: Path, setting: str | None = None) -> list[ScoreRecord]:
+    """The wanted scores in a file; none unless they are those of that setting.
+
+    Raises:
+        RunFolderError: the file is damaged, or of another format.
+    """
+    if not path.exists():
+        return []
+    record = read_json(path)
+    check_format(record, path)
+    if setting not in (None, record["setting"]):
+        return []
+    return [_record(one, path) for one in record["scores"]]
+
+
+def _record(record: Any, path: Path) -> ScoreRecord:
+    if isinstance(record, dict):
+        record.setdefault("also", [])  # written before attacks had several measures
+    if not isinstance(record, dict) or set(record) != {field.name for field in fields(ScoreRecord)}:
+        raise RunFolderError("a score is damaged", where=str(path))
+    also = tuple((str(name), float(value), float(guess)) for name, value, guess in record["also"])
+    return ScoreRecord(**record | {"also": also})

@@ -1,0 +1,186 @@
+"""Means over repeats, and how far they can be trusted."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from scipy.special import stdtr, stdtrit
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean and half of its 95 % interval.
+
+    Attributes:
+        mean: over the repeats.
+        half_width: of Student's interval; None for a single repeat.
+        count: repeats.
+    """
+
+    mean: float
+    half_width: float | None
+    count: int
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval; without bound for a single repeat."""
+        return -math.inf if self.half_width is None else self.mean - self.half_width
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval; without bound for a single repeat."""
+        return math.inf if self.half_width is None else self.mean + self.half_width
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean; without bound for a single repeat."""
+        if self.half_width is None:
+            return math.inf
+        return self.half_width / _quantile(self.count)
+
+
+def estimate(values: Sequence[float]) -> Estimate | None:
+    """The mean of independent repeats with Student's 95 % interval; None without any.
+
+    mean +/- t(0.975, n - 1) s / sqrt(n), s the deviation of the sample (Student 1908).
+
+    >>> found = estimate([0.70, 0.72, 0.74])
+    >>> f"{found.mean:.2f} +- {found.half_width:.4f}"  # t = 4.3027, s = 0.02
+    '0.72 +- 0.0497'
+    """
+    if not values:
+        return None
+    count, mean = len(values), statistics.fmean(values)
+    if count == 1:
+        return Estimate(mean, None, 1)
+    half_width = _quantile(count) * statistics.stdev(values) / math.sqrt(count)
+    return Estimate(mean, half_width, count)
+
+
+def paired_difference(ours: Mapping[Any, float], reference: Mapping[Any, float]) -> Estimate | None:
+    """The mean of ours minus the reference's, over the repeats that both have.
+
+    Repeats share rows and seeds, so their differences vary less than they do themselves.
+    """
+    return estimate([ours[repeat] - reference[repeat] for repeat in ours if repeat in reference])
+
+
+def _quantile(count: int) -> float:
+    """Student's, for so many repeats."""
+    return float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
+
+
+Key = TypeVar("Key", bound=Hashable)
+#: Values by (victim, draw).
+Values = Mapping[tuple[int, int], float]
+#: What a one-sided test may err by, so that it agrees with the end of a two-sided interval.
+ONE_SIDED = (1 - CONFIDENCE) / 2
+
+
+def by_victim(values: Values) -> dict[int, float]:
+    """The mean over the draws of each victim.
+
+    >>> by_victim({(0, 0): 0.5, (0, 1): 0.7, (1, 0): 0.9})
+    {0: 0.6, 1: 0.9}
+    """
+    victims = dict.fromkeys(victim for victim, _ in values)
+    return {
+        one: statistics.fmean(value for (victim, _), value in values.items() if victim == one)
+        for one in victims
+    }
+
+
+def over_victims(values: Values) -> Estimate | None:
+    """The mean with its 95 % interval over victims; None without any."""
+    return estimate(list(by_victim(values).values()))
+
+
+def advantage(attack: Values, baseline: Values) -> Estimate | None:
+    """How much an attack is above a baseline, victim by victim."""
+    return paired_difference(by_victim(attack), by_victim(baseline))
+
+
+def chance_below(found: Estimate | None, bound: float) -> float:
+    """One-sided p-value of "the mean is at least `bound`", small if it is clearly below.
+
+    P(T <= (mean - bound) / standard error), T of Student with n - 1 degrees of freedom; 1 where a
+    single victim, or none, says nothing about the spread. Nor do victims that agree exactly: shares
+    of a few rows can, and do not vary any less for it.
+
+    >>> round(chance_below(Estimate(-0.02, 0.0248, 3), 0.0), 4)  # t = -3.470
+    0.037
+    """
+    if found is None or found.half_width is None:
+        return 1.0
+    error = found.standard_error
+    return float(stdtr(found.count - 1, (found.mean - bound) / error)) if error else 1.0
+
+
+def equivalence(difference: Estimate | None, margin: float) -> float:
+    """p-value of two one-sided tests that a difference lies within plus or minus `margin`.
+
+    The larger of the two (Schuirmann 1987): below 0.05 the difference is smaller than the margin.
+    """
+    return max(chance_below(difference, margin), chance_below(_mirrored(difference), margin))
+
+
+def holm(chances: Mapping[Key, float]) -> dict[Key, float]:
+    """p-values of a family, adjusted so that none is rejected wrongly too often (Holm 1979).
+
+    The i-th smallest of m is multiplied by m - i + 1, then made not smaller than those before it.
+
+    >>> holm({1: 0.01, 5: 0.04, 10: 0.03})
+    {1: 0.03, 5: 0.06, 10: 0.06}
+    """
+    adjusted: dict[Key, float] = {}
+    largest = 0.0
+    for place, key in enumerate(sorted(chances, key=lambda one: chances[one])):
+        largest = max(largest, min(1.0, (len(chances) - place) * chances[key]))
+        adjusted[key] = largest
+    return {key: adjusted[key] for key in chances}
+
+
+def protected(advantages: Sequence[Estimate | None], rivals: int = 1) -> float:
+    """p-value of perfect protection: every attack is at or below the best baseline.
+
+    The largest over the attacks: each has to be below by itself, so nothing is adjusted for their
+    number (intersection-union test, Berger 1982). But the highest of several baselines that are
+    worth the same is higher than they are worth, and an attack below that is not below them: of
+    ten, one in nine attacks that is as good would pass as worse. So it is multiplied by their
+    number (Bonferroni). `ONE_SIDED` or less means that the upper end of each interval is 0 or less.
+
+    Args:
+        advantages: of each attack over the baseline with the highest mean.
+        rivals: how many baselines may be the best one; see `rivals_of`.
+    """
+    return min(1.0, rivals * max((chance_below(one, 0.0) for one in advantages), default=1.0))
+
+
+def rivals_of(best: Values, among: Iterable[Values]) -> int:
+    """How many are not clearly below the one with the highest mean, itself too."""
+    return sum(chance_below(advantage(one, best), 0.0) > ONE_SIDED for one in among)
+
+
+def leaking(attacks: Sequence[Values], baseline: Values) -> float:
+    """p-value of a leak: some attack is above the best baseline, however many were run.
+
+    The smallest over the attacks that may be the best (`rivals_of`), times their number
+    (Bonferroni): the highest of many attacks that are worth nothing is above what they are worth.
+
+    Args:
+        attacks: values of each.
+        baseline: of the one with the highest mean.
+    """
+    best = max(attacks, key=lambda one: statistics.fmean(by_victim(one).values()))
+    above = [_mirrored(advantage(one, baseline)) for one in attacks]
+    return min(1.0, rivals_of(best, attacks) * min(chance_below(one, 0.0) for one in above))
+
+
+def _mirrored(found: Estimate | None) -> Estimate | None:
+    return None if found is None else Estimate(-found.mean, found.half_width, found.count)

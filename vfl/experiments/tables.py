@@ -1,0 +1,152 @@
+"""Tables and numbers as people read them. A space inside a figure does not break a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from vfl.experiments.statistics import Estimate
+
+NOT_MEASURED = "not measured"
+
+_SPACE = "\u00a0"
+_BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+#: Measures that are shares of the rows, or read like one, so written in percent.
+SHARES = frozenset({"accuracy", "hit_rate", "auc", "f1"})
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table in words.
+
+    Attributes:
+        head: its headings.
+        rows: its lines.
+        words: how many of its first columns hold words.
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: int = 1
+
+    def markdown(self) -> str:
+        """The table in Markdown, columns aligned."""
+        lines = [self.head, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        padded = [[cell.ljust(w) for cell, w in zip(line, widths, strict=True)] for line in lines]
+        padded.insert(1, ["-" * width for width in widths])
+        return "".join(f"| {' | '.join(line)} |\n" for line in padded)
+
+
+def estimate_text(found: Estimate | None, sign: str = "", unit: str = " %") -> str:
+    """A share with half of its interval, in percent; empty if nothing is known.
+
+    >>> estimate_text(Estimate(0.7213, 0.0131, 3)), estimate_text(Estimate(0.5, None, 1), "+")
+    ('72.1 ± 1.3 %', '+50.0 %')
+
+    Args:
+        found: the share.
+        sign: "+" of a difference.
+        unit: written behind it.
+    """
+    if found is None:
+        return ""
+    half = "" if found.half_width is None else f" ± {100 * found.half_width:.1f}"
+    return f"{100 * found.mean:{sign}.1f}{half}{unit}"
+
+
+def byte_unit(largest: float) -> tuple[float, str]:
+    """The divisor and the name of the decimal unit that suits a number of bytes.
+
+    >>> byte_unit(1_500_000)
+    (1000000, 'MB')
+    """
+    power = 0
+    while largest >= 999.5 * 1000**power and power < len(_BYTE_UNITS) - 1:
+        power += 1
+    return 1000**power, _BYTE_UNITS[power]
+
+
+def bytes_text(count: float | None) -> str:
+    """Bytes with three significant digits.
+
+    >>> bytes_text(1_442_816).replace(chr(160), " ")
+    '1.44 MB'
+    """
+    if count is None:
+        return NOT_MEASURED
+    divisor, unit = byte_unit(count)
+    number = f"{count:.0f}" if divisor == 1 else three_digits(count / divisor)
+    return f"{number}{_SPACE}{unit}"
+
+
+def three_digits(value: float) -> str:
+    """At least three significant digits, without an exponent where a person would use none.
+
+    >>> [three_digits(value) for value in (0.012345, 1.5, 25.04, 999.7, 2.5e7)]
+    ['0.0123', '1.5', '25', '1,000', '2.5e+07']
+    """
+    if 999.5 <= abs(value) < 1e6:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def number_text(value: float | None) -> str:
+    """A figure without a unit, or that it was not measured."""
+    return NOT_MEASURED if value is None else three_digits(value)
+
+
+def percent_text(fraction: float | None) -> str:
+    """A fraction as percent.
+
+    >>> percent_text(0.9722).replace(chr(160), " ")
+    '97.2 %'
+    """
+    return NOT_MEASURED if fraction is None else f"{100 * fraction:.1f}{_SPACE}%"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """A duration.
+
+    >>> [seconds_text(s).replace(chr(160), " ") for s in (0.034, 8.128, 125, 3720)]
+    ['34 ms', '8.13 s', '2 min 5 s', '1 h 2 min']
+    """
+    if seconds is None:
+        return NOT_MEASURED
+    if seconds < 0.9995:
+        return f"{1000 * seconds:.3g}{_SPACE}ms"
+    if seconds < 59.95:
+        return f"{seconds:.3g}{_SPACE}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}{_SPACE}min{_SPACE}{rest}{_SPACE}s"
+    return f"{minutes // 60}{_SPACE}h{_SPACE}{minutes % 60}{_SPACE}min"
+
+
+def date_text(iso: str) -> str:
+    """An ISO 8601 time in words; anything else as it is.
+
+    >>> date_text("2026-11-21T04:19:07+00:00")
+    '21 November 2026, 04:19 UTC'
+    """
+    try:
+        moment = datetime.fromisoformat(iso)
+    except ValueError:
+        return iso
+    offset = moment.utcoffset()
+    zone = "" if offset is None else " UTC" if offset == timedelta(0) else f"{moment: UTC%z}"
+    return f"{moment.day} {moment:%B %Y, %H:%M}{zone}"
+
+
+def list_text(names: tuple[str, ...], shown: int = 4) -> str:
+    """Names in a sentence.
+
+    >>> list_text(("left", "right")), list_text(("a", "b", "c", "d", "e", "f"))
+    ('left and right', 'a, b, c, d and 2 more')
+    """
+    if len(names) > shown + 1:
+        return f"{', '.join(names[:shown])} and {len(names) - shown} more"
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

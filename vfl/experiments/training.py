@@ -1,0 +1,170 @@
+"""Training a cell on its rows, and what is measured of it once it is trained."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vfl.clients import FeatureParty
+from vfl.compression import Codec
+from vfl.compression.measure import measure_codec
+from vfl.config import Experiment, TraceSettings
+from vfl.config.run_folder import RunFolder
+from vfl.core.seeds import Secret
+from vfl.core.storage import stamp
+from vfl.datasets import PartyData
+from vfl.experiments.cells import Cell, GridFolder
+from vfl.session import CHECKPOINTS, Adversary, FeatureEnd
+from vfl.session.schedule import QUERY_ROWS
+from vfl.training.run import load_data, train, trained
+
+
+class DataCache:
+    """The rows of the last experiment, for the next one that is about the same."""
+
+    def __init__(self) -> None:
+        self._about = ""
+        self._data: Mapping[str, PartyData] = {}
+
+    def of(self, experiment: Experiment) -> Mapping[str, PartyData]:
+        """Every party's rows; see `vfl.training.run.load_data`."""
+        about = _about_rows(experiment)
+        if about != self._about:
+            self._data = {}  # let go of the old ones first
+            self._data = load_data(experiment)
+            self._about = about
+        return self._data
+
+
+def train_cell(
+    cell: Cell,
+    folder: GridFolder,
+    data: Mapping[str, PartyData],
+    device: str = "cpu",
+    trace: TraceSettings | None = None,
+    adversaries: Mapping[str, Adversary] | None = None,
+) -> None:
+    """Train a cell, or go on from its last checkpoint, unless it is trained; then tidy up.
+
+    Args:
+        cell: what is trained.
+        folder: of its grid.
+        data: every party's rows.
+        device: where the models run.
+        trace: what is recorded meanwhile, which changes no weight; None is what the cell says.
+        adversaries: dishonest parties that have begun, by name.
+    """
+    experiment = cell.experiment if trace is None else recording(cell.experiment, trace)
+    path = folder.cells_path / cell.name
+    if path.exists() and not (path / "metrics.jsonl").exists():
+        shutil.rmtree(path)  # ended before its folder was whole
+    if not (path / "summary.json").exists():
+        train(
+            experiment,
+            path.parent,
+            path.name,
+            command=str(folder.head("command")),
+            resume=path.exists(),
+            data=data,
+            adversaries=adversaries,
+            device=device,
+        )
+    for checkpoints in path.glob(f"parties/*/{CHECKPOINTS}"):
+        shutil.rmtree(checkpoints)
+
+
+def recording(experiment: Experiment, trace: TraceSettings) -> Experiment:
+    """The same training with something else recorded."""
+    return experiment.model_copy(update={"trace": trace})
+
+
+def _about_rows(experiment: Experiment) -> str:
+    """All that `load_data` looks at, as text."""
+    own = {"width", "bottom"}
+    parties = {name: one.model_dump(exclude=own) for name, one in experiment.parties.items()}
+    label = experiment.label.model_dump(exclude={"top", "class_weight"})
+    about = [experiment.seed, experiment.data.model_dump(), parties, label]
+    return json.dumps(about, sort_keys=True)
+
+
+def measure_cell(
+    folder: RunFolder, data: Mapping[str, PartyData], device: str = "cpu"
+) -> dict[str, Any]:
+    """The record `codec.json` of a finished run.
+
+    Args:
+        folder: the run, with its weights.
+        data: each party's rows.
+        device: where the bottoms run.
+
+    Returns:
+        `train`, the figures of the training rows when nothing is random, which those of the epochs
+        are not; and by feature party what its codec makes of the cut of the test rows.
+    """
+    experiment = folder.experiment()
+    session = trained(folder, _asking_training_rows(data), "evaluate", device).run()
+    rows = torch.from_numpy(data[experiment.label.party].split.test)
+    secrets = {name: Secret.of_simulation(experiment.seed, name) for name in data}
+    parties = {
+        client.name: _measured(client, rows, experiment.train.batch_rows, secrets[client.name])
+        for client in session.clients
+    }
+    train = {
+        name.removeprefix("test_"): value
+        for name, value in session.label.history[-1].items()
+        if name.startswith("test_") and math.isfinite(value)
+    }
+    return stamp() | {"train": train, "parties": parties}
+
+
+def _asking_training_rows(data: Mapping[str, PartyData]) -> dict[str, PartyData]:
+    """The same rows, of which an evaluation asks those of the training."""
+    return {
+        name: replace(own, split=replace(own.split, test=own.split.train))
+        for name, own in data.items()
+    }
+
+
+def _measured(client: FeatureParty, rows: Tensor, batch_rows: int, secret: Secret) -> Any:
+    assert isinstance(client.half, FeatureEnd), "a comparison refuses shared first layers"
+    codec, cut = client.half.codec, client.cut(rows)
+    units = unit_usage(codec, cut)
+    sizes = measure_codec(codec, cut, width=client.half.width, batch_rows=batch_rows, secret=secret)
+    bound = sizes.entropy_bound_bytes
+    finite = {"entropy_bound_bytes": bound if math.isfinite(bound) else None}  # NaN is no JSON
+    return asdict(sizes) | finite | units
+
+
+def unit_usage(codec: Codec, cut: Tensor) -> dict[str, Any]:
+    """Which units of a cut arrive at the other end when nothing is random.
+
+    For a codec that keeps k values of a row, `usage` is C_i of thesis equation (3-21), the rows
+    whose top k contain unit i; a unit that is zero does not count, though it may fill up the k.
+
+    Args:
+        codec: as it was trained.
+        cut: what it encodes, axes (rows, width).
+
+    Returns:
+        `usage`, rows in which each unit arrives; `dead_units`, those that are zero in every row;
+        `nonzeros`, units a row that arrive, on average.
+    """
+    arrived = torch.cat([_arrived(codec, part) for part in torch.split(cut, QUERY_ROWS)])
+    return {
+        "usage": arrived.sum(dim=0).tolist(),
+        "dead_units": int((cut == 0).all(dim=0).sum()),
+        "nonzeros": float(arrived.sum(dim=1).float().mean()),
+    }
+
+
+def _arrived(codec: Codec, cut: Tensor) -> Tensor:
+    rows, width = cut.shape
+    decoded = codec.decode(codec.encode(cut).payload, rows, width).cut
+    return (decoded != 0) & (cut != 0)

@@ -1,0 +1,223 @@
+"""Workers: what is done with a cell, in this process or in one of its own for each at a time."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import VFLError
+from vfl.core.storage import write_json
+from vfl.experiments.attack_grid import attack_cell
+from vfl.experiments.cells import CODEC, FAILURE, Cell, GridFolder, discard_if_stale
+from vfl.experiments.checks import require_test_rows
+from vfl.experiments.training import DataCache, measure_cell, train_cell
+
+_PACKAGE = Path(__file__).parents[1]
+_PATIENCE_S = 10.0
+
+
+def run_cell(cell: Cell, folder: GridFolder, cache: DataCache, device: str = "cpu") -> None:
+    """Bring a cell to its end, from wherever an earlier call left it.
+
+    Whatever goes wrong is written to the cell's failure.json, and nothing is raised: one cell does
+    not stop the others.
+
+    Args:
+        cell: what is trained.
+        folder: of its grid, which says what is measured of it.
+        cache: where data come from.
+        device: where the models run.
+    """
+    path = folder.cells_path / cell.name
+    try:
+        (path / FAILURE).unlink(missing_ok=True)
+        data = cache.of(cell.experiment)
+        require_test_rows(cell.experiment, data)
+        discard_if_stale(cell, folder, data)
+        if folder.kind == "attacks":
+            attack_cell(cell, folder, data, device)
+        else:
+            train_cell(cell, folder, data, device)
+            if not (path / CODEC).exists():
+                write_json(path / CODEC, measure_cell(RunFolder(path), data, device))
+    except VFLError as error:
+        write_json(path / FAILURE, error.record() | {"exit": error.exit_code})
+    except Exception as bug:  # its text may quote a cell of a table
+        write_json(path / FAILURE, _bug(bug))
+
+
+def _bug(bug: Exception) -> dict[str, Any]:
+    """Who is to look where: the last line of vfl's or a plug-in's that was being run."""
+
+    def is_ours(file: str) -> bool:
+        return Path(file).is_relative_to(_PACKAGE)
+
+    frames = traceback.extract_tb(bug.__traceback__)
+    own = [one for one in frames if is_ours(one.filename) or "-packages" not in one.filename]
+    last = (own or frames)[-1]
+    whose = "this is a bug of vfl" if is_ours(last.filename) else "a plug-in stopped"
+    where = f"{last.filename}:{last.lineno} in {last.name}"
+    return {"what": f"{whose}: {type(bug).__name__}", "where": where, "exit": 1}
+
+
+class Worker(Protocol):
+    """Runs one cell at a time."""
+
+    def run(self, cell: Cell) -> None:
+        """Run a cell; what went wrong is in its folder afterwards."""
+
+    def stop(self) -> None:
+        """Stop, whatever is being run."""
+
+
+class InProcessWorker:
+    """Runs cells in this process.
+
+    Args:
+        folder: of the grid.
+        device: where models run.
+    """
+
+    def __init__(self, folder: GridFolder, device: str) -> None:
+        self._folder, self._device = folder, device
+        self._cache = DataCache()
+
+    def run(self, cell: Cell) -> None:
+        run_cell(cell, self._folder, self._cache, self._device)
+
+    def stop(self) -> None:
+        self._cache = DataCache()
+
+
+class ProcessWorker:
+    """Runs cells in a process that is started when there is something to do, and again if it dies.
+
+    Args:
+        folder: of the grid.
+        device: where models run.
+    """
+
+    def __init__(self, folder: GridFolder, device: str) -> None:
+        self._folder = folder
+        words = [sys.executable, "-m", "vfl", "grid-worker", str(folder.path.resolve())]
+        self._process = AnsweringProcess([*words, "--device", device])
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return self._process.pid
+
+    def run(self, cell: Cell) -> None:
+        status = self._process.result(cell.name)
+        if status is not None:
+            record = {
+                "what": "the process that trained this ended before it",
+                "got": f"exit status {status}",
+                "fix": "give the same command again: it goes on from the last checkpoint",
+                "exit": 1,
+            }
+            write_json(self._folder.cells_path / cell.name / FAILURE, record)
+
+    def stop(self) -> None:
+        self._process.stop()
+
+
+class AnsweringProcess:
+    """A process that is asked one line at a time, and writes each back when it is done with it.
+
+    It is started when it is first asked, and again if it died meanwhile. It ends when this process
+    does, because that closes its standard input.
+
+    Args:
+        command: its words.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = list(command)
+        self._process: subprocess.Popen[str] | None = None
+        self._stopped = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> subprocess.Popen[str]:
+        """The process, started unless it is there."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                start_new_session=True,  # Ctrl-C is for the process that leads
+            )
+        return self._process
+
+    def result(self, line: str) -> int | None:
+        """Ask a line and wait for its answer; its exit status if it ended instead, else None.
+
+        Whoever called `stop` meanwhile knows that it ended, so that is no status.
+        """
+        if self._stopped:
+            return None
+        process = self.start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(f"{line}\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if answer or self._stopped:
+            return None
+        self._process = None
+        return _ended(process)
+
+    def stop(self) -> None:
+        """End the process for good."""
+        self._stopped = True
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            _ended(process)
+
+
+def serve(folder: Path, device: str) -> None:
+    """Run the cells whose names come on standard input; end at once when it is closed."""
+    grid = GridFolder(folder)
+    cells = {cell.name: cell for cell in grid.cells()}
+    worker = InProcessWorker(grid, device)
+    asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            asked.put(line.strip())
+        os._exit(0)  # whoever asked is gone; a checkpoint is whole or not there
+
+    threading.Thread(target=read, daemon=True).start()
+    while name := asked.get():
+        worker.run(cells[name])
+        print(name, flush=True)
+
+
+def _ended(process: subprocess.Popen[str]) -> int:
+    """The exit status of a process that ends, or is killed if it takes too long."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+    try:
+        return process.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()

@@ -1,0 +1,83 @@
+"""The app bundle Flower carries: what vfl's own holds, and whether a party runs one it was sent.
+
+Flower runs whatever bundle it is handed, with the rights of the user of its SuperLink or SuperNode.
+The programs of `vfl.federation.programs` look at the bundle's bytes before any of them is unpacked
+or imported, and refuse all but those the party's own file accepts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import tomllib
+import zipfile
+from collections.abc import Sequence
+from importlib import resources
+
+from vfl.core.errors import ConsentError
+from vfl.core.version import VERSION
+
+SHIM = "vfl_app.py"
+SETTINGS = "pyproject.toml"
+#: What a consent file calls the bundle that holds no code but the shim of the installed vfl.
+OWN = "vfl"
+_FILES = {SHIM, SETTINGS, "experiment.toml", ".info/CONTENT"}
+_TEMPLATES = resources.files("vfl.federation").joinpath("templates")
+_LIMIT_BYTES = 1_000_000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def shim() -> str:
+    """The code of vfl's own bundle: ten lines over the installed package."""
+    return _TEMPLATES.joinpath(SHIM).read_text(encoding="utf-8")
+
+
+def settings(name: str) -> str:
+    """The pyproject.toml of vfl's own bundle, for an experiment of that name."""
+    template = _TEMPLATES.joinpath("app_pyproject.toml")
+    return template.read_text(encoding="utf-8").format(name=name, version=VERSION)
+
+
+def check_bundle(content: bytes, accepted: Sequence[str]) -> None:
+    """Refuse a bundle the party does not accept.
+
+    Args:
+        content: the bundle as Flower sent it, a zip archive.
+        accepted: "vfl" for vfl's own, or the SHA-256 of others, as 64 hexadecimal digits.
+
+    Raises:
+        ConsentError: what is wrong with it.
+    """
+    digest = hashlib.sha256(content).hexdigest()
+    if digest in accepted:
+        return
+    foreign = _foreign(content) if OWN in accepted else "its SHA-256"
+    if foreign is not None:
+        raise ConsentError(
+            "this party does not run the app bundle it was handed",
+            where=foreign,
+            got=f"SHA-256 {digest}",
+            want=f"one of {', '.join(accepted) or 'none'}; '{OWN}' is the bundle of vfl {VERSION}",
+            fix="read that bundle's code, then add its SHA-256 to consent.bundles in party.toml",
+        )
+
+
+def _foreign(content: bytes) -> str | None:
+    """Where a bundle differs from vfl's own; None where it does not."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            entries = archive.infolist()
+            names = [entry.filename for entry in entries]
+            if sorted(names) != sorted(_FILES):
+                return "its files"
+            if sum(entry.file_size for entry in entries) > _LIMIT_BYTES:
+                return "its size"
+            code, text = archive.read(SHIM), archive.read(SETTINGS).decode()
+        found = tomllib.loads(text)
+        name = found["project"]["name"]
+        if not _NAME.fullmatch(name) or found != tomllib.loads(settings(name)):
+            return SETTINGS
+    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, EOFError, NotImplementedError):
+        return "its form"
+    return None if code == shim().encode() else SHIM

@@ -1,0 +1,277 @@
+"""Flower's processes: a SuperLink, SuperNodes, and runs, started and ended by us.
+
+Every one of them runs with Flower's telemetry, update check and dependency installation off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from vfl.config import PartyFile
+from vfl.core.errors import (
+    LostPeerError,
+    MissingDataError,
+    MissingPackageError,
+    PeerFailedError,
+    UserError,
+)
+from vfl.core.storage import read_json, write_json, write_text
+from vfl.core.text import printable
+from vfl.federation import programs
+from vfl.federation.processes import Service, last_words
+from vfl.federation.project import LabelFolder, node_parties
+from vfl.transport import check_not_expired, check_server, public_key_bytes
+
+CONNECTION = "vfl"
+_DATABASE = "superlink.db"
+#: Flower's node id and the digest of every party's registered key, by name.
+_NODES = "nodes.json"
+_START_SUPERLINK = "is the SuperLink running? start it with: vfl superlink PROJECT"
+
+
+def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service:
+    """The SuperLink of a label party, ready for SuperNodes.
+
+    Raises:
+        UserError: its certificate has expired.
+        LostPeerError: it did not start.
+        MissingPackageError: a simulation without its engine.
+    """
+    if simulation and find_spec("ray") is None:
+        raise MissingPackageError(
+            "a Flower simulation needs Ray, its engine",
+            want="ray",
+            fix="pip install 'vfl[simulation]'",
+        )
+    settings = folder.experiment().federation
+    host, _, port = settings.superlink.rpartition(":")
+    network = "" if simulation else f"{settings.bind_host or host}:{port}"
+    command = [
+        "flower-superlink",
+        *("--database", str(folder.state / _DATABASE)),
+        "--disable-runtime-dependency-installation",
+    ]
+    if simulation:  # nothing of it faces a network
+        command += ["--insecure", "--simulation"]
+    else:
+        check_not_expired(folder.certificates / "server.pem")
+        command += ["--ssl-ca-certfile", str(folder.certificates / "ca.pem")]
+        command += ["--ssl-certfile", str(folder.certificates / "server.pem")]
+        command += ["--ssl-keyfile", str(folder.certificates / "server.key")]
+        command += ["--enable-supernode-auth"]
+    if not (folder.state / _DATABASE).exists():
+        (folder.state / _NODES).unlink(missing_ok=True)  # a new SuperLink knows nobody
+    environment = programs.superlink_environment(folder.state, folder.party_file, network)
+    service = Service("the SuperLink", command, environment, folder.state / "superlink.log")
+    try:
+        service.wait_for(programs.READY)
+    except LostPeerError:
+        service.stop()
+        raise
+    _write_connection(folder)
+    return service
+
+
+def register_nodes(folder: LabelFolder) -> list[str]:
+    """Register every party's public key under its name; the names that were new.
+
+    A party that had another key before, or has none any more, loses that one.
+
+    Raises:
+        UserError: a file of keys/ is no party's of the experiment, or no key of its own; all are
+            named, and nothing is registered.
+    """
+    new = []
+    nodes_file = folder.state / _NODES
+    nodes = read_json(nodes_file) if nodes_file.exists() else {}
+    keys = _party_keys(folder)
+    digests = {name: hashlib.sha256(key.read_bytes()).hexdigest() for name, key in keys.items()}
+    for name in sorted(nodes):  # first, so that no failure leaves them
+        if nodes[name]["key"] != digests.get(name):
+            _node(folder, "unregister", nodes.pop(name)["node"])
+            write_json(nodes_file, nodes)
+    for name, key in keys.items():
+        try:
+            answer = _node(folder, "register", str(key), "--name", name)
+        except PeerFailedError as problem:
+            if "already in use" not in str(problem.got):
+                raise
+        else:
+            nodes[name] = {"node": str(answer["node-id"]), "key": digests[name]}
+            write_json(nodes_file, nodes)
+            new.append(name)
+    return new
+
+
+def _party_keys(folder: LabelFolder) -> dict[str, Path]:
+    """The files of keys/ by party: a file's name is who a node with that key will be."""
+    known = set(node_parties(folder.experiment()))
+    keys = {key.stem: key for key in sorted(folder.keys.glob("*.pub"))}
+    wrong, owners = [], dict[bytes, str]()
+    for name, key in keys.items():
+        if name not in known:
+            wrong.append(f"{printable(key.name)}: no party with a node has this name")
+        public = public_key_bytes(key.read_bytes())
+        if public is None:
+            wrong.append(f"{printable(key.name)}: this is no public key of a SuperNode")
+        elif owners.setdefault(public, name) != name:
+            wrong.append(f"{printable(key.name)}: this is the key of {printable(owners[public])}")
+    if wrong:
+        raise UserError(
+            "\n  ".join(
+                ["the SuperLink registers one key a party, under the party's name", *wrong]
+            ),
+            where=str(folder.keys),
+            want=", ".join(f"{name}.pub" for name in sorted(known)),
+            fix="remove or rename these files; vfl renew party.toml gives a party a key of its own",
+        )
+    return keys
+
+
+def supernode_command(party: PartyFile, file: Path) -> list[str]:
+    """The SuperNode's command line for one party.
+
+    Raises:
+        MissingDataError: its certificate or key file is not there.
+    """
+    ca, key = party.beside(party.node.ca), party.beside(party.node.key)
+    for needed in (ca, key):
+        if not needed.exists():
+            raise MissingDataError(
+                f"party '{party.party}' lacks a file of its SuperNode",
+                where=str(needed),
+                fix="copy it from the project folder that vfl init wrote",
+            )
+    return [
+        "flower-supernode",
+        *("--superlink", party.node.superlink),
+        *("--root-certificates", str(ca)),
+        *("--auth-supernode-private-key", str(key)),
+        *("--host", "127.0.0.1", "--port", str(party.node.api_port)),
+        *("--node-config", f"party-file={json.dumps(str(file.resolve()))}"),
+    ]
+
+
+def start_supernode(party: PartyFile, file: Path) -> Service:
+    """A feature party's SuperNode, connected.
+
+    Raises:
+        AuthenticationError: the SuperLink's certificate is not accepted.
+        LostPeerError: the SuperLink cannot be reached, or refuses this party's key.
+    """
+    home = party.store_path / "flower"
+    check_server("the SuperLink", party.node.superlink, party.beside(party.node.ca).read_text())
+    service = Service(
+        f"the SuperNode of {party.party}",
+        supernode_command(party, file),
+        programs.supernode_environment(home, file),
+        home / "supernode.log",
+    )
+    try:
+        service.wait_for("SuperNode ID")
+    except LostPeerError as problem:
+        service.stop()
+        if "403 Forbidden" in service.said():
+            problem.got = "the SuperLink does not know this party's key"
+            problem.fix = "the label party puts its public key into label/keys and restarts"
+        if "Failed to activate SuperNode" in service.said():
+            problem.got = "the SuperLink takes it for online still"
+            problem.fix = "stop the other one with this key; one that was killed is free in 60 s"
+        raise
+    return service
+
+
+def submit(
+    folder: LabelFolder,
+    mode: str,
+    run: str,
+    overrides: Sequence[str] = (),
+    extra: Mapping[str, str | bool] | None = None,
+    federation: str = "",
+) -> str:
+    """Hand a run to the SuperLink; Flower's id of it."""
+    if not federation:
+        check_not_expired(folder.certificates / "server.pem")  # no party could connect
+    config = {"mode": mode, "run": run, "overrides": json.dumps(list(overrides)), **(extra or {})}
+    file = folder.state / "run.toml"
+    write_text(file, tomli_w.dumps(config))
+    options = ["--federation-config", federation] if federation else []
+    answer = _flower(
+        folder,
+        *("run", str(folder.app), CONNECTION, "--run-config", str(file), "--format", "json"),
+        *options,
+    )
+    return str(_json(answer)["run-id"])
+
+
+def run_state(folder: LabelFolder, run_id: str) -> str:
+    """What Flower says of a run, such as ``running`` or ``finished:failed``."""
+    answer = _flower(folder, "list", CONNECTION, "--run-id", run_id, "--format", "json")
+    (entry,) = _json(answer)["runs"]
+    return str(entry["status"])
+
+
+def run_log(folder: LabelFolder, run_id: str) -> str:
+    """What the ServerApp printed."""
+    return _flower(folder, "log", run_id, CONNECTION, "--show")
+
+
+def _node(folder: LabelFolder, what: str, which: str, *options: str) -> Any:
+    command = ("supernode", what, which, CONNECTION, *options, "--format", "json")
+    return _json(_flower(folder, *command))
+
+
+def _flower(folder: LabelFolder, *arguments: str) -> str:
+    _check_superlink(folder)
+    done = subprocess.run(
+        ["flwr", *arguments],
+        env=programs.caller_environment(folder.state),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    answer = _json(done.stdout) if "json" in arguments else {}
+    if done.returncode != 0 or answer.get("success") is False:  # flwr may fail with exit code 0
+        said = answer.get("error-message") or done.stderr or done.stdout
+        raise PeerFailedError(
+            f"flwr {arguments[0]} failed",
+            got=last_words(said) or f"exit {done.returncode}",
+            fix=_START_SUPERLINK,
+        )
+    return done.stdout
+
+
+def _check_superlink(folder: LabelFolder) -> None:
+    """Whether the SuperLink of this folder runs, before it is shown anything.
+
+    Raises:
+        LostPeerError: it does not.
+    """
+    api = programs.local_api(folder.state)
+    try:
+        check_server("the SuperLink", api.address, api.ca.read_text())
+    except LostPeerError as problem:
+        problem.fix = _START_SUPERLINK
+        raise
+
+
+def _json(text: str) -> Any:
+    start = text.find("{")
+    return json.loads(text[start:]) if start >= 0 else {}
+
+
+def _write_connection(folder: LabelFolder) -> None:
+    """Tell Flower's command line how to reach the SuperLink: by its local API."""
+    api = programs.local_api(folder.state)
+    connection = {"address": api.address, "root-certificates": str(api.ca)}
+    content = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
+    write_text(folder.state / "config.toml", tomli_w.dumps(content))

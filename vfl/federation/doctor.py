@@ -1,0 +1,375 @@
+"""What could keep a party from working: looked at, never changed; ``vfl doctor`` prints it.
+
+Which checks make sense: of the machine alone, of a label party's project, or of a party. Nothing is
+imported to learn its version, and only the addresses in the user's own files are contacted.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+)
+from packaging.requirements import Requirement  # flwr requires it
+from packaging.specifiers import SpecifierSet
+
+from vfl.config import PartyFile, read_party_file
+from vfl.core.errors import PeerError, UserError
+from vfl.core.version import VERSION
+from vfl.federation.project import LabelFolder, node_parties
+from vfl.transport.probe import Probe, port_is_free, probe_https
+
+_SOON = timedelta(days=14)
+_LITTLE_ROOM_BYTES = 1_000_000_000
+_NO_ROOM_BYTES = 50_000_000
+#: Flower refuses the signature of a node whose clock differs by more (TIMESTAMP_TOLERANCE).
+CLOCK_TOLERANCE_S = 300
+_CLOCK_WARNING_S = 30
+
+State = Literal["OK", "WARN", "FAIL"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was looked at and how it stands.
+
+    Attributes:
+        name: what was looked at, in one or two words.
+        state: OK; WARN, it may hurt later; FAIL, it will not work.
+        found: what was found; names, counts and paths only.
+        fix: what to do about it.
+    """
+
+    name: str
+    state: State
+    found: str
+    fix: str = ""
+
+
+def examine(path: Path | None = None) -> Iterator[Check]:
+    """Look at everything that can be looked at without changing anything.
+
+    Args:
+        path: a project or its label folder, a party's own file, or None for the machine alone.
+
+    Raises:
+        ConfigError, RunFolderError: the path cannot be read as one of these.
+    """
+    if path is None:
+        yield from _machine(Path())
+    elif path.is_dir():
+        yield from _label_party(LabelFolder.find(path))
+    elif (path.resolve().parent / "app" / "experiment.toml").exists():
+        yield from _label_party(LabelFolder(path.resolve().parent))
+    else:
+        yield from _feature_party(read_party_file(path))
+
+
+def _machine(folder: Path) -> Iterator[Check]:
+    yield from versions()
+    yield cores()
+    yield room(folder)
+
+
+def _own_files(party: PartyFile) -> Iterator[Check]:
+    if party.role == "data":
+        yield data_file(party.source_path)
+    yield store(party.store_path)
+    yield private("secret", party.store_path / "secret", missing="")
+
+
+def _feature_party(party: PartyFile) -> Iterator[Check]:
+    ca = party.beside(party.node.ca)
+    yield from _machine(party.store_path)
+    yield from _own_files(party)
+    trusted = certificate("ca", ca)
+    yield trusted
+    yield node_key(party.beside(party.node.key))
+    yield private("identity key", party.beside(party.identity.key), missing="")
+    if trusted.state != "FAIL":
+        yield from superlink_from_afar(party.node.superlink, ca)
+
+
+def _label_party(label: LabelFolder) -> Iterator[Check]:
+    experiment, party = label.experiment(), read_party_file(label.party_file)
+    federation = experiment.federation
+    host, _ = split_address(federation.superlink)
+    ca, server = label.certificates / "ca.pem", label.certificates / "server.pem"
+    yield from _machine(party.store_path)
+    yield from _own_files(party)
+    yield certificate("ca", ca)
+    yield certificate("certificate", server, [host])
+    yield signed_by(server, ca)
+    yield private(
+        "server key", label.certificates / "server.key", "vfl init writes one with its certificate"
+    )
+    for name in node_parties(experiment):
+        yield public_key(name, label.keys / f"{name}.pub")
+    yield from superlink_here(federation.superlink, federation.bind_host, ca)
+    yield stream_port(federation.stream_host, federation.bind_host, federation.stream_port)
+
+
+# --- the machine ---------------------------------------------------------------------------------
+
+
+def versions() -> Iterator[Check]:
+    """vfl, Python and every required package against what vfl was made for."""
+    try:
+        about = metadata.metadata("vfl")
+    except metadata.PackageNotFoundError:
+        found = f"{VERSION}, run from a folder: what it needs is not recorded"
+        yield Check("vfl", "WARN", found, "pip install it")
+        return
+    yield Check("vfl", "OK", VERSION)
+    python = platform.python_version()
+    wanted = about["Requires-Python"] or ""
+    fits = SpecifierSet(wanted).contains(python, prereleases=True)
+    yield Check("python", "OK", python) if fits else _wrong("python", python, wanted)
+    for line in metadata.requires("vfl") or []:
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield _package(requirement)
+
+
+def _package(requirement: Requirement) -> Check:
+    name, wanted = requirement.name, str(requirement.specifier)
+    try:
+        installed = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return _wrong(name, "not installed", wanted)
+    if requirement.specifier.contains(installed, prereleases=True):
+        return Check(name, "OK", installed)
+    return _wrong(name, installed, wanted)
+
+
+def _wrong(name: str, found: str, wanted: str) -> Check:
+    cure = "use such a Python" if name == "python" else f"pip install '{name}{wanted}'"
+    return Check(name, "FAIL", f"{found}, but vfl needs {wanted or 'it'}", cure)
+
+
+def cores() -> Check:
+    """How many cores there are, and how many threads torch will take."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = os.environ.get("OMP_NUM_THREADS")
+    found = f"{count} cores, OMP_NUM_THREADS {threads or 'not set (vfl uses one thread)'}"
+    if threads and threads.isdigit() and int(threads) > (count or 1):
+        return Check("cores", "WARN", found, "more threads than cores slow each other down")
+    return Check("cores", "OK", found)
+
+
+def room(folder: Path) -> Check:
+    """Room on the disk of a folder, or of the nearest one above it that exists."""
+    free = shutil.disk_usage(_existing(folder)).free
+    found = f"{free / 1e9:.1f} GB free at {folder}"
+    if free < _NO_ROOM_BYTES:
+        return Check("disk", "FAIL", found, "make room: checkpoints could not be written")
+    if free < _LITTLE_ROOM_BYTES:
+        return Check("disk", "WARN", found, "checkpoints and run folders may need more")
+    return Check("disk", "OK", found)
+
+
+def _existing(folder: Path) -> Path:
+    """A folder, or the nearest one above it that exists."""
+    return next(path for path in (folder, *folder.resolve().parents) if path.exists())
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def data_file(path: Path) -> Check:
+    """The party's table."""
+    if not path.is_file():
+        return Check("data", "FAIL", f"there is no {path}", "see [data] source in party.toml")
+    if not os.access(path, os.R_OK):
+        return Check("data", "FAIL", f"{path} cannot be read", f"chmod u+r {path}")
+    return Check("data", "OK", f"{path}, {path.stat().st_size / 1e6:.1f} MB")
+
+
+def store(folder: Path) -> Check:
+    """Where weights and run records go."""
+    existing = _existing(folder)
+    if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+        return Check("store", "FAIL", f"{existing} cannot be written", f"chmod u+rwx {existing}")
+    return Check("store", "OK", f"{folder}" + ("" if folder.exists() else ", not made yet"))
+
+
+def private(name: str, path: Path, missing: str) -> Check:
+    """A file that only its owner may read.
+
+    Args:
+        name: what it is.
+        path: the file.
+        missing: what to do without it; an empty text if it is made when it is needed.
+    """
+    if not path.exists():
+        if not missing:
+            return Check(name, "OK", "not made yet")
+        return Check(name, "FAIL", f"there is no {path}", missing)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        found = f"{path} has mode {mode:04o}: others on this machine can reach it"
+        return Check(name, "FAIL", found, f"chmod 600 {path}")
+    return Check(name, "OK", f"{path}, mode {mode:04o}")
+
+
+def certificate(name: str, path: Path, hosts: Sequence[str] = ()) -> Check:
+    """A certificate: readable, valid today, and made for every host it is reached by."""
+    try:
+        found = x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as problem:
+        cure = "copy it from the project folder that vfl init wrote"
+        return Check(name, "FAIL", f"{path}: {problem.strerror}", cure)
+    except ValueError:
+        return Check(name, "FAIL", f"{path} is no certificate", "it begins with -----BEGIN")
+    now, last = datetime.now(UTC), found.not_valid_after_utc
+    until = f"{path}, valid until {last:%Y-%m-%d}"
+    if now > last:
+        return Check(name, "FAIL", f"{until}: expired", "make a new one, and copy its ca.pem")
+    if now < found.not_valid_before_utc:
+        first = f"{found.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+        return Check(name, "FAIL", f"{path}, valid from {first} on", "is this clock right?")
+    absent = sorted(set(hosts) - set(_names(found)))
+    if absent:
+        cure = "make one with these names, or use a name it has"
+        return Check(name, "FAIL", f"{until}, but not for {', '.join(absent)}", cure)
+    if last - now < _SOON:
+        return Check(name, "WARN", until, "it ends soon: make a new one, and copy its ca.pem")
+    return Check(name, "OK", until)
+
+
+def signed_by(certificate: Path, authority: Path) -> Check:
+    """Whether the authority that parties trust has signed the server's certificate."""
+    try:
+        server = x509.load_pem_x509_certificate(certificate.read_bytes())
+        server.verify_directly_issued_by(x509.load_pem_x509_certificate(authority.read_bytes()))
+    except OSError as problem:
+        return Check("signature", "FAIL", f"{problem.filename}: {problem.strerror}")
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as problem:
+        found = f"{certificate.name} is not signed by {authority.name} ({type(problem).__name__})"
+        return Check("signature", "FAIL", found, "both come from one vfl init, or one authority")
+    return Check("signature", "OK", f"{authority.name} signed {certificate.name}")
+
+
+def node_key(path: Path) -> Check:
+    """A SuperNode's private key, in the form Flower reads."""
+    there = private("node key", path, "copy it from the project folder that vfl init wrote")
+    if there.state == "FAIL":
+        return there
+    try:
+        key = serialization.load_ssh_private_key(path.read_bytes(), password=None)
+    except (ValueError, TypeError, OSError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, EllipticCurvePrivateKey):
+        cure = "ssh-keygen -t ecdsa -b 384 makes one; give the label party its .pub"
+        return Check("node key", "FAIL", f"{path} is no OpenSSH ECDSA private key", cure)
+    return there
+
+
+def public_key(party: str, path: Path) -> Check:
+    """A feature party's public key at the label party, in the form Flower registers."""
+    name = f"key of {party}"
+    try:
+        key = serialization.load_ssh_public_key(path.read_bytes())
+    except FileNotFoundError:
+        cure = f"ask {party} for its public key and save it there"
+        return Check(name, "FAIL", f"there is no {path}", cure)
+    except (ValueError, OSError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, EllipticCurvePublicKey):
+        return Check(name, "FAIL", f"{path} is no OpenSSH ECDSA public key", "one line ecdsa-sha2-")
+    return Check(name, "OK", str(path))
+
+
+def _names(found: x509.Certificate) -> list[str]:
+    try:
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    addresses = [str(address) for address in names.get_values_for_type(x509.IPAddress)]
+    return [*names.get_values_for_type(x509.DNSName), *addresses]
+
+
+# --- the network ---------------------------------------------------------------------------------
+
+
+def superlink_from_afar(address: str, ca: Path) -> Iterator[Check]:
+    """A feature party's way to the SuperLink: TCP, TLS under the party's own CA, and the clock."""
+    host, port = split_address(address)
+    try:
+        answer = probe_https("the SuperLink", host, port, ca.read_text())
+    except PeerError as problem:
+        found = f"{address}: {problem.what} ({problem.got})"
+        yield Check("superlink", "FAIL", found, problem.fix or "")
+        yield Check("clock", "WARN", "not measured: the SuperLink did not answer")
+    else:
+        yield Check("superlink", "OK", f"{address} answers in {answer.connect_s * 1e3:.1f} ms, TLS")
+        yield _clock(answer)
+
+
+def superlink_here(address: str, bind_host: str, ca: Path) -> Iterator[Check]:
+    """The label party's own SuperLink: its port is free, or it is ours that listens."""
+    host, port = split_address(address)
+    if port_is_free(bind_host or host, port):
+        yield Check("superlink port", "OK", f"{port} is free; vfl superlink will listen there")
+        return
+    local = "127.0.0.1" if bind_host in ("0.0.0.0", "::") else host
+    try:
+        answer = probe_https("the SuperLink", local, port, ca.read_text())
+    except PeerError:
+        found = f"{port} is used by something that does not show our certificate"
+        yield Check("superlink port", "FAIL", found, "end that program, or change superlink's port")
+        return
+    yield Check("superlink port", "OK", f"our SuperLink listens on {port}")
+    yield _clock(answer)
+
+
+def stream_port(host: str, bind_host: str, port: int) -> Check:
+    """Where the label party's process will listen during a session."""
+    if port == 0:
+        found = "0: a free one each session"
+        cure = "set federation.stream_port where a firewall must let it through"
+        return Check("stream port", "OK", found, cure)
+    if port_is_free(bind_host or host, port):
+        return Check("stream port", "OK", f"{port} is free")
+    found = f"{port} is in use, by a running session or by another program"
+    return Check("stream port", "WARN", found, "a session that runs now is well; else change it")
+
+
+def _clock(answer: Probe) -> Check:
+    if answer.clock_s is None:
+        return Check("clock", "WARN", "not measured: the answer had no date")
+    way = "behind" if answer.clock_s > 0 else "ahead of"
+    found = f"{abs(answer.clock_s):.0f} s {way} the peer's"
+    if abs(answer.clock_s) > CLOCK_TOLERANCE_S:
+        cure = f"set the clocks: Flower refuses nodes that are {CLOCK_TOLERANCE_S} s off"
+        return Check("clock", "FAIL", found, cure)
+    if abs(answer.clock_s) > _CLOCK_WARNING_S:
+        cure = f"set the clocks before they are {CLOCK_TOLERANCE_S} s apart"
+        return Check("clock", "WARN", found, cure)
+    return Check("clock", "OK", found)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port``; an IPv6 host may stand in brackets.
+
+    Raises:
+        UserError: the text is of another form.
+    """
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdigit() and 0 < int(port) < 65536):
+        raise UserError("this is not the address of a SuperLink", got=address, want="host:port")
+    return host.strip("[]"), int(port)

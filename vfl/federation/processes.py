@@ -1,0 +1,230 @@
+"""Processes that run beside ours: their start, what they say, their end, and starting them again.
+
+A `Process` is ended by its own process id and by nothing else. A `Service` writes a log, a `Worker`
+answers lines with lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from time import monotonic, sleep
+from types import TracebackType
+from typing import Any, Self
+
+from vfl.core.errors import LostPeerError
+from vfl.core.storage import PRIVATE_FILE, private_folder
+from vfl.core.text import printable
+
+#: A service's log, database and other files are for its owner alone.
+_UMASK = 0o077
+#: Flower counts a SuperNode that was killed as online for a minute and refuses its key meanwhile.
+PATIENCE_S = 300.0
+_END_S = 10.0
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 15.0
+
+
+class Process:
+    """A child process; as a context manager it ends with the block, at once after an error.
+
+    Args:
+        name: what messages call it.
+        command: program and arguments.
+        environment: all its variables.
+        options: how else it is started; see `subprocess.Popen`.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], **options: Any
+    ) -> None:
+        self.name = name
+        self._process = subprocess.Popen(command, env=dict(environment), **options)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    def wait(self) -> int:
+        """Block until it ends; its exit code."""
+        return self._process.wait()
+
+    def stop(self, patience_s: float = _END_S) -> None:
+        """Ask it to end; insist after a while. Its children watch it and follow."""
+        if not self.alive:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._process.kill()
+        self.stop()
+
+
+class Worker(Process):
+    """A process that reads lines and answers with lines; it ends when its input is closed.
+
+    Its input closes with the process that started it, however that ends.
+
+    Args:
+        name: what messages call it.
+        command: program and arguments.
+        environment: all its variables.
+        options: how else it is started; see `subprocess.Popen`.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], **options: Any
+    ) -> None:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
+        super().__init__(name, command, environment, **pipes, errors="replace", **options)
+
+    def send(self, line: str) -> None:
+        """Hand it a line; `receive` finds out whether it is gone."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+
+    def receive(self) -> str:
+        """Wait for its next line; without the line's end.
+
+        Raises:
+            LostPeerError: it has ended, or closed its output, instead.
+        """
+        assert self._process.stdout is not None
+        line: str = self._process.stdout.readline()
+        if line:
+            return line.removesuffix("\n")
+        try:
+            got = f"exit status {self._process.wait(_END_S)}"
+        except subprocess.TimeoutExpired:
+            got = "no word more, while it still runs"
+        raise LostPeerError(
+            f"the process of {self.name} ended early",
+            got=got,
+            fix="its own words are on standard error",
+        )
+
+    def stop(self, patience_s: float = _END_S) -> None:
+        """Close its input, on which it ends by itself; insist after a while."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_s)
+        super().stop(patience_s)
+        self._process.stdout.close()
+
+
+class Service(Process):
+    """A long-running process with a log.
+
+    Args:
+        name: what messages call it.
+        command: program and arguments.
+        environment: all its variables.
+        log: file for what it prints.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path
+    ) -> None:
+        self.log = log
+        private_folder(log.parent)
+        log.touch()
+        log.chmod(PRIVATE_FILE)
+        with log.open("ab") as output:
+            self._log_start = output.tell()  # the log of an earlier start says nothing of this one
+            super().__init__(
+                name, command, environment, stdout=output, stderr=subprocess.STDOUT, umask=_UMASK
+            )
+
+    def wait_for(self, marker: str, timeout_s: float = 60.0) -> None:
+        """Block until the log shows a text.
+
+        Raises:
+            LostPeerError: the process ended, or the text did not come in time.
+        """
+        deadline = monotonic() + timeout_s
+        while marker not in self.said():
+            if not self.alive or monotonic() > deadline:
+                state = "still starting" if self.alive else f"exit {self._process.returncode}"
+                raise LostPeerError(
+                    f"{self.name} did not start",
+                    where=last_words(self.said()) or None,
+                    got=state,
+                    fix=f"look at {self.log}",
+                )
+            sleep(0.1)
+
+    def said(self) -> str:
+        """What it has printed since this start."""
+        return self.log.read_bytes()[self._log_start :].decode(errors="replace")
+
+
+def last_words(text: str) -> str:
+    """The last line of a program's output, without the frame around it."""
+    lines = (line.strip(" │╭╮╰╯─") for line in text.splitlines())
+    return printable(next((line for line in reversed(list(lines)) if line), ""))
+
+
+def supervise(
+    start: Callable[[], Service],
+    follow: Callable[[Service], None],
+    say: Callable[[str], None],
+    patience_s: float = PATIENCE_S,
+) -> None:
+    """Start a service and follow it; when it ends, start it again. Returns never.
+
+    Args:
+        start: gives the running service.
+        follow: returns once the service has ended by itself; Ctrl-C goes through.
+        say: told in one line why the service is started again, and when. Each pause is twice the
+            one before, from 1 s up to 15 s.
+        patience_s: how long starting may fail in a row.
+
+    Raises:
+        LostPeerError: starting has failed for so long.
+        VFLError: what waiting does not mend, such as a certificate that is not trusted.
+    """
+    deadline, pause_s = monotonic() + patience_s, _FIRST_PAUSE_S
+    while True:
+        try:
+            service = start()
+        except LostPeerError as problem:
+            if monotonic() + pause_s > deadline:
+                raise
+            why = f"{problem.what} ({problem.got})"
+        else:
+            try:
+                follow(service)
+            finally:
+                service.stop()
+            why = f"{service.name} ended (exit {service.wait()})"
+            deadline, pause_s = monotonic() + patience_s, _FIRST_PAUSE_S
+        say(f"{why}; starting it again in {pause_s:g} s")
+        sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

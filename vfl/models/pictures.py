@@ -1,0 +1,293 @@
+"""Bottoms for pictures: small convolutional networks, ResNet-20, EfficientNet-B0, transformers."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vfl.core.errors import BadOptionError, MissingDataError, SpecError
+from vfl.core.registry import require_choice
+from vfl.models.base import (
+    Activation,
+    Bottom,
+    Shape,
+    channels_last,
+    check_dropout,
+    check_size,
+    make_activation,
+    parse_sizes,
+    picture_axes,
+)
+
+_POOL = 2
+
+
+class CNNBottom(Bottom):
+    """5x5 and 3x3 convolution, each followed by ReLU and 2x2 max pooling, then one linear layer.
+
+    A side of one pixel is not pooled, so half a picture of 8x4, or a single line of pixels, still
+    has something left to connect.
+
+    Args:
+        channels: output channels of the two convolutions, joined by a dash.
+        activation: after each convolution; see `MLPBottom`.
+        pad: convolutions that keep the picture's size: "both", or "first" as in the thesis (section
+            4.4, Fashion-MNIST: 64 x 6 x 6 = 2304 values reach the linear layer).
+        last: activation of the cut, relu, leaky_relu or none.
+
+    >>> module = CNNBottom(channels="2-4").build(shape=(1, 8, 4), width=5)
+    >>> sum(p.numel() for p in module.parameters())  # 2*(25+1) + 4*(2*9+1) + 5*(4*2*1+1)
+    173
+
+    Raises:
+        BadOptionError: not two numbers of channels, or an unknown choice.
+    """
+
+    def __init__(
+        self,
+        channels: str = "32-64",
+        activation: Activation = "relu",
+        pad: Literal["both", "first"] = "both",
+        last: Literal["relu", "leaky_relu", "none"] = "none",
+    ) -> None:
+        self.channels = parse_sizes(channels, "channels")
+        if len(self.channels) != 2:
+            raise BadOptionError(
+                "bottom 'cnn' has two convolutions",
+                got=f"channels={channels}",
+                want="such as 32-64",
+            )
+        make_activation(activation)
+        require_choice("pad", pad, ("both", "first"))
+        require_choice("last", last, ("relu", "leaky_relu", "none"))
+        self.activation = activation
+        self.pad = pad
+        self.last = last
+
+    def build(self, shape: Shape, width: int) -> nn.Module:
+        channels, *sides = picture_axes(shape, "cnn")
+        layers: list[nn.Module] = []
+        kernels, pads = (5, 3), (2, 1 if self.pad == "both" else 0)
+        for outputs, kernel, pad in zip(self.channels, kernels, pads, strict=True):
+            sides = [side + 2 * pad - kernel + 1 for side in sides]
+            if min(sides) < 1:
+                raise SpecError(
+                    "a convolution without padding needs a larger picture",
+                    got=f"rows of shape {shape}",
+                    fix="cnn:pad=both",
+                )
+            pool = tuple(min(_POOL, side) for side in sides)
+            layers += [nn.Conv2d(channels, outputs, kernel, padding=pad)]
+            layers += [make_activation(self.activation), nn.MaxPool2d(pool)]
+            channels, sides = outputs, [s // p for s, p in zip(sides, pool, strict=True)]
+        layers += [nn.Flatten(), nn.Linear(channels * math.prod(sides), width)]
+        if self.last != "none":
+            layers.append(make_activation(self.last))
+        return channels_last(nn.Sequential(*layers))
+
+
+_CHANNELS = (16, 32, 64)
+_BLOCKS = 3
+_MOST_WIDE = 64
+
+
+class ResNet20Bottom(Bottom):
+    """Three stages of three residual blocks between a convolution and global average pooling.
+
+    He et al. 2016, section 4.2 with n = 3: 6n + 1 = 19 convolutions of 3x3, and a linear layer as
+    the twentieth, which is left out where the last stage already has the width of the cut.
+    Shortcuts are option A (section 3.3): identity, zero-padded in the channels, no parameters.
+    A 3x32x32 picture and a head of 10 give 269,722 parameters (Table 6: 0.27M).
+
+    Args:
+        widen: factor on the 16, 32, 64 channels; 2 ends in the 128 channels that Zheng et al. 2023
+            cut at.
+
+    Raises:
+        BadOptionError: `widen` is below 1 or above 64.
+    """
+
+    def __init__(self, widen: int = 1) -> None:
+        self.widen = check_size(widen, "widen", _MOST_WIDE)
+
+    def build(self, shape: Shape, width: int) -> nn.Module:
+        channels, _, _ = picture_axes(shape, "resnet20")
+        stages = [self.widen * size for size in _CHANNELS]
+        layers: list[nn.Module] = [_convolution(channels, stages[0]), nn.ReLU()]
+        inputs = stages[0]
+        for size in stages:
+            for _ in range(_BLOCKS):
+                layers.append(Residual(inputs, size))
+                inputs = size
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        if inputs != width:
+            layers.append(nn.Linear(inputs, width))
+        return channels_last(nn.Sequential(*layers))
+
+
+class Residual(nn.Module):
+    """relu(x + F(x)) with two convolutions in F (He et al. 2016, eq 1).
+
+    Where the channels grow, the picture's sides are halved: F by a stride, x by dropping every
+    second pixel and adding channels of zeros.
+
+    Args:
+        inputs: channels that come in.
+        outputs: channels that go out, at least `inputs`.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.stride = 1 if inputs == outputs else 2
+        self.new_channels = outputs - inputs
+        self.path = nn.Sequential(
+            _convolution(inputs, outputs, self.stride), nn.ReLU(), _convolution(outputs, outputs)
+        )
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Axes (rows, channels, height, width) in and out."""
+        shortcut = pictures[:, :, :: self.stride, :: self.stride]
+        if self.new_channels:
+            before = self.new_channels // 2
+            shortcut = F.pad(shortcut, (0, 0, 0, 0, before, self.new_channels - before))
+        return F.relu(shortcut + self.path(pictures))
+
+
+def _convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+    """3x3, batch norm, initialised for ReLU (He et al. 2015, eq 14)."""
+    layer = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return nn.Sequential(layer, nn.BatchNorm2d(outputs))
+
+
+FEATURES = 1280
+
+
+class EfficientNetB0Bottom(Bottom):
+    """torchvision's network up to its 1,280 pooled features, and a linear layer to another width.
+
+    Tan and Le 2019, "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks",
+    table 1, without the dropout and the layer of 1,000 classes.
+
+    Args:
+        pretrained: start from torchvision's own weights, learned on ImageNet; they are fetched, or
+            taken from torch's cache.
+
+    >>> module = EfficientNetB0Bottom().build(shape=(3, 32, 32), width=1280)
+    >>> sum(p.numel() for p in module.parameters())  # torchvision's 5,288,548 - 1281 * 1000
+    4007548
+    """
+
+    def __init__(self, pretrained: bool = False) -> None:
+        self.pretrained = pretrained
+
+    def build(self, shape: Shape, width: int) -> nn.Module:
+        from torchvision.models import efficientnet_b0
+
+        channels, _, _ = picture_axes(shape, "efficientnet_b0")
+        if channels != 3:
+            raise SpecError(
+                "bottom 'efficientnet_b0' takes pictures in colour",
+                got=f"rows of shape {shape}",
+                want="(3, height, width)",
+                fix="use resnet20 for grey pictures",
+            )
+        module: nn.Module = efficientnet_b0()
+        if self.pretrained and not next(module.parameters()).is_meta:  # shapes alone need none
+            module.load_state_dict(_published_weights())
+        head = nn.Identity() if width == FEATURES else nn.Linear(FEATURES, width)
+        module.classifier = head
+        return channels_last(module)
+
+
+def _published_weights() -> dict[str, object]:
+    """What torchvision publishes, its hash checked.
+
+    Raises:
+        MissingDataError: it cannot be fetched and is not in torch's cache.
+    """
+    from torchvision.models import EfficientNet_B0_Weights
+
+    published = EfficientNet_B0_Weights.IMAGENET1K_V1
+    try:
+        return dict(published.get_state_dict(progress=False, check_hash=True, weights_only=True))
+    except (OSError, RuntimeError) as error:
+        raise MissingDataError(
+            "the pretrained weights of EfficientNet-B0 cannot be fetched",
+            where=published.url,
+            got=type(error).__name__,
+            fix="put that file in torch's cache (torch.hub.get_dir()), folder checkpoints",
+        ) from None
+
+
+#: Blocks of torchvision's largest network have 32 layers and tokens of 1,280.
+_MOST_LAYERS = 64
+_MOST_TOKENS = 2**14
+
+
+class ViTBottom(Bottom):
+    """torchvision's vision transformer, trained from scratch, and a linear layer to the cut.
+
+    Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words: Transformers for Image Recognition at
+    Scale", section 3.1. The defaults are the thesis' (section 4.4.6), for pictures of 128 x 128.
+
+    Args:
+        patch: pixels a side of the squares that become tokens.
+        tokens: width of a token.
+        layers: encoder blocks.
+        heads: attention heads of a block.
+        hidden: width of a block's hidden layer; 0 takes four times that of a token.
+        dropout: probability in the encoder, 0 to below 1.
+
+    >>> module = ViTBottom(patch=4, tokens=8, layers=1, heads=2).build(shape=(1, 8, 8), width=3)
+    >>> embed, block = 8 * 17 + 8 + 8 * (4 + 1), 4 * (8 * 9) + 32 * 9 + 8 * 33 + 2 * 16
+    >>> sum(p.numel() for p in module.parameters()) == embed + block + 16 + 3 * 9
+    True
+
+    Raises:
+        BadOptionError: an option out of range, or tokens that the heads cannot share evenly.
+    """
+
+    def __init__(
+        self,
+        patch: int = 16,
+        tokens: int = 256,
+        layers: int = 4,
+        heads: int = 8,
+        hidden: int = 0,
+        dropout: float = 0.0,
+    ) -> None:
+        self.patch = check_size(patch, "patch")
+        self.tokens = check_size(tokens, "tokens", _MOST_TOKENS)
+        self.layers = check_size(layers, "layers", _MOST_LAYERS)
+        self.heads = check_size(heads, "heads", _MOST_TOKENS)
+        self.hidden = check_size(hidden or 4 * tokens, "hidden")
+        self.dropout = check_dropout(dropout)
+        if tokens % heads:
+            raise BadOptionError(
+                "each head takes an equal share of a token",
+                got=f"tokens={tokens},heads={heads}",
+                want="tokens that heads divides",
+            )
+
+    def build(self, shape: Shape, width: int) -> nn.Module:
+        from torchvision.models import VisionTransformer
+
+        channels, height, side = picture_axes(shape, "vit")
+        if height != side or side % self.patch:
+            raise SpecError(
+                "bottom 'vit' takes squares that its patches fill",
+                got=f"rows of shape {shape} and patch={self.patch}",
+                want="a height that equals the width and is a multiple of the patch",
+                fix="set data.side, or another patch",
+            )
+        module: nn.Module = VisionTransformer(
+            side, self.patch, self.layers, self.heads, self.tokens, self.hidden, self.dropout
+        )
+        if channels != 3:  # torchvision's takes colours
+            module.conv_proj = nn.Conv2d(channels, self.tokens, self.patch, self.patch)
+        module.heads = nn.Linear(self.tokens, width)  # torchvision's starts at zero
+        return module

@@ -1,0 +1,146 @@
+"""Bottoms for rows of whole numbers: items of a session, words of a text."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from vfl.core.errors import WidthError
+from vfl.models.base import (
+    MOST_EMBEDDING,
+    MOST_NUMBERS,
+    Bottom,
+    Shape,
+    check_dropout,
+    check_size,
+    sequence_steps,
+    whole_numbers,
+)
+
+
+class GRU4RecBottom(Bottom):
+    """Embedded items through one layer of gated recurrent units; the cut is its last state.
+
+    Hidasi et al. 2016, "Session-based Recommendations with Recurrent Neural Networks", section 3,
+    with an embedding in place of one unit an item, and the state after the last item as the cut.
+    Zeros are padding wherever they stand and change nothing; a row of padding alone gives zeros.
+
+    Args:
+        items: the largest number an item has; they start at 1.
+        embedding: numbers that stand for an item.
+        dropout: probability for each of them, 0 to below 1.
+
+    >>> module = GRU4RecBottom(items=9, embedding=4).build(shape=(5,), width=3)
+    >>> sum(p.numel() for p in module.parameters())  # 10 * 4 + 3 * 3 * (4 + 3 + 2)
+    121
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    def __init__(self, items: int, embedding: int = 100, dropout: float = 0.0) -> None:
+        self.items = check_size(items, "items", MOST_NUMBERS)
+        self.embedding = check_size(embedding, "embedding", MOST_EMBEDDING)
+        self.dropout = check_dropout(dropout)
+
+    def build(self, shape: Shape, width: int) -> nn.Module:
+        sequence_steps(shape, "gru4rec")
+        return LastState(self.items, self.embedding, self.dropout, width)
+
+
+class LastState(nn.Module):
+    """What `GRU4RecBottom` builds, from axes (rows, steps) to axes (rows, width)."""
+
+    def __init__(self, items: int, embedding: int, dropout: float, width: int) -> None:
+        super().__init__()
+        self.items = nn.Embedding(items + 1, embedding, padding_idx=0)
+        self.dropout = nn.Dropout(dropout)
+        self.gru = nn.GRU(embedding, width, batch_first=True)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Whole numbers as float32 in, the state after each row's last item out.
+
+        Raises:
+            SpecError: a number is no item's.
+        """
+        items = whole_numbers(rows, self.items.num_embeddings - 1, "gru4rec", "items")
+        real = items > 0
+        steps = real.sum(dim=1)
+        together = items.gather(1, real.logical_not().to(torch.uint8).argsort(dim=1, stable=True))
+        lengths = steps.clamp(min=1).cpu()  # where torch wants them
+        vectors = self.dropout(self.items(together[:, : int(lengths.max())]))
+        packed = pack_padded_sequence(vectors, lengths, batch_first=True, enforce_sorted=False)
+        _, last = self.gru(packed)
+        state: Tensor = last[0] * (steps > 0)[:, None]
+        return state
+
+
+_WORDS_AT_ONCE = (3, 4, 5)
+
+
+class TextCNNBottom(Bottom):
+    """Embedded words, filters over 3, 4 and 5 of them, the largest answer of each filter, ReLU.
+
+    Kim 2014, "Convolutional Neural Networks for Sentence Classification", section 2, with words'
+    vectors that are learned. Each kind of filter gets a third of the cut.
+
+    Args:
+        words: different numbers a word may have, 0 for padding included.
+        embedding: numbers that stand for a word.
+        dropout: probability for each column of the cut (section 2.1), 0 to below 1.
+
+    >>> module = TextCNNBottom(words=10, embedding=2).build(shape=(7,), width=6)
+    >>> sum(p.numel() for p in module.parameters())  # 10 * 2 + 2 * ((3 + 4 + 5) * 2 + 3)
+    74
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    def __init__(self, words: int = 20_000, embedding: int = 100, dropout: float = 0.0) -> None:
+        self.words = check_size(words, "words", MOST_NUMBERS)
+        self.embedding = check_size(embedding, "embedding", MOST_EMBEDDING)
+        self.dropout = check_dropout(dropout)
+
+    def build(self, shape: Shape, width: int) -> nn.Module:
+        sequence_steps(shape, "textcnn")
+        filters, rest = divmod(width, len(_WORDS_AT_ONCE))
+        if rest:
+            raise WidthError(
+                "bottom 'textcnn' has as many filters of each of its three kinds",
+                got=f"width {width}",
+                want="a multiple of 3",
+                fix=f"set width to {width - rest or width + 3 - rest}",
+            )
+        return LargestAnswers(self.words, self.embedding, self.dropout, filters)
+
+
+class LargestAnswers(nn.Module):
+    """What `TextCNNBottom` builds, from axes (rows, steps) to axes (rows, 3 x filters)."""
+
+    def __init__(self, words: int, embedding: int, dropout: float, filters: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, embedding, padding_idx=0)
+        with torch.no_grad():  # at torch's scale of 1 their noise drowns what few texts teach
+            self.words.weight.mul_(0.1)
+        self.filters = nn.ModuleList(
+            nn.Conv1d(embedding, filters, at_once) for at_once in _WORDS_AT_ONCE
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Whole numbers as float32 in, each filter's largest answer out.
+
+        Raises:
+            SpecError: a number is no word's.
+        """
+        numbers = whole_numbers(rows, self.words.num_embeddings - 1, "textcnn", "words")
+        vectors = self.words(numbers).transpose(1, 2)
+        short = max(_WORDS_AT_ONCE) - vectors.shape[2]
+        if short > 0:
+            vectors = F.pad(vectors, (0, short))
+        answers = [kind(vectors).max(dim=2).values for kind in self.filters]
+        cut: Tensor = self.dropout(torch.relu(torch.cat(answers, dim=1)))
+        return cut

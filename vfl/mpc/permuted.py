@@ -1,0 +1,221 @@
+"""How P2 evaluates a function on values without knowing whose they are (algorithm 5.2).
+
+The element-wise functions with their slopes; the secret permutation, dummies and signs that the
+two holders draw from the key they share, without sending anything about them; and the upper 40
+bits of a share, for values that are only looked at and not gone on with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl.core.errors import UnknownNameError, nearest
+from vfl.mpc.ring import encode
+from vfl.mpc.rules import Rules
+from vfl.mpc.stream import PadStream
+
+_INV_SQRT_2PI = 0.3989422804014327
+_SQRT_HALF = 0.7071067811865476
+_LEAST_INDEX_BITS = 20
+_DUMMY_SCALE = 2.0
+_WORD = 64
+#: Two shares without their lower 24 bits add up to the value less a carry of 2^24 on average, which
+#: the reader adds; the error stays below 2^24, so 2^(24 - bits) of the value.
+UPPER_BYTES = 5
+EXPECTED_CARRY = 1 << 24
+#: The bytes of a ring element that are kept: where they stand in it, and packed.
+_NAMES, _FORMATS = ["low", "high"], ["<u4", "u1"]
+_IN_WORD = np.dtype({"names": _NAMES, "formats": _FORMATS, "offsets": [3, 7], "itemsize": 8})
+_PACKED = np.dtype(
+    {"names": _NAMES, "formats": _FORMATS, "offsets": [0, 4], "itemsize": UPPER_BYTES}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One function of one variable.
+
+    Attributes:
+        name: as users write it.
+        value: f, on float64.
+        slope: its derivative.
+        mirror: c where f(-x) = c - f(x), so that random signs can be laid over the values; None
+            where there is no such c.
+        whole_slope: whether the slope is 0 or 1 only, which needs no fraction bits.
+        positive: whether only values above 0 have one; dummies are then such values too.
+    """
+
+    name: str
+    value: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+    mirror: float | None = None
+    whole_slope: bool = False
+    positive: bool = False
+
+
+def _sigmoid_slope(x: Tensor) -> Tensor:
+    y = torch.sigmoid(x)
+    return y * (1 - y)
+
+
+def _gelu_slope(x: Tensor) -> Tensor:
+    normal = 0.5 * (1 + torch.erf(x * _SQRT_HALF))
+    return normal + x * torch.exp(-x * x / 2) * _INV_SQRT_2PI
+
+
+FUNCTIONS = {
+    each.name: each
+    for each in (
+        Function("relu", torch.relu, lambda x: (x > 0).double(), whole_slope=True),
+        Function("sigmoid", torch.sigmoid, _sigmoid_slope, mirror=1.0),
+        Function("tanh", torch.tanh, lambda x: 1 - torch.tanh(x) ** 2, mirror=0.0),
+        Function("gelu", torch.nn.functional.gelu, _gelu_slope),
+        Function("softplus", torch.nn.functional.softplus, torch.sigmoid),
+        Function("rsqrt", torch.rsqrt, lambda x: -0.5 * x**-1.5, positive=True),
+    )
+}
+
+
+def function(name: str) -> Function:
+    """The function of a name.
+
+    Raises:
+        UnknownNameError: none has it, with the nearest.
+    """
+    if name not in FUNCTIONS:
+        raise UnknownNameError(
+            f"no element-wise function is called '{name}'",
+            want=", ".join(sorted(FUNCTIONS)),
+            fix=nearest(name, FUNCTIONS),
+        )
+    return FUNCTIONS[name]
+
+
+def permutation(pads: PadStream, count: int, *purpose: str | int) -> np.ndarray:
+    """A uniform permutation of ``range(count)``; int64 of shape (count,).
+
+    Args:
+        pads: the stream of the two parties that permute.
+        count: how many elements.
+        purpose: see `PadStream.words64`.
+
+    Two equal sort keys would order their elements by index: among 2^20 elements any two of their
+    44-bit keys meet with probability 0.03, among 2^16 with 0.0001, which shifts no more than one
+    pair of neighbours.
+
+    Raises:
+        ReusedPadError: the permutation of this purpose and step was drawn before.
+    """
+    bits = np.uint64(max(_LEAST_INDEX_BITS, (max(count, 1) - 1).bit_length()))
+    low = (np.uint64(1) << bits) - np.uint64(1)
+    elements = pads.words64(count, *purpose)
+    elements &= ~low
+    elements |= np.arange(count, dtype=np.uint64)
+    elements.sort()
+    elements &= low
+    return elements.view(np.int64)
+
+
+class Permutation:
+    """The order, dummies and signs of one operation, alike at both holders.
+
+    Args:
+        pads: of the two holders.
+        rules: how many elements are the least.
+        elements: how many are real.
+        function: what will be evaluated; signs are laid only where it has a mirror.
+        number: of the operation.
+
+    Attributes:
+        count: elements that are sent, dummies included.
+    """
+
+    def __init__(
+        self, pads: PadStream, rules: Rules, elements: int, function: Function, number: int
+    ) -> None:
+        self.count = max(elements, rules.least_permuted)
+        self._elements = elements
+        order = permutation(pads, self.count, "order", number)
+        back = np.empty_like(order)
+        back[order] = np.arange(self.count)
+        self._order, self._back = torch.from_numpy(order), torch.from_numpy(back[:elements])
+        flipped = rules.flips and function.mirror is not None
+        self._signs = _signs(pads, self.count, number) if flipped else None
+        self._mirror = function.mirror or 0.0
+        self._dummies = self._draw_dummies(pads, function, number)
+
+    def apply(self, elements: Tensor, bits: int, first: bool) -> Tensor:
+        """This holder's share, dummies added, signs laid, in the secret order; one axis."""
+        flat = elements.reshape(-1)
+        if self._dummies is not None:
+            values, mask = self._dummies
+            dummies = encode(values, bits, "dummies", _WORD - 1 - bits) - mask if first else mask
+            flat = torch.cat([flat, dummies])
+        if self._signs is not None:
+            flat = flat * self._signs
+        return flat.index_select(0, self._order)
+
+    def undo(self, elements: Tensor, bits: int, first: bool, mirrored: bool) -> Tensor:
+        """The share of the results of the real elements, back in their own order; one axis.
+
+        Args:
+            elements: this holder's share of the results, in the secret order.
+            bits: their fraction bits.
+            first: whether this is P0.
+            mirrored: whether signs change the results; they change no slope.
+        """
+        found = elements.index_select(0, self._back)
+        if self._signs is not None and mirrored:
+            signs = self._signs[: self._elements]
+            found *= signs
+            if first:  # f(-x) = mirror - f(x)
+                found += (1 - signs) // 2 * round(self._mirror * 2**bits)
+        return found
+
+    def _draw_dummies(
+        self, pads: PadStream, function: Function, number: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """Normal values (Box and Muller 1958) and the mask between their shares."""
+        dummies = self.count - self._elements
+        if not dummies:
+            return None
+        elements = pads.words64(3 * dummies, "dummies", number)
+        draws = (elements >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        radius, angle = np.sqrt(-2 * np.log1p(-draws[:dummies])), draws[dummies : 2 * dummies]
+        values = torch.from_numpy(_DUMMY_SCALE * radius * np.cos(2 * np.pi * angle))
+        if function.positive:
+            values = values.abs() + 0.25
+        return values, torch.from_numpy(elements[2 * dummies :].view(np.int64))
+
+
+def _signs(pads: PadStream, count: int, number: int) -> Tensor:
+    elements = pads.words64(math.ceil(count / _WORD), "signs", number)
+    coins = np.unpackbits(elements.view(np.uint8))[:count].astype(np.int64)
+    return torch.from_numpy(1 - 2 * coins)
+
+
+def upper_40_bits(elements: Tensor) -> memoryview:
+    """The upper five bytes of each ring element."""
+    packed = np.empty(elements.numel(), _PACKED)
+    _copy(elements.numpy().astype("<i8", copy=False).reshape(-1).view(_IN_WORD), packed)
+    return packed.view(np.uint8).data
+
+
+def from_upper_40_bits(payload: memoryview) -> Tensor:
+    """Ring elements whose lower three bytes are zero; int64 of one axis."""
+    packed = np.frombuffer(payload, _PACKED)
+    elements = np.zeros(len(packed), "<i8")
+    _copy(packed, elements.view(_IN_WORD))
+    return torch.from_numpy(elements.astype(np.int64, copy=False))
+
+
+def _copy(source: np.ndarray, target: np.ndarray) -> None:
+    """Field by field: numpy copies four bytes at once, but five one by one."""
+    for name in _NAMES:
+        target[name] = source[name]

@@ -1,0 +1,227 @@
+"""What modes share that sum the feature parties' values under masks.
+
+They need keys that every pair of feature parties agrees on before the first exchange, refuse what
+would show a single cut, and take the sum at the label party.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from vfl import compression, defenses
+from vfl.compression.none import Uncompressed
+from vfl.compression.topk import SparseCodec
+from vfl.config import PartyFile
+from vfl.core.errors import ExposedCutError, ProtocolError, TruncatedFrameError
+from vfl.core.frame import Frame, Kind, Payload
+from vfl.core.ledger import Ledger
+from vfl.core.seeds import Secret
+from vfl.defenses import Chain, Defense, uses
+from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Binding
+from vfl.mpc.secure.masks import Ring
+from vfl.session.exchange import SUM, CutAggregator, LabelEnd, expect
+from vfl.session.identity import Identity, read_pins
+from vfl.session.schedule import EarlyStopping, Exchange
+from vfl.session.secure import Agreed, FeatureRound, HelperRound, SecureMode
+from vfl.session.terms import Terms
+
+_FEWER = "codec = 'none'; secure = 'sum:bits=8' sends a quarter of the bytes"
+
+
+class KeyedMode(SecureMode):
+    """A mode in which only the sum of what the feature parties send tells anything."""
+
+    needs_keys: ClassVar[bool] = True
+
+    def ring(self, parties: int) -> Ring:
+        """The ring in which what so many feature parties send is summed."""
+        raise NotImplementedError
+
+    def ring_of(self, agreed: Agreed) -> Ring:
+        """The ring for as many feature parties as there are."""
+        return self.ring(max(1, len(agreed.feature_parties)))
+
+    def refuse(self, agreed: Agreed) -> None:
+        self.ring_of(agreed)
+        if (alone := self._alone(agreed)) is not None:
+            raise alone
+        if agreed.merge != "sum":
+            raise ExposedCutError(
+                "cuts side by side are seen one by one",
+                got=f"merge = '{agreed.merge}'",
+                want="merge = 'sum'",
+            )
+        _check_codec(agreed.codec)
+        if _reads_cuts(defenses.make(agreed.defense)):
+            raise ExposedCutError(
+                "this defense has a loss of each party's cut, which the label party would have to "
+                "see",
+                got=f"defense = '{agreed.defense}'",
+                want="a defense of inputs, of a party's own cut, of gradients, labels or models",
+            )
+
+    def _alone(self, agreed: Agreed) -> ExposedCutError | None:
+        """Why so few feature parties are refused; None if they are not."""
+        raise NotImplementedError
+
+    def own_keys(self, party: PartyFile, terms: Terms, session: str, attempt: int) -> Agreement:
+        """A party's side of an agreement, with its identity key and the keys it has pinned.
+
+        Raises:
+            MissingDataError, DataError: one of the files is missing or holds something else.
+        """
+        others = [name for name in terms.peers if name != party.party]
+        return Agreement(
+            party.party,
+            Identity.kept_at(party.beside(party.identity.key)),
+            read_pins(party.beside(party.identity.peers), others),
+            binding_of(terms, session, attempt),
+        )
+
+    def simulated_keys(
+        self, secrets: Mapping[str, Secret], terms: Terms, session: str, attempt: int
+    ) -> dict[str, Agreement]:
+        own = {name: Identity.of_simulation(secrets[name].key("identity")) for name in terms.peers}
+        pins = {name: identity.public for name, identity in own.items()}
+        binding = binding_of(terms, session, attempt)
+        return {name: Agreement(name, own[name], pins, binding) for name in terms.peers}
+
+    def offer(self, end: FeatureRound | HelperRound, keys: Agreement) -> None:
+        end.link.send(Frame(Kind.PROTOCOL, 0, keys.offer))
+
+    def accept(self, end: FeatureRound | HelperRound, keys: Agreement, terms: Terms) -> None:
+        """Wait for everybody's offers and use the keys that follow from them from now on.
+
+        Raises:
+            AuthenticationError: an offer its party has not signed for this attempt; no cut was
+                sent.
+            ProtocolError, FrameError: the label party sent something else.
+        """
+        offers = expect(end.link, Kind.PROTOCOL, 0, "the label party").payload
+        self._begin(end, keys.keys(offers), terms)
+
+    def _begin(
+        self, end: FeatureRound | HelperRound, keys: Mapping[str, bytes], terms: Terms
+    ) -> None:
+        """Use the keys of each pair a party is in: a new attempt has begun."""
+        raise NotImplementedError
+
+
+def binding_of(terms: Terms, session: str, attempt: int) -> Binding:
+    """What the keys of one attempt are bound to."""
+    return Binding(session, attempt, terms.digest(), tuple(terms.peers))
+
+
+def offers_bytes(terms: Terms) -> int:
+    """Everybody's offers of keys, that of a third party included."""
+    return OFFER_BYTES * len(terms.peers)
+
+
+class SummedCuts(CutAggregator):
+    """Takes what the feature parties send as one sum, under masks.
+
+    Gradients travel as ever: with a sum every party's gradient is that of the sum.
+
+    Args:
+        ends: by party, in merge order.
+        ring: what the words are numbers of.
+        ledger, stopping: see `CutAggregator`.
+    """
+
+    def __init__(
+        self,
+        ends: Mapping[str, LabelEnd],
+        ring: Ring,
+        ledger: Ledger,
+        stopping: EarlyStopping,
+    ) -> None:
+        super().__init__(ends, ledger, stopping)
+        self._ring = ring
+
+    def begin(self) -> Mapping[str, int]:
+        """Wait for everybody's offer of keys and send all of them to everybody; see `keys`.
+
+        Raises:
+            ProtocolError: a party sent something else.
+            LostPeerError: a party went away.
+        """
+        offers = self._offers()
+        for name, offer in offers.items():
+            if len(offer) != OFFER_BYTES:
+                raise ProtocolError(
+                    f"party '{name}' offered keys of another form",
+                    got=f"{len(offer)} bytes",
+                    want=f"{OFFER_BYTES} bytes",
+                )
+        together = b"".join(bytes(offer) for offer in offers.values())
+        for link in [*(end.link for end in self.ends.values()), *self.helpers]:
+            link.send(Frame(Kind.PROTOCOL, 0, together))
+        return {}
+
+    def cuts(self, exchange: Exchange) -> dict[str, Tensor]:
+        """The sum, under `SUM`; axes (rows, width), ready to be differentiated in a training.
+
+        Raises:
+            ProtocolError, FrameError: nothing was changed by the frames.
+        """
+        started = time.perf_counter()
+        total = self._sum(exchange)
+        if exchange.trains:
+            total.requires_grad_()
+            for end in self.ends.values():
+                end.await_gradient(total, exchange.step)
+        else:
+            for end in self.ends.values():
+                self._confirm(end, exchange)
+        self._waited_for_all(exchange, started)
+        return {SUM: total}
+
+    def _offers(self) -> dict[str, Payload]:
+        return {name: end.take(Kind.PROTOCOL, 0).payload for name, end in self.ends.items()}
+
+    def _sum(self, exchange: Exchange, own: Sequence[Payload] = ()) -> Tensor:
+        """The sum of what the parties send, and of the label party's own words if it adds any."""
+        kind, rows = Kind.CUT if exchange.trains else Kind.QUERY, len(exchange.rows)
+        first = next(iter(self.ends.values()))
+        payloads = [self._words(end, kind, exchange.step, rows) for end in self.ends.values()]
+        payloads += own
+        return self._ring.decode(payloads, rows, first.width).to(first.device)
+
+    def _words(self, end: LabelEnd, kind: Kind, step: int, rows: int) -> Payload:
+        payload = end.take(kind, step).payload
+        try:
+            self._ring.check(payload, rows, end.width)
+        except TruncatedFrameError as error:  # in a sum nobody could say whose it was
+            error.where = f"step {step} of party '{end.party}'"
+            raise
+        return payload
+
+    def _waited_for_all(self, exchange: Exchange, started: float) -> None:
+        """Nobody's frame is worth anything before the last is here."""
+        for name in self.ends:
+            self._waited(name, exchange, started)
+
+
+def _reads_cuts(defense: Defense) -> bool:
+    members = defense.members if isinstance(defense, Chain) else (defense,)
+    return any(member.reads_cuts and uses(member, "loss") for member in members)
+
+
+def _check_codec(spec: str) -> None:
+    codec = compression.make(spec)
+    if isinstance(codec, SparseCodec):
+        raise ExposedCutError(
+            "which values a party sends would tell of its cut, and masks must cover all of them",
+            got=f"codec = '{spec}'",
+            want=_FEWER,
+        )
+    if type(codec) is not Uncompressed:
+        raise ExposedCutError(
+            "masked payloads add up only as numbers of the ring, not as a codec writes them",
+            got=f"codec = '{spec}'",
+            want=_FEWER,
+        )

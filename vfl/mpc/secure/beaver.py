@@ -1,0 +1,1186 @@
+"""``secure = "beaver"``: no party has the weights of a first layer, which two hold shares of.
+
+Of every layer one party is the owner, which has the inputs and a share; one is the partner, which
+has the other share; one is the dealer, which deals what is random (`vfl.mpc.secure.shared_layer`).
+The label party learns the sum of all layers' outputs and goes on with it in plain text.
+
+    who deals          owner             partner                      dealer
+    the label party    a feature party   the next one in merge order  the label party
+    a third party      a feature party   the label party              the third party
+
+In every exchange an owner opens its inputs to the partner, and the partner its share of the weights
+to the owner, both masked; each answers with its share of the outputs. A feature party adds masks
+that cancel out between all of them. Between two feature parties everything travels sealed, through
+the label party. No feature party ever sees an output or a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vfl import defenses
+from vfl.compression import INFERENCE, Codec, StepContext
+from vfl.compression.none import Uncompressed
+from vfl.config import TrainSettings
+from vfl.config.experiment import PARTY_NAME
+from vfl.core.errors import ExposedCutError, ProtocolError, RunFolderError, TruncatedFrameError
+from vfl.core.frame import LIMIT_BYTES, Frame, Kind, Link, Payload
+from vfl.core.ledger import Ledger
+from vfl.core.seeds import Secret
+from vfl.defenses import uses
+from vfl.mpc.ring import WORD_BYTES
+from vfl.mpc.secure.base import KeyedMode, SummedCuts, offers_bytes
+from vfl.mpc.secure.keys import OFFER_BYTES, TAG_BYTES, Agreement, Sealing
+from vfl.mpc.secure.masks import PairwiseMasks, Ring
+from vfl.mpc.secure.shared_layer import (
+    COLUMNS_BYTES,
+    INPUT_BITS,
+    MOST_COLUMNS,
+    OUTPUT_BITS,
+    ROWS_BYTES,
+    Dealer,
+    LayerAxes,
+    Owner,
+    OwnerAxes,
+    Partner,
+    SharedAxes,
+    bytes_to_deal,
+    check_outputs,
+    encode_gradient,
+    encode_inputs,
+    first_weights,
+    fits,
+    products_bytes,
+    updates_bytes,
+)
+from vfl.mpc.secure.sum import QUERY, TRAINING
+from vfl.mpc.stream import KEY_BYTES, PadStream
+from vfl.session.exchange import HONEST, Adversary, CutAggregator, LabelEnd, Own, expect
+from vfl.session.schedule import QUERY_ROWS, EarlyStopping, Exchange
+from vfl.session.secure import (
+    SETUP,
+    Agreed,
+    FeatureRound,
+    Happened,
+    HelperRound,
+    Layers,
+    Limits,
+    Revealed,
+    nobodys_bottom,
+)
+from vfl.session.terms import Terms
+
+#: Hooks of a defense that run on a feature party's bottom, cut, inputs or gradient.
+_AT_FEATURE_PARTIES = ("wrap_bottom", "fit", "batch", "embedding", "local_loss", "received")
+_LABEL_PARTY = "the label party"
+
+
+def _opening(trains: bool) -> Kind:
+    return Kind.OPENING if trains else Kind.QUERY_OPENING
+
+
+class Beaver(KeyedMode):
+    """The label party sees the sum alone, and no party has the weights of a first layer.
+
+    Args:
+        dealer: name of the party that deals what is random; the label party unless given. With
+            another one, which has no data, the label party holds the other share of each layer.
+
+    >>> Beaver().dealer("lender"), Beaver(dealer="notary").third_party("lender")
+    ('lender', 'notary')
+    """
+
+    shares_weights: ClassVar[bool] = True
+
+    def __init__(self, dealer: str | None = None) -> None:
+        self._dealer = dealer
+
+    def ring(self, parties: int) -> Ring:
+        return Ring(64, OUTPUT_BITS, parties=1)  # shares of the sum: none has a bound of its own
+
+    def dealer(self, label_party: str) -> str:
+        """Who deals."""
+        return self._dealer or label_party
+
+    def third_party(self, label_party: str) -> str | None:
+        dealer = self.dealer(label_party)
+        return None if dealer == label_party else dealer
+
+    def refuse(self, agreed: Agreed) -> None:
+        super().refuse(agreed)
+        _check_dealer(self.dealer(agreed.label_party), agreed.label_party, agreed.feature_parties)
+        _check_training(agreed.train)
+        if hooks := uses(defenses.make(agreed.defense), *_AT_FEATURE_PARTIES):
+            raise ExposedCutError(
+                "this defense works on what no feature party has: its bottom, its cut or its "
+                "gradient",
+                got=f"defense = '{agreed.defense}' ({', '.join(hooks)})",
+                want="a defense of labels, of gradients at the label party, or of the top",
+            )
+
+    def promise(self, agreed: Agreed) -> str:
+        label_party, reach = agreed.label_party, self.ring_of(agreed).reach
+        rounded = f"inputs rounded to 2^-{INPUT_BITS + 1}, sums within {reach / 2:.5g}"
+        if dealer := self.third_party(label_party):
+            one = len(agreed.feature_parties) == 1
+            return (
+                f"{label_party} learns {'the outputs' if one else 'the sum'} alone and no party "
+                f"has first-layer weights, unless {dealer}, which deals, colludes with "
+                f"{label_party} or a feature party; {rounded}"
+            )
+        return (
+            f"{label_party} learns the sum alone and no party has first-layer weights, unless "
+            f"{label_party}, which deals, colludes with a feature party; {rounded}"
+        )
+
+    def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
+        label, order = terms.label_party, tuple(terms.feature_parties)
+        for name in order:  # how many columns a layer has, which holders and dealer must know
+            for observer in (label, terms.dealer or partner_of(name, order)):
+                yield Revealed(observer, "number of columns", name, SETUP, 1, 1)
+        what = "outputs of the first layers"
+        of, what = (order[0], what) if len(order) == 1 else ("all", f"sum of the {what}")
+        for phase, times, rows in happened:
+            yield Revealed(label, what, of, phase, times, rows * terms.parties[order[0]].width)
+            if terms.dealer is not None:
+                yield Revealed(terms.dealer, "rows of an exchange", "all", phase, times, times)
+
+    def limits(
+        self,
+        terms: Terms,
+        party: str,
+        rows: Mapping[Kind, int],
+        layers: Mapping[str, Any] | None,
+    ) -> Limits:
+        if party == terms.dealer:
+            return _dealing_limits(terms, rows, layers)
+        up = {Kind.PROTOCOL: max(OFFER_BYTES, COLUMNS_BYTES)}
+        down = {Kind.PROTOCOL: max(offers_bytes(terms), KEY_BYTES + COLUMNS_BYTES)}
+        if layers is None:
+            return up, down
+        axes: LayerAxes = layers[party]
+        for opening, kind in ((Kind.OPENING, Kind.CUT), (Kind.QUERY_OPENING, Kind.QUERY)):
+            up[opening] = axes.opened_bytes(rows[kind])
+            up[kind] = products_bytes([axes.width], rows[kind])
+            down[opening] = axes.relayed_bytes(rows[kind])
+        return up, down | {Kind.GRAD: axes.gradient_bytes(rows[Kind.CUT])}
+
+    def layers(
+        self, columns: Mapping[str, int], width: int, label_party: str
+    ) -> Mapping[str, LayerAxes]:
+        order = tuple(columns)
+        if self.third_party(label_party) is not None:
+            return {name: OwnerAxes(own, width) for name, own in columns.items()}
+        return {
+            name: SharedAxes(own, columns[owner_of(name, order)], width)
+            for name, own in columns.items()
+        }
+
+    def helper_bytes(self, layers: Sequence[Any], rows: int, trains: bool) -> int:
+        return bytes_to_deal(layers, rows, trains)
+
+    def label_codec(self, party: str, terms: Terms, secret: Secret) -> Codec:
+        held = None if terms.dealer is None else HeldShare(party, secret, party)
+        return SharedGradient(party, terms.train.learning_rate, held)
+
+    def feature_round(
+        self, party: str, bottom: nn.Module, columns: int, terms: Terms, own: Own, link: Link
+    ) -> FeatureRound:
+        _refuse_adversary(party, own.adversary)
+        _require_linear(bottom, party, columns, terms.parties[party].width)
+        return ShareHolder(
+            party, columns, terms.parties[party].width, link, own.secret, terms.dealer
+        )
+
+    def aggregator(
+        self,
+        terms: Terms,
+        ends: Mapping[str, LabelEnd],
+        links: Mapping[str, Link],
+        ledger: Ledger,
+        stopping: EarlyStopping,
+    ) -> CutAggregator:
+        ring = self.ring_of(terms)
+        if terms.dealer is None:
+            return DealtSum(ends, ring, ledger, stopping)
+        return PartnerSum(ends, ring, ledger, stopping, terms.dealer, links[terms.dealer])
+
+    def helper_round(self, terms: Terms, link: Link) -> HelperRound:
+        assert terms.dealer is not None, "a third party deals"
+        owners = {name: terms.parties[name].width for name in terms.feature_parties}
+        most_rows = max(terms.train.batch_rows, QUERY_ROWS)
+        return DealerEnd(terms.dealer, owners, link, most_rows)
+
+    def offer(self, end: FeatureRound | HelperRound, keys: Agreement) -> None:
+        super().offer(end, keys)
+        assert isinstance(end, ShareHolder | DealerEnd), "every end here has a role"
+        end.introduce()
+
+    def _begin(
+        self, end: FeatureRound | HelperRound, keys: Mapping[str, bytes], terms: Terms
+    ) -> None:
+        if isinstance(end, ShareHolder):
+            end.begin(tuple(terms.feature_parties), keys)
+        elif isinstance(end, DealerEnd):
+            end.begin(keys)
+
+    def _alone(self, agreed: Agreed) -> ExposedCutError | None:
+        third = self.third_party(agreed.label_party)
+        if len(agreed.feature_parties) >= 2 or third is not None:
+            return None
+        return ExposedCutError(
+            "one feature party has nobody to share its first layer with: the label party deals, "
+            "and a dealer that also holds a share could undo every mask",
+            got=f"1 feature party, dealer '{self.dealer(agreed.label_party)}'",
+            want="2 feature parties or more",
+            fix="secure = 'beaver:dealer=NAME' with a third party that only deals; or secure = "
+            "'none'",
+        )
+
+
+# Who shares with whom, and what the feature parties say to each other.
+
+
+def partner_of(party: str, order: Sequence[str]) -> str:
+    """Who holds the other share of a party's layer: the next in merge order.
+
+    >>> partner_of("shop", ("bank", "shop"))
+    'bank'
+    """
+    return order[(order.index(party) + 1) % len(order)]
+
+
+def owner_of(party: str, order: Sequence[str]) -> str:
+    """Whose layer a party holds the other share of.
+
+    >>> owner_of("bank", ("bank", "shop", "clinic"))
+    'clinic'
+    """
+    return order[order.index(party) - 1]
+
+
+class Neighbours:
+    """What one attempt's keys are good for between a feature party and those it shares with.
+
+    Args:
+        party: whose.
+        order: all feature parties, in merge order.
+        keys: of each pair it is in.
+    """
+
+    def __init__(self, party: str, order: Sequence[str], keys: Mapping[str, bytes]) -> None:
+        after, before = partner_of(party, order), owner_of(party, order)
+        there = {other: Sealing(keys[other], party, other) for other in (after, before)}
+        back = {other: Sealing(keys[other], other, party) for other in (after, before)}
+        # With two parties the other is both: one way there and one back carry everything, in turn.
+        self.to_partner, self.to_owner = there[after], there[before]
+        self.from_partner, self.from_owner = back[after], back[before]
+
+
+def add_masks(masks: PairwiseMasks, elements: Tensor, purpose: str, step: int) -> None:
+    """Add a party's masks of all its pairs to ring elements, in place.
+
+    Args:
+        masks: the party's.
+        elements: int64, contiguous, of any shape.
+        purpose: what they are for.
+        step: number of the exchange.
+
+    Raises:
+        ReusedPadError: this step, or a later one, was masked.
+    """
+    flat = elements.view(-1).numpy().view("<u8")
+    flat += masks.words(len(flat), flat.dtype, purpose, step)
+
+
+# Ring elements as payloads: 8 bytes each, little-endian, whole matrices one after the other.
+
+
+def to_bytes(elements: Tensor) -> bytes:
+    """The payload of ring elements, int64 of any shape, in row order."""
+    return elements.contiguous().numpy().astype("<i8", copy=False).tobytes()
+
+
+def size_of(shape: tuple[int, ...]) -> int:
+    """Bytes of ring elements of these axes.
+
+    >>> size_of((3, 5))
+    120
+    """
+    return WORD_BYTES * math.prod(shape)
+
+
+def from_bytes(payload: Payload, shape: tuple[int, ...]) -> Tensor:
+    """The ring elements of a payload of exactly that size; int64, writable."""
+    elements = np.frombuffer(payload, "<i8").astype(np.int64)
+    return torch.from_numpy(elements).reshape(shape)
+
+
+def split_payload(payload: Payload, sizes: Sequence[int], where: str) -> list[memoryview]:
+    """The parts of a payload, by their sizes in bytes.
+
+    Raises:
+        TruncatedFrameError: it is not exactly as long as all of them.
+    """
+    if len(payload) != sum(sizes):
+        raise TruncatedFrameError(
+            "a payload of shared numbers has the wrong length",
+            where=where,
+            got=f"{len(payload)} bytes",
+            want=f"{sum(sizes)} bytes",
+        )
+    whole, start, parts = memoryview(payload), 0, []
+    for size in sizes:
+        parts.append(whole[start : start + size])
+        start += size
+    return parts
+
+
+# The role of the partner, at a feature party or at the label party.
+
+
+class HeldShare:
+    """The other share of one party's layer, at its partner.
+
+    Args:
+        owner: whose layer it is; empty until an attempt names it.
+        secret: the partner's own; its share starts from it.
+        purpose: which layer it is, for each secret and layer another.
+    """
+
+    def __init__(self, owner: str, secret: Secret, purpose: str) -> None:
+        self.share: Tensor | None = None
+        self._owner = owner
+        self._secret = secret
+        self._purpose = purpose
+        self._partner: Partner | None = None
+        self._inputs: Tensor | None = None
+
+    def begin(self, stream: PadStream, columns: int, width: int, owner: str = "") -> None:
+        """A new attempt has begun.
+
+        Args:
+            stream: what the partner shares with the dealer about this layer.
+            columns: of the layer, that of ones included.
+            width: of the outputs.
+            owner: whose layer it is, where that was not known before.
+
+        Raises:
+            RunFolderError: the share that was kept is of another layer.
+        """
+        if self.share is None:
+            self.share = first_weights(columns, width, self._secret, self._purpose)
+        if self.share.shape != (columns, width):
+            raise RunFolderError(
+                "the kept share is of another party's layer, or of another one than party "
+                f"'{owner or self._owner}' has now",
+                got=f"{len(self.share)} columns",
+                want=f"{columns} columns",
+            )
+        self._partner, self._inputs = Partner(stream), None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Columns, that of ones included, and width, once an attempt has begun."""
+        columns, width = self._kept().shape
+        return columns, width
+
+    def opened(self, step: int) -> bytes:
+        """D for the owner: the share, masked.
+
+        Raises:
+            ReusedPadError: this step, or a later one, was opened in this attempt.
+        """
+        return to_bytes(self._role().opened(self._kept(), step))
+
+    def outputs(self, inputs: Tensor, dealt: Tensor, step: int) -> Tensor:
+        """Its share of the outputs, axes (rows, width).
+
+        Args:
+            inputs: E, as the owner opened them; axes (rows, columns).
+            dealt: U V - T; axes (rows, width).
+            step: number of the exchange.
+
+        Raises:
+            ReusedPadError: asked again.
+        """
+        self._inputs = inputs
+        return self._role().outputs(inputs, dealt, step)
+
+    def share_gradient(self, gradient: Tensor, step: int) -> Tensor:
+        """G - R for the owner, where the partner has the gradient; before `change`.
+
+        Raises:
+            ReusedPadError: this exchange's gradient was shared before.
+        """
+        return self._role().share_gradient(gradient, step)
+
+    def change(self, dealt: Tensor, step: int) -> Tensor:
+        """What the share loses, axes (columns, width); `dealt` is U^T R - C.
+
+        Raises:
+            ReusedPadError: asked again.
+        """
+        assert self._inputs is not None, "no inputs were opened"
+        change = self._role().change(self._inputs, dealt, step)
+        self._inputs = None
+        return change
+
+    def move(self, change: Tensor) -> None:
+        """Take what `change` gave from the share."""
+        self.share = self._kept() - change
+
+    def _kept(self) -> Tensor:
+        assert self.share is not None, "an attempt has begun, and named its axes"
+        return self.share
+
+    def _role(self) -> Partner:
+        assert self._partner is not None, "no attempt has begun"
+        return self._partner
+
+
+# A feature party: the owner of its layer, and the partner of another's where the label party deals.
+
+
+@dataclass(slots=True)
+class _Pending:
+    """An exchange under way: the inputs, axes (rows, columns), as ring elements."""
+
+    step: int
+    trains: bool
+    inputs: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """The party's role as owner in one attempt, its masks, and its ways to those it shares with."""
+
+    owner: Owner
+    masks: PairwiseMasks
+    near: Neighbours | None
+
+
+class ShareHolder:
+    """A feature party's end of a round: what `FeatureEnd` is where it holds its own bottom.
+
+    Args:
+        party: its name, for messages.
+        columns: of its inputs.
+        width: the agreed width of all outputs.
+        link: the stream to the label party.
+        secret: the party's own; its shares start from it.
+        dealer: a third party that deals; None where the label party does, and this party is also
+            the partner of another one.
+    """
+
+    in_flight = 1
+
+    def __init__(
+        self,
+        party: str,
+        columns: int,
+        width: int,
+        link: Link,
+        secret: Secret,
+        dealer: str | None = None,
+    ) -> None:
+        self.party = party
+        self.width = width
+        self.link = link
+        self.columns = columns + 1
+        self._dealer = dealer
+        self._own = first_weights(self.columns, width, secret, party)
+        self._other = HeldShare("", secret, "of another") if dealer is None else None
+        self._attempt: _Attempt | None = None
+        self._pending: _Pending | None = None
+
+    def introduce(self) -> None:
+        """Say how many columns this party's layer has, before anything is dealt."""
+        self.link.send(Frame(Kind.PROTOCOL, 1, self.columns.to_bytes(COLUMNS_BYTES, "little")))
+
+    def begin(self, order: Sequence[str], keys: Mapping[str, bytes]) -> None:
+        """A new attempt has begun, with new keys.
+
+        Where the label party deals, it sends the key of this party's stream with it, and the
+        columns of the layer of which this party holds the other share.
+
+        Args:
+            order: all feature parties, in merge order.
+            keys: of each pair this party is in, that with a third party that deals included.
+
+        Raises:
+            TruncatedFrameError: a deal of another length.
+            ProtocolError: it names columns that cannot be, or another message came.
+            RunFolderError: the shares that were kept are of other layers.
+        """
+        masks, near = PairwiseMasks(self.party, order, keys), None
+        if self._other is None:
+            assert self._dealer is not None, "a third party deals"
+            stream = PadStream(keys[self._dealer])
+        else:
+            deal = expect(self.link, Kind.PROTOCOL, 1, _LABEL_PARTY).payload
+            key, named = split_payload(deal, [KEY_BYTES, COLUMNS_BYTES], "deal")
+            columns = int.from_bytes(named, "little")
+            if not fits(columns, self.width):
+                raise _too_many(columns)
+            stream, near = PadStream(bytes(key)), Neighbours(self.party, order, keys)
+            self._other.begin(stream, columns, self.width, owner_of(self.party, order))
+        self._attempt = _Attempt(Owner(stream), masks, near)
+        self._pending = None
+
+    @property
+    def layers(self) -> LayerAxes:
+        """The layers it has shares of, once an attempt has begun."""
+        if self._other is None:
+            return OwnerAxes(self.columns, self.width)
+        return SharedAxes(self.columns, self._other.shape[0], self.width)
+
+    def fit(self, inputs: Callable[[], Tensor]) -> None:
+        """Nothing looks at the training inputs."""
+
+    @property
+    def awaiting(self) -> int:
+        """Exchanges whose gradients have not been taken yet."""
+        return 0 if self._pending is None or not self._pending.trains else 1
+
+    def send_cut(self, inputs: Tensor, step: int) -> None:
+        """Open a training batch of axes (rows, ...), masked; `answer` goes on.
+
+        Raises:
+            RingRangeError, NonFiniteError: inputs that cannot be encoded; nothing was sent.
+            ReusedPadError: this step, or a later one, was opened in this attempt.
+            ProtocolError: no keys were agreed on.
+        """
+        self._open(inputs, step, trains=True)
+
+    def send_query(self, inputs: Tensor, step: int) -> None:
+        """The same for rows to evaluate or predict."""
+        self._open(inputs, step, trains=False)
+
+    def answer(self, step: int) -> None:
+        """Take what was opened to this party, and send its share of the outputs.
+
+        Raises:
+            ProtocolError, FrameError, AuthenticationError: nothing was sent.
+        """
+        attempt, pending = self._begun(), self._under_way()
+        payload = expect(self.link, _opening(pending.trains), step, _LABEL_PARTY).payload
+        rows, weights = len(pending.inputs), (self.columns, self.width)
+        where, total = f"step {step} of party '{self.party}'", None
+        if self._other is None or attempt.near is None:
+            (masked,) = split_payload(payload, [size_of(weights)], where)
+        else:
+            near, opened, outputs = attempt.near, (rows, self._other.shape[0]), (rows, self.width)
+            sizes = [size_of(opened) + TAG_BYTES, size_of(weights) + TAG_BYTES, size_of(outputs)]
+            sealed_inputs, sealed_weights, dealt = split_payload(payload, sizes, where)
+            inputs = from_bytes(near.from_owner.open(sealed_inputs, f"inputs {step}"), opened)
+            masked = memoryview(near.from_partner.open(sealed_weights, f"weights {step}"))
+            total = self._other.outputs(inputs, from_bytes(dealt, outputs), step)
+        own = attempt.owner.outputs(pending.inputs, self._own, from_bytes(masked, weights), step)
+        total = own if total is None else own + total
+        add_masks(attempt.masks, total, TRAINING if pending.trains else QUERY, step)
+        self.link.send(Frame(Kind.CUT if pending.trains else Kind.QUERY, step, to_bytes(total)))
+
+    def take_gradient(self) -> None:
+        """Wait for this party's share of the gradient and move its shares of the weights.
+
+        Raises:
+            ProtocolError, FrameError: the shares are left as they were.
+        """
+        attempt, pending = self._begun(), self._under_way()
+        step, shape = pending.step, (len(pending.inputs), self.width)
+        payload = expect(self.link, Kind.GRAD, step, _LABEL_PARTY).payload
+        sizes = [size_of(shape), *([] if self._other is None else [size_of(self._other.shape)])]
+        shared, *dealt = split_payload(payload, sizes, f"gradient of step {step}")
+        change = attempt.owner.change(pending.inputs, from_bytes(shared, shape), step)
+        if self._other is not None:
+            other = self._other.change(from_bytes(dealt[0], self._other.shape), step)
+            self._other.move(other)
+        self._own = self._own - change
+        self._pending = None
+
+    def take_receipt(self, step: int) -> bytes:
+        """Wait until the label party has the query; what it says to it."""
+        self._pending = None
+        return bytes(expect(self.link, Kind.ACK, step, _LABEL_PARTY).payload)
+
+    def query_cut(self, inputs: Tensor, moment: StepContext = INFERENCE) -> Tensor:
+        """Nobody has a party's cut here.
+
+        Raises:
+            ExposedCutError: always.
+        """
+        raise nobodys_bottom(self.party)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Its shares: of its own layer, and of another's once it knows how large that is."""
+        other = None if self._other is None else self._other.share
+        return {"own": self._own} | ({} if other is None else {"other": other})
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` gave.
+
+        Raises:
+            RunFolderError: shares of another layer, or something else.
+        """
+        own, other = state.get("own"), state.get("other")
+        if own is None or own.shape != self._own.shape:
+            raise RunFolderError(
+                "these are no shares of this party's first layer",
+                got="none" if own is None else f"{len(own)} columns",
+                want=f"{len(self._own)} columns, as secure = 'beaver' keeps them",
+            )
+        self._own = own.clone()
+        if self._other is not None:
+            self._other.share = None if other is None else other.clone()
+
+    def training_state(self) -> dict[str, Any]:
+        """What training needs to go on exactly; every exchange before it has ended."""
+        return {"state": self.state_dict()}
+
+    def load_training_state(self, saved: Mapping[str, Any], batch: Callable[[int], Tensor]) -> None:
+        """Restore what `training_state` gave."""
+        self._pending = None
+        self.load_state_dict(saved["state"])
+
+    def _open(self, inputs: Tensor, step: int, trains: bool) -> None:
+        """Send the inputs, masked, and remember the exchange."""
+        attempt = self._begun()
+        elements = encode_inputs(inputs, self.party)
+        opened = to_bytes(attempt.owner.opened(elements, step))
+        if self._other is not None and (near := attempt.near) is not None:
+            other = self._other.opened(step)
+            opened = near.to_partner.seal(opened, f"inputs {step}")
+            opened += near.to_owner.seal(other, f"weights {step}")
+        self._pending = _Pending(step, trains, elements)
+        self.link.send(Frame(_opening(trains), step, opened))
+
+    def _begun(self) -> _Attempt:
+        if self._attempt is None:
+            raise ProtocolError(
+                f"party '{self.party}' has no keys to mask its numbers with",
+                want="an agreement between the feature parties before the first exchange",
+            )
+        return self._attempt
+
+    def _under_way(self) -> _Pending:
+        assert self._pending is not None, "nothing was opened"
+        return self._pending
+
+
+# The label party: it has the gradient, and deals or holds the other share of every layer.
+
+
+class SharedGradient(Uncompressed):
+    """What stands in the label party's place of a codec: a gradient goes out as shares.
+
+    Args:
+        party: whose layer the gradient is for.
+        learning_rate: which the gradient is multiplied with.
+        held: the other share of that layer, where the label party is the partner; it is kept with
+            the label party's weights.
+    """
+
+    def __init__(self, party: str, learning_rate: float, held: HeldShare | None = None) -> None:
+        self.held = held
+        #: Makes a payload of the gradient, ring elements of axes (rows, width), and of the step.
+        self.share: Callable[[Tensor, int], Payload] | None = None
+        self._party = party
+        self._learning_rate = learning_rate
+
+    def encode_grad(self, grad: Tensor, saved: Any, moment: StepContext = INFERENCE) -> Payload:
+        """The party's share as an owner, and what it needs as a partner.
+
+        Raises:
+            RingRangeError, NonFiniteError: the gradient cannot be encoded; nothing is sent.
+            ReusedPadError: this exchange's gradient was shared before.
+            ProtocolError, FrameError: a third party that deals sent something else; likewise.
+        """
+        assert self.share is not None, "no exchange is under way"
+        elements = encode_gradient(grad, self._learning_rate, self._party)
+        return self.share(elements, moment.step)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The share it holds, once its axes are known."""
+        share = None if self.held is None else self.held.share
+        return {} if share is None else {"share": share}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` gave.
+
+        Raises:
+            RunFolderError: there is no share where there must be one.
+        """
+        if self.held is None:
+            return
+        if (share := state.get("share")) is None:
+            raise RunFolderError(
+                f"the label party has no share of the first layer of party '{self._party}'",
+                want="weights that were trained with a third party that deals",
+            )
+        self.held.share = share.clone()
+
+
+class LayerSum(SummedCuts, ABC):
+    """The label party's ends, whose outputs of shared first layers come out as one sum.
+
+    Args:
+        ends: by party, in merge order; each has a `SharedGradient` for a codec.
+        ring: what the shares of the outputs are numbers of.
+        ledger, stopping: see `CutAggregator`.
+    """
+
+    def relay(self, exchange: Exchange) -> None:
+        started = time.perf_counter()
+        self._relay(exchange.step, len(exchange.rows), exchange.trains)
+        self._waited_for_all(exchange, started)
+
+    @abstractmethod
+    def _relay(self, step: int, rows: int, trains: bool) -> None:
+        """Open to each party what it needs for its share of the outputs."""
+
+    def _sum(self, exchange: Exchange, own: Sequence[Payload] = ()) -> Tensor:
+        total = super()._sum(exchange, own)
+        check_outputs(total, exchange.step)
+        return total
+
+
+class DealtSum(LayerSum):
+    """Where the label party deals: it relays what the parties open to each other, sealed."""
+
+    def begin(self) -> Mapping[str, int]:
+        """Deal anew: give each party a stream of its own, and the columns of its other layer.
+
+        Raises:
+            ProtocolError, FrameError: a party sent something else than its columns.
+            LostPeerError: a party went away.
+        """
+        super().begin()
+        order = self._order
+        keys = {name: secrets.token_bytes(KEY_BYTES) for name in order}
+        columns = {name: columns_of(end) for name, end in self.ends.items()}
+        self._dealers = {
+            name: Dealer(
+                PadStream(keys[name]),
+                PadStream(keys[partner_of(name, order)]),
+                columns[name],
+                end.width,
+            )
+            for name, end in self.ends.items()
+        }
+        for name, end in self.ends.items():
+            other = columns[owner_of(name, order)].to_bytes(COLUMNS_BYTES, "little")
+            end.link.send(Frame(Kind.PROTOCOL, 1, keys[name] + other))
+        return columns
+
+    @property
+    def _order(self) -> tuple[str, ...]:
+        return tuple(self.ends)
+
+    def _relay(self, step: int, rows: int, trains: bool) -> None:
+        """Pass on what the parties open to each other, each with the products dealt to it.
+
+        Raises:
+            ProtocolError, FrameError: a party sent something else.
+            ReusedPadError: this exchange, or a later one, was dealt in this attempt.
+        """
+        dealt = {name: to_bytes(dealer.deal(rows, step)) for name, dealer in self._dealers.items()}
+        kind, order = _opening(trains), self._order
+        opened = {name: self._opened(name, kind, step, rows) for name in order}
+        for name, end in self.ends.items():
+            owner, partner = owner_of(name, order), partner_of(name, order)
+            inputs, weights = opened[owner][0], opened[partner][1]
+            end.link.send(Frame(kind, step, b"".join([inputs, weights, dealt[owner]])))
+        if trains:  # while the parties compute their outputs
+            for name, end in self.ends.items():
+                other = to_bytes(self._dealers[owner_of(name, order)].deal_update(step))
+                _codec(end).share = self._sharing(name, other)
+
+    def _sharing(self, name: str, other: bytes) -> Callable[[Tensor, int], Payload]:
+        """G - R for a party's own layer, and what is dealt for the update of its other one."""
+        dealer = self._dealers[name]
+        return lambda gradient, step: to_bytes(dealer.share_gradient(gradient, step)) + other
+
+    def _opened(self, name: str, kind: Kind, step: int, rows: int) -> list[memoryview]:
+        """A party's masked inputs, and its masked share of the other layer, both sealed."""
+        other = self._dealers[owner_of(name, self._order)]
+        sizes = [
+            size_of((rows, self._dealers[name].columns)) + TAG_BYTES,
+            size_of((other.columns, other.width)) + TAG_BYTES,
+        ]
+        payload = self.ends[name].take(kind, step).payload
+        return split_payload(payload, sizes, f"step {step} of party '{name}'")
+
+
+class PartnerSum(LayerSum):
+    """Where a third party deals: the label party is the partner of every feature party.
+
+    It sees inputs under masks it does not know, and has the gradient, so it sends G - R itself.
+
+    Args:
+        ends: by party, in merge order; each codec has a `HeldShare`.
+        ring: what the shares of the outputs are numbers of.
+        ledger, stopping: see `CutAggregator`.
+        dealer: the third party's name.
+        link: the stream to it.
+    """
+
+    def __init__(
+        self,
+        ends: Mapping[str, LabelEnd],
+        ring: Ring,
+        ledger: Ledger,
+        stopping: EarlyStopping,
+        dealer: str,
+        link: Link,
+    ) -> None:
+        super().__init__(ends, ring, ledger, stopping)
+        self._dealer = dealer
+        self._link = link
+
+    @property
+    def helpers(self) -> Sequence[Link]:
+        return (self._link,)
+
+    def begin(self) -> Mapping[str, int]:
+        """Take this attempt's keys from the dealer and tell it what layers there are.
+
+        Raises:
+            ProtocolError, FrameError: somebody sent something else.
+            LostPeerError: somebody went away.
+            RunFolderError: a share that was kept is of another layer.
+        """
+        super().begin()
+        columns = {name: columns_of(end) for name, end in self.ends.items()}
+        keys = self._take(Kind.PROTOCOL, 1)
+        parts = split_payload(keys, [KEY_BYTES] * len(columns), f"keys of party '{self._dealer}'")
+        for (name, end), key in zip(self.ends.items(), parts, strict=True):
+            _held(end).begin(PadStream(bytes(key)), columns[name], end.width)
+        named = [one.to_bytes(COLUMNS_BYTES, "little") for one in columns.values()]
+        self._link.send(Frame(Kind.PROTOCOL, 1, b"".join(named)))
+        return columns
+
+    def _offers(self) -> dict[str, Payload]:
+        return super()._offers() | {self._dealer: self._take(Kind.PROTOCOL, 0)}
+
+    def _relay(self, step: int, rows: int, trains: bool) -> None:
+        """Ask the dealer for this exchange, and open the shares of the weights to their owners.
+
+        Raises:
+            ReusedPadError: this exchange, or a later one, was opened in this attempt.
+        """
+        self._ask(step, rows, trains)
+        kind = _opening(trains)
+        for end in self.ends.values():
+            end.link.send(Frame(kind, step, _held(end).opened(step)))
+
+    def _ask(self, step: int, rows: int, trains: bool) -> None:
+        """Ask the dealer for what an exchange of so many rows needs."""
+        self._link.send(Frame(_opening(trains), step, rows.to_bytes(ROWS_BYTES, "little")))
+
+    def _sum(self, exchange: Exchange, own: Sequence[Payload] = ()) -> Tensor:
+        step, rows, trains = exchange.step, len(exchange.rows), exchange.trains
+        total = super()._sum(exchange, [*own, self._outputs(step, rows, trains)])
+        if trains:
+
+            @cache
+            def updates() -> dict[str, Tensor]:  # dealt while the top does its work
+                return self._dealt(Kind.GRAD, step, {n: _held(e).shape for n, e in ends.items()})
+
+            ends = self.ends
+            for name, end in ends.items():
+                _codec(end).share = self._sharing(name, _held(end), updates)
+        return total
+
+    @staticmethod
+    def _sharing(
+        name: str, held: HeldShare, updates: Callable[[], Mapping[str, Tensor]]
+    ) -> Callable[[Tensor, int], Payload]:
+        """G - R for the owner; the label party's share of the weights moves."""
+
+        def share(gradient: Tensor, step: int) -> Payload:
+            dealt = updates()[name]
+            shared = held.share_gradient(gradient, step)
+            held.move(held.change(dealt, step))
+            return to_bytes(shared)
+
+        return share
+
+    def _outputs(self, step: int, rows: int, trains: bool) -> bytes:
+        """The label party's own share of the sum."""
+        shapes = {name: (rows, end.width) for name, end in self.ends.items()}
+        dealt = self._dealt(_opening(trains), step, shapes)
+        shares = [
+            _held(end).outputs(self._opened(end, step, rows, trains), dealt[name], step)
+            for name, end in self.ends.items()
+        ]
+        return to_bytes(sum(shares[1:], start=shares[0]))
+
+    def _opened(self, end: LabelEnd, step: int, rows: int, trains: bool) -> Tensor:
+        """A party's masked inputs; axes (rows, columns)."""
+        shape = (rows, _held(end).shape[0])
+        payload = end.take(_opening(trains), step).payload
+        where = f"step {step} of party '{end.party}'"
+        (elements,) = split_payload(payload, [size_of(shape)], where)
+        return from_bytes(elements, shape)
+
+    def _dealt(
+        self, kind: Kind, step: int, shapes: Mapping[str, tuple[int, int]]
+    ) -> dict[str, Tensor]:
+        """What the dealer deals of every layer: U V - T, or U^T R - C for a GRAD.
+
+        Raises:
+            ProtocolError, TruncatedFrameError: something else came.
+        """
+        sizes = [size_of(shape) for shape in shapes.values()]
+        where = f"step {step} of party '{self._dealer}'"
+        parts = split_payload(self._take(kind, step), sizes, where)
+        named = zip(shapes.items(), parts, strict=True)
+        return {name: from_bytes(part, shape) for (name, shape), part in named}
+
+    def _take(self, kind: Kind, step: int) -> Payload:
+        """Wait for the dealer's frame of this kind and step."""
+        return expect(self._link, kind, step, f"party '{self._dealer}'").payload
+
+
+def columns_of(end: LabelEnd) -> int:
+    """Wait for a party to say the columns of its layer, that of ones included.
+
+    Raises:
+        ProtocolError: it says something else, or more than can be shared.
+    """
+    said = end.take(Kind.PROTOCOL, 1).payload
+    columns = int.from_bytes(said, "little")
+    if len(said) != COLUMNS_BYTES or not fits(columns, end.width):
+        raise ProtocolError(
+            f"party '{end.party}' told something else than columns of a layer that can be shared",
+            got=f"{len(said)} bytes",
+            want=f"a number from 1 to {MOST_COLUMNS} in {COLUMNS_BYTES} bytes",
+        )
+    return columns
+
+
+def _codec(end: LabelEnd) -> SharedGradient:
+    assert isinstance(end.codec, SharedGradient), "gradients leave as shares"
+    return end.codec
+
+
+def _held(end: LabelEnd) -> HeldShare:
+    held = _codec(end).held
+    assert held is not None, "the label party has a share of this layer"
+    return held
+
+
+# A third party that deals and has no data.
+
+
+class DealerEnd:
+    """The dealer's end of the stream to the label party: it is asked for rows, and answers.
+
+    It draws a key for the label party's stream of each layer; each owner's follows from the key
+    that the dealer and the owner agreed on, which the label party carried and does not know.
+
+    Args:
+        party: its name, for messages.
+        owners: the feature parties, in merge order, each with the width of its layer.
+        link: the stream to the label party.
+        most_rows: rows of the largest exchange that was agreed on.
+
+    Attributes:
+        sent_bytes: what it has dealt since an attempt began, headers included.
+    """
+
+    def __init__(
+        self, party: str, owners: Mapping[str, int], link: Link, most_rows: int = LIMIT_BYTES
+    ) -> None:
+        self.party = party
+        self._most_rows = most_rows
+        self.link = link
+        self.sent_bytes = 0
+        self._owners = owners
+        self._keys: Sequence[bytes] = ()
+        self._dealers: list[Dealer] = []
+
+    def introduce(self) -> None:
+        """Draw keys for a new attempt, and give the label party its own."""
+        self._dealers, self.sent_bytes = [], 0
+        self._keys = [secrets.token_bytes(KEY_BYTES) for _ in self._owners]
+        self.link.send(Frame(Kind.PROTOCOL, 1, b"".join(self._keys)))
+
+    def begin(self, keys: Mapping[str, bytes]) -> None:
+        """Deal for layers of the columns that the label party names, under these keys.
+
+        Args:
+            keys: what the dealer agreed on with each owner.
+
+        Raises:
+            TruncatedFrameError: it says something of another length.
+            ProtocolError: it names columns that cannot be, or nothing was drawn for the attempt.
+        """
+        named = expect(self.link, Kind.PROTOCOL, 1, _LABEL_PARTY).payload
+        parts = split_payload(named, [COLUMNS_BYTES] * len(self._owners), "columns of the layers")
+        drawn, self._keys = self._keys, ()
+        if len(drawn) != len(parts):
+            raise ProtocolError("columns came twice", fix="begin a new attempt")
+        self._dealers = []
+        for (name, width), key, part in zip(self._owners.items(), drawn, parts, strict=True):
+            columns = int.from_bytes(part, "little")
+            if not fits(columns, width):
+                self._dealers = []
+                raise _too_many(columns)
+            self._dealers.append(Dealer(PadStream(keys[name]), PadStream(key), columns, width))
+
+    @property
+    def layers(self) -> Mapping[str, Layers]:
+        """The layers it deals for, once an attempt has begun."""
+        dealers = zip(self._owners, self._dealers, strict=True)
+        return {name: OwnerAxes(one.columns, one.width) for name, one in dealers}
+
+    def serve(self) -> bool:
+        """Deal for the exchange that is asked for next; False when the session is over."""
+        return self.deal().kind is not Kind.DONE
+
+    def deal(self) -> Frame:
+        """Wait for what is asked, and answer it if it is an exchange; the frame that asked.
+
+        Raises:
+            ProtocolError, FrameError: something else was asked; nothing was dealt.
+            ReusedPadError: this exchange, or a later one, was dealt in this attempt.
+        """
+        frame = self.link.receive()
+        if frame.kind is Kind.DONE:
+            return frame
+        asks = frame.kind in (Kind.OPENING, Kind.QUERY_OPENING)
+        if not asks or frame.branch != 0 or not self._dealers:
+            raise ProtocolError(
+                "a message out of turn from the label party",
+                got=frame.kind.name,
+                want="rows of an exchange, after keys were agreed on, or DONE",
+            )
+        rows, step = self._rows(frame), frame.step
+        products = [to_bytes(one.deal(rows, step)) for one in self._dealers]
+        self._send(Frame(frame.kind, step, b"".join(products)))
+        if frame.kind is Kind.OPENING:  # while the others compute their outputs
+            updates = [to_bytes(one.deal_update(step)) for one in self._dealers]
+            self._send(Frame(Kind.GRAD, step, b"".join(updates)))
+        return frame
+
+    def _send(self, frame: Frame) -> None:
+        self.sent_bytes += frame.wire_bytes
+        self.link.send(frame)
+
+    def _rows(self, frame: Frame) -> int:
+        """How many rows are asked for; no masks are drawn for more than was agreed on."""
+        (part,) = split_payload(frame.payload, [ROWS_BYTES], f"rows of step {frame.step}")
+        rows = int.from_bytes(part, "little")
+        row = max(max(one.columns, one.width) for one in self._dealers)
+        if rows > self._most_rows or not 1 <= rows * WORD_BYTES * row <= LIMIT_BYTES:
+            raise ProtocolError(
+                "an exchange of so many rows was not agreed on, or fits no frame",
+                got=f"{rows} rows",
+                want=f"1 to {self._most_rows} rows",
+            )
+        return rows
+
+
+def _too_many(columns: int) -> ProtocolError:
+    return ProtocolError("a layer of so many columns cannot be shared", got=f"{columns}")
+
+
+def _dealing_limits(
+    terms: Terms, rows: Mapping[Kind, int], layers: Mapping[str, LayerAxes] | None
+) -> Limits:
+    """A third party that deals: it is asked for rows, and answers with products and updates."""
+    owners = terms.feature_parties
+    down = {
+        Kind.PROTOCOL: max(offers_bytes(terms), COLUMNS_BYTES * len(owners)),
+        Kind.OPENING: ROWS_BYTES,
+        Kind.QUERY_OPENING: ROWS_BYTES,
+    }
+    up = {Kind.PROTOCOL: max(OFFER_BYTES, KEY_BYTES * len(owners))}
+    if layers is None:
+        return up, down
+    widths = [terms.parties[name].width for name in owners]
+    up |= {
+        Kind.OPENING: products_bytes(widths, rows[Kind.CUT]),
+        Kind.QUERY_OPENING: products_bytes(widths, rows[Kind.QUERY]),
+        Kind.GRAD: updates_bytes(list(layers.values())),
+    }
+    return up, down
+
+
+# What is refused.
+
+
+def _refuse_adversary(party: str, adversary: Adversary) -> None:
+    """Refuse to play a dishonest feature party, which would tamper with what it does not have."""
+    if adversary is not HONEST:
+        raise ExposedCutError(
+            f"party '{party}' has neither bottom nor gradient of its own to tamper with",
+            got=type(adversary).__name__,
+            want="an honest feature party, or secure = 'none' or 'sum'",
+        )
+
+
+def _require_linear(bottom: nn.Module, party: str, columns: int, width: int) -> None:
+    """Refuse a bottom that is not one linear layer of these axes; its weights are not used."""
+    layers = [part for part in bottom.modules() if not isinstance(part, nn.Sequential | nn.Flatten)]
+    want = "bottom = 'mlp:hidden=none', and depth in the top"
+    if len(layers) != 1 or not isinstance(layer := layers[0], nn.Linear):
+        raise ExposedCutError(
+            f"the bottom of party '{party}' is more than one linear layer, which cannot be shared",
+            got=", ".join(type(part).__name__ for part in layers[:4]) or "nothing",
+            want=want,
+        )
+    axes = f"{layer.in_features} to {layer.out_features}"
+    if axes != f"{columns} to {width}":
+        raise ExposedCutError(
+            f"the bottom of party '{party}' does not fit its columns and width",
+            got=axes,
+            want=f"{columns} to {width}",
+        )
+
+
+def _check_dealer(dealer: str, label_party: str, feature_parties: Sequence[str]) -> None:
+    if dealer in feature_parties:
+        raise ExposedCutError(
+            "a dealer that holds a share could undo every mask",
+            got=f"dealer '{dealer}', a feature party",
+            want=f"dealer={label_party}, the label party, or a third party that has no columns",
+        )
+    if not re.fullmatch(PARTY_NAME, dealer):
+        raise ExposedCutError(
+            "no party can have the dealer's name",
+            got=f"dealer '{dealer}'",
+            want=f"dealer={label_party}, the label party, or the name of a third party",
+        )
+
+
+def _check_training(train: TrainSettings) -> None:
+    """Only what is linear in the gradient, with public numbers that need no division."""
+    wanted = {"optimizer": "sgd", "momentum": 0, "weight_decay": 0, "in_flight": 1}
+    reasons = {
+        "optimizer": "its steps are no linear function of the gradient, which nobody may see",
+        "momentum": "a fraction of shared numbers would have to be cut off at every step",
+        "weight_decay": "a fraction of shared numbers would have to be cut off at every step",
+        "in_flight": "weights that wait for several gradients are not built for shares",
+    }
+    for name, value in wanted.items():
+        if (got := getattr(train, name)) != value:
+            raise ExposedCutError(
+                f"train.{name} cannot be so where weights are shared: {reasons[name]}",
+                got=f"train.{name} = {got}",
+                want=f"train.{name} = {value}",
+            )

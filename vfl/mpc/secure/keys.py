@@ -1,0 +1,228 @@
+"""Keys for every pair of feature parties, agreed on through a relay that cannot learn them.
+
+Each party offers an X25519 key (RFC 7748) made for this attempt alone, signed with its identity
+key. The signature covers everything both must mean alike: session, attempt, the digest of the
+terms, all parties in their order, and whose offer it is. So an offer of another session, of other
+settings, of another party or under another role does not verify. The key of a pair follows by HKDF
+(RFC 5869) from the shared secret, bound to the same facts and both offers. The label party relays
+the offers; without a private key it learns nothing from them, and without an identity key it
+cannot put its own in their place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from vfl.core.errors import AuthenticationError, ProtocolError, ReusedPadError, TruncatedFrameError
+from vfl.core.frame import Payload
+from vfl.mpc.stream import KEY_BYTES
+from vfl.session.identity import SIGNATURE_BYTES, Identity, Pin
+
+PUBLIC_BYTES = 32
+OFFER_BYTES = PUBLIC_BYTES + SIGNATURE_BYTES
+_OFFER, _PAIR = b"vfl masked sum offer 1", b"vfl masked sum pair 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What the keys are good for, and nothing else.
+
+    Attributes:
+        session: name of the session.
+        attempt: counts its restarts.
+        terms: digest of what was agreed.
+        parties: all feature parties, in merge order, and a third party that deals after them.
+    """
+
+    session: str
+    attempt: int
+    terms: str
+    parties: tuple[str, ...]
+
+    def digest(self) -> bytes:
+        """SHA-256 of all of it, as JSON without spaces."""
+        facts = [self.session, self.attempt, self.terms, list(self.parties)]
+        return hashlib.sha256(json.dumps(facts, separators=(",", ":")).encode()).digest()
+
+
+class Agreement:
+    """One party's side of the agreement, for one attempt.
+
+    Args:
+        party: who offers.
+        identity: its own identity key.
+        pins: the other parties' public identity keys.
+        binding: what the keys will be good for.
+    """
+
+    def __init__(
+        self, party: str, identity: Identity, pins: Mapping[str, Pin], binding: Binding
+    ) -> None:
+        self._party = party
+        self._pins = pins
+        self.binding = binding
+        self._private: X25519PrivateKey | None = X25519PrivateKey.generate()
+        public = self._private.public_key().public_bytes_raw()
+        self.offer = public + identity.sign(_signed(binding, party, public))
+
+    def keys(self, offers: Payload) -> dict[str, bytes]:
+        """The key of each pair this party is in, by the other's name; can be asked for once.
+
+        Args:
+            offers: everybody's, in the order of the parties, as the relay hands them out.
+
+        Raises:
+            TruncatedFrameError: too few or too many bytes.
+            AuthenticationError: an offer that its party has not signed for this attempt.
+            ProtocolError: asked a second time.
+        """
+        private, self._private = self._private, None
+        if private is None:
+            raise ProtocolError("offers came twice", fix="begin a new attempt")
+        keys = {}
+        for party, offer in self._split(offers).items():
+            if party == self._party:
+                if offer != self.offer:
+                    raise _not_signed(party)
+                continue
+            public, signature = offer[:PUBLIC_BYTES], offer[PUBLIC_BYTES:]
+            if not self._pins[party].has_signed(_signed(self.binding, party, public), signature):
+                raise _not_signed(party)
+            keys[party] = self._key(private, party, public)
+        return keys
+
+    def _split(self, offers: Payload) -> dict[str, bytes]:
+        raw, parties = bytes(offers), self.binding.parties
+        if len(raw) != len(parties) * OFFER_BYTES:
+            raise TruncatedFrameError(
+                "the offers of keys have the wrong length",
+                got=f"{len(raw)} bytes",
+                want=f"{len(parties) * OFFER_BYTES} bytes for {len(parties)} parties",
+            )
+        starts = range(0, len(raw), OFFER_BYTES)
+        return {
+            party: raw[start : start + OFFER_BYTES]
+            for party, start in zip(parties, starts, strict=True)
+        }
+
+    def _key(self, private: X25519PrivateKey, party: str, public: bytes) -> bytes:
+        try:
+            shared = private.exchange(X25519PublicKey.from_public_bytes(public))
+        except ValueError:  # a point of small order, which gives zeros
+            raise _not_signed(party) from None
+        offered = {self._party: self.offer[:PUBLIC_BYTES], party: public}
+        ordered = [name for name in self.binding.parties if name in offered]
+        return pair_key(shared, self.binding, {name: offered[name] for name in ordered})
+
+    def __repr__(self) -> str:
+        return "Agreement(...)"
+
+
+def pair_key(shared: bytes, binding: Binding, offered: Mapping[str, bytes]) -> bytes:
+    """The 32-byte key of a pair.
+
+    Args:
+        shared: what X25519 gave.
+        binding: what the key is good for.
+        offered: both parties' X25519 keys, in the order of the parties.
+    """
+    info = [_PAIR, binding.digest()]
+    for party, public in offered.items():
+        info += [bytes([len(party)]), party.encode(), public]
+    return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=b"".join(info)).derive(shared)
+
+
+def _signed(binding: Binding, party: str, public: bytes) -> bytes:
+    return b"".join([_OFFER, binding.digest(), bytes([len(party)]), party.encode(), public])
+
+
+def _not_signed(party: str) -> AuthenticationError:
+    return AuthenticationError(
+        f"the keys that came for party '{party}' are not its own, or not for this session",
+        where="key agreement of the secure sum",
+        want=f"an offer signed with the identity key pinned for '{party}', for this session, "
+        "attempt, configuration and role",
+        fix=f"compare your peers/{party}.pub with that party's identity.pub, by telephone for "
+        "example; if they are equal, somebody in between changes what parties send",
+    )
+
+
+TAG_BYTES = 16
+_KEY_BYTES, _NONCE_BYTES = 32, 12
+_MESSAGES = 2**32
+_RELAYED = b"vfl relayed message 1"
+
+
+class Sealing:
+    """One direction of a pair in one attempt; the sender seals, the receiver opens.
+
+    Args:
+        pair: the 32-byte key of the pair; see `Agreement`.
+        sender, receiver: names of the parties.
+
+    >>> there, here = (Sealing(bytes(32), "bank", "shop") for _ in range(2))
+    >>> here.open(there.seal(b"words", "inputs 7"), "inputs 7")
+    b'words'
+    """
+
+    def __init__(self, pair: bytes, sender: str, receiver: str) -> None:
+        names = [bytes([len(name)]) + name.encode() for name in (sender, receiver)]
+        info = _RELAYED + b"".join(names)
+        self._cipher = AESGCM(HKDF(hashes.SHA256(), _KEY_BYTES, salt=None, info=info).derive(pair))
+        self._sender = sender
+        self._count = 0
+
+    def seal(self, message: Payload, about: str) -> bytes:
+        """The message, unreadable, and `TAG_BYTES` longer.
+
+        Args:
+            message: what to carry.
+            about: what both ends must mean alike, such as purpose and step; it does not travel.
+
+        Raises:
+            ReusedPadError: this key has sealed all the messages it is good for.
+        """
+        return self._cipher.encrypt(self._nonce(), message, about.encode())
+
+    def open(self, sealed: Payload, about: str) -> bytes:
+        """What was sealed; the next message is the only one that opens.
+
+        Raises:
+            AuthenticationError: it is not the sender's next message, or is about something else.
+        """
+        try:
+            return self._cipher.decrypt(self._nonce(), sealed, about.encode())
+        except InvalidTag:
+            raise AuthenticationError(
+                f"a relayed message is not what party '{self._sender}' sealed for this place",
+                where=about,
+                got=f"{len(sealed)} bytes",
+                want="its next message, unchanged",
+                fix="somebody in between changes, repeats or drops what parties send each other",
+            ) from None
+
+    def _nonce(self) -> bytes:
+        if self._count >= _MESSAGES:
+            raise ReusedPadError(
+                "a key has sealed as many messages as it may",
+                got=f"{_MESSAGES} messages",
+                fix="begin a new attempt, with new keys",
+            )
+        nonce = self._count.to_bytes(_NONCE_BYTES, "big")
+        self._count += 1
+        return nonce
+
+    def __repr__(self) -> str:
+        return "Sealing(...)"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a key is never serialised")

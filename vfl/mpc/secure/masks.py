@@ -1,0 +1,216 @@
+"""Cuts as numbers of a ring 2^b, so that masks hide each of them and their sum comes out exact.
+
+A value is rounded to a multiple of 2^-fraction and taken modulo 2^bits (two's complement). A mask
+that is uniform in the ring makes it uniform too, whatever it was; masks that sum to zero leave the
+sum of the values, modulo 2^bits, and that is the sum itself as long as it fits. So each party's
+values must stay within its share of the ring, which is checked before anything is encoded.
+
+The masks are pairwise: every pair of parties shares a stream, which one adds and one subtracts. For
+parties in an agreed order, party i adds the pads of its pairs with later parties and subtracts
+those with earlier ones; the sum over all parties is zero (Bonawitz et al. 2017, section 4, without
+its recovery of parties that drop out: here a lost party stops the exchange).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl.core.errors import BadOptionError, NonFiniteError, RingOverflowError, TruncatedFrameError
+from vfl.core.frame import Payload
+from vfl.mpc.ring import decode_sum, encode_onto
+from vfl.mpc.stream import PadStream
+
+#: By bits of a word: its type here, and its signed type.
+_TYPES: dict[int, tuple[np.dtype[Any], np.dtype[Any]]] = {
+    8: (np.dtype("u1"), np.dtype("i1")),
+    16: (np.dtype("<u2"), np.dtype("<i2")),
+    32: (np.dtype("<u4"), np.dtype("<i4")),
+    64: (np.dtype("<u8"), np.dtype("<i8")),
+}
+#: Fraction bits unless others are asked; words of 64 bits come from products of shares.
+_FRACTIONS = {8: 3, 16: 8, 32: 16}
+#: Bytes of a pad's word.
+_PAD_BYTES = 4
+#: Gives so many words that hide a cut, the caller's own.
+Mask = Callable[[int], np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Numbers modulo 2^bits, `fraction` of the bits behind the point, shared by some parties.
+
+    >>> Ring.of(32, None, parties=2).reach
+    16383.9999847412...
+    """
+
+    bits: int
+    fraction: int
+    parties: int
+
+    @classmethod
+    def of(cls, bits: int, fraction: int | None, parties: int) -> Ring:
+        """A ring of words of 8, 16 or 32 bits; without a fraction the usual one for them.
+
+        Raises:
+            BadOptionError: other bits, or a fraction that leaves no room for values of 1.
+        """
+        if bits not in _FRACTIONS:
+            choices = ", ".join(map(str, _FRACTIONS))
+            raise BadOptionError(
+                "no such choice", where="option 'bits'", got=f"{bits}", want=choices
+            )
+        ring = cls(bits, _FRACTIONS[bits] if fraction is None else fraction, parties)
+        if not 0 <= ring.fraction < bits or ring.reach < 1:
+            most = bits - 2 - math.ceil(math.log2(parties))
+            raise BadOptionError(
+                "out of range",
+                where="option 'fraction'",
+                got=f"{ring.fraction} of {bits} bits, {parties} parties",
+                want=f"0 to {most}, which leaves values of 1 room" if most >= 0 else "more bits",
+            )
+        return ring
+
+    @property
+    def most(self) -> int:
+        """The largest magnitude one party's number may have, so that the sum fits."""
+        return int((1 << (self.bits - 1)) - 1) // self.parties
+
+    @property
+    def reach(self) -> float:
+        """The largest magnitude one party's value may have."""
+        return self.most * 2.0**-self.fraction
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of a word."""
+        return _TYPES[self.bits][0]
+
+    @property
+    def _signed(self) -> np.dtype[Any]:
+        return _TYPES[self.bits][1]
+
+    def encode(self, cut: Tensor, party: str, step: int, mask: Mask | None = None) -> np.ndarray:
+        """The masked words of a cut of axes (rows, width), in row order; axes (rows x width,).
+
+        Args:
+            cut: float32.
+            party: whose, for the message.
+            step: likewise.
+            mask: gives what hides it; None hides nothing.
+
+        Raises:
+            RingOverflowError: a value is beyond the party's share of the ring; nothing is returned.
+            NonFiniteError: a value is NaN or Inf; likewise.
+        """
+        values = cut.contiguous().numpy().reshape(-1)
+        words = np.zeros(len(values), self.dtype) if mask is None else mask(len(values))
+        if not encode_onto(values, 2.0**self.fraction, self.most, words.view(self._signed)):
+            raise self._overflow(values, party, step)
+        return words
+
+    def check(self, payload: Payload, rows: int, width: int) -> None:
+        """Refuse what cannot be the words of a cut of these axes.
+
+        Raises:
+            TruncatedFrameError: a payload that is not exactly rows x width words long.
+        """
+        wanted = rows * width * self.dtype.itemsize
+        if len(payload) != wanted:
+            raise TruncatedFrameError(
+                "a masked payload has the wrong length",
+                got=f"{len(payload)} bytes",
+                want=f"{wanted} bytes for {rows} rows of {width}",
+            )
+
+    def decode(self, payloads: Sequence[Payload], rows: int, width: int) -> Tensor:
+        """The sum that masked words stand for; float32 of axes (rows, width).
+
+        Args:
+            payloads: one of every party; their masks sum to zero.
+            rows: of the cuts.
+            width: of the cuts.
+
+        Raises:
+            TruncatedFrameError: see `check`.
+        """
+        for payload in payloads:
+            self.check(payload, rows, width)
+        *others, last = (np.frombuffer(payload, self._signed) for payload in payloads)
+        before = sum(others[1:], start=others[0]) if others else np.zeros_like(last)
+        values = decode_sum(before, last, 2.0**-self.fraction)
+        return torch.from_numpy(values).view(rows, width)
+
+    def _overflow(
+        self, values: np.ndarray, party: str, step: int
+    ) -> NonFiniteError | RingOverflowError:
+        peak = max(-float(values.min()), float(values.max()))
+        if not math.isfinite(peak):
+            return NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
+        needed = (round(peak * 2.0**self.fraction) * self.parties).bit_length() + 1
+        return RingOverflowError(
+            f"a value in the cut of party '{party}' does not fit into the masked sum",
+            where=f"step {step}",
+            got=f"{needed} bits needed, {self.fraction} of them behind the point",
+            want=f"{self.bits} bits, for the sum of {self.parties} parties",
+            fix="a bottom that ends bounded (layer_norm, tanh), a lower learning rate, "
+            "fewer fraction bits, or more bits",
+        )
+
+
+class PairwiseMasks:
+    """One party's masks of one attempt; each is given once.
+
+    Args:
+        party: whose.
+        order: all parties, in the order they agreed on.
+        keys: the key of its pair with each other party; see `vfl.mpc.secure.keys`.
+
+    >>> order, key = ["bank", "shop"], bytes(32)
+    >>> bank = PairwiseMasks("bank", order, {"shop": key})
+    >>> shop = PairwiseMasks("shop", order, {"bank": key})
+    >>> word = np.dtype(np.uint32)
+    >>> (bank.words(3, word, "cut", 0) + shop.words(3, word, "cut", 0)).tolist()
+    [0, 0, 0]
+    """
+
+    def __init__(self, party: str, order: Sequence[str], keys: Mapping[str, bytes]) -> None:
+        place = order.index(party)
+        self._streams = [
+            (PadStream(keys[other]), order.index(other) > place)
+            for other in order
+            if other != party
+        ]
+
+    def words(self, count: int, dtype: np.dtype[Any], purpose: str, step: int) -> np.ndarray:
+        """This party's mask of words of a ring; axes (count,), the caller's own.
+
+        Args:
+            count: how many words.
+            dtype: of a word, unsigned: sums wrap around.
+            purpose: what they are for.
+            step: number of the exchange.
+
+        Raises:
+            ReusedPadError: this mask, or one of a later step, was used.
+        """
+        drawn = -(-count * dtype.itemsize // _PAD_BYTES)
+        mask: np.ndarray | None = None
+        for stream, adds in self._streams:
+            pad = stream.words32(drawn, purpose, step).view(dtype)[:count]
+            if mask is None:
+                mask = pad if adds else np.negative(pad, out=pad)
+            elif adds:
+                mask += pad
+            else:
+                mask -= pad
+        return np.zeros(count, dtype) if mask is None else mask
+
+    def __repr__(self) -> str:
+        return "PairwiseMasks(...)"

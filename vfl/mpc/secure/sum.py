@@ -1,0 +1,171 @@
+"""``secure = "sum"``: the label party learns the sum of the cuts alone.
+
+Every feature party sends its cut as words of a ring, under masks that cancel out in the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from vfl.compression import INFERENCE, Codec, Encoded, StepContext
+from vfl.compression.none import Uncompressed
+from vfl.core.errors import ExposedCutError, ProtocolError
+from vfl.core.frame import Kind, Link
+from vfl.core.ledger import Ledger
+from vfl.mpc.secure.base import KeyedMode, SummedCuts, offers_bytes
+from vfl.mpc.secure.keys import OFFER_BYTES
+from vfl.mpc.secure.masks import PairwiseMasks, Ring
+from vfl.session import secure
+from vfl.session.exchange import CutAggregator, LabelEnd
+from vfl.session.schedule import EarlyStopping
+from vfl.session.secure import (
+    TRAIN,
+    Agreed,
+    FeatureRound,
+    Happened,
+    HelperRound,
+    Layers,
+    Limits,
+    Revealed,
+)
+from vfl.session.terms import Terms
+
+TRAINING, QUERY = "cut", "query"
+
+
+class MaskedSum(KeyedMode):
+    """The label party sees the sum of the cuts alone: every party adds masks that cancel out.
+
+    Args:
+        bits: of a value on the wire: 8, 16 or 32.
+        fraction: of these, how many stand behind the point; 16 of 32 unless given, 8 of 16, 3 of 8.
+            A value is exact to 2^-(fraction + 1).
+
+    >>> MaskedSum(bits=8).ring(parties=2).reach
+    7.875
+    """
+
+    def __init__(self, bits: int = 32, fraction: int | None = None) -> None:
+        self._bits = bits
+        self._fraction = fraction
+        self.ring(parties=1)  # refuses options that make no ring
+
+    def ring(self, parties: int) -> Ring:
+        return Ring.of(self._bits, self._fraction, parties)
+
+    def promise(self, agreed: Agreed) -> str:
+        ring = self.ring_of(agreed)
+        return (
+            f"{agreed.label_party} learns the sum alone, unless it colludes with all parties but "
+            f"one; {ring.bits / 32:g} x the bytes of float32, exact to 2^-{ring.fraction + 1}, "
+            f"values within {ring.reach:.5g}"
+        )
+
+    def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
+        label, order = terms.label_party, terms.feature_parties
+        for phase, times, rows in happened:
+            values = {name: rows * terms.parties[name].width for name in order}
+            yield Revealed(label, "sum of the cuts", "all", phase, times, values[order[0]])
+            if phase == TRAIN:
+                for name in order:
+                    gradient = "gradient of the sum"
+                    yield Revealed(name, gradient, label, phase, times, values[name])
+
+    def limits(
+        self,
+        terms: Terms,
+        party: str,
+        rows: Mapping[Kind, int],
+        layers: Mapping[str, Layers] | None,
+    ) -> Limits:
+        word = self.ring_of(terms).dtype.itemsize
+        up = {kind: count * terms.parties[party].width * word for kind, count in rows.items()}
+        _, down = super().limits(terms, party, rows, layers)
+        return up | {Kind.PROTOCOL: OFFER_BYTES}, down | {Kind.PROTOCOL: offers_bytes(terms)}
+
+    def feature_codec(self, party: str, terms: Terms) -> Codec:
+        return MaskedCut(party, self.ring_of(terms))
+
+    def aggregator(
+        self,
+        terms: Terms,
+        ends: Mapping[str, LabelEnd],
+        links: Mapping[str, Link],
+        ledger: Ledger,
+        stopping: EarlyStopping,
+    ) -> CutAggregator:
+        return SummedCuts(ends, self.ring_of(terms), ledger, stopping)
+
+    def _alone(self, agreed: Agreed) -> ExposedCutError | None:
+        if len(agreed.feature_parties) >= 2:
+            return None
+        return ExposedCutError(
+            "the sum of one cut is that cut",
+            got="1 feature party",
+            want="2 feature parties or more",
+            fix="secure = 'none', and the label party sees the cut",
+        )
+
+    def _begin(
+        self, end: FeatureRound | HelperRound, keys: Mapping[str, bytes], terms: Terms
+    ) -> None:
+        codec = getattr(end, "codec", None)
+        assert isinstance(codec, MaskedCut), "only masked cuts need keys"
+        codec.begin(PairwiseMasks(end.party, terms.feature_parties, keys))
+
+
+def ring_of(agreed: Agreed) -> Ring | None:
+    """The ring the feature parties' cuts are summed in; None where each cut is sent by itself.
+
+    Raises:
+        SpecError: the mode cannot be built.
+        ExposedCutError: beside the other settings it would hide nothing, and why.
+    """
+    mode = secure.make(agreed.secure)
+    mode.refuse(agreed)
+    return mode.ring_of(agreed) if isinstance(mode, KeyedMode) else None
+
+
+class MaskedCut(Uncompressed):
+    """What stands in a feature party's place of a codec: cuts go out under masks.
+
+    Args:
+        party: whose cuts.
+        ring: what its words are numbers of.
+    """
+
+    def __init__(self, party: str, ring: Ring) -> None:
+        self._party = party
+        self._ring = ring
+        self._masks: PairwiseMasks | None = None
+
+    def begin(self, masks: PairwiseMasks) -> None:
+        """Use these masks from now on: a new attempt has begun."""
+        self._masks = masks
+
+    def encode(self, cut: Tensor, moment: StepContext = INFERENCE) -> Encoded:
+        """Masked words, each mask used once.
+
+        Raises:
+            RingOverflowError, NonFiniteError: the cut cannot be encoded; nothing is sent.
+            ReusedPadError: this step was masked before in this attempt.
+            ProtocolError: no keys were agreed on.
+        """
+        if self._masks is None:
+            raise ProtocolError(
+                f"party '{self._party}' has no keys to mask its cuts with",
+                want="an agreement between the feature parties before the first exchange",
+            )
+        masks, purpose = self._masks, TRAINING if moment.training else QUERY
+
+        def mask(count: int) -> np.ndarray:
+            return masks.words(count, self._ring.dtype, purpose, moment.step)
+
+        words = self._ring.encode(cut, self._party, moment.step, mask)
+        return Encoded(words.data.cast("B"), None)
+
+    def formula_ratio(self, width: int) -> float:
+        return self._ring.bits / 32

@@ -1,0 +1,722 @@
+"""One round between a feature party and the label party: both ends, and what they share.
+
+    feature party   inputs -> bottom -> cut -> defense -> codec -> frame
+    label party     frame -> codec -> cut of each party, or their sum -> top
+    label party     gradient -> defense -> codec -> frame
+    feature party   frame -> codec -> gradient -> backward pass, optimiser step
+
+Both ends stand here, below the rooms of the parties: an attack plays a victim's end, and a secure
+mode stands in the place of a codec or of a whole end. The loops around them are `FeatureParty` and
+`LabelParty`.
+
+With several exchanges in flight the optimiser moves the weights between the forward and the
+backward pass of a cut. The exact gradient of that cut belongs to the weights that made it, and
+autograd refuses weights that were changed in place, so such a forward pass runs on copies (weight
+stashing: Harlap et al. 2018, PipeDream, section 3.3).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn, optim
+from torch.func import functional_call
+
+from vfl.compression import INFERENCE, Codec, Encoded, StepContext
+from vfl.config import TrainSettings
+from vfl.core.errors import NonFiniteError, ProtocolError, UserError, WidthError
+from vfl.core.frame import Frame, Kind, Link, Payload
+from vfl.core.ledger import Ledger
+from vfl.core.seeds import Secret, scoped
+from vfl.defenses import Defense, uses
+from vfl.defenses.base import Undefended
+from vfl.session.checkpoint import Checkpoints
+from vfl.session.schedule import EarlyStopping, Exchange
+
+
+class Adversary:
+    """A dishonest party. Every hook defaults to honest behaviour."""
+
+    def batch(self, inputs: Tensor, moment: StepContext) -> Tensor:
+        """The inputs its bottom is really fed; axes (rows, ...)."""
+        return inputs
+
+    def labels(self, labels: Tensor, moment: StepContext) -> Tensor:
+        """The labels of a batch that it really trains on (label party); axes (rows,)."""
+        return labels
+
+    def optimizer(self, optimizer: optim.Optimizer) -> optim.Optimizer:
+        """The optimiser it really uses for its own half."""
+        return optimizer
+
+    def cut(self, cut: Tensor, moment: StepContext) -> Tensor:
+        """The cut it really sends (feature party); detached, axes (rows, width)."""
+        return cut
+
+    def gradient(self, party: str, grad: Tensor, moment: StepContext) -> Tensor:
+        """The gradient it really sends to `party` (label party); axes (rows, width)."""
+        return grad
+
+    def received(self, party: str, values: Tensor, moment: StepContext) -> None:
+        """What just arrived: a gradient (feature party) or a party's cut (label party)."""
+
+    def training_state(self) -> dict[str, Any]:
+        """What it needs to go on exactly, and to use afterwards: tensors, numbers and texts.
+
+        What it draws for an exchange follows from the exchange's number at a feature party, whose
+        batches in flight are made again after a resume.
+        """
+        return {}
+
+    def load_training_state(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `training_state` gave."""
+
+
+HONEST = Adversary()
+#: Stands where a party's name does; no party has it, for it is longer than a name can be.
+SUM = "the sum of the feature parties' cuts"
+
+
+class Compute:
+    """A party's device; no other party knows it or needs to.
+
+    Args:
+        device: "cpu", "cuda", "cuda:1", as torch names it.
+        precision: "float32", or "bfloat16" for automatic mixed precision in the forward passes;
+            weights, cuts and gradients stay float32.
+
+    Raises:
+        UserError: torch cannot use that device here.
+    """
+
+    def __init__(self, device: str = "cpu", precision: str = "float32") -> None:
+        try:
+            self.device = torch.device(device)
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as problem:
+            raise UserError(
+                f"torch cannot use the device '{device}' here",
+                got=str(problem).splitlines()[0],
+                want="cpu, or cuda with a graphics card and a torch built for it",
+            ) from None
+        self._mixed = precision == "bfloat16"
+
+    def forward(self) -> AbstractContextManager[None]:
+        """What a model's forward pass runs under."""
+        if not self._mixed:
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+
+#: Layers whose forward pass draws nothing. Any other class, a user's above all, may draw.
+_PLAIN = (
+    nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Linear,
+    nn.Conv1d, nn.Conv2d, nn.Embedding, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d,
+    nn.GroupNorm, nn.ReLU, nn.LeakyReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.MaxPool2d,
+    nn.AvgPool2d, nn.AdaptiveAvgPool2d,
+)  # fmt: skip
+
+
+class Draws:
+    """The private draws of one model, a stream of its own for every step.
+
+    Args:
+        secret: of the party that owns the model.
+        purpose: keeps models of one party apart.
+        model: what will run; without a layer that may draw, no generator is set up.
+        always: something else that may draw runs beside it, a defense for example.
+    """
+
+    def __init__(
+        self, secret: Secret, purpose: str, model: nn.Module, *, always: bool = False
+    ) -> None:
+        self._secret = secret
+        self._purpose = purpose
+        # The exact class: a subclass of a plain layer may do anything.
+        self._needed = always or any(type(part) not in _PLAIN for part in model.modules())
+
+    def at(self, step: int) -> AbstractContextManager[None]:
+        """What the model's forward pass of a step runs under."""
+        if not self._needed:
+            return nullcontext()
+        return scoped(self._secret.number(self._purpose, step))
+
+
+def check_finite(values: Tensor, what: str, party: str, step: int) -> None:
+    """Refuse NaN and Inf before they reach a model.
+
+    The sum is finite for every finite tensor that does not overflow, and costs one pass without
+    allocating; only when it is not are the entries looked at. A step makes nine such checks, so
+    the sum is judged as a Python number: torch would run five operations on it.
+
+    Raises:
+        NonFiniteError: names the party and the step, and the share of entries, never a value.
+    """
+    if math.isfinite(values.sum().item()):
+        return
+    broken = int((~torch.isfinite(values)).sum())
+    if broken:
+        raise NonFiniteError(
+            f"the {what} of party '{party}' holds NaN or Inf",
+            where=f"step {step}",
+            got=f"{broken} of {values.numel()} values",
+            want="finite numbers",
+            fix="lower the learning rate, or look for missing or huge values in the party's rows",
+        )
+
+
+def check_shape(cut: Tensor, rows: int, width: int, party: str) -> None:
+    """Refuse a bottom whose output is not (rows, width).
+
+    Raises:
+        WidthError: with both shapes.
+    """
+    if cut.shape != (rows, width):
+        raise WidthError(
+            f"the bottom of party '{party}' gives another shape than agreed",
+            got=f"{tuple(cut.shape)}",
+            want=f"({rows}, {width})",
+            fix=f"end the bottom in a layer of {width} units, or set the party's width",
+        )
+
+
+def expect(link: Link, kind: Kind, step: int, sender: str) -> Frame:
+    """The next frame, which must be of this kind and step; `sender` is for the message.
+
+    Raises:
+        ProtocolError: anything else, a repeated frame included; nothing was changed by it.
+    """
+    frame = link.receive()
+    if frame.kind is not kind or frame.step != step or frame.branch != 0:
+        raise ProtocolError(
+            f"a message out of turn from {sender}",
+            got=f"{frame.kind.name} of step {frame.step}, branch {frame.branch}",
+            want=f"{kind.name} of step {step}, branch 0",
+        )
+    return frame
+
+
+#: Builds an optimiser of a party's own parameters.
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], optim.Optimizer]
+
+
+def optimizer_factory(settings: TrainSettings) -> OptimizerFactory:
+    """A function that builds the optimiser the settings name for a party's own parameters."""
+
+    def build(parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
+        if settings.optimizer == "adam":
+            return optim.Adam(
+                parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
+            )
+        return optim.SGD(
+            parameters,
+            lr=settings.learning_rate,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+        )
+
+    return build
+
+
+def drop_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Forget the last step's gradients.
+
+    An optimiser's own `zero_grad` does the same inside a profiler range that costs more than it,
+    and a split step has one optimiser a party.
+    """
+    for parameter in parameters:
+        parameter.grad = None
+
+
+class Stateful(Protocol):
+    """What codecs and defenses have in common: state that a party keeps to predict or go on."""
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """State that moved during training."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` gave."""
+
+
+def gather(model: nn.Module, owners: Mapping[str, Stateful]) -> dict[str, Tensor]:
+    """The model's weights under their own names, each owner's state under ``<owner>/``."""
+    state = dict(model.state_dict())
+    for owner, holder in owners.items():
+        state |= {f"{owner}/{key}": value for key, value in holder.state_dict().items()}
+    return state
+
+
+def restore(model: nn.Module, owners: Mapping[str, Stateful], state: Mapping[str, Tensor]) -> None:
+    """Load what `gather` gave."""
+    model.load_state_dict({key: value for key, value in state.items() if "/" not in key})
+    for owner, holder in owners.items():
+        prefix = f"{owner}/"
+        own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        holder.load_state_dict(own)
+
+
+@dataclass(frozen=True, slots=True)
+class CutTerms:
+    """What both ends agreed on about the cuts of one feature party.
+
+    Attributes:
+        party: the feature party's name.
+        width: of its bottom's output.
+        codec, defense: instances of this end alone, from the specs that were agreed on.
+        in_flight: how many cuts may await their gradients at once.
+        precision: of the feature party's forward passes.
+    """
+
+    party: str
+    width: int
+    codec: Codec
+    defense: Defense
+    in_flight: int = 1
+    precision: str = "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What a party keeps to itself.
+
+    Attributes:
+        secret: private draws follow from it: dropout, a defense's noise, a codec's choices.
+        adversary: tampering on this side; honest by default.
+        device: where its models run, as torch names it.
+        checkpoints: where it saves while it trains; None saves nothing.
+    """
+
+    secret: Secret
+    adversary: Adversary = HONEST
+    device: str = "cpu"
+    checkpoints: Checkpoints | None = None
+
+
+class Stash:
+    """A copy of a party's state at one step, and the gradients of its weights.
+
+    Args:
+        model: the party's modules by name.
+        state: everything the party's state is at this step; see `gather`.
+
+    Attributes:
+        state: the copy.
+    """
+
+    def __init__(self, model: nn.ModuleDict, state: Mapping[str, Tensor]) -> None:
+        self.state = {name: value.detach().clone() for name, value in state.items()}
+        self._model = model
+        self._weights = {
+            name: self.state[name].detach().requires_grad_(weight.requires_grad)
+            for name, weight in model.named_parameters()
+        }
+
+    def forward(self, part: str, inputs: Tensor) -> Tensor:
+        """What one of the modules makes of `inputs` with the weights of this step.
+
+        Buffers, such as running statistics, move as in any forward pass of the module.
+        """
+        module, prefix = self._model[part], f"{part}."
+        own = {
+            name.removeprefix(prefix): weight
+            for name, weight in self._weights.items()
+            if name.startswith(prefix)
+        }
+        moved = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        outputs: Tensor = functional_call(module, own | moved, (inputs,))
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                buffer.copy_(moved[name])
+        return outputs
+
+    def hand_over(self) -> None:
+        """Add the gradients that backward left at the copies to those of the party's weights."""
+        for name, weight in self._model.named_parameters():
+            grad = self._weights[name].grad
+            if grad is not None:
+                weight.grad = grad if weight.grad is None else weight.grad + grad
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A cut whose gradient has not come yet."""
+
+    cut: Tensor
+    inputs: Tensor
+    kept: Any
+    moment: StepContext
+    stash: Stash | None
+
+
+class FeatureEnd:
+    """Sends the cuts of one feature party and applies the gradients that come back.
+
+    With more than one cut in flight, each forward pass runs on a copy of the weights, which its
+    gradient is then the exact one of.
+
+    Args:
+        terms: what was agreed about its cuts.
+        bottom: its model; rows in, axes (rows, width) out.
+        own: its secret, which dropout and the codec's private draws follow from, and its device.
+        link: the stream to the label party.
+        optimizer: builds the optimiser; None for a party that only answers queries.
+    """
+
+    layers = None
+
+    def __init__(
+        self,
+        terms: CutTerms,
+        bottom: nn.Module,
+        own: Own,
+        link: Link,
+        optimizer: OptimizerFactory | None = None,
+    ) -> None:
+        width, codec, defense = terms.width, terms.codec, terms.defense
+        codec.check(width)
+        self.party = terms.party
+        self.width = width
+        self.wire_width = codec.wire_width(width)
+        self.codec = codec
+        self.defense = defense
+        self.link = link
+        self.adversary = own.adversary
+        self.in_flight = terms.in_flight
+        self.model = nn.ModuleDict({"bottom": defense.wrap_bottom(bottom, width)})
+        if (adapter := codec.client_module(width)) is not None:
+            self.model["codec"] = adapter
+        self._compute = Compute(own.device, terms.precision)
+        self.model.to(self._compute.device)
+        self._secret = own.secret
+        always = not isinstance(defense, Undefended)
+        self._draws = Draws(own.secret, "rng", self.model, always=always)
+        self._optimizer = None
+        self._trainable = [w for w in self.model.parameters() if w.requires_grad]
+        if optimizer is not None and self._trainable:
+            self._optimizer = own.adversary.optimizer(optimizer(self._trainable))
+        self._pending: deque[_Pending] = deque()
+
+    def fit(self, inputs: Callable[[], Tensor]) -> None:
+        """Let the defense look at the training inputs once, if it wants to, before step 0."""
+        if uses(self.defense, "fit"):
+            with scoped(self._secret.number("fit")):
+                self.defense.fit(self.model["bottom"], inputs(), self._secret)
+
+    @property
+    def awaiting(self) -> int:
+        """Cuts whose gradients have not been taken yet."""
+        return len(self._pending)
+
+    def send_cut(self, inputs: Tensor, step: int) -> None:
+        """Forward a training batch of axes (rows, ...) and send its cut.
+
+        Raises:
+            NonFiniteError: the cut holds NaN or Inf.
+            WidthError: the bottom's output is not (rows, width).
+        """
+        self.link.send(Frame(Kind.CUT, step, self._go_forward(inputs, step)))
+
+    def answer(self, step: int) -> None:
+        """Nothing is relayed between parties that each hold a bottom."""
+
+    def take_gradient(self) -> None:
+        """Wait for the gradient of the oldest cut, go backward, step the optimiser.
+
+        Raises:
+            ProtocolError, FrameError, NonFiniteError, HijackError: the model is left as it was.
+        """
+        assert self._pending, "no cut was sent"
+        pending = self._pending[0]
+        moment = pending.moment
+        frame = expect(self.link, Kind.GRAD, moment.step, "the label party")
+        grad = self.codec.decode_grad(
+            frame.payload, pending.kept, len(pending.cut), self.wire_width, moment
+        )
+        check_finite(grad, "gradient", self.party, moment.step)
+        self.adversary.received(self.party, grad, moment)
+        grad = self.defense.received(pending.cut.detach().cpu(), grad, moment)
+        self._pending.popleft()
+        self._backward(pending, grad.to(self._compute.device))
+        self.codec.commit(moment.step)
+
+    def send_query(self, inputs: Tensor, step: int) -> None:
+        """Forward rows for evaluation or prediction and send their cut; only a defense may draw."""
+        moment = StepContext(step)
+        cut = self.query_cut(inputs, moment)
+        payload, _ = self._encode(self.adversary.cut(cut, moment), moment)
+        self.link.send(Frame(Kind.QUERY, step, payload))
+
+    def query_cut(self, inputs: Tensor, moment: StepContext = INFERENCE) -> Tensor:
+        """What `send_query` encodes: nothing is random; axes (rows, width on the wire)."""
+        self._set_training(False)
+        with torch.no_grad():
+            guarded = StepContext(moment.step, secret=self._secret)
+            return self._forward(inputs.to(self._compute.device), guarded, None).cpu()
+
+    def take_receipt(self, step: int) -> bytes:
+        """Wait until the label party has the query; what it says to it."""
+        return bytes(expect(self.link, Kind.ACK, step, "the label party").payload)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Weights, and the state of codec and defense."""
+        return gather(self.model, {"codec": self.codec, "defense": self.defense})
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` gave."""
+        restore(self.model, {"codec": self.codec, "defense": self.defense}, state)
+
+    def training_state(self) -> dict[str, Any]:
+        """What training needs to go on exactly: state, optimiser, and the cuts in flight."""
+        optimizer = self._optimizer.state_dict() if self._optimizer else {}
+        in_flight = [
+            {"step": pending.moment.step, "state": pending.stash.state}
+            for pending in self._pending
+            if pending.stash is not None
+        ]
+        own = {"state": self.state_dict(), "optimizer": optimizer, "in_flight": in_flight}
+        return own | {"adversary": self.adversary.training_state()}
+
+    def load_training_state(self, saved: Mapping[str, Any], batch: Callable[[int], Tensor]) -> None:
+        """Restore what `training_state` gave; cuts in flight are made again, but not sent.
+
+        Args:
+            saved: the state.
+            batch: the inputs of an exchange that was in flight, by its step.
+        """
+        self._pending.clear()
+        for earlier in saved["in_flight"]:
+            self.load_state_dict(earlier["state"])
+            self._go_forward(batch(earlier["step"]), earlier["step"])
+        self.load_state_dict(saved["state"])
+        self.adversary.load_training_state(saved.get("adversary", {}))
+        if self._optimizer is not None:
+            self._optimizer.load_state_dict(saved["optimizer"])
+
+    def _go_forward(self, inputs: Tensor, step: int) -> Payload:
+        """Make the cut of a training batch and await its gradient; the payload to send."""
+        moment = StepContext(step, training=True, secret=self._secret)
+        fed, _ = self.defense.batch(inputs, None, moment)
+        inputs = self.adversary.batch(inputs if fed is None else fed, moment)
+        inputs = inputs.to(self._compute.device)
+        self._set_training(True)
+        stash = Stash(self.model, self.state_dict()) if self.in_flight > 1 else None
+        with self._draws.at(step):
+            cut = self._forward(inputs, moment, stash)
+        payload, kept = self._encode(self.adversary.cut(cut.detach().cpu(), moment), moment)
+        self._pending.append(_Pending(cut, inputs, kept, moment, stash))
+        return payload
+
+    def _forward(self, inputs: Tensor, moment: StepContext, stash: Stash | None) -> Tensor:
+        with self._compute.forward():
+            cut = self._through("bottom", inputs, stash).float()
+        check_shape(cut, len(inputs), self.width, self.party)
+        cut = self.defense.embedding(cut, moment)
+        return self._through("codec", cut, stash) if "codec" in self.model else cut
+
+    def _through(self, part: str, values: Tensor, stash: Stash | None) -> Tensor:
+        if stash is not None:
+            return stash.forward(part, values)
+        outputs: Tensor = self.model[part](values)
+        return outputs
+
+    def _encode(self, cut: Tensor, moment: StepContext) -> Encoded:
+        """The label party checks what it decodes; a codec that would hide NaN refuses it here."""
+        try:
+            return self.codec.encode(cut, moment)
+        except NonFiniteError:
+            check_finite(cut, "cut", self.party, moment.step)
+            raise
+
+    def _backward(self, pending: _Pending, grad: Tensor) -> None:
+        if self._optimizer is None:
+            return
+        cut, moment = pending.cut, pending.moment
+        roots, grads = [cut], [grad]
+        for local in (
+            self.codec.local_loss(cut, moment),
+            self.defense.local_loss(cut, pending.inputs, moment),
+        ):
+            if local is not None:
+                roots.append(local)
+                grads.append(torch.ones_like(local))
+        drop_gradients(self._trainable)
+        torch.autograd.backward(roots, grads)
+        if pending.stash is not None:
+            pending.stash.hand_over()
+        self._optimizer.step()
+
+    def _set_training(self, training: bool) -> None:
+        if self.model.training is not training:
+            self.model.train(training)
+
+
+class LabelEnd:
+    """Receives the cuts of one feature party and returns their gradients.
+
+    Args:
+        terms: what was agreed about the party's cuts.
+        own: the label party's secret, for private draws on gradients, and its device.
+        link: the stream to that party.
+    """
+
+    def __init__(self, terms: CutTerms, own: Own, link: Link) -> None:
+        terms.codec.check(terms.width)
+        self.party = terms.party
+        self.width = terms.width
+        self.codec = terms.codec
+        self.defense = terms.defense
+        self.link = link
+        self.adversary = own.adversary
+        self.adapter: nn.Module | None = terms.codec.server_module(terms.width)
+        self.device = Compute(own.device).device
+        self._wire_width = terms.codec.wire_width(terms.width)
+        # Each party's gradients get draws of their own: equal noise on two would cancel out.
+        self._secret = Secret(own.secret.key("half", terms.party))
+        self._pending: tuple[Tensor, Any, StepContext] | None = None
+        # Gradients the party may not have taken yet: their steps are final at neither end.
+        self._sent: deque[Frame] = deque()
+        self._in_flight = terms.in_flight
+
+    def receive_cut(self, step: int, rows: int) -> Tensor:
+        """Wait for a training cut; axes (rows, width), ready to be differentiated.
+
+        Raises:
+            ProtocolError, FrameError, NonFiniteError: nothing was changed by the frame.
+        """
+        moment = StepContext(step, training=True, secret=self._secret)
+        cut, saved = self._receive(Kind.CUT, moment, rows)
+        cut = cut.to(self.device).requires_grad_()
+        self._pending = (cut, saved, moment)
+        return cut if self.adapter is None else self.adapter(cut)
+
+    def take(self, kind: Kind, step: int) -> Frame:
+        """Wait for the party's frame of this kind and step, which is not decoded yet."""
+        return expect(self.link, kind, step, f"party '{self.party}'")
+
+    def await_gradient(self, total: Tensor, step: int) -> None:
+        """What `send_gradient` sends is the gradient of this tensor, which several may share."""
+        self._pending = (total, None, StepContext(step, training=True, secret=self._secret))
+
+    def send_gradient(self, labels: Tensor) -> None:
+        """Send the gradient that backward left at the last cut; `labels` of its rows."""
+        assert self._pending is not None, "no cut was received"
+        cut, saved, moment = self._pending
+        assert cut.grad is not None, "backward has not run"
+        grad = self.defense.gradient(cut.grad.cpu(), labels, moment)
+        grad = self.adversary.gradient(self.party, grad, moment)
+        # Checked before the first party gets one: a broken step leaves every weight as it was.
+        check_finite(grad, "gradient", self.party, moment.step)
+        payload = self.codec.encode_grad(grad, saved, moment)
+        self._pending = None
+        frame = Frame(Kind.GRAD, moment.step, payload)
+        self._sent.append(frame)
+        self.link.send(frame)
+        self._commit_all_but(self._in_flight - 1)
+
+    def drained(self) -> None:
+        """The party takes every gradient before it goes on: an epoch's training has ended."""
+        self._commit_all_but(0)
+
+    def sent_state(self) -> list[dict[str, Any]]:
+        """The gradients the party's own checkpoint of this moment still awaits, as they left."""
+        return [
+            {
+                "step": frame.step,
+                "payload": torch.from_numpy(np.frombuffer(frame.payload, np.uint8).copy()),
+            }
+            for frame in self._sent
+        ]
+
+    def send_again(self, saved: Iterable[Mapping[str, Any]]) -> None:
+        """Send what `sent_state` gave; the same bytes, for new noise would tell more."""
+        self._sent.clear()
+        for kept in saved:
+            frame = Frame(Kind.GRAD, kept["step"], kept["payload"].numpy().tobytes())
+            self._sent.append(frame)
+            self.link.send(frame)
+
+    def receive_query(self, step: int, rows: int) -> Tensor:
+        """Wait for a cut to evaluate; axes (rows, width). `confirm` answers it."""
+        cut = self._receive(Kind.QUERY, StepContext(step), rows)[0].to(self.device)
+        return cut if self.adapter is None else self.adapter(cut)
+
+    def confirm(self, step: int, verdict: bytes = b"") -> None:
+        """Tell the party that its query is here, and what followed from it."""
+        self.link.send(Frame(Kind.ACK, step, verdict))
+
+    def _commit_all_but(self, last: int) -> None:
+        """The party's end commits the same steps before it makes its next cut."""
+        while len(self._sent) > last:
+            self.codec.commit(self._sent.popleft().step)
+
+    def _receive(self, kind: Kind, moment: StepContext, rows: int) -> tuple[Tensor, Any]:
+        frame = self.take(kind, moment.step)
+        cut, saved = self.codec.decode(frame.payload, rows, self._wire_width, moment)
+        check_finite(cut, "cut", self.party, moment.step)
+        self.adversary.received(self.party, cut, moment)
+        return cut, saved
+
+
+class CutAggregator:
+    """Takes the cuts of one exchange after the other, each feature party's by itself.
+
+    A secure mode has one of its own, which takes their sum.
+
+    Args:
+        ends: the label party's end of the round with every feature party, in merge order.
+        ledger: where time spent waiting is counted.
+        stopping: says which answers are left to it.
+    """
+
+    def __init__(
+        self, ends: Mapping[str, LabelEnd], ledger: Ledger, stopping: EarlyStopping
+    ) -> None:
+        self.ends = ends
+        self._ledger = ledger
+        self._stopping = stopping
+
+    @property
+    def helpers(self) -> Sequence[Link]:
+        """Streams to parties without columns, which are told when the session is over."""
+        return ()
+
+    def begin(self) -> Mapping[str, int]:
+        """A new attempt has begun: let the parties agree on keys, where a mode needs any.
+
+        Returns:
+            Columns of each party's first layer, where layers are shared.
+        """
+        return {}
+
+    def relay(self, exchange: Exchange) -> None:
+        """Carry what the feature parties say to each other before they send their cuts."""
+
+    def cuts(self, exchange: Exchange) -> dict[str, Tensor]:
+        """What arrived, by feature party; axes (rows, width) each."""
+        return {name: self._one(name, end, exchange) for name, end in self.ends.items()}
+
+    def _one(self, name: str, end: LabelEnd, exchange: Exchange) -> Tensor:
+        started, rows = time.perf_counter(), len(exchange.rows)
+        if exchange.trains:
+            cut = end.receive_cut(exchange.step, rows)
+        else:
+            cut = end.receive_query(exchange.step, rows)
+            self._confirm(end, exchange)
+        self._waited(name, exchange, started)
+        return cut
+
+    def _confirm(self, end: LabelEnd, exchange: Exchange) -> None:
+        if not self._stopping.judges(exchange):
+            end.confirm(exchange.step)
+
+    def _waited(self, name: str, exchange: Exchange, started: float) -> None:
+        phase = "train" if exchange.trains else "evaluate"
+        self._ledger.waited(name, phase, time.perf_counter() - started)

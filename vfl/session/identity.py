@@ -1,0 +1,170 @@
+"""Identity keys: who a party is to the other feature parties, whatever lies between them.
+
+An Ed25519 key pair a party (RFC 8032). Files are OpenSSH's, as ``ssh-keygen -t ed25519`` makes
+them. A public key is pinned: it reaches the other parties by a way that the label party, which
+relays everything else, does not control.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
+
+from vfl.config import PartyFile
+from vfl.core.errors import DataError, MissingDataError
+from vfl.core.storage import write_bytes
+
+SIGNATURE_BYTES = 64
+#: What to do without a key, and without a pin.
+MAKE_IDENTITY = (
+    "vfl renew party.toml --identity makes one; give its public part to the other parties"
+)
+_ASK = "ask that party for its identity.pub, by a way the label party does not control"
+
+
+class Identity:
+    """One party's own identity key; the private part never leaves it.
+
+    Args:
+        private: the key.
+    """
+
+    __slots__ = ("_private",)
+
+    def __init__(self, private: Ed25519PrivateKey) -> None:
+        self._private = private
+
+    @classmethod
+    def fresh(cls) -> Identity:
+        """A new key from the operating system."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def of_simulation(cls, seed: bytes) -> Identity:
+        """The key of 32 bytes, for a process that plays every party; it protects nobody."""
+        return cls(Ed25519PrivateKey.from_private_bytes(seed))
+
+    @classmethod
+    def kept_at(cls, path: Path) -> Identity:
+        """The key in a file.
+
+        Raises:
+            MissingDataError: there is none.
+            DataError: the file holds something else.
+        """
+        content = _read(path, MAKE_IDENTITY)
+        try:
+            key = serialization.load_ssh_private_key(content, password=None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            key = None
+        if not isinstance(key, Ed25519PrivateKey):
+            raise _no_key(path, "private", MAKE_IDENTITY)
+        return cls(key)
+
+    def keep_at(self, path: Path) -> None:
+        """Write the private key to a file only its owner can read."""
+        openssh = serialization.PrivateFormat.OpenSSH
+        plain = serialization.NoEncryption()
+        pem = self._private.private_bytes(serialization.Encoding.PEM, openssh, plain)
+        write_bytes(path, pem)
+
+    def sign(self, message: bytes) -> bytes:
+        """A signature of 64 bytes."""
+        return self._private.sign(message)
+
+    @property
+    def public(self) -> Pin:
+        """What the other parties pin."""
+        return Pin(self._private.public_key())
+
+    def __repr__(self) -> str:
+        return "Identity(...)"
+
+    def __reduce__(self) -> str:
+        raise TypeError("an identity is never serialised")
+
+
+class Pin:
+    """Another party's public identity key, as it was given to us.
+
+    Args:
+        public: the key.
+    """
+
+    __slots__ = ("_public",)
+
+    def __init__(self, public: Ed25519PublicKey) -> None:
+        self._public = public
+
+    @classmethod
+    def kept_at(cls, path: Path) -> Pin:
+        """The key in a file.
+
+        Raises:
+            MissingDataError: there is none.
+            DataError: the file holds something else.
+        """
+        content = _read(path, _ASK)
+        try:
+            key = serialization.load_ssh_public_key(content)
+        except (ValueError, UnsupportedAlgorithm):
+            key = None
+        if not isinstance(key, Ed25519PublicKey):
+            raise _no_key(path, "public", _ASK)
+        return cls(key)
+
+    def keep_at(self, path: Path) -> None:
+        """Write the key as one line of text."""
+        line = self._public.public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
+        write_bytes(path, line + b"\n")
+
+    def has_signed(self, message: bytes, signature: bytes) -> bool:
+        """Whether the owner of this key signed the message."""
+        try:
+            self._public.verify(signature, message)
+        except InvalidSignature:
+            return False
+        return True
+
+
+def read_pins(folder: Path, parties: Iterable[str]) -> dict[str, Pin]:
+    """The pinned keys of some parties, each in ``NAME.pub``.
+
+    Raises:
+        MissingDataError, DataError: one is missing, or is no Ed25519 key.
+    """
+    return {party: Pin.kept_at(folder / f"{party}.pub") for party in parties}
+
+
+def keys_of(party: PartyFile) -> str:
+    """Whether this party could take part in a secure mode, and with whom.
+
+    Raises:
+        DataError: a file holds something else than a key.
+    """
+    key, peers = party.beside(party.identity.key), party.beside(party.identity.peers)
+    if not key.exists():
+        return f"no key; {MAKE_IDENTITY}"
+    Identity.kept_at(key)
+    pinned = sorted(read_pins(peers, [path.stem for path in peers.glob("*.pub")]))
+    return f"key of its own; pinned: {', '.join(pinned) or 'nobody'}"
+
+
+def _read(path: Path, fix: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise MissingDataError("an identity key is missing", where=str(path), fix=fix) from None
+
+
+def _no_key(path: Path, part: str, fix: str) -> DataError:
+    return DataError(f"this is no OpenSSH Ed25519 {part} key", where=str(path), fix=fix)

@@ -1,0 +1,375 @@
+"""What the parties learn of each other: secure modes by name, and the one that hides nothing.
+
+A mode says itself what it promises and refuses, which roles it has, what crosses the links, and
+what stands at both ends of a round. ``secure = "none"`` is the contract as it stands: a feature
+party sends its cut through a codec, and the label party sees it. The other members live in
+`vfl.mpc.secure` and are imported when a session asks for one; a plain session imports none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from torch import Tensor, nn
+
+from vfl import compression
+from vfl.compression import INFERENCE, Codec, StepContext
+from vfl.config import PartyFile, TrainSettings
+from vfl.core.errors import ExposedCutError
+from vfl.core.frame import Kind, Link
+from vfl.core.ledger import Ledger
+from vfl.core.registry import Registry
+from vfl.core.seeds import Secret
+from vfl.session.exchange import CutAggregator, LabelEnd, Own
+from vfl.session.schedule import EarlyStopping
+
+if TYPE_CHECKING:
+    from vfl.session.terms import Terms
+
+#: Largest payload by kind, up and down.
+Limits = tuple[dict[Kind, int], dict[Kind, int]]
+
+
+class Agreed(Protocol):
+    """What of the settings that all parties know matters to a mode: an experiment, or terms."""
+
+    @property
+    def secure(self) -> str: ...
+    @property
+    def codec(self) -> str: ...
+    @property
+    def defense(self) -> str: ...
+    @property
+    def merge(self) -> str: ...
+    @property
+    def feature_parties(self) -> list[str]: ...
+    @property
+    def label_party(self) -> str: ...
+    @property
+    def train(self) -> TrainSettings: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Revealed:
+    """One kind of thing that one party learned in one phase, in plain text.
+
+    Attributes:
+        observer: who learned it.
+        what: "cut", "sum of the cuts" or "gradient of the sum", for example.
+        of: the party it tells of, or "all" whose cuts were summed.
+        phase: "setup", "train" or "evaluate".
+        times: in how many exchanges.
+        values: how many numbers, all times together.
+    """
+
+    observer: str
+    what: str
+    of: str
+    phase: str
+    times: int
+    values: int
+
+
+SETUP, TRAIN, EVALUATE = "setup", "train", "evaluate"
+#: Phase, exchanges and rows of what has happened.
+Happened = tuple[str, int, int]
+
+
+class Layers(Protocol):
+    """What of first layers a party has shares of, and the bytes that follow from it."""
+
+    def wire_bytes(self, rows: int, trains: bool) -> int:
+        """Bytes the party sends and receives in an exchange, headers included."""
+
+
+class FeatureRound(Protocol):
+    """A feature party's end of a round; `FeatureEnd` where nothing is hidden.
+
+    A mode may put another in its place. In every exchange `send_cut` or `send_query` comes first,
+    then `answer`, then `take_gradient` or `take_receipt`: a mode with more turns takes them in
+    `answer`.
+    """
+
+    party: str
+    width: int
+    link: Link
+    in_flight: int
+
+    @property
+    def layers(self) -> Layers | None:
+        """The layers it has shares of, once an attempt has begun; None for a bottom of its own."""
+
+    @property
+    def awaiting(self) -> int:
+        """Cuts whose gradients have not been taken yet."""
+
+    def fit(self, inputs: Any) -> None:
+        """Look at the training inputs once, before step 0."""
+
+    def send_cut(self, inputs: Tensor, step: int) -> None:
+        """Begin a training exchange on rows of axes (rows, ...)."""
+
+    def send_query(self, inputs: Tensor, step: int) -> None:
+        """Begin an exchange on rows to evaluate or predict."""
+
+    def answer(self, step: int) -> None:
+        """Say what follows from what other parties said."""
+
+    def take_gradient(self) -> None:
+        """Wait for what comes back, and move the weights."""
+
+    def take_receipt(self, step: int) -> bytes:
+        """Wait until the label party has the query; what it says to it."""
+
+    def query_cut(self, inputs: Tensor, moment: StepContext = INFERENCE) -> Tensor:
+        """The cut of some rows, as a query sends it."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the party keeps to predict."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` gave."""
+
+    def training_state(self) -> dict[str, Any]:
+        """What training needs to go on exactly."""
+
+    def load_training_state(self, saved: Mapping[str, Any], batch: Any) -> None:
+        """Restore what `training_state` gave."""
+
+
+class HelperRound(Protocol):
+    """A party without columns that a mode needs, a dealer for example."""
+
+    party: str
+    link: Link
+    sent_bytes: int
+
+    @property
+    def layers(self) -> Mapping[str, Layers]:
+        """The layers it serves, by party, once an attempt has begun."""
+
+    def serve(self) -> bool:
+        """Serve the exchange that is asked for next; False when the session is over."""
+
+
+class SecureMode:
+    """How the parties' cuts come together at the label party; as it stands: each by itself.
+
+    A member overrides what differs. It lives below the rooms of the parties and is handed what is
+    theirs: links, secrets, the bottom, the label party's end of the round with each party.
+
+    Attributes:
+        needs_keys: whether the parties agree on keys before the first exchange.
+        shares_weights: whether no feature party has a bottom of its own, and nobody a cut.
+    """
+
+    needs_keys: ClassVar[bool] = False
+    shares_weights: ClassVar[bool] = False
+
+    # Who takes part, what is promised and refused.
+
+    def third_party(self, label_party: str) -> str | None:
+        """Who has no columns and only helps; None where there is no such party."""
+        return None
+
+    def ring(self, parties: int) -> object | None:
+        """The ring in which the cuts of so many feature parties are summed; None if in no ring."""
+        return None
+
+    def refuse(self, agreed: Agreed) -> None:
+        """Refuse every setting through which the mode would tell what it is to hide.
+
+        Raises:
+            ExposedCutError: with the reason.
+            SpecError: codec or defense cannot be built.
+        """
+
+    def promise(self, agreed: Agreed) -> str:
+        """Who learns what of the cuts, in a few words."""
+        return f"{agreed.label_party} sees every cut"
+
+    def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
+        """Who learned what in exchanges that have happened; kinds and sizes only.
+
+        Numbers under masks are left out: they tell nothing to whoever does not collude.
+        """
+        cut, gradient = "cut", "gradient of its cut"
+        if terms.codec != "none":
+            cut, gradient = f"{cut} ({terms.codec})", f"{gradient} ({terms.codec})"
+        for phase, times, rows in happened:
+            values = {name: rows * terms.parties[name].width for name in terms.feature_parties}
+            for name, count in values.items():
+                yield Revealed(terms.label_party, cut, name, phase, times, count)
+            if phase == TRAIN:
+                for name, count in values.items():
+                    yield Revealed(name, gradient, terms.label_party, phase, times, count)
+
+    # What crosses the links.
+
+    def limits(
+        self,
+        terms: Terms,
+        party: str,
+        rows: Mapping[Kind, int],
+        layers: Mapping[str, Layers] | None,
+    ) -> Limits:
+        """The largest payloads between the label party and another one, up and down.
+
+        Args:
+            terms: what was agreed.
+            party: the other one.
+            rows: of the largest exchange, by the kind of what begins it.
+            layers: what each party has shares of, once it is known; see `frame_limits`.
+        """
+        codec, width = compression.make(terms.codec), terms.parties[party].width
+        wire_width = codec.wire_width(width)
+        up = {kind: codec.payload_limit(count, wire_width) for kind, count in rows.items()}
+        return up, {Kind.GRAD: codec.payload_limit(rows[Kind.CUT], wire_width)}
+
+    def layers(self, columns: Mapping[str, int], width: int, label_party: str) -> Mapping[str, Any]:
+        """What each feature party has shares of; nothing where each has a bottom of its own.
+
+        Args:
+            columns: of every party's layer, that of ones included, in merge order.
+            width: of all their outputs.
+            label_party: its name.
+        """
+        return {}
+
+    def helper_bytes(self, layers: Sequence[Any], rows: int, trains: bool) -> int:
+        """Bytes that a third party sends and receives in an exchange, headers included."""
+        return 0
+
+    # What stands at the ends of a round.
+
+    def feature_codec(self, party: str, terms: Terms) -> Codec:
+        """What encodes a feature party's cuts, at that party."""
+        return compression.make(terms.codec)
+
+    def label_codec(self, party: str, terms: Terms, secret: Secret) -> Codec:
+        """What decodes them at the label party."""
+        return compression.make(terms.codec)
+
+    def feature_round(
+        self, party: str, bottom: nn.Module, columns: int, terms: Terms, own: Own, link: Link
+    ) -> FeatureRound | None:
+        """What stands in the place of the whole end of a feature party; None keeps the plain one.
+
+        Args:
+            party: whose.
+            bottom: what the plain one would train.
+            columns: of the party's inputs, all axes of a row together.
+            terms: what was agreed.
+            own: what is the party's own.
+            link: the stream to the label party.
+        """
+        return None
+
+    def aggregator(
+        self,
+        terms: Terms,
+        ends: Mapping[str, LabelEnd],
+        links: Mapping[str, Link],
+        ledger: Ledger,
+        stopping: EarlyStopping,
+    ) -> CutAggregator:
+        """What takes the cuts at the label party, and plays whatever turns there are before."""
+        return CutAggregator(ends, ledger, stopping)
+
+    def helper_round(self, terms: Terms, link: Link) -> HelperRound:
+        """What the third party does, over its stream to the label party."""
+        raise AssertionError("this mode has no third party")
+
+    # Keys, before the first exchange; only where `needs_keys`.
+
+    def own_keys(self, party: PartyFile, terms: Terms, session: str, attempt: int) -> Any:
+        """A party's part in the agreement on keys of one attempt, from its own file."""
+        raise AssertionError("this mode needs no keys")
+
+    def simulated_keys(
+        self, secrets: Mapping[str, Secret], terms: Terms, session: str, attempt: int
+    ) -> Mapping[str, Any]:
+        """Everybody's part in it, in a process that plays every party; it protects nobody."""
+        raise AssertionError("this mode needs no keys")
+
+    def offer(self, end: FeatureRound | HelperRound, keys: Any) -> None:
+        """Send what this party offers; everybody has done so before anybody calls `accept`."""
+
+    def accept(self, end: FeatureRound | HelperRound, keys: Any, terms: Terms) -> None:
+        """Wait for everybody's offers and use the keys that follow from them from now on."""
+
+
+class Plain(SecureMode):
+    """The label party sees every cut."""
+
+
+SECURE: Registry[SecureMode] = Registry(
+    kind="secure mode",
+    contract=SecureMode,
+    members={
+        "none": "vfl.session.secure:Plain",
+        "sum": "vfl.mpc.secure.sum:MaskedSum",
+        "beaver": "vfl.mpc.secure.beaver:Beaver",
+    },
+    group="vfl.secure",
+)
+
+
+def make(spec: str) -> SecureMode:
+    """The mode a spec names.
+
+    Raises:
+        SpecError: an unknown name or option, with the nearest known one.
+    """
+    return SECURE.make(spec)
+
+
+def shares_weights(agreed: Agreed) -> bool:
+    """Whether the feature parties share each other's first layers, and none has its own.
+
+    Raises:
+        SpecError: the mode cannot be built.
+    """
+    return make(agreed.secure).shares_weights
+
+
+def third_party(agreed: Agreed) -> str | None:
+    """Who deals and does nothing else; None where the label party deals, or nobody.
+
+    Raises:
+        SpecError: the mode cannot be built.
+    """
+    return make(agreed.secure).third_party(agreed.label_party)
+
+
+def promise(agreed: Agreed) -> str:
+    """Who learns what of the cuts, in a few words.
+
+    Raises:
+        SpecError: the mode cannot be built.
+        ExposedCutError: beside the other settings it would hide nothing, and why.
+    """
+    mode = make(agreed.secure)
+    mode.refuse(agreed)
+    return mode.promise(agreed)
+
+
+def refuse_exposure(agreed: Agreed) -> None:
+    """Refuse what cannot stand beside the mode that was chosen.
+
+    Raises:
+        ExposedCutError: with the reason.
+        SpecError: mode, codec or defense cannot be built.
+    """
+    make(agreed.secure).refuse(agreed)
+
+
+def nobodys_bottom(party: str) -> ExposedCutError:
+    """What is said to whoever asks for a party's bottom, or for its cut."""
+    return ExposedCutError(
+        "with shared first layers no party has a bottom, and nobody a cut",
+        got=f"bottom or cut of party '{party}'",
+        want="secure = 'none' or 'sum' for what looks at one",
+    )

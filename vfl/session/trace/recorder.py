@@ -1,0 +1,226 @@
+"""Recorders: what a party writes of its own side while a training runs.
+
+A recorder is given every frame at the party's own end of its links, and follows the schedule to
+know which rows a frame is about. What it holds goes to disk at the end of every epoch, when it
+grows large, and before every checkpoint is saved; so going back to a checkpoint is going back to
+the files that were there, whatever was on its way at that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import Tensor
+
+from vfl.config import PartyFile, TraceSettings
+from vfl.core.errors import ExposedCutError
+from vfl.core.frame import Frame, Kind
+from vfl.core.ledger import size
+from vfl.core.storage import Seal, pack_weights
+from vfl.datasets import PartyData, Split
+from vfl.session import Checkpoints, Exchange, Terms
+from vfl.session.party_folder import own_folder
+from vfl.session.trace.size import HELD_BYTES, check_room, expected_bytes, is_recorded, links_of
+from vfl.session.trace.store import SentFrame, Store, pack
+
+#: Where it lies in a party's part of a run.
+TRACE = "trace"
+Weights = Callable[[], Mapping[str, Tensor]]
+#: A resumed training may still get the gradients of so many exchanges before its first.
+_BEHIND = 64
+_ENDS = (Kind.GRAD, Kind.ACK)
+_KEPT = (Kind.CUT, Kind.GRAD, Kind.QUERY)  # an ACK says nothing
+
+
+class Recorder:
+    """Records one party's side of one training; an `Observer` of its links.
+
+    Args:
+        folder: where the trace lies.
+        party: whose side it is.
+        settings: what is recorded.
+        terms: what was agreed.
+        split: the aligned rows.
+    """
+
+    def __init__(
+        self, folder: Path, party: str, settings: TraceSettings, terms: Terms, split: Split
+    ) -> None:
+        self.folder = folder
+        self.party = party
+        self._settings = settings
+        self._terms = terms
+        self._split = split
+        self._store = Store(self.folder)
+        self._links = len(links_of(terms, party))
+        self._open: dict[int, tuple[Exchange, int]] = {}  # and how many links have not ended it
+        self._held: list[SentFrame] = []
+        self._held_bytes = 0
+        self._files = 0
+        self._checkpoint = 0
+        self._epoch = 0
+        self._next = 0
+        self._weights: Weights = dict
+
+    def __call__(self, party: str, direction: str, frame: Frame) -> None:
+        """Hold a frame if its exchange is asked for."""
+        found = self._open.get(frame.step)
+        if found is None:
+            return
+        exchange, links = found
+        if frame.kind in _KEPT:
+            payload = bytes(frame.payload)
+            self._held.append(SentFrame(exchange, party, frame.kind, direction == "up", payload))
+            self._held_bytes += len(payload)
+        if frame.kind in _ENDS:
+            if links > 1:
+                self._open[frame.step] = exchange, links - 1
+            else:
+                del self._open[frame.step]
+        if self._held_bytes > HELD_BYTES:
+            self._write()
+
+    def expected_bytes(self, weights: Mapping[str, Tensor], start: int) -> int:
+        """The most bytes it will write; see `vfl.session.trace.size`."""
+        return expected_bytes(self._settings, self._terms, self.party, self._split, weights, start)
+
+    def begin(self, start: int, weights: Weights) -> None:
+        """Get ready for exchange `start`; what was recorded beyond it is removed.
+
+        Raises:
+            RunFolderError: what lies in the folder was recorded with other settings.
+        """
+        self._store.begin(self.party, self._settings, self._terms, start)
+        self._files = sum(entry.epoch is None for entry in self._store.entries())
+        self._checkpoint = self._next = start
+        self._weights = weights
+        for exchange in self._terms.schedule(self._split, max(0, start - _BEHIND)):
+            if exchange.step >= start:
+                break
+            self._note(exchange)
+
+    def follow(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
+        """The same exchanges, noted as they are taken; between two epochs it writes."""
+        for exchange in schedule:
+            if exchange.epoch != self._epoch and (self._epoch or exchange.step == 0):
+                self._end_epoch(last=False)
+            self._epoch, self._next = exchange.epoch, exchange.step + 1
+            self._note(exchange)
+            yield exchange
+
+    def save(self, step: int) -> None:
+        """The party is about to save checkpoint `step`: all that crossed so far goes to disk."""
+        self._write()
+        self._checkpoint = step
+
+    def end(self) -> None:
+        """The training ended well."""
+        self._end_epoch(last=True)
+
+    def _note(self, exchange: Exchange) -> None:
+        if is_recorded(self._settings, exchange):
+            self._open[exchange.step] = exchange, self._links
+
+    def _end_epoch(self, *, last: bool) -> None:
+        self._write()
+        every = self._settings.snapshots
+        if every and (last or self._epoch % every == 0):
+            seal = Seal("snapshot", self.party, self._terms.run, self._epoch)
+            content = pack_weights(self._weights(), seal)
+            name = f"snapshot-{self._epoch:06d}.safetensors"
+            self._store.add({name: [content]}, self._next, self._epoch)
+
+    def _write(self) -> None:
+        if not self._held:
+            return
+        self._files += 1
+        known, payload = pack(self._held)
+        files = {
+            f"frames-{self._files:06d}.npz": [known],
+            f"payload-{self._files:06d}.npy": payload,
+        }
+        self._store.add(files, self._checkpoint)
+        self._held, self._held_bytes = [], 0
+
+
+def recorders_of(
+    settings: TraceSettings,
+    parties: Path | None,
+    terms: Terms,
+    data: PartyData,
+    checkpoints: Checkpoints | None,
+) -> list[Recorder]:
+    """The recorder of a party that asks for a trace of a training; otherwise none.
+
+    Args:
+        settings: what the party asks for.
+        parties: folder with a folder for each party's part of the run; None keeps nothing.
+        terms: what was agreed.
+        data: the party's aligned rows.
+        checkpoints: the party's own; the trace is saved with each.
+
+    Raises:
+        ExposedCutError: the cuts are summed under masks.
+    """
+    if parties is None or terms.mode != "train" or not settings.enabled:
+        return []
+    if terms.masks_cuts:
+        raise trace_of_masked_cuts()
+    recorder = Recorder(parties / data.name / TRACE, data.name, settings, terms, data.split)
+    if checkpoints is not None:
+        checkpoints.before_save = recorder.save
+    return [recorder]
+
+
+def trace_of_masked_cuts() -> ExposedCutError:
+    """What a party that asks for a trace of a secure sum is told."""
+    return ExposedCutError(
+        "a trace is of single cuts, and under a secure sum nobody but its owner has one",
+        got="[trace]",
+        want="no trace, or secure = 'none'",
+    )
+
+
+def own_recorders(
+    party: PartyFile, terms: Terms, data: PartyData, checkpoints: Checkpoints | None
+) -> list[Recorder]:
+    """`recorders_of` a federated party, as its own file says."""
+    parties = own_folder(party, terms).path.parent
+    return recorders_of(party.trace, parties, terms, data, checkpoints)
+
+
+@contextmanager
+def recording(
+    recorders: Sequence[Recorder],
+    schedule: Iterable[Exchange],
+    start: int,
+    weights: Mapping[str, Weights],
+    say: Callable[[str], None],
+) -> Iterator[Iterable[Exchange]]:
+    """Let recorders follow a training; the schedule to go through, unchanged without recorders.
+
+    Args:
+        recorders: of the parties of this process.
+        schedule: the exchanges from `start` on.
+        start: the first of them.
+        weights: gives each party's own weights as they are.
+        say: told how large the trace may get.
+
+    Raises:
+        ConfigError: the disk has no room for it; nothing was written.
+        RunFolderError: an earlier trace of this run was recorded with other settings.
+    """
+    if not recorders:
+        yield schedule
+        return
+    needed = sum(one.expected_bytes(weights[one.party](), start) for one in recorders)
+    check_room(recorders[0].folder, needed)
+    say(f"the trace of {', '.join(one.party for one in recorders)} takes up to {size(needed)}")
+    for one in recorders:
+        one.begin(start, weights[one.party])
+        schedule = one.follow(schedule)
+    yield schedule
+    for one in recorders:
+        one.end()

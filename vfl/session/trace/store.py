@@ -1,0 +1,397 @@
+"""The files of a trace, what stands in them, and a trace in memory.
+
+A party's trace on disk is files that are whole, and an index that says which of them count:
+
+trace.json              whose it is, what was recorded, the terms of the session; sealed
+index.jsonl             one line for frames or a snapshot: files and their SHA-256, place in the
+                        training, and a SHA-256 of the line, of whose it is and of the run
+frames-N.npz            some frames, in the order in which they crossed, without their bytes
+payload-N.npy           the bytes of those frames
+snapshot-N.safetensors  the party's own weights after epoch N
+
+numpy reads the frames without pickle. Their bytes are most of a trace and are written as they are
+held.
+Of every exchange that has a frame in a file: `exchange_step`, `exchange_epoch`, `exchange_phase`,
+and `exchange_end`, where its rows end in `rows`, int64 positions into the aligned rows.
+Of every frame, in the order in which they crossed: `frame_exchange` (which of the exchanges),
+`frame_party` (which of `parties`), `frame_kind`, `frame_up` (towards the label party), and
+`frame_end`, where its bytes end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import io
+import re
+import zipfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field, StringConstraints, ValidationError
+
+from vfl.config import TraceSettings
+from vfl.config.toml import Settings
+from vfl.core.errors import OversizedFrameError, RunFolderError
+from vfl.core.frame import Frame, Kind
+from vfl.core.storage import (
+    FORMAT,
+    Seal,
+    append_text,
+    damaged,
+    read_bytes,
+    read_sealed_json,
+    write_pieces,
+    write_sealed_json,
+    write_text,
+)
+from vfl.core.version import VERSION
+from vfl.session import Exchange, Terms
+
+TRAINING = (Kind.CUT, Kind.GRAD)
+EVALUATION = (Kind.QUERY,)
+
+#: Bytes a frame, an exchange, a row, a file and a name in it take beside the payload, at most.
+FRAME_BYTES = 8 + 1 + 1 + 1 + 8
+EXCHANGE_BYTES = 8 + 8 + 4 * len("validation") + 8
+ROW_BYTES = 8
+FILE_BYTES = 3584
+PARTY_BYTES = 4 * 32  # 32 characters at most
+
+#: Bytes of a line of the index, at most.
+ENTRY_BYTES = 384
+_ABOUT = "trace.json"
+_INDEX = "index.jsonl"
+_NAME = r"(frames-\d+\.npz|payload-\d+\.npy|snapshot-\d+\.safetensors)"
+_OURS = re.compile(rf"^\.?{_NAME}")
+_Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+_File = Annotated[str, StringConstraints(pattern=rf"^{_NAME}$")]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One frame of a trace: who it belongs to, which way it went, and its bytes."""
+
+    party: str
+    direction: str
+    kind: Kind
+    step: int
+    payload: bytes
+
+
+class Trace:
+    """Records frames of chosen kinds; an `Observer`.
+
+    Args:
+        kinds: which frames to keep; `TRAINING` and `EVALUATION` name the usual choices.
+        parties: whose frames to keep; None keeps everybody's.
+        limit_bytes: recording more than this is refused rather than filling the memory.
+    """
+
+    def __init__(
+        self,
+        kinds: Collection[Kind] = TRAINING + EVALUATION,
+        parties: Collection[str] | None = None,
+        limit_bytes: int = 2**31,
+    ) -> None:
+        self.kinds = frozenset(kinds)
+        self.parties = None if parties is None else frozenset(parties)
+        self.limit_bytes = limit_bytes
+        self.payload_bytes = 0
+        self._frames: list[Recorded] = []
+
+    def __call__(self, party: str, direction: str, frame: Frame) -> None:
+        """Keep a frame if its kind and party were asked for.
+
+        Raises:
+            OversizedFrameError: the trace would grow past its limit.
+        """
+        if frame.kind not in self.kinds or (self.parties is not None and party not in self.parties):
+            return
+        self.payload_bytes += len(frame.payload)
+        if self.payload_bytes > self.limit_bytes:
+            raise OversizedFrameError(
+                "the trace is full",
+                got=f"more than {self.limit_bytes} bytes",
+                fix="record fewer kinds or parties, or raise limit_bytes",
+            )
+        payload = bytes(frame.payload)
+        self._frames.append(Recorded(party, direction, frame.kind, frame.step, payload))
+
+    def __iter__(self) -> Iterator[Recorded]:
+        return iter(self._frames)
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+
+@dataclass(frozen=True, slots=True)
+class SentFrame:
+    """A frame that crossed in an exchange, on its way into a file."""
+
+    exchange: Exchange
+    party: str
+    kind: Kind
+    up: bool
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed(Recorded):
+    """A frame of a trace that was read back.
+
+    Attributes:
+        phase: train, validation or test.
+        epoch: from 1.
+        rows: positions into the aligned rows, int64, in the order of the cut's rows.
+    """
+
+    phase: str
+    epoch: int
+    rows: np.ndarray = field(compare=False)
+
+
+def pack(frames: Sequence[SentFrame]) -> tuple[bytes, list[bytes]]:
+    """The content of the two files: what is known of the frames, and their bytes in pieces."""
+    exchanges = list({crossed.exchange.step: crossed.exchange for crossed in frames}.values())
+    index_of = {exchange.step: index for index, exchange in enumerate(exchanges)}
+    parties = sorted({crossed.party for crossed in frames})
+    ends = np.cumsum([len(one.payload) for one in frames], dtype=np.int64)
+    content = io.BytesIO()
+    np.savez(
+        content,
+        exchange_step=np.array([one.step for one in exchanges], np.int64),
+        exchange_epoch=np.array([one.epoch for one in exchanges], np.int64),
+        exchange_phase=np.array([one.phase for one in exchanges], np.str_),
+        exchange_end=np.cumsum([len(one.rows) for one in exchanges], dtype=np.int64),
+        rows=np.concatenate([one.rows for one in exchanges]).astype(np.int64, copy=False),
+        parties=np.array(parties, np.str_),
+        frame_exchange=np.array([index_of[one.exchange.step] for one in frames], np.int64),
+        frame_party=np.array([parties.index(one.party) for one in frames], np.uint8),
+        frame_kind=np.array([one.kind for one in frames], np.uint8),
+        frame_up=np.array([one.up for one in frames], np.bool_),
+        frame_end=ends,
+    )
+    return content.getvalue(), [_npy_header(int(ends[-1])), *(one.payload for one in frames)]
+
+
+def unpack(known: bytes, payload: bytes, folder: Path) -> Iterator[Replayed]:
+    """The frames `pack` was given; `folder` is for the message.
+
+    Raises:
+        RunFolderError: the contents are not what `pack` gives, objects to unpickle included.
+    """
+    try:
+        with np.load(io.BytesIO(known), allow_pickle=False) as file:
+            columns = {name: file[name] for name in file.files}
+        columns["payload"] = np.load(io.BytesIO(payload), allow_pickle=False)
+    except (AttributeError, EOFError, OSError, TypeError, ValueError, zipfile.BadZipFile):
+        raise RunFolderError("there are no frames to read", where=str(folder)) from None
+    yield from _frames(columns)
+
+
+def _npy_header(count: int) -> bytes:
+    """What stands before `count` bytes in a .npy file."""
+    header = io.BytesIO()
+    described = {"descr": "|u1", "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(header, described)
+    return header.getvalue()
+
+
+def _frames(columns: Mapping[str, np.ndarray]) -> Iterator[Replayed]:
+    rows = np.split(columns["rows"], columns["exchange_end"][:-1])
+    payload = columns["payload"].data
+    start = 0
+    for index, end in enumerate(columns["frame_end"].tolist()):
+        exchange = columns["frame_exchange"][index]
+        yield Replayed(
+            party=str(columns["parties"][columns["frame_party"][index]]),
+            direction="up" if columns["frame_up"][index] else "down",
+            kind=Kind(int(columns["frame_kind"][index])),
+            step=int(columns["exchange_step"][exchange]),
+            payload=bytes(payload[start:end]),
+            phase=str(columns["exchange_phase"][exchange]),
+            epoch=int(columns["exchange_epoch"][exchange]),
+            rows=rows[exchange],
+        )
+        start = end
+
+
+class Entry(Settings):
+    """Some frames, or a snapshot.
+
+    Attributes:
+        files: SHA-256 of each file's content, by name.
+        step: of frames, the last checkpoint that was saved before they crossed; of a snapshot,
+            the first exchange after it.
+        epoch: of a snapshot, the epochs trained by then; None for frames.
+    """
+
+    files: dict[_File, _Digest]
+    step: int = Field(ge=0)
+    epoch: int | None = None
+
+    def line(self, owner: str) -> str:
+        """As a line of the index, sealed for its owner; see `TraceHeader.owner`."""
+        text = self.model_dump_json()
+        return f"{text}\t{_sealed(text, owner)}\n"
+
+    @classmethod
+    def of_line(cls, line: str, owner: str) -> Entry:
+        """The entry in such a line.
+
+        Raises:
+            ValueError: it is not as it was written, or another owner's.
+        """
+        text, _, digest = line.partition("\t")
+        if not hmac.compare_digest(_sealed(text, owner), digest):
+            raise ValueError("the line's digest is another")
+        return cls.model_validate_json(text)
+
+    def known_at(self, step: int) -> bool:
+        """Whether the party had it when it saved checkpoint `step`; 0 is before anything."""
+        if self.epoch is None:
+            return self.step < step
+        return step > 0 and self.step <= step
+
+
+class TraceHeader(Settings):
+    """What a trace says of itself.
+
+    Attributes:
+        format: of the files; see `vfl.core.storage`.
+        vfl: version that wrote them.
+        party: whose side was recorded.
+        settings: what was recorded.
+        terms: what the parties had agreed on.
+        digest: of the terms.
+    """
+
+    format: int = FORMAT
+    vfl: str = VERSION
+    party: str
+    settings: TraceSettings
+    terms: Terms
+    digest: str
+
+    @classmethod
+    def of(cls, party: str, settings: TraceSettings, terms: Terms) -> TraceHeader:
+        """What a trace of these terms says."""
+        return cls(party=party, settings=settings, terms=terms, digest=terms.digest())
+
+    @property
+    def seal(self) -> Seal:
+        """Whose the trace is."""
+        return Seal("trace", self.party, self.terms.run)
+
+    @property
+    def owner(self) -> str:
+        """What every line of the index is sealed for."""
+        return f"{self.party}|{self.terms.run}|{self.digest}"
+
+
+class Store:
+    """The files of one party's trace of one training.
+
+    Args:
+        folder: where they lie.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def begin(self, party: str, settings: TraceSettings, terms: Terms, step: int) -> None:
+        """Make it ready to record from exchange `step` on; what lies beyond is removed.
+
+        Raises:
+            RunFolderError: what lies here was recorded on other terms or with other settings.
+        """
+        about = TraceHeader.of(party, settings, terms)
+        kept: list[Entry] = []
+        if (self.folder / _ABOUT).exists():
+            if self.about() != about:
+                raise RunFolderError(
+                    "this trace was begun with other settings",
+                    where=str(self.folder / _ABOUT),
+                    fix="resume with the settings it was begun with, or move the folder away",
+                )
+            kept = [entry for entry in self.entries() if entry.known_at(step)]
+        record = {"about": about.model_dump(mode="json")}
+        write_sealed_json(self.folder / _ABOUT, record, about.seal)
+        write_text(self.folder / _INDEX, "".join(entry.line(about.owner) for entry in kept))
+        names = {name for entry in kept for name in entry.files}
+        for path in self.folder.iterdir():
+            if _OURS.match(path.name) and path.name not in names:
+                path.unlink()
+
+    def add(
+        self, files: Mapping[str, Sequence[bytes]], step: int, epoch: int | None = None
+    ) -> None:
+        """Write files, each given in pieces, then their line; a crash before it leaves them out."""
+        digests = {}
+        for name, pieces in files.items():
+            write_pieces(self.folder / name, pieces)
+            digest = hashlib.sha256()
+            for piece in pieces:
+                digest.update(piece)
+            digests[name] = digest.hexdigest()
+        entry = Entry(files=digests, step=step, epoch=epoch)
+        append_text(self.folder / _INDEX, entry.line(self.about().owner))
+
+    def about(self) -> TraceHeader:
+        """What the trace says of itself.
+
+        Raises:
+            RunFolderError: there is no trace, or it is damaged or of another format.
+        """
+        path = self.folder / _ABOUT
+        if not path.exists():
+            raise RunFolderError(
+                "there is no trace here",
+                where=str(self.folder),
+                fix="give the folder RUN/parties/PARTY/trace of a training with [trace] phases",
+            )
+        # A trace may be read from anywhere, so whose it is follows from the record alone.
+        record = read_sealed_json(path, Seal("trace", None, None))
+        try:
+            about = TraceHeader.model_validate(record["about"])
+        except (KeyError, ValidationError):
+            raise damaged(path) from None
+        if about.terms.digest() != about.digest or about.seal.party != record["party"]:
+            raise damaged(path)
+        return about
+
+    def entries(self) -> list[Entry]:
+        """The files that count, in the order in which they were written.
+
+        Raises:
+            RunFolderError: the index is missing or damaged.
+        """
+        path, owner = self.folder / _INDEX, self.about().owner
+        try:
+            *whole, _ = path.read_text().split("\n")  # a torn last line is left out
+            return [Entry.of_line(line, owner) for line in whole]
+        except (FileNotFoundError, ValueError):
+            raise damaged(path) from None
+
+    def contents(self, entry: Entry) -> list[bytes]:
+        """The bytes of an entry's files, as they were written.
+
+        Raises:
+            RunFolderError: one is missing or damaged.
+        """
+        found = []
+        for name, digest in entry.files.items():
+            path = self.folder / name
+            content = read_bytes(path)
+            if not hmac.compare_digest(hashlib.sha256(content).hexdigest(), digest):
+                raise damaged(path)
+            found.append(content)
+        return found
+
+
+def _sealed(text: str, owner: str) -> str:
+    return hashlib.sha256(f"{owner}\n{text}".encode()).hexdigest()

@@ -1,0 +1,38 @@
+"""Trainings from start to end: in one process, as a module inside autograd, over a federation.
+
+A run is one training with its folder: `train` makes it, `evaluate` and `predict` use it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfl.core import lazy_names
+
+if TYPE_CHECKING:
+    from vfl.training.local import LocalSession
+    from vfl.training.run import evaluate, load_data, predict, train
+    from vfl.training.specs import check_specs
+    from vfl.training.split import SplitModule
+
+__all__ = [
+    "LocalSession",
+    "SplitModule",
+    "check_specs",
+    "evaluate",
+    "load_data",
+    "predict",
+    "train",
+]
+
+_HOMES = {
+    "LocalSession": "vfl.training.local",
+    "SplitModule": "vfl.training.split",
+    "check_specs": "vfl.training.specs",
+    "evaluate": "vfl.training.run",
+    "load_data": "vfl.training.run",
+    "predict": "vfl.training.run",
+    "train": "vfl.training.run",
+}
+
+__getattr__ = lazy_names(__name__, _HOMES)

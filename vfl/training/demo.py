@@ -1,0 +1,127 @@
+"""The demo: digits cut in half between two parties, labels at a third, on a real federation."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from sklearn.datasets import load_digits
+
+from vfl.config import Experiment, PartyFile, read_party_file, with_overrides
+from vfl.config.run_folder import new_run_name
+from vfl.core.seeds import Secret, permutation
+from vfl.federation import deployment
+from vfl.federation.project import LabelFolder, write_project
+from vfl.session.party_folder import INJECTED_SECRET
+from vfl.training import federated, run
+
+_SIDES = ("left", "right")
+Say = Callable[[str], None]
+
+
+def write_demo(folder: Path, overrides: Sequence[str] = ()) -> LabelFolder:
+    """Write the demo's project: every party's folder, its data and its own file.
+
+    Each party's table has its rows in an order of its own; they meet by id.
+    """
+    label_port, stream_port, *node_ports = _free_ports(2 + len(_SIDES))
+    superlink = f"127.0.0.1:{label_port}"
+    draft = Experiment.model_validate(
+        {
+            "name": "digits",
+            "parties": {
+                side: {"width": 32, "bottom": "mlp:hidden=128,dropout=0.2"} for side in _SIDES
+            },
+            "label": {"party": "label", "column": "digit", "top": "mlp:hidden=64"},
+            "train": {"epochs": 25, "learning_rate": 0.002, "weight_decay": 0.001},
+            "federation": {"superlink": superlink, "stream_port": stream_port},
+        }
+    )
+    experiment = with_overrides(draft, overrides)
+    own: dict[str, dict[str, Any]] = {
+        side: {"node": {"superlink": superlink, "api_port": port}}
+        for side, port in zip(_SIDES, node_ports, strict=True)
+    }
+    own["label"] = {"data": {"label": "digit"}}
+    parties = {
+        name: PartyFile.model_validate(
+            {
+                "party": name,
+                **settings,
+                "data": {"source": "digits.parquet", "id": "id"} | settings.get("data", {}),
+            }
+        )
+        for name, settings in own.items()
+    }
+    label = write_project(folder, experiment, parties, "127.0.0.1")
+    for name, table in _tables().items():
+        table.to_parquet(folder / name / "digits.parquet", index=False)
+        # A secret of the seed makes the demo repeatable; real parties let vfl make theirs.
+        Secret.of_simulation(experiment.seed, name).keep_at(
+            folder / name / "store" / INJECTED_SECRET
+        )
+    return label
+
+
+def run_federated(folder: Path, label: LabelFolder, say: Say, on_epoch: Any) -> Path:
+    """Start SuperLink and SuperNodes, train, and end everything that was started."""
+    with ExitStack() as services:
+        say("starting the SuperLink (TLS, node authentication, database file)")
+        services.callback(deployment.start_superlink(label).stop)
+        deployment.register_nodes(label)
+        for side in _SIDES:
+            file = folder / side / "party.toml"
+            say(f"starting the SuperNode of party {side}")
+            services.callback(deployment.start_supernode(read_party_file(file), file).stop)
+        say("submitting the run")
+        return federated.run_session(label, "train", new_run_name("digits"), on_epoch=on_epoch)
+
+
+def run_in_process(
+    folder: Path, label: LabelFolder, on_epoch: Any, overrides: Sequence[str] = ()
+) -> Path:
+    """The same experiment on the same files, all parties in this process."""
+    experiment = label.experiment(overrides)
+    parties = {
+        side: party.model_copy(update={"source": str(folder / side / "digits.parquet")})
+        for side, party in experiment.parties.items()
+    }
+    data = experiment.data.model_copy(
+        update={"source": str(folder / "label" / "digits.parquet"), "id": "id"}
+    )
+    whole = experiment.model_copy(update={"parties": parties, "data": data})
+    name = new_run_name("digits")
+    run.train(whole, folder / "runs", name, command="vfl demo --in-process", on_epoch=on_epoch)
+    return folder / "runs" / name
+
+
+def _tables() -> dict[str, pd.DataFrame]:
+    """Left half, right half and labels of scikit-learn's digits, each in its own order."""
+    digits = load_digits()
+    rows = len(digits.images)
+    ids = [f"image-{row:04d}" for row in range(rows)]
+    halves = {"left": range(4), "right": range(4, 8)}
+    tables: Mapping[str, dict[str, np.ndarray]] = {
+        side: {f"pixel_{y}_{x}": digits.images[:, y, x] for y in range(8) for x in columns}
+        for side, columns in halves.items()
+    } | {"label": {"digit": digits.target}}
+    return {
+        name: pd.DataFrame({"id": ids, **columns}).iloc[permutation(0, rows, "demo", name)]
+        for name, columns in tables.items()
+    }
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports nobody listens on just now; held open together so that they differ."""
+    with ExitStack() as held:
+        ports = []
+        for _ in range(count):
+            listener = held.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            ports.append(listener.getsockname()[1])
+    return ports

@@ -1,0 +1,182 @@
+"""A session over Flower as seen from the label party's command line: submit it and follow it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from vfl.config import read_party_file
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import LostPeerError, PeerError, RunFolderError, VFLError, read_record
+from vfl.core.storage import locked, read_json, write_text
+from vfl.core.text import printable, printable_lines
+from vfl.federation import deployment
+from vfl.federation.project import LabelFolder
+
+_TICK_S = 0.2
+_ASK_FLOWER_EVERY_S = 5.0
+_END_S = 20.0
+_OUTCOMES = {
+    "train": "summary.json",
+    "evaluate": "evaluation.json",
+    "predict": "predictions.csv",
+}
+
+
+def label_folder_of(run: Path) -> LabelFolder:
+    """The label folder whose store holds a run.
+
+    Raises:
+        RunFolderError: the run lies in no project.
+    """
+    for parent in run.resolve().parents:
+        if (parent / "app" / "experiment.toml").exists():
+            return LabelFolder(parent)
+    return LabelFolder.find(run)
+
+
+def run_session(
+    folder: LabelFolder,
+    mode: str,
+    run: str,
+    *,
+    overrides: Sequence[str] = (),
+    on_epoch: Callable[[Mapping[str, Any]], None] = lambda record: None,
+    on_note: Callable[[str], None] = lambda line: None,
+    extra: Mapping[str, str | bool] | None = None,
+    federation: str = "",
+) -> Path:
+    """Submit one session and wait for its end.
+
+    Args:
+        folder: the label party's.
+        mode: train, evaluate or predict.
+        run: name of the run.
+        overrides: changes to the experiment, as ``key=value``.
+        on_epoch: called with each epoch's record as it comes.
+        on_note: called with one line about who came, who went away, and what is done about it.
+        extra: more of Flower's run configuration (a simulation's party files).
+        federation: Flower's federation configuration, for a simulation.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        VFLError: what ended the session, in the words of the party that failed.
+    """
+    path = read_party_file(folder.party_file).run_path(run)
+    outcome = path / _OUTCOMES[mode]
+    failure = path / "failure.json"
+    if mode == "train" and outcome.exists():
+        raise RunFolderError("this run has ended; there is nothing to resume", where=str(path))
+    if path.exists():
+        with locked(path):  # another session is at work in it: nothing is touched
+            for stale in (outcome, failure):
+                stale.unlink(missing_ok=True)
+    followed = [_FollowedFile(path / "notes.txt", on_note)]
+    if mode == "train":
+        followed.append(
+            _FollowedFile(path / "metrics.jsonl", lambda line: on_epoch(json.loads(line)))
+        )
+    run_id = deployment.submit(folder, mode, run, overrides, extra, federation)
+    asked = time.monotonic()
+    while not (outcome.exists() or failure.exists()):
+        for file in followed:
+            file.look()
+        if time.monotonic() - asked > _ASK_FLOWER_EVERY_S:
+            try:
+                _check_alive(folder, run_id, [outcome, failure])
+            except PeerError as problem:
+                if mode == "train":
+                    problem.fix = f"{problem.fix}; with the SuperLink running: {_resume(path)}"
+                raise
+            asked = time.monotonic()
+        time.sleep(_TICK_S)
+    for file in followed:
+        file.look()
+    _wait_for_flower(folder, run_id)
+    if failure.exists():
+        error = _failure(failure)
+        if mode == "train" and error.fix is None:
+            error.fix = _resume(path)
+        raise error
+    return path
+
+
+def summary_of(path: Path, mode: str) -> dict[str, Any]:
+    """The figures a finished session left."""
+    summary: dict[str, Any] = read_json(RunFolder.open(path).path / _OUTCOMES[mode])
+    return summary
+
+
+class _FollowedFile:
+    """A file of lines that grows while somebody watches; what was there before is not reported."""
+
+    def __init__(self, path: Path, on_line: Callable[[str], None]) -> None:
+        self._path = path
+        self._on_line = on_line
+        self._reported = len(self._lines())
+
+    def look(self) -> None:
+        """Report the lines that are new; after a restart a file may have lost some."""
+        lines = self._lines()
+        for line in lines[self._reported :]:
+            self._on_line(line)
+        self._reported = len(lines)
+
+    def _lines(self) -> list[str]:
+        if not self._path.exists():
+            return []
+        return self._path.read_text().rpartition("\n")[0].splitlines()
+
+
+def _wait_for_flower(folder: LabelFolder, run_id: str) -> None:
+    """Let the run's own process end before anybody stops the SuperLink under it."""
+    deadline = time.monotonic() + _END_S
+    while time.monotonic() < deadline:
+        if deployment.run_state(folder, run_id).startswith("finished"):
+            return
+
+
+def _check_alive(folder: LabelFolder, run_id: str, outcomes: Sequence[Path]) -> None:
+    state = deployment.run_state(folder, run_id)
+    if not state.startswith("finished") or any(path.exists() for path in outcomes):
+        return
+    log, kept = deployment.run_log(folder, run_id), folder.state / "run.log"
+    write_text(kept, log)
+    raise LostPeerError(
+        "the run ended without a result",
+        got=f"Flower says {state}",
+        where=_last_error(log) or None,
+        fix=f"{kept} has everything the label party's process printed",
+    )
+
+
+def _last_error(log: str) -> str:
+    """The last thing vfl itself said in a log, on one line."""
+    lines = log.strip().splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith("error[")]
+    if not starts:
+        return printable(" | ".join(line.strip() for line in lines[-3:]))
+    own = takewhile(lambda line: line.startswith("  "), lines[starts[-1] + 1 :])
+    return printable(" | ".join(line.strip() for line in [lines[starts[-1]], *own]))
+
+
+def _resume(run: Path) -> str:
+    return f"vfl train PROJECT --resume {run}"
+
+
+def _failure(file: Path) -> VFLError:
+    """The error another process left, under its own code and exit status."""
+    record = read_json(file)
+    texts = read_record(record, str(file), printable_lines)
+    code, exit_code = texts.pop("code"), record.get("exit")
+    error = PeerError(texts.pop("what"), **texts)
+    # The class is the other process's; what a shell sees must not depend on who reports it.
+    error.code = code  # type: ignore[misc]
+    error.exit_code = exit_code if exit_code in range(1, 256) else 1  # type: ignore[misc]
+    return error

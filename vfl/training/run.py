@@ -1,0 +1,304 @@
+"""Train, evaluate and predict in one process, each with its run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vfl.config import Experiment
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import ConfigError, VFLError
+from vfl.core.frame import Observer
+from vfl.core.storage import joint_digest, locked, weights_digest
+from vfl.datasets import (
+    Fold,
+    PartyData,
+    SetFormat,
+    TableFormat,
+    load_bundled,
+    load_own,
+    load_table,
+    load_tables,
+)
+from vfl.datasets.files import column_names
+from vfl.datasets.load import own_columns
+from vfl.datasets.table import check_owners
+from vfl.server import EpochRecord, summarise
+from vfl.server.summary import write_predictions
+from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms
+from vfl.training.local import LocalSession
+
+#: What a dishonest party learned from a training, in its part of the run.
+_ADVERSARY = "adversary"
+
+
+def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, PartyData]:
+    """Every party's aligned rows, from what the experiment names.
+
+    Args:
+        experiment: `data.source`, or a `source` of each party.
+        download: fetch a bundled data set that is not here.
+
+    Raises:
+        DataError: see `vfl.datasets`.
+    """
+    data, label = experiment.data, experiment.label
+    fold = Fold(data.fold, data.folds) if data.folds else None
+    if not experiment.is_table:
+        _check_no_columns(experiment)
+        return load_bundled(
+            data.source,
+            list(experiment.parties),
+            experiment.seed,
+            label.party,
+            data.validation,
+            data.test,
+            download=download,
+            limit=data.rows,
+            form=SetFormat(data.side, data.classes, data.length, data.vocabulary),
+            fold=fold,
+        )
+    column = _label_column(experiment)
+    columns = {name: _patterns(experiment, name) for name in experiment.parties}
+    common = (label.party, label.task, experiment.seed, data.validation, data.test)
+    form = table_form(experiment)
+    sources = _sources(experiment)
+    if not sources:
+        return load_table(data.source, data.id, column, columns, *common, form, fold)
+    assert data.id is not None, "checked with the sources"
+    return load_tables(sources, data.id, column, columns, *common, form, fold)
+
+
+def load_party(experiment: Experiment, name: str) -> PartyData:
+    """One party's rows alone, as in a federation: of a file its own columns, or its label.
+
+    Rows that another party lacks are not known here: compare `PartyData.row_digest`. A data set by
+    name is read as a whole, for its file is one and everybody's, and the rest of it is let go.
+
+    Raises:
+        ConfigError: folds, which are made where the labels are.
+        DataError: see `vfl.datasets`.
+    """
+    if not experiment.is_table:
+        return load_data(experiment)[name]
+    data, label = experiment.data, experiment.label
+    if data.folds:
+        raise ConfigError(
+            "folds of a table are made where all labels are, and not every party has them",
+            got="data.folds",
+            fix="leave it out; data.test is the share of test rows",
+        )
+    column, sources = _label_column(experiment), _sources(experiment)
+    if not sources:
+        names = column_names(data.source, table_form(experiment), "data.source")
+        _check_dealt(experiment, names, column)
+    owns = name == label.party
+    return load_own(
+        name,
+        sources.get(name, data.source),
+        data.id,
+        _patterns(experiment, name) if name in experiment.parties else None,
+        column if owns else None,
+        label.task,
+        experiment.seed,
+        data.validation,
+        data.test,
+        form=table_form(experiment),
+        left_out=None if owns else column,
+        setting=f"parties.{name}.columns",
+    )
+
+
+def _check_dealt(experiment: Experiment, names: Sequence[str], label: str) -> None:
+    """Refuse one table's column in two hands, by names alone."""
+    check_owners(
+        {
+            party: own_columns(
+                names,
+                _patterns(experiment, party),
+                party,
+                label,
+                experiment.data.id,
+                f"parties.{party}.columns",
+            )
+            for party in experiment.parties
+        }
+    )
+
+
+def _patterns(experiment: Experiment, name: str) -> Sequence[str]:
+    return experiment.parties[name].columns or ("*",)
+
+
+def table_form(experiment: Experiment) -> TableFormat:
+    """How the tables of an experiment are written."""
+    data = experiment.data
+    return TableFormat(data.separator, data.missing, data.id_type)
+
+
+def _label_column(experiment: Experiment) -> str:
+    if experiment.label.column is None:
+        raise ConfigError(
+            "a table needs 'label.column', the column that is learned",
+            fix='[label] with column = "NAME"',
+        )
+    return experiment.label.column
+
+
+def _sources(experiment: Experiment) -> dict[str, str]:
+    """Each party's own file; empty where one table is dealt to all."""
+    sources = {name: party.source for name, party in experiment.parties.items() if party.source}
+    if not sources:
+        return {}
+    if experiment.data.id is None:
+        raise ConfigError(
+            "parties with files of their own need 'data.id', the column they share",
+            fix='[data] with id = "NAME"',
+        )
+    sources.setdefault(experiment.label.party, experiment.data.source)
+    return sources
+
+
+def session_of(
+    experiment: Experiment, data: Mapping[str, PartyData], mode: Mode, **options: Any
+) -> LocalSession:
+    """A session with every party in this process, ready to run; see `LocalSession`.
+
+    Raises:
+        SpecError: a plug-in cannot be built, or does not fit the rows or the cut.
+    """
+    classes = data[experiment.label.party].classes
+    return LocalSession(
+        experiment, data, mode=mode, outputs=1 if classes is None else len(classes), **options
+    )
+
+
+def trained(
+    folder: RunFolder, data: Mapping[str, PartyData], mode: Mode, device: str = "cpu"
+) -> LocalSession:
+    """A session of a finished run with its weights, ready to evaluate or predict.
+
+    Raises:
+        RunFolderError: the weights are not those of the run, or not as they were written.
+    """
+    weights = {party: PartyFolder(folder.party(party)).weights() for party in data}
+    digests = ((party, weights_digest(state)) for party, state in weights.items())
+    folder.check_weights(joint_digest(digests))
+    return session_of(folder.experiment(), data, mode, weights=weights, device=device)
+
+
+def train(
+    experiment: Experiment,
+    root: Path,
+    name: str,
+    *,
+    command: str = "vfl train",
+    resume: bool = False,
+    download: bool = False,
+    data: Mapping[str, PartyData] | None = None,
+    adversaries: Mapping[str, Adversary] | None = None,
+    observers: Sequence[Observer] = (),
+    on_epoch: Callable[[EpochRecord], None] = lambda record: None,
+    device: str = "cpu",
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Train in this process; the summary, whose `run` is the run's folder.
+
+    Args:
+        experiment: what to train.
+        root: where run folders lie.
+        name: the run's own folder there.
+        command: how to repeat it, for the record.
+        resume: go on with that run from its last committed checkpoint.
+        download: fetch a bundled data set that is not here.
+        data: what `load_data` gave for this experiment; None loads it.
+        adversaries: dishonest parties, by name; what one has learned is kept beside its weights.
+        observers: told about every frame besides the ledger.
+        on_epoch: told one record an epoch.
+        device: where everybody's models run.
+        say: told how large a trace may get, before it starts.
+
+    Raises:
+        VFLError: also left in the run folder as failure.json.
+    """
+    data = load_data(experiment, download=download) if data is None else data
+    with locked(root / name):
+        if resume:
+            folder = RunFolder.reopen(root / name)
+        else:
+            folder = RunFolder.create(root / name, experiment, "in-process", command)
+
+        def record(epoch: EpochRecord) -> None:
+            folder.epoch(epoch)
+            on_epoch(epoch)
+
+        try:
+            session = session_of(
+                experiment,
+                data,
+                "train",
+                adversaries=adversaries,
+                observers=observers,
+                on_epoch=record,
+                checkpoints=folder.path / "parties",
+                device=device,
+                say=say,
+            ).run()
+        except VFLError as error:
+            folder.fail(error)
+            raise
+        weights = session.weights()
+        for party, own in data.items():
+            PartyFolder(folder.party(party)).save(own, session.terms, weights[party])
+        for party, adversary in (adversaries or {}).items():
+            _learned(folder, party, experiment).save(0, adversary.training_state())
+        summary = summarise(session.label, session.weights_digest(), str(folder.path))
+        folder.finish(summary, session.ledger)
+        return summary
+
+
+def load_adversary(folder: RunFolder, party: str, adversary: Adversary) -> None:
+    """Give an adversary that has begun what it had learned when this run ended.
+
+    Raises:
+        RunFolderError: nobody tampered at that party, or another version of vfl wrote it.
+    """
+    adversary.load_training_state(_learned(folder, party, folder.experiment()).load(0))
+
+
+def _learned(folder: RunFolder, party: str, experiment: Experiment) -> Checkpoints:
+    terms = Terms.of(experiment, "train", experiment.name)
+    return Checkpoints(folder.party(party) / _ADVERSARY, party, terms.run, terms.digest(), 1)
+
+
+def evaluate(folder: RunFolder, device: str = "cpu") -> dict[str, Any]:
+    """Evaluate a run's weights on its test rows."""
+    experiment = folder.experiment()
+    with locked(folder.path):
+        session = trained(folder, load_data(experiment), "evaluate", device).run()
+        summary = summarise(session.label, session.weights_digest(), str(folder.path))
+        folder.evaluated(summary)
+    return summary
+
+
+def predict(folder: RunFolder, device: str = "cpu") -> Path:
+    """Predict the test rows of a run; the CSV file with the answers."""
+    experiment = folder.experiment()
+    data = load_data(experiment)
+    path = folder.path / "predictions.csv"
+    label = data[experiment.label.party]
+    with locked(folder.path):
+        session = trained(folder, data, "predict", device).run()
+        write_predictions(path, label, session.label.outputs, label.classes)
+    return path
+
+
+def _check_no_columns(experiment: Experiment) -> None:
+    naming = [name for name, party in experiment.parties.items() if party.columns]
+    if naming:
+        raise ConfigError(
+            f"'parties.{naming[0]}.columns' is for tables",
+            got=f"the bundled set '{experiment.data.source}', which parties share evenly in order",
+            fix="leave 'columns' out, or name a CSV or Parquet file as 'data.source'",
+        )

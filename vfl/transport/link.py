@@ -1,0 +1,217 @@
+"""What every link has: limits, deadlines, observers; and the link inside one process.
+
+An exchange between parties of one process enters no other file of this room: `local_pair` hands
+frames over as they are, and `Observed` tells the ledger and the trace of each.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from vfl.core.errors import LostPeerError, OversizedFrameError, ProtocolError, VFLError
+from vfl.core.frame import HEADER_BYTES, Frame, Kind, Link, Observer
+from vfl.transport.handshake import error_frame, read_failure
+
+#: Sent frames each end keeps for the other, so also how many may be on their way unread.
+WINDOW_FRAMES = 4
+#: How long an end that stops waits for the other to read why.
+LINGER_S = 0.5
+
+
+class TransportLink(Link, Protocol):
+    """A link whose end can say why it stops."""
+
+    def fail(self, error: VFLError) -> None:
+        """Tell the other end what went wrong here, then close; its `receive` raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimits:
+    """Largest payloads of one link, by kind, in bytes; a kind that is not named carries nothing.
+
+    Attributes:
+        up: towards the party that listens (in a session the label party).
+        down: from it.
+    """
+
+    up: Mapping[Kind, int]
+    down: Mapping[Kind, int]
+
+    def inbox_bytes(self, window: int) -> int:
+        """Most bytes the listening end holds of frames it has not taken yet."""
+        # One ERROR ends a link, so a window is full of anything else.
+        return window * _largest(self.up) + self.up.get(Kind.ERROR, 0) + HEADER_BYTES
+
+    def resend_bytes(self, window: int) -> int:
+        """Most bytes the listening end keeps of frames it may have to send again."""
+        return window * _largest(self.down)
+
+    def held_bytes(self, window: int) -> int:
+        """Most bytes of frames the listening end holds for the other one.
+
+        Args:
+            window: frames that may be on their way unread, and sent frames that are kept.
+
+        >>> LinkLimits(up={Kind.CUT: 984}, down={Kind.GRAD: 184}).held_bytes(window=4)
+        4816
+        """
+        return self.inbox_bytes(window) + self.resend_bytes(window)
+
+
+def _largest(limits: Mapping[Kind, int]) -> int:
+    """Bytes of the largest frame that does not end the link, header included."""
+    return max(most for kind, most in limits.items() if kind is not Kind.ERROR) + HEADER_BYTES
+
+
+def check_outgoing(frame: Frame, limits: Mapping[Kind, int] | None) -> None:
+    """Refuse to send, and to keep for a resend, what the other end would not take.
+
+    Raises:
+        OversizedFrameError: a payload above the agreed limit of its kind.
+    """
+    if limits is not None and len(frame.payload) > limits.get(frame.kind, 0):
+        raise OversizedFrameError(
+            f"a {frame.kind.name} is larger than what was agreed on",
+            where=f"step {frame.step}",
+            got=f"{len(frame.payload)} bytes",
+            want=f"at most {limits.get(frame.kind, 0)} bytes",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long each kind of waiting may last, in seconds.
+
+    Attributes:
+        connect_s: one attempt of a feature party to reach the hub.
+        handshake_s: one handshake, TLS and greeting together.
+        step_s: the label party, for one frame of an attached party.
+        idle_s: a feature party, for one frame of the label party.
+        rejoin_window_s: how long a cut link may take to come back.
+        retry_s: pause before a feature party tries again.
+    """
+
+    connect_s: float = 5.0
+    handshake_s: float = 5.0
+    step_s: float = 30.0
+    idle_s: float = 3600.0
+    rejoin_window_s: float = 8.0
+    retry_s: float = 0.2
+
+
+class LocalLink:
+    """One end of an in-process pair, for the one thread that plays both parties.
+
+    Args:
+        outgoing: frames for the other end.
+        incoming: frames from the other end.
+        closed: non-empty once either end has closed; shared by both.
+    """
+
+    __slots__ = ("_closed", "_incoming", "_outgoing")
+
+    def __init__(self, outgoing: deque[Frame], incoming: deque[Frame], closed: list[str]) -> None:
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self._closed = closed
+
+    def send(self, frame: Frame) -> None:
+        """Hand over one frame.
+
+        Raises:
+            LostPeerError: an end has closed the link.
+        """
+        if self._closed:
+            raise LostPeerError("an in-process link is closed")
+        self._outgoing.append(frame)
+
+    def receive(self) -> Frame:
+        """The next frame; it never waits, for nobody else is running.
+
+        Raises:
+            LostPeerError: an end has closed the link and every frame was read.
+            ProtocolError: the other end has sent nothing.
+            PeerFailedError: the other end reported an error.
+        """
+        if not self._incoming:
+            if self._closed:
+                raise LostPeerError("an in-process link is closed")
+            raise ProtocolError(
+                "an in-process link has nothing to receive",
+                fix="let the other party send before this one receives",
+            )
+        frame = self._incoming.popleft()
+        if frame.kind is Kind.ERROR:
+            raise read_failure(frame, "the other party")
+        return frame
+
+    def fail(self, error: VFLError) -> None:
+        """Tell the other end what went wrong here, then close."""
+        if not self._closed:
+            self._outgoing.append(error_frame(error))
+        self.close()
+
+    def close(self) -> None:
+        """End the pair; frames already sent to the other end can still be read there."""
+        self._incoming.clear()
+        if not self._closed:
+            self._closed.append("closed")
+
+
+def local_pair() -> tuple[LocalLink, LocalLink]:
+    """Two connected ends.
+
+    >>> label, feature = local_pair()
+    >>> feature.send(Frame(Kind.CUT, step=7))
+    >>> label.receive().step
+    7
+    """
+    up: deque[Frame] = deque()
+    down: deque[Frame] = deque()
+    closed: list[str] = []
+    return LocalLink(down, up, closed), LocalLink(up, down, closed)
+
+
+class Observed:
+    """A link and its observers, told after each frame that was really sent or received.
+
+    Args:
+        link: the link that carries the frames.
+        party: name of the feature party at one of its ends.
+        end: whose end this is.
+        observers: told (party, "up" or "down", frame); up is towards the label party.
+    """
+
+    __slots__ = ("_link", "_observers", "_party", "_receiving", "_sending")
+
+    def __init__(
+        self,
+        link: TransportLink,
+        party: str,
+        end: Literal["feature", "label"],
+        observers: Sequence[Observer],
+    ) -> None:
+        self._link = link
+        self._party = party
+        self._observers = tuple(observers)
+        self._sending, self._receiving = ("up", "down") if end == "feature" else ("down", "up")
+
+    def send(self, frame: Frame) -> None:
+        self._link.send(frame)
+        for observer in self._observers:
+            observer(self._party, self._sending, frame)
+
+    def receive(self) -> Frame:
+        frame = self._link.receive()
+        for observer in self._observers:
+            observer(self._party, self._receiving, frame)
+        return frame
+
+    def fail(self, error: VFLError) -> None:
+        self._link.fail(error)
+
+    def close(self) -> None:
+        self._link.close()
