@@ -171,6 +171,25 @@ class Scaled(nn.Module):
         return self.bottom(inputs) / self.defense.scale
 
 
+class Shrinking(Defense):
+    """Says less for more rows."""
+
+    def working_bytes(self, rows, columns, width):
+        return 1000 - rows
+
+
+class ValueBound(Defense):
+    """Its bottom looks at numbers where there are shapes alone."""
+
+    def wrap_bottom(self, bottom, width):
+        return nn.Sequential(bottom, Looking())
+
+
+class Looking(nn.Module):
+    def forward(self, cut):
+        return cut / max(1.0, float(cut.abs().max()))
+
+
 class HalfChances(Defense):
     def targets(self, targets, classes, context):
         return torch.full((len(targets), classes), 0.5)
@@ -198,6 +217,8 @@ class Promising(Defense):
 BROKEN = [
     (Narrowing, "hooks_keep_shapes_and_types"),
     (OtherClasses, "labels_stay_labels"),
+    (Shrinking, "what_it_takes_is_said_before_it_is_built"),
+    (ValueBound, "what_it_takes_is_said_before_it_is_built"),
     (HalfChances, "hooks_keep_shapes_and_types"),
     (Unsaved, "what_it_fits_is_repeatable_and_saved"),
     (InPlace, "what_a_hook_is_given_is_left_alone"),

@@ -11,6 +11,9 @@ Order of the hooks in one training round, as the data meets them:
                          gradient -> codec
     feature party        ... -> received -> backward pass
 
+Before any of it, at a feature party whose consent is asked: `working_bytes` and `fit_epochs` say
+what the hooks will take. `wrap_bottom` is called there with a bottom of shapes alone.
+
 A defense overrides the hooks it needs. What protects draws from `context.secret`, which belongs to
 the party the hook runs at, never from the run's seed. Columns of the label party's own never leave
 it: their bottom is not wrapped, and their cut is not in a loss.
@@ -35,6 +38,13 @@ from vfl.core.seeds import Secret
 Side = Literal["feature", "label", "both"]
 
 _Value = TypeVar("_Value", Tensor, nn.Module)
+
+#: Rows of the largest batch `Defense.fit` trains a bottom on, where `fit_epochs` is above 0.
+FIT_ROWS = 128
+#: Epochs, steps and rows that an option may name; what is larger is a mistake or an attack.
+MOST_EPOCHS = 100_000
+MOST_STEPS = 10**9
+MOST_ROWS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +97,7 @@ class Defense:
         rows_apart: no hook makes a row out of several, so that a promise about a row still holds.
         once: not twice in a chain, for both would make the same draws.
         reads_cuts: its `loss`, if it has one, looks at each party's cut.
+        fit_epochs: epochs over the training rows that `fit` trains the bottom for.
     """
 
     side: ClassVar[Side] = "both"
@@ -94,6 +105,21 @@ class Defense:
     rows_apart: ClassVar[bool] = False
     once: ClassVar[bool] = False
     reads_cuts: ClassVar[bool] = True
+    fit_epochs: int = 0
+
+    def working_bytes(self, rows: int, columns: int, width: int) -> int:
+        """The most bytes its hooks at a feature party allocate in a training.
+
+        Of that, `fit`, `batch`, `embedding`, `local_loss` and `received` are meant; a few arrays of
+        the cut's own size are counted anyway, and `wrap_bottom` by running what it gives. Computed
+        before anything is allocated; the party refuses what is above its consent.
+
+        Args:
+            rows: of a batch.
+            columns: of the party's inputs, all axes of a row together.
+            width: of the cut, before the codec or behind it, whichever is larger.
+        """
+        return 0
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
         """Refuse the other members of a chain, in whose company a promise would be untrue.
@@ -219,6 +245,11 @@ class Chain(Defense):
                     fix="name it once, with stronger options",
                 )
             member.beside(self.members[:at], self.members[at + 1 :])
+
+        self.fit_epochs = sum(member.fit_epochs for member in self.members)
+
+    def working_bytes(self, rows: int, columns: int, width: int) -> int:
+        return sum(member.working_bytes(rows, columns, width) for member in self.members)
 
     def prepare(self, kind: LabelKind) -> None:
         for member in self.members:

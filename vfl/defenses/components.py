@@ -9,6 +9,22 @@ import torch
 from torch import Tensor, nn
 
 _BLOCK_ROWS = 4096
+#: Arrays of float64 that `fit` holds at once: of axes (features, features), with the workspace of
+#: the decomposition, and of a block's rows.
+_SQUARES, _BLOCKS = 8, 5
+
+
+def fit_bytes(rows: int, columns: int, features: int) -> int:
+    """The most bytes that `Components.fit`, and a pass over a batch afterwards, allocate.
+
+    Args:
+        rows: of a batch.
+        columns: of the inputs.
+        features: as in `Components`.
+    """
+    values = features or columns
+    fitted = 8 * (_SQUARES * values**2 + _BLOCKS * _BLOCK_ROWS * values)
+    return fitted + 4 * (3 * columns * features + rows * (columns + 2 * values))
 
 
 class Components(nn.Module):
@@ -38,6 +54,8 @@ class Components(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Components of rows of axes (rows, ...), axes (rows, width)."""
+        if self.axes.is_meta:  # shapes alone were fitted to nothing; `fit_bytes` counts
+            return inputs.new_empty(len(inputs), len(self.offset))
         return self._featured(inputs) @ self.axes - self.offset
 
     def fit(self, inputs: Tensor, draw: torch.Generator) -> None:

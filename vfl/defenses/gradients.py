@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vfl.compression import StepContext
 from vfl.core.registry import require, require_range
-from vfl.defenses.base import Defense, PrivacyStatement, Side
+from vfl.defenses.base import MOST_ROWS, Defense, PrivacyStatement, Side
 
 
 class GradientAveraging(Defense):
@@ -36,7 +36,7 @@ class GradientAveraging(Defense):
     label_free: ClassVar[bool] = True
 
     def __init__(self, rows: int = 2) -> None:
-        require_range("rows", rows, 0)
+        require_range("rows", rows, 0, MOST_ROWS)
         self.rows = rows
 
     def gradient(self, grad: Tensor, labels: Tensor, context: StepContext) -> Tensor:

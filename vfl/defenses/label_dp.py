@@ -19,6 +19,7 @@ from vfl.core.errors import BadOptionError, SpecError
 from vfl.core.registry import require, require_range
 from vfl.core.seeds import Secret
 from vfl.defenses.base import (
+    MOST_EPOCHS,
     Defense,
     LabelKind,
     PrivacyStatement,
@@ -221,7 +222,7 @@ class TwoStageLabelDP(Defense):
 
     def __init__(self, epsilon: float = 1.0, epochs: int = 5, share: float = 0.5) -> None:
         require_range("epsilon", epsilon, 0)
-        require_range("epochs", epochs, 1)
+        require_range("epochs", epochs, 1, MOST_EPOCHS)
         require("share", share, "above 0 and below 1", 0 < share < 1)
         self.epsilon = epsilon
         self.epochs = epochs

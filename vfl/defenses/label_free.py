@@ -17,12 +17,21 @@ from vfl.compression import StepContext
 from vfl.core.errors import SpecError
 from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import Secret
-from vfl.defenses.base import Defense, PrivacyStatement, Side, uses
-from vfl.defenses.components import Components
+from vfl.defenses.base import (
+    FIT_ROWS,
+    MOST_EPOCHS,
+    Defense,
+    PrivacyStatement,
+    Side,
+    uses,
+)
+from vfl.defenses.components import Components, fit_bytes
 
 Kind = Literal["random", "pca", "autoencoder"]
-_BATCH_ROWS = 128
+#: A covariance of more takes minutes to decompose.
+_MOST_FEATURES = 4096
 _DECODER_WIDTH = 256
+_DECODER_COPIES = 4  # weights, gradients, two of Adam
 
 
 class Frozen(nn.Module):
@@ -59,7 +68,7 @@ class LabelFree(Defense):
 
     Args:
         kind: "random", "pca" or "autoencoder".
-        features: of pca.
+        features: of pca, up to 4096.
         epochs: of the autoencoder, over the training rows.
         mask: of the autoencoder, 0 to 0.9.
 
@@ -79,13 +88,22 @@ class LabelFree(Defense):
         self, kind: Kind = "pca", features: int = 1024, epochs: int = 10, mask: float = 0.3
     ) -> None:
         require_choice("kind", kind, get_args(Kind))
-        require_range("features", features, 0)
-        require_range("epochs", epochs, 1)
+        require_range("features", features, 0, _MOST_FEATURES)
+        require_range("epochs", epochs, 1, MOST_EPOCHS)
         require_range("mask", mask, 0, 0.9)
         self.kind = kind
         self.features = features
         self.epochs = epochs
         self.mask = mask
+        self.fit_epochs = epochs if kind == "autoencoder" else 0
+
+    def working_bytes(self, rows: int, columns: int, width: int) -> int:
+        if self.kind == "pca":
+            return fit_bytes(rows, columns, self.features)
+        if self.kind == "random":
+            return 0
+        decoder = _DECODER_WIDTH * (width + 1 + columns) + columns
+        return 4 * (_DECODER_COPIES * decoder + FIT_ROWS * (8 * columns + 4 * _DECODER_WIDTH))
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
         for member in (*before, *after):
@@ -143,8 +161,8 @@ def train_autoencoder(
     steps = optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=1e-3)
     for _ in range(epochs):
         order = torch.randperm(len(inputs), generator=draw)
-        for start in range(0, max(len(order) - 1, 1), _BATCH_ROWS):  # no batch of one row
-            whole = inputs.index_select(0, order[start : start + _BATCH_ROWS])
+        for start in range(0, max(len(order) - 1, 1), FIT_ROWS):  # no batch of one row
+            whole = inputs.index_select(0, order[start : start + FIT_ROWS])
             seen = whole * (torch.rand(whole.shape, generator=draw) >= mask)
             rebuilt = decoder(encoder(seen.to(device)))
             loss = mse_loss(rebuilt, whole.flatten(1).to(device))
@@ -216,6 +234,9 @@ class Anchored(Defense):
                 "'anchored' adds a learned part to a label-free bottom, which LabelFree takes away",
                 fix="one of the two; anchored:rate=0 is label_free:kind=pca,features=0",
             )
+
+    def working_bytes(self, rows: int, columns: int, width: int) -> int:
+        return fit_bytes(rows, columns, features=0)
 
     def wrap_bottom(self, bottom: nn.Module, width: int) -> nn.Module:
         return AnchoredBottom(Components(width, features=0), bottom, self.rate)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from vfl.compression import StepContext
-from vfl.core.registry import require
+from vfl.core.registry import require, require_range
 from vfl.core.seeds import derive
 from vfl.defenses.base import (
     Defense,
@@ -21,6 +21,8 @@ from vfl.defenses.base import (
     require_classes,
     require_equal_weights,
 )
+
+_MOST_SEED = 2**63 - 1
 
 
 class Mixup(Defense):
@@ -48,8 +50,12 @@ class Mixup(Defense):
 
     def __init__(self, alpha: float = 0.2, seed: int = 0) -> None:
         require("alpha", alpha, "above 0", 0 < alpha < math.inf)
+        require_range("seed", seed, 0, _MOST_SEED)
         self.alpha = alpha
         self.seed = seed
+
+    def working_bytes(self, rows: int, columns: int, width: int) -> int:
+        return 4 * 2 * rows * columns
 
     def prepare(self, kind: LabelKind) -> None:
         require_classes("mixup", kind)

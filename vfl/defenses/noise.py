@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vfl.compression import StepContext
-from vfl.core.registry import require, require_choice, require_range
+from vfl.core.registry import require, require_choice
 from vfl.core.seeds import Secret
 from vfl.defenses.base import (
     Defense,
@@ -28,6 +28,8 @@ from vfl.defenses.base import (
 )
 
 Law = Literal["gaussian", "laplace"]
+#: Less noise hides nothing, and its epsilon is lost in the rounding of float64.
+_LEAST_SIGMA = 1e-6
 
 
 class RowNoise:
@@ -39,7 +41,7 @@ class RowNoise:
     Args:
         norm: C; "inf" clips nothing.
         sigma: deviation (gaussian) or scale (laplace) of the noise, in units of `norm`; with
-            norm=inf in the units of the row.
+            norm=inf in the units of the row. 0 is none; the least there is, is 1e-6.
         law: "gaussian" or "laplace".
         delta: of the Gaussian mechanism.
 
@@ -49,7 +51,8 @@ class RowNoise:
 
     def __init__(self, norm: float, sigma: float, law: Law, delta: float) -> None:
         require("norm", norm, "above 0, or inf", norm > 0)
-        require_range("sigma", sigma, 0)
+        required = f"0, or {_LEAST_SIGMA:g} or more"
+        require("sigma", sigma, required, sigma == 0 or _LEAST_SIGMA <= sigma < math.inf)
         require("delta", delta, "between 0 and 1", 0 < delta < 1)
         require_choice("law", law, get_args(Law))
         self.norm = norm
@@ -142,7 +145,8 @@ def gaussian_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
 
 
 def _log_phi(at: float) -> float:
-    return float(torch.special.log_ndtr(torch.tensor(at, dtype=torch.float64)))
+    exact = torch.tensor(at, dtype=torch.float64, device="cpu")  # also where a model is counted
+    return float(torch.special.log_ndtr(exact))
 
 
 class GradientNoise(Defense):

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from vfl.core.registry import require_range
 from vfl.defenses.base import Defense, PrivacyStatement
 
+_MOST_PASSPORTS = 1024
+
 
 class Passport(Defense):
     """A passport layer behind each bottom and before the top (FedPass: Gu et al. 2023).
@@ -18,7 +20,7 @@ class Passport(Defense):
     means. Means and draws follow from each party's own secret, as its first weights do.
 
     Args:
-        count: passports of scale and of shift.
+        count: passports of scale and of shift, up to 1024.
         reach: means lie evenly between -reach and 0.
         sigma: deviation of the draws around them.
 
@@ -31,7 +33,7 @@ class Passport(Defense):
     """
 
     def __init__(self, count: int = 1, reach: float = 1.0, sigma: float = 0.1) -> None:
-        require_range("count", count, 1)
+        require_range("count", count, 1, _MOST_PASSPORTS)
         require_range("reach", reach, 0)
         require_range("sigma", sigma, 0)
         self.count = count

@@ -11,7 +11,7 @@ from torch.nn.functional import one_hot
 
 from vfl.compression import StepContext
 from vfl.core.registry import require_range
-from vfl.defenses.base import Defense, LabelKind, Side, require_classes
+from vfl.defenses.base import MOST_ROWS, Defense, LabelKind, Side, require_classes
 
 _RIDGE = 0.3
 #: Added to the covariance before whitening, as a share of the mean variance.
@@ -95,7 +95,7 @@ class Probe(Defense):
 
     def __init__(self, alpha: float = 0.6, support: int = 50, whiten: bool = False) -> None:
         require_range("alpha", alpha, 0)
-        require_range("support", support, 1)
+        require_range("support", support, 1, MOST_ROWS)
         self.alpha = alpha
         self.support = support
         self.whiten = whiten

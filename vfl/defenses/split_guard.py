@@ -12,10 +12,13 @@ from torch import Tensor
 from vfl.compression import StepContext
 from vfl.core.errors import HijackError
 from vfl.core.registry import require, require_range
-from vfl.defenses.base import Defense, PrivacyStatement, Side
+from vfl.defenses.base import MOST_STEPS, Defense, PrivacyStatement, Side
 
 _STEEPNESS, _EXPONENT = 5.0, 2
 _FAKE, _REGULAR, _OTHER = range(3)
+_MOST_CHECKS = 10_000
+#: Matrices of axes (width, width), float64, that a judgement holds at once; measured, 12.
+_MATRICES = 16
 
 
 class SplitGuard(Defense):
@@ -54,8 +57,8 @@ class SplitGuard(Defense):
         self, share: float = 0.1, start: int = 100, checks: int = 10, threshold: float = 0.8
     ) -> None:
         require("share", share, "above 0, at most 0.5", 0 < share <= 0.5)
-        require_range("start", start, 0)
-        require_range("checks", checks, 1)
+        require_range("start", start, 0, MOST_STEPS)
+        require_range("checks", checks, 1, _MOST_CHECKS)
         require_range("threshold", threshold, 0, 1)
         self.share = share
         self.start = start
@@ -64,6 +67,9 @@ class SplitGuard(Defense):
         self._sums: Tensor | None = None
         self._counts = torch.zeros(3, dtype=torch.float64)
         self._scores = torch.zeros(0, dtype=torch.float64)
+
+    def working_bytes(self, rows: int, columns: int, width: int) -> int:
+        return 4 * rows * columns + 8 * (_MATRICES * width**2 + 2 * rows * width)
 
     def batch(
         self, inputs: Tensor | None, labels: Tensor | None, context: StepContext

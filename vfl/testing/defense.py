@@ -131,6 +131,22 @@ class DefenseContract:
         assert torch.equal(expected, others[0]), "not repeatable"
         assert torch.equal(expected, others[1]), "what it fitted is not among the weights"
 
+    def test_what_it_takes_is_said_before_it_is_built(self, spec: str) -> None:
+        """A party computes it, and runs the wrapped bottom on shapes alone, before it consents."""
+        defense = make(spec)
+        assert isinstance(defense.fit_epochs, int), "fit_epochs is no number of epochs"
+        assert defense.fit_epochs >= 0, "fewer epochs than none"
+        said = [defense.working_bytes(*sizes) for sizes in ((8, 4, 6), (16, 4, 6), (16, 8, 12))]
+        assert all(isinstance(one, int) and one >= 0 for one in said), "working_bytes is no size"
+        assert said == sorted(said), "working_bytes falls where more is asked"
+        with torch.device("meta"), torch.no_grad():
+            bottom = defense.wrap_bottom(nn.Linear(4, self.width), self.width).to("meta")
+            try:
+                cut = bottom.train()(torch.empty(ROWS, 4))
+            except (RuntimeError, NotImplementedError) as error:
+                raise AssertionError("the wrapped bottom needs more than shapes") from error
+        assert cut.shape == (ROWS, self.width)
+
     def test_a_prediction_needs_no_secret_and_does_not_depend_on_its_batch(self, spec: str) -> None:
         defense = self._made(spec)
         self._play(defense)
