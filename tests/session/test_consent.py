@@ -1,13 +1,22 @@
 import resource
+from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from vfl.bench.targets import SPECS
 from vfl.compression import CODECS
 from vfl.config import Consent, with_overrides
-from vfl.core.errors import ConsentError
+from vfl.core.errors import BadOptionError, ConsentError, SpecError, WidthError
 from vfl.core.frame import HEADER_BYTES
+from vfl.core.seeds import scoped
 from vfl.core.version import VERSION
-from vfl.session import Terms, check_consent
+from vfl.defenses import DEFENSES
+from vfl.models import BOTTOMS, Bottom, make_bottom
+from vfl.models.footprint import _Allocations, footprint
+from vfl.session import Terms, check_consent, check_dealers_consent
 from vfl.session.consent import expected_bytes
 from vfl.training.local import LocalSession
 
@@ -125,13 +134,176 @@ def test_a_bottom_is_refused_before_it_is_built(terms, asked, bottom, shape):
 def test_the_optimiser_and_the_activations_count(terms, asked):
     small = with_bottom(terms, "mlp:hidden=64-64")  # 65 * 64 + 65 * 64 + 65 * 8 parameters
     parameters = 2 * 65 * 64 + 65 * 8
-    activations = 64 + 2 * (64 + 64) + 8
-    needed = 4 * (4 * parameters + 50 * activations)  # weights, gradients, two of Adam
+    made = 64 + 2 * (64 + 64) + 8  # the inputs, and what each layer makes of them
+    backward, coding = 2 * 64, 32 * 8
+    needed = 4 * (4 * parameters + 50 * (made + backward + coding))  # two copies are Adam's
     assert asked(small, max_memory_bytes=needed) is None
     error = asked(small, max_memory_bytes=needed - 1)
     assert error.got.startswith(f"about {needed} bytes of memory")
     assert asked(with_bottom(terms, "mlp:hidden=64-64", optimizer="sgd", momentum=0.0),
                  max_memory_bytes=needed - 8 * parameters) is None  # fmt: skip
+
+
+WILD = [
+    "passport:count=4000000",
+    f"passport:count={10**15}",
+    f"passport:count={'9' * 400}",
+    "label_free:features=12000",
+    "label_free:kind=autoencoder,epochs=1000000000",
+    "label_dp_two_stage:epochs=1000000000",
+    f"split_guard:start={'9' * 400}",
+    "split_guard:checks=1000000000",
+    f"mixup:seed={'9' * 400}",
+    "mixup:seed=-1",
+    f"gradient_averaging:rows={10**15}",
+    f"probe:support={10**15}",
+    "clipped_noise:sigma=1e-308",
+]
+
+
+@pytest.mark.parametrize("defense", WILD)
+def test_an_option_of_a_defense_has_an_upper_end(terms, asked, defense):
+    with pytest.raises(BadOptionError):
+        asked(terms.model_copy(update={"defense": defense}))
+
+
+def test_a_passport_is_counted_with_the_bottom(terms, asked):
+    large = terms.model_copy(update={"defense": "passport:count=1024"})
+    assert asked(large) is None
+    weights = 8 * 8 + (8 + 1) * 2 + (2 + 1) * 8
+    error = asked(large, max_parameters=65 * 4 + 5 * 8 + weights - 1)
+    assert error.got.startswith(f"{65 * 4 + 5 * 8 + weights} parameters in bottom mlp:hidden=4")
+    passports = 4 * 2 * 1024 * 8
+    assert asked(large, max_memory_bytes=passports + 4 * 4 * weights) is not None
+
+
+def test_attention_is_counted(terms, asked):
+    """Weights of 8 heads over 1,025 x 1,025 tokens, for each row of a query."""
+    vit = with_bottom(terms, "vit:patch=1,tokens=8,layers=1,heads=8")
+    query = vit.model_copy(update={"mode": "evaluate"})
+    error = asked(query, (3, 32, 32), max_memory_bytes=4 * 40 * 8 * 1025**2)
+    assert "bytes of memory for bottom vit" in error.got
+    assert asked(query, (3, 32, 32), max_memory_bytes=3 * 4 * 40 * 8 * 1025**2) is None
+    assert asked(vit, (3, 32, 32), max_memory_bytes=4 * 2 * 50 * 8 * 1025**2) is not None
+
+
+def test_matrices_over_the_rows_of_a_batch_are_counted(terms, data):
+    rows = 7000
+    split = replace(data["bank"].split, train=np.arange(rows))
+    settings = terms.train.model_copy(update={"batch_rows": rows})
+    asked = terms.model_copy(update={"defense": "nopeek", "train": settings})
+    needed = 6 * 4 * rows**2
+    with pytest.raises(ConsentError) as refused:
+        check_consent(asked, "bank", Consent(max_memory_bytes=needed), split, row_shape=(64,))
+    assert "and defense nopeek" in refused.value.got
+    check_consent(asked, "bank", Consent(max_memory_bytes=2 * needed), split, row_shape=(64,))
+    settings = terms.train.model_copy(update={"batch_rows": 65_536})
+    split = replace(split, train=np.arange(100_000))
+    wide = asked.model_copy(update={"train": settings})
+    with pytest.raises(ConsentError, match="bytes of memory"):
+        check_consent(wide, "bank", Consent(), split, row_shape=(64,))
+
+
+def test_a_defense_counts_where_the_party_names_its_bottom(terms, data):
+    rows, split = 7000, replace(data["bank"].split, train=np.arange(7000))
+    settings = terms.train.model_copy(update={"batch_rows": rows})
+    asked = with_bottom(terms, "mlp:hidden=20000-20000").model_copy(update={"train": settings})
+    own = {"row_shape": (64,), "own_bottom": True}
+    check_consent(asked, "bank", Consent(max_memory_bytes=10**9), split, **own)
+    asked = asked.model_copy(update={"defense": "nopeek"})
+    with pytest.raises(ConsentError, match="nopeek"):
+        check_consent(asked, "bank", Consent(max_memory_bytes=10**9), split, **own)
+
+
+def test_the_epochs_of_a_defense_are_epochs(terms, asked):
+    long = terms.model_copy(update={"defense": "label_free:kind=autoencoder,epochs=50"})
+    assert asked(long, max_epochs=52) is None
+    error = asked(long, max_epochs=51)
+    assert error.got == f"epochs 2 and 50 before them, of defense {long.defense}"
+    assert error.want == "epochs <= 51"
+    rebuilt = long.model_copy(update={"defense": "label_free:epochs=50"})
+    assert asked(rebuilt, max_epochs=2) is None  # components take none
+
+
+def test_covariances_of_features_are_counted(terms, asked):
+    wide = terms.model_copy(update={"defense": "label_free:features=4096"})
+    assert asked(wide) is None
+    assert asked(wide, max_memory_bytes=8 * 7 * 4096**2).got.startswith("about ")
+    anchored = terms.model_copy(update={"defense": "anchored"})
+    assert asked(with_bottom(anchored, "mlp:hidden=4"), (3, 128, 128)) is not None
+
+
+@pytest.mark.parametrize("defense", DEFENSES.names())
+def test_every_defense_of_the_package_is_within_the_default(terms, asked, defense):
+    spec = "label_dp:epsilon=1" if defense == "label_dp" else defense
+    assert asked(terms.model_copy(update={"defense": spec})) is None
+
+
+@pytest.mark.parametrize("codec", SPECS)
+def test_every_codec_of_the_package_is_within_the_default(terms, asked, codec):
+    assert asked(terms.model_copy(update={"codec": codec})) is None
+
+
+def test_what_a_codec_puts_around_the_bottom_counts(terms, asked):
+    wide = terms.model_copy(update={"codec": "sign:width=65536"})
+    assert asked(wide).got == "width 65536 behind codec sign:width=65536"
+    error = asked(wide, max_width=65536, max_parameters=8 * 65536)
+    assert "parameters in bottom" in error.got
+    with pytest.raises(WidthError):
+        asked(terms.model_copy(update={"codec": f"size:k={10**15}"}))
+
+
+class Unknowable(nn.Module):
+    def forward(self, inputs):
+        return inputs[: int(inputs.sum())]
+
+
+class UnknowableBottom(Bottom):
+    def build(self, shape, width):
+        return Unknowable()
+
+
+def test_a_bottom_that_cannot_be_counted_is_refused(terms, asked, monkeypatch):
+    monkeypatch.setitem(BOTTOMS._members, "unknowable", UnknowableBottom)
+    with pytest.raises(SpecError, match="cannot be counted") as refused:
+        asked(with_bottom(terms, "unknowable"))
+    assert "party's own file" in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("bottom", "shape"),
+    [("textcnn:words=50", (40,)), ("gru4rec:items=50", (40,)), ("cnn", (1, 8, 8)),
+     ("vit:patch=4,tokens=8,layers=1,heads=2", (1, 8, 8))],
+)  # fmt: skip
+def test_counted_is_what_really_is_made(bottom, shape):
+    """Shapes alone against numbers, on as many rows."""
+    counted = footprint(make_bottom(bottom), shape, 9, batch_rows=7)
+    with scoped(0):
+        module = make_bottom(bottom).build(shape, 9).train()
+    inputs = torch.ones(7, *shape)
+    with torch.no_grad(), _Allocations([inputs, *module.parameters(), *module.buffers()]) as made:
+        module(inputs)
+    needed = sum(made.sizes) + inputs.numel() * 4
+    assert needed <= counted.batch_bytes * 1.1 <= 4 * needed
+
+
+@pytest.fixture
+def dealt(experiment):
+    """Terms under which a third party deals to one feature party."""
+    content = experiment.model_dump(exclude_none=True)
+    content |= {"merge": "sum", "secure": "beaver:dealer=notary", "codec": "none"}
+    content["parties"] = {"bank": {"width": 8, "bottom": "mlp:hidden=none"}}
+    return Terms.of(type(experiment).model_validate(content), "train", "trial-1")
+
+
+def test_a_stated_number_of_parties_holds_beside_a_third_one_too(dealt, data, refusal):
+    assert refusal(dealt) is None
+    assert refusal(dealt, min_parties=1) is None
+    error = refusal(dealt, min_parties=5)
+    assert (error.got, error.want) == ("1 feature parties", "at least 5 in a secure mode")
+    with pytest.raises(ConsentError, match="1 feature parties"):
+        check_dealers_consent(dealt, "notary", Consent(min_parties=5))
+    check_dealers_consent(dealt, "notary", Consent())
 
 
 def test_parties_batches_and_rows_are_bounded(terms, refusal):

@@ -11,7 +11,6 @@ from vfl.config import PartyFile
 from vfl.core.errors import ConsentError, DisagreementError, ProtocolError, VFLError
 from vfl.core.frame import Kind
 from vfl.core.storage import locked, weights_digest
-from vfl.datasets import PartyData
 from vfl.session import (
     Introduction,
     PartyReport,
@@ -60,7 +59,12 @@ def take_part(
     _check_asked(party, terms)
     data = own_data(party, terms)
     check_consent(
-        terms, party.party, party.consent, data.split, row_shape=_asked_shape(party, data)
+        terms,
+        party.party,
+        party.consent,
+        data.split,
+        row_shape=None if data.inputs is None else tuple(data.inputs.shape[1:]),
+        own_bottom=party.bottom is not None,
     )
     checkpoints = own_checkpoints(party, terms)
     recorders = own_recorders(party, terms, data, checkpoints)
@@ -103,13 +107,6 @@ def take_part(
         )
         _say_goodbye(link, report)
         return report
-
-
-def _asked_shape(party: PartyFile, data: PartyData) -> tuple[int, ...] | None:
-    """Axes of a row, where the session names the bottom; None where the party's own file does."""
-    if data.inputs is None or party.bottom is not None:
-        return None
-    return tuple(data.inputs.shape[1:])
 
 
 def _say_goodbye(link: TransportLink, report: PartyReport) -> None:

@@ -43,15 +43,18 @@ class Consent(Settings):
     Attributes:
         codecs, defenses, secure: accepted specs, as globs ("randtopk:*"). secure = ["sum*"]
             refuses every session in which the label party would see this party's cuts.
-        min_parties: feature parties that a secure mode must have at least.
+        min_parties: feature parties that a secure mode must have at least; not stated, 2, or 1
+            where a third party deals.
         parties: names that must be among the feature parties of a secure mode; their keys are
             pinned, so nobody can play them.
         modes: train, evaluate, predict.
-        max_width: values a row of the cut may have.
-        max_epochs: epochs of one training.
+        max_width: values a row of the cut may have, before the codec and behind it.
+        max_epochs: epochs of one training, those in which a defense makes the bottom included.
         max_bytes: bytes one session may send and receive, estimated before it starts.
-        max_parameters: of the bottom a session names; one named in this file may have any.
-        max_memory_bytes: that bottom, its optimiser and the activations of a batch may take.
+        max_parameters: of the bottom a session names, with what defense and codec put around it;
+            a bottom named in this file may have any.
+        max_memory_bytes: that bottom, its optimiser, the activations of a batch, and what defense
+            and codec need for it may take.
         max_parties: with columns, in one session.
         max_batch_rows: rows of one training batch.
         max_rows: different rows of the table that a session may ask for.
@@ -63,7 +66,7 @@ class Consent(Settings):
     codecs: tuple[str, ...] = ("*",)
     defenses: tuple[str, ...] = ("*",)
     secure: tuple[str, ...] = ("*",)
-    min_parties: Annotated[int, Field(ge=2, le=64)] = 2
+    min_parties: Annotated[int, Field(ge=1, le=64)] | None = None
     parties: tuple[PartyName, ...] = ()
     modes: tuple[str, ...] = ("train", "evaluate", "predict")
     max_width: Annotated[int, Field(ge=1)] = 256

@@ -1,67 +1,84 @@
-"""How large a model would be, counted before anything is allocated for it."""
+"""How large a model would be, counted before anything is allocated for it.
+
+The model is built of shapes alone, on torch's meta device, and run there on as many rows as it
+would get. Whatever an operation would allocate is counted, attention's weights over all pairs of
+tokens too, whether a layer makes it or a function. What cannot be run so is refused, not guessed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from vfl.core.errors import SpecError, VFLError
 from vfl.core.seeds import scoped
 from vfl.models.base import Bottom, Shape
 
-_FLOAT_BYTES = 4
-_ROWS = 2  # of the pass that counts; one row may mean something else to a layer
-#: By class: what one position of a sequence takes behind such a layer.
-_PER_STEP = {nn.Embedding: "embedding_dim", nn.Conv1d: "out_channels", nn.Linear: "out_features"}
-_GRU_STATES = 4  # three gates and the state
-
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Numbers a model consists of and makes; float32 each.
+    """What a model consists of, and what it makes of a training batch and of a query.
 
     Attributes:
-        parameters: that training may change.
-        buffers: kept beside them, such as running means.
-        activations: outputs of all layers, a row.
-        largest: output of the largest layer, a row.
+        parameters: numbers that training may change, or that are built before a defense puts
+            something else in their place.
+        weight_bytes: of the parameters.
+        buffer_bytes: kept beside them, such as running means.
+        batch_bytes: everything a pass over a training batch makes, and the batch itself.
+        largest_bytes: the largest tensor of that.
+        query_bytes: the largest tensor of a pass over a query, and the query itself.
     """
 
     parameters: int
-    buffers: int
-    activations: int
-    largest: int
+    weight_bytes: int
+    buffer_bytes: int
+    batch_bytes: int
+    largest_bytes: int
+    query_bytes: int
 
-    def training_bytes(self, rows: int, optimizer_copies: int, in_flight: int = 1) -> int:
-        """Weights, gradients, the optimiser's state, and what a backward pass needs.
+    def training_bytes(self, optimizer_copies: int, in_flight: int = 1) -> int:
+        """Weights, gradients, the optimiser's state, and what forward and backward passes need.
 
         Args:
-            rows: of a batch.
             optimizer_copies: numbers the optimiser keeps of every parameter.
             in_flight: batches whose gradients are awaited; more than one needs copies of weights.
 
-        >>> Footprint(parameters=10, buffers=0, activations=5, largest=5).training_bytes(8, 2)
+        >>> Footprint(10, 40, 0, batch_bytes=100, largest_bytes=30, query_bytes=0).training_bytes(2)
         320
         """
         copies = 2 + optimizer_copies + (in_flight if in_flight > 1 else 0)
-        numbers = self.parameters * copies + self.buffers + in_flight * rows * self.activations
-        return _FLOAT_BYTES * numbers
+        passes = in_flight * self.batch_bytes + 2 * self.largest_bytes
+        return self.weight_bytes * copies + self.buffer_bytes + passes
 
-    def inference_bytes(self, rows: int) -> int:
-        """Weights, and what two layers in a row make of a query."""
-        return _FLOAT_BYTES * (self.parameters + self.buffers + 2 * rows * self.largest)
+    def inference_bytes(self) -> int:
+        """Weights, and what two operations in a row make of a query."""
+        return self.weight_bytes + self.buffer_bytes + 2 * self.query_bytes
 
 
-def footprint(bottom: Bottom, shape: Shape, width: int) -> Footprint:
-    """Build a bottom of shapes alone, on torch's meta device, and count.
+def footprint(
+    bottom: Bottom,
+    shape: Shape,
+    width: int,
+    *,
+    batch_rows: int = 2,
+    query_rows: int = 2,
+    around: Callable[[nn.Module], nn.Module] | None = None,
+) -> Footprint:
+    """Build a bottom of shapes alone, run it on shapes alone, and count.
 
     Args:
         bottom: the recipe.
         shape: axes of one row without the rows axis.
         width: columns of the cut.
+        batch_rows: of a training batch.
+        query_rows: of a query.
+        around: what is put around the bottom before it is used.
 
     Raises:
         SpecError: it does not fit such rows, or cannot be counted.
@@ -72,49 +89,73 @@ def footprint(bottom: Bottom, shape: Shape, width: int) -> Footprint:
     """
     try:
         with torch.device("meta"), scoped(0):
-            module = bottom.build(shape, width).eval()
-            sizes = _outputs(module, shape)
+            core = bottom.build(shape, width)
+            whole = (core if around is None else around(core)).to("meta")
+            batch = _made(whole.train(), shape, batch_rows)
+            query = _made(whole.eval(), shape, query_rows)
     except VFLError:
         raise
     except Exception as error:
         raise SpecError(
-            "this bottom cannot be counted before it is built",
+            "what this bottom takes cannot be counted before it is built",
             got=type(error).__name__,
-            want="a bottom that torch's meta device can build",
+            want="a bottom that torch's meta device can build and run",
             fix="name the bottom in the party's own file, which may be of any size",
         ) from error
+    parameters = {id(one): one for part in (core, whole) for one in part.parameters()}.values()
     return Footprint(
-        parameters=sum(one.numel() for one in module.parameters()),
-        buffers=sum(one.numel() for one in module.buffers()),
-        activations=sum(sizes),
-        largest=max(sizes, default=width),
+        parameters=sum(one.numel() for one in parameters),
+        weight_bytes=sum(_bytes(one) for one in parameters),
+        buffer_bytes=sum(_bytes(one) for one in whole.buffers()),
+        batch_bytes=sum(batch),
+        largest_bytes=max(batch),
+        query_bytes=max(query),
     )
 
 
-def _outputs(module: nn.Module, shape: Shape) -> list[int]:
-    """Numbers each layer makes of a row."""
-    sizes: list[int] = []
-
-    def count(layer: nn.Module, given: Any, made: Any) -> None:
-        if isinstance(made, Tensor):
-            sizes.append(made.numel() // _ROWS)
-
-    leaves = [part for part in module.modules() if not list(part.children())]
-    hooks = [leaf.register_forward_hook(count) for leaf in leaves]
-    try:
-        with torch.no_grad():
-            module(torch.empty(_ROWS, *shape))
-    except (RuntimeError, NotImplementedError):  # a model of numbers looks at them, and has none
-        return [_per_step(leaf) * max(shape) for leaf in leaves]
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return sizes
+def _made(module: nn.Module, shape: Shape, rows: int) -> Sequence[int]:
+    """Bytes of the rows, and of each tensor that a pass over them allocates."""
+    inputs = torch.empty(rows, *shape)
+    known = [inputs, *module.parameters(), *module.buffers()]
+    with torch.no_grad(), _Allocations(known) as made:
+        module(inputs)
+    return [_bytes(inputs), *made.sizes]
 
 
-def _per_step(layer: nn.Module) -> int:
-    """What one step of a sequence takes behind a layer."""
-    if isinstance(layer, nn.GRU):
-        return _GRU_STATES * layer.hidden_size * layer.num_layers
-    names = [name for kind, name in _PER_STEP.items() if isinstance(layer, kind)]
-    return int(getattr(layer, names[0])) if names else 0
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sizes in bytes of what operations allocate; views and results in place are nothing new.
+
+    Args:
+        known: tensors that exist before.
+    """
+
+    def __init__(self, known: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sizes: list[int] = []
+        #: Kept, so that no other storage gets the same number.
+        self._seen: dict[int, UntypedStorage] = {}
+        for tensor in known:
+            self._is_new(tensor)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for one in tree_leaves(made):
+            if isinstance(one, Tensor) and self._is_new(one):
+                self.sizes.append(one.untyped_storage().nbytes())
+        return made
+
+    def _is_new(self, tensor: Tensor) -> bool:
+        storage = tensor.untyped_storage()
+        known = storage._cdata in self._seen
+        self._seen[storage._cdata] = storage
+        return not known

@@ -69,12 +69,19 @@ class LastState(nn.Module):
         real = items > 0
         steps = real.sum(dim=1)
         together = items.gather(1, real.logical_not().to(torch.uint8).argsort(dim=1, stable=True))
-        lengths = steps.clamp(min=1).cpu()  # where torch wants them
+        lengths = self._lengths(steps, rows.shape[1])
         vectors = self.dropout(self.items(together[:, : int(lengths.max())]))
         packed = pack_padded_sequence(vectors, lengths, batch_first=True, enforce_sorted=False)
         _, last = self.gru(packed)
         state: Tensor = last[0] * (steps > 0)[:, None]
         return state
+
+    @staticmethod
+    def _lengths(steps: Tensor, most: int) -> Tensor:
+        """Items of each row, on the CPU, where torch wants them; of shapes alone, the most."""
+        if steps.is_meta:
+            return torch.full(steps.shape, max(1, most), device="cpu")
+        return steps.clamp(min=1).cpu()
 
 
 _WORDS_AT_ONCE = (3, 4, 5)

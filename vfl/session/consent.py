@@ -7,17 +7,21 @@ refused by its header, before anything is allocated for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from vfl import compression, models
+from torch import Tensor, nn
+
+from vfl import compression, defenses, models
 from vfl.config import Consent
 from vfl.core.errors import ConsentError
 from vfl.core.frame import HEADER_BYTES, LIMIT_BYTES, Kind
 from vfl.core.registry import parts
 from vfl.core.version import VERSION
 from vfl.datasets import Split
-from vfl.models import Shape
+from vfl.defenses.base import FIT_ROWS
+from vfl.models import Bottom, Shape
 from vfl.models.footprint import footprint
 from vfl.session import secure
 from vfl.session.handshake import REPORT_LIMIT_BYTES
@@ -29,6 +33,8 @@ from vfl.transport.link import LinkLimits
 
 #: What the label party answers a query with, of which at most one byte an epoch says something.
 _ANSWER_BYTES = 1
+#: Numbers that a codec's coding, and noise on a cut, hold at once for each number of the cut.
+_NUMBERS_A_VALUE = 32
 
 
 def expected_bytes(terms: Terms, party: str, split: Split, shared: Layers | None = None) -> int:
@@ -76,6 +82,7 @@ def check_consent(
     shared: Layers | None = None,
     *,
     row_shape: Shape | None = None,
+    own_bottom: bool = False,
 ) -> None:
     """Refuse a session that asks for more than the party allows.
 
@@ -86,16 +93,18 @@ def check_consent(
         split: of the rows.
         shared: the party's layers, where first layers are shared; a party knows the second one
             when it has been told its axes, and asks again then.
-        row_shape: axes of one of the party's rows, where the session names its bottom; None where
-            the party's own file does, or the bottom was counted before.
+        row_shape: axes of one of the party's rows; None where what the party would build was
+            counted before.
+        own_bottom: the party's own file names its bottom, which may be of any size; what defense
+            and codec add is counted all the same.
 
     Raises:
         ConsentError: every difference, asked and allowed.
-        SpecError: codec or bottom cannot be built.
+        SpecError: codec, defense or bottom cannot be built.
     """
     differences = list(_differences(terms, party, consent, split, shared))
     if not differences and row_shape is not None:  # within limits that bound the counting too
-        differences = list(_of_bottom(terms, party, consent, split, row_shape))
+        differences = list(_of_model(terms, party, consent, split, row_shape, own_bottom))
     _refuse(party, differences)
 
 
@@ -133,49 +142,110 @@ def _differences(
         if not _matches(defense, consent.defenses):
             yield f"defense {defense}", f"defense in {', '.join(consent.defenses)}"
     width = terms.parties[party].width
-    if width > consent.max_width:
+    narrow = width <= consent.max_width
+    if not narrow:
         yield f"width {width}", f"width <= {consent.max_width}"
+    else:
+        narrow = (sent := _sent_width(terms, width)) <= consent.max_width
+        if not narrow:
+            yield f"width {sent} behind codec {terms.codec}", f"width <= {consent.max_width}"
     asked = sum(map(len, (split.train, split.validation, split.test)))
     if asked > consent.max_rows:
         yield f"{asked} rows", f"rows <= {consent.max_rows}"
     if _too_long(terms, consent):
         yield _epochs(terms, consent)
-    elif width <= consent.max_width:
+    elif narrow:
         needed = expected_bytes(terms, party, split, shared)
         if needed > consent.max_bytes:
             yield f"up to {needed} bytes", f"bytes <= {consent.max_bytes}"
     yield from _version(terms, consent)
 
 
-def _of_bottom(
-    terms: Terms, party: str, consent: Consent, split: Split, row_shape: Shape
+def _sent_width(terms: Terms, width: int) -> int:
+    codec = compression.make(terms.codec)
+    codec.check(width)
+    return codec.wire_width(width)
+
+
+def _of_model(
+    terms: Terms, party: str, consent: Consent, split: Split, row_shape: Shape, own_bottom: bool
 ) -> Iterator[tuple[str, str]]:
-    """The bottom a session names, counted before it is built."""
-    asked, train = terms.parties[party], terms.train
-    counted = footprint(models.make_bottom(asked.bottom), row_shape, asked.width)
+    """The model a session asks for, counted before it is built, and what is done with it."""
+    asked, train, rows = terms.parties[party], terms.train, most_rows(terms, split)
+    codec, defense = compression.make(terms.codec), defenses.make(terms.defense)
+    fitted = FIT_ROWS if defense.fit_epochs else 0
+
+    def around(bottom: nn.Module) -> nn.Module:
+        wrapped = defense.wrap_bottom(bottom, asked.width)
+        adapter = codec.client_module(asked.width)
+        return wrapped if adapter is None else nn.Sequential(wrapped, adapter)
+
+    counted = footprint(
+        _Given() if own_bottom else models.make_bottom(asked.bottom),
+        row_shape,
+        asked.width,
+        batch_rows=max(2, fitted, rows[Kind.CUT]),
+        query_rows=max(1, rows[Kind.QUERY]),
+        around=around,
+    )
+    named = [] if own_bottom else [f"bottom {asked.bottom}"]
+    named += [f"defense {terms.defense}"] if terms.defense != "none" else []
+    model = " and ".join([*named, f"codec {terms.codec}"])
     if counted.parameters > consent.max_parameters:
         yield (
-            f"{counted.parameters} parameters in bottom {asked.bottom}",
+            f"{counted.parameters} parameters in {model}",
             f"parameters <= {consent.max_parameters}",
         )
-    rows = most_rows(terms, split)
-    needed = counted.inference_bytes(rows[Kind.QUERY])
+    columns, width = math.prod(row_shape), max(asked.width, codec.wire_width(asked.width))
+    needed = counted.inference_bytes() + _value_bytes(rows[Kind.QUERY] * width)
     if terms.mode == "train":
-        batch = counted.training_bytes(rows[Kind.CUT], train.optimizer_copies, train.in_flight)
+        batch = counted.training_bytes(train.optimizer_copies, train.in_flight)
+        batch += _value_bytes(rows[Kind.CUT] * width)
+        batch += defense.working_bytes(rows[Kind.CUT], columns, width)
+        if defenses.uses(defense, "fit"):  # is given a copy of them all
+            batch += 4 * len(split.train) * columns
         needed = max(needed, batch)
     if needed > consent.max_memory_bytes:
         yield (
-            f"about {needed} bytes of memory for bottom {asked.bottom}",
+            f"about {needed} bytes of memory for {model}",
             f"memory_bytes <= {consent.max_memory_bytes}",
         )
 
 
+def _value_bytes(values: int) -> int:
+    return 4 * _NUMBERS_A_VALUE * values
+
+
+class _Given(Bottom):
+    """Stands for a bottom that the party's own file names: its output alone."""
+
+    def build(self, shape: Shape, width: int) -> nn.Module:
+        return _Outputs(width)
+
+
+class _Outputs(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Zeros of axes (rows, width)."""
+        return inputs.new_zeros(len(inputs), self.width)
+
+
 def _too_long(terms: Terms, consent: Consent) -> bool:
-    return terms.mode == "train" and terms.train.epochs > consent.max_epochs
+    return terms.mode == "train" and sum(_epochs_of(terms)) > consent.max_epochs
+
+
+def _epochs_of(terms: Terms) -> tuple[int, int]:
+    """Of the training, and of what a defense does before."""
+    return terms.train.epochs, defenses.make(terms.defense).fit_epochs
 
 
 def _epochs(terms: Terms, consent: Consent) -> tuple[str, str]:
-    return f"epochs {terms.train.epochs}", f"epochs <= {consent.max_epochs}"
+    training, before = _epochs_of(terms)
+    more = f" and {before} before them, of defense {terms.defense}" if before else ""
+    return f"epochs {training}{more}", f"epochs <= {consent.max_epochs}"
 
 
 def _of_any_party(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
@@ -194,9 +264,11 @@ def _of_any_party(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
 
 def _company(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
     """With whom a party hides its cut: the fewer others, the more a sum tells of it."""
-    present = terms.feature_parties
-    if terms.dealer is None and len(present) < consent.min_parties:
-        yield f"{len(present)} feature parties", f"at least {consent.min_parties} in a secure mode"
+    present, least = terms.feature_parties, consent.min_parties
+    if least is None:  # beside a third party that deals, the label party sees no single cut
+        least = 2 if terms.dealer is None else 1
+    if len(present) < least:
+        yield f"{len(present)} feature parties", f"at least {least} in a secure mode"
     missing = [name for name in consent.parties if name not in present]
     if missing:
         yield f"no {', '.join(missing)}", f"{', '.join(consent.parties)} in a secure mode"
