@@ -3,7 +3,9 @@
 import gc
 import json
 import random
+import typing
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from vfl.bench.mutate import mutated_json
 from vfl.bench.targets import SPECS
 from vfl.clients import build_feature_party
+from vfl.compression import CODECS
 from vfl.config import Consent
 from vfl.core.errors import VFLError
 from vfl.core.frame import Frame, Kind
@@ -20,6 +23,7 @@ from vfl.models import BOTTOMS
 from vfl.session import Introduction, PartyReport, SessionMessage, check_consent
 from vfl.session.consent import frame_limits
 from vfl.session.exchange import Own
+from vfl.session.secure import SECURE
 from vfl.transport import Hello, local_pair
 
 CASES = [400, pytest.param(100_000, marks=pytest.mark.slow)]
@@ -31,6 +35,29 @@ BOTTOMS_AND_OPTIONS = (
     "textcnn:words=20,embedding=4", "gru4rec:items=20,embedding=4",
     "vit:patch=4,tokens=8,layers=1,heads=2", "cnn:channels=2-4",
 )  # fmt: skip
+#: What an option may suddenly be, by its type.
+NUMBERS = (
+    "0", "1", "2", "3", "4", "8", "-1", "64", "1000", "65537", "4000000", "1000000000", str(2**31),
+    str(2**63), str(10**15), "9" * 300, "0.5", "0.01", "1e-9", "1e-308", "1e308", "inf", "nan",
+)  # fmt: skip
+WORDS = ("none", "8", "4", "fp32", "bf16", "8-8", "64-" * 40 + "1", "9" * 100, "notary", "0.5-0.5")
+
+
+def wild(registry, draw):
+    """A spec of any member, some of whose options are wild."""
+    name = draw.choice(registry.names())
+    given = []
+    for key, option in registry.options(name).items():
+        if option.default is option.empty or draw.random() < 0.4:
+            kinds = typing.get_args(option.annotation) or (option.annotation,)
+            if typing.get_origin(option.annotation) is typing.Literal:
+                choices = (*kinds, "x")
+            elif bool in kinds:
+                choices = ("yes", "no", "2")
+            else:
+                choices = WORDS if str in kinds else NUMBERS
+            given.append(f"{key}={draw.choice(choices)}")
+    return name + ":" * bool(given) + ",".join(given)
 
 
 def rss_bytes():
@@ -108,6 +135,47 @@ def test_session_messages(valid, data, cases):
         build_feature_party(own, asked, link, Own(Secret.of_simulation(0, "bank")))
 
     assert hammer(cases, one) > cases / 3
+
+
+@pytest.mark.parametrize("axes", [(-1,), (-1, 4, 4)], ids=["columns", "pictures"])
+@pytest.mark.parametrize("cases", CASES)
+def test_options_with_wild_numbers(valid, data, cases, axes):
+    """What a party consents to it builds, fits and sends a first cut of, in little memory."""
+    own, record, built = data["bank"], json.loads(valid.model_dump_json()), []
+    own = replace(own, inputs=own.inputs.reshape(len(own.inputs), *axes))
+
+    def one(case):
+        draw = random.Random(case)
+        asked = {name: record["terms"][name] for name in ("codec", "defense", "secure")}
+        bottom = draw.choice(("mlp:hidden=8", "cnn:channels=2-4") if len(axes) > 1 else (
+            "mlp:hidden=8", "mlp:hidden=none"))  # fmt: skip
+        for setting in draw.sample(("codec", "defense", "defense", "bottom", "secure"), 2):
+            if setting == "bottom":
+                bottom = wild(BOTTOMS, draw)
+            elif setting == "defense":
+                chain = [wild(DEFENSES, draw) for _ in range(draw.choice((1, 1, 2)))]
+                asked["defense"] = "+".join(chain)
+            else:
+                asked[setting] = wild({"codec": CODECS, "secure": SECURE}[setting], draw)
+        settings = {}
+        if asked["secure"] != "none":
+            asked |= {"merge": "sum", "codec": "none"}
+            settings = {"optimizer": "sgd", "momentum": 0}
+            bottom = "mlp:hidden=none"
+        terms = record["terms"] | asked | {"train": record["terms"]["train"] | settings}
+        terms["parties"] = {name: {"width": 8, "bottom": bottom} for name in ("bank", "shop")}
+        terms = SessionMessage.parse(json.dumps(record | {"terms": terms})).terms
+        check_consent(terms, own.name, CONSENT, own.split, row_shape=tuple(own.inputs.shape[1:]))
+        frame_limits(terms, own.name, own.split)
+        link, _ = local_pair()
+        party = build_feature_party(own, terms, link, Own(Secret.of_simulation(0, "bank")))
+        if terms.secure == "none":
+            party.start()
+            party.begin(next(terms.schedule(own.split)))
+        built.append(case)
+
+    assert hammer(cases, one) > cases / 4
+    assert len(built) > cases / 20
 
 
 @pytest.mark.parametrize("cases", CASES)
