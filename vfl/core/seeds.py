@@ -52,7 +52,8 @@ def permutation(seed: int, rows: int, *purpose: str | int) -> np.ndarray:
     """A permutation of ``range(rows)`` every party computes alike; shape (rows,), int64."""
     import torch
 
-    order: np.ndarray = torch.randperm(rows, generator=generator(seed, *purpose)).numpy()
+    draw = generator(seed, *purpose)
+    order: np.ndarray = torch.randperm(rows, generator=draw, device="cpu").numpy()
     return order
 
 

@@ -31,7 +31,7 @@ Kind = Literal["random", "pca", "autoencoder"]
 #: A covariance of more takes minutes to decompose.
 _MOST_FEATURES = 4096
 _DECODER_WIDTH = 256
-_DECODER_COPIES = 4  # weights, gradients, two of Adam
+_DECODER_COPIES = 5  # weights, gradients, two of Adam and one to work with
 
 
 class Frozen(nn.Module):

@@ -50,10 +50,12 @@ class Footprint:
             in_flight: batches whose gradients are awaited; more than one needs copies of weights.
 
         >>> Footprint(10, 40, 0, batch_bytes=100, largest_bytes=30, query_bytes=0).training_bytes(2)
-        320
+        430
         """
         copies = 2 + optimizer_copies + (in_flight if in_flight > 1 else 0)
-        passes = in_flight * self.batch_bytes + 2 * self.largest_bytes
+        # Going backward takes gradients, and kernels of convolutions take copies to work on.
+        backward = self.batch_bytes // 2 + 4 * self.largest_bytes
+        passes = in_flight * self.batch_bytes + backward
         return self.weight_bytes * copies + self.buffer_bytes + passes
 
     def inference_bytes(self) -> int:

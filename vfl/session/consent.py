@@ -35,6 +35,8 @@ from vfl.transport.link import LinkLimits
 _ANSWER_BYTES = 1
 #: Numbers that a codec's coding, and noise on a cut, hold at once for each number of the cut.
 _NUMBERS_A_VALUE = 32
+#: Numbers that a defense's `fit` keeps of every parameter it trains: Adam's, and one to work with.
+_FIT_COPIES = 3
 
 
 def expected_bytes(terms: Terms, party: str, split: Split, shared: Layers | None = None) -> int:
@@ -199,7 +201,8 @@ def _of_model(
     columns, width = math.prod(row_shape), max(asked.width, codec.wire_width(asked.width))
     needed = counted.inference_bytes() + _value_bytes(rows[Kind.QUERY] * width)
     if terms.mode == "train":
-        batch = counted.training_bytes(train.optimizer_copies, train.in_flight)
+        copies = max(train.optimizer_copies, _FIT_COPIES if fitted else 0)
+        batch = counted.training_bytes(copies, train.in_flight)
         batch += _value_bytes(rows[Kind.CUT] * width)
         batch += defense.working_bytes(rows[Kind.CUT], columns, width)
         if defenses.uses(defense, "fit"):  # is given a copy of them all
