@@ -238,14 +238,14 @@ def compress(
     Each frame is encoded, framed, checked and decoded. Without --codec, one or two of each kind
     are measured. A trace gives the training cuts of one feature party.
     """
-    from vfl.bench.compress import bench_compress, default_specs, format_table
+    from vfl.compression.compare import compare_codecs, default_specs, format_table
     from vfl.training.specs import check_codecs
 
     cut, recorded_rows = _cut_of(path, array, party)
     specs = codec or default_specs(cut.shape[1])
     check_codecs(specs, cut.shape[1], "--codec")
     frame_rows = recorded_rows if batch_rows is None else batch_rows
-    rows = bench_compress(cut, specs, batch_rows=frame_rows, training=not inference, say=say)
+    rows = compare_codecs(cut, specs, batch_rows=frame_rows, training=not inference, say=say)
     if json:
         emit([row.record() for row in rows])
     else:

@@ -21,7 +21,7 @@ UNTRAINED = "~"
 
 
 @dataclass(frozen=True, slots=True)
-class CompressRow:
+class CodecComparison:
     """One codec on the cut.
 
     Attributes:
@@ -44,14 +44,14 @@ class CompressRow:
         return {"codec": self.codec, "untrained": self.untrained, **known}
 
 
-def bench_compress(
+def compare_codecs(
     cut: Tensor,
     specs: Sequence[str],
     *,
     batch_rows: int = 256,
     training: bool = True,
     say: Callable[[str], None] = lambda line: None,
-) -> list[CompressRow]:
+) -> list[CodecComparison]:
     """Measure codecs on a cut, each by itself; see `vfl.compression.measure`.
 
     Args:
@@ -69,7 +69,7 @@ def bench_compress(
         measure = measure_codec(
             codec, sent, width=cut.shape[1], batch_rows=batch_rows, training=training
         )
-        rows.append(CompressRow(spec, untrained, measure))
+        rows.append(CodecComparison(spec, untrained, measure))
     return rows
 
 
@@ -91,7 +91,7 @@ def default_specs(width: int) -> list[str]:
     return [spec for spec in specs if _fits(spec, width)]
 
 
-def format_table(rows: Sequence[CompressRow]) -> str:
+def format_table(rows: Sequence[CodecComparison]) -> str:
     """The rows in their order as a table for people."""
     first = rows[0].measure
     frames = -(-first.rows // first.batch_rows)
@@ -110,7 +110,7 @@ def format_table(rows: Sequence[CompressRow]) -> str:
     return "\n".join(lines)
 
 
-def _line(row: CompressRow, wide: int) -> str:
+def _line(row: CodecComparison, wide: int) -> str:
     one, bound = row.measure, row.measure.entropy_bound_bytes
     known = math.isfinite(bound)
     over = f"{one.wire_bytes / bound:.3f}x" if known and bound > 0 else "-"

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from vfl.bench.compress import bench_compress, default_specs, format_table
 from vfl.compression import CODECS, make
+from vfl.compression.compare import compare_codecs, default_specs, format_table
 from vfl.core.frame import HEADER_BYTES
 from vfl.core.registry import parse
 from vfl.core.seeds import generator
@@ -18,7 +18,7 @@ def cut():
 
 def test_an_untrained_module_shows_sizes_and_no_error(cut):
     specs = ["size:k=4", "sign:width=11", "sign", "size:k=4,kind=mask", "rate"]
-    rows = bench_compress(cut, specs)
+    rows = compare_codecs(cut, specs)
     assert all(row.untrained for row in rows)
     assert [row.record()["relative_error"] for row in rows] == [None] * 5
     sizes = [row.measure.wire_bytes - HEADER_BYTES for row in rows]
@@ -29,7 +29,7 @@ def test_an_untrained_module_shows_sizes_and_no_error(cut):
 
 
 def test_a_module_that_learns_nothing_shows_the_error_behind_it(cut):
-    (row,) = bench_compress(cut, ["relu:values=fp32,packer=bitmap"])
+    (row,) = compare_codecs(cut, ["relu:values=fp32,packer=bitmap"])
     assert not row.untrained
     assert row.record()["relative_error"] == 0
     values = int((cut > 0).sum())
@@ -38,19 +38,19 @@ def test_a_module_that_learns_nothing_shows_the_error_behind_it(cut):
 
 def test_untrained_modules_start_alike_and_leave_random_state_alone(cut):
     before = torch.random.get_rng_state()
-    first, second = (bench_compress(cut, ["rate"])[0].measure for _ in range(2))
+    first, second = (compare_codecs(cut, ["rate"])[0].measure for _ in range(2))
     assert first.wire_bytes == second.wire_bytes
     assert torch.equal(before, torch.random.get_rng_state())
 
 
 def test_each_codec_is_announced(cut):
     said = []
-    bench_compress(cut, ["none", "topk:k=2"], say=said.append)
+    compare_codecs(cut, ["none", "topk:k=2"], say=said.append)
     assert said == ["measuring none", "measuring topk:k=2"]
 
 
 def test_unknown_figures_are_null():
-    rows = bench_compress(torch.zeros(3, 4), ["topk:k=1,values=4,packer=range", "relu"])
+    rows = compare_codecs(torch.zeros(3, 4), ["topk:k=1,values=4,packer=range", "relu"])
     assert rows[1].record()["entropy_bound_bytes"] == 0
     lines = format_table(rows).splitlines()
     assert lines[2].split()[-4] == lines[3].split()[-4] == "-"
