@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from frame_targets import SPECS
+from mutate import mutated_json
 
-from vfl.bench.mutate import mutated_json
-from vfl.bench.targets import SPECS
 from vfl.clients import build_feature_party
 from vfl.compression import CODECS
 from vfl.config import Consent

@@ -7,8 +7,8 @@ import tracemalloc
 
 import pytest
 import torch
+from frame_targets import SPECS
 
-from vfl.bench.targets import SPECS
 from vfl.compression import INFERENCE, StepContext, make
 from vfl.config import with_overrides
 from vfl.core.errors import OversizedFrameError

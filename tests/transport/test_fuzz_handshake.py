@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+from mutate import mutated_frames, mutated_json, repair
 
-from vfl.bench.mutate import mutated_frames, mutated_json, repair
 from vfl.core.errors import VFLError
 from vfl.core.frame import HEADER_BYTES, Frame, Kind, to_bytes
 from vfl.transport import Credential, Hello, RateLimiter, TcpHub, Timeouts

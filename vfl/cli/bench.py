@@ -87,27 +87,6 @@ def secure(
         print(format_secure(rows))
 
 
-@app.command("fuzz")
-def fuzz(
-    cases: Annotated[int, typer.Option("--cases", help="How many damaged frames.")] = 1_000_000,
-    seed: Annotated[int, typer.Option("--seed", help="Of the damage.")] = 0,
-    start: Annotated[int, typer.Option("--start", help="Number of the first case.")] = 0,
-    json: Json = False,
-) -> None:
-    """Damaged frames against every reader: refused with a code, or decoded; nothing else."""
-    from dataclasses import asdict
-
-    from vfl.bench.fuzz import bench_fuzz, format_result
-
-    result = bench_fuzz(cases, seed=seed, start=start, say=say)
-    if json:
-        emit(asdict(result))
-    else:
-        print(format_result(result))
-    if result.failed:
-        raise typer.Exit(1)
-
-
 @app.command("codecs")
 def codecs(
     width: Annotated[
