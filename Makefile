@@ -17,7 +17,7 @@ test-net: $(VENV)/.development
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/test -m net
 
 bench: $(VENV)/.runtime
-	$(BIN)/vfl bench step
+	$(BIN)/python -m benchmarks.step
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

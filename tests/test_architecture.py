@@ -23,7 +23,7 @@ FLOORS = {
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms.split()}
 
 #: Rooms that are to go into others. They may import and be imported as they like until then.
-OLD = {"bench", "triple"}
+OLD = {"triple"}
 
 #: Imports on one floor, with the reason.
 BESIDE = {

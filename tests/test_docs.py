@@ -3,8 +3,10 @@
 import re
 import runpy
 import shlex
+import sys
 import tomllib
 import warnings
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 
@@ -113,6 +115,18 @@ def test_commands_that_are_named_exist_with_their_options(page):
         known = {option for parameter in command.params for option in parameter.opts}
         asked = {word.partition("=")[0] for word in rest if word.startswith("-")}
         assert asked <= known | {"--help"}, f"vfl {' '.join(words)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_benchmarks_that_are_named_exist_with_their_options(page, capsys, monkeypatch):
+    start = "python -m benchmarks."
+    found = [code for code in snippets(page) if code.startswith(start)]
+    for _, _, name, *options in (shlex.split(code, comments=True) for code in found):
+        monkeypatch.setattr(sys, "argv", [name, "--help"])
+        with pytest.raises(SystemExit):
+            import_module(name).main()
+        known = capsys.readouterr().out
+        assert [word for word in options if word.startswith("--") and word not in known] == []
 
 
 def test_the_readme_names_every_step_of_a_federation():

@@ -7,7 +7,7 @@ import time
 import pytest
 from real_deployment import finish
 
-from vfl.bench.network import TcpProxy
+from benchmarks.emulation import TcpProxy
 
 pytestmark = pytest.mark.net
 

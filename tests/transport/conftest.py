@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from vfl.bench.network import TcpProxy
+from benchmarks.emulation import TcpProxy
 from vfl.transport import Credential, Hello, TcpHub, TcpLink, Timeouts, session_certificate
 
 SESSION = "session-1"

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from vfl.cli import bench, federation, mpc, project, reference, study, training
+from vfl.cli import federation, mpc, project, reference, study, training
 from vfl.core.errors import VFLError, file_mistake, redacted_output, redacted_traceback
 from vfl.core.version import VERSION
 
@@ -53,7 +53,6 @@ for _panel, _commands in _PANELS.items():
         app.command(_name, rich_help_panel=_panel)(_command)
 app.command("grid-worker", hidden=True)(study.worker)
 app.add_typer(mpc.app, name="mpc", rich_help_panel="Train and predict")
-app.add_typer(bench.app, name="bench", rich_help_panel="Compare and attack")
 
 
 def _print_version(asked: bool) -> None:

@@ -1,0 +1,1 @@
+"""Measurements of vfl on this machine: each runs as ``python -m benchmarks.NAME [--json]``."""

@@ -1,0 +1,328 @@
+"""What encoding and decoding a cut costs, beside finding its largest values.
+
+All ways take turns, in an order drawn anew each round, over many different batches, in a process of
+their own with one thread. A single batch in a tight loop would teach the processor its branches and
+flatter every selector several times over. What counts is CPU time, so that others on the machine
+matter little; medians are told, also in times of ``torch.topk(cut.abs(), k)`` alone.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+from typing import NamedTuple
+
+import torch
+import zstandard
+from scipy.sparse import csr_matrix
+from torch import Tensor
+
+from benchmarks import harness
+from benchmarks.worker import BenchmarkWorker, Parent
+from vfl.compression import StepContext, make
+from vfl.config.toml import Settings
+from vfl.core.compiled import COMPILED
+from vfl.core.errors import BadOptionError, WidthError
+from vfl.core.frame import Frame, Kind, from_bytes, to_bytes
+from vfl.core.seeds import Secret, generator, permutation
+
+#: Widths and values kept of the thesis' table 3.2.
+PAIRS = (
+    *((128, 3), (128, 6), (128, 13)),
+    *((300, 2), (300, 4), (300, 9)),
+    *((600, 2), (600, 4), (600, 9), (600, 14)),
+    *((1280, 2), (1280, 4), (1280, 9)),
+)
+ROWS, BATCHES, ROUNDS = 256, 48, 96
+#: Codecs, the same for every width; `k` is filled in.
+SPECS = (
+    "topk:k={k},values=8",
+    "randtopk:k={k},values=8",
+    "topk:k={k},values=4,packer=range",
+    "size:k={k},values=8",
+    "sign",
+    "quantise:values=8",
+    "quantise:values=2,packer=range",
+    "relu:values=4,packer=bitmap",
+)
+BASE = "torch.topk"
+_AHEAD = 3  # batches of a turn that do not count
+_ENOUGH_S = 1.0  # what took so long already skips the rounds that are left
+_INPUTS = 64
+
+
+class CodecJob(Settings):
+    """Cuts to send in every way there is.
+
+    Attributes:
+        width: of the cut.
+        k: values of each row that are kept by whatever keeps some.
+        rounds: turns of each way.
+        seed: of the batches.
+    """
+
+    width: int
+    k: int
+    rounds: int
+    seed: int
+
+
+class CodecRow(Settings):
+    """What one way to send a cut costs.
+
+    Attributes:
+        width, k: see `CodecJob`.
+        name: a codec's spec, or what else was measured.
+        compiled: whether loops ran as machine code.
+        rounds: how often it was measured.
+        encode_us, decode_us: medians in microseconds, header and checksum of a frame included.
+        encode_ratio, decode_ratio: the same in times of torch.topk.
+        wire_bytes: median of the bytes that travel; 0 where none do.
+        wire_ratio: the same in sizes of the dense float32 cut.
+    """
+
+    width: int
+    k: int
+    name: str
+    compiled: bool
+    rounds: int
+    encode_us: float
+    decode_us: float
+    encode_ratio: float
+    decode_ratio: float
+    wire_bytes: float
+    wire_ratio: float
+
+
+class CodecRows(Settings):
+    """All ways to send cuts of one width."""
+
+    rows: tuple[CodecRow, ...]
+
+
+def bench_codecs(
+    pairs: Sequence[tuple[int, int]] = PAIRS,
+    *,
+    rounds: int = ROUNDS,
+    seed: int = 0,
+    say: Callable[[str], None] = harness.silent,
+) -> list[CodecRow]:
+    """Measure every way to send cuts of the given widths.
+
+    Args:
+        pairs: width of the cut, and values kept of each row.
+        rounds: turns of each; what is very slow gets fewer.
+        seed: of the batches.
+        say: told one line about each pair.
+
+    Raises:
+        BadOptionError: nothing to measure, or k outside 1 to the width.
+        LostPeerError: a process ended early; its standard error says why.
+    """
+    if rounds < 1 or not pairs or any(not 1 <= k <= width for width, k in pairs):
+        shown = ", ".join(f"k {k} of width {width}" for width, k in pairs) or "no width"
+        raise BadOptionError(
+            "nothing to measure",
+            got=f"{shown}, {rounds} rounds",
+            want="k from 1 to the width, one round",
+        )
+    rows: list[CodecRow] = []
+    with BenchmarkWorker("codecs") as worker:
+        for width, k in pairs:
+            say(f"width {width}, k {k}: {rounds} rounds over {BATCHES} batches of {ROWS} rows")
+            worker.put(CodecJob(width=width, k=k, rounds=rounds, seed=seed))
+            rows += worker.get(CodecRows).rows
+    return rows
+
+
+def format_codecs(rows: Sequence[CodecRow]) -> str:
+    """The rows for people, one table for each width and k; what is in brackets is the ratio."""
+    loops = "compiled by numba" if rows[0].compiled else "in numpy and torch"
+    lines = [f"{ROWS} rows, {BATCHES} batches, one thread, loops {loops}"]
+    for row in rows:
+        if row.name == rows[0].name:
+            heads = f"{'encode us':>17}{'decode us':>17}{'bytes':>9}{'of dense':>10}"
+            lines += ["", f"{f'width {row.width}, k {row.k}':<34}{heads}"]
+        lines.append(_line(row))
+    return "\n".join(lines)
+
+
+def _line(row: CodecRow) -> str:
+    times = [(row.encode_us, row.encode_ratio), (row.decode_us, row.decode_ratio)]
+    shown = "".join(f"{f'{us:.0f} ({ratio:.2f}x)' if us else '':>17}" for us, ratio in times)
+    size = f"{row.wire_bytes:>9.0f}{row.wire_ratio:>10.2%}" if row.wire_bytes else ""
+    return f"{row.name:<34}{shown}{size}".rstrip()
+
+
+def work(parent: Parent) -> None:
+    """Measure whatever is asked for."""
+    for job in parent.each(CodecJob):
+        parent.put(measure(job))
+
+
+def measure(job: CodecJob) -> CodecRows:
+    """Every way to send cuts of one width.
+
+    A turn is a few batches, of which the last counts: its data are new, but the code is where the
+    processor wants it, whatever ran before.
+    """
+    batches = make_batches(job.width, job.seed)
+    turns = [*contenders(job.width, job.k).items()]
+    costs: dict[str, list[Cost]] = {name: [] for name, _ in turns}
+    for count in range(job.rounds):
+        for place in permutation(job.seed, len(turns), "order of turns", count):
+            name, turn = turns[place]
+            if sum(cost.encode_s + cost.decode_s for cost in costs[name]) < _ENOUGH_S:
+                for ahead in range(_AHEAD, -1, -1):
+                    step = (_AHEAD + 1) * (count + 1) - ahead
+                    cost = turn(step, batches[(count - ahead) % BATCHES])
+                costs[name].append(cost)
+    return CodecRows(rows=tuple(_rows(job, costs)))
+
+
+def make_batches(width: int, seed: int) -> list[Tensor]:
+    """Different batches of what a rectified layer gives, whose units are on more or less often."""
+    draw = generator(seed, "bench codecs", width)
+    weight = torch.randn(_INPUTS, width, generator=draw) / _INPUTS**0.5
+    bias = torch.randn(width, generator=draw)
+    inputs = torch.randn(BATCHES, ROWS, _INPUTS, generator=draw)
+    return [(batch @ weight + bias).relu() for batch in inputs]
+
+
+def _rows(job: CodecJob, costs: dict[str, list[Cost]]) -> list[CodecRow]:
+    middles = {name: _median(each) for name, each in costs.items()}
+    base_s = middles[BASE].encode_s
+    return [
+        CodecRow(
+            width=job.width,
+            k=job.k,
+            name=name,
+            compiled=COMPILED,
+            rounds=len(costs[name]),
+            encode_us=1e6 * middle.encode_s,
+            decode_us=1e6 * middle.decode_s,
+            encode_ratio=middle.encode_s / base_s,
+            decode_ratio=middle.decode_s / base_s,
+            wire_bytes=middle.wire_bytes,
+            wire_ratio=middle.wire_bytes / (4 * ROWS * job.width),
+        )
+        for name, middle in middles.items()
+    ]
+
+
+def _median(costs: Sequence[Cost]) -> Cost:
+    return Cost(*(median(each) for each in zip(*costs, strict=True)))
+
+
+class Cost(NamedTuple):
+    """Of one batch: seconds to make its bytes and to read them, and how many they are."""
+
+    encode_s: float
+    decode_s: float
+    wire_bytes: int
+
+
+#: One measurement, of a step with its batch.
+Turn = Callable[[int, Tensor], Cost]
+
+
+def contenders(width: int, k: int) -> dict[str, Turn]:
+    """What is measured for cuts of a width, with what it is compared with at the head.
+
+    Codecs that would need too large a table are left out.
+    """
+    found: dict[str, Turn] = {"memcpy": _memcpy, BASE: partial(_topk, k), "zstd -1, dense": _zstd}
+    for spec in (each.format(k=k) for each in SPECS):
+        try:
+            found[spec] = _CodecTurn(spec, width)
+        except WidthError:
+            continue
+    return found | {"csr + pickle, top k": partial(_csr_pickle, k)}
+
+
+class _CodecTurn:
+    """A codec at both ends of a link; its module at the feature party is not counted."""
+
+    def __init__(self, spec: str, width: int) -> None:
+        self._codec = make(spec)
+        self._codec.check(width)
+        module = self._codec.client_module(width)
+        self._module = module.eval() if module is not None else None
+        self._secret = Secret.of_simulation(0, "bench")
+
+    @torch.no_grad()
+    def __call__(self, step: int, batch: Tensor) -> Cost:
+        cut = self._module(batch) if self._module is not None else batch
+        rows, width = cut.shape
+        sender, reader = StepContext(step, True, self._secret), StepContext(step, True)
+        began = time.thread_time()
+        raw = to_bytes(Frame(Kind.CUT, step, self._codec.encode(cut, sender).payload))
+        encoded = time.thread_time()
+        self._codec.decode(from_bytes(raw).payload, rows, width, reader)
+        decoded = time.thread_time()
+        self._codec.commit(step)
+        return Cost(encoded - began, decoded - encoded, len(raw))
+
+
+def _memcpy(step: int, batch: Tensor) -> Cost:
+    began = time.thread_time()
+    batch.clone()
+    return Cost(time.thread_time() - began, 0.0, 4 * batch.numel())
+
+
+def _topk(k: int, step: int, batch: Tensor) -> Cost:
+    began = time.thread_time()
+    torch.topk(batch.abs(), k)
+    return Cost(time.thread_time() - began, 0.0, 0)
+
+
+def _zstd(step: int, batch: Tensor) -> Cost:
+    began = time.thread_time()
+    raw = zstandard.ZstdCompressor(level=1).compress(batch.numpy().data)
+    encoded = time.thread_time()
+    zstandard.ZstdDecompressor().decompress(raw)
+    return Cost(encoded - began, time.thread_time() - encoded, len(raw))
+
+
+def _csr_pickle(k: int, step: int, batch: Tensor) -> Cost:
+    """A pickled SciPy matrix; choosing the values kept is not counted."""
+    indices = torch.topk(batch.abs(), k).indices
+    sparse = torch.zeros_like(batch).scatter_(1, indices, batch.gather(1, indices)).numpy()
+    began = time.thread_time()
+    raw = pickle.dumps(csr_matrix(sparse), pickle.HIGHEST_PROTOCOL)
+    encoded = time.thread_time()
+    pickle.loads(raw).toarray()
+    return Cost(encoded - began, time.thread_time() - encoded, len(raw))
+
+
+def main() -> None:
+    """The command line."""
+    options = harness.parser(
+        "codecs",
+        "Encoding and decoding of every codec, in times of torch.topk; bytes of real frames.",
+    )
+    options.add_argument("--width", type=int, help="of the cut; the published widths if not given")
+    options.add_argument(
+        "--k", type=harness.numbers, help="values kept of a row, such as 3,6; needs --width"
+    )
+    options.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each; %(default)s")
+    options.add_argument("--seed", type=int, default=0, help="of the batches")
+
+    def run(asked: Namespace) -> list[CodecRow]:
+        pairs: Sequence[tuple[int, int]] = PAIRS
+        if asked.width is not None:
+            known = [k for width, k in PAIRS if width == asked.width]
+            pairs = [(asked.width, k) for k in asked.k or known or [max(1, asked.width // 32)]]
+        elif asked.k is not None:
+            options.error("--k belongs to a width")
+        return bench_codecs(pairs, rounds=asked.rounds, seed=asked.seed, say=harness.say)
+
+    harness.run(options, run, format_codecs)
+
+
+if __name__ == "__main__":
+    main()

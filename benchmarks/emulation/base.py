@@ -1,0 +1,293 @@
+"""What every emulated network has: lines, when bytes arrive over them, and who is where."""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NamedTuple, NoReturn, Self
+
+from vfl.core.errors import BadOptionError, VFLError
+from vfl.core.frame import Frame
+from vfl.transport import TransportLink
+
+LOOPBACK = "127.0.0.1"
+_PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z]+)")
+_MBPS = {"kbps": 1e-3, "mbps": 1.0, "gbps": 1e3}
+_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+_WANT = "bandwidth and round trip, or one of them, such as 80mbps,40ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Wan:
+    """Every party's line: its own bandwidth in each direction, and the way to the others.
+
+    Attributes:
+        mbps: millions of bits a second that a party can send; None is no limit.
+        round_trip_ms: there and back, between any two parties.
+
+    Raises:
+        BadOptionError: no bandwidth at all, or a time that cannot be.
+    """
+
+    mbps: float | None = None
+    round_trip_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.mbps is not None and not 0 < self.mbps < math.inf:
+            _refuse(f"{self.mbps:g} mbps", "more than 0 mbps")
+        if not 0 <= self.round_trip_ms < math.inf:
+            _refuse(f"{self.round_trip_ms:g} ms", "0 ms or more")
+
+    @staticmethod
+    def parse(text: str) -> Wan:
+        """A line from its spelling.
+
+        >>> Wan.parse("80mbps,40ms")
+        Wan(mbps=80.0, round_trip_ms=40.0)
+        >>> print(Wan.parse("0.5s, 1gbps"))
+        1000mbps,500ms
+
+        Raises:
+            BadOptionError: with what can be written.
+        """
+        found: dict[str, float] = {}
+        for part in text.lower().split(","):
+            part = part.strip()
+            match = _PART.fullmatch(part)
+            if match is None:
+                _refuse(f"'{part}'")
+            number, unit = float(match[1]), match[2]
+            if unit in _MBPS:
+                name, number = "mbps", number * _MBPS[unit]
+            elif unit in _MS:
+                name, number = "round_trip_ms", number * _MS[unit]
+            else:
+                _refuse(f"'{part}'", f"a unit of {', '.join([*_MBPS, *_MS])}")
+            if name in found:
+                _refuse(f"'{text}', which says it twice")
+            found[name] = number
+        return Wan(found.get("mbps"), found.get("round_trip_ms", 0.0))
+
+    def __str__(self) -> str:
+        bandwidth = [] if self.mbps is None else [f"{self.mbps:g}mbps"]
+        return ",".join([*bandwidth, f"{self.round_trip_ms:g}ms"])
+
+    @property
+    def one_way_s(self) -> float:
+        """Between the departure of a bit and its arrival."""
+        return self.round_trip_ms / 2000
+
+    @property
+    def seconds_a_byte(self) -> float:
+        """How long a byte keeps its sender's line busy."""
+        return 8e-6 / self.mbps if self.mbps else 0.0
+
+    def limit_s(self, most_bytes: int, hops: int) -> float:
+        """The least a protocol can take: max(bytes / bandwidth) + hops * round trip / 2.
+
+        >>> round(1000 * Wan(80, 40).limit_s(256 * 1024, hops=1), 1)
+        46.2
+
+        Args:
+            most_bytes: of the party that sends most.
+            hops: messages that wait for each other.
+        """
+        return most_bytes * self.seconds_a_byte + hops * self.one_way_s
+
+
+def _refuse(got: str, want: str = _WANT) -> NoReturn:
+    raise BadOptionError("no line like that", where="option 'wan'", got=got, want=want)
+
+
+class Egress:
+    """One party's way out: what it sends goes one after the other, to whomever it is sent.
+
+    Args:
+        wan: bandwidth and delay.
+
+    Attributes:
+        sent_bytes: so far.
+    """
+
+    def __init__(self, wan: Wan) -> None:
+        self._seconds_a_byte, self._delay_s = wan.seconds_a_byte, wan.one_way_s
+        self._free_at = 0.0
+        self._lock = threading.Lock()
+        self.sent_bytes = 0
+
+    def arrival(self, now: float, size: int) -> float:
+        """When bytes that are handed over now arrive, on the clock of `now`, in seconds.
+
+        >>> line = Egress(Wan(mbps=8, round_trip_ms=100))
+        >>> line.arrival(now=10.0, size=1_000_000), line.arrival(now=10.5, size=1_000_000)
+        (11.05, 12.05)
+        """
+        with self._lock:
+            self.sent_bytes += size
+            self._free_at = max(now, self._free_at) + size * self._seconds_a_byte
+            return self._free_at + self._delay_s
+
+
+class Address(NamedTuple):
+    """Where something listens."""
+
+    host: str
+    port: int
+
+
+class Network:
+    """Parties on this machine and the lines between them; a context manager.
+
+    As it stands it is the loopback as it is: no delay, nothing counted.
+
+    Args:
+        parties: their names, each once.
+        wan: what every party's line does.
+    """
+
+    kind = "loopback"
+
+    def __init__(self, parties: Sequence[str], wan: Wan | None = None) -> None:
+        assert len(set(parties)) == len(parties), "every party has a name of its own"
+        self.parties = tuple(parties)
+        self.wan = wan or Wan()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def command(self, party: str) -> list[str]:
+        """What a command line begins with that is to run at a party."""
+        return []
+
+    def host(self, party: str) -> str:
+        """The address a party listens at."""
+        return LOOPBACK
+
+    def reach(self, source: str, target: str, port: int) -> Address:
+        """Where a party finds a port that another one listens at."""
+        return Address(self.host(target), port)
+
+    def bytes_sent(self) -> dict[str, int]:
+        """What each party has sent so far; empty where nothing counts it."""
+        return {}
+
+    def close(self) -> None:
+        """End the network; whoever still uses it loses its connections."""
+
+
+class LinkModel:
+    """A network that is computed: the clocks of its parties, and what they have sent.
+
+    What a party sends leaves when its line is free and carries the moment of its arrival; who
+    receives it is then at least as late. Real compute takes no time unless it is told.
+
+    >>> model = LinkModel(["bank", "lender"], Wan(mbps=80, round_trip_ms=40))
+    >>> sent = model.send("bank", 256 * 1024)
+    >>> model.receive("lender", sent)
+    >>> round(1000 * model.now("lender"), 1), model.hops
+    (46.2, 1)
+
+    Args:
+        parties: their names.
+        wan: what every party's line does.
+    """
+
+    kind = "model"
+
+    def __init__(self, parties: Sequence[str], wan: Wan) -> None:
+        self.parties, self.wan = tuple(parties), wan
+        self._egress = {party: Egress(wan) for party in parties}
+        self._clocks = dict.fromkeys(parties, 0.0)
+        self._depths = dict.fromkeys(parties, 0)
+
+    @property
+    def hops(self) -> int:
+        """Messages that had to wait for each other, in the longest chain so far."""
+        return max(self._depths.values())
+
+    @property
+    def seconds(self) -> float:
+        """How late it is at the last party."""
+        return max(self._clocks.values())
+
+    def now(self, party: str) -> float:
+        """How late it is at a party, in seconds."""
+        return self._clocks[party]
+
+    def bytes_sent(self) -> dict[str, int]:
+        """What each party has sent so far."""
+        return {party: egress.sent_bytes for party, egress in self._egress.items()}
+
+    def compute(self, party: str, seconds: float) -> None:
+        """Let a party's clock run, for work measured elsewhere or assumed."""
+        self._clocks[party] += seconds
+
+    def send(self, party: str, size: int) -> tuple[float, int]:
+        """Send bytes; what is to be handed to `receive` with them."""
+        arrival = self._egress[party].arrival(self._clocks[party], size)
+        return arrival, self._depths[party] + 1
+
+    def receive(self, party: str, sent: tuple[float, int]) -> None:
+        """Wait at a party for what was sent."""
+        arrival, depth = sent
+        self._clocks[party] = max(self._clocks[party], arrival)
+        self._depths[party] = max(self._depths[party], depth)
+
+    def between(
+        self, one: str, other: str, ends: tuple[TransportLink, TransportLink]
+    ) -> tuple[TransportLink, TransportLink]:
+        """A link between two parties that keeps their clocks.
+
+        Args:
+            one: who has the first end.
+            other: who has the second.
+            ends: a pair that carries the frames, in order; from one thread or several.
+        """
+        there, back = deque[tuple[float, int]](), deque[tuple[float, int]]()
+        return (
+            _ModelLink(self, one, ends[0], there, back),
+            _ModelLink(self, other, ends[1], back, there),
+        )
+
+
+class _ModelLink:
+    """One end: tells the model of every frame, and passes it on."""
+
+    def __init__(
+        self,
+        model: LinkModel,
+        party: str,
+        link: TransportLink,
+        outgoing: deque[tuple[float, int]],
+        incoming: deque[tuple[float, int]],
+    ) -> None:
+        self._model, self._party, self._link = model, party, link
+        self._outgoing, self._incoming = outgoing, incoming
+
+    def send(self, frame: Frame) -> None:
+        self._outgoing.append(self._model.send(self._party, frame.wire_bytes))
+        self._link.send(frame)
+
+    def receive(self) -> Frame:
+        frame = self._link.receive()
+        self._model.receive(self._party, self._incoming.popleft())
+        return frame
+
+    def fail(self, error: VFLError) -> None:
+        self._link.fail(error)
+
+    def close(self) -> None:
+        self._link.close()

@@ -1,0 +1,248 @@
+"""A network of TCP proxies on the loopback: needs no rights, and delays bytes but no packets."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Literal
+
+from benchmarks.emulation.base import LOOPBACK, Address, Egress, Network, Wan
+
+Way = Literal["up", "down"]
+_PIECE_BYTES = 16 * 1024
+#: Closed with this, a connection is reset, which ends a sender that waits for room.
+_RESET = struct.pack("ii", 1, 0)
+_BUFFER_BYTES = 64 * 1024
+_UNLIMITED_BYTES = 16 * 1024 * 1024
+
+
+class ProxyNetwork(Network):
+    """A proxy for each pair of parties and port, so that bytes are the sender's own.
+
+    Connections open without delay and TCP's own ramp-up is that of the loopback. What is counted
+    are the bytes of the connections, without headers of packets.
+    """
+
+    kind = "proxy"
+
+    def __init__(self, parties: Sequence[str], wan: Wan) -> None:
+        super().__init__(parties, wan)
+        self._egress = {party: Egress(wan) for party in parties}
+        self._proxies: dict[tuple[str, str, int], TcpProxy] = {}
+
+    def reach(self, source: str, target: str, port: int) -> Address:
+        key = (source, target, port)
+        if key not in self._proxies:
+            there, back = self._egress[source], self._egress[target]
+            self._proxies[key] = TcpProxy(Address(LOOPBACK, port), self.wan, there, back)
+        return Address(LOOPBACK, self._proxies[key].port)
+
+    def bytes_sent(self) -> dict[str, int]:
+        return {party: egress.sent_bytes for party, egress in self._egress.items()}
+
+    def close(self) -> None:
+        while self._proxies:
+            self._proxies.popitem()[1].close()
+
+
+class TcpProxy:
+    """Delays and narrows what it carries, and loses or cuts it when told to; a context manager.
+
+    What a direction carries goes one after the other at its bandwidth, all connections together,
+    and arrives the delay later; the two directions do not disturb each other. A connection is
+    opened without delay, for that is between the kernels. There is no jitter, and the ramp-up of
+    TCP is that of the loopback.
+
+    Args:
+        target: where connections are passed on to.
+        wan: bandwidth in each direction, and round trip.
+        up: the way out of those who connect; its own if None.
+        down: the way out of the target; its own if None.
+        listen: where connections are taken; a free port of this machine if not given.
+
+    Attributes:
+        port: where it listens.
+        connections: how many were passed on so far.
+        swallowed: what travels that way is lost, until the next cut.
+    """
+
+    def __init__(
+        self,
+        target: Address | tuple[str, int],
+        wan: Wan | None = None,
+        up: Egress | None = None,
+        down: Egress | None = None,
+        *,
+        listen: tuple[str, int] = (LOOPBACK, 0),
+    ) -> None:
+        wan = wan or Wan()
+        self._target, self._most_bytes = target, _most_bytes(wan)
+        self._egress: dict[Way, Egress] = {"up": up or Egress(wan), "down": down or Egress(wan)}
+        self._ends: list[socket.socket] = []
+        self._open = True
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._listener = socket.create_server(listen)
+        self.port: int = self._listener.getsockname()[1]
+        self.connections = 0
+        self.swallowed: Way | None = None
+        self._door = threading.Thread(target=self._accept, name="tcp-proxy", daemon=True)
+        self._door.start()
+
+    def __enter__(self) -> TcpProxy:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def cut(self) -> None:
+        """Break every connection there is; what was on its way is lost."""
+        with self._lock:
+            broken, self._ends = self._ends, []
+            self.swallowed = None
+        for end in broken:
+            _break(end)
+
+    def shut(self) -> None:
+        """Break every connection, and break new ones at once until `restore`."""
+        with self._lock:
+            self._open = False
+        self.cut()
+
+    def restore(self) -> None:
+        """Take connections again."""
+        with self._lock:
+            self._open = True
+
+    def close(self) -> None:
+        """Break everything and stop listening."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._door.join()
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(self._target)
+            except OSError:
+                near.close()
+                continue
+            for end in (near, far):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                if self._open:
+                    self._ends += [near, far]
+                    self.connections += 1
+                    thread = threading.Thread(target=self._carry, args=(near, far), daemon=True)
+                    self._threads = [each for each in self._threads if each.is_alive()] + [thread]
+                    thread.start()
+                    continue
+            near.close()
+            far.close()
+
+    def _carry(self, near: socket.socket, far: socket.socket) -> None:
+        """One connection, until both its directions have ended."""
+        ways: tuple[tuple[Way, socket.socket, socket.socket], ...]
+        ways = (("up", near, far), ("down", far, near))
+        pumps = [threading.Thread(target=self._pump, args=way, daemon=True) for way in ways]
+        for pump in pumps:
+            pump.start()
+        for pump in pumps:
+            pump.join()
+        with self._lock:
+            self._ends = [end for end in self._ends if end not in (near, far)]
+        near.close()
+        far.close()
+
+    def _pump(self, way: Way, source: socket.socket, sink: socket.socket) -> None:
+        """Read one end; a second thread writes to the other when the time has come."""
+        travelling = _Travelling(self._most_bytes)
+        writer = threading.Thread(target=_deliver, args=(travelling, source, sink), daemon=True)
+        writer.start()
+        data = b"-"
+        while data:
+            try:
+                data = source.recv(_PIECE_BYTES)
+            except OSError:
+                data = b""
+            if not data or self.swallowed != way:
+                travelling.add(self._egress[way].arrival(time.monotonic(), len(data)), data)
+        writer.join()
+
+
+def _deliver(travelling: _Travelling, source: socket.socket, sink: socket.socket) -> None:
+    """Write what arrives; once nobody takes it any more, the source has nobody to talk to."""
+    taken = True
+    while data := travelling.take():
+        if taken:
+            try:
+                sink.sendall(data)
+            except OSError:
+                taken = False
+                source.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                _break(source)
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)
+
+
+def _break(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+
+
+class _Travelling:
+    """What is on its way in one direction of a connection: no more than a line would hold.
+
+    The rest stays in the sender's own hands, so that its `send` blocks as it does on a real line.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._pieces: deque[tuple[float, bytes]] = deque()
+        self._bytes = 0
+        self._changed = threading.Condition()
+
+    def add(self, arrival: float, data: bytes) -> None:
+        """Send a piece on its way, once there is room."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._bytes < self._most_bytes)
+            self._pieces.append((arrival, data))
+            self._bytes += len(data)
+            self._changed.notify_all()
+
+    def take(self) -> bytes:
+        """The next piece, when it arrives."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pieces)
+            arrival, data = self._pieces.popleft()
+        time.sleep(max(0.0, arrival - time.monotonic()))
+        with self._changed:
+            self._bytes -= len(data)
+            self._changed.notify_all()
+        return data
+
+
+def _most_bytes(wan: Wan) -> int:
+    """What a line holds both ways, and a buffer at its entrance."""
+    if wan.mbps is None:
+        return _UNLIMITED_BYTES
+    return _BUFFER_BYTES + int(2 * wan.one_way_s / wan.seconds_a_byte)

@@ -1,0 +1,254 @@
+"""A network of namespaces and a router in user space: packets are delayed, as on a real line."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import select
+import shutil
+import struct
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from ipaddress import ip_interface
+from pathlib import Path
+
+from benchmarks.emulation.base import Egress, Network, Wan
+from vfl.core.errors import UserError
+
+DEVICE = "wan0"
+_TUN = "/dev/net/tun"
+_TOOLS = ("ip", "nsenter", "setpriv")
+#: From linux/sched.h and linux/if_tun.h.
+_CLONE_NEWNET = 0x40000000
+_TUNSETIFF = 0x400454CA
+_IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
+#: Ethernet's packets; a queue that holds what a sender hands over before it is read.
+_SET_UP = f"""
+link set lo up
+addr add {{address}}/24 dev {DEVICE}
+link set {DEVICE} addrgenmode none mtu 1500 txqueuelen 10000
+link set {DEVICE} up
+"""
+#: Linux's own default. Where a system defaults to BBR, a protocol that waits for answers is paced
+#: by what little it sent before, and takes almost a round trip more for each: a figure of the
+#: machine, not of the line. A kernel that has no cubic keeps what it has.
+_CONTROL = f"route change {{network}} dev {DEVICE} src {{address}} scope link congctl cubic"
+#: Whether a connection that was silent for a moment begins slowly again. In a new namespace that is
+#: Linux's own default too, whatever this machine was told.
+_AFTER_IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
+_ADDRESS = "10.77.0.{}"
+#: Read from one device before the others get a turn.
+_PACKETS = 64
+_PACKET_BYTES = 65536
+_LAST_ADDRESS_BYTE = 19
+_Queue = deque[tuple[float, int, bytes]]
+
+
+class TunNetwork(Network):
+    """A network namespace for each party, with an address of its own, and a router between them.
+
+    TCP's ramp-up, windows, headers and acknowledgements are those of a real line. A process of a
+    party is started with `command` in front and listens at `host`. What is counted are the bytes
+    of packets at the party's interface. The router is a thread here: leave this process idle
+    while something is measured.
+
+    Raises:
+        UserError: no rights, or a system that cannot.
+    """
+
+    kind = "tun"
+
+    def __init__(self, parties: Sequence[str], wan: Wan) -> None:
+        super().__init__(parties, wan)
+        self._addresses = {
+            party: _ADDRESS.format(number) for number, party in enumerate(parties, start=1)
+        }
+        self._sites: dict[str, Namespace] = {}
+        with ExitStack() as made:
+            for party, address in self._addresses.items():
+                self._sites[party] = made.enter_context(closing(Namespace(address)))
+            router = Router([site.device for site in self._sites.values()], wan)
+            made.enter_context(closing(router))  # ends first: it uses the devices
+            self._made = made.pop_all()
+
+    def command(self, party: str) -> list[str]:
+        return self._sites[party].command()
+
+    def host(self, party: str) -> str:
+        return self._addresses[party]
+
+    def bytes_sent(self) -> dict[str, int]:
+        return {party: site.bytes_sent() for party, site in self._sites.items()}
+
+    def close(self) -> None:
+        self._made.close()
+
+
+class Namespace:
+    """A network namespace with the loopback and a TUN device; it has no name.
+
+    A namespace without a name lives as long as a process in it or a file descriptor for it. So
+    there is nothing to remove and nothing left behind, however the process that made it ends.
+
+    Args:
+        address: of the device, in a network of 24 bits.
+
+    Attributes:
+        device: file descriptor that reads and writes the packets of the device.
+
+    Raises:
+        UserError: this process may not, or the system cannot; see `why_not`.
+    """
+
+    def __init__(self, address: str) -> None:
+        reason = _missing()
+        if reason:
+            raise _refusal(reason)
+        # A thread of its own: entering a namespace concerns a thread, and this one ends at once.
+        with ThreadPoolExecutor(1) as thread:
+            self._file, self.device = thread.submit(_make, address).result()
+
+    def command(self) -> list[str]:
+        """What a command line begins with that is to run here; it runs as the same process.
+
+        It is killed when the thread that started it ends, so that it does not outlive the network.
+        """
+        enter = ["nsenter", f"--net=/proc/{os.getpid()}/fd/{self._file}", "--"]
+        return [*enter, "setpriv", "--pdeathsig", "KILL", "--"]
+
+    def bytes_sent(self) -> int:
+        """Bytes of packets that the device has sent, headers included."""
+        line = [*self.command(), "ip", "-stats", "-json", "link", "show", DEVICE]
+        told = subprocess.run(line, capture_output=True, check=True, text=True)
+        return int(json.loads(told.stdout)[0]["stats64"]["tx"]["bytes"])
+
+    def close(self) -> None:
+        """Let go; the namespace ends with the last process in it."""
+        for file in (self.device, self._file):
+            with contextlib.suppress(OSError):
+                os.close(file)
+        self.device = self._file = -1
+
+
+def why_not() -> str | None:
+    """Why no namespace can be made here; None where one can."""
+    try:
+        Namespace("10.77.0.1").close()
+    except UserError as refusal:
+        return refusal.got
+    return None
+
+
+def _missing() -> str | None:
+    if os.geteuid():
+        return "not root"
+    if not os.path.exists(_TUN):
+        return f"no {_TUN}"
+    absent = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    return f"no command {', '.join(absent)}" if absent else None
+
+
+def _make(address: str) -> tuple[int, int]:
+    """A fresh namespace and its device as file descriptors; the calling thread stays in it."""
+    libc, after_idle = ctypes.CDLL(None, use_errno=True), _AFTER_IDLE.read_bytes()
+    if libc.unshare(_CLONE_NEWNET):
+        raise _refusal(f"no network namespaces ({os.strerror(ctypes.get_errno())})")
+    file = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    device = -1
+    try:
+        device = os.open(_TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        wanted = struct.pack("16sH22x", DEVICE.encode(), _IFF_TUN | _IFF_NO_PI)
+        fcntl.ioctl(device, _TUNSETIFF, wanted)
+        steps = _SET_UP.format(address=address)
+        subprocess.run(["ip", "-batch", "-"], input=steps.encode(), capture_output=True, check=True)
+        _AFTER_IDLE.write_bytes(after_idle)  # of this namespace now
+        network = ip_interface(f"{address}/24").network
+        control = _CONTROL.format(network=network, address=address)
+        subprocess.run(["ip", *control.split()], capture_output=True, check=False)
+    except (OSError, subprocess.CalledProcessError) as problem:
+        os.close(file)
+        if device >= 0:
+            os.close(device)
+        raise _refusal(f"no TUN device ({type(problem).__name__})") from None
+    return file, device
+
+
+def _refusal(reason: str) -> UserError:
+    return UserError(
+        "packets cannot be delayed on this machine",
+        where="network 'tun'",
+        got=reason,
+        want=f"root, network namespaces, {_TUN}, and the commands {' and '.join(_TOOLS)}",
+        fix="--network proxy delays bytes instead, without any rights",
+    )
+
+
+class Router:
+    """A star of devices: packets wait for their sender's bandwidth and for the delay.
+
+    The kernel shapes bandwidth, but not every kernel delays. A thread reads what each site's device
+    sends and writes it to the receiver's device when it arrives. Queues have no bound, so no packet
+    is lost; the senders' TCP windows bound them. Addresses end in 1, 2, 3, as devices are given.
+
+    Args:
+        devices: file descriptors of TUN devices, which do not block.
+        wan: what each device's line does.
+    """
+
+    def __init__(self, devices: Sequence[int], wan: Wan) -> None:
+        self._devices = list(devices)
+        self._egress = [Egress(wan) for _ in devices]
+        # One queue a sender: with one delay for all, what was sent first arrives first.
+        self._queues: list[_Queue] = [deque() for _ in devices]
+        self._awaken, self._waker = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="router", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; what was on its way is lost."""
+        os.close(self._waker)
+        self._thread.join()
+        os.close(self._awaken)
+
+    def _run(self) -> None:
+        watched = [*self._devices, self._awaken]
+        while True:
+            # `select` waits to the microsecond, `poll` to the millisecond.
+            readable, _, _ = select.select(watched, [], [], self._deliver())
+            if self._awaken in readable:
+                return
+            for index, device in enumerate(self._devices):
+                if device in readable:
+                    self._collect(index)
+
+    def _collect(self, index: int) -> None:
+        """Send packets of one device on their way."""
+        egress, queue, device = self._egress[index], self._queues[index], self._devices[index]
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(_PACKETS):
+                packet = os.read(device, _PACKET_BYTES)
+                if packet[0] >> 4 != 4:
+                    continue
+                target = packet[_LAST_ADDRESS_BYTE] - 1
+                if 0 <= target < len(self._devices):
+                    arrival = egress.arrival(time.monotonic(), len(packet))
+                    queue.append((arrival, target, packet))
+
+    def _deliver(self) -> float | None:
+        """Write what has arrived; seconds until more does, or None."""
+        now = time.monotonic()
+        for queue in self._queues:
+            while queue and queue[0][0] <= now:
+                _, target, packet = queue.popleft()
+                with contextlib.suppress(OSError):  # its site is going down
+                    os.write(self._devices[target], packet)
+        arrivals = [queue[0][0] for queue in self._queues if queue]
+        return max(0.0, min(arrivals) - time.monotonic()) if arrivals else None

@@ -1,0 +1,217 @@
+"""How much memory a party takes to load its table and hand out batches.
+
+Each measurement is a process of its own, and counts from its size right after the imports to its
+peak. The aim: no more than 1.5 times the party's float32 inputs and 64 MB.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv  # pa.csv
+import pyarrow.parquet  # pa.parquet
+import torch
+
+from benchmarks import harness
+from benchmarks.worker import BenchmarkWorker, Parent
+from vfl.config import Experiment, PartyFile
+from vfl.config.toml import Settings
+from vfl.core.errors import BadOptionError, UserError
+from vfl.session import Terms
+from vfl.session.party_folder import own_data
+
+ROWS, COLUMNS = 1_000_000, 20
+BLOCK_ROWS = 50_000
+BESIDE_BYTES = 64_000_000
+
+
+IdKind = Literal["text", "number"]
+Role = Literal["feature", "label"]
+CASES: tuple[tuple[Role, IdKind], ...] = (
+    ("feature", "text"),
+    ("feature", "number"),
+    ("label", "text"),
+    ("label", "number"),
+)
+BATCHES = 100
+BATCH_ROWS = 256
+
+
+class Peak(Settings):
+    """What was measured.
+
+    Attributes:
+        peak_bytes: the most resident memory, less what there was after the imports.
+        load_s: seconds until the data were there.
+    """
+
+    peak_bytes: int
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """One measurement.
+
+    Attributes:
+        role: a feature party, or a label party that has inputs too.
+        ids: what the id column holds.
+        peak_mb, limit_mb: megabytes (10^6 bytes) above the size after the imports.
+        load_s: seconds until the data were there.
+    """
+
+    role: Role
+    ids: IdKind
+    peak_mb: float
+    limit_mb: float
+    load_s: float
+
+    @property
+    def kept(self) -> bool:
+        """Whether the peak is within the limit."""
+        return self.peak_mb <= self.limit_mb
+
+
+def bench_memory(
+    rows: int = ROWS,
+    columns: int = COLUMNS,
+    form: str = "csv",
+    *,
+    cases: Sequence[tuple[Role, IdKind]] = CASES,
+    say: Callable[[str], None] = harness.silent,
+) -> list[MemoryRow]:
+    """Measure a party whose table has so many rows and number columns.
+
+    Args:
+        rows: of the table; at least 10.
+        columns: that are inputs; there are ids and a label besides.
+        form: the kind of file.
+        cases: which parties.
+        say: told what is being done.
+
+    Raises:
+        BadOptionError: hardly any rows, no columns, or an unknown kind of file.
+        UserError: a system that does not tell a process its peak.
+        LostPeerError: a measurement ended early; its standard error says why.
+    """
+    if rows < 10 or columns < 1 or form not in ("csv", "parquet"):
+        got = f"{rows} rows, {columns} columns, {form}"
+        raise BadOptionError(
+            "nothing to measure", got=got, want="10 rows, 1 column, csv or parquet"
+        )
+    if not sys.platform.startswith("linux"):
+        raise UserError("the peak of a process can be read under Linux only", got=sys.platform)
+    limit = 1.5 * 4 * rows * columns + BESIDE_BYTES
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder) / f"table.{form}"
+        say(f"writing {table.name}: {rows} rows, {columns} columns")
+        write_table(table, rows, columns)
+        found = []
+        for role, ids in cases:
+            say(f"{role} party, {ids} ids")
+            peak = _measure(_party(table, role, ids))
+            found.append(MemoryRow(role, ids, peak.peak_bytes / 1e6, limit / 1e6, peak.load_s))
+    return found
+
+
+def write_table(path: Path, rows: int, columns: int) -> None:
+    """Random numbers with both kinds of ids, in no order, and a label; block by block."""
+    draw = np.random.default_rng(0)
+    numbers = draw.permutation(rows)
+    writer = None
+    for start in range(0, rows, BLOCK_ROWS):
+        own = numbers[start : start + BLOCK_ROWS]
+        block = {f"x{n}": draw.normal(3, 7, len(own)).round(4) for n in range(columns)}
+        texts = [f"c{number:07d}" for number in own]
+        paid = draw.integers(0, 2, len(own))
+        table = pa.table({"text": texts, "number": own, **block, "paid": paid})
+        writer = writer or _writer(path, table.schema)
+        writer.write_table(table)
+    assert writer is not None, "there are rows"
+    writer.close()
+
+
+def _writer(path: Path, schema: pa.Schema) -> pa.csv.CSVWriter | pa.parquet.ParquetWriter:
+    if path.suffix == ".parquet":
+        return pa.parquet.ParquetWriter(path, schema)
+    return pa.csv.CSVWriter(path, schema)
+
+
+def _party(table: Path, role: Role, ids: IdKind) -> PartyFile:
+    data = {"source": str(table), "id": ids, "columns": ["x*"]}
+    if role == "label":
+        data["label"] = "paid"
+    return PartyFile.model_validate({"party": "bank", "data": data})
+
+
+def _measure(party: PartyFile) -> Peak:
+    with BenchmarkWorker("memory") as worker:
+        worker.put(party)
+        return worker.get(Peak)
+
+
+def format_rows(rows: Sequence[MemoryRow]) -> str:
+    """The measurements for people."""
+    lines = ["party    ids       peak MB  limit MB  load s"]
+    lines += [
+        f"{row.role:<9}{row.ids:<8}{row.peak_mb:>9.1f}{row.limit_mb:>10.1f}{row.load_s:>8.1f}"
+        + ("" if row.kept else "  over the limit")
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def measure(party: PartyFile) -> Peak:
+    """Load a party's data and take batches of them."""
+    terms = Terms.of(Experiment.model_validate({"parties": {party.party: {}}}), "train", "memory")
+    before = _resident_bytes("VmRSS")
+    began = time.perf_counter()
+    data = own_data(party, terms, "classification")
+    load_s = time.perf_counter() - began
+    assert data.inputs is not None, "the party has columns"
+    for batch in range(BATCHES):
+        rows = data.split.train[batch * BATCH_ROWS : (batch + 1) * BATCH_ROWS]
+        data.inputs.index_select(0, torch.from_numpy(rows))
+    return Peak(peak_bytes=_resident_bytes("VmHWM") - before, load_s=load_s)
+
+
+def _resident_bytes(field: str) -> int:
+    """This process's own figure; `getrusage` would start from that of whoever started it."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return 1024 * int(line.split()[1])
+    raise AssertionError(f"Linux tells {field}")
+
+
+def work(parent: Parent) -> None:
+    """Measure once, for a process has one peak."""
+    parent.put(measure(parent.get(PartyFile)))
+
+
+def main() -> None:
+    """The command line; exit code 1 if a party takes more than the aim."""
+    options = harness.parser(
+        "memory", "The peak memory of a party that loads its table, beside the limit."
+    )
+    options.add_argument("--rows", type=int, default=ROWS, help="rows of the table; %(default)s")
+    options.add_argument("--columns", type=int, default=COLUMNS, help="number columns; %(default)s")
+    options.add_argument("--format", default="csv", help="csv or parquet")
+
+    def run(asked: Namespace) -> list[MemoryRow]:
+        return bench_memory(asked.rows, asked.columns, asked.format, say=harness.say)
+
+    if not all(row.kept for row in harness.run(options, run, format_rows)):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

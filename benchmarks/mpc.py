@@ -1,0 +1,524 @@
+"""Private workloads between three processes, beside other systems.
+
+The workloads are those of Tables 5.2 and 5.3 (thesis, 2025) and element-wise functions. Every
+system has processes of its own, one thread each, over the same network; they take turns, so that
+each ratio compares neighbours in time. A turn is a tenth of a second of runs, at least one, and the
+run that counts: a connection that has rested has a small window, a process that has rested finds
+others' data in the processor's caches, and code is compiled at first. A run begins when all parties
+are ready and ends when the last one is done, with its result still in shares. Of ours, keys, shares
+and openings that last come before it, and in fast mode what P2 deals ahead; a row tells the bytes.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from benchmarks import harness
+from benchmarks.emulation import LOOPBACK, Network, Wan, choose, open_network
+from benchmarks.emulation.tun import DEVICE
+from benchmarks.mpc_party import (
+    Assignment,
+    Endpoints,
+    Go,
+    Modelled,
+    Port,
+    Ready,
+    Task,
+    Turn,
+    matmul_ms,
+    modelled,
+    products,
+    rules_of,
+)
+from benchmarks.mpc_workloads import LEARNING_RATE, WORKLOADS, Example, Workload, workload_named
+from benchmarks.worker import BenchmarkWorker
+from vfl.core.errors import BadOptionError, ConfigError, UserError, nearest
+from vfl.core.registry import require_choice
+from vfl.core.seeds import use_one_thread
+from vfl.mpc.network import fixed_point_rate
+from vfl.mpc.rules import MODES, NAMES, Mode
+
+TURNS = 5
+_WARM_S = 0.1
+_TALK = Path(__file__).parent / "peers" / "talk.py"
+#: The systems of an adapter, `benchmarks/peers/NAME_peer.py`, and how many parties each has.
+PEERS: Mapping[str, Mapping[str, int]] = {
+    "spu": {"spu-semi2k": 2, "spu-aby3": 3},
+    "crypten": {"crypten": 2},
+}
+
+
+#: A run begins so much later than it is told: long enough for all parties to hear it.
+_AHEAD_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A system and how its processes are started.
+
+    Attributes:
+        name: such as "spu-semi2k".
+        parties: how many processes it has.
+        command: what each of them runs; our own party if empty.
+    """
+
+    name: str
+    parties: int = 3
+    command: tuple[str, ...] = ()
+
+
+#: The three parties of `vfl.mpc`; they play either mode.
+OURS = System("vfl")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a system.
+
+    Attributes:
+        milliseconds: from the first party's begin to the last one's end.
+        cpu_ms: of all parties.
+        offline_ms: of the party that took longest with what was dealt ahead.
+        bytes_setup, bytes_offline, bytes_online: of all parties; None if not counted.
+        max_error: against float64 in clear.
+    """
+
+    milliseconds: float
+    cpu_ms: float
+    offline_ms: float
+    bytes_setup: int | None
+    bytes_offline: int | None
+    bytes_online: int | None
+    max_error: float
+
+
+def peers(spec: str) -> list[System]:
+    """The systems of a peer, from its name and the interpreter that has it installed.
+
+    >>> [each.name for each in peers("spu=/opt/spu/bin/python")]
+    ['spu-semi2k', 'spu-aby3']
+
+    Args:
+        spec: such as ``crypten=/opt/crypten/bin/python``.
+
+    Raises:
+        BadOptionError: no such peer, or no interpreter.
+    """
+    name, _, python = spec.partition("=")
+    if name not in PEERS or not python:
+        raise BadOptionError(
+            "no peer like that",
+            where="option 'peer'",
+            got=f"'{spec}'",
+            want=f"{' or '.join(PEERS)}, '=' and the Python that has it installed",
+            fix=nearest(name, PEERS),
+        )
+    command = (python, "-I", str(_TALK), name)
+    return [System(system, count, command) for system, count in PEERS[name].items()]
+
+
+class RunningSystem:
+    """The processes of a system; a context manager, which ends them.
+
+    Args:
+        system: what they run.
+        network: what they talk over.
+    """
+
+    def __init__(self, system: System, network: Network) -> None:
+        if system.name == "crypten" and network.kind == "proxy":
+            raise UserError(
+                "CrypTen's connections would pass the proxies by",
+                where="network 'proxy'",
+                fix="--network tun, or leave CrypTen out",
+            )
+        self.system = system
+        self._network = network
+        self._parties = NAMES[: system.parties]
+        with ExitStack() as stack:
+            name = system.name if system.command else "mpc_party"
+            self._workers = [
+                stack.enter_context(BenchmarkWorker(name, network.command(party), system.command))
+                for party in self._parties
+            ]
+            self._connect()
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def take(self, task: Task) -> Run:
+        """One run; all parties begin when all are ready.
+
+        Raises:
+            LostPeerError: a process ended; its standard error says why.
+        """
+        self._put_all([task] * len(self._workers))
+        for worker in self._workers:
+            worker.get(Ready)
+        before = self._network.bytes_sent()
+        self._put_all([Go(at=time.monotonic() + _AHEAD_S)] * len(self._workers))
+        turns = [worker.get(Turn) for worker in self._workers]
+        sent = self._network.bytes_sent()
+        counted = sum(sent[party] - before[party] for party in self._parties) if sent else None
+        online = _total([turn.bytes_online for turn in turns])
+        errors = [turn.max_error for turn in turns if turn.max_error is not None]
+        assert errors, "somebody has the result"
+        return Run(
+            1000 * (max(turn.ended for turn in turns) - min(turn.began for turn in turns)),
+            sum(turn.cpu_ms for turn in turns),
+            max(turn.offline_ms for turn in turns),
+            _total([turn.bytes_setup for turn in turns]),
+            _total([turn.bytes_offline for turn in turns]),
+            counted if self.system.command else online,
+            max(errors),
+        )
+
+    def _connect(self) -> None:
+        """Tell every process who it is and where it finds the others."""
+        session, token = secrets.token_hex(16), secrets.token_urlsafe(32)
+        assignments = [
+            Assignment(
+                rank=rank,
+                parties=len(self._parties),
+                system=self.system.name,
+                host=self._network.host(party),
+                device="lo" if self._network.host(party) == LOOPBACK else DEVICE,
+                session=session,
+                token=token,
+            )
+            for rank, party in enumerate(self._parties)
+        ]
+        self._put_all(assignments)
+        ports = [worker.get(Port).port for worker in self._workers]
+        self._put_all([self._endpoints(party, ports) for party in self._parties])
+        for worker in self._workers:
+            worker.get(Ready)
+
+    def _endpoints(self, source: str, ports: Sequence[int]) -> Endpoints:
+        """Where one party finds all; itself where it listens."""
+        endpoints: list[tuple[str, int]] = []
+        for target, port in zip(self._parties, ports, strict=True):
+            own = target == source or not port
+            host, port = (
+                (self._network.host(target), port)
+                if own
+                else self._network.reach(source, target, port)
+            )
+            endpoints.append((host, port))
+        return Endpoints(endpoints=tuple(endpoints))
+
+    def _put_all(self, messages: Sequence[Assignment | Endpoints | Task | Go]) -> None:
+        for worker, message in zip(self._workers, messages, strict=True):
+            worker.put(message)
+
+
+def _total(counts: Sequence[int | None]) -> int | None:
+    """The sum, if everybody can tell."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+@dataclass(frozen=True, slots=True)
+class MpcRow:
+    """One workload of one system.
+
+    Attributes:
+        workload: of `benchmarks.mpc_workloads.WORKLOADS`.
+        system: "thesis", "fast", "spu-semi2k", "spu-aby3" or "crypten".
+        network: "loopback", "tun", "proxy" or "model".
+        milliseconds: median over the turns; without compute where lines are computed.
+        fastest_ms: the fastest turn.
+        cpu_ms: median user and system time of all parties; None where lines are computed.
+        bytes_online: sent by all parties. Of ours, with headers of frames; of other systems all
+            that their interfaces count, headers of packets included, or None on the loopback.
+        bytes_offline: dealt ahead of each turn, or by P2 within it; None for other systems.
+        bytes_setup: keys, and openings that last for many turns; None for other systems.
+        offline_ms: what dealing ahead takes, each turn, before the clock starts.
+        max_error: largest of the turns, against float64 in clear.
+        hops: messages one after the other; None for other systems.
+        limit_ms: what the lines alone take of these bytes and hops; None without a line.
+        matmul_ms: a holder's ring products alone; None over a line, for functions, and for other
+            systems.
+        limit_ratio, matmul_ratio: milliseconds to those; None where nothing is to be compared.
+        rival_ratio: how many times as long the fastest other system took; None without one.
+        fresh: inputs were opened within the turn.
+    """
+
+    workload: str
+    system: str
+    network: str
+    milliseconds: float
+    fastest_ms: float
+    cpu_ms: float | None
+    bytes_online: int | None
+    bytes_offline: int | None
+    bytes_setup: int | None
+    offline_ms: float
+    max_error: float
+    hops: int | None
+    limit_ms: float | None
+    matmul_ms: float | None
+    limit_ratio: float | None
+    matmul_ratio: float | None
+    rival_ratio: float | None
+    fresh: bool
+
+
+#: Turns by system, and what the model says of ours.
+_Turns = Mapping[str, Sequence[Run]]
+_Models = Mapping[str, Modelled]
+
+
+def bench_mpc(
+    workloads: Sequence[str] = tuple(WORKLOADS),
+    modes: Sequence[str] = MODES,
+    *,
+    wan: Wan | None = None,
+    network: str = "auto",
+    turns: int = TURNS,
+    fresh: bool = False,
+    peers: Sequence[System] = (),
+    say: Callable[[str], None] = harness.silent,
+) -> list[MpcRow]:
+    """Measure workloads in every system.
+
+    Args:
+        workloads: names.
+        modes: of `vfl.mpc`.
+        wan: every party's line; None is the loopback as it is.
+        network: how lines are made; see `benchmarks.emulation`.
+        turns: of each workload and system.
+        fresh: open inputs within the turn, as when every batch is seen once.
+        peers: other systems, in the same run.
+        say: told a line about each workload.
+
+    Raises:
+        ConfigError: nothing to measure, or peers on computed lines.
+        BadOptionError, UnknownNameError: no such network, mode or workload.
+        LostPeerError: a process ended early.
+    """
+    asked, own = [workload_named(name) for name in workloads], [_mode(mode) for mode in modes]
+    kind = choose(network) if wan else "loopback"
+    if turns < 1 or not asked or not own or (peers and kind == "model"):
+        raise ConfigError(
+            "nothing to measure",
+            got=f"{len(asked)} workloads, {turns} turns, {len(peers)} peers, network {kind}",
+            want="a workload, a mode and a turn; peers need lines that are not computed",
+        )
+    use_one_thread()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vfl-bench-")))
+        running: dict[str, RunningSystem] = {}
+        if kind != "model":
+            net: Network = stack.enter_context(open_network(NAMES, wan, network))
+            running = dict.fromkeys(own, stack.enter_context(RunningSystem(OURS, net)))
+            running |= {each.name: stack.enter_context(RunningSystem(each, net)) for each in peers}
+        rows: list[MpcRow] = []
+        for workload in asked:
+            say(f"{workload.name}, {kind}{f', {wan}' if wan else ''}")
+            models: dict[str, Modelled] = {
+                mode: modelled(workload, rules_of(workload, mode), wan or Wan(), fresh=fresh)
+                for mode in own
+            }
+            taken = _take_turns(running, _task(workload, fresh, folder, bool(peers)), turns)
+            rows += _rows(workload, kind, models, taken, fresh)
+    return rows
+
+
+def _mode(name: str) -> Mode:
+    require_choice("mode", name, MODES)
+    return "thesis" if name == "thesis" else "fast"
+
+
+def _take_turns(
+    running: Mapping[str, RunningSystem], task: Task, turns: int
+) -> dict[str, list[Run]]:
+    """All systems one after the other, again and again; the last run of each turn counts."""
+    taken: dict[str, list[Run]] = {system: [] for system in running}
+
+    def run(system: str) -> Run:
+        fresh = {"system": system, "session": secrets.token_hex(16)}
+        return running[system].take(task.model_copy(update=fresh))
+
+    for _ in range(turns):
+        for system, found in taken.items():
+            warm_at = time.monotonic() + _WARM_S
+            run(system)
+            while time.monotonic() < warm_at:
+                run(system)
+            found.append(run(system))
+    return taken
+
+
+def _task(workload: Workload, fresh: bool, folder: Path, arrays: bool) -> Task:
+    """What all processes are told; arrays are written for those who cannot draw them."""
+    path = folder / f"{workload.name}.npz"
+    if arrays:
+        example = Example.of(workload)
+        kept = {"inputs": example.inputs, **example.weights}
+        if workload.training:
+            kept["targets"] = example.targets
+        kept |= {f"wanted.{name}": value for name, value in example.wanted.items()}
+        plain: dict[str, Any] = {name: value.numpy() for name, value in kept.items()}
+        np.savez(path, **plain)
+    times, shift = fixed_point_rate(LEARNING_RATE / workload.rows)
+    return Task(
+        system="",
+        workload=workload.name,
+        session="",
+        rows=workload.rows,
+        widths=workload.widths,
+        training=workload.training,
+        function=workload.function,
+        rate=times / 2**shift,
+        fresh=fresh,
+        arrays=str(path) if arrays else "",
+    )
+
+
+def _rows(
+    workload: Workload, kind: str, models: _Models, taken: _Turns, fresh: bool
+) -> list[MpcRow]:
+    """A row a system; where lines are computed, the model's own."""
+    rows = []
+    for system in taken or models:
+        model, turns = models.get(system), taken.get(system) or [_turn_of(models[system])]
+        typical = median(turn.milliseconds for turn in turns)
+        limit = 1000 * model.limit_s if model and kind != "loopback" else None
+        alone = model is not None and kind == "loopback" and not workload.function
+        matmul = matmul_ms(products(workload, _mode(system))) if alone else None
+        rows.append(
+            MpcRow(
+                workload=workload.name,
+                system=system,
+                network=kind,
+                milliseconds=typical,
+                fastest_ms=min(turn.milliseconds for turn in turns),
+                cpu_ms=None if kind == "model" else median(turn.cpu_ms for turn in turns),
+                bytes_online=turns[-1].bytes_online,
+                bytes_offline=turns[-1].bytes_offline,
+                bytes_setup=turns[-1].bytes_setup,
+                offline_ms=median(turn.offline_ms for turn in turns),
+                max_error=max(turn.max_error for turn in turns),
+                hops=model.hops if model else None,
+                limit_ms=limit,
+                matmul_ms=matmul,
+                limit_ratio=typical / limit if limit else None,
+                matmul_ratio=typical / matmul if matmul else None,
+                rival_ratio=_rival_ratio(taken, models, system),
+                fresh=fresh,
+            )
+        )
+    return rows
+
+
+def _turn_of(model: Modelled) -> Run:
+    """The model's clock as a turn."""
+    return Run(
+        1000 * model.seconds,
+        0.0,
+        0.0,
+        model.bytes_setup,
+        model.bytes_offline,
+        model.bytes_online,
+        model.max_error,
+    )
+
+
+def _rival_ratio(taken: _Turns, models: _Models, system: str) -> float | None:
+    """The fastest rival of each turn over the system itself, median over the turns."""
+    rivals = [turns for name, turns in taken.items() if name not in models]
+    if system not in models or not rivals:
+        return None
+    best = [
+        min(turn.milliseconds for turn in turn_of_all) for turn_of_all in zip(*rivals, strict=True)
+    ]
+    own = [turn.milliseconds for turn in taken[system]]
+    return float(median(rival / ours for rival, ours in zip(best, own, strict=True)))
+
+
+def format_mpc(rows: Sequence[MpcRow]) -> str:
+    """One line a row; "-" where nothing was counted or there is nothing to compare with."""
+    head = (
+        f"{'workload':<23}{'system':<11}{'network':<9}{'ms':>9}{'fastest':>9}{'CPU':>8}{'online':>11}"
+        f"{'offline':>10}{'setup':>10}{'hops':>5}{'error':>9}{'limit ms':>9}{'ratio':>6}"
+        f"{'matmul':>8}{'ratio':>7}{'rival':>7}"
+    )
+    return "\n".join([head, *(_line(row) for row in rows)])
+
+
+def _line(row: MpcRow) -> str:
+    return (
+        f"{row.workload:<23}{row.system:<11}{row.network:<9}{row.milliseconds:>9.1f}"
+        f"{row.fastest_ms:>9.1f}{_figure(row.cpu_ms, 1):>8}{_count(row.bytes_online):>11}"
+        f"{_count(row.bytes_offline):>10}{_count(row.bytes_setup):>10}{_count(row.hops):>5}{row.max_error:>9.1e}"
+        f"{_figure(row.limit_ms, 1):>9}{_figure(row.limit_ratio, 2):>6}"
+        f"{_figure(row.matmul_ms, 2):>8}{_figure(row.matmul_ratio, 1):>7}"
+        f"{_figure(row.rival_ratio, 1):>7}"
+    )
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def main() -> None:
+    """The command line."""
+    options = harness.parser(
+        "mpc",
+        "Private inference and training between three processes; beside SPU and CrypTen.",
+        wan="",
+    )
+    add = options.add_argument
+    add("--workload", action="append", help="such as lr100-b64-inference,gelu-1k; all if not given")
+    add("--mode", default="thesis,fast", help="modes to compare; %(default)s")
+    add("--turns", type=int, default=TURNS, help="of each workload and system; %(default)s")
+    add("--fresh", action="store_true", help="open inputs within the turn, not before")
+    add(
+        "--peer",
+        action="append",
+        default=[],
+        help="another system and the Python that has it: spu=PATH or crypten=PATH; may be repeated",
+    )
+
+    def measure(asked: Namespace) -> list[MpcRow]:
+        return bench_mpc(
+            [name for each in asked.workload or WORKLOADS for name in each.split(",")],
+            asked.mode.split(","),
+            turns=asked.turns,
+            fresh=asked.fresh,
+            peers=[one for spec in asked.peer for one in peers(spec)],
+            **harness.line(asked, options),
+            say=harness.say,
+        )
+
+    harness.run(options, measure, format_mpc)
+
+
+if __name__ == "__main__":
+    main()

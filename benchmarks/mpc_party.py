@@ -1,0 +1,413 @@
+"""One of our three parties in a private workload: prepared once, then executed on a signal.
+
+`modelled` runs all three in one process, on lines that are computed: exact bytes and hops, and the
+limit they set. The messages are those of all systems that are compared: an adapter knows them from
+`benchmarks/peers/talk.py`, for it imports nothing of vfl.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+from typing import cast
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from benchmarks.emulation import LinkModel, Wan
+from benchmarks.mpc_workloads import LEARNING_RATE, Example, Workload, workload_named
+from benchmarks.worker import Parent
+from vfl.config.toml import Settings
+from vfl.mpc import Rules, Trio, make_party
+from vfl.mpc.channel import bytes_by_phase
+from vfl.mpc.network import Network
+from vfl.mpc.party import Party, traffic
+from vfl.mpc.permuted import function
+from vfl.mpc.ring import matmul
+from vfl.mpc.rules import NAMES, P0, P1, P2, Mode
+from vfl.mpc.shares import SharedTensor
+from vfl.transport import Credential, Hello, TcpHub, TcpLink, TransportLink
+
+#: Whom each party listens for, and whom it calls.
+LISTENS = {P0: (P1,), P1: (), P2: (P0, P1)}
+CALLS = {P0: (P2,), P1: (P0, P2), P2: ()}
+_JOIN_S = 60.0
+_TRIES = 3
+
+
+class Assignment(Settings):
+    """Who a process is.
+
+    Attributes:
+        rank: 0, 1 or 2.
+        parties: how many there are.
+        system: such as "spu-semi2k".
+        host: address it listens at.
+        device: name of the network device that has this address.
+        session: name of the session.
+        token: what our parties show to get in.
+    """
+
+    rank: int
+    parties: int
+    system: str
+    host: str
+    device: str
+    session: str = ""
+    token: str = Field(default="", repr=False)
+
+
+class Port(Settings):
+    """Where a process listens, or will; 0 if nobody calls it."""
+
+    port: int
+
+
+class Endpoints(Settings):
+    """Host and port of every party, by rank, as this one finds them."""
+
+    endpoints: tuple[tuple[str, int], ...]
+
+
+class Task(Settings):
+    """One run.
+
+    Attributes:
+        system: such as "fast"; our parties play either mode.
+        workload: its name.
+        session: of this run, for fresh keys.
+        rows, widths, training, function: see `benchmarks.mpc_workloads.Workload`.
+        rate: what the gradient, summed over the rows, is multiplied with in a training step.
+        fresh: inputs were not opened before.
+        arrays: npz file with inputs, weights, targets and what is wanted; "" for our own parties,
+            who draw them from the same seed.
+    """
+
+    system: str
+    workload: str
+    session: str
+    rows: int
+    widths: tuple[int, ...]
+    training: bool
+    function: str
+    rate: float
+    fresh: bool = False
+    arrays: str = ""
+
+
+class Ready(Settings):
+    """All is prepared: keys, shares, compiled code."""
+
+
+class Go(Settings):
+    """Begin, all at one moment.
+
+    Attributes:
+        at: on the machine's clock, in seconds.
+    """
+
+    at: float
+
+
+class Turn(Settings):
+    """What one process did between "go" and its end.
+
+    Attributes:
+        began, ended: on the machine's clock, in seconds.
+        cpu_ms: user and system time of all its threads between the two.
+        offline_ms: work ahead of the clock that each turn needs anew; 0 if there is none.
+        bytes_setup, bytes_offline, bytes_online: sent by this party; None if it cannot tell.
+        max_error: against float64 in clear, at the party that has the result.
+    """
+
+    began: float
+    ended: float
+    cpu_ms: float
+    offline_ms: float = 0.0
+    bytes_setup: int | None = None
+    bytes_offline: int | None = None
+    bytes_online: int | None = None
+    max_error: float | None = None
+
+
+class Part:
+    """One party's part in a workload.
+
+    Args:
+        party: with keys agreed.
+        workload: the same at all parties.
+        example: at P0 and P1, who own inputs, and weights and targets; None at P2.
+    """
+
+    def __init__(self, party: Party, workload: Workload, example: Example | None) -> None:
+        self._party = party
+        self._workload = workload
+        self._example = example
+        self._network: Network | None = None
+
+    def prepare(self, *, fresh: bool = False) -> None:
+        """Share what there is, and open what is opened before; counted as setup.
+
+        Args:
+            fresh: inputs are not opened before.
+        """
+        party, workload, example = self._party, self._workload, self._example
+        inputs = example.inputs if example else None
+        if workload.function:
+            self._inputs = self._owned(P0, (workload.rows,), inputs, "inputs")
+            return
+        self._inputs = self._columns(inputs)
+        weights = example.weights if example and party.role == P1 else None
+        self._network = Network.share(party, workload.layers, P1, weights)
+        targets = example.targets if example else None
+        bits = party.rules.delta_bits
+        self._targets = self._owned(P1, (workload.rows, 1), targets, "targets", bits)
+        if not fresh:
+            (self._inputs,) = party.open(self._inputs, phase="setup")
+
+    def deal_ahead(self) -> None:
+        """Let P2 deal what `execute` will need, where the mode can."""
+
+        def follow(party: Party) -> None:
+            self._copy_for(party).execute()
+
+        self._party.deal(follow)
+
+    def execute(self) -> SharedTensor | None:
+        """The workload itself; the shared outputs, or None after a training step."""
+        party, workload = self._party, self._workload
+        if workload.function:
+            asked = function(workload.function)
+            return party.apply(self._inputs, asked, workload.name, value=True, slope=False)[0]
+        assert self._network is not None, "prepared before"
+        if not workload.training:
+            return self._network.infer(party, self._inputs)
+        self._network.train_step(party, self._inputs, self._targets, "cross_entropy", LEARNING_RATE)
+        return None
+
+    def results(self, outputs: SharedTensor | None) -> dict[str, Tensor]:
+        """What came out, revealed to P1 for comparison."""
+        if outputs is None:
+            assert self._network is not None, "a network was trained"
+            return self._network.reveal(self._party, P1)
+        found = self._party.reveal(outputs, P1, "outputs")
+        return {} if found is None else {"": found}
+
+    def _columns(self, inputs: Tensor | None) -> SharedTensor:
+        """Half of the columns are P0's, half P1's, as in a federation by columns."""
+        rows, width = self._workload.rows, self._workload.widths[0]
+        half = -(-width // 2)
+        left = self._owned(P0, (rows, half), None if inputs is None else inputs[:, :half], "inputs")
+        rest = None if inputs is None else inputs[:, half:]
+        return left.beside(self._owned(P1, (rows, width - half), rest, "inputs"))
+
+    def _owned(
+        self, owner: int, shape: Sequence[int], values: Tensor | None, where: str, bits: int = -1
+    ) -> SharedTensor:
+        own = values if self._party.role == owner else None
+        return self._party.share(owner, shape, own, where, bits)
+
+    def _copy_for(self, party: Party) -> Part:
+        part = Part(party, self._workload, None)
+        part._inputs = self._inputs
+        if self._network is not None:
+            part._targets = self._targets
+            part._network = Network(self._network.layers, self._network.weights)
+        return part
+
+
+@dataclass(frozen=True, slots=True)
+class Modelled:
+    """One workload in one mode, while compute takes no time.
+
+    Attributes:
+        seconds: on the parties' clocks.
+        limit_s: the least any protocol of these bytes and hops can take.
+        hops: messages one after the other.
+        bytes_setup, bytes_offline, bytes_online: of all parties, frame headers included.
+        max_error: against float64 in clear.
+    """
+
+    seconds: float
+    limit_s: float
+    hops: int
+    bytes_setup: int
+    bytes_offline: int
+    bytes_online: int
+    max_error: float
+
+
+def rules_of(workload: Workload, mode: Mode) -> Rules:
+    """The mode's own rules; 1/sqrt is steep near 0 and has the bits of thesis mode in both."""
+    return Rules(mode, bits=23 if workload.function == "rsqrt" else 0)
+
+
+def modelled(
+    workload: Workload, rules: Rules, wan: Wan, *, fresh: bool = False, ahead: bool = True
+) -> Modelled:
+    """Run it once in this process, with lines between the parties once all is prepared.
+
+    Args:
+        workload: what.
+        rules: with the mode.
+        wan: every party's line.
+        fresh: inputs were not opened before.
+        ahead: fast mode: P2 deals before the clocks start.
+    """
+    example = Example.of(workload)
+    with Trio(rules, {"workload": workload.name}) as trio:
+        parts = [Part(one, workload, None if one.role == P2 else example) for one in trio.parties]
+        trio.run(lambda party: parts[party.role].prepare(fresh=fresh))
+        before = bytes_by_phase(trio.traffic())
+        if ahead:
+            trio.run(lambda party: parts[party.role].deal_ahead())
+        model = _lines(trio, wan)
+        outputs = trio.run(lambda party: parts[party.role].execute())
+        seconds, hops, most = model.seconds, model.hops, max(model.bytes_sent().values())
+        after = bytes_by_phase(trio.traffic())
+        found = trio.run(lambda party: parts[party.role].results(outputs[party.role]))[P1]
+    return Modelled(
+        seconds,
+        wan.limit_s(most, hops),
+        hops,
+        before["setup"],
+        after["offline"] - before["offline"],
+        after["online"] - before["online"],
+        max(float((found[key] - value).abs().max()) for key, value in example.wanted.items()),
+    )
+
+
+def products(workload: Workload, mode: Mode) -> list[tuple[int, int, int]]:
+    """Rows, inner width and columns of a holder's matrix products in an inference or a step.
+
+    On shares a product is two of the ring at each holder, e (d + v) + u d; with inputs that fast
+    mode leaves with their owner it is one, half of it X_i (W_i + D), half E V.
+    """
+    forward = [(workload.rows, one.inputs, one.outputs) for one in workload.layers]
+    first, rest = forward[:1], forward[1:]
+    if workload.training:
+        first += [(inner, rows, columns) for rows, inner, columns in first]
+        rest += [(inner, rows, columns) for rows, inner, columns in rest]
+        rest += [(rows, columns, inner) for rows, inner, columns in forward[1:]]
+    return first * (1 if mode == "fast" else 2) + rest * 2
+
+
+def matmul_ms(shapes: Sequence[tuple[int, int, int]]) -> float:
+    """What products alone take in the ring, one thread; the fastest of three tries."""
+    pairs = [
+        (torch.ones(rows, inner, dtype=torch.int64), torch.ones(inner, columns, dtype=torch.int64))
+        for rows, inner, columns in shapes
+    ]
+    taken = []
+    for _ in range(_TRIES):
+        began = time.perf_counter()
+        for left, right in pairs:
+            matmul(left, right)
+        taken.append(time.perf_counter() - began)
+    return 1000 * min(taken)
+
+
+def _lines(trio: Trio, wan: Wan) -> LinkModel:
+    """Put lines into all channels; nothing is on its way at this moment."""
+    model = LinkModel(NAMES, wan)
+    for one, other in combinations(trio.parties, 2):
+        there, back = one.channels[other.role], other.channels[one.role]
+        # A trio's links are those of `vfl.mpc.trio`, which can tell why they stop.
+        ends = cast("tuple[TransportLink, TransportLink]", (there.link, back.link))
+        there.link, back.link = model.between(NAMES[one.role], NAMES[other.role], ends)
+    return model
+
+
+class Links:
+    """This party's two connections; without TLS, for the systems beside it have none.
+
+    Args:
+        assignment: the process's.
+    """
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+        self._hub: TcpHub | None = None
+        self._links: dict[int, TransportLink] = {}
+        if callers := LISTENS[assignment.rank]:
+            known = {NAMES[each]: Credential(NAMES[each], assignment.token) for each in callers}
+            self._hub = TcpHub(assignment.host, 0, assignment.session, known, plaintext=True)
+        self.port = self._hub.port if self._hub else 0
+
+    def connect(self, endpoints: Endpoints) -> dict[int, TransportLink]:
+        """Links to the two others, by role."""
+        assignment, callers = self._assignment, LISTENS[self._assignment.rank]
+        hello = Hello(assignment.session, NAMES[assignment.rank], assignment.token)
+        for role in CALLS[assignment.rank]:
+            self._links[role] = TcpLink.connect(
+                *endpoints.endpoints[role], hello, None, plaintext=True
+            )
+        if self._hub is not None:
+            self._hub.wait_all([NAMES[each] for each in callers], _JOIN_S)
+            self._links |= {each: self._hub.link(NAMES[each]) for each in callers}
+        return self._links
+
+    def close(self) -> None:
+        """Close them, and the port."""
+        for link in self._links.values():
+            link.close()
+        if self._hub is not None:
+            self._hub.close()
+
+
+@lru_cache(maxsize=1)
+def _example(name: str) -> Example:
+    return Example.of(workload_named(name))
+
+
+def play(rank: int, links: dict[int, TransportLink], task: Task, parent: Parent) -> Turn:
+    """Prepare a run, wait for "go", and do it."""
+    mode: Mode = "thesis" if task.system == "thesis" else "fast"
+    workload = workload_named(task.workload)
+    party = make_party(rank, links, rules_of(workload, mode))
+    party.agree({"workload": task.workload, "fresh": task.fresh}, task.session)
+    example = None if rank == P2 else _example(task.workload)
+    part = Part(party, workload, example)
+    part.prepare(fresh=task.fresh)
+    before, dealing = bytes_by_phase(traffic(party)), time.monotonic()
+    part.deal_ahead()
+    offline_ms = 1000 * (time.monotonic() - dealing)
+    parent.put(Ready())
+    begin_at = parent.get(Go).at
+    time.sleep(max(0.0, begin_at - time.monotonic()))
+    began, busy = time.monotonic(), time.process_time()
+    outputs = part.execute()
+    ended, cpu_ms = time.monotonic(), 1000 * (time.process_time() - busy)
+    after = bytes_by_phase(traffic(party))
+    found = part.results(outputs)
+    error = None
+    if found and example is not None:
+        error = max(float((found[key] - want).abs().max()) for key, want in example.wanted.items())
+    return Turn(
+        began=began,
+        ended=ended,
+        cpu_ms=cpu_ms,
+        offline_ms=offline_ms if mode == "fast" else 0.0,
+        bytes_setup=before["setup"],
+        bytes_offline=after["offline"] - before["offline"],
+        bytes_online=after["online"] - before["online"],
+        max_error=error,
+    )
+
+
+def work(parent: Parent) -> None:
+    """Play runs until there are no more."""
+    assignment = parent.get(Assignment)
+    links = Links(assignment)
+    parent.put(Port(port=links.port))
+    try:
+        connected = links.connect(parent.get(Endpoints))
+        parent.put(Ready())
+        for task in parent.each(Task):
+            parent.put(play(assignment.rank, connected, task, parent))
+    finally:
+        links.close()

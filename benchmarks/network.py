@@ -1,0 +1,327 @@
+"""What the lines between processes really do, beside what they should.
+
+Three parties send each other bytes in the patterns of protocols, over TCP connections that stay
+open. Beside the time stands what the model computes and the limit of any protocol that sends as
+much in as many hops. The first turn finds TCP cold, with its windows still small, and is told
+apart.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+from typing import NamedTuple
+
+from benchmarks import harness
+from benchmarks.emulation import LinkModel, Network, Wan, available, choose, open_network
+from benchmarks.worker import BenchmarkWorker, Endpoint, Parent
+from vfl.config.toml import Settings
+from vfl.core.errors import ConfigError
+
+TURNS = 5
+_PATIENCE_S = 60.0
+PARTIES = ("P0", "P1", "P2")
+
+
+class Send(NamedTuple):
+    """One message."""
+
+    source: str
+    target: str
+    size: int
+
+
+#: Rounds: a party begins one when it has everything that the round before had for it.
+Pattern = tuple[tuple[Send, ...], ...]
+
+_P0, _P1, _P2 = PARTIES
+#: A cut of 128 rows and width 500 in float32.
+_CUT = 4 * 128 * 500
+PATTERNS: dict[str, Pattern] = {
+    "there and back, 1 byte": ((Send(_P0, _P1, 1),), (Send(_P1, _P0, 1),)),
+    "one way, 256 kB": ((Send(_P0, _P2, _CUT),),),
+    "both ways at once, 256 kB": ((Send(_P0, _P1, _CUT), Send(_P1, _P0, _CUT)),),
+    "two to one, 256 kB each": ((Send(_P0, _P2, _CUT), Send(_P1, _P2, _CUT)),),
+    "one to two, 256 kB each": ((Send(_P2, _P0, _CUT), Send(_P2, _P1, _CUT)),),
+    "three hops, 64 kB each": (
+        (Send(_P0, _P1, _CUT // 4),),
+        (Send(_P1, _P2, _CUT // 4),),
+        (Send(_P2, _P0, _CUT // 4),),
+    ),
+    "one way, 8 MB": ((Send(_P0, _P1, 8_000_000),),),
+}
+
+
+def most_bytes(pattern: Pattern) -> int:
+    """What the party sends that sends most."""
+    sent = Counter[str]()
+    for each in (send for step in pattern for send in step):
+        sent[each.source] += each.size
+    return max(sent.values())
+
+
+def modelled_s(pattern: Pattern, wan: Wan) -> float:
+    """Seconds the pattern takes on the parties' own clocks."""
+    model = LinkModel(PARTIES, wan)
+    for step in pattern:
+        sent = [(send.target, model.send(send.source, send.size)) for send in step]
+        for target, arriving in sent:
+            model.receive(target, arriving)
+    return model.seconds
+
+
+class LinesJob(Settings):
+    """Whom a process plays that tries a network, and where it listens."""
+
+    party: str
+    host: str
+
+
+class Play(Settings):
+    """Messages to exchange: rounds of (from, to, bytes)."""
+
+    rounds: tuple[tuple[Send, ...], ...]
+
+
+class Played(Settings):
+    """When a party began to send and had received everything, on the machine's clock."""
+
+    began: float | None = None
+    ended: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LineRow:
+    """One pattern over one network.
+
+    Attributes:
+        network: "tun", "proxy" or "model".
+        pattern: who sends what.
+        milliseconds: median over the turns, from the first byte sent to the last received.
+        fastest_ms: the fastest of them; on a busy machine the others wait for a core as well.
+        first_ms: the first turn.
+        model_ms: as the model computes it, without headers.
+        limit_ms: max(bytes / bandwidth) + hops * round trip / 2.
+        ratio: milliseconds to the model's.
+        mbps: bits a second of the party that sends most.
+        bytes_sent: by the party that sends most, a turn; what the network counts.
+    """
+
+    network: str
+    pattern: str
+    milliseconds: float
+    fastest_ms: float
+    first_ms: float
+    model_ms: float
+    limit_ms: float
+    ratio: float
+    mbps: float
+    bytes_sent: int
+
+
+def bench_lines(
+    wan: Wan,
+    kinds: Sequence[str],
+    *,
+    turns: int = TURNS,
+    patterns: Sequence[str] = tuple(PATTERNS),
+    say: Callable[[str], None] = harness.silent,
+) -> list[LineRow]:
+    """Try networks with patterns of traffic.
+
+    Args:
+        wan: every party's line.
+        kinds: networks: tun, proxy, model or auto.
+        turns: of each pattern, after the first.
+        patterns: names of `PATTERNS`.
+        say: told one line about each network.
+
+    Raises:
+        ConfigError: nothing to measure.
+        BadOptionError: no such network.
+        UserError: a network that cannot be had here.
+    """
+    if turns < 1 or wan == Wan():
+        raise ConfigError(
+            "nothing to measure",
+            got=f"{turns} turns, {wan}",
+            want="a turn, and a line with a bandwidth or a delay",
+        )
+    rows = []
+    for kind in map(choose, kinds):
+        say(f"{kind}, {wan}: {len(patterns)} patterns")
+        rows += (
+            _modelled(wan, patterns) if kind == "model" else _measured(wan, kind, patterns, turns)
+        )
+    return rows
+
+
+def format_lines(rows: Sequence[LineRow]) -> str:
+    """The rows as a table for people."""
+    head = (
+        f"{'network':<8}{'pattern':<27}{'ms':>9}{'fastest':>9}{'first':>9}{'model':>9}{'limit':>9}"
+    )
+    lines = [f"{head}{'ratio':>7}{'Mbps':>8}{'bytes sent':>12}"]
+    lines += [
+        f"{row.network:<8}{row.pattern:<27}{row.milliseconds:>9.1f}{row.fastest_ms:>9.1f}"
+        f"{row.first_ms:>9.1f}{row.model_ms:>9.1f}{row.limit_ms:>9.1f}{row.ratio:>7.2f}{row.mbps:>8.2f}"
+        f"{row.bytes_sent:>12}"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def _modelled(wan: Wan, patterns: Sequence[str]) -> list[LineRow]:
+    found = []
+    for name in patterns:
+        seconds, size = modelled_s(PATTERNS[name], wan), most_bytes(PATTERNS[name])
+        found.append(_row("model", name, wan, [seconds, seconds], size))
+    return found
+
+
+def _measured(wan: Wan, kind: str, patterns: Sequence[str], turns: int) -> list[LineRow]:
+    """Patterns between processes, a process a party."""
+    with ExitStack() as stack:
+        network = stack.enter_context(open_network(PARTIES, wan, kind))
+        workers = {
+            party: stack.enter_context(BenchmarkWorker("network", network.command(party)))
+            for party in PARTIES
+        }
+        _connect(network, workers)
+        rows = []
+        for name in patterns:
+            before = network.bytes_sent()
+            seconds = [_play(workers, PATTERNS[name]) for _ in range(1 + turns)]
+            after = network.bytes_sent()
+            most = max(after[party] - before[party] for party in PARTIES)
+            rows.append(_row(kind, name, wan, seconds, most // (1 + turns)))
+    return rows
+
+
+def _connect(network: Network, workers: dict[str, BenchmarkWorker]) -> None:
+    """One connection between each two parties."""
+    endpoints = {}
+    for party, worker in workers.items():
+        worker.put(LinesJob(party=party, host=network.host(party)))
+        endpoints[party] = worker.get(Endpoint)
+    for source, target in combinations(PARTIES, 2):
+        workers[source].put(endpoints[target].seen(network, source, target))
+    for worker in workers.values():
+        worker.get(Played)
+
+
+def _play(workers: dict[str, BenchmarkWorker], pattern: Pattern) -> float:
+    """Seconds of one turn; the clock is the machine's, and the same in every process."""
+    for worker in workers.values():
+        worker.put(Play(rounds=pattern))
+    played = [worker.get(Played) for worker in workers.values()]
+    began = min(each.began for each in played if each.began is not None)
+    return max(each.ended for each in played if each.ended is not None) - began
+
+
+def _row(kind: str, name: str, wan: Wan, seconds: Sequence[float], sent: int) -> LineRow:
+    pattern, typical = PATTERNS[name], median(seconds[1:])
+    model, most = modelled_s(pattern, wan), most_bytes(pattern)
+    return LineRow(
+        network=kind,
+        pattern=name,
+        milliseconds=1000 * typical,
+        fastest_ms=1000 * min(seconds[1:]),
+        first_ms=1000 * seconds[0],
+        model_ms=1000 * model,
+        limit_ms=1000 * wan.limit_s(most, hops=len(pattern)),
+        ratio=typical / model,
+        mbps=8e-6 * most / typical,
+        bytes_sent=sent,
+    )
+
+
+class Player:
+    """One party and its connections, by the name of the party at the other end."""
+
+    def __init__(self, job: LinesJob, parent: Parent) -> None:
+        self._party = job.party
+        rank = PARTIES.index(job.party)
+        self._peers: dict[str, socket.socket] = {}
+        with socket.create_server((job.host, 0)) as listener:
+            listener.settimeout(_PATIENCE_S)
+            parent.put(Endpoint(host=job.host, port=listener.getsockname()[1]))
+            for peer in PARTIES[rank + 1 :]:
+                target = parent.get(Endpoint)
+                end = socket.create_connection((target.host, target.port), _PATIENCE_S)
+                end.sendall(bytes([rank]))
+                self._add(peer, end)
+            for _ in PARTIES[:rank]:
+                end, _ = listener.accept()
+                end.settimeout(_PATIENCE_S)
+                self._add(PARTIES[end.recv(1)[0]], end)
+
+    def _add(self, peer: str, end: socket.socket) -> None:
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._peers[peer] = end
+
+    def play(self, pattern: Pattern, pool: ThreadPoolExecutor) -> Played:
+        """This party's part of a pattern; a thread sends to each peer while this one reads."""
+        began = ended = None
+        for step in pattern:
+            sending = []
+            for send in (each for each in step if each.source == self._party):
+                began = began or time.monotonic()
+                end = self._peers[send.target]
+                sending.append(pool.submit(end.sendall, bytes(send.size)))
+            for send in (each for each in step if each.target == self._party):
+                _receive(self._peers[send.source], send.size)
+                ended = time.monotonic()
+            for done in sending:
+                done.result()
+        return Played(began=began, ended=ended)
+
+
+def _receive(end: socket.socket, size: int) -> None:
+    left = size
+    while left:
+        got = len(end.recv(min(left, 1 << 20)))
+        if not got:
+            raise EOFError("the other party has gone")
+        left -= got
+
+
+def work(parent: Parent) -> None:
+    """Play one party's part in whatever is asked for."""
+    player = Player(parent.get(LinesJob), parent)
+    parent.put(Played())
+    with ThreadPoolExecutor(len(PARTIES)) as pool:
+        for asked in parent.each(Play):
+            parent.put(player.play(asked.rounds, pool))
+
+
+def main() -> None:
+    """The command line."""
+    options = harness.parser(
+        "network",
+        "What the lines of the other benchmarks really do, beside what they should. --network "
+        "takes several: tun,proxy,model; unless told, all that can be had here.",
+        wan="80mbps,40ms",
+    )
+    options.add_argument(
+        "--turns", type=int, default=TURNS, help="of each pattern, after the first; %(default)s"
+    )
+
+    def measure(asked: Namespace) -> list[LineRow]:
+        wan = Wan.parse(asked.wan)
+        kinds = asked.network.split(",") if asked.network else available(harness.say)
+        return bench_lines(wan, kinds, turns=asked.turns, say=harness.say)
+
+    harness.run(options, measure, format_lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""SPU (Ma et al. 2023) under `talk.py`: FM64, protocols semi2k and aby3; see spu's own reference.
+
+Compiling and sharing come before the clock; what is timed is `Runtime.run`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+_WAIT_MS = 120_000
+_PROTOCOLS = {"spu-semi2k": "SEMI2K", "spu-aby3": "ABY3"}
+
+
+class Peer:
+    """One party of SPU."""
+
+    def __init__(self, assignment: dict[str, Any], port: int) -> None:
+        self._assignment = assignment
+        self._spu = import_module("spu")
+        self._lib = import_module("spu.libspu")
+        self._frontend = import_module("spu.utils.frontend")
+        self._jax = import_module("jax")
+        self._held: list[str] = []
+
+    def connect(self, endpoints: list[tuple[str, int]]) -> None:
+        """Every party under its own name; SPU tries again until all are there."""
+        desc = self._lib.link.Desc()
+        desc.recv_timeout_ms = _WAIT_MS
+        for rank, (host, port) in enumerate(endpoints):
+            desc.add_party(f"P{rank}", f"{host}:{port}")
+        self._link = self._lib.link.create_brpc(desc, self._assignment["rank"])
+        protocol = getattr(self._lib.ProtocolKind, _PROTOCOLS[self._assignment["system"]])
+        config = self._lib.RuntimeConfig(protocol=protocol, field=self._lib.FieldType.FM64)
+        # One thread a party, as everybody else has.
+        config.experimental_enable_inter_op_par = False
+        config.experimental_enable_intra_op_par = False
+        config.max_concurrency = 1
+        self._io = self._spu.Io(self._assignment["parties"], config)
+        self._runtime = self._spu.Runtime(self._link, config)
+
+    def prepare(self, task: dict[str, Any], arrays: dict[str, Any]) -> None:
+        """Compile it here, and take this party's shares of what rank 0 has."""
+        names = list(arrays)
+        values = [arrays[name].astype(np.float32) for name in names]
+        secret = self._lib.Visibility.VIS_SECRET
+        for name in self._held:
+            self._runtime.del_var(name)
+        self._code, _ = self._frontend.compile(
+            self._frontend.Kind.JAX,
+            _program(self._jax, task, names),
+            values,
+            {},
+            names,
+            [secret] * len(names),
+            lambda outputs: [f"out{index}" for index in range(len(outputs))],
+        )
+        self._held = names
+        # A dictionary's values come out in the order of its sorted keys.
+        self._outputs = sorted(_outputs(task))
+        for name, value in zip(names, values, strict=True):
+            made = self._io.make_shares(value, secret) if self._assignment["rank"] == 0 else []
+            packed = [_packed(each) for each in made] or [""] * self._assignment["parties"]
+            self._runtime.set_var(name, self._unpacked(self._link.scatter(packed, 0)))
+
+    def run(self) -> None:
+        self._runtime.run(self._code)
+
+    def result(self) -> dict[str, Any] | None:
+        found = {}
+        for index, name in enumerate(self._outputs):
+            own = _packed(self._runtime.get_var(f"out{index}"))
+            shares = self._link.gather(own, 0)
+            if self._assignment["rank"] == 0:
+                found[name] = self._io.reconstruct([self._unpacked(each) for each in shares])
+        return found or None
+
+    def _unpacked(self, text: str) -> Any:
+        meta, *chunks = (base64.b64decode(each) for each in json.loads(text))
+        share = self._lib.Share()
+        share.meta, share.share_chunks = meta, chunks
+        return share
+
+
+def _packed(share: Any) -> str:
+    parts = [share.meta, *share.share_chunks]
+    return json.dumps([base64.b64encode(part).decode() for part in parts])
+
+
+def _outputs(task: dict[str, Any]) -> list[str]:
+    if not task["training"]:
+        return [""]
+    layers = range(len(task["widths"]) - 1)
+    return [f"{index}.{kind}" for index in layers for kind in ("weight", "bias")]
+
+
+def _program(jax: Any, task: dict[str, Any], names: list[str]) -> Any:
+    """The workload in jax, from arrays in the order of `names`."""
+    jnp, last = jax.numpy, len(task["widths"]) - 2
+    functions = {
+        "relu": lambda values: jnp.maximum(values, 0),
+        "gelu": jax.nn.gelu,
+        "rsqrt": jax.lax.rsqrt,
+    }
+
+    def logits(own: dict[str, Any], values: Any) -> tuple[Any, list[Any]]:
+        seen = []
+        for index in range(last + 1):
+            seen.append(values)
+            values = values @ own[f"{index}.weight"] + own[f"{index}.bias"]
+            if index < last:
+                values = jnp.maximum(values, 0)
+        return values, seen
+
+    def workload(*arrays: Any) -> Any:
+        own = dict(zip(names, arrays, strict=True))
+        if task["function"]:
+            return {"": functions[task["function"]](own["inputs"])}
+        values, seen = logits(own, own["inputs"])
+        outputs = jax.nn.sigmoid(values)
+        if not task["training"]:
+            return {"": outputs}
+        delta = outputs - own["targets"]
+        stepped = {}
+        for index in range(last, -1, -1):
+            weight, bias = f"{index}.weight", f"{index}.bias"
+            stepped[weight] = own[weight] - (seen[index].T @ delta) * task["rate"]
+            stepped[bias] = own[bias] - delta.sum(0) * task["rate"]
+            if index:
+                delta = (delta @ own[weight].T) * (seen[index] > 0)
+        return stepped
+
+    return workload

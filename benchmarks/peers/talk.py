@@ -1,0 +1,99 @@
+"""The main program of an adapter: ``PYTHON -I talk.py NAME`` plays one party of NAME_peer.py.
+
+It runs in the environment of the other system, imports nothing of vfl, and speaks the messages of
+`benchmarks/mpc_party.py` as plain JSON.
+
+Lines of JSON come on standard input: who it is, where all parties are, then runs (a task, and the
+moment to begin).
+Lines go back on standard output: the port, "ready", "ready" before each run, and what it took.
+The adapter is a class `Peer`:
+
+    Peer(assignment, port)                 who it is, and a port that is free for it
+    connect(endpoints)                    host and port of every party, by rank
+    prepare(task, arrays)             share and compile; called once for the runs of one workload
+    run()                             what is timed
+    result()                          arrays by name at rank 0; called at every rank
+
+Only numpy and the standard library are needed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def main() -> None:
+    """Play runs until the input ends."""
+    # What a library prints must not get between the lines.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def tell(**message: object) -> None:
+        print(json.dumps(message), file=answers, flush=True)
+
+    lines = iter(sys.stdin)
+    assignment = json.loads(next(lines))
+    port = _free_port(assignment["host"])
+    peer = _adapter(sys.argv[1])(assignment, port)
+    tell(port=port)
+    peer.connect(json.loads(next(lines))["endpoints"])
+    tell()
+    workload, wanted = "", dict[str, Any]()
+    for line in lines:
+        task = json.loads(line)
+        if task["workload"] != workload:
+            arrays, wanted = _arrays(task["arrays"])
+            peer.prepare(task, arrays)
+            workload = task["workload"]
+        tell()
+        begin_at = json.loads(next(lines))["at"]
+        time.sleep(max(0.0, begin_at - time.monotonic()))
+        tell(**_turn(peer, wanted))
+
+
+def _turn(peer: Any, wanted: dict[str, Any]) -> dict[str, Any]:
+    began, busy = time.monotonic(), time.process_time()
+    peer.run()
+    ended, cpu_ms = time.monotonic(), 1000 * (time.process_time() - busy)
+    found = peer.result()
+    error = None
+    if found is not None:
+        error = max(float(np.abs(found[name] - value).max()) for name, value in wanted.items())
+    return {"began": began, "ended": ended, "cpu_ms": cpu_ms, "max_error": error}
+
+
+def _arrays(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What goes in, and what should come out."""
+    with np.load(path, allow_pickle=False) as kept:
+        arrays = {name: kept[name] for name in kept.files}
+    wanted = {name[7:]: arrays.pop(name) for name in list(arrays) if name.startswith("wanted.")}
+    return arrays, wanted
+
+
+def _free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as door:
+        return int(door.getsockname()[1])
+
+
+def _adapter(name: str) -> Any:
+    """The class `Peer` of a file beside this one; by its path, for `spu.py` would hide `spu`."""
+    path = Path(__file__).with_name(f"{name}_peer.py")
+    spec = importlib.util.spec_from_file_location(f"{name}_peer", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Peer
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""A training step under each secure mode beside the plain split step.
+
+Both train the same network on the same batches with ``merge = "sum"``, one thread a process. A turn
+trains each kind once, the order changing from turn to turn; ratios are of neighbours in time, and
+what is reported is the median over the turns. "inprocess" plays all parties in one process, so that
+what every party adds shows; "tls" is a process a party over the loopback interface. CPU time counts
+all processes; on a busy machine wall time says little. Shared first layers train without momentum.
+
+With a line between the parties (`benchmarks.emulation`) streams alone are measured, and beside wall
+time stands what bytes and delay of that mode take, exactly.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.emulation import Wan, choose
+from benchmarks.step import LINE_STEPS, Parties, StepCost, compared, network_of, timed, timed_head
+from benchmarks.training_step import Measurement, Path
+from vfl.core.errors import ConfigError
+
+WORKLOAD = "summed"
+MODES = ("none", "sum", "sum:bits=8", "beaver")
+PATHS: tuple[Path, ...] = ("inprocess", "tls")
+STEPS, REPEATS, WARMUP_STEPS = 30, 40, 10
+#: Turns over a line, where a step takes a round trip at least.
+LINE_REPEATS = 5
+QUICK_STEPS = 5
+#: The most CPU time of a step under a secure sum, in that of the plain one.
+AIM = 1.03
+#: Those it is the aim of.
+_AIMED = ("sum", "sum:bits=8")
+
+
+@dataclass(frozen=True, slots=True)
+class SecureRow(StepCost):
+    """A step under a secure mode, compared with the plain one.
+
+    Attributes:
+        path: "inprocess" or "tls"; "model" where the line is computed.
+        secure: the secure mode.
+    """
+
+    path: Path
+    secure: str
+
+
+def bench_secure(
+    *,
+    steps: int | None = None,
+    repeats: int | None = None,
+    seed: int = 0,
+    wan: Wan | None = None,
+    network: str = "auto",
+    say: Callable[[str], None] = harness.silent,
+) -> list[SecureRow]:
+    """Measure a step of 128 rows and width 500, plain, summed under masks, and on shared layers.
+
+    Args:
+        steps: timed steps of one training; 30 unless given, 20 over a line.
+        repeats: turns; 40 unless given, 5 over a line.
+        seed: of rows, weights and batch order.
+        wan: the parties' lines; None is the loopback as it is.
+        network: how lines are made: auto, tun, proxy or model.
+        say: told one line about each path.
+
+    Raises:
+        ConfigError: nothing to measure.
+        BadOptionError: an unknown network.
+        UserError: a network that cannot be had here.
+    """
+    kind = choose(network) if wan else "loopback"
+    steps = (LINE_STEPS if wan else STEPS) if steps is None else steps
+    repeats = (LINE_REPEATS if wan else REPEATS) if repeats is None else repeats
+    if steps < 1 or repeats < 1:
+        raise ConfigError("nothing to measure", got=f"{steps} steps, {repeats} repeats")
+    rows: list[SecureRow] = []
+    with network_of(kind, wan) as between, Parties(between) as parties:
+        for path in _paths(kind):
+            say(f"{path}: {repeats} x {steps} steps of each of {', '.join(MODES)}, {kind}")
+            turns = [_turn(parties, path, seed, steps, turn) for turn in range(repeats)]
+            plain = [one["none"] for one in turns]
+            for mode in MODES:
+                limit = (
+                    parties.measure("model", WORKLOAD, seed, 2, 2, mode).wall_ms if wan else None
+                )
+                costs = compared([one[mode] for one in turns], plain)
+                rows.append(SecureRow(path, mode, **costs, network=kind, limit_ms=limit))
+    return rows
+
+
+def _paths(kind: str) -> tuple[Path, ...]:
+    if kind == "loopback":
+        return PATHS
+    return ("model",) if kind == "model" else ("tls",)
+
+
+def _turn(parties: Parties, path: Path, seed: int, steps: int, turn: int) -> dict[str, Measurement]:
+    """Every mode once, the first one last in every other turn."""
+    order = MODES if turn % 2 == 0 else MODES[::-1]
+    return {
+        mode: parties.measure(path, WORKLOAD, seed, WARMUP_STEPS, steps, mode) for mode in order
+    }
+
+
+def format_secure(rows: Sequence[SecureRow]) -> str:
+    """The rows as a table for people; ratios in brackets, and what CPU time was aimed at."""
+    head = f"{'path':<11}{'secure':<12}{timed_head(rows)}"
+    lines = [
+        f"{row.path:<11}{row.secure:<12}{timed(row, AIM if row.secure in _AIMED else None)}"
+        for row in rows
+    ]
+    return "\n".join([head, *lines])
+
+
+def main() -> None:
+    """The command line."""
+    options = harness.parser(
+        "secure",
+        "A training step under a secure mode beside the plain one: 128 rows, width 500.",
+        wan="",
+        quick=True,
+    )
+
+    def measure(asked: Namespace) -> list[SecureRow]:
+        quick: dict[str, Any] = {"steps": QUICK_STEPS, "repeats": 1} if asked.quick else {}
+        return bench_secure(**quick, **harness.line(asked, options), say=harness.say)
+
+    harness.run(options, measure, format_secure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""A session over streams with a process a party: how it starts, and each party's part in it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+from pydantic import Field
+
+from benchmarks.emulation import LOOPBACK, Network
+from benchmarks.worker import BenchmarkWorker, Endpoint, Parent
+from vfl.clients import FeatureParty
+from vfl.config.toml import Settings
+from vfl.core.frame import Frame, Kind
+from vfl.server import LabelParty
+from vfl.session import Exchange, Terms
+from vfl.transport import (
+    Credential,
+    Hello,
+    HubLink,
+    TcpHub,
+    TcpLink,
+    session_certificate,
+)
+
+_JOIN_TIMEOUT_S = 60.0
+
+
+class SessionJob(Settings):
+    """One party's part in a session.
+
+    Attributes:
+        party: whom the process plays.
+        session: name of the session.
+        tokens: what each party shows to get in; a feature party gets its own only.
+        tls: whether the stream has TLS.
+        host: address the label party listens at.
+        endpoint: where a feature party finds it.
+    """
+
+    party: str = ""
+    session: str = ""
+    tokens: dict[str, str] = Field(default_factory=dict, repr=False)
+    tls: bool = True
+    host: str = LOOPBACK
+    endpoint: Endpoint | None = None
+
+
+_Job = TypeVar("_Job", bound=SessionJob)
+
+
+def start(
+    workers: Mapping[str, BenchmarkWorker], network: Network, label: str, job: SessionJob
+) -> None:
+    """Give every party its part; the label party listens before the others are told where."""
+    tokens = {party: secrets.token_urlsafe(32) for party in workers if party != label}
+    session = {"session": secrets.token_hex(16), "party": label, "tokens": tokens}
+    workers[label].put(job.model_copy(update=session | {"host": network.host(label)}))
+    listens = workers[label].get(Endpoint)
+    for party, token in tokens.items():
+        own = {"party": party, "tokens": {party: token}}
+        endpoint = {"endpoint": listens.seen(network, party, label)}
+        workers[party].put(job.model_copy(update=session | own | endpoint))
+
+
+def play_label(
+    parent: Parent,
+    job: SessionJob,
+    terms: Terms,
+    build: Callable[[dict[str, HubLink]], LabelParty],
+    schedule: Iterable[Exchange],
+) -> LabelParty:
+    """Play the label party.
+
+    Raises:
+        MissingPartyError: a feature party did not join.
+    """
+    certificate = session_certificate([job.host]) if job.tls else None
+    hub = TcpHub(
+        job.host,
+        0,
+        job.session,
+        {party: Credential(party, token) for party, token in job.tokens.items()},
+        certificate=certificate,
+        plaintext=not job.tls,
+        window=terms.window_frames,
+    )
+    try:
+        ca_pem = certificate.ca_pem.decode() if certificate else ""
+        parent.put(Endpoint(host=job.host, port=hub.port, ca_pem=ca_pem))
+        hub.wait_all(list(job.tokens), _JOIN_TIMEOUT_S)
+        label = build({party: hub.link(party) for party in job.tokens})
+        label.aggregator.begin()
+        label.run(schedule)
+        for half in label.halves.values():
+            half.link.receive()  # its DONE: the last gradient has arrived
+    finally:
+        hub.close()
+    return label
+
+
+def play_feature(
+    job: SessionJob,
+    terms: Terms,
+    build: Callable[[TcpLink], FeatureParty],
+    schedule: Iterable[Exchange],
+) -> None:
+    """Play a feature party."""
+    assert job.endpoint is not None, "a party that joins knows where"
+    hello = Hello(job.session, job.party, job.tokens[job.party])
+    ca_pem = job.endpoint.ca_pem.encode() or None
+    link = TcpLink.connect(
+        job.endpoint.host,
+        job.endpoint.port,
+        hello,
+        ca_pem,
+        plaintext=ca_pem is None,
+        window=terms.window_frames,
+    )
+    try:
+        build(link).run(schedule)
+        link.send(Frame(Kind.DONE))
+    finally:
+        link.close()

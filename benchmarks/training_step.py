@@ -1,0 +1,428 @@
+"""One training step as a benchmark measures it: what is trained, along which path, on which clock.
+
+`work` is the part of one process; `benchmarks.step` and `benchmarks.secure` compare the paths.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from statistics import median
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn, optim
+
+from benchmarks.emulation import LinkModel, Wan
+from benchmarks.session import SessionJob, play_feature, play_label
+from benchmarks.worker import Parent
+from vfl import models
+from vfl.clients import FeatureParty, build_feature_party
+from vfl.config import Experiment
+from vfl.config.experiment import LabelSettings, PartySettings, TrainSettings
+from vfl.config.toml import Settings
+from vfl.core.ledger import Ledger
+from vfl.core.seeds import Secret, derive, generator, scoped
+from vfl.datasets import PartyData, Split
+from vfl.datasets.party import digest_of
+from vfl.mpc.secure.keys import Agreement
+from vfl.server import LabelParty, Objective, build_label_party
+from vfl.server.task import Classification, Meter
+from vfl.session import Exchange, Terms, secure
+from vfl.session.exchange import Own
+from vfl.session.secure import shares_weights
+from vfl.training.local import Connect, LocalSession
+from vfl.transport import HubLink, Observed, TcpLink, local_pair
+
+#: In one piece, all parties in one process, over streams without and with TLS, on computed lines.
+Path = Literal["monolith", "inprocess", "tcp", "tls", "model"]
+PATHS: tuple[Path, ...] = ("monolith", "inprocess", "tcp", "tls")
+#: Where lines are computed, no stream is needed.
+MODEL_PATHS: tuple[Path, ...] = ("monolith", "inprocess", "model")
+FEATURE_PARTIES = ("left", "right")
+LABEL_PARTY = "label"
+#: Batches in the fixed data; the order is drawn anew each time they have all been used.
+EPOCH_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One network and how it is trained, the same on every path.
+
+    Attributes:
+        model: "cnn" or "mlp", as the rows of a benchmark name it.
+        batch_rows: rows of a step.
+        width: width of each feature party's cut.
+        shape: one row at a feature party, without the rows axis.
+        bottom, top: models, as specs.
+        outputs: classes.
+        steps: timed steps of one repeat; about one second of work.
+        aims: the most CPU time a path should need, in that of the monolith.
+        merge: "concat" or "sum".
+    """
+
+    model: str
+    batch_rows: int
+    width: int
+    shape: tuple[int, ...]
+    bottom: str
+    top: str
+    outputs: int
+    steps: int
+    aims: Mapping[str, float] = field(default_factory=dict)
+    merge: Literal["concat", "sum"] = "concat"
+
+    @property
+    def rows(self) -> int:
+        """Rows of the fixed data."""
+        return EPOCH_STEPS * self.batch_rows
+
+    @property
+    def merged_width(self) -> int:
+        """Width of what the top gets."""
+        return self.width * (len(FEATURE_PARTIES) if self.merge == "concat" else 1)
+
+    def experiment(self, seed: int, total_steps: int) -> Experiment:
+        """The experiment that trains at least so many steps; SGD with momentum."""
+        party = PartySettings(width=self.width, bottom=self.bottom)
+        return Experiment(
+            name="bench",
+            seed=seed,
+            merge=self.merge,
+            parties=dict.fromkeys(FEATURE_PARTIES, party),
+            label=LabelSettings(party=LABEL_PARTY, top=self.top),
+            train=TrainSettings(
+                epochs=-(-total_steps // EPOCH_STEPS),
+                batch_rows=self.batch_rows,
+                optimizer="sgd",
+                learning_rate=0.05,
+                momentum=0.9,
+            ),
+        )
+
+
+def _mlp(batch_rows: int, width: int, steps: int, **aims: float) -> Workload:
+    """Bottoms 10-128-128-width, top 2*width-64-2."""
+    return Workload(
+        model="mlp",
+        batch_rows=batch_rows,
+        width=width,
+        shape=(10,),
+        bottom="mlp:hidden=128-128",
+        top="mlp:hidden=64",
+        outputs=2,
+        steps=steps,
+        aims=aims,
+    )
+
+
+WORKLOADS: dict[str, Workload] = {
+    "mlp_small": _mlp(batch_rows=64, width=128, steps=500, tls=2.2),
+    "mlp": _mlp(batch_rows=256, width=1280, steps=60, inprocess=1.15),
+    "cnn": Workload(
+        model="cnn",
+        batch_rows=64,
+        width=128,
+        shape=(1, 28, 14),
+        bottom="cnn",
+        top="mlp:hidden=64",
+        outputs=10,
+        steps=60,
+        aims={"inprocess": 1.05, "tls": 1.35},
+    ),
+}
+
+#: One linear layer of 500 of 1000 columns at each party: what a secure sum adds shows most there.
+SUMMED = Workload(
+    model="linear",
+    batch_rows=128,
+    width=500,
+    shape=(500,),
+    bottom="mlp:hidden=none",
+    top="mlp:hidden=64",
+    outputs=2,
+    steps=100,
+    merge="sum",
+)
+KNOWN: dict[str, Workload] = WORKLOADS | {"summed": SUMMED}
+
+
+class StepJob(SessionJob):
+    """One measurement, or one process's part in it.
+
+    Attributes:
+        path: what is measured.
+        workload: its name.
+        seed: of rows, weights and batch order.
+        warmup_steps: steps before the clock starts.
+        steps: timed steps.
+        secure: the secure mode.
+        wan: what the parties' lines do, where that is computed.
+    """
+
+    path: Path
+    workload: str
+    seed: int
+    warmup_steps: int
+    steps: int
+    secure: str = "none"
+    wan: str = ""
+
+
+class Measurement(Settings):
+    """What one process measured over the timed steps.
+
+    Attributes:
+        cpu_ms: user and system time of all its threads, a step.
+        wall_ms: median duration of a step.
+        final_loss: mean training loss over the steps of the last epoch; None without labels.
+    """
+
+    cpu_ms: float
+    wall_ms: float
+    final_loss: float | None = None
+
+
+class Clock:
+    """Hands out the exchanges of a session and measures what happens in between.
+
+    Args:
+        warmup_steps: steps that are not measured.
+        steps: steps that are.
+        now: what time it is, in seconds.
+    """
+
+    def __init__(
+        self, warmup_steps: int, steps: int, now: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._now = now
+        self._warmup_steps = warmup_steps
+        self._steps = steps
+        self._ticks: list[float] = []
+        self._cpu_s = 0.0
+
+    def over(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
+        """The first exchanges of a schedule, as many as are wanted; asking for one ends a step."""
+        started = 0.0
+        total = self._warmup_steps + self._steps
+        for index, exchange in enumerate(islice(schedule, total)):
+            if index == self._warmup_steps:
+                started = time.process_time()
+            self._ticks.append(self._now())
+            yield exchange
+        self._ticks.append(self._now())
+        self._cpu_s = time.process_time() - started
+
+    def measurement(self, final_loss: float | None = None) -> Measurement:
+        """What was measured, once the exchanges have run out."""
+        timed = self._ticks[self._warmup_steps :]
+        return Measurement(
+            cpu_ms=1000 * self._cpu_s / self._steps,
+            wall_ms=1000 * median(after - before for before, after in pairwise(timed)),
+            final_loss=final_loss,
+        )
+
+
+class Setup:
+    """Rows, terms, first weights and the clock of one job."""
+
+    def __init__(self, job: StepJob, now: Callable[[], float] = time.perf_counter) -> None:
+        self.job = job
+        self.workload = KNOWN[job.workload]
+        whole = self.workload.experiment(job.seed, job.warmup_steps + job.steps)
+        self.experiment = _secured(whole, job.secure)
+        self.terms = Terms.of(self.experiment, "train", self.experiment.name)
+        self.data = synthetic(self.workload, job.seed)
+        self._clock = Clock(job.warmup_steps, job.steps, now)
+
+    def schedule(self) -> Iterator[Exchange]:
+        """The exchanges, under the clock."""
+        return self._clock.over(self.terms.schedule(self.data[LABEL_PARTY].split))
+
+    def measurement(self, final_loss: float | None = None) -> Measurement:
+        """What the clock saw."""
+        return self._clock.measurement(final_loss)
+
+    def bottoms(self) -> dict[str, nn.Module]:
+        """Every feature party's fresh bottom model."""
+        seed = self.job.seed
+        return {name: fresh_bottom(self.workload, seed, name) for name in FEATURE_PARTIES}
+
+    def top(self) -> nn.Module:
+        """The label party's fresh top model."""
+        return fresh_top(self.workload, self.job.seed)
+
+    def agreement(self, party: str) -> Agreement:
+        """A feature party's side of an agreement on keys, with keys that protect nobody."""
+        mode = secure.make(self.terms.secure)
+        everybody = {name: self.secret(name) for name in FEATURE_PARTIES}
+        keys = mode.simulated_keys(everybody, self.terms, self.job.session, 0)[party]
+        assert isinstance(keys, Agreement), "a mode that sums cuts"
+        return keys
+
+    def secret(self, party: str) -> Secret:
+        """A party's stand-in secret; nothing here needs protection."""
+        return Secret.of_simulation(self.job.seed, party)
+
+
+def _secured(experiment: Experiment, secure: str) -> Experiment:
+    """The experiment under a secure mode; weights that are shared take no momentum."""
+    secured = experiment.model_copy(update={"secure": secure})
+    if not shares_weights(secured):
+        return secured
+    train = experiment.train.model_copy(update={"momentum": 0.0})
+    return secured.model_copy(update={"train": train})
+
+
+def synthetic(workload: Workload, seed: int) -> dict[str, PartyData]:
+    """Every party's rows: normal inputs, and the labels a random linear map gives them."""
+    rows = np.arange(workload.rows)
+    split = Split(train=rows, validation=rows[:0], test=rows[:0])
+    digest = digest_of(rows)
+    inputs = {name: _normal(seed, name, workload.rows, *workload.shape) for name in FEATURE_PARTIES}
+    scores = torch.zeros(workload.rows, workload.outputs)
+    for name, own in inputs.items():
+        flat = own.flatten(start_dim=1)
+        scores += flat @ _normal(seed, f"teacher-{name}", flat.shape[1], workload.outputs)
+    parties = {
+        name: PartyData(name, own, None, None, split, digest) for name, own in inputs.items()
+    }
+    classes = tuple(range(workload.outputs))
+    label = PartyData(LABEL_PARTY, None, scores.argmax(dim=1), classes, split, digest)
+    return parties | {LABEL_PARTY: label}
+
+
+def fresh_bottom(workload: Workload, seed: int, party: str) -> nn.Module:
+    """One feature party's bottom model."""
+    with scoped(derive(seed, "bench", "weights", party)):
+        return models.make_bottom(workload.bottom).build(workload.shape, workload.width)
+
+
+def fresh_top(workload: Workload, seed: int) -> nn.Module:
+    """The label party's top model."""
+    with scoped(derive(seed, "bench", "weights", LABEL_PARTY)):
+        return models.make_top(workload.top).build(workload.merged_width, workload.outputs)
+
+
+class Monolith(nn.Module):
+    """The whole network as one module: what the parties train together, uncut."""
+
+    def __init__(self, bottoms: Sequence[nn.Module], top: nn.Module) -> None:
+        super().__init__()
+        self.bottoms = nn.ModuleList(bottoms)
+        self.top = top
+
+    def forward(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Logits from each bottom's inputs, axes (rows, ...), in party order."""
+        cuts = [bottom(own) for bottom, own in zip(self.bottoms, inputs, strict=True)]
+        logits: Tensor = self.top(torch.cat(cuts, dim=1))
+        return logits
+
+
+def _normal(seed: int, purpose: str, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator(seed, "bench", "data", purpose))
+
+
+def monolith(setup: Setup) -> Measurement:
+    """Train the whole network as one plain torch module in a plain torch loop.
+
+    It keeps the figures of an epoch that a label party keeps, loss and accuracy.
+    """
+    network = Monolith(list(setup.bottoms().values()), setup.top())
+    train = setup.experiment.train
+    optimizer = optim.SGD(network.parameters(), lr=train.learning_rate, momentum=train.momentum)
+    criterion = nn.CrossEntropyLoss()
+    inputs = [own.inputs for own in setup.data.values() if own.inputs is not None]
+    labels = setup.data[LABEL_PARTY].labels
+    assert labels is not None, "the label party holds the labels"
+    meters: dict[int, Meter] = {}
+    for exchange in setup.schedule():
+        rows = torch.from_numpy(exchange.rows)
+        targets = labels[rows]
+        logits = network([own[rows] for own in inputs])
+        loss = criterion(logits, targets)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        meter = meters.setdefault(exchange.epoch, Meter(Classification(), "train"))
+        meter.add(logits.detach(), targets, loss.item())
+    return setup.measurement(meters[max(meters)].figures()["train_loss"])
+
+
+def modelled(job: StepJob) -> Measurement:
+    """Train in process, on the clocks of the parties' lines: compute takes no time there."""
+    model = LinkModel([LABEL_PARTY, *FEATURE_PARTIES], Wan.parse(job.wan))
+    setup = Setup(job, now=lambda: model.now(LABEL_PARTY))
+    return in_process(setup, lambda party: model.between(LABEL_PARTY, party, local_pair()))
+
+
+def in_process(setup: Setup, connect: Connect = lambda party: local_pair()) -> Measurement:
+    """Train with every party in this process, over in-process links."""
+    session = LocalSession(
+        setup.experiment,
+        setup.data,
+        outputs=setup.workload.outputs,
+        bottoms=setup.bottoms(),
+        top=setup.top(),
+        mode="train",
+        connect=connect,
+    )
+    session.go_on(None, setup.schedule())
+    return setup.measurement(session.label.history[-1]["train_loss"])
+
+
+def host(setup: Setup, parent: Parent) -> Measurement:
+    """Play the label party over a stream."""
+
+    def build(links: dict[str, HubLink]) -> LabelParty:
+        ledger = Ledger()
+        observed = {
+            party: Observed(link, party, "label", [ledger]) for party, link in links.items()
+        }
+        return build_label_party(
+            setup.data[LABEL_PARTY],
+            setup.terms,
+            observed,
+            Own(setup.secret(LABEL_PARTY)),
+            Objective(setup.top(), setup.experiment.label.task, setup.workload.outputs),
+            ledger=ledger,
+        )
+
+    label = play_label(parent, setup.job, setup.terms, build, setup.schedule())
+    return setup.measurement(label.history[-1]["train_loss"])
+
+
+def join(setup: Setup) -> Measurement:
+    """Play a feature party over a stream."""
+    name = setup.job.party
+
+    def build(link: TcpLink) -> FeatureParty:
+        own, bottom = Own(setup.secret(name)), setup.bottoms()[name]
+        party = build_feature_party(setup.data[name], setup.terms, link, own, bottom=bottom)
+        if setup.terms.masks_cuts:
+            mode, keys = secure.make(setup.terms.secure), setup.agreement(name)
+            mode.offer(party.half, keys)
+            mode.accept(party.half, keys, setup.terms)
+        return party
+
+    play_feature(setup.job, setup.terms, build, setup.schedule())
+    return setup.measurement()
+
+
+def work(parent: Parent) -> None:
+    """Measure whatever is asked for."""
+    for job in parent.each(StepJob):
+        if job.path == "model":
+            measured = modelled(job)
+        elif job.path == "monolith":
+            measured = monolith(Setup(job))
+        elif job.path == "inprocess":
+            measured = in_process(Setup(job))
+        elif job.party == LABEL_PARTY:
+            measured = host(Setup(job), parent)
+        else:
+            measured = join(Setup(job))
+        parent.put(measured)

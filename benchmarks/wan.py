@@ -1,0 +1,382 @@
+"""What several cuts in flight gain over a slow link, and what they cost.
+
+Label party and feature parties are processes of their own, with slow lines between them
+(`benchmarks.emulation`), or one process that computes what the lines take. Every depth starts from
+the same weights and sees the same batches. The clock runs while training does, at the label party;
+the tests in between do not count. Before each test the gradients in flight are waited for, as they
+are at the end of every epoch anyway.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.emulation import LinkModel, Wan, choose, open_network
+from benchmarks.session import SessionJob, play_feature, play_label, start
+from benchmarks.worker import BenchmarkWorker, Parent
+from vfl.clients import FeatureParty, build_feature_party
+from vfl.config import DataSettings, Experiment, with_overrides
+from vfl.config.experiment import LabelSettings, PartySettings, TrainSettings
+from vfl.config.toml import Settings
+from vfl.core.errors import ConfigError
+from vfl.core.seeds import Secret
+from vfl.datasets import PartyData, load_bundled
+from vfl.experiments.plan import check_specs
+from vfl.server import LabelParty, Objective, build_label_party
+from vfl.session import Exchange, Terms
+from vfl.session.exchange import Own
+from vfl.session.schedule import queries, steps_per_epoch, training
+from vfl.training.local import LocalSession
+from vfl.transport import HubLink, TcpLink, local_pair
+
+TESTS_AN_EPOCH = 4
+
+
+class WanJob(SessionJob):
+    """One party's part in a training over a slow link.
+
+    Attributes:
+        experiment: what is trained; its data set is cut into strips, one a feature party.
+        tests: how often an epoch the test rows are asked.
+        rows: use only so many rows of the data set.
+        wan: what the parties' lines do, where that is computed: one process plays all of them.
+    """
+
+    experiment: Experiment
+    tests: int
+    rows: int | None = None
+    wan: str = ""
+
+
+class Mark(Settings):
+    """How far a training has come.
+
+    Attributes:
+        exchanges: batches trained.
+        seconds: time of training so far, at the label party; tests do not count.
+        accuracy: share of the test rows that are classified right.
+    """
+
+    exchanges: int
+    seconds: float
+    accuracy: float
+
+
+class Marks(Settings):
+    """What a training over a slow link led to; a feature party has nothing to tell."""
+
+    marks: tuple[Mark, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WanRow:
+    """A training over the slow link.
+
+    Attributes:
+        in_flight: cuts that awaited their gradients at once.
+        exchanges_per_second: over the whole training.
+        exchanges, seconds: training until the accuracy was first reached at a test; None if never.
+        final_accuracy: at the last test.
+        best_accuracy: at the best test.
+        speedup: how much sooner the accuracy was reached than in the first row.
+        accuracies: at every test, in order.
+    """
+
+    in_flight: int
+    exchanges_per_second: float
+    exchanges: int | None
+    seconds: float | None
+    final_accuracy: float
+    best_accuracy: float
+    speedup: float | None
+    accuracies: tuple[float, ...]
+
+
+def wan_experiment(
+    source: str, codec: str, batch_rows: int, learning_rate: float, epochs: int, seed: int
+) -> Experiment:
+    """Two halves of a picture, bottoms n-64-32, top 64-64-classes, Adam."""
+    party = PartySettings(width=32, bottom="mlp:hidden=64")
+    return Experiment(
+        name="wan",
+        seed=seed,
+        codec=codec,
+        data=DataSettings(source=source, validation=0.0),
+        parties={"left": party, "right": party},
+        label=LabelSettings(top="mlp:hidden=64"),
+        train=TrainSettings(epochs=epochs, batch_rows=batch_rows, learning_rate=learning_rate),
+    )
+
+
+def bench_wan(
+    experiment: Experiment,
+    in_flight: Sequence[int],
+    wan: Wan,
+    until: float,
+    *,
+    network: str = "auto",
+    tests: int = TESTS_AN_EPOCH,
+    rows: int | None = None,
+    say: Callable[[str], None] = harness.silent,
+) -> list[WanRow]:
+    """Train once for each depth.
+
+    Args:
+        experiment: what is trained, on pictures with a name.
+        in_flight: depths to compare, the one that others are compared with first.
+        wan: every party's line.
+        until: test accuracy that is waited for, 0 to 1.
+        network: how lines are made: auto, tun, proxy or model.
+        tests: how often an epoch the test rows are asked.
+        rows: use only so many rows of the data set.
+        say: told one line about each depth.
+
+    Raises:
+        ConfigError: nothing to compare, or a depth that is no setting.
+        SpecError: the codec cannot be used, or no such network.
+        UserError: a network that cannot be had here.
+        LostPeerError: a process ended early; its standard error says why.
+    """
+    if not in_flight or tests < 1 or wan == Wan():
+        raise ConfigError(
+            "nothing to measure",
+            got=f"{len(in_flight)} depths, {tests} tests an epoch, {wan}",
+            want="at least one depth and one test, and a line with a bandwidth or a delay",
+        )
+    check_specs(experiment)
+    asked = [with_overrides(experiment, [f"train.in_flight={depth}"]) for depth in in_flight]
+    kind = choose(network)
+    found: list[WanRow] = []
+    for depth, each in zip(in_flight, asked, strict=True):
+        say(f"{depth} in flight, {wan}, {kind}")
+        job = WanJob(party=each.label.party, experiment=each, tests=tests, rows=rows)
+        marks = _compute(job, wan) if kind == "model" else _train(job, wan, kind)
+        found.append(_row(depth, marks, until, found[0].seconds if found else None))
+    return found
+
+
+def format_wan(rows: Sequence[WanRow]) -> str:
+    """The rows as a table for people."""
+    head = f"{'in flight':>9}{'exchanges/s':>13}{'exchanges':>11}{'seconds':>9}{'sooner':>8}"
+    lines = [f"{head}{'best':>9}{'final':>9}"]
+    for row in rows:
+        reached = f"{'never':>11}{'':>9}"
+        if row.exchanges is not None:
+            reached = f"{row.exchanges:>11}{row.seconds:>9.1f}"
+        sooner = f"{row.speedup:.1f}x" if row.speedup else ""
+        lines.append(
+            f"{row.in_flight:>9}{row.exchanges_per_second:>13.1f}{reached}{sooner:>8}"
+            f"{row.best_accuracy:>9.4f}{row.final_accuracy:>9.4f}"
+        )
+    return "\n".join(lines)
+
+
+def _compute(job: WanJob, wan: Wan) -> Sequence[Mark]:
+    """One training in a process that plays all parties."""
+    with BenchmarkWorker("wan") as worker:
+        worker.put(job.model_copy(update={"wan": str(wan)}))
+        return worker.get(Marks).marks
+
+
+def _train(job: WanJob, wan: Wan, kind: str) -> Sequence[Mark]:
+    """One training with a process a party and slow lines between them."""
+    label = job.party
+    parties = (label, *job.experiment.feature_parties)
+    with ExitStack() as stack:
+        network = stack.enter_context(open_network(parties, wan, kind))
+        workers = {
+            party: stack.enter_context(BenchmarkWorker("wan", network.command(party)))
+            for party in parties
+        }
+        start(workers, network, label, job)
+        of_label, *_ = [worker.get(Marks) for worker in workers.values()]
+        return of_label.marks
+
+
+def _row(depth: int, marks: Sequence[Mark], until: float, first_seconds: float | None) -> WanRow:
+    reached = next((mark for mark in marks if mark.accuracy >= until), None)
+    seconds = reached.seconds if reached else None
+    return WanRow(
+        in_flight=depth,
+        exchanges_per_second=marks[-1].exchanges / marks[-1].seconds,
+        exchanges=reached.exchanges if reached else None,
+        seconds=seconds,
+        final_accuracy=marks[-1].accuracy,
+        best_accuracy=max(mark.accuracy for mark in marks),
+        speedup=first_seconds / seconds if first_seconds and seconds else None,
+        accuracies=tuple(mark.accuracy for mark in marks),
+    )
+
+
+def short_epochs(terms: Terms, data: PartyData, tests: int) -> Iterator[Exchange]:
+    """The exchanges of a training, in `tests` parts an epoch with all test rows after each.
+
+    The parts are told apart as epochs are, so what is in flight drains before each test.
+    """
+    split, train = data.split, terms.train
+    none = split.train[:0]
+    steps = steps_per_epoch(len(split.train), train.batch_rows)
+    part_steps = -(-steps // tests)
+    part, step, done = 1, 0, 0
+    for exchange in training(terms.seed, train.epochs, train.batch_rows, split.train, none, none):
+        done += 1
+        last = exchange.last or done == part_steps
+        yield Exchange(step, "train", part, exchange.rows, last)
+        step += 1
+        if last:
+            asked = queries(split.test)
+            for index, rows in enumerate(asked):
+                yield Exchange(step, "test", part, rows, index == len(asked) - 1)
+                step += 1
+            part, done = part + 1, 0
+
+
+class Setup:
+    """Rows, terms and secret of one job."""
+
+    def __init__(self, job: WanJob) -> None:
+        experiment = job.experiment
+        self.job = job
+        self.terms = Terms.of(experiment, "train", experiment.name)
+        parties = load_bundled(
+            experiment.data.source,
+            self.terms.feature_parties,
+            experiment.seed,
+            self.terms.label_party,
+            experiment.data.validation,
+            flatten=True,
+            limit=job.rows,
+        )
+        self.parties, self.data = parties, parties[job.party]
+        # Nothing here needs protection, and every depth is to start from the same weights.
+        self.secret = Secret.of_simulation(experiment.seed, job.party)
+
+    @property
+    def outputs(self) -> int:
+        """Classes of the data set."""
+        classes = self.parties[self.terms.label_party].classes
+        assert classes is not None, "accuracy is about classes"
+        return len(classes)
+
+    def schedule(self) -> Iterator[Exchange]:
+        """The exchanges of the whole training."""
+        return short_epochs(self.terms, self.data, self.job.tests)
+
+
+def modelled(setup: Setup) -> Marks:
+    """Play all parties; seconds are those of the label party's clock on its line."""
+    terms, label = setup.terms, setup.terms.label_party
+    model = LinkModel([label, *terms.feature_parties], Wan.parse(setup.job.wan))
+    marks: list[Mark] = []
+    seconds = 0.0
+
+    def schedule() -> Iterator[Exchange]:
+        nonlocal seconds
+        for _, part in groupby(setup.schedule(), key=lambda exchange: exchange.epoch):
+            began = model.now(label)
+            for exchange in part:
+                yield exchange
+                if exchange.trains and exchange.last:
+                    seconds += model.now(label) - began
+
+    def mark(record: dict[str, Any]) -> None:
+        accuracy = record["test_accuracy"]
+        marks.append(Mark(exchanges=record["steps"], seconds=seconds, accuracy=accuracy))
+
+    LocalSession(
+        setup.job.experiment,
+        setup.parties,
+        outputs=setup.outputs,
+        connect=lambda party: model.between(label, party, local_pair()),
+        on_epoch=mark,
+    ).go_on(None, schedule())
+    return Marks(marks=tuple(marks))
+
+
+def host(setup: Setup, parent: Parent) -> Marks:
+    """Play the label party over a stream; what it has reached after each test."""
+    marks: list[Mark] = []
+    label: LabelParty
+
+    def mark(record: dict[str, Any]) -> None:
+        trained_s, accuracy = label.progress.train_seconds, record["test_accuracy"]
+        marks.append(Mark(exchanges=record["steps"], seconds=trained_s, accuracy=accuracy))
+
+    def build(links: dict[str, HubLink]) -> LabelParty:
+        nonlocal label
+        top = setup.job.experiment.label.top
+        label = build_label_party(
+            setup.data,
+            setup.terms,
+            links,
+            Own(setup.secret),
+            Objective(top, "classification", setup.outputs),
+            on_epoch=mark,
+        )
+        return label
+
+    play_label(parent, setup.job, setup.terms, build, setup.schedule())
+    return Marks(marks=tuple(marks))
+
+
+def join(setup: Setup) -> Marks:
+    """Play a feature party over a stream."""
+
+    def build(link: TcpLink) -> FeatureParty:
+        return build_feature_party(setup.data, setup.terms, link, Own(setup.secret))
+
+    play_feature(setup.job, setup.terms, build, setup.schedule())
+    return Marks()
+
+
+def work(parent: Parent) -> None:
+    """Play one party of one training, or all of them where lines are computed."""
+    setup = Setup(parent.get(WanJob))
+    if setup.job.wan:
+        parent.put(modelled(setup))
+    elif setup.job.party == setup.terms.label_party:
+        parent.put(host(setup, parent))
+    else:
+        parent.put(join(setup))
+
+
+def main() -> None:
+    """The command line."""
+    options = harness.parser(
+        "wan",
+        "Train over a slow link: seconds and exchanges to an accuracy, by cuts in flight.",
+        wan="80mbps,40ms",
+    )
+    add = options.add_argument
+    add("--in-flight", type=harness.numbers, default=[1, 5], help="values of train.in_flight")
+    add("--until", type=float, default=0.97, help="test accuracy that is waited for; %(default)s")
+    add("--source", default="mnist", help="pictures to cut in half; %(default)s")
+    add("--codec", default="none", help="codec of the cuts; %(default)s")
+    add("--batch-rows", type=int, default=64, help="rows of one exchange; %(default)s")
+    add("--learning-rate", type=float, default=1e-3, help="of Adam, everywhere; %(default)s")
+    add("--epochs", type=int, default=3, help="passes over the training rows; %(default)s")
+    add("--seed", type=int, default=0, help="of rows and first weights; %(default)s")
+
+    def measure(asked: Namespace) -> list[WanRow]:
+        experiment = wan_experiment(
+            asked.source,
+            asked.codec,
+            asked.batch_rows,
+            asked.learning_rate,
+            asked.epochs,
+            asked.seed,
+        )
+        line = harness.line(asked, options)
+        return bench_wan(experiment, asked.in_flight, until=asked.until, **line, say=harness.say)
+
+    harness.run(options, measure, format_wan)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""The processes of all benchmarks: one thread each, and a message of JSON a line both ways.
+
+``python -m benchmarks.worker NAME`` calls `work(parent)` of ``benchmarks.NAME``. It ends when its
+input does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TypeVar
+
+from benchmarks.emulation import Network
+from vfl.config.toml import Settings
+from vfl.core.errors import VFLError
+from vfl.core.seeds import use_one_thread
+from vfl.federation.processes import Worker
+
+Message = TypeVar("Message", bound=Settings)
+_ROOT = Path(__file__).parents[1]
+#: One thread each. The C library (glibc) keeps freed memory: whether it hands large tensors back
+#: to the system and faults them in again hangs on chance, and costs up to a tenth of a step.
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": "1073741824",
+    "MALLOC_TRIM_THRESHOLD_": "1073741824",
+}
+
+
+class BenchmarkWorker(Worker):
+    """A process of a benchmark, as who started it sees it; a context manager.
+
+    Args:
+        name: module of `benchmarks` whose `work` it runs.
+        at: what its command line begins with, where it runs in a network of its own.
+        command: another program and its arguments, to run instead.
+    """
+
+    def __init__(self, name: str, at: Sequence[str] = (), command: Sequence[str] = ()) -> None:
+        # -P: a benchmark must not import what happens to lie in the working folder.
+        ours = [sys.executable, "-P", "-m", "benchmarks.worker", name]
+        paths = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | _ENVIRONMENT | {"PYTHONPATH": paths}
+        super().__init__(f"the benchmark's {name}", [*at, *(command or ours)], environment)
+
+    def put(self, message: Settings) -> None:
+        """Hand it a message; `get` finds out whether it is gone."""
+        self.send(message.model_dump_json())
+
+    def get(self, kind: type[Message]) -> Message:
+        """Wait for its next message.
+
+        Raises:
+            LostPeerError: it ended instead; its standard error says why.
+        """
+        return kind.model_validate_json(self.receive())
+
+
+class Parent:
+    """Who started this process, as the process sees it.
+
+    Args:
+        lines: what it is told.
+    """
+
+    def __init__(self, lines: Iterator[str]) -> None:
+        self._lines = lines
+
+    def put(self, message: Settings) -> None:
+        """Tell it something."""
+        print(message.model_dump_json(), flush=True)
+
+    def get(self, kind: type[Message]) -> Message:
+        """Wait for its next message."""
+        return kind.model_validate_json(next(self._lines))
+
+    def each(self, kind: type[Message]) -> Iterator[Message]:
+        """Its messages, until it has no more."""
+        return map(kind.model_validate_json, self._lines)
+
+
+class Endpoint(Settings):
+    """Where a process listens; without a CA it has no TLS."""
+
+    host: str
+    port: int
+    ca_pem: str = ""
+
+    def seen(self, network: Network, source: str, target: str) -> Endpoint:
+        """The same one, as `source` finds it at `target`."""
+        return self.model_copy(update=network.reach(source, target, self.port)._asdict())
+
+
+def main() -> None:
+    """Work until the input ends."""
+    use_one_thread()
+    try:
+        import_module(f"benchmarks.{sys.argv[1]}").work(Parent(iter(sys.stdin)))
+    except VFLError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

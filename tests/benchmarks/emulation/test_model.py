@@ -1,0 +1,127 @@
+"""The model against times that were worked out by hand: 8 Mbps is a byte a microsecond."""
+
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+
+import pytest
+
+from benchmarks.emulation import LinkModel, Wan
+from vfl.core.frame import HEADER_BYTES, Frame, Kind
+from vfl.transport import local_pair
+
+PARTIES = ("P0", "P1", "P2")
+BODY = bytes(10_000 - HEADER_BYTES)  # with its header 10 ms
+
+
+@pytest.fixture
+def model():
+    return LinkModel(PARTIES, Wan(mbps=8, round_trip_ms=100))
+
+
+def test_a_round_trip(model):
+    model.receive("P1", model.send("P0", 1000))
+    assert model.now("P1") == pytest.approx(0.051)
+    assert model.now("P0") == 0  # a sender does not wait
+    model.receive("P0", model.send("P1", 2000))
+    assert model.now("P0") == pytest.approx(0.051 + 0.052)
+    assert model.hops == 2
+    assert model.bytes_sent() == {"P0": 1000, "P1": 2000, "P2": 0}
+
+
+def test_what_one_party_sends_shares_its_line_and_what_two_send_does_not(model):
+    for target in ("P1", "P2"):
+        model.receive(target, model.send("P0", 100_000))
+    assert (model.now("P1"), model.now("P2")) == pytest.approx((0.15, 0.25))
+    other = LinkModel(PARTIES, model.wan)
+    for source in ("P0", "P1"):
+        other.receive("P2", other.send(source, 100_000))
+    assert other.now("P2") == pytest.approx(0.15)
+    assert other.hops == 1
+
+
+def test_compute_delays_what_follows_it(model):
+    model.compute("P0", 1.0)
+    sent = model.send("P0", 1000)
+    model.compute("P1", 0.5)
+    model.receive("P1", sent)
+    assert model.now("P1") == pytest.approx(1.051)
+    assert model.seconds == model.now("P1")
+
+
+def test_three_hops_meet_the_limit_formula(model):
+    chain = [("P0", "P1"), ("P1", "P2"), ("P2", "P0")]
+    for source, target in chain:
+        model.receive(target, model.send(source, 500))
+    assert model.hops == 3
+    assert model.seconds == pytest.approx(model.wan.limit_s(3 * 500, hops=3))
+    assert model.seconds >= model.wan.limit_s(max(model.bytes_sent().values()), model.hops)
+
+
+def test_links_carry_the_frames_and_the_time(model):
+    bank, lender = model.between("P0", "P2", local_pair())
+    bank.send(Frame(Kind.CUT, 7, BODY))
+    frame = lender.receive()
+    assert (frame.kind, frame.step, bytes(frame.payload)) == (Kind.CUT, 7, BODY)
+    assert model.now("P2") == pytest.approx(0.06)
+    lender.send(Frame(Kind.GRAD, 7, BODY))
+    assert bank.receive().kind is Kind.GRAD
+    assert model.now("P0") == pytest.approx(0.12)
+    assert model.bytes_sent() == {"P0": 10_000, "P1": 0, "P2": 10_000}
+
+
+def test_pipelining_hides_the_delay_until_the_line_is_full(model):
+    """Depth 4 of 10 ms frames: four exchanges go through a cycle of 120 ms, 10 ms apart."""
+    bank, lender = model.between("P0", "P2", local_pair())
+    for _ in range(4):
+        bank.send(Frame(Kind.CUT, 0, BODY))
+    for _ in range(40):
+        lender.receive()
+        lender.send(Frame(Kind.GRAD, 0, BODY))
+        bank.receive()
+        bank.send(Frame(Kind.CUT, 0, BODY))
+    assert model.now("P0") == pytest.approx(10 * 0.12 + 0.03)
+
+
+def play_by_turns(model, seed):
+    """Three parties as threads: whatever order they run in, the clocks come out alike."""
+    ends = {}
+    for one, other in (("P0", "P1"), ("P1", "P2"), ("P2", "P0")):
+        pair = model.between(one, other, ThreadLink.pair())
+        ends[one, other], ends[other, one] = pair
+
+    def play(party, after, before):
+        for step in range(10):
+            ends[party, after].send(Frame(Kind.PROTOCOL, step, bytes(100 * (step + 1))))
+            ends[party, before].receive()
+
+    ring = [("P0", "P1", "P2"), ("P1", "P2", "P0"), ("P2", "P0", "P1")]
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(play, *who) for who in ring[seed:] + ring[:seed]]:
+            done.result(5)
+    return {party: model.now(party) for party in PARTIES}
+
+
+class ThreadLink:
+    """A link between threads."""
+
+    def __init__(self, outgoing, incoming):
+        self._outgoing, self._incoming = outgoing, incoming
+
+    @staticmethod
+    def pair():
+        there, back = SimpleQueue(), SimpleQueue()
+        return ThreadLink(there, back), ThreadLink(back, there)
+
+    def send(self, frame):
+        self._outgoing.put(frame)
+
+    def receive(self):
+        return self._incoming.get(timeout=5)
+
+
+def test_clocks_do_not_depend_on_the_order_of_threads():
+    wan = Wan(mbps=8, round_trip_ms=100)
+    runs = [play_by_turns(LinkModel(PARTIES, wan), seed) for seed in range(3)]
+    assert runs[0] == runs[1] == runs[2]
+    sizes = sum(100 * (step + 1) + HEADER_BYTES for step in range(10))
+    assert runs[0]["P0"] == pytest.approx(wan.limit_s(sizes, hops=10))

@@ -1,0 +1,257 @@
+"""The proxy keeps its promises: delay, bandwidth, order, losses and cuts."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+
+from benchmarks.emulation import TcpProxy, Wan
+
+MBIT = 1e6 / 8
+
+
+class Peer:
+    """A server that answers each byte with itself, or swallows and times what it gets."""
+
+    def __init__(self):
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.accepted = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self.accepted.append(connection)
+
+    def take(self):
+        """The end of the next connection."""
+        deadline = time.monotonic() + 2
+        while not self.accepted and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return self.accepted.pop(0)
+
+    def close(self):
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self.accepted:
+            connection.close()
+
+
+@pytest.fixture
+def connect():
+    """Pairs of ends with a proxy between them."""
+    with contextlib.ExitStack() as stack:
+        peer = stack.enter_context(contextlib.closing(Peer()))
+        links = {}
+
+        def make(delay_ms=0.0, mbps=None):
+            key = (delay_ms, mbps)
+            if key not in links:
+                links[key] = stack.enter_context(
+                    TcpProxy(("127.0.0.1", peer.port), Wan(mbps, 2 * delay_ms))
+                )
+            near = stack.enter_context(socket.create_connection(("127.0.0.1", links[key].port)))
+            near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            far = stack.enter_context(peer.take())
+            near.settimeout(5)
+            far.settimeout(5)
+            return near, far, links[key]
+
+        yield make
+
+
+def fastest(transfer, times=3):
+    """Seconds of the fastest of a few; on a busy machine the others wait for a core as well."""
+    seconds = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        transfer()
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds)
+
+
+def send_all(end, size):
+    thread = threading.Thread(target=end.sendall, args=(bytes(size),), daemon=True)
+    thread.start()
+    return thread
+
+
+def receive(end, size):
+    left = size
+    while left:
+        left -= len(end.recv(min(left, 65536)))
+
+
+def is_over(end):
+    """Whether the other side ended or broke the connection, and said nothing before."""
+    with contextlib.suppress(ConnectionError):
+        return end.recv(1) == b""
+    return True
+
+
+@pytest.mark.parametrize("delay_ms", [0, 5, 20])
+def test_a_round_trip_takes_twice_the_delay(connect, delay_ms):
+    near, far, _ = connect(delay_ms)
+    trips = []
+    for _ in range(20):
+        begun = time.perf_counter()
+        near.sendall(b"x")
+        far.sendall(far.recv(1))
+        near.recv(1)
+        trips.append(1000 * (time.perf_counter() - begun))
+    # The fastest: on a busy machine the others wait for a core as well.
+    assert 2 * delay_ms <= min(trips) < 2 * delay_ms + 1.5
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_bytes_take_their_time(connect, way):
+    near, far, _ = connect(delay_ms=10, mbps=40)
+    source, sink = (near, far) if way == "up" else (far, near)
+    size = int(0.3 * 40 * MBIT)
+
+    def transfer():
+        sending = send_all(source, size)
+        receive(sink, size)
+        sending.join()
+
+    assert fastest(transfer) == pytest.approx(0.31, rel=0.1)
+
+
+def test_connections_share_a_direction_and_the_other_is_free(connect):
+    first, second = connect(mbps=40), connect(mbps=40)
+    size = int(0.2 * 40 * MBIT)
+    begun = time.perf_counter()
+    sending = [
+        send_all(first[0], size),
+        send_all(second[0], size),
+        send_all(first[1], size),
+        send_all(second[1], size),
+    ]
+    sinks = [
+        threading.Thread(target=receive, args=(end, size)) for end in (*first[:2], *second[:2])
+    ]
+    for each in sinks:
+        each.start()
+    for each in (*sinks, *sending):
+        each.join(5)
+    assert time.perf_counter() - begun == pytest.approx(0.4, rel=0.15)
+
+
+def test_a_sender_is_held_back(connect):
+    """Nothing is stored without bound: the rest stays in the sender's own hands."""
+    near, _, _ = connect(delay_ms=0, mbps=8)
+    near.settimeout(0.3)
+    with pytest.raises(TimeoutError):
+        near.sendall(bytes(2**26))
+
+
+def test_what_is_sent_arrives_in_order_and_ends(connect):
+    near, far, _ = connect(delay_ms=3, mbps=100)
+    message = bytes(range(256)) * 1000
+    sending = threading.Thread(target=near.sendall, args=(message,), daemon=True)
+    sending.start()
+    got = bytearray()
+    while len(got) < len(message):
+        got += far.recv(65536)
+    sending.join()
+    near.shutdown(socket.SHUT_WR)
+    assert bytes(got) == message
+    assert far.recv(1) == b""
+    far.sendall(b"last words")
+    assert near.recv(100) == b"last words"
+
+
+def test_a_cut_breaks_both_ends_and_the_next_connection_works(connect):
+    near, far, link = connect(delay_ms=1)
+    near.sendall(b"x")
+    assert far.recv(1) == b"x"
+    link.cut()
+    assert is_over(near)
+    assert is_over(far)
+    again, other, _ = connect(delay_ms=1)
+    again.sendall(b"y")
+    assert other.recv(1) == b"y"
+    assert link.connections == 2
+
+
+def test_nobody_at_the_other_end():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with (
+        TcpProxy(("127.0.0.1", port)) as link,
+        socket.create_connection(("127.0.0.1", link.port)) as near,
+    ):
+        near.settimeout(2)
+        assert near.recv(1) == b""
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_what_is_swallowed_is_lost_until_the_next_cut(connect, way):
+    near, far, link = connect()
+    link.swallowed = way
+    lost, heard = (near, far) if way == "up" else (far, near)
+    lost.sendall(b"lost")
+    heard.sendall(b"heard")
+    assert lost.recv(10) == b"heard"
+    heard.settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        heard.recv(10)
+    link.cut()
+    again, other, _ = connect()
+    again.sendall(b"x")
+    assert other.recv(1) == b"x"
+
+
+def test_a_shut_proxy_breaks_connections_until_it_is_restored(connect):
+    near, far, link = connect()
+    near.sendall(b"x")
+    assert far.recv(1) == b"x"  # now the proxy has counted it; its target may know it before
+    link.shut()
+    assert is_over(near)
+    with socket.create_connection(("127.0.0.1", link.port)) as refused:
+        refused.settimeout(5)
+        assert is_over(refused)
+    assert link.connections == 1
+    link.restore()
+    with socket.create_connection(("127.0.0.1", link.port)) as again:
+        deadline = time.monotonic() + 5
+        while link.connections == 1 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        again.settimeout(0.05)
+        with pytest.raises(TimeoutError):  # it stands, and nobody says anything
+            again.recv(1)
+    assert link.connections == 2
+
+
+def test_a_receiver_that_reads_nothing_holds_its_sender_back(connect):
+    near, far, _ = connect(delay_ms=1, mbps=8000)
+    near.settimeout(0.3)
+    with pytest.raises(TimeoutError):
+        near.sendall(bytes(2**26))
+    assert far.recv(1)
+
+
+def test_a_receiver_that_goes_away_ends_its_sender(connect):
+    near, far, _ = connect(delay_ms=1, mbps=100)
+    far.close()
+    with pytest.raises(ConnectionError):
+        near.sendall(bytes(2**26))
+
+
+def test_it_leaves_no_thread_behind(connect):
+    before = set(threading.enumerate())  # one of an earlier test may end meanwhile
+    with socket.create_server(("127.0.0.1", 0)) as target:
+        link = TcpProxy(target.getsockname(), Wan(10, 10))
+        near = socket.create_connection(("127.0.0.1", link.port))
+        far, _ = target.accept()
+        near.sendall(bytes(100_000))
+        link.close()
+        near.close()
+        far.close()
+    assert not set(threading.enumerate()) - before

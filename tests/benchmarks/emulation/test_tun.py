@@ -1,0 +1,237 @@
+"""Namespaces and the router between them; with the rights they need, or not at all."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import emulation
+from benchmarks.emulation import TunNetwork, Wan, open_network, tun, why_not
+from vfl.core.errors import UserError
+
+REASON = why_not()
+needs_tun = pytest.mark.skipif(REASON is not None, reason=f"no tun network here: {REASON}")
+ECHO = """
+import socket, sys
+listener = socket.create_server((sys.argv[1], 0))
+print(listener.getsockname()[1], flush=True)
+end, _ = listener.accept()
+end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+while data := end.recv(65536):
+    end.sendall(data)
+"""
+TRIPS = """
+import socket, sys, time
+end = socket.create_connection((sys.argv[1], int(sys.argv[2])), 5)
+end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+for _ in range(10):
+    began = time.perf_counter()
+    end.sendall(b"x")
+    end.recv(1)
+    print(time.perf_counter() - began)
+end.sendall(bytes(100_000))
+left = 100_000
+while left:
+    left -= len(end.recv(65536))
+"""
+
+
+def script(text, *arguments):
+    return [sys.executable, "-S", "-c", text, *map(str, arguments)]
+
+
+def namespaces():
+    """Network namespaces with a process in them."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/ns/net"):
+        try:
+            found.add(os.readlink(entry))
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
+
+
+def gone(pid):
+    """Whether a process has ended, or does so within five seconds."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+class OtherwiseSet(type(Path())):
+    """A machine that was told that silent connections go on at full speed."""
+
+    def read_bytes(self):
+        return b"0\n"
+
+
+@needs_tun
+def test_connections_wake_up_as_this_machine_was_told(monkeypatch):
+    setting = tun._AFTER_IDLE
+    told = []
+    for path in (setting, OtherwiseSet(setting)):
+        monkeypatch.setattr(tun, "_AFTER_IDLE", path)
+        with open_network(["P0", "P1"], Wan.parse("80mbps,1ms"), "tun") as network:
+            line = [*network.command("P0"), "cat", str(setting)]
+            told.append(subprocess.run(line, capture_output=True, check=True, timeout=60).stdout)
+    assert told == [setting.read_bytes(), b"0\n"]
+
+
+@needs_tun
+def test_round_trips_take_their_time_and_bytes_are_counted():
+    with TunNetwork(["bank", "shop", "lender"], Wan(mbps=80, round_trip_ms=20)) as network:
+        at, near = network.command("lender"), network.command("bank")
+        with subprocess.Popen(
+            [*at, *script(ECHO, network.host("lender"))], stdout=subprocess.PIPE, text=True
+        ) as echo:
+            port = int(echo.stdout.readline())
+            address = network.reach("bank", "lender", port)
+            trips = subprocess.run(
+                [*near, *script(TRIPS, *address)], capture_output=True, text=True, check=True
+            )
+        seconds = [float(line) for line in trips.stdout.split()]
+        assert 0.020 <= min(seconds) < 0.025  # on a busy machine the others wait for a core
+        sent = network.bytes_sent()
+    assert sent["shop"] == 0
+    for party in ("bank", "lender"):  # headers, acknowledgements and what was sent twice
+        assert 100_010 < sent[party] < 125_000
+
+
+@needs_tun
+def test_each_party_has_a_network_of_its_own_and_nothing_is_left():
+    with TunNetwork(["bank", "lender"], Wan(round_trip_ms=1)) as network:
+        seen = [
+            subprocess.check_output(
+                [*network.command(party), "readlink", "/proc/self/ns/net"], text=True
+            ).strip()
+            for party in network.parties
+        ]
+        own = os.readlink("/proc/self/ns/net")
+        assert len({*seen, own}) == 3
+        assert os.readlink("/proc/thread-self/ns/net") == own
+        files = len(os.listdir("/proc/self/fd"))
+    assert len(os.listdir("/proc/self/fd")) == files - 6  # two a party, and a pipe
+    assert not namespaces() & set(seen)
+
+
+HOLDER = """
+import os, signal, subprocess, sys, time
+from benchmarks.emulation import TunNetwork, Wan
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+with TunNetwork(["bank", "lender"], Wan(round_trip_ms=1)) as network:
+    sleeper = subprocess.Popen([*network.command("bank"), "sleep", "60"])
+    while "sleep" not in open(f"/proc/{sleeper.pid}/comm").read():
+        time.sleep(0.01)
+    print(sleeper.pid, os.readlink(f"/proc/{sleeper.pid}/ns/net"), flush=True)
+    if sys.argv[1] == "error":
+        raise SystemExit(1)
+    time.sleep(60)
+"""
+
+
+@needs_tun
+@pytest.mark.parametrize("end", ["error", "SIGINT", "SIGTERM", "SIGKILL"])
+def test_however_its_owner_ends_parties_and_namespaces_end_too(end):
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, end],
+        cwd=Path(__file__).parents[3],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as holder:
+        sleeper, own = holder.stdout.readline().split()
+        assert own in namespaces()
+        if end != "error":
+            holder.send_signal(signal.Signals[end])
+        assert holder.wait(10) != 0
+    assert gone(sleeper)
+    assert own not in namespaces()
+
+
+@needs_tun
+def test_requests_and_answers_are_not_paced_by_the_system_s_default():
+    if "cubic" not in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text():
+        pytest.skip("a kernel without cubic")
+    with TunNetwork(["bank"], Wan()) as network:
+        route = subprocess.check_output([*network.command("bank"), "ip", "route"], text=True)
+        assert "congctl cubic" in route
+
+
+@needs_tun
+def test_what_is_sent_to_nobody_is_dropped():
+    with TunNetwork(["bank"], Wan()) as network:
+        ask = "import socket; s = socket.socket(type=socket.SOCK_DGRAM)\n"
+        ask += "for n in (9, 200): s.sendto(b'?', (f'10.77.0.{n}', 5))"
+        subprocess.run([*network.command("bank"), *script(ask)], check=True)
+        both, end = {"bank": 2 * (20 + 8 + 1)}, time.monotonic() + 5
+        while network.bytes_sent() != both:  # a packet counts once the router has read it
+            assert time.monotonic() < end, network.bytes_sent()
+            time.sleep(0.01)
+
+
+def test_without_rights_it_is_refused_with_the_reason_and_auto_takes_proxies(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert why_not() == "not root"
+    with pytest.raises(UserError) as refusal:
+        open_network(["bank"], Wan(), "tun")
+    assert refusal.value.got == "not root"
+    assert "proxy" in refusal.value.fix
+    with open_network(["bank"], Wan(), "auto") as network:
+        assert network.kind == "proxy"
+
+
+@pytest.mark.parametrize("missing", ["device", "command"])
+def test_what_a_system_lacks_is_named(monkeypatch, missing):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    if missing == "device":
+        monkeypatch.setattr(tun, "_TUN", "/dev/net/none")
+        assert why_not() == "no /dev/net/none"
+    else:
+        monkeypatch.setattr(tun, "_TUN", "/dev/null")
+        monkeypatch.setattr(tun, "_TOOLS", ("ip-of-no-system",))
+        assert why_not() == "no command ip-of-no-system"
+    assert emulation.available() == ["proxy", "model"]
+
+
+def test_no_sockets_are_opened_without_a_line():
+    with open_network(["bank", "lender"], None, "tun") as network:
+        assert (network.kind, network.command("bank"), network.bytes_sent()) == ("loopback", [], {})
+        assert network.reach("bank", "lender", 80) == ("127.0.0.1", 80)
+
+
+def test_proxies_count_each_sender_and_share_its_line():
+    """What one party sends to two others goes one after the other; what two send does not."""
+    wan = Wan(mbps=16, round_trip_ms=10)  # 2 bytes a microsecond
+    with open_network(["bank", "shop", "lender"], wan, "proxy") as network:
+        ends = {}
+        for source, target in (("bank", "shop"), ("bank", "lender")):
+            with socket.create_server((network.host(target), 0)) as listener:
+                address = network.reach(source, target, listener.getsockname()[1])
+                assert network.reach(source, target, listener.getsockname()[1]) == address
+                near = socket.create_connection(address)
+                ends[target] = near, listener.accept()[0]
+        began = time.perf_counter()
+        for near, _ in ends.values():
+            near.sendall(bytes(60_000))
+        for _, far in ends.values():
+            left = 60_000
+            while left:
+                left -= len(far.recv(left))
+        assert 0.065 <= time.perf_counter() - began < 0.2
+        ends["lender"][1].sendall(bytes(1000))
+        assert ends["lender"][0].recv(1000)
+        assert network.bytes_sent() == {"bank": 120_000, "shop": 0, "lender": 1000}
+        for end in (end for pair in ends.values() for end in pair):
+            end.close()

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import shutil
+import sys
+
+import pandas as pd
+import pytest
+
+from benchmarks import memory
+from benchmarks.memory import CASES, bench_memory, format_rows, write_table
+from vfl.core.errors import BadOptionError, LostPeerError
+
+
+def test_a_party_loads_200_000_rows_within_the_limit():
+    (row,) = bench_memory(200_000, 20, cases=[("label", "text")])
+    assert row.limit_mb == 1.5 * 200_000 * 20 * 4 / 1e6 + 64
+    assert row.kept, format_rows([row])
+    assert row.peak_mb > 200_000 * 20 * 4 / 1e6  # the inputs themselves
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_every_party_loads_a_million_rows_within_the_limit(form):
+    rows = bench_memory(form=form)
+    assert [(row.role, row.ids) for row in rows] == list(CASES)
+    assert all(row.limit_mb == 184 for row in rows)
+    assert all(row.kept for row in rows), format_rows(rows)
+    assert all(row.load_s < 30 for row in rows), format_rows(rows)
+
+
+def test_both_kinds_of_file_hold_the_same_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "BLOCK_ROWS", 7)
+    for name in ("a.csv", "a.parquet"):
+        write_table(tmp_path / name, 20, 3)
+    csv, parquet = pd.read_csv(tmp_path / "a.csv"), pd.read_parquet(tmp_path / "a.parquet")
+    pd.testing.assert_frame_equal(csv, parquet)
+    assert sorted(csv["number"]) == list(range(20))
+    assert csv["text"][0] == f"c{csv['number'][0]:07d}"
+    assert list(csv.columns) == ["text", "number", "x0", "x1", "x2", "paid"]
+
+
+@pytest.mark.parametrize("asked", [(9, 1, "csv"), (10, 0, "csv"), (10, 1, "xlsx")])
+def test_nothing_to_measure_is_refused(asked):
+    with pytest.raises(BadOptionError, match="nothing to measure"):
+        bench_memory(*asked)
+
+
+def test_a_process_that_fails_is_told(monkeypatch):
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(LostPeerError, match="ended early"):
+        bench_memory(10, 1)

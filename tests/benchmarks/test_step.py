@@ -1,0 +1,141 @@
+import math
+import shutil
+import sys
+
+import pytest
+
+from benchmarks import step
+from benchmarks.emulation import Wan
+from benchmarks.step import StepRow, bench_step, format_table
+from benchmarks.training_step import (
+    PATHS,
+    WORKLOADS,
+    Measurement,
+    Setup,
+    StepJob,
+    in_process,
+    modelled,
+)
+from vfl.core.errors import ConfigError, LostPeerError
+
+STEPS = 8  # and the warm-up
+LINE = Wan(mbps=80, round_trip_ms=40)
+#: A cut of 64 x 128 float32 with its header, then as many gradients as there are feature parties.
+LINE_MS = 40 + 3 * (16 + 4 * 64 * 128) / 1e4
+
+
+@pytest.fixture(scope="module")
+def quick():
+    return bench_step(steps=STEPS, repeats=1)
+
+
+def test_every_workload_takes_every_path(quick):
+    asked = [(w.model, w.batch_rows, w.width, path) for w in WORKLOADS.values() for path in PATHS]
+    assert [(row.model, row.batch_rows, row.width, row.path) for row in quick] == asked
+
+
+def test_every_path_trains_the_same_network(quick):
+    for start in range(0, len(quick), len(PATHS)):
+        monolith, inprocess, tcp, tls = (row.final_loss for row in quick[start : start + 4])
+        assert inprocess == pytest.approx(monolith, rel=1e-5)
+        assert inprocess == tcp == tls
+
+
+def test_the_network_learns(quick):
+    small = [row.final_loss for row in quick if row.batch_rows == 64 and row.model == "mlp"]
+    assert max(small) < math.log(2)  # what guessing one of two classes costs
+
+
+def test_ratios_are_to_the_monolith_of_the_same_turn(quick):
+    for start in range(0, len(quick), len(PATHS)):
+        monolith = quick[start]
+        assert (monolith.cpu_ratio, monolith.wall_ratio) == (1, 1)
+        for row in quick[start : start + 4]:  # with one turn, the median is that turn
+            assert row.cpu_ratio == pytest.approx(row.cpu_ms / monolith.cpu_ms)
+            assert row.wall_ratio == pytest.approx(row.wall_ms / monolith.wall_ms)
+
+
+@pytest.mark.net
+def test_over_a_line_a_step_takes_what_the_line_takes_at_least():
+    rows = bench_step(["mlp_small"], steps=5, repeats=1, wan=LINE, network="proxy")
+    monolith, _, tcp, tls = rows
+    assert {row.network for row in rows} == {"proxy"}
+    assert monolith.limit_ms is None
+    for row in (tcp, tls):
+        assert row.limit_ms == pytest.approx(LINE_MS)
+        assert row.limit_ms <= row.wall_ms < 3 * row.limit_ms
+
+
+def test_a_computed_line_takes_exactly_its_bytes_and_its_delay():
+    job = StepJob(
+        path="model", workload="mlp_small", seed=0, warmup_steps=2, steps=3, wan=str(LINE)
+    )
+    found = modelled(job)
+    assert found.wall_ms == pytest.approx(LINE_MS)
+    assert found.final_loss == in_process(Setup(job)).final_loss
+
+
+class ScriptedParties:
+    """Three turns: the monolith takes 1, 3 and 4 ms, every other path 2, 9 and 4 ms."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return None
+
+    def measure(self, path, workload, seed, warmup_steps, steps):
+        turn = len(self.calls) // len(PATHS)
+        self.calls.append(path)
+        cpu_ms = ([1, 3, 4] if path == "monolith" else [2, 9, 4])[turn]
+        return Measurement(cpu_ms=cpu_ms, wall_ms=2 * cpu_ms, final_loss=0.5)
+
+
+def test_medians_are_of_ratios_and_paths_take_turns(monkeypatch):
+    parties = ScriptedParties()
+    monkeypatch.setattr(step, "Parties", lambda network: parties)
+    tls = bench_step(["cnn"], repeats=3)[-1]
+    assert parties.calls == list(PATHS) * 3
+    assert (tls.cpu_ms, tls.wall_ms) == (4, 8)
+    assert (tls.cpu_ratio, tls.wall_ratio) == (2, 2)  # of 2, 3 and 1; of the medians it is 4 / 3
+
+
+def row_of(path, wall_ms, **costs):
+    return StepRow("mlp", 64, 128, path, wall_ms=wall_ms, final_loss=0.25, **costs)
+
+
+def test_the_table_has_a_line_a_row_and_the_aims():
+    rows = [
+        row_of("monolith", 1.0, cpu_ms=1.0, cpu_ratio=1.0, wall_ratio=1.0),
+        row_of("tls", 1.5, cpu_ms=2.5, cpu_ratio=2.5, wall_ratio=1.5),
+    ]
+    head, monolith, tls = format_table(rows).splitlines()
+    assert head.split()[:4] == ["model", "rows", "width", "path"]
+    assert monolith.split()[3:] == ["monolith", "1.00", "(1.000x)", "1.00", "(1.000x)", "0.25000"]
+    assert tls.split()[4:8] == ["2.50", "(2.500x)", "<=", "2.20x"]
+
+
+def test_the_table_shows_what_a_line_alone_takes():
+    row = row_of(
+        *("tls", 60.0), cpu_ms=2.5, cpu_ratio=2.5, wall_ratio=1.5, network="proxy", limit_ms=50.0
+    )
+    head, line = format_table([row]).splitlines()
+    assert head.split()[-2:] == ["line", "ms"]
+    assert line.split()[-2:] == ["50.00", "(1.200x)"]
+
+
+@pytest.mark.parametrize(
+    ("models", "steps", "repeats"), [(["mpl"], None, 1), ([], None, 1), (["cnn"], 0, 1)]
+)
+def test_nothing_to_measure_is_refused(models, steps, repeats):
+    with pytest.raises(ConfigError):
+        bench_step(models, steps=steps, repeats=repeats)
+
+
+def test_a_process_that_ends_early_ends_the_benchmark(monkeypatch):
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(LostPeerError, match="exit status 1"):
+        bench_step(["mlp_small"], steps=1, repeats=1)
