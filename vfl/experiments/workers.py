@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import os
 import queue
-import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import VFLError
+from vfl.core.errors import LostPeerError, VFLError
 from vfl.core.storage import write_json
 from vfl.experiments.attack_grid import attack_cell
 from vfl.experiments.cells import CODEC, FAILURE, Cell, GridFolder, discard_if_stale
 from vfl.experiments.checks import require_test_rows
 from vfl.experiments.training import DataCache, measure_cell, train_cell
+from vfl.federation.processes import Worker as Process
 
 _PACKAGE = Path(__file__).parents[1]
-_PATIENCE_S = 10.0
 
 
 def run_cell(cell: Cell, folder: GridFolder, cache: DataCache, device: str = "cpu") -> None:
@@ -106,43 +104,8 @@ class ProcessWorker:
     """
 
     def __init__(self, folder: GridFolder, device: str) -> None:
-        self._folder = folder
-        words = [sys.executable, "-m", "vfl", "grid-worker", str(folder.path.resolve())]
-        self._process = AnsweringProcess([*words, "--device", device])
-
-    @property
-    def pid(self) -> int | None:
-        """Of the process, while there is one."""
-        return self._process.pid
-
-    def run(self, cell: Cell) -> None:
-        status = self._process.result(cell.name)
-        if status is not None:
-            record = {
-                "what": "the process that trained this ended before it",
-                "got": f"exit status {status}",
-                "fix": "give the same command again: it goes on from the last checkpoint",
-                "exit": 1,
-            }
-            write_json(self._folder.cells_path / cell.name / FAILURE, record)
-
-    def stop(self) -> None:
-        self._process.stop()
-
-
-class AnsweringProcess:
-    """A process that is asked one line at a time, and writes each back when it is done with it.
-
-    It is started when it is first asked, and again if it died meanwhile. It ends when this process
-    does, because that closes its standard input.
-
-    Args:
-        command: its words.
-    """
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self._command = list(command)
-        self._process: subprocess.Popen[str] | None = None
+        self._folder, self._device = folder, device
+        self._process: Process | None = None
         self._stopped = False
 
     @property
@@ -150,47 +113,42 @@ class AnsweringProcess:
         """Of the process, while there is one."""
         return None if self._process is None else self._process.pid
 
-    def start(self) -> subprocess.Popen[str]:
-        """The process, started unless it is there."""
-        if self._process is None:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C is for the process that leads
-            )
-        return self._process
-
-    def result(self, line: str) -> int | None:
-        """Ask a line and wait for its answer; its exit status if it ended instead, else None.
-
-        Whoever called `stop` meanwhile knows that it ended, so that is no status.
-        """
+    def run(self, cell: Cell) -> None:
         if self._stopped:
-            return None
-        process = self.start()
-        assert process.stdin is not None
-        assert process.stdout is not None
+            return
+        if self._process is None:
+            self._process = self._start()
+        process = self._process
+        process.send(cell.name)
         try:
-            process.stdin.write(f"{line}\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        if answer or self._stopped:
-            return None
-        self._process = None
-        return _ended(process)
+            process.receive()
+        except LostPeerError as lost:
+            if self._stopped:  # whoever stopped it knows that it ended
+                return
+            self._process = None
+            process.stop()
+            record = {
+                "what": "the process that trained this ended before it",
+                "got": lost.got,
+                "fix": "give the same command again: it goes on from the last checkpoint",
+                "exit": 1,
+            }
+            write_json(self._folder.cells_path / cell.name / FAILURE, record)
 
     def stop(self) -> None:
-        """End the process for good."""
         self._stopped = True
         process, self._process = self._process, None
         if process is not None:
-            process.terminate()
-            _ended(process)
+            process.stop()
+
+    def _start(self) -> Process:
+        folder = str(self._folder.path.resolve())
+        return Process(
+            "the grid",
+            [sys.executable, "-m", "vfl", "grid-worker", folder, "--device", self._device],
+            os.environ | {"OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # Ctrl-C is for the process that leads
+        )
 
 
 def serve(folder: Path, device: str) -> None:
@@ -209,15 +167,3 @@ def serve(folder: Path, device: str) -> None:
     while name := asked.get():
         worker.run(cells[name])
         print(name, flush=True)
-
-
-def _ended(process: subprocess.Popen[str]) -> int:
-    """The exit status of a process that ends, or is killed if it takes too long."""
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
-    try:
-        return process.wait(_PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
