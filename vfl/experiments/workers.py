@@ -106,7 +106,7 @@ class ProcessWorker:
     def __init__(self, folder: GridFolder, device: str) -> None:
         self._folder, self._device = folder, device
         self._process: Process | None = None
-        self._stopped = False
+        self._stopped = threading.Event()
 
     @property
     def pid(self) -> int | None:
@@ -114,7 +114,7 @@ class ProcessWorker:
         return None if self._process is None else self._process.pid
 
     def run(self, cell: Cell) -> None:
-        if self._stopped:
+        if self._stopped.is_set():
             return
         if self._process is None:
             self._process = self._start()
@@ -123,7 +123,7 @@ class ProcessWorker:
         try:
             process.receive()
         except LostPeerError as lost:
-            if self._stopped:  # whoever stopped it knows that it ended
+            if self._stopped.is_set():  # whoever stopped it knows that it ended
                 return
             self._process = None
             process.stop()
@@ -136,7 +136,7 @@ class ProcessWorker:
             write_json(self._folder.cells_path / cell.name / FAILURE, record)
 
     def stop(self) -> None:
-        self._stopped = True
+        self._stopped.set()
         process, self._process = self._process, None
         if process is not None:
             process.stop()
