@@ -1,3 +1,4 @@
+import hashlib
 import json
 import re
 
@@ -27,13 +28,21 @@ def test_a_new_folder_says_what_is_run_and_with_what(folder):
     assert names(folder) == ["config.toml", "environment.json", "metrics.jsonl", "run.json"]
     about = read_json(folder.path / "run.json")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", about.pop("created"))
+    digest = hashlib.sha256((folder.path / "config.toml").read_bytes()).hexdigest()
+    assert len(about.pop("sha256")) == 64
     assert about == {
         "format": FORMAT,
+        "kind": "run",
+        "party": "label",
+        "run": "one",
+        "step": 0,
         "name": "trial",
         "vfl": VERSION,
         "mode": "local",
         "command": "vfl train x.toml",
+        "config_sha256": digest,
     }
+    assert folder.about()["name"] == "trial"
     assert folder.experiment() == EXPERIMENT
     assert RunFolder.open(folder.path).path == folder.path
 
@@ -50,11 +59,98 @@ def test_no_run_there(tmp_path):
             RunFolder.open(path)
 
 
-@pytest.mark.parametrize("about", [{"format": 7}, {}])
-def test_a_run_of_another_format(folder, about):
-    write_json(folder.path / "run.json", about)
+def test_a_run_of_another_format(folder):
+    write_json(folder.path / "run.json", {"format": 7})
     with pytest.raises(RunFolderError, match="another format"):
         RunFolder.open(folder.path)
+
+
+@pytest.fixture
+def ended(folder):
+    for epoch in (1, 2):
+        folder.epoch({"epoch": epoch, "train_loss": 1 / epoch})
+    folder.finish({"test_accuracy": 0.5, "weights_sha256": "5f" * 32}, Ledger())
+    folder.evaluated({"test_accuracy": 0.25})
+    return folder
+
+
+RECORDS = ("run.json", "config.toml", "summary.json", "evaluation.json")
+
+
+def use(path):
+    """Everything that is read of a run's own records."""
+    folder = RunFolder.open(path)
+    return folder.mode, folder.experiment(), folder.summary(), folder.evaluation()
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_flip_of_any_byte_of_a_record_is_found(ended, name):
+    """Also one after which the file is no UTF-8, or another configuration or figure."""
+    assert use(ended.path)
+    whole = (ended.path / name).read_bytes()
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << (place % 8)
+        (ended.path / name).write_bytes(damaged)
+        with pytest.raises(RunFolderError):
+            use(ended.path)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_cut_of_a_record_at_any_length_is_found(ended, name):
+    whole = (ended.path / name).read_bytes()
+    for length in range(len(whole)):
+        (ended.path / name).write_bytes(whole[:length])
+        with pytest.raises(RunFolderError):
+            use(ended.path)
+
+
+def test_a_record_of_before_they_were_sealed_is_refused_with_the_reason(ended):
+    """One without a digest may as well be one whose digest was taken out."""
+    for name in ("run.json", "summary.json"):
+        record = json.loads((ended.path / name).read_text())
+        del record["sha256"]
+        before = (ended.path / name).read_bytes()
+        write_json(ended.path / name, record)
+        with pytest.raises(RunFolderError, match="has no SHA-256") as caught:
+            use(ended.path)
+        assert "train again" in caught.value.fix
+        (ended.path / name).write_bytes(before)
+
+
+@pytest.mark.parametrize("name", ["config.toml", "summary.json", "evaluation.json", "run.json"])
+def test_an_intact_record_of_another_run_is_refused(ended, tmp_path, name):
+    changed = EXPERIMENT.model_copy(update={"seed": 9})
+    other = RunFolder.create(tmp_path / "runs" / "two", changed, "local", "")
+    other.finish({"test_accuracy": 1.0}, Ledger())
+    other.evaluated({"test_accuracy": 1.0})
+    (ended.path / name).write_bytes((other.path / name).read_bytes())
+    with pytest.raises(RunFolderError):
+        use(ended.path)
+
+
+NOT_JSON = {"no UTF-8": b"\xff\xfe{", "cut": b'{"a": ', "nested": b"[" * 100_000, "empty": b""}
+
+
+@pytest.mark.parametrize("content", NOT_JSON.values(), ids=NOT_JSON)
+def test_what_is_no_json_is_a_typed_error(tmp_path, content):
+    path = tmp_path / "file"
+    path.write_bytes(content + b"\n")
+    with pytest.raises(RunFolderError, match="not JSON") as caught:
+        read_json(path)
+    assert str(path) in caught.value.where
+    with pytest.raises(RunFolderError, match="not JSON") as caught:
+        list(read_lines(path))
+    assert caught.value.where == f"{path}:1"
+    with pytest.raises(RunFolderError, match="missing"):
+        list(read_lines(tmp_path / "absent"))
+
+
+@pytest.mark.parametrize("line", [b"[]\n", b"{}\n", b'{"epoch": "1"}\n', b"\xff\n"])
+def test_an_epoch_does_not_follow_a_damaged_line(folder, line):
+    (folder.path / "metrics.jsonl").write_bytes(line)
+    with pytest.raises(RunFolderError, match=r"no record|not JSON"):
+        folder.epoch({"epoch": 1})
 
 
 def test_a_run_that_goes_well(folder):
@@ -65,8 +161,9 @@ def test_a_run_that_goes_well(folder):
     folder.finish({"test_accuracy": 0.5}, ledger)
     folder.evaluated({"test_accuracy": 0.25})
     assert [line["train_loss"] for line in read_lines(folder.path / "metrics.jsonl")] == [1.0, 0.5]
-    assert read_json(folder.path / "summary.json") == {"test_accuracy": 0.5}
-    assert read_json(folder.path / "evaluation.json") == {"test_accuracy": 0.25}
+    assert folder.summary() == {"test_accuracy": 0.5, "run": str(folder.path)}
+    assert folder.evaluation() == {"test_accuracy": 0.25, "run": str(folder.path)}
+    assert read_json(folder.path / "summary.json")["test_accuracy"] == 0.5  # for people
     traffic = (folder.path / "traffic.csv").read_text()
     assert traffic.splitlines()[1] == "bank,up,train,1,4,20,0.0"
 

@@ -142,7 +142,7 @@ def test_each_partys_weights_lie_in_its_own_folder(trained):
 
 def test_the_summary_is_what_was_returned(trained):
     folder, summary, _ = trained
-    assert read_json(folder.path / "summary.json") == json.loads(json.dumps(summary))
+    assert folder.summary() == json.loads(json.dumps(summary))
     assert summary["run"] == str(folder.path)
     assert not (folder.path / "failure.json").exists()
 

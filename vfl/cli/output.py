@@ -81,11 +81,11 @@ def show(summary: Mapping[str, Any]) -> None:
 
 def show_training(folder: Path, json: bool) -> None:
     """Build the page of a training, and print its summary with it."""
-    from vfl.core.storage import read_json
+    from vfl.config.run_folder import RunFolder
     from vfl.experiments.pages import build_report
 
     page = build_report(folder)
-    summary = read_json(folder / "summary.json")
+    summary = RunFolder(folder).summary()
     if json:
         emit(machine(summary) | {"report": str(page)})
     else:

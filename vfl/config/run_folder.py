@@ -1,14 +1,14 @@
 """The run folder: what one training leaves behind, versioned, readable while it is written.
 
-run.json            format, name, time, version, mode, command
+run.json            name, time, version, mode, command, SHA-256 of config.toml; sealed
 config.toml         the experiment with every default written out
 environment.json    versions and processor
 metrics.jsonl       one line an epoch
 notes.txt           what happened meanwhile: who came, who went away, restarts (federation)
 traffic.csv         the ledger
-summary.json        the figures of the whole run; its presence means the run ended well
+summary.json        the figures of the whole run; its presence means the run ended well; sealed
 failure.json        why it did not
-evaluation.json     figures of a later `vfl evaluate`
+evaluation.json     figures of a later `vfl evaluate`; sealed
 predictions.csv     what the last `vfl predict` gave
 parties/NAME/       what belongs to one party (only the label party's in a federation)
 report.html         built from the above
@@ -16,6 +16,7 @@ report.html         built from the above
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -30,20 +31,25 @@ from vfl.config import Experiment, read_experiment, to_toml
 from vfl.core.errors import RunFolderError, VFLError
 from vfl.core.ledger import Ledger
 from vfl.core.storage import (
+    Seal,
     append_line,
     append_text,
-    check_format,
+    damaged,
     is_empty,
     private_folder,
-    read_json,
+    read_bytes,
     read_lines,
-    stamp,
+    read_sealed_json,
     write_json,
+    write_sealed_json,
     write_text,
 )
 from vfl.core.text import printable
 from vfl.core.version import VERSION
 
+_HEAD, _CONFIG, _SUMMARY, _EVALUATION = "run.json", "config.toml", "summary.json", "evaluation.json"
+#: What a seal adds to the figures of a run. They name their run themselves.
+_OF_SEAL = ("format", "vfl", "kind", "party", "step", "sha256", "run_sha256")
 _PACKAGES = ("torch", "numpy", "flwr", "pandas", "scikit-learn", "cryptography")
 
 
@@ -67,29 +73,37 @@ class RunFolder:
         if path.exists() and not is_empty(path):
             raise RunFolderError("there is a run of that name already", where=str(path))
         private_folder(path)
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        about = stamp() | {"name": experiment.name, "created": now}
-        write_json(path / "run.json", about | {"mode": mode, "command": command})
-        write_text(path / "config.toml", to_toml(experiment))
+        config = to_toml(experiment)
+        write_text(path / _CONFIG, config)
+        about = {
+            "name": experiment.name,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "mode": mode,
+            "command": command,
+            "config_sha256": hashlib.sha256(config.encode()).hexdigest(),
+        }
+        write_sealed_json(path / _HEAD, about, Seal("run", experiment.label.party, path.name))
         write_json(path / "environment.json", environment())
         write_text(path / "metrics.jsonl", "")
         return cls(path)
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """An existing folder, its format checked.
+        """An existing folder, its record and configuration checked.
 
         Raises:
-            RunFolderError: no run there, or one of another format.
+            RunFolderError: no run there, one of another format, or one whose record or
+                configuration is not as it was written.
         """
-        if not (path / "run.json").exists():
+        if not (path / _HEAD).exists():
             raise RunFolderError(
                 "there is no run here",
                 where=str(path),
                 fix="give the folder that vfl train printed",
             )
-        check_format(read_json(path / "run.json"), path)
-        return cls(path)
+        folder = cls(path)
+        folder.config()
+        return folder
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
@@ -99,7 +113,7 @@ class RunFolder:
             RunFolderError: no run there, one of another format, or one that has ended.
         """
         folder = cls.open(path)
-        if (path / "summary.json").exists():
+        if (path / _SUMMARY).exists():
             raise RunFolderError("this run has ended; there is nothing to resume", where=str(path))
         (path / "failure.json").unlink(missing_ok=True)
         return folder
@@ -107,22 +121,76 @@ class RunFolder:
     @property
     def mode(self) -> str:
         """How it was trained: "in-process" or "federated"."""
-        return str(read_json(self.path / "run.json")["mode"])
+        return str(self.about()["mode"])
+
+    def about(self) -> dict[str, Any]:
+        """The run's own record.
+
+        Raises:
+            RunFolderError: it is missing, not as it was written, or of another format.
+        """
+        return read_sealed_json(self.path / _HEAD, Seal("run", None, None))
+
+    def config(self) -> str:
+        """The text of the experiment the run was made with.
+
+        Raises:
+            RunFolderError: it is missing, or not the text that was written.
+        """
+        content = read_bytes(self.path / _CONFIG)
+        if hashlib.sha256(content).hexdigest() != self.about().get("config_sha256"):
+            raise damaged(self.path / _CONFIG)
+        return content.decode()
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of a run that ended well.
+
+        Raises:
+            RunFolderError: it has not, or its record is not as it was written or another run's.
+        """
+        return self._figures(_SUMMARY)
+
+    def evaluation(self) -> dict[str, Any]:
+        """The figures of the last evaluation; see `summary`."""
+        return self._figures(_EVALUATION)
+
+    def _figures(self, name: str) -> dict[str, Any]:
+        record = read_sealed_json(self.path / name, Seal(Path(name).stem, None, None))
+        if record.get("run_sha256") != self.about()["sha256"]:
+            raise RunFolderError(
+                "these figures belong to another run",
+                where=str(self.path / name),
+                fix="put the right file back from a copy, or train again",
+            )
+        return {key: value for key, value in record.items() if key not in _OF_SEAL}
+
+    def _write_figures(self, name: str, figures: Mapping[str, Any]) -> None:
+        head = self.about()
+        seal = Seal(Path(name).stem, head["party"], str(self.path))
+        write_sealed_json(self.path / name, {**figures, "run_sha256": head["sha256"]}, seal)
 
     def party(self, name: str) -> Path:
         """Where one party's own files lie."""
         return self.path / "parties" / name
 
     def experiment(self) -> Experiment:
-        """The experiment the run was made with."""
-        return read_experiment(self.path / "config.toml")
+        """The experiment the run was made with.
+
+        Raises:
+            RunFolderError: its text is missing, or not as it was written.
+        """
+        self.config()
+        return read_experiment(self.path / _CONFIG)
 
     def epoch(self, record: Mapping[str, Any]) -> None:
         """Add the record of one epoch; after a resume it replaces that epoch and those after."""
         path = self.path / "metrics.jsonl"
-        text = path.read_text()
-        earlier = [one for one in read_lines(path) if one["epoch"] < record["epoch"]]
-        if text.count("\n") == len(earlier) and (not text or text.endswith("\n")):
+        content = read_bytes(path)
+        try:
+            earlier = [one for one in read_lines(path) if one["epoch"] < record["epoch"]]
+        except (KeyError, TypeError):
+            raise RunFolderError("a line of this file is no record", where=str(path)) from None
+        if content.count(b"\n") == len(earlier) and (not content or content.endswith(b"\n")):
             append_line(path, dict(record))
         else:
             records = [*earlier, dict(record)]
@@ -135,7 +203,7 @@ class RunFolder:
     def finish(self, summary: Mapping[str, Any], ledger: Ledger) -> None:
         """The run ended well."""
         write_text(self.path / "traffic.csv", ledger.to_csv())
-        write_json(self.path / "summary.json", dict(summary))
+        self._write_figures(_SUMMARY, summary)
 
     def check_weights(self, digest: str) -> None:
         """Refuse an answer of other weights than those the training ended with.
@@ -146,12 +214,11 @@ class RunFolder:
         Raises:
             RunFolderError: they are others.
         """
-        path = self.path / "summary.json"
-        trained = str(read_json(path).get("weights_sha256"))
+        trained = str(self.summary().get("weights_sha256"))
         if digest != trained:
             raise RunFolderError(
                 "these are not the weights the training ended with",
-                where=str(path),
+                where=str(self.path / _SUMMARY),
                 got=f"weights {digest[:8]}...",
                 want=f"weights {trained[:8]}...",
                 fix="put the weights of that training back at every party, or train again",
@@ -159,7 +226,7 @@ class RunFolder:
 
     def evaluated(self, summary: Mapping[str, Any]) -> None:
         """Add the figures of a later evaluation."""
-        write_json(self.path / "evaluation.json", dict(summary))
+        self._write_figures(_EVALUATION, summary)
 
     def fail(self, error: VFLError) -> None:
         """The run ended badly; the reason can be read by whoever started it."""

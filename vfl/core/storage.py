@@ -225,12 +225,18 @@ def read_json(path: Path) -> Any:
     Raises:
         RunFolderError: it is missing, cannot be read, or is no JSON.
     """
+    return _parsed(read_bytes(path), str(path))
+
+
+def _parsed(content: bytes, where: str) -> Any:
+    """JSON of a file of ours, whatever was done to its bytes."""
     try:
-        return json.loads(read_bytes(path))
+        return json.loads(content)
     except json.JSONDecodeError as problem:
-        raise RunFolderError(
-            "a file of the run folder is not JSON", where=f"{path}:{problem.lineno}"
-        ) from None
+        where = f"{where}:{problem.lineno}" if problem.lineno > 1 else where
+    except (ValueError, RecursionError):  # no UTF-8, or lists in lists without end
+        pass
+    raise RunFolderError("a file of the run folder is not JSON", where=where) from None
 
 
 def append_line(path: Path, record: Any) -> None:
@@ -258,10 +264,14 @@ def append_text(path: Path, text: str) -> None:
 
 
 def read_lines(path: Path) -> Iterator[Any]:
-    """The records of a ``.jsonl`` file; a torn last line (a crash while appending) is left out."""
-    *whole, _ = path.read_text().split("\n")  # not splitlines, to which \v ends a line as well
-    for line in whole:
-        yield json.loads(line)
+    """The records of a ``.jsonl`` file; a torn last line (a crash while appending) is left out.
+
+    Raises:
+        RunFolderError: it is missing, cannot be read, or a line is no JSON.
+    """
+    *whole, _ = read_bytes(path).split(b"\n")
+    for number, line in enumerate(whole, 1):
+        yield _parsed(line, f"{path}:{number}")
 
 
 def write_sealed(path: Path, payload: bytes, seal: Seal) -> None:
@@ -364,6 +374,13 @@ def _check_unsealed(content: bytes, path: Path) -> None:
             return
         if isinstance(record, dict) and isinstance(record.get("format"), int):
             check_format(record, path)
+            if "sha256" not in record:
+                raise RunFolderError(
+                    "this record has no SHA-256, so nobody can say whether it is as it was written",
+                    where=str(path),
+                    got="a record of an earlier vfl, or one that was changed",
+                    fix="train again; to look at the figures, open the file in an editor",
+                )
 
 
 def _record(content: bytes | memoryview, path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from vfl.config import GridSettings
 from vfl.config.run_folder import RunFolder
-from vfl.core.storage import read_json, stamp, write_json, write_text
+from vfl.core.storage import stamp, write_json, write_text
 from vfl.core.text import csv_text
 from vfl.experiments.cells import HONEST, GridFolder, failure_of, grid_settings_of
 from vfl.experiments.leaderboard import LeaderboardEntry, is_ranked, leaderboard
@@ -54,8 +54,8 @@ def read_rows(folder: GridFolder) -> list[Row]:
             free[seed] = scores
         elif scores:
             mine = [one for one in scores if is_wanted(one)]
-            summary = path / "summary.json"
-            accuracy = read_json(summary)["test_accuracy"] if summary.exists() else None
+            ended = (path / "summary.json").exists()
+            accuracy = RunFolder(path).summary()["test_accuracy"] if ended else None
             found[cell.victim] += rows_of(
                 mine, free[seed], settings.baselines, cell.experiment.seed, cell.victim,
                 cell.adversary, accuracy,
@@ -304,7 +304,7 @@ def read_run_rows(path: Path, baselines: Sequence[str] = GridSettings().baseline
     scores = read_scores(path / OF_RUN)
     if not scores:
         return []
-    experiment, summary = RunFolder(path).experiment(), read_json(path / "summary.json")
+    experiment, summary = RunFolder(path).experiment(), RunFolder(path).summary()
     own = [one for one in scores if one.bottom == TRAINED]
     free = [one for one in scores if one.bottom != TRAINED]
     return rows_of(

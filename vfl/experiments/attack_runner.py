@@ -22,7 +22,6 @@ from vfl.config import Experiment, GridSettings, TraceSettings
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConfigError, NonFiniteError, SpecError
 from vfl.core.seeds import generator
-from vfl.core.storage import read_json
 from vfl.datasets import PartyData
 from vfl.experiments.cells import HONEST, code_of, data_digest, experiment_digest
 from vfl.experiments.pictures import Gallery
@@ -157,7 +156,7 @@ def adversary_result(cases: RunCases, spec: str, draw: torch.Generator) -> Attac
     threat = ThreatModel(adversary.who, "training", held, behaviour="malicious")
     label = cases.data[cases.experiment.label.party]
     assert label.labels is not None
-    accuracy = read_json(cases.folder.path / "summary.json")["test_accuracy"]
+    accuracy = cases.folder.summary()["test_accuracy"]
     counts = label.labels[torch.from_numpy(label.split.test)].bincount()
     error = Score("error", 1 - accuracy, 1 - float(counts.max() / counts.sum()))
     return AttackResult([error], threat)
@@ -250,7 +249,7 @@ class AttackRunner:
         experiment = folder.experiment()
         cases = RunCases(folder, data, attacker_of(experiment, settings), settings)
         about: dict[str, Any] = {"columns": settings.known_columns}
-        about["weights"] = read_json(folder.path / "summary.json")["weights_sha256"]
+        about["weights"] = folder.summary()["weights_sha256"]
         if settings.attribute is not None:
             about["attribute"] = settings.attribute
         if adversary != HONEST:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl.config import CompareSettings
+from vfl.config.run_folder import RunFolder
 from vfl.core.ledger import size
 from vfl.core.storage import read_json, read_lines, stamp, write_json, write_text
 from vfl.core.text import csv_text
@@ -127,7 +128,7 @@ def read_results(folder: GridFolder) -> list[Result]:
 
 
 def _measured(path: Path, settings: CompareSettings) -> Measured:
-    summary, records = read_json(path / "summary.json"), list(read_lines(path / "metrics.jsonl"))
+    summary, records = RunFolder(path).summary(), list(read_lines(path / "metrics.jsonl"))
     record = read_json(path / CODEC)
     parties: list[Mapping[str, Any]] = list(record["parties"].values())
     epochs = tuple(

@@ -80,7 +80,7 @@ def run_session(
     followed = [_FollowedFile(path / "notes.txt", on_note)]
     if mode == "train":
         followed.append(
-            _FollowedFile(path / "metrics.jsonl", lambda line: on_epoch(json.loads(line)))
+            _FollowedFile(path / "metrics.jsonl", lambda line: on_epoch(_record(line, path)))
         )
     run_id = deployment.submit(folder, mode, run, overrides, extra, federation)
     asked = time.monotonic()
@@ -109,8 +109,8 @@ def run_session(
 
 def summary_of(path: Path, mode: str) -> dict[str, Any]:
     """The figures a finished session left."""
-    summary: dict[str, Any] = read_json(RunFolder.open(path).path / _OUTCOMES[mode])
-    return summary
+    folder = RunFolder.open(path)
+    return folder.evaluation() if mode == "evaluate" else folder.summary()
 
 
 class _FollowedFile:
@@ -131,7 +131,15 @@ class _FollowedFile:
     def _lines(self) -> list[str]:
         if not self._path.exists():
             return []
-        return self._path.read_text().rpartition("\n")[0].splitlines()
+        return self._path.read_text(errors="replace").rpartition("\n")[0].splitlines()
+
+
+def _record(line: str, run: Path) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        where = str(run / "metrics.jsonl")
+        raise RunFolderError("a line of this file is no record", where=where) from None
 
 
 def _wait_for_flower(folder: LabelFolder, run_id: str) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sealed import record_of
 
-from vfl.core.storage import FORMAT
+from vfl.core.storage import FORMAT, Seal, sealed_text
 
 HEAD = {
     "format": FORMAT,
@@ -107,13 +109,16 @@ def write_run(
     environment: Mapping[str, Any] = ENVIRONMENT,
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.json").write_text(json.dumps(head))
+    about = {**head, "config_sha256": hashlib.sha256(config.encode()).hexdigest()}
+    (folder / "run.json").write_text(sealed_text(about, Seal("run", "clinic", folder.name)))
     (folder / "config.toml").write_text(config)
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in metrics))
     (folder / "traffic.csv").write_text("".join(f"{row}\n" for row in [TRAFFIC_HEADER, *traffic]))
     (folder / "environment.json").write_text(json.dumps(environment))
     if summary is not None:
-        (folder / "summary.json").write_text(json.dumps(summary))
+        figures = {**summary, "run_sha256": record_of(folder / "run.json")["sha256"]}
+        seal = Seal("summary", "clinic", str(folder))
+        (folder / "summary.json").write_text(sealed_text(figures, seal))
     return folder
 
 

@@ -292,11 +292,13 @@ def test_another_format_is_refused(run_folder, make_head, version):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("run.json", b"{", "not JSON"),
-        ("run.json", b"[]", "no JSON object"),
-        ("summary.json", b"\xff\xfe", "not text"),
+        ("run.json", b"{", "not as it was written"),
+        ("environment.json", b"[]", "no JSON object"),
+        ("environment.json", b"[" * 100_000, "not JSON"),
+        ("summary.json", b"\xff\xfe", "not as it was written"),
+        ("environment.json", b"\xff\xfe", "not text"),
         ("metrics.jsonl", b'{"epoch": 1}\nsecret-cell\n', r"metrics\.jsonl:2"),
-        ("config.toml", b"secret-cell", "not TOML"),
+        ("config.toml", b"secret-cell", "not as it was written"),
         ("traffic.csv", b"party,direction\n", "lacks a column"),
         (
             "traffic.csv",

@@ -13,6 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from vfl.config import GridSettings
+from vfl.config.run_folder import RunFolder
 from vfl.core.storage import read_json
 from vfl.experiments.attack_results import (
     board_table,
@@ -348,11 +349,9 @@ def _victims(folder: GridFolder, rows: Iterable[Row]) -> Table:
     lines = []
     for cell in folder.cells():
         own = mine.get((cell.victim, cell.adversary, cell.experiment.seed), [])
-        summary = folder.cells_path / cell.name / "summary.json"
-        if own and summary.exists():
-            lines.append(
-                [_victim(cell), str(cell.experiment.seed), *_cost(read_json(summary), own)]
-            )
+        run = RunFolder(folder.cells_path / cell.name)
+        if own and (run.path / "summary.json").exists():
+            lines.append([_victim(cell), str(cell.experiment.seed), *_cost(run.summary(), own)])
     return Table(head, lines)
 
 

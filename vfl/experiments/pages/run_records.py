@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from vfl.config.run_folder import RunFolder
 from vfl.core.errors import RunFolderError
 from vfl.core.ledger import Traffic
-from vfl.core.storage import check_format
 from vfl.core.text import as_written
 
 #: The finite numbers of one epoch by name; bytes add up over epochs. A loss that became NaN is left
@@ -68,12 +68,13 @@ def read_run(folder: Path) -> Run:
     Raises:
         RunFolderError: there is no run, it is of another format, or a file of it is damaged.
     """
-    head = _read_head(folder)
-    config_text = _text(folder / "config.toml")
+    run = _opened(folder)
+    head = run.about()
+    config_text = run.config() if (folder / "config.toml").exists() else ""
     config = _config(folder / "config.toml", config_text)
     traffic = _traffic(folder / "traffic.csv")
     summary = {name: config.get(name) for name in ("codec", "defense", "secure")}
-    summary |= _object(folder / "summary.json")
+    summary |= run.summary() if (folder / "summary.json").exists() else {}
     up, down = (_finite(summary.get(name)) for name in ("bytes_up", "bytes_down"))
     label, revealed = config.get("label"), summary.get("revealed")
     label_party = label.get("party") if isinstance(label, dict) else None
@@ -107,18 +108,15 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def _read_head(folder: Path) -> dict[str, Any]:
-    path = folder / "run.json"
-    if not path.is_file():
+def _opened(folder: Path) -> RunFolder:
+    if not (folder / "run.json").is_file():
         raise RunFolderError(
             "there is no run in this folder",
             where=str(folder),
             want="a folder with run.json, as training writes it",
             fix="give the path that vfl train printed",
         )
-    head = _object(path)
-    check_format(head, path)
-    return head
+    return RunFolder(folder)
 
 
 def _text(path: Path) -> str:
@@ -126,7 +124,7 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return ""
-    except UnicodeDecodeError:
+    except (OSError, UnicodeDecodeError):
         raise RunFolderError("a file of this run is not text", where=str(path)) from None
 
 
@@ -137,9 +135,9 @@ def _object(path: Path) -> dict[str, Any]:
 def _json_object(text: str, where: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except json.JSONDecodeError as error:
-        what = "a file of this run is not JSON"
-        raise RunFolderError(what, where=where, got=error.msg) from None
+    except (ValueError, RecursionError) as error:
+        what, got = "a file of this run is not JSON", getattr(error, "msg", None)
+        raise RunFolderError(what, where=where, got=got) from None
     if not isinstance(found, dict):
         raise RunFolderError("a file of this run holds no JSON object", where=where)
     return found
@@ -190,7 +188,7 @@ def _traffic(path: Path) -> tuple[Traffic, ...]:
             )
             for row in reader
         )
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, csv.Error):
         where = f"{path}:{reader.line_num}"
         raise RunFolderError("the ledger of this run has a damaged line", where=where) from None
 
