@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from vfl.config import Experiment
+from vfl.config.party_file import tidy_store
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import RunFolderError, StorageError, VFLError
 from vfl.core.storage import (
@@ -23,6 +24,7 @@ from vfl.core.storage import (
     read_sealed,
     read_sealed_json,
     save_weights,
+    sweep,
     write_bytes,
     write_json,
     write_pieces,
@@ -260,6 +262,65 @@ def test_what_a_killed_write_left_is_removed_at_the_next_start(tmp_path):
         assert not left.exists()
     assert all(path.exists() for path in others)
     assert (tmp_path / "parties" / "bank" / "kept.json").exists()
+
+
+def left_aside(*folders):
+    """What a killed write of a file `one.json` leaves in each folder."""
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".one.json.ab12cd_e").write_bytes(b"half")
+    return [folder / ".one.json.ab12cd_e" for folder in folders]
+
+
+def mode_of(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_sweep_leaves_what_is_being_written_and_what_is_no_writes(tmp_path):
+    def pieces():
+        (aside,) = tmp_path.glob(".kept.*")
+        yield b"first"
+        sweep(tmp_path)
+        assert aside.exists()
+        yield b", second"
+
+    others = [tmp_path / ".hidden", tmp_path / ".config.d", tmp_path / "x.json.ab12cd_e"]
+    for path in others:
+        path.write_bytes(b"x")
+    (tmp_path / ".dir.json.ab12cd_e").mkdir()
+    write_pieces(tmp_path / "kept", pieces())
+    assert (tmp_path / "kept").read_bytes() == b"first, second"
+    assert all(path.exists() for path in [*others, tmp_path / ".dir.json.ab12cd_e"])
+    (left,) = left_aside(tmp_path)
+    sweep(tmp_path, {"two.json"})
+    assert left.exists()
+    sweep(tmp_path, {"one.json"})
+    assert not left.exists()
+    sweep(tmp_path / "absent")
+
+
+def test_the_ledger_of_sessions_sweeps_and_closes_what_is_open(tmp_path):
+    store = tmp_path / "store"
+    (left,) = left_aside(store / "sessions")
+    for folder in (store, store / "sessions"):
+        folder.chmod(0o755)
+    (store / "secret").write_bytes(bytes(32))
+    terms = Terms.of(Experiment.model_validate(EXPERIMENT), "train", "two")
+    SessionLedger(store / "sessions", "bank").begin(terms)
+    assert not left.exists()
+    assert (mode_of(store), mode_of(store / "sessions")) == (0o700, 0o700)
+
+
+def test_a_store_that_holds_other_things_stays_as_the_user_made_it(tmp_path):
+    store = tmp_path / "shared"
+    left = left_aside(store / "sessions", store / "flower" / "local", store / "theirs", store)
+    (store / "sessions").chmod(0o755)
+    store.chmod(0o755)
+    tidy_store(store)
+    assert mode_of(store) == 0o755
+    assert mode_of(store / "theirs") != 0o700
+    assert mode_of(store / "sessions") == 0o700
+    assert [path.exists() for path in left] == [False, False, True, True]
 
 
 WRITERS = {

@@ -1,5 +1,6 @@
 """`write_project`: who gets which file, and what no file says."""
 
+import os
 import stat
 import tomllib
 
@@ -17,6 +18,7 @@ from vfl.config import Experiment, PartyFile, read_experiment, read_party_file
 from vfl.core.errors import RunFolderError, UserError
 from vfl.core.version import VERSION
 from vfl.federation.project import LabelFolder, write_project
+from vfl.training import demo
 
 FEATURES = ["bank", "shop"]
 EXPERIMENT = Experiment.model_validate(
@@ -45,6 +47,17 @@ def project(tmp_path_factory):
 
 def files(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_demo_is_for_its_owner_alone_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        demo.write_demo(tmp_path / "demo")
+    finally:
+        os.umask(before)
+    for path in [tmp_path / "demo", *(tmp_path / "demo").rglob("*")]:
+        wanted = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == wanted, path
 
 
 def test_every_owner_has_a_folder(project):

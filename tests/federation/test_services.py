@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import stat
 import sys
 import threading
 import tomllib
@@ -46,6 +47,39 @@ def project(tmp_path):
     return tmp_path / "project", write_project(
         tmp_path / "project", experiment, parties, "x.example"
     )
+
+
+def test_a_service_sweeps_what_killed_writes_left_and_closes_its_folders(project, monkeypatch):
+    """The services themselves fail to start here; the sweep comes before."""
+    folder, label = project
+    party = read_party_file(folder / "bank" / "party.toml")
+    places = [label.certificates, label.keys, label.app, label.state / "local"]
+    places += [folder / side / "store" / "sessions" for side in ("bank", "label")]
+    left = [place / ".x.json.ab12cd_e" for place in places]
+    left += [label.state / ".nodes.json.ab12cd_e", folder / "bank" / ".node.key.ab12cd_e"]
+    kept = [folder / "bank" / ".mine.json.ab12cd_e", folder / ".gitignore.abcdefgh"]
+    for path in [*left, *kept]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half")
+    for path in [*places, folder / "bank" / "store"]:
+        path.chmod(0o755)
+
+    def no_start(*_, **__):
+        raise LostPeerError("not today")
+
+    monkeypatch.setattr(deployment, "Service", no_start)
+    monkeypatch.setattr(deployment, "check_server", no_start)
+    for start in (
+        lambda: deployment.start_superlink(label),
+        lambda: deployment.start_supernode(party, folder / "bank" / "party.toml"),
+    ):
+        with pytest.raises(LostPeerError, match="not today"):
+            start()
+    assert [path for path in left if path.exists()] == []
+    assert all(path.exists() for path in kept)
+    closed = [*places, folder / "bank" / "store"]
+    closed.remove(label.state / "local")  # made anew at the start
+    assert {stat.S_IMODE(path.stat().st_mode) for path in closed} == {0o700}
 
 
 def test_nothing_of_flower_calls_home(tmp_path, monkeypatch):

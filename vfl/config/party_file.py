@@ -9,6 +9,11 @@ from pydantic import Field, PrivateAttr, StringConstraints, model_validator
 
 from vfl.config.experiment import PartyName, TraceSettings
 from vfl.config.toml import Places, Settings, first_keys, read_toml
+from vfl.core.storage import close_to_others, sweep
+
+_STORE_FOLDERS = ("sessions", "runs", "flower")
+#: All that vfl puts into a party's store.
+STORE = frozenset({*_STORE_FOLDERS, "secret", "secret-for-trials"})
 
 
 class OwnData(Settings):
@@ -177,6 +182,19 @@ class PartyFile(Settings):
     def store_path(self) -> Path:
         """The store's path."""
         return self.beside(self.store)
+
+
+def tidy_store(store: Path) -> None:
+    """Remove what killed writes left in a party's store, and close its folders to others.
+
+    A store that holds anything vfl did not make stays as open as it is; what vfl makes in it is
+    closed all the same. Of such a store only vfl's own folders and files are swept.
+    """
+    close_to_others(store, STORE)
+    sweep(store, STORE)
+    for name in _STORE_FOLDERS:
+        close_to_others(store / name)
+        sweep(store / name)
 
 
 def read_party_file(path: Path) -> PartyFile:

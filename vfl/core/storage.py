@@ -22,8 +22,8 @@ import os
 import re
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,6 +132,51 @@ def private_folder(path: Path) -> None:
     path.chmod(PRIVATE_FOLDER)
 
 
+def close_to_others(folder: Path, ours: Collection[str] | None = None) -> None:
+    """Make an existing folder private if it is ours: an earlier vfl, or a copy, left it open.
+
+    Args:
+        folder: the folder; nothing happens where there is none, or where another user owns it.
+        ours: names of all that vfl puts there, for a folder that a user names. One that holds
+            anything else is the user's, and stays as it is. None for a folder vfl itself names.
+    """
+    if not folder.is_dir() or folder.stat().st_uid != os.geteuid():
+        return
+    if ours is not None and not all(_is_ours(path.name, ours) for path in folder.iterdir()):
+        return
+    with writing(folder):
+        folder.chmod(PRIVATE_FOLDER)
+
+
+def _is_ours(name: str, ours: Collection[str]) -> bool:
+    return name in ours or name == _LOCK or _ASIDE.fullmatch(name) is not None
+
+
+def sweep(folder: Path, names: Collection[str] | None = None) -> None:
+    """Remove what killed writes left aside; one that another process is writing stays.
+
+    Args:
+        folder: vfl's own, and searched with all that is in it; with `names` any folder, and only
+            what lies in it directly.
+        names: of the files whose writes are meant.
+    """
+    if not folder.is_dir():
+        return
+    for path in folder.rglob(".*") if names is None else folder.glob(".*"):
+        written = _ASIDE.fullmatch(path.name) and path.name[1:].rpartition(".")[0]
+        if not written or (names is not None and written not in names):
+            continue
+        if path.is_symlink() or not path.is_file():
+            continue
+        with suppress(OSError):  # another's, or gone meanwhile
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(handle)
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Be the only process that writes in a folder; what a killed one left aside is removed.
@@ -157,9 +202,7 @@ def locked(folder: Path) -> Iterator[None]:
             ) from None
         os.ftruncate(handle, 0)
         os.pwrite(handle, str(os.getpid()).encode(), 0)
-        for path in folder.rglob(".*"):
-            if _ASIDE.fullmatch(path.name) and path.is_file():
-                path.unlink(missing_ok=True)
+        sweep(folder)
         yield
     finally:
         os.close(handle)
@@ -196,17 +239,27 @@ def write_pieces(path: Path, pieces: Iterable[bytes], mode: int = PRIVATE_FILE) 
     """`write_bytes` of bytes in pieces, which are not joined in memory."""
     with writing(path):
         private_folder(path.parent)
-        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, aside = _aside(path)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.writelines(pieces)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(aside, mode)
-            os.replace(aside, path)
+                os.chmod(aside, mode)
+                os.replace(aside, path)
         except BaseException:
             Path(aside).unlink(missing_ok=True)
             raise
+
+
+def _aside(path: Path) -> tuple[int, str]:
+    """A new file beside another; it is locked while it is open, so that `sweep` leaves it."""
+    while True:
+        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return handle, aside
+        os.close(handle)  # swept before it was locked
 
 
 def write_text(path: Path, content: str, mode: int = PRIVATE_FILE) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import tomli_w
 
 from vfl.config import PartyFile
+from vfl.config.party_file import tidy_store
 from vfl.core.errors import (
     LostPeerError,
     MissingDataError,
@@ -23,7 +24,7 @@ from vfl.core.errors import (
     PeerFailedError,
     UserError,
 )
-from vfl.core.storage import read_json, write_json, write_text
+from vfl.core.storage import read_json, sweep, write_json, write_text
 from vfl.core.text import printable
 from vfl.federation import programs
 from vfl.federation.processes import Service, last_words
@@ -51,6 +52,7 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
             want="ray",
             fix="pip install 'vfl[simulation]'",
         )
+    folder.tidy()
     settings = folder.experiment().federation
     host, _, port = settings.superlink.rpartition(":")
     network = "" if simulation else f"{settings.bind_host or host}:{port}"
@@ -167,6 +169,8 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
         AuthenticationError: the SuperLink's certificate is not accepted.
         LostPeerError: the SuperLink cannot be reached, or refuses this party's key.
     """
+    tidy_store(party.store_path)
+    sweep(party.beside("."), {file.name, *map(_name, (party.node.key, party.identity.key))})
     home = party.store_path / "flower"
     check_server("the SuperLink", party.node.superlink, party.beside(party.node.ca).read_text())
     service = Service(
@@ -187,6 +191,10 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
             problem.fix = "stop the other one with this key; one that was killed is free in 60 s"
         raise
     return service
+
+
+def _name(path: str) -> str:
+    return Path(path).name
 
 
 def submit(

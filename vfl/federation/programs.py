@@ -32,7 +32,7 @@ from typing import Any
 
 from vfl.config import read_party_file
 from vfl.core.errors import ConfigError, ConsentError, LostPeerError, VFLError
-from vfl.core.storage import private_folder, write_bytes, write_text
+from vfl.core.storage import close_to_others, private_folder, write_bytes, write_text
 from vfl.federation.bundle import check_bundle
 from vfl.federation.guard import (
     CONTROL_ROUTES,
@@ -177,6 +177,7 @@ class LocalApi:
         """Make the secrets of a new start; those of an earlier one are worth nothing any more."""
         api = cls(folder)
         private_folder(folder)
+        close_to_others(folder)
         (folder / "address").unlink(missing_ok=True)
         certificate = session_certificate([HOST], _DAYS)
         write_text(folder / "secret", secrets.token_urlsafe(_SECRET_BYTES))

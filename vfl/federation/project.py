@@ -18,10 +18,19 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from vfl.config import DataSettings, Experiment, PartyFile, Places, read_experiment, to_toml
+from vfl.config import (
+    DataSettings,
+    Experiment,
+    PartyFile,
+    Places,
+    read_experiment,
+    read_party_file,
+    to_toml,
+)
+from vfl.config.party_file import tidy_store
 from vfl.config.toml import MoreMistakes
 from vfl.core.errors import RunFolderError, UserError
-from vfl.core.storage import private_folder, write_text
+from vfl.core.storage import close_to_others, private_folder, sweep, write_text
 from vfl.core.version import VERSION
 from vfl.federation import bundle
 from vfl.session.identity import Identity
@@ -56,6 +65,15 @@ class LabelFolder:
             want="a folder with app/experiment.toml",
             fix="vfl init PROJECT writes one",
         )
+
+    def tidy(self) -> None:
+        """Remove what killed writes left, and close to others the folders that vfl made."""
+        for folder in (self.app, self.certificates, self.keys, self.state):
+            close_to_others(folder)
+            sweep(folder)
+        sweep(self.path, {self.party_file.name, "ca.pem"})
+        if self.party_file.exists():
+            tidy_store(read_party_file(self.party_file).store_path)
 
     def experiment(
         self, overrides: Sequence[str] = (), more: MoreMistakes | None = None

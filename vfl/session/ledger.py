@@ -26,11 +26,20 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from vfl import defenses
+from vfl.config.party_file import STORE
 from vfl.config.toml import Settings
 from vfl.core.errors import DisagreementError, RunFolderError
 from vfl.core.frame import Frame
 from vfl.core.seeds import Secret
-from vfl.core.storage import Seal, damaged, private_folder, read_sealed_json, write_sealed_json
+from vfl.core.storage import (
+    Seal,
+    close_to_others,
+    damaged,
+    private_folder,
+    read_sealed_json,
+    sweep,
+    write_sealed_json,
+)
 from vfl.session.schedule import Exchange
 from vfl.session.terms import Mode, Terms
 
@@ -156,6 +165,9 @@ class SessionLedger:
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
         with self._locked():
+            close_to_others(self.folder)
+            close_to_others(self.folder.parent, STORE)
+            sweep(self.folder)
             entry = self._read(terms.run)
             if entry is None:
                 if terms.mode != "train":

@@ -15,6 +15,7 @@ from sklearn.datasets import load_digits
 from vfl.config import Experiment, PartyFile, read_party_file, with_overrides
 from vfl.config.run_folder import new_run_name
 from vfl.core.seeds import Secret, permutation
+from vfl.core.storage import write_bytes
 from vfl.federation import deployment
 from vfl.federation.project import LabelFolder, write_project
 from vfl.session.party_folder import INJECTED_SECRET
@@ -60,7 +61,7 @@ def write_demo(folder: Path, overrides: Sequence[str] = ()) -> LabelFolder:
     }
     label = write_project(folder, experiment, parties, "127.0.0.1")
     for name, table in _tables().items():
-        table.to_parquet(folder / name / "digits.parquet", index=False)
+        write_bytes(folder / name / "digits.parquet", table.to_parquet(index=False))
         # A secret of the seed makes the demo repeatable; real parties let vfl make theirs.
         Secret.of_simulation(experiment.seed, name).keep_at(
             folder / name / "store" / INJECTED_SECRET
