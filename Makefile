@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-net bench clean
+.PHONY: demo test test-net build bench clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/vfl demo
@@ -16,18 +16,25 @@ test: $(VENV)/.development
 test-net: $(VENV)/.development
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/test -m net
 
+# What is given away: the wheel, what it was built beside, and whether that is known to be flawed.
+build: $(VENV)/.development
+	rm -rf dist
+	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps --wheel-dir dist .
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/sbom
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/audit
+
 bench: $(VENV)/.runtime
 	$(BIN)/python -m benchmarks.step
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --editable .
+	$(INSTALL) --editable .
 	touch $@
 
 $(VENV)/.development: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --editable '.[dev,simulation]'
+	$(INSTALL) --editable '.[dev,simulation]'
 	touch $@ $(VENV)/.runtime
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) dist runs .mypy_cache .ruff_cache .pytest_cache

@@ -124,12 +124,64 @@ def test_an_audit_without_its_tool_fails(tmp_path):
     assert "pip-audit is not installed" in done.stdout
 
 
-@pytest.mark.skipif(shutil.which("cyclonedx-py") is None, reason="the supply extra is needed")
-def test_the_bill_of_materials_names_what_is_installed(tmp_path):
+@pytest.fixture
+def copy(tmp_path):
+    """What the script needs of the house; it writes there."""
     copy = tmp_path / "vfl"
     for name in ("scripts/sbom", "vfl/core/version.py", "pyproject.toml"):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+#: Stands in for the tool: it keeps its arguments, and writes a bill without a version.
+STAND_IN = """\
+#!/bin/sh
+echo "$@" > {folder}/arguments
+while [ "$1" != --output-file ]; do shift; done
+echo '{{"metadata": {{"component": {{"name": "vfl"}}}}, "components": []}}' > "$2"
+"""
+
+
+def bill_of_materials(copy, tmp_path, tool):
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "python").symlink_to(sys.executable)
+    if tool:
+        (programs / "cyclonedx-py").write_text(STAND_IN.format(folder=tmp_path))
+        (programs / "cyclonedx-py").chmod(0o755)
+    return subprocess.run(
+        [copy / "scripts" / "sbom", "/an/environment"],
+        env={**os.environ, "PATH": f"{programs}{os.pathsep}/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_the_bill_of_materials_is_asked_for_whole_and_gets_its_version(copy, tmp_path):
+    from vfl.core.version import VERSION
+
+    done = bill_of_materials(copy, tmp_path, tool=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "dist/sbom.json\n"
+    bill = json.loads((copy / "dist" / "sbom.json").read_text())
+    assert bill["metadata"]["component"] == {"name": "vfl", "version": VERSION}
+    asked = (tmp_path / "arguments").read_text().split()
+    assert {"environment", "--validate", "--output-reproducible", "1.6"} <= set(asked)
+    assert asked[-1] == "/an/environment"
+
+
+def test_a_bill_of_materials_without_its_tool_fails(copy, tmp_path):
+    done = bill_of_materials(copy, tmp_path, tool=False)
+    assert done.returncode == 2
+    assert "cyclonedx-py is not installed" in done.stdout
+    assert not (copy / "dist").exists()
+
+
+@pytest.mark.skipif(shutil.which("cyclonedx-py") is None, reason="an environment without '.[dev]'")
+def test_the_bill_of_materials_names_what_is_installed(copy):
     subprocess.run([copy / "scripts" / "sbom", sys.executable], check=True, timeout=120)
     text = (copy / "dist" / "sbom.json").read_text()
     bill = json.loads(text)  # its schema was checked by the tool
