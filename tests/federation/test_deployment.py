@@ -1,7 +1,9 @@
 """A real Flower deployment on the loopback: what it computes, what it refuses, what it tells."""
 
+import contextlib
 import hashlib
 import json
+import re
 import socket
 import sqlite3
 import warnings
@@ -9,11 +11,13 @@ import warnings
 import pandas as pd
 import pytest
 
-from vfl.core.errors import LostPeerError, PeerError
+from vfl.core.errors import AuthenticationError, LostPeerError, PeerError, VFLError
 from vfl.core.storage import read_json, read_lines
 from vfl.federation import deployment
+from vfl.session import SessionMessage
 from vfl.training import federated
 from vfl.training.demo import run_in_process
+from vfl.transport import Hello, TcpLink, Timeouts
 
 with warnings.catch_warnings():  # importing typer, as flwr does, uses what newer clicks deprecate
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -148,7 +152,7 @@ def test_a_missing_party_is_named_within_the_join_timeout(deployed):
 
 
 def test_flower_got_one_message_a_node_and_no_data(deployed, trained):
-    """The SuperLink's database has seen no array, no cut and no token of a stream at rest."""
+    """The SuperLink's database has seen no array and no cut, and none of its rows holds a token."""
     _, label = deployed
     database = sqlite3.connect(f"file:{label.state / 'superlink.db'}?mode=ro", uri=True)
     tables = [
@@ -160,6 +164,50 @@ def test_flower_got_one_message_a_node_and_no_data(deployed, trained):
     database.close()
     assert b"image-0000" not in content
     assert b"weights.safetensors" not in content
+    assert b'"ca_pem"' not in content  # Flower drops the row of a message once it was fetched
+    assert re.search(rb'token[\\\\"]+: *[\\\\"]+[A-Za-z0-9_-]{32}', content) is None
+    tokens = {message.token.encode() for message in read_from_the_disk(label)}
+    assert not any(token in content for token in tokens)
+
+
+def read_from_the_disk(label):
+    """Session messages in the SuperLink's files: the journal keeps deleted rows for a while."""
+    found = {}
+    for path in label.state.glob("superlink.db*"):
+        text = path.read_bytes().decode("latin-1")
+        for start in re.finditer(r'\{"session"', text):
+            with contextlib.suppress(ValueError, VFLError):
+                content, _ = json.JSONDecoder().raw_decode(text[start.start() :][:65536])
+                message = SessionMessage.parse(json.dumps(content))
+                found[message.token] = message
+    return list(found.values())
+
+
+@pytest.mark.net
+def test_a_token_from_the_superlinks_files_opens_nothing(deployed):
+    """Whoever reads them has tokens: bound to others while the session runs, dead after it."""
+    _, label = deployed
+    old = {message.token for message in read_from_the_disk(label)}
+    tried = []
+
+    def attach(message):
+        hello = Hello(message.session, message.node, message.token)
+        fast = Timeouts(handshake_s=5, step_s=5, idle_s=5, rejoin_window_s=0.3, retry_s=0.05)
+        authority = message.ca_pem.encode()
+        TcpLink.connect(message.host, message.port, hello, authority, fast).close()
+
+    def attack(record):
+        if record["epoch"] == 1:  # both parties are there
+            tried.extend(one for one in read_from_the_disk(label) if one.token not in old)
+            for message in tried:
+                with pytest.raises(AuthenticationError):
+                    attach(message)
+
+    federated.run_session(label, "train", "read", overrides=["train.epochs=15"], on_epoch=attack)
+    assert {message.node for message in tried}  # at least one was there to be tried
+    for message in tried:
+        with pytest.raises(LostPeerError):
+            attach(message)
 
 
 def test_a_supernode_with_an_unknown_key_is_turned_away(deployed, tmp_path):
