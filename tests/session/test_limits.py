@@ -1,5 +1,6 @@
 """Largest frames from the terms: honest ones fit, one byte more is refused unread."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -10,14 +11,16 @@ import torch
 from frame_targets import SPECS
 
 from vfl.compression import INFERENCE, StepContext, make
-from vfl.config import with_overrides
+from vfl.config import read_experiment, with_overrides
 from vfl.core.errors import OversizedFrameError
 from vfl.core.frame import LIMIT_BYTES, Frame, Kind, pack_header
 from vfl.core.seeds import Secret
+from vfl.experiments.plan import of_experiment
 from vfl.mpc.secure.shared_layer import OwnerAxes, SharedAxes
 from vfl.session import Terms
 from vfl.session.consent import frame_limits, most_rows
 from vfl.session.schedule import QUERY_ROWS
+from vfl.training.run import load_data
 from vfl.transport import Credential, Hello, TcpHub, TcpLink, Timeouts
 from vfl.transport.stream import Stream
 
@@ -201,3 +204,66 @@ def test_unread_frames_of_a_stream_have_a_limit_together():
     finally:
         stream.end()
         theirs.close()
+
+
+PLANNED = """\
+data = {source = "breast_cancer", rows = 300}
+label = {party = "lender"}
+parties.bank = {width = 16384, bottom = "mlp:hidden=none"}
+train = {epochs = 1, batch_rows = 96}
+"""
+
+
+def test_no_party_makes_the_label_party_hold_more_than_the_plan_says(tmp_path):
+    """It floods with frames of the largest size, reads all and confirms nothing."""
+    (tmp_path / "plan.toml").write_text(PLANNED)
+    promised = of_experiment(tmp_path / "plan.toml")["held_bytes_per_party"]
+    experiment = read_experiment(tmp_path / "plan.toml")
+    data = load_data(experiment)
+    terms = Terms.of(experiment, "train", "run")
+    limits, window = frame_limits(terms, "bank", data["bank"].split), terms.window_frames
+    hub = TcpHub(
+        *("127.0.0.1", 0, "session-1", {"bank": Credential("7", "t" * 43)}),
+        timeouts=FAST,
+        window=window,
+        limits=lambda _: limits,
+    )
+    hello = Hello("session-1", "7", "t" * 43)
+    link = TcpLink.connect("127.0.0.1", hub.port, hello, None, FAST, limits=limits)
+    hub.wait_all(["bank"], 5)
+    label, wire = hub.link("bank"), link._stream._socket
+    wire.setblocking(True)
+    largest = Frame(Kind.CUT, 0, bytes(limits.up[Kind.CUT]))
+
+    def flood():
+        with contextlib.suppress(OSError):
+            for _ in range(10 * window):
+                wire.sendall(pack_header(largest) + largest.payload)
+
+    def drain():
+        with contextlib.suppress(OSError):
+            while wire.recv(65536):
+                pass
+
+    threads, held = [threading.Thread(target=one) for one in (flood, drain)], []
+    tracemalloc.start()
+    try:
+        for thread in threads:
+            thread.start()
+        with contextlib.suppress(OversizedFrameError):
+            for step in range(10 * window):
+                label.send(Frame(Kind.GRAD, step, bytes(limits.down[Kind.GRAD])))
+                held.append(label.held_bytes)
+                if held[-1] > 0.9 * promised:
+                    break
+                time.sleep(0.02)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        link.close()
+        hub.close()
+        for thread in threads:
+            thread.join(10)
+    assert 0.6 * promised < max(held) <= promised  # the flood got far enough to try it
+    # What is just being sent or read exists a second time, and the flood has a copy of its own.
+    assert peak <= promised + 4 * limits.up[Kind.CUT]
