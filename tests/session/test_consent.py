@@ -4,9 +4,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from frame_targets import SPECS
 from torch import nn
 
-from vfl.bench.targets import SPECS
 from vfl.compression import CODECS
 from vfl.config import Consent, with_overrides
 from vfl.core.errors import BadOptionError, ConsentError, SpecError, WidthError
