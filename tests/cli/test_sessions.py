@@ -9,6 +9,7 @@ from vfl.cli import app
 from vfl.config import Experiment, read_party_file
 from vfl.core.frame import Frame, Kind
 from vfl.session import Terms
+from vfl.session.ledger import SessionLedger
 from vfl.session.party_folder import own_ledger
 
 EXPERIMENT = {"parties": {"bank": {}, "shop": {}}, "defense": "clipped_noise:norm=1,sigma=4"}
@@ -35,7 +36,7 @@ def test_a_party_without_sessions(party):
 def test_what_a_name_stands_for_and_what_was_spent(party):
     ledger = own_ledger(read_party_file(party))
     terms = Terms.of(Experiment.model_validate(EXPERIMENT), "train", "loans")
-    with ledger.session(terms) as (entry, meter):
+    with ledger.session(terms) as (entry, meter, _):
         meter("bank", "up", Frame(Kind.CUT, payload=bytes(984)))
         meter.rows, meter.passes = 50, 2
     ledger.end("loans", "a" * 64)
@@ -43,8 +44,27 @@ def test_what_a_name_stands_for_and_what_was_spent(party):
     assert "loans  ended, with bank, shop, label" in text
     assert "train     1 begun, 50 rows, 1.00 kB up, 0 B down" in text
     assert f"at most {2 * entry.epsilon:.4g}: 2 times {entry.epsilon:.4g}, delta 2e-05" in text
+    total = f"all names: epsilon at most {2 * entry.epsilon:.4g}, delta 2e-05"
+    assert text.splitlines()[-1] == total
     (facts,) = json.loads(ask(party, "--json"))
     assert facts["spent"]["train"]["rows"] == 50
     assert facts["spent_epsilon"] == pytest.approx(2 * entry.epsilon)
     assert "nonce" not in facts
     assert entry.nonce not in text + json.dumps(facts)
+
+
+def test_the_epsilon_of_all_names(party):
+    party.write_text(party.read_text() + "[consent]\nmax_epsilon = 50\n")
+    ledger = own_ledger(read_party_file(party))
+    for name in ("loans", "cards"):
+        terms = Terms.of(Experiment.model_validate(EXPERIMENT), "train", name)
+        with ledger.session(terms) as (entry, meter, _):
+            meter.passes = 3
+    unlimited = SessionLedger(ledger.folder, ledger.party)
+    unlimited.begin(
+        Terms.of(Experiment.model_validate(EXPERIMENT | {"defense": "none"}), "train", "plain")
+    )
+    spent = f"{6 * entry.epsilon:.4g} of 50 allowed, delta 6e-05"
+    assert (
+        ask(party).splitlines()[-1] == f"all names: epsilon at most {spent}; 1 without an epsilon"
+    )

@@ -1,19 +1,22 @@
 """The ledger of sessions: a name is bound once, and nothing that protects is drawn twice."""
 
 import multiprocessing
+import os
+import signal
 import stat
 
 import pytest
 
 from vfl.config import Experiment
-from vfl.core.errors import DisagreementError, RunFolderError
+from vfl.core.errors import ConsentError, DisagreementError, RunFolderError
 from vfl.core.frame import Frame, Kind
 from vfl.core.seeds import Secret
 from vfl.session import Exchange, Terms
-from vfl.session.ledger import Meter, SessionLedger
+from vfl.session.ledger import Meter, SessionLedger, Spent, notes, total_epsilon
 
 CONTENT = {"parties": {name: {"width": 4} for name in ("bank", "shop", "club")}, "merge": "sum"}
 WEIGHTS = "a" * 64
+NOISE = "clipped_noise:norm=1.0,sigma=4.0"
 
 
 def terms_of(mode="train", run="one", **changes):
@@ -163,14 +166,14 @@ def exchange(step, phase, epoch, rows):
 
 def test_what_was_spent_is_added_up(ledger):
     defense = {"defense": "clipped_noise:norm=1.0,sigma=4.0"}
-    with ledger.session(terms_of(**defense)) as (_, meter):
+    with ledger.session(terms_of(**defense)) as (_, meter, _):
         meter("bank", "up", Frame(Kind.CUT, payload=b"four"))
         meter("bank", "down", Frame(Kind.GRAD, payload=b"fourfour"))
         schedule = [exchange(0, "train", 1, 5), exchange(1, "train", 1, 5)]
         schedule += [exchange(2, "train", 2, 5)]
         assert list(meter.through(schedule)) == schedule
     ledger.end("one", WEIGHTS)
-    with ledger.session(terms_of("evaluate", **defense)) as (_, meter):
+    with ledger.session(terms_of("evaluate", **defense)) as (_, meter, _):
         list(meter.through([exchange(0, "test", 0, 7)]))
     (entry,) = ledger.entries()
     train, evaluate = entry.spent["train"], entry.spent["evaluate"]
@@ -182,7 +185,7 @@ def test_what_was_spent_is_added_up(ledger):
 
 def test_what_a_session_took_is_kept_when_it_fails(ledger):
     def fail():
-        with ledger.session(terms_of()) as (_, meter):
+        with ledger.session(terms_of()) as (_, meter, _):
             for one in meter.through([exchange(0, "train", 1, 5), exchange(1, "train", 1, 5)]):
                 _ = 1 // (1 - one.step)
 
@@ -193,5 +196,189 @@ def test_what_a_session_took_is_kept_when_it_fails(ledger):
     assert entry.spent["train"].rows == 10
 
 
+def take_until_killed(folder, terms, epochs, most):
+    """A process that is killed in the last epoch, before anybody corrects a figure."""
+
+    def work():
+        with SessionLedger(folder, "bank").session(terms) as (_, meter, sent):
+            meter.most = most
+            schedule = [exchange(step, "train", step // 2 + 1, 5) for step in range(2 * epochs)]
+            for one in meter.through(schedule):
+                frame = Frame(Kind.CUT, one.step, b"%4d" % one.step)
+                if sent is not None:
+                    sent.admit(one.step, frame.payload)
+                meter("bank", "up", frame)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(timeout=60)
+    assert process.exitcode == -signal.SIGKILL
+
+
+MOST = Spent(rows=10, bytes_up=40)
+
+
+@pytest.mark.parametrize("defense", ["none", NOISE])
+def test_a_kill_loses_nothing_of_what_was_spent(ledger, defense):
+    take_until_killed(ledger.folder, terms_of(defense=defense), 50, MOST)
+    (entry,) = ledger.entries()
+    train = entry.spent["train"]
+    assert 500 <= train.rows <= 510
+    assert train.passes == 50
+    assert 2000 <= train.bytes_up <= 2040
+    assert entry.spent_epsilon == (None if defense == "none" else 50 * entry.epsilon)
+
+
+def test_what_is_sent_again_after_a_kill_is_counted_once(ledger):
+    terms = terms_of(defense=NOISE)
+    for epochs in (3, 5, 4):
+        take_until_killed(ledger.folder, terms, epochs, MOST)
+    (entry,) = ledger.entries()
+    assert entry.spent["train"].passes == 5
+    take_until_killed(ledger.folder, terms_of(run="plain"), 3, MOST)
+    take_until_killed(ledger.folder, terms_of(run="plain"), 3, MOST)
+    assert ledger.entries()[-1].spent["train"].passes == 6  # it may have been something else
+
+
+def test_records_that_were_counted_are_not_lost_in_silence(ledger):
+    take_until_killed(ledger.folder, terms_of(defense=NOISE), 5, MOST)
+    (file,) = ledger.folder.glob("*.sent")
+    whole = file.read_bytes()
+    for kept in (0, 8, 40, 41, 200):
+        file.write_bytes(whole[:kept])
+        with pytest.raises(RunFolderError), ledger.session(terms_of(defense=NOISE)):
+            pass
+    file.unlink()
+    with (
+        pytest.raises(RunFolderError, match="has sent is missing"),
+        ledger.session(terms_of(defense=NOISE)),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("defense", ["none", NOISE])
+def test_a_training_that_has_ended_does_not_begin_again(ledger, defense):
+    terms = terms_of(defense=defense)
+    ledger.begin(terms, 0)
+    ledger.end("one", WEIGHTS)
+    with pytest.raises(DisagreementError, match="has ended at party 'bank'"):
+        ledger.begin(terms, 0)
+    assert ledger.begin(terms, 5).state == "ended"
+
+
+def test_an_ended_training_sends_only_what_it_has_sent(ledger):
+    terms = terms_of(defense=NOISE)
+    with ledger.session(terms, 0) as (_, _, sent):
+        sent.admit(0, b"cut")
+    ledger.end("one", WEIGHTS)
+    with ledger.session(terms, 5) as (_, _, sent):
+        sent.admit(0, b"cut")
+        with pytest.raises(DisagreementError, match="something else than before"):
+            sent.admit(1, b"cut")
+
+
+NOTED = {
+    "none": ({}, False, False),
+    "noise on cuts": ({"defense": NOISE}, True, False),
+    "noise on gradients": ({"defense": "gradient_noise"}, False, True),
+    "both": ({"defense": f"{NOISE}+gradient_noise:norm=inf"}, True, True),
+    "labels": ({"defense": "label_dp:epsilon=1.0"}, False, True),
+    "a drawn choice": ({"codec": "randtopk:k=2,alpha=0.1"}, True, False),
+    "a choice that is not drawn": ({"codec": "topk:k=2"}, False, False),
+    "masks alone": ({"secure": "sum"}, False, False),
+    "noise under masks": ({"secure": "sum", "defense": NOISE}, True, False),
+    "layer norm": ({"defense": "layer_norm"}, False, False),
+}
+
+
+@pytest.mark.parametrize(("changes", "feature", "label"), NOTED.values(), ids=NOTED)
+def test_who_notes_what_it_sends(changes, feature, label):
+    terms = terms_of(**changes)
+    assert notes(terms, "bank") is feature
+    assert notes(terms, terms.label_party) is label
+    assert not notes(terms_of("evaluate", **changes), "bank")
+
+
+def spend(ledger, run, epochs, mode="train", **changes):
+    """Take part in a session, which is to be within the limit."""
+    changes = {"defense": NOISE, "train": {"epochs": epochs}} | changes
+    with ledger.session(terms_of(mode, run, **changes)) as (entry, meter, _):
+        first = 0 if mode != "train" else 1
+        list(meter.through([exchange(at, mode, at + first, 5) for at in range(epochs)]))
+    if mode == "train":
+        ledger.end(run, WEIGHTS)
+    return entry.epsilon
+
+
+def test_all_names_together_keep_to_the_limit(tmp_path):
+    one = spend(SessionLedger(tmp_path / "first", "bank"), "any", 1)
+    ledger = SessionLedger(tmp_path / "sessions", "bank", max_epsilon=10 * one)
+    spend(ledger, "one", 4)
+    spend(ledger, "two", 5)
+    with pytest.raises(ConsentError, match="does not consent to spend more") as caught:
+        ledger.begin(terms_of(run="three", defense=NOISE, train={"epochs": 2}))
+    assert (
+        caught.value.got == f"epsilon {9 * one:.4g} spent under all names, and a session "
+        f"{2 * one:.4g} planned"
+    )
+    assert [entry.run for entry in ledger.entries()] == ["one", "two"]
+    spend(ledger, "one", 1, "evaluate", train={"epochs": 4})
+    with pytest.raises(ConsentError):
+        ledger.begin(terms_of("evaluate", "two", defense=NOISE, train={"epochs": 5}))
+    assert ledger.begin(terms_of("train", "two", defense=NOISE, train={"epochs": 5}), 5)
+    assert total_epsilon(ledger.entries()) == pytest.approx(10 * one)
+
+
+def test_an_interrupted_training_goes_on_within_the_limit(tmp_path):
+    one = spend(SessionLedger(tmp_path / "first", "bank"), "any", 1)
+    ledger = SessionLedger(tmp_path / "sessions", "bank", max_epsilon=10 * one)
+    terms = terms_of(defense=NOISE, train={"epochs": 10})
+    take_until_killed(ledger.folder, terms, 8, MOST)
+    ledger.begin(terms, 0)
+
+
+def test_a_session_without_an_epsilon_is_beyond_every_limit(tmp_path):
+    ledger = SessionLedger(tmp_path / "sessions", "bank", max_epsilon=1e9)
+    with pytest.raises(ConsentError, match="does not consent"):
+        ledger.begin(terms_of())
+    training_only = NOISE + ",queries=false"
+    with pytest.raises(ConsentError) as caught:  # its validation rows would go without noise
+        ledger.begin(terms_of(defense=training_only))
+    assert "without an epsilon" in caught.value.got
+    data = {"validation": 0.0, "test": 0.0}
+    ledger.begin(terms_of(defense=training_only, data=data))
+    ledger.end("one", WEIGHTS)
+    with pytest.raises(ConsentError):
+        ledger.begin(terms_of("evaluate", defense=training_only, data=data))
+
+
+def test_two_sessions_at_once_keep_to_the_limit(tmp_path):
+    """Each alone is within it; the one that comes too late ends before its epoch begins."""
+    one = spend(SessionLedger(tmp_path / "first", "bank"), "any", 1)
+    ledger = SessionLedger(tmp_path / "sessions", "bank", max_epsilon=5 * one)
+
+    def terms(run):
+        return terms_of(run=run, defense=NOISE, train={"epochs": 4})
+
+    def epochs():
+        return [exchange(at, "train", at + 1, 5) for at in range(4)]
+
+    def late(begun):
+        with ledger.session(terms("two")) as (_, second, _):
+            assert len(list(begun)) == 3
+            for one in second.through(epochs()):
+                sent.append(one.epoch)
+
+    sent = []
+    with ledger.session(terms("one")) as (_, first, _):
+        begun = first.through(epochs())
+        next(begun)
+        with pytest.raises(ConsentError, match="does not consent to spend more"):
+            late(begun)
+    assert sent == [1]
+    assert total_epsilon(ledger.entries()) == pytest.approx(5 * one)
+
+
 def test_a_meter_starts_at_nothing():
-    assert Meter() == Meter(rows=0, passes=0, bytes={"up": 0, "down": 0})
+    assert Meter().spent(coming=True) == Spent()

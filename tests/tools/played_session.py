@@ -6,6 +6,7 @@ from typing import ClassVar
 from stand_in_flower import Envelope
 
 from vfl.config import Experiment, read_party_file
+from vfl.core.errors import ProtocolError
 from vfl.core.ledger import Ledger
 from vfl.session import Terms
 from vfl.session.identity import Identity
@@ -20,10 +21,14 @@ class Noting(Ledger):
     """What the label party's links see, whole."""
 
     seen: ClassVar = []
+    #: Kind and step of the frame at which a label party that is not honest breaks off.
+    enough: ClassVar = None
 
     def __call__(self, party, direction, frame):
         super().__call__(party, direction, frame)
         self.seen.append((party, direction, frame.kind, frame.step, bytes(frame.payload)))
+        if self.enough and frame.kind is self.enough[0] and frame.step >= self.enough[1]:
+            raise ProtocolError("the label party has seen enough")
 
 
 def stand_in(monkeypatch):
@@ -76,13 +81,14 @@ class PlayedSession:
         """What is played, with some settings changed."""
         return Experiment.model_validate(self._content | changes)
 
-    def play(self, mode="train", **changes):
+    def play(self, mode="train", *, resume=False, enough=None, **changes):
         """What the label party's links saw of a session."""
-        Noting.seen = []
+        Noting.seen, Noting.enough = [], enough
         experiment = self.experiment(**changes)
         terms = Terms.of(experiment, mode, "run")
         try:
-            run_session(self.flower, experiment, self.flower.files["lender"], terms)
+            lender = self.flower.files["lender"]
+            run_session(self.flower, experiment, lender, terms, resume=resume)
         finally:
             for thread in self.flower.threads:
                 thread.join(timeout=20)

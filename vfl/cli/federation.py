@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -89,12 +90,13 @@ def sessions(
     A name stands for one training and its evaluations and predictions, with the same parties,
     codec, defense and secure mode. Rows are counted as often as their cuts were sent. The epsilon
     is what the defense states for the inputs of one row sent once, times how often any one row was
-    sent at most; "-" where the defense states none.
+    sent at most; "-" where the defense states none. The last line adds up all names.
     """
     from vfl.config import read_party_file
     from vfl.session.party_folder import own_ledger
 
-    entries = own_ledger(read_party_file(party_file)).entries()
+    party = read_party_file(party_file)
+    entries = own_ledger(party).entries()
     if json:
         emit([_facts(entry) for entry in entries])
         return
@@ -106,7 +108,9 @@ def sessions(
             print(f"  {mode:<9} {spent.sessions} begun, {spent.rows} rows, {sent}")
         print(f"  epsilon   {_epsilon(entry)}")
         print(f"  from {entry.first} to {entry.last}")
-    if not entries:
+    if entries:
+        print(_total(entries, party.consent.max_epsilon))
+    else:
         print("no session yet")
 
 
@@ -179,8 +183,24 @@ def _follow(service: Service) -> None:
 def _epsilon(entry: Entry) -> str:
     if entry.spent_epsilon is None:
         return "-"
-    text = f"at most {entry.spent_epsilon:.4g}: {entry.passes} times {entry.epsilon:.4g}"
-    return f"{text}, delta {entry.passes * entry.delta:.2g}" if entry.delta else text
+    text = f"at most {entry.spent_epsilon:.4g}: {entry.stated_passes} times {entry.epsilon:.4g}"
+    text += f", delta {entry.stated_passes * entry.delta:.2g}" if entry.delta else ""
+    queries = entry.passes - entry.stated_passes
+    return f"{text}; and {queries} times as queries, without any" if queries else text
+
+
+def _total(entries: Sequence[Entry], most: float | None) -> str:
+    """What all names spent together."""
+    from vfl.session.ledger import total_epsilon
+
+    stated = [entry for entry in entries if entry.epsilon is not None]
+    text = "all names: epsilon "
+    text += f"at most {total_epsilon(stated):.4g}" if stated else "-"
+    text += "" if most is None else f" of {most:g} allowed"
+    if delta := sum(entry.stated_passes * (entry.delta or 0.0) for entry in stated):
+        text += f", delta {delta:.2g}"
+    without = len(entries) - len(stated)
+    return f"{text}; {without} without an epsilon" if without else text
 
 
 def _facts(entry: Entry) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from vfl.session import (
     secure,
     unexpected,
 )
-from vfl.session.consent import frame_limits
+from vfl.session.consent import frame_limits, most_of_an_epoch
 from vfl.session.exchange import Own
 from vfl.session.party_folder import (
     own_checkpoints,
@@ -49,7 +49,8 @@ def take_part(
 
     Raises:
         ConsentError: the session asks for more than the file allows; nothing was sent.
-        DisagreementError: its name stands for another session here; nothing was sent.
+        DisagreementError: its name stands for another session here, and nothing was sent; or it
+            is a training that has sent something else before, and nothing else was sent.
         VFLError: anything else that ended the session; the label party was told.
     """
     started = time.perf_counter()
@@ -74,7 +75,7 @@ def take_part(
     limits, mode = frame_limits(terms, party.party, data.split), secure.make(terms.secure)
     with (
         locked(folder.path),
-        ledger.session(terms) as (entry, meter),
+        ledger.session(terms, message.start) as (entry, meter, sent),
         attached(message, introduction, limits) as stream,
     ):
         link = Observed(stream, data.name, "feature", [meter, *recorders])
@@ -82,7 +83,7 @@ def take_part(
             data,
             terms,
             link,
-            Own(own_secret(party, entry), device=party.device, checkpoints=checkpoints),
+            Own(own_secret(party, entry), device=party.device, checkpoints=checkpoints, sent=sent),
             bottom=party.bottom,
             weights=None if terms.mode == "train" else folder.weights(),
         )
@@ -92,7 +93,9 @@ def take_part(
             mode.accept(feature.half, keys, terms)
         if (layers := feature.half.layers) is not None:  # their bytes are known by now
             check_consent(terms, party.party, party.consent, data.split, layers)
-            stream.agree(frame_limits(terms, party.party, data.split, {party.party: layers}))
+            limits = frame_limits(terms, party.party, data.split, {party.party: layers})
+            stream.agree(limits)
+        meter.most = most_of_an_epoch(terms, data.split, [limits])
         feature.resume(message.start, terms.in_flight_at(data.split, message.start))
         schedule = meter.through(feature.stopping.follow(terms.schedule(data.split, message.start)))
         weights = {party.party: feature.weights}
@@ -150,7 +153,10 @@ def _help(message: SessionMessage, party: PartyFile) -> PartyReport:
     check_dealers_consent(terms, party.party, party.consent)
     ledger, introduction = own_ledger(party), Introduction.of_dealer(party.party, terms)
     limits, mode = frame_limits(terms, party.party, None), secure.make(terms.secure)
-    with ledger.session(terms) as (_, meter), attached(message, introduction, limits) as stream:
+    with (
+        ledger.session(terms, message.start) as (_, meter, _),
+        attached(message, introduction, limits) as stream,
+    ):
         helper = mode.helper_round(terms, Observed(stream, party.party, "feature", [meter]))
         keys = mode.own_keys(party, terms, message.session, message.attempt)
         mode.offer(helper, keys)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +80,14 @@ class Codec(ABC):
     A member implements `encode`, `decode`, `encode_grad`, `decode_grad` and `formula_ratio`.
     The remaining methods have defaults that mean "this codec has none of it".
     Hyper-parameters are the arguments of the constructor and are never changed afterwards.
+
+    Attributes:
+        draws: what travels of a training cut is drawn from the party's secret, to hide something.
+        repeats: the same values in the same exchange are the same bytes, in every attempt.
     """
+
+    draws: ClassVar[bool] = False
+    repeats: ClassVar[bool] = True
 
     def check(self, width: int) -> None:
         """Refuse a width this codec cannot carry.

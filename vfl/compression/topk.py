@@ -12,7 +12,7 @@ is the distribution of m alone:
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -182,6 +182,8 @@ class RandTopK(SparseCodec):
     >>> f"{RandTopK(k=6, alpha=0.1).formula_ratio(width=128):.2%}"
     '5.71%'
     """
+
+    draws: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -63,6 +63,8 @@ class Consent(Settings):
         max_parties: with columns, in one session.
         max_batch_rows: rows of one training batch.
         max_rows: different rows of the table that a session may ask for.
+        max_epsilon: of one row's inputs, under all names of runs together; a session without an
+            epsilon is refused then. None sets no limit.
         versions: vfl versions the party agrees to run; empty means the installed one.
         bundles: Flower app bundles its SuperNode runs: "vfl" for the one with no code but the
             installed vfl's, or the SHA-256 of another.
@@ -82,6 +84,7 @@ class Consent(Settings):
     max_parties: Annotated[int, Field(ge=1)] = 64
     max_batch_rows: Annotated[int, Field(ge=1)] = 65_536
     max_rows: Annotated[int, Field(ge=1)] = 100_000_000
+    max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     versions: tuple[str, ...] = ()
     bundles: tuple[Annotated[str, StringConstraints(pattern=r"^(vfl|[0-9a-f]{64})$")], ...] = (
         "vfl",

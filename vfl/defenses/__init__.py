@@ -9,7 +9,15 @@ an entry point in the group ``vfl.defenses``), and the contract tests of `vfl.te
 from __future__ import annotations
 
 from vfl.core.registry import Registry, parts
-from vfl.defenses.base import Chain, Defense, LabelKind, PrivacyStatement, Side, uses
+from vfl.defenses.base import (
+    Chain,
+    Defense,
+    LabelKind,
+    PrivacyStatement,
+    Side,
+    protects,
+    uses,
+)
 
 DEFENSES: Registry[Defense] = Registry(
     kind="defense",
@@ -63,5 +71,6 @@ __all__ = [
     "Side",
     "make",
     "parts",
+    "protects",
     "uses",
 ]

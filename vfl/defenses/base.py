@@ -56,6 +56,7 @@ class PrivacyStatement:
         against: the attacker the promise is about, in one sentence.
         epsilon, delta: differential privacy of one `unit`; None where there is no such guarantee.
         unit: what the guarantee is about ("one label"); empty without a guarantee.
+        training_only: queries, those of the training included, are not covered.
     """
 
     protects: str
@@ -63,6 +64,7 @@ class PrivacyStatement:
     epsilon: float | None = None
     delta: float | None = None
     unit: str = ""
+    training_only: bool = False
 
     def __str__(self) -> str:
         text = f"{self.protects} against {self.against}"
@@ -333,6 +335,21 @@ def uses(defense: Defense, *hooks: str) -> list[str]:
     if isinstance(defense, Chain):
         return [hook for hook in hooks if any(uses(member, hook) for member in defense.members)]
     return [hook for hook in hooks if getattr(type(defense), hook) is not getattr(Defense, hook)]
+
+
+def protects(defense: Defense, side: Side) -> bool:
+    """Whether a defense, or a member of a chain, protects what the party of one side sends.
+
+    It promises something there, or changes a cut, a batch or a gradient before it is sent.
+
+    Args:
+        defense: the defense.
+        side: "feature" or "label".
+    """
+    if isinstance(defense, Chain):
+        return any(protects(member, side) for member in defense.members)
+    hooks = ("batch", "embedding") if side == "feature" else ("gradient",)
+    return defense.side in (side, "both") and bool(defense.privacy() or uses(defense, *hooks))
 
 
 def _total(terms: Sequence[Tensor | None]) -> Tensor | None:

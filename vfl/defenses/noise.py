@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -269,4 +270,5 @@ class ClippedNoise(Defense):
             f"{when}, for the bottom as it is then; it adds up over epochs and queries, and what"
             " the bottom learns from other rows is not counted"
         )
-        return self._noise.promise("inputs", "the label party", against, "one cut of a row")
+        promised = self._noise.promise("inputs", "the label party", against, "one cut of a row")
+        return tuple(replace(one, training_only=not self.queries) for one in promised)

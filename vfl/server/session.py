@@ -25,9 +25,11 @@ from vfl.core.storage import joint_digest, locked
 from vfl.server.federation import Federation
 from vfl.server.label_party import LabelParty, Objective, build_label_party
 from vfl.server.summary import summarise, write_predictions
-from vfl.session import PartyFolder, PartyReport, Terms, unexpected
+from vfl.session import PartyFolder, PartyReport, Terms, secure, unexpected
 from vfl.session.checkpoint import newest_common
+from vfl.session.consent import frame_limits, most_of_an_epoch
 from vfl.session.exchange import Own
+from vfl.session.journal import Journal
 from vfl.session.ledger import Entry, Meter
 from vfl.session.party_folder import (
     own_checkpoints,
@@ -121,10 +123,18 @@ class LabelSession:
             DisagreementError: the name stands for another session here.
             VFLError: what ended the session.
         """
-        with self.ledger.session(self.terms) as (entry, meter):
-            return self._play(entry, meter)
+        with self.ledger.session(self.terms) as (entry, meter, sent):
+            streams = [
+                frame_limits(self.terms, name, self.data.split)
+                for name in self.terms.feature_parties
+                if not secure.shares_weights(self.terms)
+            ]
+            meter.most = most_of_an_epoch(self.terms, self.data.split, streams)
+            return self._play(entry, meter, sent)
 
-    def _play(self, entry: Entry, meter: Meter) -> tuple[LabelParty, list[PartyReport]]:
+    def _play(
+        self, entry: Entry, meter: Meter, sent: Journal | None
+    ) -> tuple[LabelParty, list[PartyReport]]:
         settings = self.experiment.federation
         restarts = 0
         # A run that is resumed may have lost somebody as well; Flower frees its node in a minute.
@@ -135,7 +145,7 @@ class LabelSession:
             patience = settings.restart_timeout_s if again else settings.join_timeout_s
             start = self._start(most)
             try:
-                return self._attempt(patience, attempt, start, entry, meter)
+                return self._attempt(patience, attempt, start, entry, meter, sent)
             except LostPeerError as loss:
                 if self.checkpoints is None or restarts == settings.max_restarts:
                     raise
@@ -166,7 +176,13 @@ class LabelSession:
         return start
 
     def _attempt(
-        self, patience_s: float, attempt: int, start: int, entry: Entry, meter: Meter
+        self,
+        patience_s: float,
+        attempt: int,
+        start: int,
+        entry: Entry,
+        meter: Meter,
+        sent: Journal | None,
     ) -> tuple[LabelParty, list[PartyReport]]:
         settings = self.experiment.federation
         ledger = Ledger()
@@ -182,7 +198,7 @@ class LabelSession:
             simulation=self.simulation,
         ) as federation:
             links = federation.join([ledger, meter, *recorders], start)
-            label = self._build(links, ledger, own_secret(self.party, entry))
+            label = self._build(links, ledger, own_secret(self.party, entry), sent)
             federation.agree(label.aggregator.begin())
             label.resume(start)
             schedule = label.stopping.follow(self.terms.schedule(self.data.split, start))
@@ -194,7 +210,13 @@ class LabelSession:
         federation.collect(_COLLECT_S)
         return label, reports
 
-    def _build(self, links: Mapping[str, Link], ledger: Ledger, secret: Secret) -> LabelParty:
+    def _build(
+        self,
+        links: Mapping[str, Link],
+        ledger: Ledger,
+        secret: Secret,
+        sent: Journal | None,
+    ) -> LabelParty:
         trains = self.terms.mode == "train"
         own = own_folder(self.party, self.terms)
         classes = self.data.classes if trains else own.classes()
@@ -202,7 +224,7 @@ class LabelSession:
             self.data,
             self.terms,
             links,
-            Own(secret, device=self.party.device, checkpoints=self.checkpoints),
+            Own(secret, device=self.party.device, checkpoints=self.checkpoints, sent=sent),
             Objective.of(self.experiment.label, 1 if classes is None else len(classes)),
             weights=None if trains else own.weights(),
             ledger=ledger,

@@ -25,7 +25,8 @@ from vfl.models import Bottom, Shape
 from vfl.models.footprint import footprint
 from vfl.session import secure
 from vfl.session.handshake import REPORT_LIMIT_BYTES
-from vfl.session.schedule import QUERY_ROWS
+from vfl.session.ledger import Spent
+from vfl.session.schedule import QUERY_ROWS, steps_per_epoch
 from vfl.session.secure import Layers
 from vfl.session.terms import Terms
 from vfl.transport.handshake import ANSWER_LIMIT_BYTES
@@ -37,6 +38,9 @@ _ANSWER_BYTES = 1
 _NUMBERS_A_VALUE = 32
 #: Numbers that a defense's `fit` keeps of every parameter it trains: Adam's, and one to work with.
 _FIT_COPIES = 3
+#: What may cross in a training exchange, and in a query.
+_TRAINING = (Kind.CUT, Kind.GRAD, Kind.OPENING)
+_ASKING = (Kind.QUERY, Kind.ACK, Kind.QUERY_OPENING)
 
 
 def expected_bytes(terms: Terms, party: str, split: Split, shared: Layers | None = None) -> int:
@@ -323,6 +327,35 @@ def frame_limits(
     if party != terms.dealer:
         down[Kind.ACK] = _ANSWER_BYTES
     return LinkLimits(_at_most_a_frame(up), _at_most_a_frame(down))
+
+
+def most_of_an_epoch(terms: Terms, split: Split, limits: Sequence[LinkLimits]) -> Spent:
+    """The most that the exchanges of one epoch, or of another session, can take.
+
+    Args:
+        terms: what was agreed.
+        split: of the rows.
+        limits: of the party's streams.
+    """
+    asked = [split.test]
+    trains = 0
+    if terms.mode == "train":
+        asked.append(split.validation)
+        trains = steps_per_epoch(len(split.train), terms.train.batch_rows)
+    queries = sum(math.ceil(len(rows) / QUERY_ROWS) for rows in asked)
+    rows = sum(map(len, asked)) + (len(split.train) if trains else 0)
+
+    def most(payloads: Mapping[Kind, int]) -> int:
+        return sum(
+            times * sum(payloads.get(kind, 0) + HEADER_BYTES for kind in kinds)
+            for times, kinds in ((trains, _TRAINING), (queries, _ASKING))
+        )
+
+    return Spent(
+        rows=rows,
+        bytes_up=sum(most(one.up) for one in limits),
+        bytes_down=sum(most(one.down) for one in limits),
+    )
 
 
 def _at_most_a_frame(limits: Mapping[Kind, int]) -> dict[Kind, int]:

@@ -39,6 +39,7 @@ from vfl.core.seeds import Secret, scoped
 from vfl.defenses import Defense, uses
 from vfl.defenses.base import Undefended
 from vfl.session.checkpoint import Checkpoints
+from vfl.session.journal import Journal
 from vfl.session.schedule import EarlyStopping, Exchange
 
 
@@ -173,6 +174,11 @@ def check_finite(values: Tensor, what: str, party: str, step: int) -> None:
         )
 
 
+def bytes_of(values: Tensor) -> bytes:
+    """All values of a tensor, in the order of its axes."""
+    return values.detach().cpu().numpy().tobytes()
+
+
 def check_shape(cut: Tensor, rows: int, width: int, party: str) -> None:
     """Refuse a bottom whose output is not (rows, width).
 
@@ -292,12 +298,14 @@ class Own:
         adversary: tampering on this side; honest by default.
         device: where its models run, as torch names it.
         checkpoints: where it saves while it trains; None saves nothing.
+        sent: notes what its training sends, where something protecting is drawn.
     """
 
     secret: Secret
     adversary: Adversary = HONEST
     device: str = "cpu"
     checkpoints: Checkpoints | None = None
+    sent: Journal | None = None
 
 
 class Stash:
@@ -396,6 +404,7 @@ class FeatureEnd:
         self._compute = Compute(own.device, terms.precision)
         self.model.to(self._compute.device)
         self._secret = own.secret
+        self._sent = own.sent
         always = not isinstance(defense, Undefended)
         self._draws = Draws(own.secret, "rng", self.model, always=always)
         self._optimizer = None
@@ -421,8 +430,12 @@ class FeatureEnd:
         Raises:
             NonFiniteError: the cut holds NaN or Inf.
             WidthError: the bottom's output is not (rows, width).
+            DisagreementError: this training has sent another cut of this step.
         """
-        self.link.send(Frame(Kind.CUT, step, self._go_forward(inputs, step)))
+        payload = self._go_forward(inputs, step)
+        if self._sent is not None:
+            self._sent.admit(step, self._lasting(self._pending[-1].cut, payload))
+        self.link.send(Frame(Kind.CUT, step, payload))
 
     def answer(self, step: int) -> None:
         """Nothing is relayed between parties that each hold a bottom."""
@@ -452,6 +465,8 @@ class FeatureEnd:
         moment = StepContext(step)
         cut = self.query_cut(inputs, moment)
         payload, _ = self._encode(self.adversary.cut(cut, moment), moment)
+        if self._sent is not None:
+            self._sent.admit(step, self._lasting(cut, payload))
         self.link.send(Frame(Kind.QUERY, step, payload))
 
     def query_cut(self, inputs: Tensor, moment: StepContext = INFERENCE) -> Tensor:
@@ -527,6 +542,10 @@ class FeatureEnd:
         outputs: Tensor = self.model[part](values)
         return outputs
 
+    def _lasting(self, cut: Tensor, payload: Payload) -> Payload:
+        """What is the same in every attempt: the payload, or the cut under masks that are not."""
+        return payload if self.codec.repeats else bytes_of(cut)
+
     def _encode(self, cut: Tensor, moment: StepContext) -> Encoded:
         """The label party checks what it decodes; a codec that would hide NaN refuses it here."""
         try:
@@ -580,6 +599,7 @@ class LabelEnd:
         self._wire_width = terms.codec.wire_width(terms.width)
         # Each party's gradients get draws of their own: equal noise on two would cancel out.
         self._secret = Secret(own.secret.key("half", terms.party))
+        self._journal = own.sent
         self._pending: tuple[Tensor, Any, StepContext] | None = None
         # Gradients the party may not have taken yet: their steps are final at neither end.
         self._sent: deque[Frame] = deque()
@@ -614,6 +634,8 @@ class LabelEnd:
         grad = self.adversary.gradient(self.party, grad, moment)
         # Checked before the first party gets one: a broken step leaves every weight as it was.
         check_finite(grad, "gradient", self.party, moment.step)
+        if self._journal is not None:  # the gradient itself: shares of one are new in each attempt
+            self._journal.admit(moment.step, bytes_of(grad), self.party)
         payload = self.codec.encode_grad(grad, saved, moment)
         self._pending = None
         frame = Frame(Kind.GRAD, moment.step, payload)

@@ -6,7 +6,10 @@ Its keys of noise and draws contain both (`party_folder.own_secret`): under anot
 another defense, codec or set of parties, nothing that protects is drawn a second time. Under a name
 that is bound, a session must resume that training, or evaluate or predict with what it left.
 
-An entry is written, and is on the disk, before anything that depends on its nonce is sent.
+An entry is written, and is on the disk, before anything that depends on its nonce is sent. So is
+what an epoch can take, before it begins; it is corrected when the session ends, and not when the
+process is killed. What a training sends is noted beside its entry where something that protects is
+drawn (`vfl.session.journal`): resumed or begun again, it sends the same or nothing.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import hmac
+import math
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -25,10 +29,10 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from vfl import defenses
+from vfl import compression, defenses
 from vfl.config.party_file import STORE
 from vfl.config.toml import Settings
-from vfl.core.errors import DisagreementError, RunFolderError
+from vfl.core.errors import ConsentError, DisagreementError, RunFolderError
 from vfl.core.frame import Frame
 from vfl.core.seeds import Secret
 from vfl.core.storage import (
@@ -40,11 +44,14 @@ from vfl.core.storage import (
     sweep,
     write_sealed_json,
 )
+from vfl.session import secure
+from vfl.session.journal import Journal
 from vfl.session.schedule import Exchange
 from vfl.session.terms import Mode, Terms
 
 _NONCE_BYTES = 32
 _NAMED = 4
+_ROUNDING = 1e-9
 _HEX = r"^[0-9a-f]{64}$"
 State = Literal["open", "ended"]
 
@@ -55,7 +62,7 @@ class Spent(Settings):
     Attributes:
         sessions: how many were begun; a training that is resumed is begun again.
         rows: rows whose cuts were sent, each as often as it was.
-        passes: how often any one row was sent, at most.
+        passes: how often any one row was sent, at most; the same contents again are none.
         bytes_up, bytes_down: of frames, headers included.
     """
 
@@ -80,6 +87,8 @@ class Entry(Settings):
         state: "ended" once the training has left weights.
         weights: SHA-256 of those weights.
         epsilon, delta: what the defense states for the inputs of one row sent once; None without.
+        training_only: it states that for rows that are trained on, and nothing for queries.
+        noted: how many exchanges its journal holds at least.
         first, last: when a session under this name was begun first and last.
         spent: by mode.
     """
@@ -97,6 +106,8 @@ class Entry(Settings):
     weights: str | None = Field(default=None, pattern=_HEX)
     epsilon: float | None = None
     delta: float | None = None
+    training_only: bool = False
+    noted: int = 0
     first: str
     last: str
     spent: dict[Mode, Spent] = Field(default_factory=dict)
@@ -110,9 +121,21 @@ class Entry(Settings):
     def spent_epsilon(self) -> float | None:
         """What the sessions spent of one row's privacy, by basic composition: an upper bound.
 
-        Dwork and Roth 2014, theorem 3.16. None where the defense states no epsilon.
+        Dwork and Roth 2014, theorem 3.16. None where the defense states no epsilon; queries it
+        states none for are not in it.
         """
-        return None if self.epsilon is None else self.epsilon * self.passes
+        return None if self.epsilon is None else self.epsilon * self.stated_passes
+
+    @property
+    def stated_passes(self) -> int:
+        """The passes that the epsilon is about."""
+        trained = self.spent.get("train", Spent()).passes
+        return trained if self.training_only else self.passes
+
+    @property
+    def owner(self) -> tuple[str, str, str]:
+        """What its journal belongs to."""
+        return self.party, self.run, self.nonce
 
     def secret_from(self, secret: Secret) -> Secret:
         """The secret of this name: of the party's own, the nonce, and what the name stands for."""
@@ -122,11 +145,22 @@ class Entry(Settings):
 
 @dataclass(slots=True)
 class Meter:
-    """Counts what one session takes; told about every frame, and asked for every exchange."""
+    """Counts what one session takes; told about every frame, and asked for every exchange.
+
+    Attributes:
+        rows, passes, bytes: so far; see `Spent`.
+        most: the most that one epoch can take; its passes do not count.
+        counted: the epoch up to which passes were counted in earlier sessions that this one can
+            only repeat; None where what is sent again may be something else.
+        reserve: told before an epoch begins.
+    """
 
     rows: int = 0
     passes: int = 0
     bytes: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
+    most: Spent = field(default_factory=Spent)
+    counted: int | None = None
+    reserve: Callable[[], None] = lambda: None
 
     def __call__(self, party: str, direction: str, frame: Frame) -> None:
         self.bytes[direction] += frame.wire_bytes
@@ -135,11 +169,29 @@ class Meter:
         """The same exchanges, counted as they begin."""
         epoch = None
         for exchange in schedule:
-            self.rows += len(exchange.rows)
             if exchange.epoch != epoch:
                 epoch = exchange.epoch
-                self.passes += 1
+                self._count(epoch)
+                self.reserve()
+            self.rows += len(exchange.rows)
             yield exchange
+
+    def spent(self, *, coming: bool) -> Spent:
+        """What was taken, with all that the epoch that begins can take, or without it."""
+        more = self.most if coming else Spent()
+        return Spent(
+            rows=self.rows + more.rows,
+            passes=self.passes,
+            bytes_up=self.bytes["up"] + more.bytes_up,
+            bytes_down=self.bytes["down"] + more.bytes_down,
+        )
+
+    def _count(self, epoch: int) -> None:
+        if self.counted is None:
+            self.passes += 1
+        elif epoch > self.counted:
+            self.passes += 1
+            self.counted = epoch
 
 
 class SessionLedger:
@@ -149,19 +201,27 @@ class SessionLedger:
         folder: where it lies, a file a name; not in the runs' own folders, so that a name stays
             bound when a run is deleted.
         party: whose it is.
+        max_epsilon: the most of one row's inputs that all names together may spend where the party
+            sends cuts; None sets no limit.
     """
 
-    def __init__(self, folder: Path, party: str) -> None:
+    def __init__(self, folder: Path, party: str, max_epsilon: float | None = None) -> None:
         self.folder = folder
         self.party = party
+        self.max_epsilon = max_epsilon
 
-    def begin(self, terms: Terms) -> Entry:
+    def begin(self, terms: Terms, start: int | None = None) -> Entry:
         """Bind the name of a session to its terms, or find that it is bound to the same.
+
+        Args:
+            terms: of the session.
+            start: the exchange it begins with; None where that is this party's own choice.
 
         Raises:
             DisagreementError: the name is bound to other terms, or to none and this session needs
-                a training.
-            RunFolderError: its entry is damaged.
+                a training; or that training has ended, and this would be another one.
+            ConsentError: it would spend more than the party allows.
+            RunFolderError: its entry is damaged, or what its training has sent is not known.
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
         with self._locked():
@@ -173,8 +233,12 @@ class SessionLedger:
                 if terms.mode != "train":
                     raise _no_training(terms, self.party)
                 entry = _bound(terms, self.party, now)
+                self._check_planned(entry, terms)
+                if notes(terms, self.party):  # there before the name is bound
+                    Journal.create(self._journal(terms.run), entry.owner)
             else:
-                self._check(entry, terms)
+                self._check(entry, terms, start)
+                self._check_planned(entry, terms)
             spent = entry.spent.get(terms.mode, Spent())
             spent = spent.model_copy(update={"sessions": spent.sessions + 1})
             entry = entry.model_copy(
@@ -184,30 +248,98 @@ class SessionLedger:
         return entry
 
     @contextmanager
-    def session(self, terms: Terms) -> Iterator[tuple[Entry, Meter]]:
-        """Take part in a session: `begin` it, and add what it took, however it ends.
+    def session(
+        self, terms: Terms, start: int | None = None
+    ) -> Iterator[tuple[Entry, Meter, Journal | None]]:
+        """Take part in a session: `begin` it, and add what it takes before it is taken.
+
+        When the session ends, however it does, what was added is corrected to what it took.
+
+        Yields:
+            What its name stands for, what counts, and what notes everything that is sent where
+            something that protects is drawn in a training.
 
         Raises:
-            DisagreementError, RunFolderError: see `begin`.
+            DisagreementError, ConsentError, RunFolderError: see `begin`.
         """
-        entry, meter = self.begin(terms), Meter()
-        try:
-            yield entry, meter
-        finally:
-            self._spend(terms.run, terms.mode, meter)
+        entry, meter, journal = self.begin(terms, start), Meter(), None
+        if notes(terms, self.party):
+            closed = entry.state == "ended"
+            peers = terms.peers if self.party == terms.label_party else ("",)
+            path = self._journal(terms.run)
+            journal = Journal(path, entry.owner, peers, closed=closed, least=entry.noted)
+            meter.counted = entry.spent["train"].passes
+        written = Spent()
 
-    def _spend(self, run: str, mode: Mode, meter: Meter) -> None:
+        def spend(*, coming: bool) -> None:
+            nonlocal written
+            if journal is not None:
+                journal.sync()
+            now, noted = meter.spent(coming=coming), 0 if journal is None else len(journal)
+            try:
+                self._spend(terms, written, now, noted, checked=coming)
+            except ConsentError:
+                meter.passes = written.passes
+                raise
+            written = now
+
+        meter.reserve = lambda: spend(coming=True)
+        try:
+            yield entry, meter, journal
+        finally:
+            try:
+                spend(coming=False)
+            finally:
+                if journal is not None:
+                    journal.close()
+
+    def _spend(
+        self, terms: Terms, written: Spent, now: Spent, noted: int, *, checked: bool
+    ) -> None:
+        """Put what a session has taken now in the place of what was written of it before.
+
+        Raises:
+            ConsentError: it is more than the party allows.
+        """
         with self._locked():
-            entry = self._found(run)
-            before = entry.spent[mode]
+            entry = self._found(terms.run)
+            before = entry.spent[terms.mode]
             spent = Spent(
                 sessions=before.sessions,
-                rows=before.rows + meter.rows,
-                passes=before.passes + meter.passes,
-                bytes_up=before.bytes_up + meter.bytes["up"],
-                bytes_down=before.bytes_down + meter.bytes["down"],
+                rows=before.rows + now.rows - written.rows,
+                passes=before.passes + now.passes - written.passes,
+                bytes_up=before.bytes_up + now.bytes_up - written.bytes_up,
+                bytes_down=before.bytes_down + now.bytes_down - written.bytes_down,
             )
-            self._write(entry.model_copy(update={"spent": {**entry.spent, mode: spent}}))
+            if checked and spent.passes > before.passes:  # sessions of other names may be at work
+                self._check_epsilon(entry, terms, spent.passes - before.passes)
+            changed = {"spent": {**entry.spent, terms.mode: spent}, "noted": noted or entry.noted}
+            self._write(entry.model_copy(update=changed))
+
+    def _check_planned(self, entry: Entry, terms: Terms) -> None:
+        """Refuse a session that would go beyond `max_epsilon`, before anything is sent."""
+        passes = 1
+        if terms.mode == "train":  # what was sent before is sent again, and is nothing new
+            passes = terms.train.epochs - entry.spent.get("train", Spent()).passes
+            passes = 0 if entry.state == "ended" else passes
+        self._check_epsilon(entry, terms, passes)
+
+    def _check_epsilon(self, entry: Entry, terms: Terms, passes: int) -> None:
+        if self.max_epsilon is None or self.party not in terms.feature_parties:
+            return
+        asks = terms.mode != "train" or terms.validation + terms.test > 0
+        stated = None if entry.training_only and asks else entry.epsilon
+        spent = total_epsilon(self.entries())
+        planned = math.inf if stated is None else stated * passes
+        if spent + planned > self.max_epsilon * (1 + _ROUNDING):
+            more = "without an epsilon" if stated is None else f"{planned:.4g} planned"
+            raise ConsentError(
+                f"party '{self.party}' does not consent to spend more of its rows' privacy",
+                where="ledger of sessions",
+                got=f"epsilon {spent:.4g} spent under all names, and a session {more}",
+                want=f"epsilon <= {self.max_epsilon:g} in all",
+                fix="fewer epochs, more noise, or a larger max_epsilon in the party's own file",
+            )
 
     def end(self, run: str, weights: str) -> None:
         """The training under a name has ended with these weights; asked before they are kept.
@@ -242,11 +374,19 @@ class SessionLedger:
         names = sorted(path.stem for path in self.folder.glob("*.json"))
         return sorted((self._found(name) for name in names), key=lambda entry: entry.last)
 
-    def _check(self, entry: Entry, terms: Terms) -> None:
+    def _check(self, entry: Entry, terms: Terms, start: int | None) -> None:
         if not hmac.compare_digest(entry.terms, binding_of(terms)):
             raise _other_terms(entry, terms)
         if terms.mode != "train" and entry.state != "ended":
             raise _no_training(terms, self.party)
+        if terms.mode == "train" and entry.state == "ended" and start == 0:
+            raise DisagreementError(
+                f"the training '{terms.run}' has ended at party '{self.party}'",
+                where="ledger of sessions",
+                got="the same training from its beginning",
+                want="a resume from a checkpoint, or an evaluation or prediction",
+                fix="train under another name",
+            )
 
     def _found(self, run: str) -> Entry:
         entry = self._read(run)
@@ -276,6 +416,9 @@ class SessionLedger:
     def _path(self, run: str) -> Path:
         return self.folder / f"{run}.json"
 
+    def _journal(self, run: str) -> Path:
+        return self.folder / f"{run}.sent"
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """One process at a time; a process that dies lets go."""
@@ -293,8 +436,32 @@ def binding_of(terms: Terms) -> str:
     return hashlib.sha256(terms.model_dump_json(exclude={"mode", "version"}).encode()).hexdigest()
 
 
+def notes(terms: Terms, party: str) -> bool:
+    """Whether a party notes what it sends in this session: it draws something that protects.
+
+    That is a defense that promises something or changes what is sent on the party's side, and a
+    codec whose choice is drawn. Masks and shares of a secure mode are new in every attempt and
+    need no journal; the noise below them does, and so what they hide is noted. Evaluations and
+    predictions repeat no exchange of each other: they are counted.
+    """
+    if terms.mode != "train" or party == terms.dealer:
+        return False
+    defense = defenses.make(terms.defense)
+    if party == terms.label_party:
+        return defenses.protects(defense, "label")
+    if secure.shares_weights(terms):  # a party has no cut, and no defense of one
+        return False
+    drawn = terms.secure == "none" and compression.make(terms.codec).draws
+    return drawn or defenses.protects(defense, "feature")
+
+
+def total_epsilon(entries: Iterable[Entry]) -> float:
+    """What all these names spent of one row's privacy, by basic composition."""
+    return sum(entry.spent_epsilon or 0.0 for entry in entries)
+
+
 def _bound(terms: Terms, party: str, now: str) -> Entry:
-    epsilon, delta = _statement(terms.defense)
+    epsilon, delta, training_only = _statement(terms.defense)
     return Entry(
         run=terms.run,
         party=party,
@@ -307,19 +474,20 @@ def _bound(terms: Terms, party: str, now: str) -> Entry:
         nonce=secrets.token_bytes(_NONCE_BYTES).hex(),
         epsilon=epsilon,
         delta=delta,
+        training_only=training_only,
         first=now,
         last=now,
     )
 
 
-def _statement(defense: str) -> tuple[float | None, float | None]:
-    """Epsilon and delta the defense states for inputs; the least of several."""
+def _statement(defense: str) -> tuple[float | None, float | None, bool]:
+    """Epsilon and delta the defense states for inputs, the least; whether for training alone."""
     stated = [
-        (one.epsilon, one.delta or 0.0)
+        (one.epsilon, one.delta or 0.0, one.training_only)
         for one in defenses.make(defense).privacy()
         if one.protects == "inputs" and one.epsilon is not None
     ]
-    return min(stated, default=(None, None))
+    return min(stated, default=(None, None, False))
 
 
 def _settings(terms: Terms) -> dict[str, str]:

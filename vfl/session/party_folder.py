@@ -165,7 +165,7 @@ def own_checkpoints(party: PartyFile, terms: Terms) -> Checkpoints | None:
 
 def own_ledger(party: PartyFile) -> SessionLedger:
     """The sessions this party has taken part in."""
-    return SessionLedger(party.store_path / "sessions", party.party)
+    return SessionLedger(party.store_path / "sessions", party.party, party.consent.max_epsilon)
 
 
 def own_secret(party: PartyFile, entry: Entry) -> Secret:

@@ -6,6 +6,7 @@ Every feature party sends its cut as words of a ring, under masks that cancel ou
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -136,6 +137,8 @@ class MaskedCut(Uncompressed):
         party: whose cuts.
         ring: what its words are numbers of.
     """
+
+    repeats: ClassVar[bool] = False
 
     def __init__(self, party: str, ring: Ring) -> None:
         self._party = party
