@@ -33,6 +33,7 @@ EXPERIMENTS = [
     "compare_digits.toml",
     "hidden_labels.toml",
     "mnist_halves.toml",
+    "nobodys_network.toml",
     "tampered_digits.toml",
 ]
 SHORT = 80  # lines

@@ -197,7 +197,8 @@ class Experiment(Settings):
 
     Attributes:
         secure: what of the cuts the label party learns: "none" hides none, "sum" tells it their
-            sum alone (with merge = "sum"); with "beaver" no party has first-layer weights either.
+            sum alone (with merge = "sum"); with "beaver" no party has first-layer weights either,
+            with "permuted" none has any weight.
         trace: what every party records when one process plays them all; in a federation each
             party's own file says it.
     """
@@ -226,6 +227,11 @@ class Experiment(Settings):
     def label_party(self) -> str:
         """The party that holds the labels."""
         return self.label.party
+
+    @property
+    def validation(self) -> float:
+        """Share of rows that every epoch ends with."""
+        return self.data.validation
 
     @property
     def is_table(self) -> bool:

@@ -56,14 +56,19 @@ def size(count: float) -> str:
 
 
 class Ledger:
-    """Counts every frame of every link; an `Observer`."""
+    """Counts every frame of every link; an `Observer`.
+
+    Attributes:
+        phase: of the frames that come now; None where their kind says it.
+    """
 
     def __init__(self) -> None:
+        self.phase: str | None = None
         self._rows: dict[tuple[str, str, str], Traffic] = {}
 
     def __call__(self, party: str, direction: str, frame: Frame) -> None:
         """Count one frame."""
-        row = self._row(party, direction, _PHASES.get(frame.kind, CONTROL))
+        row = self._row(party, direction, self.phase or _PHASES.get(frame.kind, CONTROL))
         row.frames += 1
         row.payload_bytes += len(frame.payload)
         row.wire_bytes += frame.wire_bytes

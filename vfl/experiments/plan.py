@@ -19,10 +19,12 @@ from vfl.config import (
     read_party_file,
 )
 from vfl.core.errors import ConfigError, DataError
+from vfl.core.frame import Frame
 from vfl.core.seeds import Secret
 from vfl.datasets import PartyData, Split
 from vfl.federation.project import LabelFolder
 from vfl.server import Objective, build_label_party
+from vfl.server.whole_network import build_whole_label
 from vfl.session import Terms, advice, secure
 from vfl.session.consent import dealt_bytes, expected_bytes, frame_limits
 from vfl.session.exchange import Own
@@ -157,18 +159,16 @@ def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyDat
 def _label_weights(experiment: Experiment, terms: Terms, data: PartyData) -> dict[str, Tensor]:
     """First weights of the label party; a top or bottom that does not fit its rows is told here."""
     links = {name: local_pair()[0] for name in terms.peers}
-    label = build_label_party(
-        data,
-        terms,
-        links,
-        Own(Secret.of_simulation(experiment.seed, data.name)),
-        Objective(
-            experiment.label.top,
-            experiment.label.task,
-            1 if data.classes is None else len(data.classes),
-        ),
-    )
-    return label.weights()
+    own = Own(Secret.of_simulation(experiment.seed, data.name))
+    objective = Objective.of(experiment.label, 1 if data.classes is None else len(data.classes))
+    if secure.make(terms.secure).whole_network:
+        build_whole_label(data, terms, ("check", 0), links, _nobody, own, objective)
+        return {}
+    return build_label_party(data, terms, links, own, objective).weights()
+
+
+def _nobody() -> tuple[str, Frame]:
+    raise AssertionError("nothing is sent to check an experiment")
 
 
 def _trace(
@@ -271,9 +271,14 @@ def _traffic(
     return facts | {"at_most_bytes": most + dealt_bytes(terms, own.values(), split)}
 
 
-def _shared(experiment: Experiment, data: Mapping[str, PartyData]) -> Mapping[str, Layers]:
-    """What every feature party shares; empty where each has a bottom of its own."""
+def _shared(experiment: Experiment, data: Mapping[str, PartyData]) -> Mapping[str, Layers] | None:
+    """What every feature party shares; empty where each has a bottom of its own.
+
+    None where the values decide how many bytes cross, and a party counts them as it sends.
+    """
     mode = secure.make(experiment.secure)
+    if mode.whole_network:
+        return None
     inputs = {name: data[name].inputs for name in experiment.feature_parties}
     columns = {
         name: math.prod(own.shape[1:]) + 1 for name, own in inputs.items() if own is not None

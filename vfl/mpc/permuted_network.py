@@ -22,6 +22,7 @@ from vfl.core.frame import Frame, Kind, Link
 from vfl.mpc.network import Layer
 from vfl.mpc.party import Party
 from vfl.mpc.permuted import FUNCTIONS
+from vfl.mpc.rules import P1, P2
 from vfl.mpc.three_party import HOLDERS, Rows, ThreePartyNetwork, require_frames
 
 #: Most bytes of what the label party describes.
@@ -209,6 +210,19 @@ class PermutedNetwork:
     def train(self, positions: np.ndarray) -> None:
         """One step on training rows at these positions; see `ThreePartyNetwork.train_step`."""
         self.network.train_step(torch.from_numpy(positions), self._learning_rate)
+        if not any(layer.function for layer in self.network.layers):
+            self._wait_for_the_dealt()
+
+    def _wait_for_the_dealt(self) -> None:
+        """P2, which is asked for no function here, would else deal all steps ahead of the others.
+
+        It stands in the middle of their streams, and carries only while it waits.
+        """
+        party = self.network.party
+        if party.role == P1:
+            party.channels[P2].send_bytes(b"", party.number, "online")
+        elif party.role == P2:
+            party.channels[P1].receive_bytes(party.number, 0)
 
     def outputs(self, phase: Rows, positions: np.ndarray) -> Tensor | None:
         """Logits or numbers of a phase's rows at these positions, at the label party alone."""

@@ -175,6 +175,29 @@ class Star:
             raise received
         return role, received[1]
 
+    def play(self, programs: Mapping[int, Callable[[], object]]) -> None:
+        """Let each of the three follow its program in a thread of its own, by role.
+
+        Raises:
+            VFLError: what went wrong first; the others were told.
+        """
+        ends = {role: [link] for role, link in self.outer.items()}
+
+        def one(role: int) -> None:
+            try:
+                programs[role]()
+            except Exception as problem:
+                told = problem if isinstance(problem, VFLError) else broke_off(problem, role)
+                for link in ends.get(role, list(self.inner.values())):
+                    link.fail(told)
+                raise
+
+        with ThreadPoolExecutor(len(programs), thread_name_prefix="vfl-mpc") as pool:
+            futures = [pool.submit(one, role) for role in programs]
+            errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise min(errors, key=_rank)
+
 
 class _Tagged:
     """Puts what one party sends among what the other one sends."""

@@ -8,7 +8,8 @@ party sends its cut through a codec, and the label party sees it. The other memb
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -17,19 +18,29 @@ from torch import Tensor, nn
 from vfl import compression
 from vfl.compression import INFERENCE, Codec, StepContext
 from vfl.config import PartyFile, TrainSettings
-from vfl.core.errors import ExposedCutError
-from vfl.core.frame import Kind, Link
+from vfl.core.errors import ExposedCutError, VFLError
+from vfl.core.frame import Frame, Kind, Link
 from vfl.core.ledger import Ledger
 from vfl.core.registry import Registry
 from vfl.core.seeds import Secret
-from vfl.session.exchange import CutAggregator, LabelEnd, Own
-from vfl.session.schedule import EarlyStopping
+from vfl.datasets import Split
+from vfl.session.exchange import HONEST, CutAggregator, LabelEnd, Own
+from vfl.session.schedule import EarlyStopping, Exchange
 
 if TYPE_CHECKING:
     from vfl.session.terms import Terms
 
 #: Largest payload by kind, up and down.
 Limits = tuple[dict[Kind, int], dict[Kind, int]]
+
+
+class AskedParty(Protocol):
+    """What of a party with columns matters to a mode."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def bottom(self) -> str: ...
 
 
 class Agreed(Protocol):
@@ -49,6 +60,10 @@ class Agreed(Protocol):
     def label_party(self) -> str: ...
     @property
     def train(self) -> TrainSettings: ...
+    @property
+    def validation(self) -> float: ...
+    @property
+    def parties(self) -> Mapping[str, AskedParty]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +169,117 @@ class HelperRound(Protocol):
         """Serve the exchange that is asked for next; False when the session is over."""
 
 
+@dataclass(frozen=True, slots=True)
+class OwnRows:
+    """What one party brings into a network that nobody holds; nothing at a dealer.
+
+    Attributes:
+        split: which aligned rows serve what; None at a dealer.
+        inputs: all its aligned rows, axes (rows, ...); None without columns.
+        labels: of all rows, as they are learned: codes of classes, or numbers; at their owner.
+        classes: how many the labels have; 0 for numbers.
+        top: spec of the top model, at the label party.
+    """
+
+    split: Split | None = None
+    inputs: Tensor | None = None
+    labels: Tensor | None = None
+    classes: int = 0
+    top: str | nn.Module = ""
+
+    def digest(self) -> str:
+        """SHA-256 of the inputs, by which a party knows whether its rows changed."""
+        raw = b"" if self.inputs is None else self.inputs.contiguous().numpy().tobytes()
+        return hashlib.sha256(raw).hexdigest()
+
+
+class WholeNetwork(Protocol):
+    """One party's end of a network that nobody holds, from the first layer to the last.
+
+    All parties make the same calls along the schedule; rows of an exchange are positions inside
+    the rows of its phase, so that a dealer, who has none, follows too.
+    """
+
+    party: str
+
+    @property
+    def split(self) -> Split:
+        """How many rows each phase has; positions are those inside the phase."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this party has sent, headers included, the attempts before this one too."""
+
+    def begin(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
+    ) -> None:
+        """Agree with the others, then share rows and targets.
+
+        Args:
+            weights: what `weights` gave after the training; None trains from new ones.
+            state: what `training_state` gave, to go on from there.
+        """
+
+    def train(self, exchange: Exchange) -> None:
+        """One step on some training rows."""
+
+    def outputs(self, exchange: Exchange) -> Tensor | None:
+        """Logits or numbers of some rows at the label party, axes (rows, outputs)."""
+
+    def tell(self, verdict: bytes, step: int) -> None:
+        """At the label party: send both others what an epoch's validation led to."""
+
+    def told(self) -> bytes:
+        """At another party: wait for it."""
+
+    def end(self, report: Frame) -> list[Frame]:
+        """A last word to the label party, which says nothing but its own; what it received."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """This party's shares; empty where it has none."""
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Go on from what `weights` gave."""
+
+    def training_state(self) -> dict[str, Any]:
+        """What this party needs to go on."""
+
+    def revealed(self) -> list[Revealed]:
+        """What this party learned so far: kinds and sizes."""
+
+    def traffic(self) -> list[dict[str, Any]]:
+        """What this party has sent, by receiver and phase: setup, offline, online."""
+
+
+class SharedLink(Link, Protocol):
+    """A link between threads whose end can say why it stops."""
+
+    def fail(self, error: VFLError) -> None:
+        """Tell the other end what went wrong here, then close."""
+
+
+class LocalStreams(Protocol):
+    """Streams of the parties of one process, each of which plays in a thread of its own.
+
+    Attributes:
+        outer: each party's end, by its name.
+        inner: the label party's ends, by the party at the other one; they only send.
+    """
+
+    outer: Mapping[str, SharedLink]
+    inner: Mapping[str, SharedLink]
+
+    def receive_any(self) -> tuple[str, Frame]:
+        """At the label party: the next frame of whoever sends first, and who it is."""
+
+    def play(self, programs: Mapping[str, Callable[[], object]]) -> None:
+        """Let everybody play, by name.
+
+        Raises:
+            VFLError: what went wrong first.
+        """
+
+
 class SecureMode:
     """How the parties' cuts come together at the label party; as it stands: each by itself.
 
@@ -163,10 +289,13 @@ class SecureMode:
     Attributes:
         needs_keys: whether the parties agree on keys before the first exchange.
         shares_weights: whether no feature party has a bottom of its own, and nobody a cut.
+        whole_network: whether nobody has any layer, the top included; `outer_network` and
+            `middle_network` then stand in the place of both ends of a round.
     """
 
     needs_keys: ClassVar[bool] = False
     shares_weights: ClassVar[bool] = False
+    whole_network: ClassVar[bool] = False
 
     # Who takes part, what is promised and refused.
 
@@ -207,6 +336,13 @@ class SecureMode:
                     yield Revealed(name, gradient, terms.label_party, phase, times, count)
 
     # What crosses the links.
+
+    def window_frames(self, train: TrainSettings) -> int:
+        """Most frames that may be on their way unread in one direction of a stream.
+
+        Those in flight, a query that follows the last of them, and a greeting's worth of slack.
+        """
+        return train.in_flight + 3
 
     def limits(
         self,
@@ -282,6 +418,62 @@ class SecureMode:
         """What the third party does, over its stream to the label party."""
         raise AssertionError("this mode has no third party")
 
+    # A network that nobody holds; only where `whole_network`.
+
+    def outer_network(
+        self,
+        party: str,
+        terms: Terms,
+        keys: Any,
+        stream: Link,
+        rows: OwnRows,
+        secret: Secret,
+        most_parameters: int,
+        agreed: Callable[[Mapping[str, Layers]], None] = lambda layers: None,
+    ) -> WholeNetwork:
+        """The end of a party that has a stream to the label party only.
+
+        Args:
+            party: whose.
+            terms: what was agreed.
+            keys: its part in the agreement, from `own_keys`.
+            stream: to the label party.
+            rows: what it brings.
+            secret: its own; first weights follow from it.
+            most_parameters: that it consents to.
+            agreed: told the network by party, before frames of its size are sent.
+        """
+        raise AssertionError("this mode has no network that nobody holds")
+
+    def middle_network(
+        self,
+        terms: Terms,
+        session: str,
+        attempt: int,
+        streams: Mapping[str, Link],
+        receive_any: Callable[[], tuple[str, Frame]],
+        rows: OwnRows,
+        secret: Secret,
+        agreed: Callable[[Mapping[str, Layers]], None] = lambda layers: None,
+    ) -> WholeNetwork:
+        """The end of the label party, which carries what the two others say to each other.
+
+        Args:
+            terms: what was agreed.
+            session: its name.
+            attempt: how often it was begun anew.
+            streams: to the others, by party.
+            receive_any: the next frame of whoever sends first, and who it is.
+            rows: what the label party brings.
+            secret: its own.
+            agreed: see `outer_network`.
+        """
+        raise AssertionError("this mode has no network that nobody holds")
+
+    def local_streams(self, terms: Terms) -> LocalStreams:
+        """Streams for a process that plays every party."""
+        raise AssertionError("this mode has no network that nobody holds")
+
     # Keys, before the first exchange; only where `needs_keys`.
 
     def own_keys(self, party: PartyFile, terms: Terms, session: str, attempt: int) -> Any:
@@ -312,6 +504,7 @@ SECURE: Registry[SecureMode] = Registry(
         "none": "vfl.session.secure:Plain",
         "sum": "vfl.mpc.secure.sum:MaskedSum",
         "beaver": "vfl.mpc.secure.beaver:Beaver",
+        "permuted": "vfl.mpc.secure.permuted:Permuted",
     },
     group="vfl.secure",
 )
@@ -373,3 +566,25 @@ def nobodys_bottom(party: str) -> ExposedCutError:
         got=f"bottom or cut of party '{party}'",
         want="secure = 'none' or 'sum' for what looks at one",
     )
+
+
+def require_honest(party: str, own: Own, bottom: object) -> None:
+    """Refuse what would work on a bottom or a cut, which nobody has here.
+
+    Raises:
+        ExposedCutError: a bottom of the party's own, an adversary, or a device that computes no
+            ring elements.
+    """
+    wrong = {
+        "bottom": None if bottom is None else str(bottom),
+        "adversary": None if own.adversary is HONEST else type(own.adversary).__name__,
+        "device": None if own.device == "cpu" else own.device,
+    }
+    for name, got in wrong.items():
+        if got is not None:
+            raise ExposedCutError(
+                f"party '{party}' has neither model nor cut of its own in this secure mode",
+                got=f"{name} {got}",
+                want="shares of a network that nobody holds, on the processor, by all parties as "
+                "agreed",
+            )

@@ -120,11 +120,8 @@ class Terms(Settings):
 
     @property
     def window_frames(self) -> int:
-        """Most frames that may be on their way unread in one direction of a stream.
-
-        Those in flight, a query that follows the last of them, and a greeting's worth of slack.
-        """
-        return self.train.in_flight + 3
+        """Most frames that may be on their way unread in one direction of a stream."""
+        return secure.make(self.secure).window_frames(self.train)
 
     def in_flight_at(self, split: Split, step: int) -> Iterator[Exchange]:
         """The last exchanges before `step`, whose gradients a party may still await there."""

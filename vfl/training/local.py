@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vfl.clients import FeatureParty, build_feature_party
 from vfl.config import Experiment
+from vfl.core.errors import ExposedCutError
 from vfl.core.frame import Link, Observer
 from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
@@ -74,10 +75,16 @@ class LocalSession:
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.terms = Terms.of(experiment, mode, experiment.name)
+        if secure.make(self.terms.secure).whole_network:
+            raise ExposedCutError(
+                "nobody has a model here, not even in parts that go on by themselves",
+                got=f"secure = '{self.terms.secure}'",
+                want="vfl train on an experiment file, or secure = 'none', 'sum' or 'beaver'",
+            )
         self.ledger, self.next_step = Ledger(), 0
         label = experiment.label.party
         bottoms, weights, adversaries = bottoms or {}, weights or {}, adversaries or {}
-        secrets = _secrets(self.terms, data, secrets or {})
+        secrets = secrets_of(self.terms, data, secrets or {})
         kept, self._recorders = self._keepers(experiment, data, checkpoints)
         self._kept = kept
         self._say, self._secrets = say, secrets
@@ -243,7 +250,7 @@ class LocalSession:
             client.finish(exchange)
 
 
-def _secrets(
+def secrets_of(
     terms: Terms, parties: Iterable[str], given: Mapping[str, Secret]
 ) -> dict[str, Secret]:
     """Each party's secret: the given one, or a repeatable stand-in from the seed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ from vfl.datasets.files import column_names
 from vfl.datasets.load import own_columns
 from vfl.datasets.table import check_owners
 from vfl.server import EpochRecord, summarise
-from vfl.server.summary import write_predictions
-from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms
+from vfl.server.summary import revealed, write_predictions
+from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms, secure
 from vfl.training.local import LocalSession
+from vfl.training.whole_network import WholeNetworkSession
 
 #: What a dishonest party learned from a training, in its part of the run.
 _ADVERSARY = "adversary"
@@ -162,21 +164,22 @@ def _sources(experiment: Experiment) -> dict[str, str]:
 
 def session_of(
     experiment: Experiment, data: Mapping[str, PartyData], mode: Mode, **options: Any
-) -> LocalSession:
+) -> LocalSession | WholeNetworkSession:
     """A session with every party in this process, ready to run; see `LocalSession`.
 
     Raises:
         SpecError: a plug-in cannot be built, or does not fit the rows or the cut.
     """
     classes = data[experiment.label.party].classes
-    return LocalSession(
-        experiment, data, mode=mode, outputs=1 if classes is None else len(classes), **options
-    )
+    options["outputs"] = 1 if classes is None else len(classes)
+    if secure.make(experiment.secure).whole_network:
+        return WholeNetworkSession(experiment, data, mode=mode, **options)
+    return LocalSession(experiment, data, mode=mode, **options)
 
 
 def trained(
     folder: RunFolder, data: Mapping[str, PartyData], mode: Mode, device: str = "cpu"
-) -> LocalSession:
+) -> LocalSession | WholeNetworkSession:
     """A session of a finished run with its weights, ready to evaluate or predict.
 
     Raises:
@@ -254,8 +257,20 @@ def train(
         for party, adversary in (adversaries or {}).items():
             _learned(folder, party, experiment).save(0, adversary.training_state())
         summary = summarise(session.label, session.weights_digest(), str(folder.path))
+        summary |= accounts_of(session)
         folder.finish(summary, session.ledger)
         return summary
+
+
+def accounts_of(session: LocalSession | WholeNetworkSession) -> dict[str, Any]:
+    """What a process that plays every party of a network nobody holds can tell of all of them."""
+    if isinstance(session, LocalSession):
+        return {}
+    agreed = revealed(session.terms, session.label.progress)
+    return {
+        "revealed": [asdict(one) for one in (*agreed, *session.revealed())],
+        "traffic": session.traffic(),
+    }
 
 
 def load_adversary(folder: RunFolder, party: str, adversary: Adversary) -> None:
@@ -278,6 +293,7 @@ def evaluate(folder: RunFolder, device: str = "cpu") -> dict[str, Any]:
     with locked(folder.path):
         session = trained(folder, load_data(experiment), "evaluate", device).run()
         summary = summarise(session.label, session.weights_digest(), str(folder.path))
+        summary |= accounts_of(session)
         folder.evaluated(summary)
     return summary
 

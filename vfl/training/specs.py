@@ -11,6 +11,7 @@ from typing import Any
 from vfl import compression, defenses, models
 from vfl.config import (
     WANTED,
+    DataSettings,
     Experiment,
     LabelSettings,
     PartySettings,
@@ -38,6 +39,8 @@ class _Chosen:
     feature_parties: list[str]
     label_party: str
     train: TrainSettings
+    validation: float
+    parties: Mapping[str, PartySettings]
 
 
 def read_checked(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, Places]:
@@ -171,6 +174,7 @@ def _check_secure(content: Mapping[str, Any], label_party: object, spec: str) ->
     from vfl.session import secure
     from vfl.session.secure import refuse_exposure, shares_weights
 
+    parties, default = _table(content, "parties"), DataSettings().validation
     chosen = _Chosen(
         secure=spec,
         codec=str(content.get("codec", "none")),
@@ -179,12 +183,15 @@ def _check_secure(content: Mapping[str, Any], label_party: object, spec: str) ->
         feature_parties=[name for name in _table(content, "parties") if name != label_party],
         label_party=str(label_party),
         train=TrainSettings.model_construct(**_table(content, "train")),
+        validation=_table(content, "data").get("validation", default),
+        parties={name: PartySettings.model_construct(**_table(parties, name)) for name in parties},
     )
-    if secure.make(spec).ring(max(1, len(chosen.feature_parties))) is None:
+    mode = secure.make(spec)
+    if mode.ring(max(1, len(chosen.feature_parties))) is None and not mode.whole_network:
         return
     try:
         refuse_exposure(chosen)
-        if shares_weights(chosen):
+        if shares_weights(chosen) and not mode.whole_network:
             for name in chosen.feature_parties:
                 _check_linear(name, _table(_table(content, "parties"), name))
     except ExposedCutError:

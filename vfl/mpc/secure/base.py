@@ -15,7 +15,7 @@ from torch import Tensor
 from vfl import compression, defenses
 from vfl.compression.none import Uncompressed
 from vfl.compression.topk import SparseCodec
-from vfl.config import PartyFile
+from vfl.config import PartyFile, TrainSettings
 from vfl.core.errors import ExposedCutError, ProtocolError, TruncatedFrameError
 from vfl.core.frame import Frame, Kind, Payload
 from vfl.core.ledger import Ledger
@@ -33,9 +33,35 @@ _FEWER = "codec = 'none'; secure = 'sum:bits=8' sends a quarter of the bytes"
 
 
 class KeyedMode(SecureMode):
-    """A mode in which only the sum of what the feature parties send tells anything."""
+    """A mode whose parties share keys that the label party does not have."""
 
     needs_keys: ClassVar[bool] = True
+
+    def own_keys(self, party: PartyFile, terms: Terms, session: str, attempt: int) -> Agreement:
+        """A party's side of an agreement, with its identity key and the keys it has pinned.
+
+        Raises:
+            MissingDataError, DataError: one of the files is missing or holds something else.
+        """
+        others = [name for name in terms.peers if name != party.party]
+        return Agreement(
+            party.party,
+            Identity.kept_at(party.beside(party.identity.key)),
+            read_pins(party.beside(party.identity.peers), others),
+            binding_of(terms, session, attempt),
+        )
+
+    def simulated_keys(
+        self, secrets: Mapping[str, Secret], terms: Terms, session: str, attempt: int
+    ) -> dict[str, Agreement]:
+        own = {name: Identity.of_simulation(secrets[name].key("identity")) for name in terms.peers}
+        pins = {name: identity.public for name, identity in own.items()}
+        binding = binding_of(terms, session, attempt)
+        return {name: Agreement(name, own[name], pins, binding) for name in terms.peers}
+
+
+class SummingMode(KeyedMode):
+    """A mode in which only the sum of what the feature parties send tells anything."""
 
     def ring(self, parties: int) -> Ring:
         """The ring in which what so many feature parties send is summed."""
@@ -67,28 +93,6 @@ class KeyedMode(SecureMode):
     def _alone(self, agreed: Agreed) -> ExposedCutError | None:
         """Why so few feature parties are refused; None if they are not."""
         raise NotImplementedError
-
-    def own_keys(self, party: PartyFile, terms: Terms, session: str, attempt: int) -> Agreement:
-        """A party's side of an agreement, with its identity key and the keys it has pinned.
-
-        Raises:
-            MissingDataError, DataError: one of the files is missing or holds something else.
-        """
-        others = [name for name in terms.peers if name != party.party]
-        return Agreement(
-            party.party,
-            Identity.kept_at(party.beside(party.identity.key)),
-            read_pins(party.beside(party.identity.peers), others),
-            binding_of(terms, session, attempt),
-        )
-
-    def simulated_keys(
-        self, secrets: Mapping[str, Secret], terms: Terms, session: str, attempt: int
-    ) -> dict[str, Agreement]:
-        own = {name: Identity.of_simulation(secrets[name].key("identity")) for name in terms.peers}
-        pins = {name: identity.public for name, identity in own.items()}
-        binding = binding_of(terms, session, attempt)
-        return {name: Agreement(name, own[name], pins, binding) for name in terms.peers}
 
     def offer(self, end: FeatureRound | HelperRound, keys: Agreement) -> None:
         end.link.send(Frame(Kind.PROTOCOL, 0, keys.offer))
@@ -225,3 +229,25 @@ def _check_codec(spec: str) -> None:
             got=f"codec = '{spec}'",
             want=_FEWER,
         )
+
+
+def check_training(train: TrainSettings) -> None:
+    """Only what is linear in the gradient, with public numbers that need no division.
+
+    Raises:
+        ExposedCutError: with the reason.
+    """
+    wanted = {"optimizer": "sgd", "momentum": 0, "weight_decay": 0, "in_flight": 1}
+    reasons = {
+        "optimizer": "its steps are no linear function of the gradient, which nobody may see",
+        "momentum": "a fraction of shared numbers would have to be cut off at every step",
+        "weight_decay": "a fraction of shared numbers would have to be cut off at every step",
+        "in_flight": "weights that wait for several gradients are not built for shares",
+    }
+    for name, value in wanted.items():
+        if (got := getattr(train, name)) != value:
+            raise ExposedCutError(
+                f"train.{name} cannot be so where weights are shared: {reasons[name]}",
+                got=f"train.{name} = {got}",
+                want=f"train.{name} = {value}",
+            )

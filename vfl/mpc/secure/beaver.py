@@ -33,7 +33,6 @@ from torch import Tensor, nn
 from vfl import defenses
 from vfl.compression import INFERENCE, Codec, StepContext
 from vfl.compression.none import Uncompressed
-from vfl.config import TrainSettings
 from vfl.config.experiment import PARTY_NAME
 from vfl.core.errors import ExposedCutError, ProtocolError, RunFolderError, TruncatedFrameError
 from vfl.core.frame import LIMIT_BYTES, Frame, Kind, Link, Payload
@@ -41,7 +40,7 @@ from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
 from vfl.defenses import uses
 from vfl.mpc.ring import WORD_BYTES
-from vfl.mpc.secure.base import KeyedMode, SummedCuts, offers_bytes
+from vfl.mpc.secure.base import SummedCuts, SummingMode, check_training, offers_bytes
 from vfl.mpc.secure.keys import OFFER_BYTES, TAG_BYTES, Agreement, Sealing
 from vfl.mpc.secure.masks import PairwiseMasks, Ring
 from vfl.mpc.secure.shared_layer import (
@@ -91,7 +90,7 @@ def _opening(trains: bool) -> Kind:
     return Kind.OPENING if trains else Kind.QUERY_OPENING
 
 
-class Beaver(KeyedMode):
+class Beaver(SummingMode):
     """The label party sees the sum alone, and no party has the weights of a first layer.
 
     Args:
@@ -121,7 +120,7 @@ class Beaver(KeyedMode):
     def refuse(self, agreed: Agreed) -> None:
         super().refuse(agreed)
         _check_dealer(self.dealer(agreed.label_party), agreed.label_party, agreed.feature_parties)
-        _check_training(agreed.train)
+        check_training(agreed.train)
         if hooks := uses(defenses.make(agreed.defense), *_AT_FEATURE_PARTIES):
             raise ExposedCutError(
                 "this defense works on what no feature party has: its bottom, its cut or its "
@@ -1166,21 +1165,3 @@ def _check_dealer(dealer: str, label_party: str, feature_parties: Sequence[str])
             got=f"dealer '{dealer}'",
             want=f"dealer={label_party}, the label party, or the name of a third party",
         )
-
-
-def _check_training(train: TrainSettings) -> None:
-    """Only what is linear in the gradient, with public numbers that need no division."""
-    wanted = {"optimizer": "sgd", "momentum": 0, "weight_decay": 0, "in_flight": 1}
-    reasons = {
-        "optimizer": "its steps are no linear function of the gradient, which nobody may see",
-        "momentum": "a fraction of shared numbers would have to be cut off at every step",
-        "weight_decay": "a fraction of shared numbers would have to be cut off at every step",
-        "in_flight": "weights that wait for several gradients are not built for shares",
-    }
-    for name, value in wanted.items():
-        if (got := getattr(train, name)) != value:
-            raise ExposedCutError(
-                f"train.{name} cannot be so where weights are shared: {reasons[name]}",
-                got=f"train.{name} = {got}",
-                want=f"train.{name} = {value}",
-            )

@@ -16,7 +16,7 @@ from vfl.compression.none import Uncompressed
 from vfl.core.errors import ExposedCutError, ProtocolError
 from vfl.core.frame import Kind, Link
 from vfl.core.ledger import Ledger
-from vfl.mpc.secure.base import KeyedMode, SummedCuts, offers_bytes
+from vfl.mpc.secure.base import SummedCuts, SummingMode, offers_bytes
 from vfl.mpc.secure.keys import OFFER_BYTES
 from vfl.mpc.secure.masks import PairwiseMasks, Ring
 from vfl.session import secure
@@ -37,7 +37,7 @@ from vfl.session.terms import Terms
 TRAINING, QUERY = "cut", "query"
 
 
-class MaskedSum(KeyedMode):
+class MaskedSum(SummingMode):
     """The label party sees the sum of the cuts alone: every party adds masks that cancel out.
 
     Args:
@@ -127,7 +127,7 @@ def ring_of(agreed: Agreed) -> Ring | None:
     """
     mode = secure.make(agreed.secure)
     mode.refuse(agreed)
-    return mode.ring_of(agreed) if isinstance(mode, KeyedMode) else None
+    return mode.ring_of(agreed) if isinstance(mode, SummingMode) else None
 
 
 class MaskedCut(Uncompressed):

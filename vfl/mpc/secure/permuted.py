@@ -1,0 +1,610 @@
+"""``secure = "permuted"``: nobody has a weight, and functions are computed on permuted values.
+
+Two parties with columns hold shares of all inputs, weights and gradients, first layer to last; a
+third deals what is random and evaluates functions on values whose order only the two know
+(`vfl.mpc.permuted`). The label party is disclosed the outputs, and nobody anything else.
+
+    label party                    P0, P1                        P2
+    without columns                the two parties with columns  the label party
+    one of the two with columns    the two parties with columns  dealer=NAME, who has no data
+
+The label party has the only streams. What the two others say to each other passes it sealed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vfl import models
+from vfl.config import TrainSettings
+from vfl.core.errors import ExposedCutError, RunFolderError, WidthError
+from vfl.core.frame import Frame, Kind, Link
+from vfl.core.seeds import Secret
+from vfl.datasets import Split
+from vfl.models.mlp import IdentityBottom, MLPBottom
+from vfl.mpc.network import Layer
+from vfl.mpc.party import Party, traffic
+from vfl.mpc.permuted_network import (
+    COLUMNS_BYTES,
+    FACTS_BYTES,
+    Facts,
+    PermutedNetwork,
+    describe,
+    take_description,
+)
+from vfl.mpc.relay import SEALED_BYTES, MiddleLinks, OuterLinks
+from vfl.mpc.rules import NAMES, P2, Mode, Rules
+from vfl.mpc.secure.base import KeyedMode, check_training, offers_bytes
+from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Sealing
+from vfl.mpc.three_party import (
+    HOLDERS,
+    Rows,
+    first_weights,
+    most_frame_bytes,
+    targets_of,
+    whole_network,
+)
+from vfl.mpc.trio import Star, make_party
+from vfl.session.exchange import expect
+from vfl.session.schedule import Exchange
+from vfl.session.secure import (
+    EVALUATE,
+    SETUP,
+    TRAIN,
+    Agreed,
+    AskedParty,
+    Happened,
+    Layers,
+    Limits,
+    LocalStreams,
+    OwnRows,
+    Revealed,
+    SharedLink,
+    WholeNetwork,
+)
+from vfl.session.terms import Terms
+
+#: A party sends several messages of an operation before it needs an answer, and relays more.
+_WINDOW_FRAMES = 32
+#: How long a thread waits for another one, which may compute a large layer meanwhile.
+_LOCAL_S = 600.0
+_SPELLINGS = (
+    "merge = 'sum' and bottom = 'mlp:hidden=none' at both, which are one linear layer; or merge = "
+    "'concat' and bottom = 'identity' at both, where the top gets the columns themselves"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkLayers:
+    """The network of a session, whose sizes say how large a frame may be."""
+
+    layers: tuple[Layer, ...]
+
+    def wire_bytes(self, rows: int, trains: bool) -> int:
+        """Not known before: index lists and dummies depend on the values. See `sent_bytes`."""
+        return 0
+
+
+class Permuted(KeyedMode):
+    """Nobody has a weight; functions are computed by a third party on permuted values.
+
+    Args:
+        mode: "fast", or "thesis", which is chapter 5 as written; see `vfl.mpc.Rules`.
+        bits, magnitude_bits, delta_bits, least_permuted, flips: see `vfl.mpc.Rules`.
+        dealer: who deals where the label party has columns of its own; a party without data.
+        validate: let the label party have the validation rows' outputs after every epoch.
+
+    >>> Permuted(mode="thesis").rules.bits, Permuted(dealer="notary").third_party("bank")
+    (23, 'notary')
+    """
+
+    shares_weights: ClassVar[bool] = True
+    whole_network: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        mode: Mode = "fast",
+        bits: int = 0,
+        magnitude_bits: int = 8,
+        delta_bits: int = 16,
+        least_permuted: int = 32,
+        flips: bool | None = None,
+        dealer: str | None = None,
+        validate: bool = False,
+    ) -> None:
+        self.rules = Rules(mode, bits, magnitude_bits, delta_bits, least_permuted, flips)
+        self._dealer = dealer
+        self._validate = validate
+
+    def third_party(self, label_party: str) -> str | None:
+        return self._dealer
+
+    def roles(self, agreed: Agreed) -> tuple[str, str, str]:
+        """Who plays P0, P1 and P2."""
+        one, other = agreed.parties
+        return one, other, self._dealer or agreed.label_party
+
+    def refuse(self, agreed: Agreed) -> None:
+        _check_roles(agreed, self._dealer)
+        _check_bottoms(agreed.merge, agreed.parties)
+        check_training(agreed.train)
+        wanted = {"codec": "none", "defense": "none"}
+        reason = "no party has a cut here that it could work on"
+        for name, value in wanted.items():
+            if (got := getattr(agreed, name)) != value:
+                raise ExposedCutError(
+                    f"a {name} has nothing to do: {reason}",
+                    got=f"{name} = '{got}'",
+                    want=f"{name} = '{value}'",
+                )
+        if agreed.train.precision != "float32":
+            raise ExposedCutError(
+                "shares are numbers of a ring, whose precision is that of the mode",
+                got=f"train.precision = '{agreed.train.precision}'",
+                want="train.precision = 'float32', and bits of the mode",
+            )
+        if agreed.validation and not self._validate:
+            raise ExposedCutError(
+                "outputs of every epoch are as many equations for the validation rows' columns",
+                got=f"data.validation = {agreed.validation}",
+                want="data.validation = 0",
+                fix="secure = 'permuted:validate=True' where the label party may have them",
+            )
+
+    def promise(self, agreed: Agreed) -> str:
+        _, _, helper = self.roles(agreed)
+        more = ", those of validation rows after every epoch too" if agreed.validation else ""
+        return (
+            f"{agreed.label_party} learns the outputs{more}, {helper} sees permuted values before "
+            "every function, and no party has a weight, unless two of the three collude or one "
+            "does not follow the protocol; statistical, not cryptographic"
+        )
+
+    def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
+        """Who learned which sizes; `WholeNetwork.revealed` has what the values themselves tell."""
+        for name in self.roles(terms):
+            if name != terms.label_party:
+                yield Revealed(name, "columns, layers and numbers of rows", "all", SETUP, 1, 1)
+        for role in HOLDERS:
+            holder = self.roles(terms)[role]
+            if holder != terms.label_party:
+                yield Revealed(terms.label_party, "number of columns", holder, SETUP, 1, 1)
+
+    def window_frames(self, train: TrainSettings) -> int:
+        return _WINDOW_FRAMES
+
+    def limits(
+        self,
+        terms: Terms,
+        party: str,
+        rows: Mapping[Kind, int],
+        layers: Mapping[str, Any] | None,
+    ) -> Limits:
+        up = {Kind.PROTOCOL: max(OFFER_BYTES, COLUMNS_BYTES)}
+        down = {Kind.PROTOCOL: max(offers_bytes(terms), FACTS_BYTES), Kind.ACK: 1}
+        if layers is None:
+            return up, down
+        network: NetworkLayers = layers[party]
+        most = most_frame_bytes(network.layers, max(rows.values()))
+        both = {Kind.PROTOCOL: most, Kind.OPENING: most + SEALED_BYTES}
+        return both, down | both
+
+    def outer_network(
+        self,
+        party: str,
+        terms: Terms,
+        keys: Agreement,
+        stream: Link,
+        rows: OwnRows,
+        secret: Secret,
+        most_parameters: int,
+        agreed: Callable[[Mapping[str, Layers]], None] = lambda layers: None,
+    ) -> WholeNetwork:
+        return OuterNetwork(self, party, terms, keys, stream, rows, secret, most_parameters, agreed)
+
+    def middle_network(
+        self,
+        terms: Terms,
+        session: str,
+        attempt: int,
+        streams: Mapping[str, Link],
+        receive_any: Callable[[], tuple[str, Frame]],
+        rows: OwnRows,
+        secret: Secret,
+        agreed: Callable[[Mapping[str, Layers]], None] = lambda layers: None,
+    ) -> WholeNetwork:
+        named = session, attempt
+        return MiddleNetwork(self, terms, named, streams, receive_any, rows, secret, agreed)
+
+    def local_streams(self, terms: Terms) -> LocalStreams:
+        return NamedStreams(self.roles(terms), terms.label_party)
+
+
+class NamedStreams:
+    """The streams of three threads, by the names of the parties; see `LocalStreams`."""
+
+    def __init__(self, roles: tuple[str, str, str], label_party: str) -> None:
+        self._roles = roles
+        self._star = Star(roles.index(label_party), _LOCAL_S)
+        self.outer: Mapping[str, SharedLink] = {
+            roles[role]: link for role, link in self._star.outer.items()
+        }
+        self.inner: Mapping[str, SharedLink] = {
+            roles[role]: link for role, link in self._star.inner.items()
+        }
+
+    def receive_any(self) -> tuple[str, Frame]:
+        role, frame = self._star.receive_any()
+        return self._roles[role], frame
+
+    def play(self, programs: Mapping[str, Callable[[], object]]) -> None:
+        self._star.play({self._roles.index(name): one for name, one in programs.items()})
+
+
+class _End:
+    """What the ends of all three parties do alike."""
+
+    def __init__(
+        self,
+        mode: Permuted,
+        party: str,
+        terms: Terms,
+        rows: OwnRows,
+        secret: Secret,
+        agreed: Callable[[Mapping[str, Layers]], None],
+    ) -> None:
+        self.party = party
+        self._mode, self._terms = mode, terms
+        self._roles = mode.roles(terms)
+        self._role = self._roles.index(party)
+        self._label_role = self._roles.index(terms.label_party)
+        self._rows, self._secret = rows, secret
+        self._agreed = agreed
+        self._digest = rows.digest()
+        self._seen: Counter[tuple[str, str]] = Counter()
+        self._revealed: dict[tuple[str, str], Revealed] = {}
+        self._facts: Facts | None = None
+        self._ours: PermutedNetwork | None = None
+
+    @property
+    def split(self) -> Split:
+        assert self._facts is not None, "an attempt has begun"
+        counts = self._facts.rows
+        train, validation, test = (
+            np.arange(counts.get(phase, 0)) for phase in ("train", "validation", "test")
+        )
+        if self._terms.mode == "predict":
+            test = np.arange(counts.get("predict", 0))
+        return Split(train, validation, test)
+
+    @property
+    def sent_bytes(self) -> int:
+        return 0 if self._ours is None else self._ours.sent_bytes
+
+    def begin(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
+    ) -> None:
+        party, facts, session, attempt = self._join()
+        self._facts = facts
+        about = {"terms": self._terms.digest(), "facts": facts.model_dump(mode="json")}
+        party.agree(about, session, attempt)
+        rate = self._terms.train.learning_rate
+        ours = self._ours = PermutedNetwork(party, facts, self._label_role, rate)
+        if state is None and weights is None:
+            holds = self._role in HOLDERS
+            drawn = first_weights(facts.network, self._secret) if holds else None
+            ours.network.share_weights(drawn)
+        elif state is None and weights is not None:
+            ours.network.load_weights(weights)
+        ours.share(self._own_rows(), self._targets())
+        if state is not None:
+            self._restore(state)
+        self._note(SETUP)
+
+    def train(self, exchange: Exchange) -> None:
+        self._begun.train(exchange.rows)
+        self._note(TRAIN)
+
+    def outputs(self, exchange: Exchange) -> Tensor | None:
+        found = self._begun.outputs(exchange.phase, exchange.rows)
+        self._note(EVALUATE)
+        return found
+
+    def weights(self) -> dict[str, Tensor]:
+        return {} if self._ours is None else self._ours.network.weights()
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        self._begun.network.load_weights(weights)
+
+    def training_state(self) -> dict[str, Any]:
+        return {
+            "network": self._begun.training_state(),
+            "inputs": self._digest,
+            "revealed": [asdict(one) for one in self._revealed.values()],
+        }
+
+    def revealed(self) -> list[Revealed]:
+        return list(self._revealed.values())
+
+    def traffic(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "party": self.party,
+                "receiver": self._roles[NAMES.index(row.receiver)],
+                "phase": row.phase,
+                "frames": row.frames,
+                "wire_bytes": row.wire_bytes,
+            }
+            for row in traffic(self._begun.network.party)
+        ]
+
+    @property
+    def _begun(self) -> PermutedNetwork:
+        assert self._ours is not None, "an attempt has begun"
+        return self._ours
+
+    def _join(self) -> tuple[Party, Facts, str, int]:
+        """Keys, links and a description of the network; and which attempt of which session."""
+        raise NotImplementedError
+
+    def _made(self, links: Mapping[int, Link]) -> Party:
+        return make_party(self._role, links, self._mode.rules)
+
+    def _tell_layers(self, facts: Facts) -> None:
+        network = NetworkLayers(tuple(facts.network))
+        self._agreed({name: network for name in self._roles if name != self._terms.label_party})
+
+    def _columns(self) -> int | None:
+        if self._role == P2 or self._rows.inputs is None:
+            return None
+        columns = self._rows.inputs[0].numel()
+        asked = self._terms.parties[self.party].width
+        if self._terms.merge == "concat" and asked != columns:
+            raise WidthError(
+                "the rows themselves are as wide as they are",
+                where=f"parties.{self.party}.width",
+                got=str(asked),
+                want=str(columns),
+                fix=f"-s parties.{self.party}.width={columns}",
+            )
+        return columns
+
+    def _phases(self) -> dict[Rows, np.ndarray]:
+        """Positions of the rows of each phase of this session."""
+        split = self._rows.split
+        assert split is not None, "a party with rows"
+        if self._terms.mode == "train":
+            found: dict[Rows, np.ndarray] = {
+                "train": split.train,
+                "validation": split.validation,
+                "test": split.test,
+            }
+            return {phase: rows for phase, rows in found.items() if len(rows)}
+        return {"test" if self._terms.mode == "evaluate" else "predict": split.test}
+
+    def _own_rows(self) -> dict[Rows, Tensor]:
+        if self._role == P2 or self._rows.inputs is None:
+            return {}
+        inputs = self._rows.inputs.double().flatten(1)
+        return {phase: inputs[torch.from_numpy(rows)] for phase, rows in self._phases().items()}
+
+    def _targets(self) -> Tensor | None:
+        if self._role != self._label_role or self._terms.mode != "train":
+            return None
+        assert self._rows.labels is not None, "training needs labels"
+        train = torch.from_numpy(self._phases()["train"])
+        return targets_of(self._rows.labels[train], self._rows.classes)
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        if state["inputs"] != self._digest:
+            raise RunFolderError(
+                f"the rows of party '{self.party}' changed since the checkpoint",
+                got=f"inputs {self._digest[:8]}...",
+                want=f"inputs {state['inputs'][:8]}...",
+                fix="put the table back as it was, or train anew",
+            )
+        self._begun.network.load_state_dict(state["network"])
+        for one in state["revealed"]:
+            kept = Revealed(**one)
+            self._revealed[kept.phase, kept.what] = kept
+        self._seen = self._counted()
+
+    def _counted(self) -> Counter[tuple[str, str]]:
+        leaks = self._begun.network.party.leakage.leaks()
+        return Counter({(leak.what, leak.where): leak.elements for leak in leaks})
+
+    def _note(self, phase: str) -> None:
+        """What was learned since the last call belongs to this phase."""
+        found = self._counted()
+        for (what, where), elements in (found - self._seen).items():
+            said = f"{what}, {where}"
+            before = self._revealed.get((phase, said))
+            times, values = (before.times, before.values) if before else (0, 0)
+            self._revealed[phase, said] = Revealed(
+                self.party, said, "all", phase, times + 1, values + elements
+            )
+        self._seen = found
+
+
+class OuterNetwork(_End):
+    """The end of a party with a stream to the label party only: a holder, or a dealer.
+
+    Args:
+        mode, party, terms, keys, stream, rows, secret: see `SecureMode.outer_network`.
+        most_parameters, agreed: the same.
+    """
+
+    def __init__(
+        self,
+        mode: Permuted,
+        party: str,
+        terms: Terms,
+        keys: Agreement,
+        stream: Link,
+        rows: OwnRows,
+        secret: Secret,
+        most_parameters: int,
+        agreed: Callable[[Mapping[str, Layers]], None],
+    ) -> None:
+        super().__init__(mode, party, terms, rows, secret, agreed)
+        self._keys, self._stream, self._most = keys, stream, most_parameters
+        self._links: OuterLinks | None = None
+
+    def tell(self, verdict: bytes, step: int) -> None:
+        raise AssertionError("the label party alone judges")
+
+    def told(self) -> bytes:
+        assert self._links is not None, "an attempt has begun"
+        return bytes(self._links.receive(Kind.ACK).payload)
+
+    def end(self, report: Frame) -> list[Frame]:
+        assert self._links is not None, "an attempt has begun"
+        self._stream.send(report)
+        return [self._links.receive(Kind.DONE)]
+
+    def _join(self) -> tuple[Party, Facts, str, int]:
+        self._stream.send(Frame(Kind.PROTOCOL, 0, self._keys.offer))
+        offers = expect(self._stream, Kind.PROTOCOL, 0, "the label party").payload
+        ((other, key),) = self._keys.keys(offers).items()
+        columns = self._columns()
+        facts = take_description(self._stream, columns)
+        own = None if columns is None else (columns, self._counts())
+        facts.check(own, self._role, self._most)
+        self._tell_layers(facts)
+        there, back = Sealing(key, self.party, other), Sealing(key, other, self.party)
+        self._links = OuterLinks(
+            self._stream,
+            self._label_role,
+            self._roles.index(other),
+            there,
+            back,
+            also=[Kind.ACK, Kind.DONE],
+        )
+        binding = self._keys.binding
+        return self._made(self._links.links), facts, binding.session, binding.attempt
+
+    def _counts(self) -> dict[Rows, int]:
+        return {phase: len(rows) for phase, rows in self._phases().items()}
+
+
+class MiddleNetwork(_End):
+    """The end of the label party, which carries what the two others say to each other.
+
+    Args:
+        mode, terms, streams, receive_any, rows, secret, agreed: see `SecureMode.middle_network`.
+        named: session and attempt.
+    """
+
+    def __init__(
+        self,
+        mode: Permuted,
+        terms: Terms,
+        named: tuple[str, int],
+        streams: Mapping[str, Link],
+        receive_any: Callable[[], tuple[str, Frame]],
+        rows: OwnRows,
+        secret: Secret,
+        agreed: Callable[[Mapping[str, Layers]], None],
+    ) -> None:
+        super().__init__(mode, terms.label_party, terms, rows, secret, agreed)
+        self._named = named
+        self._streams = {self._roles.index(name): link for name, link in streams.items()}
+
+        def receive() -> tuple[int, Frame]:
+            name, frame = receive_any()
+            return self._roles.index(name), frame
+
+        self._links = MiddleLinks(self._streams, receive, also=[Kind.DONE])
+        # The top is refused before anybody is asked; where rows stand side by side, the widths
+        # that all parties agreed on are their columns.
+        self._network((terms.merged_width, 0))
+
+    def tell(self, verdict: bytes, step: int) -> None:
+        for stream in self._streams.values():
+            stream.send(Frame(Kind.ACK, step, verdict))
+
+    def told(self) -> bytes:
+        raise AssertionError("the label party alone judges")
+
+    def end(self, report: Frame) -> list[Frame]:
+        roles = [self._roles.index(name) for name in self._terms.peers]
+        last = [self._links.receive(role, Kind.DONE) for role in roles]
+        for stream in self._streams.values():
+            stream.send(report)
+        return last
+
+    def _join(self) -> tuple[Party, Facts, str, int]:
+        links, names = self._links.links, {name: self._roles.index(name) for name in self._roles}
+        offers = b"".join(
+            bytes(expect(links[names[name]], Kind.PROTOCOL, 0, f"party '{name}'").payload)
+            for name in self._terms.peers
+        )
+        for stream in self._streams.values():
+            stream.send(Frame(Kind.PROTOCOL, 0, offers))
+        facts = describe(links, self._columns(), self._facts_of)
+        return self._made(links), facts, *self._named
+
+    def _facts_of(self, columns: tuple[int, int]) -> Facts:
+        counts = {phase: len(rows) for phase, rows in self._phases().items()}
+        facts = Facts.of(columns, counts, self._rows.classes, self._network(columns))
+        self._tell_layers(facts)
+        return facts
+
+    def _network(self, columns: tuple[int, int]) -> list[Layer]:
+        classes, top = self._rows.classes, self._rows.top
+        summed = self._terms.merge == "sum"
+        width = self._terms.merged_width if summed else sum(columns)
+        if not isinstance(top, nn.Module):
+            top = models.make_top(top).build(width, classes if classes > 2 else 1)
+        return whole_network(columns, width if summed else None, top, classes)
+
+
+# What is refused.
+
+
+def _check_roles(agreed: Agreed, dealer: str | None) -> None:
+    held, label = list(agreed.parties), agreed.label_party
+    if len(held) != 2:
+        raise ExposedCutError(
+            "shares are held by two parties with columns",
+            got=f"{len(held)} in [parties]",
+            want="2",
+            fix="give the columns of the others to one of two",
+        )
+    if label in held and dealer is None:
+        raise ExposedCutError(
+            "the label party has columns, so somebody else must deal",
+            got="no dealer",
+            want="secure = 'permuted:dealer=NAME' with a third party that only deals",
+        )
+    if dealer is not None and (label not in held or dealer in held):
+        raise ExposedCutError(
+            "who deals has neither columns nor the labels, and only one party can",
+            got=f"dealer '{dealer}'",
+            want="no dealer: the label party, which has no columns, deals"
+            if label not in held
+            else "a third party",
+        )
+
+
+def _check_bottoms(merge: str, parties: Mapping[str, AskedParty]) -> None:
+    recipes = [models.make_bottom(asked.bottom) for asked in parties.values()]
+    linear = all(
+        isinstance(each, MLPBottom) and not each.hidden and each.last == "none" for each in recipes
+    )
+    rows = all(isinstance(each, IdentityBottom) for each in recipes)
+    if (merge == "sum" and linear) or (merge == "concat" and rows):
+        return
+    bottoms = ", ".join(f"'{asked.bottom}'" for asked in parties.values())
+    raise ExposedCutError(
+        "no party trains a bottom of its own where nobody has a weight",
+        got=f"merge = '{merge}', bottom = {bottoms}",
+        want=_SPELLINGS,
+    )
