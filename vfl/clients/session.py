@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 
 from vfl.clients.feature_party import build_feature_party
+from vfl.clients.whole_network import build_whole_party
 from vfl.config import PartyFile
 from vfl.core.errors import ConsentError, DisagreementError, ProtocolError, VFLError
 from vfl.core.frame import Kind
-from vfl.core.storage import locked, weights_digest
+from vfl.core.storage import locked, weights_digest, write_json
 from vfl.session import (
     Introduction,
     PartyReport,
@@ -55,6 +57,8 @@ def take_part(
     """
     started = time.perf_counter()
     terms = message.terms
+    if secure.make(terms.secure).whole_network:
+        return _share(message, party)
     if party.party == terms.dealer:
         return _help(message, party)
     _check_asked(party, terms)
@@ -134,6 +138,71 @@ def _check_asked(party: PartyFile, terms: Terms) -> None:
         )
 
 
+def _check_deals(party: PartyFile) -> None:
+    """Refuse a session that asks a party with data to deal."""
+    if party.role != "dealer":
+        raise DisagreementError(
+            f"party '{party.party}' has data, and the session asks it to deal",
+            got=f"role = '{party.role}'",
+            want="role = 'dealer' in its own file, and no [data]",
+        )
+
+
+def _share(message: SessionMessage, party: PartyFile) -> PartyReport:
+    """Play a party of a network that nobody holds, with columns or as the dealer.
+
+    Raises:
+        ConsentError: the session asks for more than the file allows; nothing was sent, or it has
+            sent as much as it may.
+        DisagreementError: the party's file is that of another role.
+    """
+    terms, name = message.terms, party.party
+    data = None
+    if name == terms.dealer:
+        _check_deals(party)
+        check_dealers_consent(terms, name, party.consent)
+        introduction = Introduction.of_dealer(name, terms)
+    else:
+        _check_asked(party, terms)
+        data = own_data(party, terms)
+        check_consent(terms, name, party.consent, data.split)
+        own_recorders(party, terms, data, None)  # refuses a trace
+        introduction = Introduction.of(data, terms, message.session)
+    split = None if data is None else data.split
+    trains, mode = terms.mode == "train", secure.make(terms.secure)
+    ledger, folder = own_ledger(party), own_folder(party, terms)
+    with (
+        locked(folder.path),
+        ledger.session(terms, message.start) as (entry, meter, _),
+        attached(message, introduction, frame_limits(terms, name, split)) as stream,
+    ):
+        checkpoints = own_checkpoints(party, terms)
+        whole = build_whole_party(
+            name,
+            data,
+            terms,
+            mode.own_keys(party, terms, message.session, message.attempt),
+            Observed(stream, name, "feature", [meter]),
+            Own(own_secret(party, entry), device=party.device, checkpoints=checkpoints),
+            bottom=party.bottom,
+            weights=None if trains or data is None else folder.weights(),
+            consent=party.consent,
+            agreed=lambda layers: stream.agree(frame_limits(terms, name, split, layers)),
+        )
+
+        def keep() -> None:
+            seen = [asdict(one) for one in whole.revealed()]
+            sent = whole.network.traffic()
+            path = folder.path / f"disclosed-{terms.mode}.json"
+            write_json(path, {"disclosed": seen, "sent": sent})
+            if trains:
+                ledger.end(terms.run, whole.weights_digest())
+            if trains and data is not None:
+                folder.save(data, terms, whole.weights())
+
+        return whole.play(message.start, meter.through, keep)
+
+
 def _help(message: SessionMessage, party: PartyFile) -> PartyReport:
     """Play a third party without data, which deals for example; it keeps nothing.
 
@@ -144,12 +213,7 @@ def _help(message: SessionMessage, party: PartyFile) -> PartyReport:
     """
     started = time.perf_counter()
     terms = message.terms
-    if party.role != "dealer":
-        raise DisagreementError(
-            f"party '{party.party}' has data, and the session asks it to deal",
-            got=f"role = '{party.role}'",
-            want="role = 'dealer' in its own file, and no [data]",
-        )
+    _check_deals(party)
     check_dealers_consent(terms, party.party, party.consent)
     ledger, introduction = own_ledger(party), Introduction.of_dealer(party.party, terms)
     limits, mode = frame_limits(terms, party.party, None), secure.make(terms.secure)

@@ -55,12 +55,14 @@ class WholeNetworkParty:
         self,
         start: int,
         through: Callable[[Iterable[Exchange]], Iterator[Exchange]] = iter,
+        keep: Callable[[], None] = lambda: None,
     ) -> PartyReport:
         """Go through a session from exchange `start` on; the party's last word.
 
         Args:
             start: where a training goes on; a checkpoint is read if it is not 0.
             through: told every exchange.
+            keep: called when all is done, before this party says so.
 
         Raises:
             ConsentError: it has sent as much as it may.
@@ -92,6 +94,7 @@ class WholeNetworkParty:
             weights_sha256=weights_digest(self.network.weights()),
             seconds=time.perf_counter() - started,
         )
+        keep()
         self.network.end(report.frame())
         return report
 

@@ -25,7 +25,7 @@ from vfl.core.errors import (
     VFLError,
     read_record,
 )
-from vfl.core.frame import Link, Observer
+from vfl.core.frame import Observer
 from vfl.datasets import PartyData
 from vfl.session import (
     Introduction,
@@ -37,10 +37,11 @@ from vfl.session import (
     unexpected,
 )
 from vfl.session.consent import frame_limits
+from vfl.session.secure import Layers
 from vfl.transport import (
     Credential,
     LinkLimits,
-    Observed,
+    ObservedPoll,
     TcpHub,
     Timeouts,
     session_certificate,
@@ -99,7 +100,7 @@ class Federation:
         self._ca_pem = ""
         self._last_poll = 0.0
 
-    def join(self, observers: list[Observer], start: int = 0) -> dict[str, Link]:
+    def join(self, observers: list[Observer], start: int = 0) -> dict[str, ObservedPoll]:
         """Bring every party onto the stream, a third one that deals included; its link by name.
 
         Args:
@@ -138,7 +139,7 @@ class Federation:
             absence.where = f"the stream at {self.settings.stream_host}:{self._hub.port}"
             raise
         return {
-            party: Observed(self._hub.link(self._node_of[party]), party, "label", observers)
+            party: ObservedPoll(self._hub.link(self._node_of[party]), party, "label", observers)
             for party in self.terms.peers
         }
 
@@ -151,7 +152,11 @@ class Federation:
         if not columns or self._hub is None:
             return
         mode, label_party = secure.make(self.terms.secure), self.terms.label_party
-        layers = mode.layers(columns, self.terms.merged_width, label_party)
+        self.agree_on(mode.layers(columns, self.terms.merged_width, label_party))
+
+    def agree_on(self, layers: Mapping[str, Layers]) -> None:
+        """Let through what layers of these sizes need, by party, from here on and no more."""
+        assert self._hub is not None, "everybody has joined"
         for party in self.terms.peers:
             limits = frame_limits(self.terms, party, self.own.split, layers)
             self._hub.link(self._node_of[party]).agree(limits)

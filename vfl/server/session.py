@@ -25,6 +25,7 @@ from vfl.core.storage import joint_digest, locked
 from vfl.server.federation import Federation
 from vfl.server.label_party import LabelParty, Objective, build_label_party
 from vfl.server.summary import summarise, write_predictions
+from vfl.server.whole_network import WholeNetworkLabel, build_whole_label
 from vfl.session import PartyFolder, PartyReport, Terms, secure, unexpected
 from vfl.session.checkpoint import newest_common
 from vfl.session.consent import frame_limits, most_of_an_epoch
@@ -39,8 +40,10 @@ from vfl.session.party_folder import (
     own_secret,
 )
 from vfl.session.trace import own_recorders, recording
+from vfl.transport import ObservedPoll, receive_any
 
 _COLLECT_S = 10.0
+AnyLabel = LabelParty | WholeNetworkLabel
 
 
 def run_session(
@@ -116,7 +119,7 @@ class LabelSession:
         _say(line)
         self.folder.note(line)
 
-    def play(self) -> tuple[LabelParty, list[PartyReport]]:
+    def play(self) -> tuple[AnyLabel, list[PartyReport]]:
         """Play it to its end; a training goes on from its last checkpoint when a party is lost.
 
         Raises:
@@ -134,7 +137,7 @@ class LabelSession:
 
     def _play(
         self, entry: Entry, meter: Meter, sent: Journal | None
-    ) -> tuple[LabelParty, list[PartyReport]]:
+    ) -> tuple[AnyLabel, list[PartyReport]]:
         settings = self.experiment.federation
         restarts = 0
         # A run that is resumed may have lost somebody as well; Flower frees its node in a minute.
@@ -183,7 +186,7 @@ class LabelSession:
         entry: Entry,
         meter: Meter,
         sent: Journal | None,
-    ) -> tuple[LabelParty, list[PartyReport]]:
+    ) -> tuple[AnyLabel, list[PartyReport]]:
         settings = self.experiment.federation
         ledger = Ledger()
         recorders = own_recorders(self.party, self.terms, self.data, self.checkpoints)
@@ -198,6 +201,11 @@ class LabelSession:
             simulation=self.simulation,
         ) as federation:
             links = federation.join([ledger, meter, *recorders], start)
+            if secure.make(self.terms.secure).whole_network:
+                whole = self._build_whole(federation, links, ledger, own_secret(self.party, entry))
+                whole.play(start, meter.through)
+                federation.collect(_COLLECT_S)
+                return whole, whole.reports
             label = self._build(links, ledger, own_secret(self.party, entry), sent)
             federation.agree(label.aggregator.begin())
             label.resume(start)
@@ -209,6 +217,30 @@ class LabelSession:
             reports = _farewell(label)
         federation.collect(_COLLECT_S)
         return label, reports
+
+    def _build_whole(
+        self,
+        federation: Federation,
+        links: Mapping[str, ObservedPoll],
+        ledger: Ledger,
+        secret: Secret,
+    ) -> WholeNetworkLabel:
+        trains = self.terms.mode == "train"
+        own = own_folder(self.party, self.terms)
+        classes = self.data.classes if trains else own.classes()
+        return build_whole_label(
+            self.data,
+            self.terms,
+            (federation.session, federation.attempt),
+            links,
+            lambda: receive_any(links),
+            Own(secret, device=self.party.device, checkpoints=self.checkpoints),
+            Objective.of(self.experiment.label, 1 if classes is None else len(classes)),
+            weights=None if trains else own.weights(),
+            ledger=ledger,
+            on_epoch=self.folder.epoch if trains else lambda record: None,
+            agreed=federation.agree_on,
+        )
 
     def _build(
         self,
@@ -241,7 +273,7 @@ def _farewell(label: LabelParty) -> list[PartyReport]:
 
 
 def _conclude(
-    folder: RunFolder, own: PartyFolder, label: LabelParty, reports: list[PartyReport]
+    folder: RunFolder, own: PartyFolder, label: AnyLabel, reports: list[PartyReport]
 ) -> None:
     terms = label.terms
     digests = [(report.party, report.weights_sha256) for report in reports]

@@ -47,6 +47,8 @@ def summarise(
     figures["epochs"] = len(party.history)
     if "best_epoch" in last:
         figures["best_epoch"] = last["best_epoch"]
+    if isinstance(party, WholeNetworkLabel):
+        figures["traffic"] = party.network.traffic()
     return figures | {
         "bytes_up": ledger.bytes_by_party("up"),
         "bytes_down": ledger.bytes_by_party("down"),

@@ -30,7 +30,7 @@ from vfl.transport.link import Observed
 
 
 class WholeNetworkSession:
-    """One session of an experiment whose network nobody holds; see `vfl.training.local.LocalSession`.
+    """One session of an experiment whose network nobody holds; as `LocalSession` is of others.
 
     Args:
         experiment: what to do.

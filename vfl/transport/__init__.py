@@ -21,12 +21,14 @@ from vfl.transport.link import (
     LinkLimits,
     LocalLink,
     Observed,
+    ObservedPoll,
+    PolledLink,
     Timeouts,
     TransportLink,
     local_pair,
 )
 from vfl.transport.probe import check_server, round_trip_s
-from vfl.transport.reliable import HubLink, TcpLink
+from vfl.transport.reliable import HubLink, TcpLink, receive_any
 
 __all__ = [
     "WINDOW_FRAMES",
@@ -36,7 +38,9 @@ __all__ = [
     "LinkLimits",
     "LocalLink",
     "Observed",
+    "ObservedPoll",
     "OnAttach",
+    "PolledLink",
     "RateLimiter",
     "ServerCertificate",
     "TcpHub",
@@ -49,6 +53,7 @@ __all__ = [
     "expiry_warning",
     "local_pair",
     "public_key_bytes",
+    "receive_any",
     "renew_node_key",
     "renew_server",
     "replace_authority",

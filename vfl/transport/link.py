@@ -175,6 +175,20 @@ def local_pair() -> tuple[LocalLink, LocalLink]:
     return LocalLink(down, up, closed), LocalLink(up, down, closed)
 
 
+class PolledLink(TransportLink, Protocol):
+    """A link that can also be asked without waiting; see `vfl.transport.reliable`."""
+
+    @property
+    def patience_s(self) -> float:
+        """How long its other end may say nothing."""
+
+    def poll(self) -> Frame | None:
+        """The next frame if it is there."""
+
+    def fileno(self) -> int:
+        """What to wait for; -1 while there is nothing."""
+
+
 class Observed:
     """A link and its observers, told after each frame that was really sent or received.
 
@@ -215,3 +229,33 @@ class Observed:
 
     def close(self) -> None:
         self._link.close()
+
+
+class ObservedPoll(Observed):
+    """The same for a link that can be asked without waiting."""
+
+    __slots__ = ("_polled",)
+
+    def __init__(
+        self,
+        link: PolledLink,
+        party: str,
+        end: Literal["feature", "label"],
+        observers: Sequence[Observer],
+    ) -> None:
+        super().__init__(link, party, end, observers)
+        self._polled = link
+
+    @property
+    def patience_s(self) -> float:
+        return self._polled.patience_s
+
+    def poll(self) -> Frame | None:
+        frame = self._polled.poll()
+        if frame is not None:
+            for observer in self._observers:
+                observer(self._party, self._receiving, frame)
+        return frame
+
+    def fileno(self) -> int:
+        return self._polled.fileno()

@@ -7,6 +7,7 @@ they have received and each resends what the other lacks. Nothing is ever encode
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections import deque
@@ -25,8 +26,17 @@ from vfl.transport.handshake import (
     in_session,
     read_refusal,
 )
-from vfl.transport.link import LINGER_S, WINDOW_FRAMES, LinkLimits, Timeouts, check_outgoing
+from vfl.transport.link import (
+    LINGER_S,
+    WINDOW_FRAMES,
+    LinkLimits,
+    PolledLink,
+    Timeouts,
+    check_outgoing,
+)
 from vfl.transport.stream import Stream, client_context, dial, require_loopback
+
+_TICK_S = 0.05
 
 
 class Sequence:
@@ -418,6 +428,46 @@ class HubLink:
         except VFLError as error:
             raise self._end(error) from None
 
+    def poll(self) -> Frame | None:
+        """The next frame if it is there; it never waits for one.
+
+        Raises:
+            LostPeerError: the rejoin window has passed.
+            PeerFailedError, FrameError: see `receive`.
+        """
+        with self._changed:
+            self._check_open()
+            stream = self._stream
+            if stream is None and self._lost_at is not None:
+                self._check_window(self._lost_at)
+        if stream is None:
+            return None
+        try:
+            frame = stream.read(time.monotonic())
+        except ConnectionError:
+            self._note_loss(stream, unreadable=True)
+            return None
+        except TimeoutError:
+            return None
+        except FrameError as error:
+            raise self._end(error) from None
+        if not self._count(stream):
+            return None
+        try:
+            return in_session(frame, f"party '{self.party}'")
+        except VFLError as error:
+            raise self._end(error) from None
+
+    def fileno(self) -> int:
+        """Of the current stream; -1 without one."""
+        with self._changed:
+            return -1 if self._stream is None else self._stream.fileno()
+
+    @property
+    def patience_s(self) -> float:
+        """How long the party may say nothing."""
+        return self._timeouts.step_s
+
     def fail(self, error: VFLError) -> None:
         """Tell the party what went wrong here, then close; a later attach is told the same."""
         with self._changed:
@@ -458,15 +508,20 @@ class HubLink:
             now = time.monotonic()
             if now >= deadline:
                 raise self._end(self._silent(did))
-            if self._lost_at is not None and now >= self._lost_at + window_s:
-                raise self._end(
-                    LostPeerError(
-                        f"party '{self.party}' went away and did not come back",
-                        want=f"a new connection within {window_s:g} s",
-                    )
-                )
+            if self._lost_at is not None:
+                self._check_window(self._lost_at)
             rejoin_by = deadline if self._lost_at is None else self._lost_at + window_s
             self._changed.wait(min(deadline, rejoin_by) - now)
+
+    def _check_window(self, lost_at: float) -> None:
+        window_s = self._timeouts.rejoin_window_s
+        if time.monotonic() >= lost_at + window_s:
+            raise self._end(
+                LostPeerError(
+                    f"party '{self.party}' went away and did not come back",
+                    want=f"a new connection within {window_s:g} s",
+                )
+            )
 
     def _count(self, stream: Stream) -> bool:
         """Count a received frame, unless its stream was replaced while it was read."""
@@ -503,3 +558,34 @@ class HubLink:
     def _check_open(self) -> None:
         if self._ended is not None:
             raise self._ended
+
+
+def receive_any(links: Mapping[str, PolledLink]) -> tuple[str, Frame]:
+    """The next frame of whoever sends first, and who that is, through cuts of the streams.
+
+    Args:
+        links: by party.
+
+    Raises:
+        LostPeerError: nobody sent anything in time, or a rejoin window has passed.
+        PeerFailedError: a party reported an error.
+        FrameError: the bytes are no frame.
+    """
+    patience_s = max(link.patience_s for link in links.values())
+    deadline = time.monotonic() + patience_s
+    while True:
+        for name, link in links.items():
+            frame = link.poll()
+            if frame is not None:
+                return name, frame
+        if time.monotonic() >= deadline:
+            raise LostPeerError(
+                f"parties {', '.join(links)} sent nothing for {patience_s:g} s",
+                want="a frame of one of them",
+            )
+        waiting = select.poll()
+        for number in (link.fileno() for link in links.values()):
+            if number >= 0:
+                waiting.register(number, select.POLLIN)
+        # A stream may be replaced meanwhile, which its old number does not tell.
+        waiting.poll(1000 * _TICK_S)

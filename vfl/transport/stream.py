@@ -102,6 +102,10 @@ class Stream:
                 except (OSError, ValueError) as error:
                     raise ConnectionError("the TLS handshake failed") from error
 
+    def fileno(self) -> int:
+        """Of the socket, for whoever waits for several streams; -1 once it is closed."""
+        return self._socket.fileno()
+
     def read(self, deadline: float) -> Frame:
         """The next frame; a deadline that passes inside a frame loses none of its bytes.
 

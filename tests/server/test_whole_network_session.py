@@ -1,0 +1,144 @@
+"""A network that nobody holds, trained by whole federated sessions: both places of the labels.
+
+Streams are real; only Flower's part is played by a stand-in.
+"""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from played_session import PlayedSession, stand_in
+from stand_in_flower import Flower
+
+from vfl.clients.whole_network import WholeNetworkParty
+from vfl.core.errors import MissingPartyError, PeerFailedError
+from vfl.core.frame import Kind
+from vfl.core.storage import read_json
+
+TABLE = '[data]\nsource = "data.csv"\nid = "id"\n'
+ROWS = 120
+TRAIN = {
+    "epochs": 3,
+    "batch_rows": 20,
+    "checkpoint_every": 3,
+    "optimizer": "sgd",
+    "momentum": 0,
+    "learning_rate": 0.5,
+}
+FEDERATION = {"rejoin_window_s": 0.2, "step_timeout_s": 5.0, "max_restarts": 0}
+
+
+def content(names, secure):
+    return {
+        "merge": "concat",
+        "secure": secure,
+        "data": {"validation": 0},
+        "parties": {name: {"width": 2, "bottom": "identity"} for name in names},
+        "label": {"party": "lender", "top": "mlp:hidden=4"},
+        "train": TRAIN,
+        "federation": FEDERATION,
+    }
+
+
+class Session(PlayedSession):
+    """Folders of three parties: two with columns, and a lender or a notary as the third."""
+
+    def __init__(self, folder, helper):
+        self.others = ("bank", "shop") if helper == "lender" else ("bank", "notary")
+        holders = ("bank", "shop") if helper == "lender" else ("bank", "lender")
+        secure = "permuted" if helper == "lender" else "permuted:dealer=notary"
+        super().__init__(folder, Flower(self.others), content(holders, secure))
+        draw = np.random.default_rng(0)
+        columns = draw.normal(size=(ROWS, 4))
+        tables = dict(zip(holders, (columns[:, :2], columns[:, 2:]), strict=True))
+        label = (columns.sum(1) > 0).astype(int)
+        for name in {*self.others, "lender"}:
+            (folder / name).mkdir()
+            table = pd.DataFrame({"id": [f"r{row:03}" for row in range(ROWS)]})
+            if name in tables:
+                table["a"], table["b"] = tables[name].T
+            if name == "lender":
+                table["paid"] = label
+            if name == "notary":
+                self.write(name, 'role = "dealer"\n')
+                continue
+            table.to_csv(folder / name / "data.csv", index=False)
+            table.drop(columns="paid", errors="ignore").to_csv(
+                folder / name / "new.csv", index=False
+            )
+            more = 'label = "paid"\n' if name == "lender" else ""
+            self.write(name, f'{TABLE}{more}predict = "new.csv"\n')
+        self.introduce(*self.others)
+
+    def write(self, name, more):
+        super().write(name, f'party = "{name}"\n{more}\n')
+
+
+@pytest.fixture(params=["lender", "notary"])
+def session(request, tmp_path, monkeypatch):
+    stand_in(monkeypatch)
+    return Session(tmp_path, request.param)
+
+
+def test_a_training_an_evaluation_and_a_prediction(session):
+    seen = session.play()
+    assert not session.flower.failures
+    before = read_json(session.run / "summary.json")
+    assert before["test_accuracy"] > 0.8
+    kinds = {kind for _, _, kind, _, _ in seen}
+    assert kinds == {Kind.PROTOCOL, Kind.OPENING, Kind.DONE}
+    relayed = {
+        way: [payload for _, direction, kind, _, payload in seen
+              if (direction, kind) == (way, Kind.OPENING)]
+        for way in ("up", "down")
+    }  # fmt: skip
+    assert sorted(relayed["up"]) == sorted(relayed["down"])
+    for name in session.others:
+        kept = session.folder / name / "store" / "runs" / "run" / "parties" / name
+        told = read_json(kept / "disclosed-train.json")
+        assert all(row["party"] == name for row in told["sent"])
+        assert not any("result" in one["what"] for one in told["disclosed"])
+        assert (kept / "weights.safetensors").exists() == (name != "notary")
+    session.play(mode="evaluate")
+    after = read_json(session.run / "evaluation.json")
+    assert after["test_accuracy"] == before["test_accuracy"]
+    session.play(mode="predict")
+    assert len(pd.read_csv(session.run / "predictions.csv")) == ROWS
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_training_goes_on_when_a_party_was_lost(session, monkeypatch, place):
+    """At its next attempt everybody goes back to the last checkpoint that was committed."""
+    left, play = [1], WholeNetworkParty.play
+
+    def dying(party, start, through, keep):
+        def until(schedule):
+            for exchange in through(schedule):
+                if exchange.step == 8 and party.name == session.others[place] and left:
+                    left.pop()
+                    raise SystemExit
+                yield exchange
+
+        return play(party, start, until, keep)
+
+    monkeypatch.setattr(WholeNetworkParty, "play", dying)
+    seen = session.play(federation=FEDERATION | {"max_restarts": 1})
+    offers = [payload for _, way, kind, step, payload in seen
+              if (way, kind, step) == ("up", Kind.PROTOCOL, 0) and len(payload) == 96]  # fmt: skip
+    assert len(set(offers)) == 2 * 2, "both attempts have keys of their own"
+    notes = (session.run / "notes.txt").read_text()
+    assert "restart 1 of 1, from exchange 6" in notes
+    assert read_json(session.run / "summary.json")["test_accuracy"] > 0.8
+    lines = (session.run / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["epoch"] == 3
+
+
+@pytest.mark.parametrize(
+    "limit", ["max_parameters = 5", "max_bytes = 20000", 'secure = ["permuted:mode=thesis*"]']
+)
+def test_what_a_party_does_not_consent_to_ends_the_session(session, limit):
+    session.write("bank", f"{TABLE}\n[consent]\n{limit}\n")
+    with pytest.raises((PeerFailedError, MissingPartyError)):  # on the stream, or before it joins
+        session.play(federation=FEDERATION | {"join_timeout_s": 0.5})
+    assert "V403" in {error.code for error in session.flower.failures}
