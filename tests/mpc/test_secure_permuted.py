@@ -25,7 +25,8 @@ from vfl.core.seeds import Secret
 from vfl.core.storage import read_json
 from vfl.experiments.pages import build_report
 from vfl.experiments.plan import of_experiment
-from vfl.mpc import Party, Rules, Trio
+from vfl.mpc import Party, Rules, Trio, three_party
+from vfl.mpc.channel import Channel
 from vfl.mpc.network import fixed_point_rate
 from vfl.mpc.ring import decode
 from vfl.mpc.three_party import ThreePartyNetwork, first_weights, targets_of, whole_network
@@ -441,3 +442,42 @@ def test_a_plan_shows_who_learns_what(tmp_path):
 def test_the_network_of_both_spellings():
     linear = torch.nn.Linear(5, 1)
     assert [each.inputs for each in whole_network((3, 2), None, linear, 2)] == [5]
+
+
+@pytest.mark.parametrize("mode", ["thesis", "fast"])
+def test_no_frame_is_larger_than_a_block_and_a_batch(monkeypatch, fixed_keys, mode):
+    """Rows are shared, opened and asked in blocks, and the figures are the same."""
+    sizes, send = [], Channel.send_bytes
+
+    def watched(self, payload, number, phase):
+        sizes.append(len(payload))
+        send(self, payload, number, phase)
+
+    monkeypatch.setattr(Channel, "send_bytes", watched)
+    found, largest = [], []
+    for block_bytes in (1 << 26, 1 << 13):
+        monkeypatch.setattr(three_party, "BLOCK_BYTES", block_bytes)
+        sizes.clear()
+        session = trained(settings(mode, source="digits", rows=400, batch_rows=8, epochs=1))
+        found.append(session.label.history[-1]["test_accuracy"])
+        largest.append(max(sizes))
+    assert found[0] == pytest.approx(found[1], abs=0.02)
+    assert largest[1] < 2 * (1 << 13) < largest[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["thesis", "fast"])
+def test_mnist_as_in_figure_5_4(data_root, monkeypatch, mode):
+    """784-128-10, half of the rows: within 0.1 point of the training in clear."""
+    monkeypatch.setenv("VFL_DATA", str(data_root))
+    content = settings(
+        mode, "lender", "mlp:hidden=128", "mnist", 35_000, batch_rows=128, learning_rate=0.1
+    )
+    experiment, data = given(content)
+    session = session_of(experiment, data, "train", secrets=SECRETS).run()
+    outputs, _ = in_clear(session, data)
+    truth = data["lender"].labels[data["lender"].split.test]
+    accuracy = float((outputs.argmax(1) == truth).double().mean())
+    assert accuracy > 0.8
+    print(f"{mode}: {session.label.history[-1]['test_accuracy']:.4f}, in clear {accuracy:.4f}")
+    assert abs(session.label.history[-1]["test_accuracy"] - accuracy) <= 0.001

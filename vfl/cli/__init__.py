@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from vfl.cli import federation, mpc, project, reference, study, training
+from vfl.cli import federation, project, reference, study, training
 from vfl.core.errors import VFLError, file_mistake, redacted_output, redacted_traceback
 from vfl.core.version import VERSION
 
@@ -52,7 +52,6 @@ for _panel, _commands in _PANELS.items():
     for _name, _command in _commands.items():
         app.command(_name, rich_help_panel=_panel)(_command)
 app.command("grid-worker", hidden=True)(study.worker)
-app.add_typer(mpc.app, name="mpc", rich_help_panel="Train and predict")
 
 
 def _print_version(asked: bool) -> None:

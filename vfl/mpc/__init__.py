@@ -2,7 +2,7 @@
 
 Chapter 5 of the thesis of split learning (2025), corrected: two parties hold shares, a third deals
 randomness and evaluates functions on permuted values. No sockets and no models live here; `private`
-and ``vfl mpc`` are the doors of the users. docs/mpc.md says who learns what.
+and ``secure = "permuted"`` are the doors of the users. docs/mpc.md says who learns what.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A torch module in, a private module out: the three parties as threads of this process.
 
-For trying, testing and measuring. The same parties run as processes of their own by ``vfl mpc``.
+For trying, testing and measuring. With ``secure = "permuted"`` the same parties train in a session.
 The module's layers become layers that are computed on shares, or a refusal names the layer.
 """
 

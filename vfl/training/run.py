@@ -18,13 +18,9 @@ from vfl.datasets import (
     SetFormat,
     TableFormat,
     load_bundled,
-    load_own,
     load_table,
     load_tables,
 )
-from vfl.datasets.files import column_names
-from vfl.datasets.load import own_columns
-from vfl.datasets.table import check_owners
 from vfl.server import EpochRecord, summarise
 from vfl.server.summary import revealed, write_predictions
 from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms, secure
@@ -70,63 +66,6 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
         return load_table(data.source, data.id, column, columns, *common, form, fold)
     assert data.id is not None, "checked with the sources"
     return load_tables(sources, data.id, column, columns, *common, form, fold)
-
-
-def load_party(experiment: Experiment, name: str) -> PartyData:
-    """One party's rows alone, as in a federation: of a file its own columns, or its label.
-
-    Rows that another party lacks are not known here: compare `PartyData.row_digest`. A data set by
-    name is read as a whole, for its file is one and everybody's, and the rest of it is let go.
-
-    Raises:
-        ConfigError: folds, which are made where the labels are.
-        DataError: see `vfl.datasets`.
-    """
-    if not experiment.is_table:
-        return load_data(experiment)[name]
-    data, label = experiment.data, experiment.label
-    if data.folds:
-        raise ConfigError(
-            "folds of a table are made where all labels are, and not every party has them",
-            got="data.folds",
-            fix="leave it out; data.test is the share of test rows",
-        )
-    column, sources = _label_column(experiment), _sources(experiment)
-    if not sources:
-        names = column_names(data.source, table_form(experiment), "data.source")
-        _check_dealt(experiment, names, column)
-    owns = name == label.party
-    return load_own(
-        name,
-        sources.get(name, data.source),
-        data.id,
-        _patterns(experiment, name) if name in experiment.parties else None,
-        column if owns else None,
-        label.task,
-        experiment.seed,
-        data.validation,
-        data.test,
-        form=table_form(experiment),
-        left_out=None if owns else column,
-        setting=f"parties.{name}.columns",
-    )
-
-
-def _check_dealt(experiment: Experiment, names: Sequence[str], label: str) -> None:
-    """Refuse one table's column in two hands, by names alone."""
-    check_owners(
-        {
-            party: own_columns(
-                names,
-                _patterns(experiment, party),
-                party,
-                label,
-                experiment.data.id,
-                f"parties.{party}.columns",
-            )
-            for party in experiment.parties
-        }
-    )
 
 
 def _patterns(experiment: Experiment, name: str) -> Sequence[str]:

@@ -36,7 +36,11 @@ from vfl.experiments.tables import (
 )
 
 _NOT_RECORDED = "not recorded"
-_SHARED = "beaver"
+#: What a feature party holds beside its columns, by the secure mode's name.
+_SHARED = {
+    "beaver": "shares of first layers that nobody has whole",
+    "permuted": "shares of a network that nobody has whole",
+}
 _MODES = {
     "in-process": "All parties ran in one process, over real frames.",
     "federated": "They trained over a Flower federation, each in a process of its own.",
@@ -273,15 +277,17 @@ def _who_held_what(run: Run) -> str:
     owner = run.label_party or "the label party"
     own = " together with columns of its own" if run.label_party in run.parties else ""
     model, models = "a bottom model", "their bottom models"
-    if run.words.get("secure", "").startswith(_SHARED):
-        model = models = "shares of first layers that nobody has whole"
+    mode = run.words.get("secure", "").partition(":")[0]
+    if mode in _SHARED:
+        model = models = _SHARED[mode]
     if len(features) == 1:
         holders = f"{features[0]} held its own columns and {model}"
     elif features:
         holders = f"{list_text(features)} each held their own columns and {model}"
     else:
         holders = f"The feature parties held their columns and {models}"
-    labels = f"{owner} held the labels and the top model{own}"
+    top = "" if mode == "permuted" else " and the top model"
+    labels = f"{owner} held the labels{top}{own}"
     return f"{holders}; {labels}. {_MODES.get(run.mode, '')}".strip()
 
 
