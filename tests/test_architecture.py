@@ -22,9 +22,6 @@ FLOORS = {
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms.split()}
 
-#: Rooms that are to go into others. They may import and be imported as they like until then.
-OLD = {"triple"}
-
 #: Imports on one floor, with the reason.
 BESIDE = {
     ("attacks", "mpc"): "some attacks look at sums under masks, and at permuted orders",
@@ -75,21 +72,15 @@ ROOM_IMPORTS = sorted(set(room_imports()))
 
 
 def test_every_room_has_a_floor():
-    known = set(FLOOR) | OLD
-    assert {room_of(path) for path in FILES} <= known
-    assert {imported for _, imported, _ in ROOM_IMPORTS} <= known
-
-
-def test_no_old_room_is_listed_that_is_gone():
-    assert sorted(OLD - {room_of(path) for path in FILES}) == []
+    assert {room_of(path) for path in FILES} <= set(FLOOR)
+    assert {imported for _, imported, _ in ROOM_IMPORTS} <= set(FLOOR)
 
 
 def test_rooms_import_lower_floors_only():
     upwards = [
         f"{room}/{file} imports {imported}"
         for room, imported, file in ROOM_IMPORTS
-        if not OLD & {room, imported}
-        and FLOOR[imported] >= FLOOR[room]
+        if FLOOR[imported] >= FLOOR[room]
         and (room, imported) not in BESIDE
     ]
     assert upwards == []
@@ -233,7 +224,7 @@ def test_sockets_live_in_few_places():
         str(path.relative_to(PACKAGE))
         for path in FILES
         for module in imported_modules(tree_of(path))
-        if module.split(".")[0] in SOCKETS and room_of(path) not in OLD
+        if module.split(".")[0] in SOCKETS
     }
     places = tuple(SOCKET_PLACES)
     assert [path for path in sorted(found) if not path.startswith(places)] == []
