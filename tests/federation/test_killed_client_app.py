@@ -7,7 +7,7 @@ from real_deployment import finish, results
 
 from vfl.training import demo
 
-DEEP = ("train.in_flight=5", "train.epochs=30", "train.checkpoint_every=100")
+DEEP = ("train.in_flight=5", "train.epochs=80", "train.checkpoint_every=100")
 
 
 def test_a_client_app_that_is_killed(commands, measured):
