@@ -80,8 +80,7 @@ def test_rooms_import_lower_floors_only():
     upwards = [
         f"{room}/{file} imports {imported}"
         for room, imported, file in ROOM_IMPORTS
-        if FLOOR[imported] >= FLOOR[room]
-        and (room, imported) not in BESIDE
+        if FLOOR[imported] >= FLOOR[room] and (room, imported) not in BESIDE
     ]
     assert upwards == []
 
