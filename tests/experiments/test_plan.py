@@ -232,7 +232,7 @@ def test_a_third_partys_bytes_are_planned_too(path):
         ([*SUM, "secure=sum", "defense=potential"], "a defense of inputs"),
         ([*SUM, "secure=sum", "trace.phases=train"], "no trace"),
         ([*SUM, "secure=sum:bits=12"], "8, 16, 32"),
-        ([*SUM, "secure=bever"], "beaver, none, sum"),
+        ([*SUM, "secure=bever"], "beaver, none, permuted, sum"),
         ([*SUM, "secure=beaver"], "train.optimizer = sgd"),
         ([*SUM, "secure=beaver", *SGD], "bottom = 'mlp:hidden=none'"),
         ([*SUM, "secure=beaver:dealer=right", *SGD], "dealer=label"),
