@@ -3,9 +3,12 @@
 Several cuts are in flight, so the checkpoint holds those too; the other faults are tried with one.
 """
 
+import pytest
 from real_deployment import finish, results
 
 from vfl.training import demo
+
+pytestmark = pytest.mark.net
 
 DEEP = ("train.in_flight=5", "train.epochs=80", "train.checkpoint_every=100")
 

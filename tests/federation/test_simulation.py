@@ -1,4 +1,7 @@
-"""The same apps on Flower's simulation engine."""
+"""The same apps on Flower's simulation engine.
+
+Ray gives its start 30 seconds, whatever else the machine does: not for the default tests.
+"""
 
 import dealt_project
 import pytest
@@ -9,6 +12,7 @@ from vfl.training import demo, federated
 
 pytest.importorskip("ray", reason="the simulation extra is not installed")
 
+pytestmark = pytest.mark.net
 
 SETTINGS = ["train.epochs=2", "label.class_weight=balanced"]
 

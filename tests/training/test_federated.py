@@ -13,6 +13,11 @@ from vfl.training import federated
 
 OWN_WORDS = "noise\nerror[V008]: full\n  got   no space\nTraceback\n  File x\n"
 
+RAISED_IN_TWO = (
+    "Traceback\n  File x\nOSError: the engine did not start\n\nTraceback\n  File y\n"
+    "RuntimeError: crashed\n\nan exception occurred\n"
+)
+
 
 @pytest.fixture
 def label(tmp_path):
@@ -97,6 +102,7 @@ def test_a_superlink_that_is_gone_ends_it_with_what_to_do(label, follow):
     [
         (OWN_WORDS, "error[V008]: full | got   no space"),
         ("one\ntwo\nthree\nfour\n", "two | three | four"),
+        (RAISED_IN_TWO, "OSError: the engine did not start"),
         ("", None),
     ],
 )

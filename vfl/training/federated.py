@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
@@ -20,6 +21,8 @@ from vfl.federation.project import LabelFolder
 _TICK_S = 0.2
 _ASK_FLOWER_EVERY_S = 5.0
 _END_S = 20.0
+#: The line of a traceback that names what was raised.
+_EXCEPTION = re.compile(r"([A-Za-z_][\w.]*\.)?\w*(Error|Exception): ")
 _OUTCOMES = {
     "train": "summary.json",
     "evaluate": "evaluation.json",
@@ -165,11 +168,12 @@ def _check_alive(folder: LabelFolder, run_id: str, outcomes: Sequence[Path]) -> 
 
 
 def _last_error(log: str) -> str:
-    """The last thing vfl itself said in a log, on one line."""
+    """The last thing vfl itself said in a log, else the first exception in it, on one line."""
     lines = log.strip().splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith("error[")]
     if not starts:
-        return printable(" | ".join(line.strip() for line in lines[-3:]))
+        raised = [line for line in lines if _EXCEPTION.match(line)]
+        return printable(" | ".join(line.strip() for line in raised[:1] or lines[-3:]))
     own = takewhile(lambda line: line.startswith("  "), lines[starts[-1] + 1 :])
     return printable(" | ".join(line.strip() for line in [lines[starts[-1]], *own]))
 
