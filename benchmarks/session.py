@@ -93,7 +93,7 @@ def play_label(
         label = build({party: hub.link(party) for party in job.tokens})
         label.aggregator.begin()
         label.run(schedule)
-        for half in label.halves.values():
+        for half in label.ends.values():
             half.link.receive()  # its DONE: the last gradient has arrived
     finally:
         hub.close()

@@ -74,13 +74,13 @@ class StepRow(StepCost):
 
     Attributes:
         model: "cnn" or "mlp".
-        batch_rows: rows of a step.
+        batch_size: rows of a step.
         width: width of each feature party's cut.
         path: "monolith", "inprocess", "tcp" or "tls"; "model" where the line is computed.
     """
 
     model: str
-    batch_rows: int
+    batch_size: int
     width: int
     path: Path
 
@@ -133,7 +133,7 @@ def format_table(rows: Sequence[StepRow]) -> str:
     """The rows as a table for people; ratios in brackets, and what CPU time was aimed at."""
     head = f"{'model':<6}{'rows':>5}{'width':>7}  {'path':<10}{timed_head(rows)}"
     lines = [
-        f"{row.model:<6}{row.batch_rows:>5}{row.width:>7}  {row.path:<10}{timed(row, _aim(row))}"
+        f"{row.model:<6}{row.batch_size:>5}{row.width:>7}  {row.path:<10}{timed(row, _aim(row))}"
         for row in rows
     ]
     return "\n".join([head, *lines])
@@ -236,8 +236,8 @@ class Parties:
 
 def _aim(row: StepRow) -> float | None:
     for workload in WORKLOADS.values():
-        same = (workload.model, workload.batch_rows, workload.width)
-        if same == (row.model, row.batch_rows, row.width):
+        same = (workload.model, workload.batch_size, workload.width)
+        if same == (row.model, row.batch_size, row.width):
             return workload.aims.get(row.path)
     return None
 
@@ -247,7 +247,7 @@ def _row(
 ) -> StepRow:
     return StepRow(
         model=workload.model,
-        batch_rows=workload.batch_rows,
+        batch_size=workload.batch_size,
         width=workload.width,
         path=path,
         network=kind,

@@ -54,7 +54,7 @@ class Workload:
 
     Attributes:
         model: "cnn" or "mlp", as the rows of a benchmark name it.
-        batch_rows: rows of a step.
+        batch_size: rows of a step.
         width: width of each feature party's cut.
         shape: one row at a feature party, without the rows axis.
         bottom, top: models, as specs.
@@ -65,7 +65,7 @@ class Workload:
     """
 
     model: str
-    batch_rows: int
+    batch_size: int
     width: int
     shape: tuple[int, ...]
     bottom: str
@@ -78,7 +78,7 @@ class Workload:
     @property
     def rows(self) -> int:
         """Rows of the fixed data."""
-        return EPOCH_STEPS * self.batch_rows
+        return EPOCH_STEPS * self.batch_size
 
     @property
     def merged_width(self) -> int:
@@ -96,7 +96,7 @@ class Workload:
             label=LabelSettings(party=LABEL_PARTY, top=self.top),
             train=TrainSettings(
                 epochs=-(-total_steps // EPOCH_STEPS),
-                batch_rows=self.batch_rows,
+                batch_size=self.batch_size,
                 optimizer="sgd",
                 learning_rate=0.05,
                 momentum=0.9,
@@ -104,11 +104,11 @@ class Workload:
         )
 
 
-def _mlp(batch_rows: int, width: int, steps: int, **aims: float) -> Workload:
+def _mlp(batch_size: int, width: int, steps: int, **aims: float) -> Workload:
     """Bottoms 10-128-128-width, top 2*width-64-2."""
     return Workload(
         model="mlp",
-        batch_rows=batch_rows,
+        batch_size=batch_size,
         width=width,
         shape=(10,),
         bottom="mlp:hidden=128-128",
@@ -120,11 +120,11 @@ def _mlp(batch_rows: int, width: int, steps: int, **aims: float) -> Workload:
 
 
 WORKLOADS: dict[str, Workload] = {
-    "mlp_small": _mlp(batch_rows=64, width=128, steps=500, tls=2.2),
-    "mlp": _mlp(batch_rows=256, width=1280, steps=60, inprocess=1.15),
+    "mlp_small": _mlp(batch_size=64, width=128, steps=500, tls=2.2),
+    "mlp": _mlp(batch_size=256, width=1280, steps=60, inprocess=1.15),
     "cnn": Workload(
         model="cnn",
-        batch_rows=64,
+        batch_size=64,
         width=128,
         shape=(1, 28, 14),
         bottom="cnn",
@@ -138,7 +138,7 @@ WORKLOADS: dict[str, Workload] = {
 #: One linear layer of 500 of 1000 columns at each party: what a secure sum adds shows most there.
 SUMMED = Workload(
     model="linear",
-    batch_rows=128,
+    batch_size=128,
     width=500,
     shape=(500,),
     bottom="mlp:hidden=none",
@@ -404,8 +404,8 @@ def join(setup: Setup) -> Measurement:
         party = build_feature_party(setup.data[name], setup.terms, link, own, bottom=bottom)
         if setup.terms.masks_cuts:
             mode, keys = secure.make(setup.terms.secure), setup.agreement(name)
-            mode.offer(party.half, keys)
-            mode.accept(party.half, keys, setup.terms)
+            mode.offer(party.end, keys)
+            mode.accept(party.end, keys, setup.terms)
         return party
 
     play_feature(setup.job, setup.terms, build, setup.schedule())

@@ -99,7 +99,7 @@ class WanRow:
 
 
 def wan_experiment(
-    source: str, codec: str, batch_rows: int, learning_rate: float, epochs: int, seed: int
+    source: str, codec: str, batch_size: int, learning_rate: float, epochs: int, seed: int
 ) -> Experiment:
     """Two halves of a picture, bottoms n-64-32, top 64-64-classes, Adam."""
     party = PartySettings(width=32, bottom="mlp:hidden=64")
@@ -110,7 +110,7 @@ def wan_experiment(
         data=DataSettings(source=source, validation=0.0),
         parties={"left": party, "right": party},
         label=LabelSettings(top="mlp:hidden=64"),
-        train=TrainSettings(epochs=epochs, batch_rows=batch_rows, learning_rate=learning_rate),
+        train=TrainSettings(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate),
     )
 
 
@@ -221,10 +221,10 @@ def short_epochs(terms: Terms, data: PartyData, tests: int) -> Iterator[Exchange
     """
     split, train = data.split, terms.train
     none = split.train[:0]
-    steps = steps_per_epoch(len(split.train), train.batch_rows)
+    steps = steps_per_epoch(len(split.train), train.batch_size)
     part_steps = -(-steps // tests)
     part, step, done = 1, 0, 0
-    for exchange in training(terms.seed, train.epochs, train.batch_rows, split.train, none, none):
+    for exchange in training(terms.seed, train.epochs, train.batch_size, split.train, none, none):
         done += 1
         last = exchange.last or done == part_steps
         yield Exchange(step, "train", part, exchange.rows, last)
@@ -358,7 +358,7 @@ def main() -> None:
     add("--until", type=float, default=0.97, help="test accuracy that is waited for; %(default)s")
     add("--source", default="mnist", help="pictures to cut in half; %(default)s")
     add("--codec", default="none", help="codec of the cuts; %(default)s")
-    add("--batch-rows", type=int, default=64, help="rows of one exchange; %(default)s")
+    add("--batch-size", type=int, default=64, help="rows of one exchange; %(default)s")
     add("--learning-rate", type=float, default=1e-3, help="of Adam, everywhere; %(default)s")
     add("--epochs", type=int, default=3, help="passes over the training rows; %(default)s")
     add("--seed", type=int, default=0, help="of rows and first weights; %(default)s")
@@ -367,7 +367,7 @@ def main() -> None:
         experiment = wan_experiment(
             asked.source,
             asked.codec,
-            asked.batch_rows,
+            asked.batch_size,
             asked.learning_rate,
             asked.epochs,
             asked.seed,

@@ -23,7 +23,7 @@ experiment = Experiment.model_validate(
         "codec": CODEC,
         "parties": {"bank": {"width": 32, "bottom": "mlp:hidden=128"}},
         "label": {"party": "lender", "top": "mlp:hidden=64"},
-        "train": {"epochs": 3, "batch_rows": 64, "learning_rate": 0.003},
+        "train": {"epochs": 3, "batch_size": 64, "learning_rate": 0.003},
     }
 )
 trace = Trace()

@@ -35,11 +35,11 @@ class Shuffling(ActiveAdversary):
     def begin(self, view: View, draw: torch.Generator) -> None:
         self.key = key_of(draw)
 
-    def cut(self, cut: Tensor, moment: StepContext) -> Tensor:
-        if not moment.training:
+    def cut(self, cut: Tensor, context: StepContext) -> Tensor:
+        if not context.training:
             return cut
         # Of the step and nothing else: batches in flight are made again after a resume.
-        draw = generator(self.key, "shuffling", moment.step)
+        draw = generator(self.key, "shuffling", context.step)
         chosen = torch.nonzero(torch.rand(len(cut), generator=draw) < self.share)[:, 0]
         sent = cut.clone()
         sent[chosen] = cut[chosen[torch.randperm(len(chosen), generator=draw)]]

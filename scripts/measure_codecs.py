@@ -130,13 +130,13 @@ class Watch(Adversary):
         self.after = trained[len(trained) // 2]
         self.test = next(each.step for each in schedule if each.phase == "test")
 
-    def cut(self, cut: Tensor, moment: StepContext) -> Tensor:
+    def cut(self, cut: Tensor, context: StepContext) -> Tensor:
         """See `Adversary.cut`."""
         assert self.session is not None
-        if moment.step >= self.test:
+        if context.step >= self.test:
             self.rows["test"] += len(cut)
             self.above += int((cut > 0).sum())
-        elif moment.training and moment.step >= self.after:
+        elif context.training and context.step >= self.after:
             self.rows["training"] += len(cut)
             self._count_codes(cut, self.session.clients[0].half)
         return cut
@@ -181,11 +181,11 @@ def measure(
     codec: str,
     seed: int,
     epochs: int = 15,
-    batch_rows: int = 128,
+    batch_size: int = 128,
     batch_norm: bool = True,
 ) -> dict[str, Any]:
     """Train once; the figures of the module's first lines."""
-    train = {"epochs": epochs, "batch_rows": batch_rows}
+    train = {"epochs": epochs, "batch_size": batch_size}
     client = {"client": {"width": WIDTH}}
     experiment = Experiment.model_validate(
         {
@@ -225,14 +225,14 @@ def main() -> None:
     parser.add_argument("--codec", action="append", required=True)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--batch-rows", type=int, default=128)
+    parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--no-batch-norm", action="store_true")
     asked = parser.parse_args()
     data = parties(asked.task)
     for codec in asked.codec:
         for seed in range(asked.seeds):
             found = measure(
-                data, codec, seed, asked.epochs, asked.batch_rows, not asked.no_batch_norm
+                data, codec, seed, asked.epochs, asked.batch_size, not asked.no_batch_norm
             )
             print(json.dumps({"task": asked.task, **found}), flush=True)
 

@@ -225,6 +225,6 @@ def test_sockets_live_in_few_places():
         for module in imported_modules(tree_of(path))
         if module.split(".")[0] in SOCKETS
     }
-    places = tuple(SOCKET_PLACES)
-    assert [path for path in sorted(found) if not path.startswith(places)] == []
-    assert [place for place in places if not any(path.startswith(place) for path in found)] == []
+    indices = tuple(SOCKET_PLACES)
+    assert [path for path in sorted(found) if not path.startswith(indices)] == []
+    assert [place for place in indices if not any(path.startswith(place) for path in found)] == []

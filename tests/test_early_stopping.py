@@ -14,7 +14,7 @@ from vfl.training.run import train
 
 PARTIES = ("left", "right")
 #: So fast that the validation loss soon rises again.
-FAST = {"epochs": 30, "batch_rows": 20, "learning_rate": 0.03, "checkpoint_every": 9}
+FAST = {"epochs": 30, "batch_size": 20, "learning_rate": 0.03, "checkpoint_every": 9}
 
 
 def experiment(**train):

@@ -34,7 +34,7 @@ def experiment_of(parties, merge="concat", optimizer="sgd", codec="none", bottom
             "label": {"party": "lender", "top": "mlp:hidden=12"},
             "train": {
                 "epochs": EPOCHS,
-                "batch_rows": BATCH_ROWS,
+                "batch_size": BATCH_ROWS,
                 "optimizer": optimizer,
                 "learning_rate": RATES[optimizer],
                 "weight_decay": 1e-4,
@@ -71,7 +71,7 @@ class Trained:
 
 def monolith_of(session):
     """An untrained copy of what the parties of a session hold together."""
-    bottoms = {client.name: client.half.model["bottom"] for client in session.clients}
+    bottoms = {client.name: client.end.model["bottom"] for client in session.clients}
     if "bottom" in session.label.model:
         bottoms["lender"] = session.label.model["bottom"]
     bottoms = {name: bottoms[name] for name in session.terms.parties}

@@ -41,7 +41,7 @@ party = "lender"
 top = "linear"
 [train]
 epochs = 1
-batch_rows = 20
+batch_size = 20
 [federation]
 join_timeout_s = 5.0
 """

@@ -29,7 +29,7 @@ def experiment(in_flight, codec="none", bottom="mlp:hidden=16-12", **train):
             "label": {"top": "mlp:hidden=12"},
             "train": {
                 "epochs": EPOCHS,
-                "batch_rows": BATCH_ROWS,
+                "batch_size": BATCH_ROWS,
                 "learning_rate": RATE,
                 "checkpoint_every": 7,
                 "in_flight": in_flight,
@@ -74,7 +74,7 @@ class DelayedBottom:
 def delayed_training(started, data, in_flight):
     """Weights after the training that the contract describes, from a session's first weights."""
     bottoms = {
-        client.name: DelayedBottom(copy.deepcopy(client.half.model["bottom"]))
+        client.name: DelayedBottom(copy.deepcopy(client.end.model["bottom"]))
         for client in started.clients
     }
     top = copy.deepcopy(started.label.model["top"])
@@ -139,7 +139,7 @@ def test_batch_statistics_and_dropout_go_along(data):
 def test_cuts_leave_exactly_when_the_contract_says(data, in_flight):
     """Cut t leaves once gradient t - m was applied, and an epoch ends with none in flight."""
     pipelined = session(data, in_flight)
-    half = pipelined.clients[0].half
+    half = pipelined.clients[0].end
     noted = []
     send, take = half.send_cut, half.take_gradient
 
@@ -148,7 +148,7 @@ def test_cuts_leave_exactly_when_the_contract_says(data, in_flight):
         send(inputs, step)
 
     def take_gradient():
-        noted.append(("gradient", half._pending[0].moment.step))
+        noted.append(("gradient", half._pending[0].context.step))
         take()
 
     half.send_cut, half.take_gradient = send_cut, take_gradient

@@ -39,7 +39,7 @@ def experiment(**changes):
             name: {"width": 8, "bottom": "mlp:hidden=16,dropout=0.3,batch_norm=true"}
             for name in ("left", "right")
         },
-        "train": {"epochs": 4, "batch_rows": 50, "checkpoint_every": 5},
+        "train": {"epochs": 4, "batch_size": 50, "checkpoint_every": 5},
     }
     return Experiment.model_validate(content | changes)
 
@@ -109,7 +109,7 @@ def test_an_evaluation_in_parts_goes_on_with_what_it_kept(tmp_path):
     rows = load_bundled("digits", ["left", "right"], 0, "label", validation=0.67, test=0.1)
     train_steps = -(-len(rows["label"].split.train) // 50)
     between = train_steps + 1
-    settings = experiment(train={"epochs": 2, "batch_rows": 50, "checkpoint_every": between})
+    settings = experiment(train={"epochs": 2, "batch_size": 50, "checkpoint_every": between})
     whole = session(rows, settings=settings).run()
     with pytest.raises(Killed):
         session(rows, tmp_path, [Killer(between + 1)], settings).run()
@@ -141,7 +141,7 @@ def test_a_run_goes_on_in_its_folder(tmp_path):
         {
             "parties": {"left": {"width": 8}, "right": {"width": 8}},
             "data": {"rows": 300},
-            "train": {"epochs": 6, "batch_rows": 30, "checkpoint_every": 10},
+            "train": {"epochs": 6, "batch_size": 30, "checkpoint_every": 10},
         }
     )
     whole = train(settings, tmp_path, "whole")

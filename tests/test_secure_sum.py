@@ -28,7 +28,7 @@ def experiment(secure="sum", **changes):
         "merge": "sum",
         "secure": secure,
         "parties": {name: {"width": WIDTH, "bottom": "mlp:hidden=16"} for name in PARTIES},
-        "train": {"epochs": 2, "batch_rows": 32, "checkpoint_every": 5},
+        "train": {"epochs": 2, "batch_size": 32, "checkpoint_every": 5},
     }
     return Experiment.model_validate(content | changes)
 
@@ -49,12 +49,12 @@ class Cuts:
     def __init__(self, session):
         self.of = {client.name: {} for client in session.clients}
         for client in session.clients:
-            half, own = client.half, self.of[client.name]
+            half, own = client.end, self.of[client.name]
             encode = half.codec.encode
 
-            def noting(cut, moment, encode=encode, own=own):
-                own[moment.step] = cut.clone()
-                return encode(cut, moment)
+            def noting(cut, context, encode=encode, own=own):
+                own[context.step] = cut.clone()
+                return encode(cut, context)
 
             half.codec.encode = noting
 
@@ -174,7 +174,7 @@ def test_evaluations_and_predictions_are_masked_too(data):
 
 @pytest.mark.parametrize("in_flight", [1, 3])
 def test_going_back_to_a_checkpoint_takes_new_keys_and_changes_nothing(data, tmp_path, in_flight):
-    train = {"epochs": 2, "batch_rows": 32, "checkpoint_every": 5, "in_flight": in_flight}
+    train = {"epochs": 2, "batch_size": 32, "checkpoint_every": 5, "in_flight": in_flight}
     settings = experiment(train=train)
     whole = LocalSession(settings, data, outputs=10).run()
 
@@ -239,7 +239,7 @@ def test_what_would_expose_a_cut_is_refused_when_a_side_is_built(data, changes):
 
 @pytest.mark.parametrize("defense", ["layer_norm", "mixup", "gradient_noise:norm=1,sigma=1"])
 def test_defenses_that_need_no_single_cut_go_along(data, defense):
-    masked = session(data, defense=defense, train={"epochs": 1, "batch_rows": 64}).run()
+    masked = session(data, defense=defense, train={"epochs": 1, "batch_size": 64}).run()
     assert np.isfinite(masked.label.history[-1]["train_loss"])
 
 
@@ -259,7 +259,7 @@ def broken(data, value):
     """A session whose left party's bottom gives one value that is not like the others."""
     masked = session(data)
     with torch.no_grad():
-        masked.clients[0].half.model["bottom"][-1].bias[0] = value
+        masked.clients[0].end.model["bottom"][-1].bias[0] = value
     return masked
 
 
@@ -273,9 +273,9 @@ def test_a_value_that_would_overflow_is_named_by_party_step_and_bits(data):
 
 def test_a_party_that_lies_about_its_shape_is_named(data):
     masked = session(data)
-    codec = masked.clients[1].half.codec
+    codec = masked.clients[1].end.codec
     encode = codec.encode
-    codec.encode = lambda cut, moment: encode(cut[:, :-1].contiguous(), moment)
+    codec.encode = lambda cut, context: encode(cut[:, :-1].contiguous(), context)
     with pytest.raises(TruncatedFrameError, match="masked payload") as caught:
         masked.run()
     assert caught.value.where == "step 0 of party 'right'"

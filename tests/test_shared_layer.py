@@ -96,7 +96,7 @@ def test_a_training_computes_what_the_plain_one_does(top, rate, batch, bound):
     """
     data = load_bundled("digits", PARTIES, 0, "label")
     bottoms = fresh(data)
-    train = {"epochs": 10, "learning_rate": rate, "batch_rows": batch}
+    train = {"epochs": 10, "learning_rate": rate, "batch_size": batch}
     shared, plain = (
         session(data, secure, train=train, label={"top": top}, **start).run()
         for secure, start in (
@@ -107,7 +107,7 @@ def test_a_training_computes_what_the_plain_one_does(top, rate, batch, bound):
     ours, theirs = (one.label.history[-1] for one in (shared, plain))
     weights, apart = shared.weights(), 0.0
     for client in plain.clients:
-        layer = client.half.model["bottom"][-1]
+        layer = client.end.model["bottom"][-1]
         exact = encode_weights(layer).double() * 2.0**-WEIGHT_BITS
         apart = max(apart, float((joined(weights, client.name) - exact).abs().max()))
     accuracies = ours["test_accuracy"], theirs["test_accuracy"]
@@ -338,15 +338,15 @@ def meddle(data, monkeypatch):
 
     def ended(change, kind, error, steps=(2,)):
         one = session(data)
-        send = type(one.label.halves["right"].link).send
+        send = type(one.label.ends["right"].link).send
 
         def changed(link, frame):
-            mine = link is one.label.halves["right"].link
+            mine = link is one.label.ends["right"].link
             if mine and frame.kind is kind and frame.step in steps:
                 frame = Frame(kind, frame.step, change(bytearray(frame.payload)))
             send(link, frame)
 
-        monkeypatch.setattr(type(one.label.halves["right"].link), "send", changed)
+        monkeypatch.setattr(type(one.label.ends["right"].link), "send", changed)
         with pytest.raises(error) as caught:
             one.run()
         return caught.value
@@ -390,7 +390,7 @@ def test_a_deal_of_no_columns_is_refused(meddle):
 @pytest.mark.parametrize("told", [b"", bytes(4), b"\xff" * 4])
 def test_a_party_that_lies_about_its_columns_is_named(data, told):
     one = session(data)
-    half = one.clients[1].half
+    half = one.clients[1].end
     half.introduce = lambda: half.link.send(Frame(Kind.PROTOCOL, 1, told))
     with pytest.raises(ProtocolError, match="'right'"):
         one.run()
@@ -398,7 +398,7 @@ def test_a_party_that_lies_about_its_columns_is_named(data, told):
 
 def test_a_party_that_opens_another_shape_is_named(data):
     one = session(data)
-    half = one.clients[1].half
+    half = one.clients[1].end
     send_cut = half.send_cut
     half.send_cut = lambda inputs, step: send_cut(inputs[:-1], step)
     with pytest.raises(TruncatedFrameError) as caught:

@@ -35,7 +35,7 @@ LEAKS, SEEDS = 2, range(3)
 
 
 def experiment(secure, **train):
-    train = {"epochs": EPOCHS, "batch_rows": 32, "optimizer": "sgd", "momentum": 0,
+    train = {"epochs": EPOCHS, "batch_size": 32, "optimizer": "sgd", "momentum": 0,
              "learning_rate": 0.3} | train  # fmt: skip
     parties = {name: {"width": WIDTH, "bottom": "mlp:hidden=none"} for name in PARTIES}
     return Experiment.model_validate(
@@ -147,14 +147,14 @@ class Relay:
     def inputs(self, party, step, columns, rows):
         """X, if E is what the first bytes of an opening are; int64, axes (rows, columns)."""
         masked = self.openings[party, step][: size_of((rows, columns))]
-        mask = PadStream(self.keys[party]).words64(rows * columns, "inputs", step)
+        mask = PadStream(self.keys[party]).elements64(rows * columns, "inputs", step)
         return (np.frombuffer(masked, "<i8") + mask.view("<i8")).reshape(rows, columns)
 
     def weights(self, owner, partner, step, columns, rows):
         """The partner's share of the owner's layer, likewise."""
         start = size_of((rows, columns)) + TAG_BYTES
         masked = self.openings[partner, step][start : start + size_of((columns, WIDTH))]
-        mask = PadStream(self.keys[partner]).words64(columns * WIDTH, "weights", step)
+        mask = PadStream(self.keys[partner]).elements64(columns * WIDTH, "weights", step)
         return (np.frombuffer(masked, "<i8") + mask.view("<i8")).reshape(columns, WIDTH)
 
 
@@ -163,14 +163,14 @@ def relayed(data):
     trace, truth = Trace(Kind), {}
     session = LocalSession(experiment("beaver", epochs=1), data, outputs=10, observers=[trace])
     for client in session.clients:
-        opening = client.half._open
+        opening = client.end._open
 
-        def noting(inputs, step, trains, half=client.half, opening=opening):
+        def noting(inputs, step, trains, half=client.end, opening=opening):
             truth[half.party, step] = encode_inputs(inputs, half.party).numpy()
             truth["shares", step, half.party] = half._other.share.numpy().copy()
             opening(inputs, step, trains)
 
-        client.half._open = noting
+        client.end._open = noting
     session.run()
     return Relay(trace), truth
 
@@ -224,7 +224,7 @@ def test_a_dealer_with_a_partners_help_has_the_owners_columns(data):
         patch.setattr(ShareHolder, "answer", noting)
         relay, truth = relayed(data)
     exact = truth["left", 3]
-    mask = PadStream(relay.keys["left"]).words64(exact.size, "inputs", 3).view("<i8")
+    mask = PadStream(relay.keys["left"]).elements64(exact.size, "inputs", 3).view("<i8")
     assert np.array_equal(seen["right", 3] + mask.reshape(exact.shape), exact)
 
 
@@ -244,12 +244,12 @@ def test_outputs_tell_the_label_party_how_alike_rows_are(data):
         outputs[exchange.step] = sum(found.values()).detach().double()
         return found
 
-    codec = session.label.halves[HOLDER].codec
+    codec = session.label.ends[HOLDER].codec
     encode = codec.encode_grad
 
-    def noting_gradient(grad, saved, moment):
-        gradients[moment.step] = grad.double()
-        return encode(grad, saved, moment)
+    def noting_gradient(grad, saved, context):
+        gradients[context.step] = grad.double()
+        return encode(grad, saved, context)
 
     session.label.aggregator.cuts, codec.encode_grad = noting, noting_gradient
     phases = (("validation", asked), ("train", batch), ("validation", asked))
@@ -272,9 +272,9 @@ def unmasked(trace, columns, rows):
     words = np.frombuffer(sent, "<i8").reshape(-1, WIDTH)[:rows].copy()
     v = {}
     for party, other, sign in ((*PARTIES, -1), (*PARTIES[::-1], 1)):
-        dealt = PadStream(keys[party]).words64(len(sent) // 8, "outputs", 0).view("<i8")
+        dealt = PadStream(keys[party]).elements64(len(sent) // 8, "outputs", 0).view("<i8")
         words += sign * dealt.reshape(-1, WIDTH)[:rows]
-        masks = PadStream(keys[other]).words64(columns * WIDTH, "weights", 0).view("<i8")
+        masks = PadStream(keys[other]).elements64(columns * WIDTH, "weights", 0).view("<i8")
         v[party] = masks.reshape(columns, WIDTH)
     return words, v
 

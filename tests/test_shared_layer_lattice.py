@@ -85,12 +85,12 @@ def heard(data, secure, cut=0):
     one = LocalSession(experiment(secure, names), data, outputs=10)
     joint = one.label.aggregator
     joint._ring = words = Words(joint._ring, cut)
-    codec, gradients = one.label.halves[names[0]].codec, []
+    codec, gradients = one.label.ends[names[0]].codec, []
     encode = codec.encode_grad
 
-    def noting(grad, saved, moment):
+    def noting(grad, saved, context):
         gradients.append(encode_gradient(grad, TRAIN["learning_rate"], names[0]).numpy())
-        return encode(grad, saved, moment)
+        return encode(grad, saved, context)
 
     codec.encode_grad = noting
     asked = np.arange(ROWS)

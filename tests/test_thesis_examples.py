@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vfl.config import Places, read_experiment
+from vfl.config import Locations, read_experiment
 from vfl.core.errors import MissingDataError
 from vfl.experiments.comparison import comparison_of
 from vfl.experiments.plan import check_specs
@@ -16,7 +16,7 @@ THESIS = Path(__file__).parents[1] / "examples" / "thesis"
 SMALL = {
     "digit_pairs": (["data.rows=450"], (1, 8, 16), 100),
     "fm20": (["data.rows=700"], (1, 14, 14), 20),
-    "tiny_imagenet_32": (["data.rows=150", "train.batch_rows=32"], (3, 32, 32), 100),
+    "tiny_imagenet_32": (["data.rows=150", "train.batch_size=32"], (3, 32, 32), 100),
     "yoochoose_filtered": (["data.rows=1200"], (20,), 5399),
     "review_polarity": (["data.rows=80", "data.length=50"], (50,), 2),
 }
@@ -34,7 +34,7 @@ FULL = {
     "tiny_imagenet": 1280,
     "tiny_imagenet_pretrained": 1280,
 }
-#: Of the same: its numbers of kept places.
+#: Of the same: its numbers of kept indices.
 TABLE = {
     "cifar100": {"3", "6", "13"},
     "yoochoose": {"2", "4", "9"},
@@ -48,9 +48,9 @@ GRIDS = {
     "labels_mnist": (105, ["data.rows=400"]),
     "labels_mnist_inner": (24, ["data.rows=400"]),
     "labels_width": (10, ["data.rows=400"]),
-    "labels_fashion": (27, ["data.rows=150", "train.batch_rows=32"]),
-    "labels_vit": (18, ["data.rows=150", "train.batch_rows=32"]),
-    "reconstruction": (15, ["data.rows=150", "train.batch_rows=32"]),
+    "labels_fashion": (27, ["data.rows=150", "train.batch_size=32"]),
+    "labels_vit": (18, ["data.rows=150", "train.batch_size=32"]),
+    "reconstruction": (15, ["data.rows=150", "train.batch_size=32"]),
 }
 
 
@@ -66,7 +66,7 @@ def test_every_file_is_tested():
 
 @pytest.mark.parametrize("name", SMALL)
 def test_those_for_a_cpu_say_what_they_compare(name):
-    cells = comparison_of(read_experiment(file_of(name)), Places()).cells
+    cells = comparison_of(read_experiment(file_of(name)), Locations()).cells
     assert len({cell.name for cell in cells}) == len(cells)
     assert {"none", "topk:k=3"} & {cell.experiment.codec for cell in cells}
 
@@ -74,7 +74,7 @@ def test_those_for_a_cpu_say_what_they_compare(name):
 @pytest.mark.parametrize(("name", "rows"), TABLE.items())
 def test_those_at_full_scale_compare_what_the_thesis_does(name, rows):
     experiment = read_experiment(file_of(name))
-    cells = comparison_of(experiment, Places()).cells
+    cells = comparison_of(experiment, Locations()).cells
     first = [cell.experiment.codec for cell in cells if cell.experiment.seed == 0]
     assert len(cells) == 5 * len(first)
     assert {spec.partition(":k=")[2] for spec in first if spec.startswith("topk")} == rows
@@ -108,8 +108,8 @@ def test_one_for_a_cpu_trains(name, monkeypatch, request):
     assert len(data["server"].classes) == classes
     label = session_of(experiment, data, "train").run().label
     (record,) = label.history
-    rows, batch_rows = len(data["server"].split.train), experiment.train.batch_rows
-    assert record["steps"] == steps_per_epoch(rows, batch_rows) > 1
+    rows, batch_size = len(data["server"].split.train), experiment.train.batch_size
+    assert record["steps"] == steps_per_epoch(rows, batch_size) > 1
     assert ("test_hit_rate" in record) is bool(experiment.label.hits)
     assert 0 < record["test_log_loss"] < 20
 

@@ -44,7 +44,7 @@ def two():
 def test_a_training_computes_what_the_plain_one_does(parties, top, rate, batch):
     """The whole of digits; the bound is that of `test_shared_layer`, for the same reasons."""
     data = load_bundled("digits", parties, 0, LABEL, flatten=LABEL in parties)
-    bottoms, train = fresh(data), {"epochs": 6, "learning_rate": rate, "batch_rows": batch}
+    bottoms, train = fresh(data), {"epochs": 6, "learning_rate": rate, "batch_size": batch}
     label = {"party": LABEL, "top": top}
     own = {LABEL: fresh(data)[LABEL]} if LABEL in parties else {}
     shared = start_from(session(data, bottoms=own, train=train, label=label), bottoms).run()
@@ -190,7 +190,7 @@ def test_without_keys_nothing_is_sent_and_nothing_dealt(data):
     one = session(data)
     with pytest.raises(ProtocolError, match="no keys"):
         one.clients[0].begin(first_exchange(one))
-    one.label.halves["bank"].link.send(Frame(Kind.OPENING, 0, (3).to_bytes(4, "little")))
+    one.label.ends["bank"].link.send(Frame(Kind.OPENING, 0, (3).to_bytes(4, "little")))
     one.label.aggregator._ask(0, 3, trains=True)
     with pytest.raises(ProtocolError, match="out of turn"):
         one.helper.serve()
@@ -245,7 +245,7 @@ def meddle(data, monkeypatch):
 
     def ended(party, change, kind, error, step=2):
         one = session(data)
-        inner = one.label.aggregator.helpers[0] if party == DEALER else one.label.halves[party].link
+        inner = one.label.aggregator.helpers[0] if party == DEALER else one.label.ends[party].link
         receive = type(inner).receive
 
         def changed(link):
@@ -288,7 +288,7 @@ def test_a_relay_that_puts_its_own_keys_in_the_dealers_place_is_noticed(meddle):
 @pytest.mark.parametrize("told", [b"", bytes(4), b"\xff" * 4])
 def test_a_party_that_lies_about_its_columns_is_named(data, told):
     one = session(data)
-    half = one.clients[0].half
+    half = one.clients[0].end
     half.introduce = lambda: half.link.send(Frame(Kind.PROTOCOL, 1, told))
     with pytest.raises(ProtocolError, match="'bank'"):
         one.run()
@@ -334,5 +334,5 @@ def test_secrets_are_in_no_repr(data):
     one = session(data)
     one.begin()
     assert isinstance(one.helper, DealerEnd)
-    shown = repr(one.helper._dealers) + repr(one.clients[0].half._attempt)
+    shown = repr(one.helper._dealers) + repr(one.clients[0].end._attempt)
     assert "b'" not in shown

@@ -128,7 +128,7 @@ class Transcript:
         names = [name for name in data if data[name].inputs is not None]
         run = LocalSession(of(parties=names, epochs=1), data, outputs=10, observers=[trace])
         for client in run.clients:
-            self._note(client.half)
+            self._note(client.end)
         run.run()
         self.frames = {
             (one.party, one.direction, one.kind, one.step): bytes(one.payload) for one in trace
@@ -157,7 +157,7 @@ class Transcript:
     def unmasked(self, party, step, key):
         """E, and U as this key would have it: X, if it is the owner's key with the dealer."""
         opened = self.opened(party, step)
-        mask = PadStream(key).words64(opened.size, "inputs", step).view("<i8")
+        mask = PadStream(key).elements64(opened.size, "inputs", step).view("<i8")
         return opened + mask.reshape(opened.shape)
 
     def outputs(self, party, step, key=None):
@@ -165,7 +165,7 @@ class Transcript:
         payload = self.frames[party, "up", Kind.CUT, step]
         words = np.frombuffer(payload, "<i8").copy()
         if key is not None:
-            words -= PadStream(key).words64(len(words), "outputs", step).view("<i8")
+            words -= PadStream(key).elements64(len(words), "outputs", step).view("<i8")
         return words.reshape(-1, WIDTH)
 
 
@@ -214,8 +214,8 @@ def fixed_mask(monkeypatch):
 
 
 class Always:
-    def words64(self, count, *purpose):
-        return PadStream(bytes(32)).words64(count, *purpose[:-1])
+    def elements64(self, count, *purpose):
+        return PadStream(bytes(32)).elements64(count, *purpose[:-1])
 
 
 @pytest.mark.parametrize("repeats", [False, True])
@@ -256,7 +256,7 @@ def test_the_dealers_seeds_and_all_it_receives_do_not_decode_the_columns(crossed
     words = np.frombuffer(b"".join(got).ljust(8 * 4096, b"\0")[: 8 * 4096], "<i8")
     for step in STEPS:
         exact = crossed.truth[HOLDER, step].ravel()
-        mask = PadStream(crossed.keys[HOLDER]).words64(exact.size, "inputs", step).view("<i8")
+        mask = PadStream(crossed.keys[HOLDER]).elements64(exact.size, "inputs", step).view("<i8")
         assert np.mean(np.resize(words, exact.size) + mask == exact) < 0.001
     offers = crossed.frames[DEALER, "down", Kind.PROTOCOL, 0]
     assert len(offers) == 2 * OFFER_BYTES
@@ -265,19 +265,19 @@ def test_the_dealers_seeds_and_all_it_receives_do_not_decode_the_columns(crossed
 def test_a_dealer_with_the_owners_help_has_the_layer_and_the_gradients(data):
     """The other collusion the page names: D + V is the other share, and G - R + R the gradient."""
     run = LocalSession(of(epochs=1), data, outputs=10)
-    share, seen = run.label.halves[HOLDER].codec, {}
+    share, seen = run.label.ends[HOLDER].codec, {}
     answer, encode = ShareHolder.answer, share.encode_grad
 
     def noting(half, step):
         seen.setdefault("share", share.held.share.clone())
         answer(half, step)
 
-    def noting_gradient(grad, saved, moment):
+    def noting_gradient(grad, saved, context):
         seen.setdefault("gradient", grad.double() * 0.3)
-        return encode(grad, saved, moment)
+        return encode(grad, saved, context)
 
     trace, token = Trace(Kind), bytes(range(32))
-    run.label.halves[HOLDER].link = Watched(run.label.halves[HOLDER].link, trace)
+    run.label.ends[HOLDER].link = Watched(run.label.ends[HOLDER].link, trace)
     share.encode_grad = noting_gradient
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ShareHolder, "answer", noting)
@@ -290,7 +290,7 @@ def test_a_dealer_with_the_owners_help_has_the_layer_and_the_gradients(data):
         (Kind.GRAD, "gradient", "gradient"),
     ):
         words = np.frombuffer(frames[kind, 0], "<i8")
-        found = words + stream.words64(len(words), purpose, 0).view("<i8")
+        found = words + stream.elements64(len(words), purpose, 0).view("<i8")
         exact = seen[name].numpy().ravel()
         if name == "gradient":
             found = found * 2.0**-26
@@ -317,7 +317,7 @@ def own_outputs(crossed, party, place):
     """X W of one party, from all the label party has, if masks did not hide it; int64."""
     columns = crossed.truth[party, 0].shape[1]
     rows = len(crossed.truth[party, 0])
-    v = PadStream(crossed.dealt[place]).words64(columns * WIDTH, "weights", 0).view("<i8")
+    v = PadStream(crossed.dealt[place]).elements64(columns * WIDTH, "weights", 0).view("<i8")
     dealt = np.frombuffer(crossed.frames[DEALER, "up", Kind.OPENING, 0], "<i8")
     size = rows * WIDTH
     part = dealt[place * size : (place + 1) * size].reshape(rows, WIDTH)

@@ -44,7 +44,7 @@ SPECS = [
     "teacher_student:teacher=scratch,scaler=none,at=before",
     "unfreeze:steps=50",
     "model_completion:steps=60",
-    "model_completion:steps=60,bottom_rate=0.001",
+    "model_completion:steps=60,bottom_learning_rate=0.001",
     "kmeans",
     "kmeans:starts=2,at=inputs",
     "gaussian_mixture",
@@ -194,7 +194,7 @@ class TestInputAttacks(InputAttackContract):
     specs = (
         "inversion:steps=200",
         "white_box_inversion:steps=150",
-        "pseudo_client:steps=200,rate=0.01,align=10",
+        "pseudo_client:steps=200,learning_rate=0.01,align=10",
     )
 
 
@@ -223,7 +223,7 @@ class TestSubtraction(InputAttackContract):
 class TestGenerative(InputAttackContract):
     """Of four columns two resemble the label party's own; the predictions tell of the others."""
 
-    specs = ("generative:steps=300,rate=0.01",)
+    specs = ("generative:steps=300,learning_rate=0.01",)
     joint, wins = True, 0.8
 
     def test_its_own_cuts_may_come_first(self):
@@ -240,7 +240,7 @@ class TestGenerative(InputAttackContract):
 class TestUnSplit(InputAttackContract):
     """A bottom whose architecture leaves one number open."""
 
-    specs = ("unsplit:rounds=10,input_rate=0.05",)
+    specs = ("unsplit:rounds=10,input_learning_rate=0.05",)
 
     def recipe(self):
         return nn.Sequential(nn.PReLU(), nn.Flatten())
@@ -250,7 +250,7 @@ class TestPictures(InputAttackContract):
     specs = (
         "inversion:steps=200",
         "white_box_inversion:steps=150",
-        "unsplit:rounds=10,input_rate=0.05",
+        "unsplit:rounds=10,input_learning_rate=0.05",
     )
 
     def recipe(self):

@@ -120,8 +120,8 @@ def test_pixels_that_no_cut_tells_of_are_like_their_neighbours():
         def forward(self, pictures):
             return pictures.flatten(1)[:, dark]
 
-    places, slope = torch.arange(8), torch.linspace(0, 1, 8)
-    dark = ((places[:, None] + places) % 2 == 0).flatten()
+    indices, slope = torch.arange(8), torch.linspace(0, 1, 8)
+    dark = ((indices[:, None] + indices) % 2 == 0).flatten()
     powers = [(one, other) for one in (0.5, 1.0, 2.0) for other in (0.5, 1.0, 2.0)]
     pictures = torch.stack([torch.outer(slope**a, slope.flip(0) ** b)[None] for a, b in powers])
     held = Holdings(targets=Evidence(cuts=Half()(pictures)), others_bottom=Half, shape=(1, 8, 8))

@@ -25,7 +25,7 @@ def experiment(**changes):
     settings = {
         "parties": {"bank": bottom, "shop": bottom},
         "label": {"party": "lender", "top": "linear"},
-        "train": {"epochs": 60, "batch_rows": 20, "learning_rate": 0.01},
+        "train": {"epochs": 60, "batch_size": 20, "learning_rate": 0.01},
     }
     return Experiment.model_validate(settings | changes)
 

@@ -18,15 +18,15 @@ class Listener(Adversary):
     def __init__(self):
         self.cuts, self.gradients, self.answers = {}, {}, []
 
-    def cut(self, cut, moment):
-        if moment.training:
-            self.cuts[moment.step] = cut.clone()
+    def cut(self, cut, context):
+        if context.training:
+            self.cuts[context.step] = cut.clone()
         else:
             self.answers.append(cut.clone())
         return cut
 
-    def received(self, party, values, moment):
-        self.gradients[moment.step] = values.clone()
+    def received(self, party, values, context):
+        self.gradients[context.step] = values.clone()
 
 
 class Recordings:
@@ -38,7 +38,7 @@ class Recordings:
             {
                 "parties": {"bank": {"width": 5}, "shop": {"width": 4}},
                 "label": {"party": "lender"},
-                "train": {"epochs": 2, "batch_rows": 30},
+                "train": {"epochs": 2, "batch_size": 30},
                 "trace": {"phases": ["train", "validation", "test"]},
             }
             | changes

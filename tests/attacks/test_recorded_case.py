@@ -22,7 +22,7 @@ def trained(parties, owner="lender", top="linear", **changes):
     settings = {
         "parties": {name: {"width": 10, "bottom": "mlp:hidden=32"} for name in parties},
         "label": {"party": owner, "top": top},
-        "train": {"epochs": 4, "batch_rows": 40, "learning_rate": 0.01},
+        "train": {"epochs": 4, "batch_size": 40, "learning_rate": 0.01},
     }
     experiment = Experiment.model_validate(settings | changes)
     trace = Trace()
@@ -112,7 +112,7 @@ def test_who_heard_a_training_has_all_that_it_was_granted(alone):
 
 def test_an_epoch_may_leave_a_row_without_a_cut():
     """A remainder of one row is no batch; what needs no cuts goes on."""
-    experiment, data, frames, _ = trained(["bank"], train={"epochs": 1, "batch_rows": 359})
+    experiment, data, frames, _ = trained(["bank"], train={"epochs": 1, "batch_size": 359})
     assert len(data["lender"].split.train) == 360
     case = training_case(experiment, data, frames, "bank", 1, generator(0, "leak"))
     assert attempt(case, make("gradient_similarity"), generator(0)).value > 0.5

@@ -35,7 +35,7 @@ def experiment(**settings):
         "data": {"source": "digits", "rows": 400},
         "parties": parties,
         "label": {"top": "linear"},
-        "train": {"epochs": 4, "batch_rows": 32},
+        "train": {"epochs": 4, "batch_size": 32},
     }
     return Experiment.model_validate(content | settings)
 
@@ -147,7 +147,7 @@ def around_bottoms():
     ids=str,
 )
 def test_the_layer_before_the_cut_is_the_bottoms_own(asked, tmp_path):
-    told = experiment(**asked, train={"epochs": 1, "batch_rows": 32})
+    told = experiment(**asked, train={"epochs": 1, "batch_size": 32})
     run.train(told, tmp_path, "one")
     folder, data = RunFolder.open(tmp_path / "one"), run.load_data(told)
     case = Victim.of_run(folder, data, "left").case(2, leak())

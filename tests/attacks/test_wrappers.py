@@ -127,7 +127,7 @@ def trained(parties, **changes):
     settings = {
         "parties": {name: {"width": 12, "bottom": "mlp:hidden=32"} for name in parties},
         "label": {"party": "lender", "top": "linear"},
-        "train": {"epochs": 15, "batch_rows": 32, "learning_rate": 0.005},
+        "train": {"epochs": 15, "batch_size": 32, "learning_rate": 0.005},
     }
     experiment = Experiment.model_validate(settings | changes)
     session = LocalSession(experiment, data, outputs=10).run()

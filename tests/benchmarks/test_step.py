@@ -30,8 +30,8 @@ def quick():
 
 
 def test_every_workload_takes_every_path(quick):
-    asked = [(w.model, w.batch_rows, w.width, path) for w in WORKLOADS.values() for path in PATHS]
-    assert [(row.model, row.batch_rows, row.width, row.path) for row in quick] == asked
+    asked = [(w.model, w.batch_size, w.width, path) for w in WORKLOADS.values() for path in PATHS]
+    assert [(row.model, row.batch_size, row.width, row.path) for row in quick] == asked
 
 
 def test_every_path_trains_the_same_network(quick):
@@ -42,7 +42,7 @@ def test_every_path_trains_the_same_network(quick):
 
 
 def test_the_network_learns(quick):
-    small = [row.final_loss for row in quick if row.batch_rows == 64 and row.model == "mlp"]
+    small = [row.final_loss for row in quick if row.batch_size == 64 and row.model == "mlp"]
     assert max(small) < math.log(2)  # what guessing one of two classes costs
 
 

@@ -173,7 +173,7 @@ def test_advice_for_a_slow_link(vfl, project):
         1 / (0.040 + 0.001 + 2 * 0.00164), abs=0.1
     )
     (line,) = facts["advice"]  # 140 training rows are too few for a larger batch
-    assert line.startswith("-s train.batch_rows=64 -s train.learning_rate=0.001 -s train.in_flight")
+    assert line.startswith("-s train.batch_size=64 -s train.learning_rate=0.001 -s train.in_flight")
     *words, _, _, _, _, _, _, _, _ = line.split()
     assert vfl("check", project, *words).code == 0
     assert facts_of(vfl("check", project, "--json", "--round-trip-ms", "2"))["advice"] == []

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 FIGURES = {
-    *("codec", "untrained", "rows", "width", "batch_rows", "wire_bytes", "dense_bytes"),
+    *("codec", "untrained", "rows", "width", "batch_size", "wire_bytes", "dense_bytes"),
     *("formula_ratio", "wire_ratio", "entropy_bound_bytes", "relative_error"),
     *("encode_ms", "decode_ms"),
 }
@@ -35,7 +35,7 @@ def test_a_list_for_machines_in_the_order_asked(vfl, saved):
 
 
 def test_a_table_for_people(vfl, saved):
-    done = vfl("compress", saved, "--batch-rows", 100)
+    done = vfl("compress", saved, "--batch-size", 100)
     about, head, *lines, _ = done.out.splitlines()
     assert about == "300 rows of 128, 153.60 kB as float32, in 3 frames"
     assert head.split()[0] == "codec"
@@ -45,7 +45,7 @@ def test_a_table_for_people(vfl, saved):
 
 def test_a_prediction_of_one_row(vfl, saved):
     spec = ("--codec", "topk:k=3,values=8", "--json")
-    (row,) = json.loads(vfl("compress", saved, "--inference", "--batch-rows", 1, *spec).out)
+    (row,) = json.loads(vfl("compress", saved, "--inference", "--batch-size", 1, *spec).out)
     assert row["wire_bytes"] == 300 * 26
 
 
@@ -67,7 +67,7 @@ def test_all_wrong_specs_are_told_before_anything_is_measured(vfl, saved):
     ("arguments", "told"),
     [
         (("cuts.npy",), "did you mean 'cut.npy'?"),
-        (("cut.npy", "--batch-rows", "0"), "0 is not in the range"),
+        (("cut.npy", "--batch-size", "0"), "0 is not in the range"),
         (("cut.npy", "--party", "bank"), "--party is for a trace"),
         (("cut.npy", "--array", "a"), "leave --array out"),
         ((".", "--array", "a"), "--array is for an .npz file"),
@@ -82,7 +82,7 @@ def test_mistakes(vfl, saved, arguments, told):
 
 @pytest.mark.parametrize("codec", ["none", "topk:k=2,values=8"])
 def test_a_trace_gives_what_the_training_counted(vfl, loans, tmp_path, codec):
-    settings = ("-s", f"codec={codec}", "-s", "trace.phases=train", "-s", "train.batch_rows=35")
+    settings = ("-s", f"codec={codec}", "-s", "trace.phases=train", "-s", "train.batch_size=35")
     run = tmp_path / json.loads(vfl("train", loans, "--json", *settings).out)["run"]
     with (run / "traffic.csv").open() as file:
         (counted,) = (
@@ -95,7 +95,7 @@ def test_a_trace_gives_what_the_training_counted(vfl, loans, tmp_path, codec):
         done = vfl("compress", *arguments, "--codec", codec, "--json")
         (row,) = json.loads(done.out)
         assert row["wire_bytes"] == counted
-        assert (row["batch_rows"], row["width"]) == (35, 4)
+        assert (row["batch_size"], row["width"]) == (35, 4)
         assert ("as that codec left them" in done.err) == (codec != "none")
     done = vfl("compress", label, "--codec", codec)
     assert done.code == 2

@@ -29,7 +29,7 @@ def bank():
 def terms_of(mode="train", **party):
     settings = {"width": 4, "bottom": "mlp:hidden=5"} | party
     experiment = Experiment.model_validate(
-        {"parties": {"bank": settings}, "train": {"batch_rows": 16, "epochs": 1}}
+        {"parties": {"bank": settings}, "train": {"batch_size": 16, "epochs": 1}}
     )
     return Terms.of(experiment, mode, "r")
 
@@ -63,7 +63,7 @@ def test_it_plays_a_whole_session(bank):
     assert {frame.kind for frame in sent} == {Kind.CUT, Kind.QUERY}
     cut = torch.frombuffer(bytearray(sent[-1].payload), dtype=torch.float32)
     with torch.no_grad():
-        expected = party.half.model["bottom"](bank.inputs[exchanges[-1].rows])
+        expected = party.end.model["bottom"](bank.inputs[exchanges[-1].rows])
     torch.testing.assert_close(cut.view(-1, 4), expected)
 
 
@@ -81,7 +81,7 @@ def test_a_party_without_columns_has_nothing_to_send(bank):
 
 def test_a_party_may_bring_a_bottom_of_its_own(bank):
     module = nn.Linear(64, 4)
-    assert build(bank, bottom=module)[0].half.model["bottom"] is module
+    assert build(bank, bottom=module)[0].end.model["bottom"] is module
     linear = build(bank, bottom="mlp:hidden=none")[0]
     assert sum(weights.numel() for weights in linear.weights().values()) == 65 * 4
 

@@ -64,16 +64,16 @@ def test_symbols_are_what_is_sent(spec, context):
     codec, other = make(spec), make(spec)
     cut = uneven_cut()
     symbols = codec.symbols(cut, context)
-    assert symbols.kept.shape == tuple(cut.shape)
-    assert symbols.codes.shape == (symbols.kept.sum(),)
+    assert symbols.support.shape == tuple(cut.shape)
+    assert symbols.codes.shape == (symbols.support.sum(),)
     assert symbols.codes.min() >= 0
     assert symbols.codes.max() < symbols.choices
     payload = codec.encode(cut, context).payload
     assert bytes(payload) == bytes(other.encode(cut, context).payload), "it changed the codec"
     decoded = codec.decode(payload, *cut.shape, context).cut.numpy()
-    assert not decoded[~symbols.kept].any()
+    assert not decoded[~symbols.support].any()
     groups = decoded if symbols.choices < 2**16 and context is INFERENCE else decoded[None]
-    sent = symbols.kept.reshape(groups.shape)
+    sent = symbols.support.reshape(groups.shape)
     codes = np.full(groups.shape, -1, np.int64)
     codes[sent] = symbols.codes
     for values, code, travels in zip(groups, codes, sent, strict=True):
@@ -106,9 +106,9 @@ def test_every_value_of_a_fixed_dense_code_needs_its_bits():
 def test_a_rectified_cut_needs_its_supports_how_large_they_are_and_its_values():
     cut = uneven_cut()
     sizes = [sum(value > 0 for value in row) for row in cut.tolist()]
-    places = sum(log2_sets(WIDTH, size) for size in sizes) + order_0(sizes)
+    indices = sum(log2_sets(WIDTH, size) for size in sizes) + order_0(sizes)
     for values in (1, 4):
-        expected = places + sum(sizes) * math.log2(2**values - 1)
+        expected = indices + sum(sizes) * math.log2(2**values - 1)
         for packer in ("bitmap", "dense"):
             bound = bound_of(f"relu:values={values},packer={packer}", cut)
             assert bound == pytest.approx(expected)

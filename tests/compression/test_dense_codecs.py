@@ -112,7 +112,7 @@ def test_leaving_out_the_gradients_of_zeros_changes_no_bit():
             {
                 "codec": codec,
                 "parties": {"p": {"width": 8, "bottom": "mlp:hidden=16,last=relu"}},
-                "train": {"epochs": 2, "batch_rows": 30},
+                "train": {"epochs": 2, "batch_size": 30},
             }
         )
         return LocalSession(settings, data, outputs=10).run()

@@ -22,28 +22,28 @@ def random_sets(width, k, rows=50):
     return np.array([first, last, *chosen], np.int64)
 
 
-def rank_by_definition(places):
-    return sum(math.comb(int(place), j + 1) for j, place in enumerate(places))
+def rank_by_definition(indices):
+    return sum(math.comb(int(place), j + 1) for j, place in enumerate(indices))
 
 
 @pytest.mark.parametrize(("width", "k"), [(1, 1), (5, 2), (6, 6), (7, 1), (9, 4), (10, 8)])
 def test_ranks_number_every_set_once(width, k):
-    places = np.array(sorted(combinations(range(width), k), key=lambda s: s[::-1]), np.int64)
+    indices = np.array(sorted(combinations(range(width), k), key=lambda s: s[::-1]), np.int64)
     sets = Enumerative(width, k)
-    expected = to_bits(np.arange(len(places))[:, None], sets.bits)
-    assert (sets.to_bits(places) == expected).all()
-    assert (sets.from_bits(expected) == places).all()
+    expected = to_bits(np.arange(len(indices))[:, None], sets.bits)
+    assert (sets.to_bits(indices) == expected).all()
+    assert (sets.from_bits(expected) == indices).all()
 
 
 @pytest.mark.parametrize(("width", "k"), [*THESIS, (40, 40), (200, 100), (1280, 64)])
 def test_large_sets_have_the_rank_of_the_definition(width, k):
-    places = random_sets(width, k)
+    indices = random_sets(width, k)
     sets = Enumerative(width, k)
-    bits = sets.to_bits(places)
+    bits = sets.to_bits(indices)
     assert sets.bits == math.ceil(math.log2(math.comb(width, k)))
-    for row, spelt in zip(places, bits, strict=True):
+    for row, spelt in zip(indices, bits, strict=True):
         assert int("0" + "".join(map(str, spelt)), 2) == rank_by_definition(row)
-    assert (sets.from_bits(bits) == places).all()
+    assert (sets.from_bits(bits) == indices).all()
 
 
 @pytest.mark.parametrize(("width", "k"), [(5, 2), (128, 3), (600, 14), (1280, 9)])
@@ -59,23 +59,23 @@ def test_a_rank_without_a_set_is_refused(width, k):
 def test_plain_places_are_read_back(width):
     k = min(3, width)
     sets = PlainIndex(width, k)
-    places = random_sets(width, k)
+    indices = random_sets(width, k)
     assert sets.bits == k * math.ceil(math.log2(width))
-    assert (sets.from_bits(sets.to_bits(places)) == places).all()
+    assert (sets.from_bits(sets.to_bits(indices)) == indices).all()
 
 
 @pytest.mark.parametrize("places", [[0, 1, 100], [5, 5, 6], [7, 3, 9]])
-def test_plain_places_out_of_range_or_order_are_refused(places):
-    bits = to_bits(np.array([[0, 1, 2], places]), 7)
+def test_plain_places_out_of_range_or_order_are_refused(indices):
+    bits = to_bits(np.array([[0, 1, 2], indices]), 7)
     with pytest.raises(CorruptFrameError, match="increasing"):
         PlainIndex(100, 3).from_bits(bits)
 
 
 @pytest.mark.parametrize(("width", "k"), THESIS)
 def test_enumeration_beats_plain_places(width, k):
-    places = random_sets(width, k)
-    assert len(pack(Enumerative(width, k).to_bits(places))) < len(
-        pack(PlainIndex(width, k).to_bits(places))
+    indices = random_sets(width, k)
+    assert len(pack(Enumerative(width, k).to_bits(indices))) < len(
+        pack(PlainIndex(width, k).to_bits(indices))
     )
 
 

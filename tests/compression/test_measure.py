@@ -24,13 +24,13 @@ def cut_of(rows, width=16):
     return noise * torch.linspace(0.2, 2, width) + torch.linspace(-1, 1, width)
 
 
-def session_bytes(spec, cut, batch_rows, in_training=True):
+def session_bytes(spec, cut, batch_size, in_training=True):
     """Wire bytes of a session, its steps committed one after another."""
     codec, total, steps = make(spec), 0, count(1)
-    for start in range(0, len(cut), batch_rows):
+    for start in range(0, len(cut), batch_size):
         step = next(steps)
         context = StepContext(step, training=True, secret=SECRET) if in_training else INFERENCE
-        total += HEADER_BYTES + len(codec.encode(cut[start : start + batch_rows], context).payload)
+        total += HEADER_BYTES + len(codec.encode(cut[start : start + batch_size], context).payload)
         codec.commit(step)
     return total
 
@@ -40,12 +40,12 @@ def session_bytes(spec, cut, batch_rows, in_training=True):
 def test_bytes_are_those_of_a_session(spec, training):
     cut = cut_of(101)
     measured = measure_codec(
-        make(spec), cut, width=16, batch_rows=20, training=training, secret=SECRET
+        make(spec), cut, width=16, batch_size=20, training=training, secret=SECRET
     )
     assert measured.wire_bytes == session_bytes(spec, cut, 20, training)
     assert measured.dense_bytes == 4 * 101 * 16
     assert measured.wire_ratio == measured.wire_bytes / (4 * 101 * 16)
-    assert (measured.rows, measured.width, measured.batch_rows) == (101, 16, 20)
+    assert (measured.rows, measured.width, measured.batch_size) == (101, 16, 20)
     assert measured.formula_ratio == make(spec).formula_ratio(16)
     assert 0 < measured.encode_ms < 1000
     assert 0 < measured.decode_ms < 1000
@@ -56,12 +56,12 @@ def test_bytes_are_those_of_a_session(spec, training):
 )
 def test_the_codec_stays_as_it_is_and_what_it_learned_is_used(spec):
     cut, codec = cut_of(400), make(spec)
-    fresh = measure_codec(codec, cut, width=16, batch_rows=40, training=False)
+    fresh = measure_codec(codec, cut, width=16, batch_size=40, training=False)
     assert bytes(codec.encode(cut).payload) == bytes(make(spec).encode(cut).payload)
     for step in range(10):
         codec.encode(cut[40 * step : 40 * step + 40], StepContext(step, training=True))
         codec.commit(step)
-    learned = measure_codec(codec, cut, width=16, batch_rows=40, training=False)
+    learned = measure_codec(codec, cut, width=16, batch_size=40, training=False)
     assert learned.wire_bytes < fresh.wire_bytes
     assert learned.entropy_bound_bytes == fresh.entropy_bound_bytes
 
@@ -89,7 +89,7 @@ def test_the_error_is_that_of_the_values():
     kept = np.abs(cut.numpy()).argsort(axis=1)[:, -4:]
     lost = cut.double().numpy().copy()
     np.put_along_axis(lost, kept, 0, axis=1)
-    measured = measure_codec(make("topk:k=4"), cut, width=16, batch_rows=7)
+    measured = measure_codec(make("topk:k=4"), cut, width=16, batch_size=7)
     assert measured.relative_error == pytest.approx(np.linalg.norm(lost) / np.linalg.norm(cut))
     assert measure_codec(make("none"), cut, width=16).relative_error == 0
 
@@ -109,16 +109,16 @@ def test_a_narrower_cut_is_compared_with_the_original_one():
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 def test_a_frame_of_one_row_takes_26_bytes(training):
-    """128 wide: a scale, then 19 bits of places and 3 x 8 of values, which are 6 bytes."""
+    """128 wide: a scale, then 19 bits of indices and 3 x 8 of values, which are 6 bytes."""
     codec, cut = make("topk:k=3,values=8"), cut_of(5, 128)
-    measured = measure_codec(codec, cut, width=128, batch_rows=1, training=training)
+    measured = measure_codec(codec, cut, width=128, batch_size=1, training=training)
     assert measured.wire_bytes == 5 * (HEADER_BYTES + 4 + 6) == 5 * 26
 
 
 def test_predictions_come_back_alike_in_frames_of_any_size():
     cut, spec = cut_of(40, 128), "topk:k=3,values=8"
     for rows in (1, 3, 40):
-        alone = measure_codec(make(spec), cut, width=128, batch_rows=rows, training=False)
+        alone = measure_codec(make(spec), cut, width=128, batch_size=rows, training=False)
         assert alone.relative_error == pytest.approx(
             measure_codec(make(spec), cut, width=128, training=False).relative_error, rel=1e-12
         )
@@ -156,10 +156,10 @@ def test_ends_that_do_not_agree_are_found_out():
     assert caught.value.got == "Forgetful"
 
 
-@pytest.mark.parametrize(("rows", "batch_rows"), [(0, 4), (4, 0), (4, -1)])
-def test_nothing_to_measure(rows, batch_rows):
+@pytest.mark.parametrize(("rows", "batch_size"), [(0, 4), (4, 0), (4, -1)])
+def test_nothing_to_measure(rows, batch_size):
     with pytest.raises(UserError, match="nothing to measure"):
-        measure_codec(make("none"), torch.zeros(rows, 4), width=4, batch_rows=batch_rows)
+        measure_codec(make("none"), torch.zeros(rows, 4), width=4, batch_size=batch_size)
 
 
 def test_a_cut_that_is_not_finite_is_refused():

@@ -65,12 +65,12 @@ def test_a_rows_draws_do_not_depend_on_the_rows_that_follow():
 
 def test_steps_and_secrets_have_draws_of_their_own():
     cut = normal_cut(40, 30)
-    places = [
+    indices = [
         kept_places("randtopk:k=4,alpha=0.5", cut, context)
         for context in (training(1), training(2), training(1, Secret.of_simulation(1, "feature")))
     ]
-    assert not torch.equal(places[0], places[1])
-    assert not torch.equal(places[0], places[2])
+    assert not torch.equal(indices[0], indices[1])
+    assert not torch.equal(indices[0], indices[2])
 
 
 def test_training_without_a_secret_is_refused():

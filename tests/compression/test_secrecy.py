@@ -1,4 +1,4 @@
-"""What a frame of randomised top-k tells about which of its places were drawn at random.
+"""What a frame of randomised top-k tells about which of its indices were drawn at random.
 
 Nothing but the values it stands for: that is exact, and a guesser shows it once more.
 """
@@ -36,8 +36,8 @@ def test_a_frame_is_what_plain_top_k_makes_of_the_kept_values(format_, made, law
     plain = make(f"topk:k={K}{format_}")
     for step in range(4):
         cut = made(step, 50)
-        payload, places = random.encode(cut, StepContext(step, training=True, secret=SECRET))
-        kept = torch.zeros_like(cut).scatter(1, places, cut.gather(1, places))
+        payload, indices = random.encode(cut, StepContext(step, training=True, secret=SECRET))
+        kept = torch.zeros_like(cut).scatter(1, indices, cut.gather(1, indices))
         assert plain.encode(kept, StepContext(step, training=True)).payload == payload
         random.commit(step)
         plain.commit(step)
@@ -65,10 +65,10 @@ def seen(made, steps, rows):
     sizes, orders, drawn = [], [], []
     for step in range(steps):
         cut, context = made(step, rows), StepContext(step, training=True, secret=SECRET)
-        top, places = same.encode(cut, context).saved, codec.encode(cut, context).saved
-        sizes.append(cut.gather(1, places).abs().numpy())
-        orders.append(places.numpy())
-        drawn.append(~(places[:, :, None] == top[:, None, :]).any(dim=2).numpy())
+        top, indices = same.encode(cut, context).saved, codec.encode(cut, context).saved
+        sizes.append(cut.gather(1, indices).abs().numpy())
+        orders.append(indices.numpy())
+        drawn.append(~(indices[:, :, None] == top[:, None, :]).any(dim=2).numpy())
     return tuple(np.concatenate(each) for each in (sizes, orders, drawn))
 
 
@@ -81,10 +81,10 @@ def magnitudes(sizes):
     return np.stack([sizes, sizes**2, np.log(sizes), *gaps, *one_hot], axis=2)
 
 
-def frame_features(places, orders):
-    """Also the order in the frame, and the places themselves."""
+def frame_features(indices, orders):
+    """Also the order in the frame, and the indices themselves."""
     one_hot = [orders == position for position in range(K)]
-    near = [places == place for place in range(WIDTH)]
+    near = [indices == place for place in range(WIDTH)]
     return np.stack([*one_hot, *near], axis=2)
 
 
@@ -106,25 +106,25 @@ def gain(before, after):
 
 @pytest.mark.parametrize("made", [normal_cut, with_ties, sparse])
 def test_a_guesser_that_sees_the_frame_knows_no_more_than_the_magnitudes_tell(made):
-    sizes, places, drawn = seen(made, steps=20, rows=400)
+    sizes, indices, drawn = seen(made, steps=20, rows=400)
     own = magnitudes(sizes)
     alone = losses(own, drawn)
     constant = losses(np.ones((*drawn.shape, 1)), drawn)
     assert gain(constant, alone) > 10  # small values are likelier to have been drawn
     positions = np.broadcast_to(np.arange(K), drawn.shape)
-    told = np.concatenate([own, frame_features(places, positions)], axis=2)
+    told = np.concatenate([own, frame_features(indices, positions)], axis=2)
     assert gain(alone, losses(told, drawn)) < 3
     # The same guesser finds out a frame that wrote what it drew behind the others.
     leaking = drawn.argsort(axis=1, kind="stable").argsort(axis=1)
-    told = np.concatenate([own, frame_features(places, leaking)], axis=2)
+    told = np.concatenate([own, frame_features(indices, leaking)], axis=2)
     assert gain(alone, losses(told, drawn)) > 10
 
 
 def test_of_equal_magnitudes_any_may_count_as_top():
-    """alpha = 0 draws nothing else; each of six equal places is taken by half of the rows."""
+    """alpha = 0 draws nothing else; each of six equal indices is taken by half of the rows."""
     cut = torch.tensor([[1.0, 2.0, 1.0, 1.0, 0.5, 1.0, 1.0, 1.0]]).expand(4000, 8)
-    places = (
+    indices = (
         make("randtopk:k=4,alpha=0").encode(cut, StepContext(1, training=True, secret=SECRET)).saved
     )
-    shares = torch.zeros(4000, 8).scatter(1, places, 1.0).mean(dim=0)
+    shares = torch.zeros(4000, 8).scatter(1, indices, 1.0).mean(dim=0)
     assert shares.tolist() == pytest.approx([0.5, 1, 0.5, 0.5, 0, 0.5, 0.5, 0.5], abs=0.04)

@@ -1,4 +1,4 @@
-"""The random laws against the exact probability of every set of places."""
+"""The random laws against the exact probability of every set of indices."""
 
 import math
 from collections import Counter
@@ -23,11 +23,11 @@ CASES = [(8, 3, 0.1), (8, 3, 0.3), (6, 4, 0.5), (5, 4, 0.9), (7, 2, 1.0), (9, 3,
 
 
 def sample(width, k, alpha, law, rows=ROWS):
-    """How often each set was drawn when the top k places are 0..k-1."""
+    """How often each set was drawn when the top k indices are 0..k-1."""
     draws = np.random.default_rng([width, k]).random((rows, DRAWS[law] * k))
     top = np.broadcast_to(np.arange(k), (rows, k))
-    places = random_indices(top, width, alpha, law, draws)
-    return Counter(map(tuple, places.tolist()))
+    indices = random_indices(top, width, alpha, law, draws)
+    return Counter(map(tuple, indices.tolist()))
 
 
 def equation_3_19(width, k, alpha):
@@ -44,8 +44,8 @@ def equation_3_19(width, k, alpha):
         for pool, weight in zip(pools, weights, strict=True):
             for place in pool if weight else ():
                 share = weight / sum(weights) / len(pool)
-                for places, chance in draw((*chosen, place), left - 1):
-                    yield places, share * chance
+                for indices, chance in draw((*chosen, place), left - 1):
+                    yield indices, share * chance
 
     return total(draw((), k))
 
@@ -66,14 +66,14 @@ def fixed_weights(width, k, alpha):
 
 def total(pairs):
     law = Counter()
-    for places, chance in pairs:
-        law[places] += chance
+    for indices, chance in pairs:
+        law[indices] += chance
     return law
 
 
 def chi_square_p(counts, law):
     """p-value of the counts under a law, sets expected fewer than 5 times taken together."""
-    expected = {places: ROWS * chance for places, chance in law.items()}
+    expected = {indices: ROWS * chance for indices, chance in law.items()}
     cells = [(counts[s], e) for s, e in expected.items() if e >= 5]
     rest = ROWS - sum(c for c, _ in cells), ROWS - sum(e for _, e in cells)
     if rest[1] >= 5:
@@ -96,8 +96,8 @@ def test_equation_3_19_has_the_closed_form(width, k, alpha):
     """P(S) = P(m) / (C(k,m) C(d-k,m)) with m = min(Binomial(k, a), d-k) places from outside."""
     others = width - k
     law = equation_3_19(width, k, alpha)
-    for places in combinations(range(width), k):
-        outside = sum(place >= k for place in places)
+    for indices in combinations(range(width), k):
+        outside = sum(place >= k for place in indices)
         hits = range(k + 1) if outside == others else [outside]
         chance = sum(
             math.comb(k, n) * alpha**n * (1 - alpha) ** (k - n)
@@ -105,7 +105,7 @@ def test_equation_3_19_has_the_closed_form(width, k, alpha):
             if min(n, others) == outside
         )
         share = chance / (math.comb(k, outside) * math.comb(others, outside))
-        assert law[places] == pytest.approx(share, abs=1e-12)
+        assert law[indices] == pytest.approx(share, abs=1e-12)
 
 
 @pytest.mark.parametrize(("width", "k", "alpha"), [c for c in CASES if c[2] < 1])
@@ -123,7 +123,7 @@ def test_multinomial_law_is_that_of_fixed_weights(width, k, alpha):
     [(128, 3, 0.1, 0.155, 0.578), (128, 13, 0.1, 0.180, 0.030), (300, 9, 0.2, 0.291, None)],
 )
 def test_multinomial_replaces_more_than_alpha(width, k, alpha, effective, none):
-    """Shares of replaced places, and chances of none, measured on the released program's law."""
+    """Shares of replaced indices, and chances of none, measured on the released program's law."""
     draws = np.random.default_rng(0).random((ROWS, 2 * k))
     drops = multinomial_drops(draws, width - k, alpha)
     assert drops.mean() == pytest.approx(effective, abs=0.002)
@@ -135,7 +135,7 @@ def test_multinomial_replaces_more_than_alpha(width, k, alpha, effective, none):
 def test_alpha_one_takes_no_top_place_and_alpha_zero_only_them():
     """Erratum E6: alpha = 1 is not a uniform choice, for which alpha is (d - k)/d."""
     for law in ("sequential", "multinomial"):
-        assert all(min(places) >= 3 for places in sample(8, 3, 1.0, law, rows=5000))
+        assert all(min(indices) >= 3 for indices in sample(8, 3, 1.0, law, rows=5000))
         assert set(sample(8, 3, 0.0, law, rows=5000)) == {(0, 1, 2)}
         assert set(sample(4, 4, 0.5, law, rows=5000)) == {(0, 1, 2, 3)}
 
@@ -144,7 +144,7 @@ def test_alpha_one_takes_no_top_place_and_alpha_zero_only_them():
 def test_an_exhausted_pool_passes_its_mass_on(law):
     """Erratum E7: with one other place and alpha = 1, it is taken and k - 1 top places stay."""
     counts = sample(5, 4, 1.0, law)
-    sets = {places: 1 / 4 for places in combinations(range(5), 4) if 4 in places}
+    sets = {indices: 1 / 4 for indices in combinations(range(5), 4) if 4 in indices}
     assert set(counts) == set(sets)
     assert chi_square_p(counts, sets) > 1e-3
 

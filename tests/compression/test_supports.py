@@ -21,9 +21,9 @@ def masks(width, counts, seed=0):
 
 
 def rank_by_definition(row):
-    """Of its places, or of its zeros where those are fewer."""
-    places = row.nonzero()[0] if row.sum() <= len(row) // 2 else (~row).nonzero()[0]
-    return sum(math.comb(int(place), j + 1) for j, place in enumerate(places))
+    """Of its indices, or of its zeros where those are fewer."""
+    indices = row.nonzero()[0] if row.sum() <= len(row) // 2 else (~row).nonzero()[0]
+    return sum(math.comb(int(place), j + 1) for j, place in enumerate(indices))
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ def rank_by_definition(row):
 def test_numbers_are_every_set_of_a_size_once(width, count):
     sets = Supports(width)
     used = np.zeros((math.comb(width, count), width), np.bool_)
-    for row, places in zip(used, combinations(range(width), count), strict=True):
-        row[list(places)] = True
+    for row, indices in zip(used, combinations(range(width), count), strict=True):
+        row[list(indices)] = True
     used = used[np.argsort([rank_by_definition(row) for row in used])]
     bits = sets.to_bits(used)
     every = to_bits(np.arange(len(used))[:, None], int(sets.bits[count]))

@@ -64,7 +64,7 @@ def test_float32_keeps_the_largest_values_exactly(width, k, packer):
 
 
 def test_the_documented_payload_bit_by_bit():
-    """Places {1, 4} of 5 have rank C(1,1) + C(4,2) = 7 of 10; 2-bit codes in a range [-1, 3]."""
+    """Locations {1, 4} of 5 have rank C(1,1) + C(4,2) = 7 of 10; 2-bit codes in a range [-1, 3]."""
     cut = torch.tensor([[0.5, -1.0, 0.0, 0.0, 3.0]])
     payload = make("topk:k=2,values=2").encode(cut, TRAINING).payload
     minus_one, three = b"\x80\xbf", b"\x40\x40"

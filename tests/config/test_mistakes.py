@@ -136,11 +136,11 @@ def test_folds_and_measures_that_are_not_there_are_told_together(read):
 
 
 def test_a_mistake_of_an_override_names_no_line(read):
-    text = "[parties.bank]\n[train]\nepochs = 3\nbatch_rows = 0"
+    text = "[parties.bank]\n[train]\nepochs = 3\nbatch_size = 0"
     assert sorted(read(text, ["train.epochs=0", "sed=1"])[1:-1]) == [
         "  bad.toml: no setting is called 'sed'; did you mean 'seed'?",
         "  bad.toml: train.epochs = 0: input should be greater than or equal to 1",
-        "  bad.toml:4: train.batch_rows = 0: input should be greater than or equal to 1",
+        "  bad.toml:4: train.batch_size = 0: input should be greater than or equal to 1",
     ]
 
 

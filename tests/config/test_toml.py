@@ -1,6 +1,6 @@
 import pytest
 
-from vfl.config import Experiment, PartyFile, Places
+from vfl.config import Experiment, Locations, PartyFile
 from vfl.core.errors import LostPeerError, MissingColumnError
 
 TEXT = """\
@@ -16,10 +16,10 @@ columns = [
 
 
 @pytest.fixture
-def places(tmp_path):
+def locations(tmp_path):
     path = tmp_path / "loans.toml"
     path.write_text(TEXT)
-    return Places.of(path, ["parties.bank.width=0"])
+    return Locations.of(path, ["parties.bank.width=0"])
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ def places(tmp_path):
         ("seed", "loans.toml: "),
     ],
 )
-def test_a_setting_stands_somewhere(places, setting, before):
-    assert places.before(setting.split(".")) == before
-    assert Places().before(setting.split(".")) == ""
+def test_a_setting_stands_somewhere(locations, setting, before):
+    assert locations.before(setting.split(".")) == before
+    assert Locations().before(setting.split(".")) == ""
 
 
 @pytest.mark.parametrize(
@@ -49,18 +49,18 @@ def test_a_setting_stands_somewhere(places, setting, before):
         (None, None),
     ],
 )
-def test_only_settings_get_a_line(places, where, told):
-    with pytest.raises(MissingColumnError) as caught, places.told(Experiment):
+def test_only_settings_get_a_line(locations, where, told):
+    with pytest.raises(MissingColumnError) as caught, locations.located(Experiment):
         raise MissingColumnError("what", where=where)
     assert caught.value.where == told
 
 
-def test_mistakes_of_others_are_left_alone(places):
-    with pytest.raises(LostPeerError) as caught, places.told(Experiment):
+def test_mistakes_of_others_are_left_alone(locations):
+    with pytest.raises(LostPeerError) as caught, locations.located(Experiment):
         raise LostPeerError("gone", where="codec")
     assert caught.value.where == "codec"
 
 
 def test_a_party_that_was_never_a_file_has_no_places():
     party = PartyFile.model_validate({"party": "bank", "data": {"source": "a.csv", "id": "id"}})
-    assert party.places == Places()
+    assert party.locations == Locations()

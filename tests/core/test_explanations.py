@@ -17,7 +17,7 @@ from torch import nn
 from vfl import SplitModule, defenses
 from vfl.attacks import Grant, Holdings, ThreatModel, View
 from vfl.compression import StepContext
-from vfl.config import Consent, Experiment, FederationSettings, Places, read_experiment
+from vfl.config import Consent, Experiment, FederationSettings, Locations, read_experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core import errors
 from vfl.core.errors import UnknownNameError, VFLError, codes, page_of, title_of
@@ -92,8 +92,8 @@ def check(old="", new="", rows=40):
     assert old in FILE
     path = write(FILE.replace(old, new, 1), rows)
     experiment = read_experiment(path, more=spec_mistakes)
-    check_specs(experiment, Places.of(path))
-    with Places.of(path).told(Experiment):
+    check_specs(experiment, Locations.of(path))
+    with Locations.of(path).located(Experiment):
         return experiment, load_data(experiment)
 
 
@@ -221,14 +221,14 @@ def hijacked():
     guard = defenses.make("split_guard:start=0,share=0.5,checks=4")
     secret, same = Secret.of_simulation(0, "bank"), torch.ones(4, 2)
     for step in range(40):
-        moment = StepContext(step, training=True, secret=secret)
-        guard.received(same, same, moment)
+        context = StepContext(step, training=True, secret=secret)
+        guard.received(same, same, context)
 
 
 def same_pad_twice():
     pads = PadStream(bytes(32))
     for step in (6, 7, 7):
-        pads.words64(4, "masks", step)
+        pads.elements64(4, "masks", step)
 
 
 def secure_side_by_side():

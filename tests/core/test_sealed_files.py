@@ -135,7 +135,7 @@ EXPERIMENT = {
     "data": {"source": "breast_cancer", "rows": 120},
     "parties": {name: {"width": 4, "bottom": "mlp:hidden=8"} for name in ("bank", "shop")},
     "label": {"party": "lender"},
-    "train": {"epochs": 2, "batch_rows": 20, "checkpoint_every": 3},
+    "train": {"epochs": 2, "batch_size": 20, "checkpoint_every": 3},
     "trace": {"phases": ["train"], "snapshots": 1},
 }
 

@@ -94,7 +94,7 @@ def experiment(defense, epochs=4):
             "parties": {"bank": {"width": 16, "bottom": "mlp:hidden=32"}},
             "label": {"party": "lender"},
             "defense": defense,
-            "train": {"epochs": epochs, "batch_rows": 32, "learning_rate": 0.01,
+            "train": {"epochs": epochs, "batch_size": 32, "learning_rate": 0.01,
                       "checkpoint_every": 7},
         }
     )  # fmt: skip

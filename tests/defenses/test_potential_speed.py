@@ -68,14 +68,14 @@ def pictures(rows, shape):
     }
 
 
-def step_ms(data, defense, bottom, batch_rows):
+def step_ms(data, defense, bottom, batch_size):
     """CPU time of a training step in process, everything of the session included."""
     experiment = Experiment.model_validate(
         {
             "defense": defense,
             "parties": {"user": {"width": 32, "bottom": bottom}},
             "label": {"top": "linear"},
-            "train": {"epochs": 1, "batch_rows": batch_rows},
+            "train": {"epochs": 1, "batch_size": batch_size},
         }
     )
     session = LocalSession(experiment, data, outputs=10)

@@ -53,7 +53,7 @@ def data(request):
 
 def test_an_honest_label_party_is_left_alone_and_learned_from(data):
     session = trained(data, GUARD, epochs=12)
-    scores = [client.half.state_dict()["defense/scores"] for client in session.clients]
+    scores = [client.end.state_dict()["defense/scores"] for client in session.clients]
     assert [len(found) for found in scores] == [6, 6]
     assert min(float(found.mean()) for found in scores) > 0.9
     plain = trained(data, "none", epochs=12)

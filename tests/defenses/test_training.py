@@ -37,7 +37,7 @@ def experiment(defense, parties=PARTIES, in_flight=1, label="label", codec="none
             "label": {"party": label, "top": "mlp:hidden=12"},
             "train": {
                 "epochs": 2,
-                "batch_rows": 32,
+                "batch_size": 32,
                 "checkpoint_every": 5,
                 "in_flight": in_flight,
                 "learning_rate": 0.01,
@@ -61,7 +61,7 @@ def energy_of(cut, labels):
 
 def test_a_split_training_minimises_what_one_network_would(data):
     session = LocalSession(experiment("potential:alpha=2"), data, outputs=10)
-    bottoms = [copy.deepcopy(client.half.model["bottom"]) for client in session.clients]
+    bottoms = [copy.deepcopy(client.end.model["bottom"]) for client in session.clients]
     top = copy.deepcopy(session.label.model["top"])
     session.run()
     assert [type(layer).__name__ for layer in bottoms[0]][-1] == "LayerNorm"
@@ -80,7 +80,7 @@ def test_a_split_training_minimises_what_one_network_would(data):
             steps.zero_grad()
             loss.backward()
             steps.step()
-    trained = [client.half.model["bottom"] for client in session.clients]
+    trained = [client.end.model["bottom"] for client in session.clients]
     for ours, plain in zip((*trained, session.label.model["top"]), (*bottoms, top), strict=True):
         for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-5)

@@ -160,7 +160,7 @@ def test_units_do_not_matter(diabetes, scale):
 def test_figures_are_about_what_it_predicts(diabetes):
     """All rows in one batch and steps too small to change a weight."""
     X, _, y, _ = diabetes
-    model = VFLRegressor(2, epochs=1, batch_rows=1000, optimizer="sgd", learning_rate=1e-30)
+    model = VFLRegressor(2, epochs=1, batch_size=1000, optimizer="sgd", learning_rate=1e-30)
     rmse = root_mean_squared_error(y, model.fit(X, y).predict(X))
     assert model.history_[-1]["train_rmse"] == pytest.approx(rmse, rel=1e-4)
 

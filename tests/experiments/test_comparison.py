@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vfl.compression import StepContext, make
-from vfl.config import Experiment, Places, with_overrides
+from vfl.config import Experiment, Locations, with_overrides
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import (
     BadOptionError,
@@ -103,7 +103,7 @@ def test_where_first_layers_are_shared_there_is_no_cut_to_compare():
 def test_mistakes_name_their_line(tiny, compare, error, where):
     text = "\n[compare]\ncodecs = []\n[compare.variants]\nodd = []\n"
     with pytest.raises(error) as caught:
-        comparison_of(tiny(**compare), Places.of_text("file.toml", text))
+        comparison_of(tiny(**compare), Locations.of_text("file.toml", text))
     assert caught.value.where == where
 
 
@@ -173,8 +173,8 @@ def plain_frame_bytes(spec, width, rows):
     codec = make(spec)
     codec.check(width)
     cut = torch.ones(rows, codec.wire_width(width))
-    moment = StepContext(training=True, secret=Secret(bytes(32)))
-    return HEADER_BYTES + len(codec.encode(cut, moment).payload)
+    context = StepContext(training=True, secret=Secret(bytes(32)))
+    return HEADER_BYTES + len(codec.encode(cut, context).payload)
 
 
 def largest(spec, level, width, rows):

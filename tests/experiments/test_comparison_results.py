@@ -110,7 +110,7 @@ def test_training_rows_are_scored_without_draws(trained, results):
     session = session_of_run(RunFolder(trained.cells_path / cell.name), data, "evaluate")
     rows = data["label"].split.train
     with torch.no_grad():
-        cut = session.clients[0].half.model["bottom"].eval()(data["client"].inputs[rows])
+        cut = session.clients[0].end.model["bottom"].eval()(data["client"].inputs[rows])
         kept = cut * (cut >= cut.topk(2, dim=1).values[:, -1:])
         guess = session.label.model["top"].eval()(kept).argmax(dim=1)
     right = (guess == data["label"].labels[rows]).float().mean().item()
@@ -118,7 +118,7 @@ def test_training_rows_are_scored_without_draws(trained, results):
 
 
 def trained_bottom(folder, data):
-    return session_of_run(folder, data, "evaluate").clients[0].half.model["bottom"].eval()
+    return session_of_run(folder, data, "evaluate").clients[0].end.model["bottom"].eval()
 
 
 def test_a_codec_without_a_k_shows_what_arrives():

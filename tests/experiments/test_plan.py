@@ -25,7 +25,7 @@ width = 16
 width = 8
 [train]
 epochs = 2
-batch_rows = 50
+batch_size = 50
 """
 
 
@@ -181,7 +181,7 @@ def test_a_partys_table_is_read(tmp_path):
 
 def test_steps_are_rounded_up(path):
     for rows in (1, 50, 64, 210):
-        facts = plan.of_experiment(path, [f"train.batch_rows={rows}"])
+        facts = plan.of_experiment(path, [f"train.batch_size={rows}"])
         assert facts["steps_per_epoch"] == math.ceil(210 / rows)
 
 

@@ -11,7 +11,7 @@ from vfl.federation import deployment
 from vfl.training import demo
 
 #: Long enough to do something to it, with a few checkpoints before and after.
-LONG = ("train.epochs=60", "train.batch_rows=32", "train.checkpoint_every=200")
+LONG = ("train.epochs=60", "train.batch_size=32", "train.checkpoint_every=200")
 
 
 @pytest.fixture(scope="session")

@@ -101,11 +101,11 @@ PULL = "/v1/fleet/pull-messages"
 
 def signed(key=OWNER, public=PUBLIC, age_s=0.0, by=None):
     """Headers as a SuperNode sends them."""
-    moment = (datetime.now(UTC) - timedelta(seconds=age_s)).isoformat().encode()
-    signature = key.sign(moment, ec.ECDSA(SHA256())) if by is None else by
+    context = (datetime.now(UTC) - timedelta(seconds=age_s)).isoformat().encode()
+    signature = key.sign(context, ec.ECDSA(SHA256())) if by is None else by
     return [
         ("flwr-public-key", b64encode(public)),
-        ("flwr-timestamp", moment),
+        ("flwr-timestamp", context),
         ("flwr-signature", b64encode(signature)),
     ]
 

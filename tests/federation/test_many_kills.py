@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.net, pytest.mark.slow]
 EPOCHS, EPOCH_STEPS, BETWEEN = 96, 105, 5
 SETTINGS = (
     f"train.epochs={EPOCHS}",
-    "train.batch_rows=12",
+    "train.batch_size=12",
     "train.checkpoint_every=250",
     "federation.max_restarts=100",
 )

@@ -53,15 +53,15 @@ def test_a_service_sweeps_what_killed_writes_left_and_closes_its_folders(project
     """The services themselves fail to start here; the sweep comes before."""
     folder, label = project
     party = read_party_file(folder / "bank" / "party.toml")
-    places = [label.certificates, label.keys, label.app, label.state / "local"]
-    places += [folder / side / "store" / "sessions" for side in ("bank", "label")]
-    left = [place / ".x.json.ab12cd_e" for place in places]
+    locations = [label.certificates, label.keys, label.app, label.state / "local"]
+    locations += [folder / side / "store" / "sessions" for side in ("bank", "label")]
+    left = [place / ".x.json.ab12cd_e" for place in locations]
     left += [label.state / ".nodes.json.ab12cd_e", folder / "bank" / ".node.key.ab12cd_e"]
     kept = [folder / "bank" / ".mine.json.ab12cd_e", folder / ".gitignore.abcdefgh"]
     for path in [*left, *kept]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"half")
-    for path in [*places, folder / "bank" / "store"]:
+    for path in [*locations, folder / "bank" / "store"]:
         path.chmod(0o755)
 
     def no_start(*_, **__):
@@ -77,7 +77,7 @@ def test_a_service_sweeps_what_killed_writes_left_and_closes_its_folders(project
             start()
     assert [path for path in left if path.exists()] == []
     assert all(path.exists() for path in kept)
-    closed = [*places, folder / "bank" / "store"]
+    closed = [*locations, folder / "bank" / "store"]
     closed.remove(label.state / "local")  # made anew at the start
     assert {stat.S_IMODE(path.stat().st_mode) for path in closed} == {0o700}
 

@@ -150,7 +150,7 @@ def test_the_test_vector_of_the_documentation():
     key = pair_key(shared, replace(BINDING, parties=("bank", "shop")), offered)
     assert key == by_hand()
     page = (Path(__file__).parents[2] / "docs" / "secure_sum.md").read_text()
-    words = PadStream(key).words32(4, "cut", 7)
+    words = PadStream(key).elements32(4, "cut", 7)
     told = [key.hex(), " ".join(f"{word:08x}" for word in words)]
     assert all(f"`{each}`" in page for each in (*told, SHARED, ALICE, BOB)), told
 

@@ -163,9 +163,9 @@ def test_index_lists_arrive_as_they_were():
         MovedIndices(*torch.empty(2, 0).long()),
     ]
     Channel(links[0][1], "P1").send_moved(words, moved, 3)
-    found, places = Channel(links[1][0], "P0").receive_moved([(2, 3), (1,)], [5, 9], 3)
+    found, indices = Channel(links[1][0], "P0").receive_moved([(2, 3), (1,)], [5, 9], 3)
     assert all(torch.equal(one, two) for one, two in zip(found, words, strict=True))
-    assert [(p.large.tolist(), p.small.tolist()) for p in places] == [([0, 4], [2]), ([], [])]
+    assert [(p.large.tolist(), p.small.tolist()) for p in indices] == [([0, 4], [2]), ([], [])]
 
 
 def test_another_operation_is_refused():

@@ -162,7 +162,7 @@ def test_masks_cancel_out_and_differ_by_step_and_purpose():
 
 
 def masks_added(masks, *purpose, count=64, dtype=np.uint32):
-    return masks.words(count, np.dtype(dtype), *purpose)
+    return masks.elements(count, np.dtype(dtype), *purpose)
 
 
 def test_a_mask_is_never_given_twice():

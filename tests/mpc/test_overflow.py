@@ -22,7 +22,7 @@ def linear(weight=0.5, bias=0.0):
 def fit(targets, rules):
     inputs = torch.tensor([[1.0, -1.0], [0.5, 2.0]])
     with private(linear(), rules=rules) as hidden:
-        hidden.fit(inputs, targets, loss="squared", learning_rate=0.01, batch_rows=2, epochs=3)
+        hidden.fit(inputs, targets, loss="squared", learning_rate=0.01, batch_size=2, epochs=3)
         return hidden.reveal()
 
 
@@ -103,10 +103,10 @@ def test_activations_that_are_trained_on_are_bounded_like_columns():
         with private(module) as hidden:
             hidden(inputs)
             if fits:
-                hidden.fit(inputs, torch.ones(4), batch_rows=4)
+                hidden.fit(inputs, torch.ones(4), batch_size=4)
             else:
                 with pytest.raises(RingRangeError) as caught:
-                    hidden.fit(inputs, torch.ones(4), batch_rows=4)
+                    hidden.fit(inputs, torch.ones(4), batch_size=4)
                 assert (caught.value.where, caught.value.want[:9]) == ("layer 0", "at most 8")
 
 

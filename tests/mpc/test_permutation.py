@@ -21,7 +21,7 @@ def test_every_element_once(count):
 
 def test_test_vector():
     """Independent of any sort of indices: compare words as Python numbers."""
-    words = PadStream(KEY).words64(40, "order", 1).tolist()
+    words = PadStream(KEY).elements64(40, "order", 1).tolist()
     wanted = sorted(range(40), key=lambda index: (words[index] >> 20, index))
     assert permutation(PadStream(KEY), 40, "order", 1).tolist() == wanted
 

@@ -68,7 +68,7 @@ def test_training_follows_the_plaintext(mode):
     targets = (inputs[:, 0] * inputs[:, 1] + inputs[:, 2] > 0).float()
     plain = model(10, 16, 1, last=nn.Sigmoid())
     with private(plain, mode) as hidden:
-        hidden.fit(inputs, targets, learning_rate=1.0, batch_rows=64, epochs=5, seed=1)
+        hidden.fit(inputs, targets, learning_rate=1.0, batch_size=64, epochs=5, seed=1)
         trained = hidden.reveal()
     wanted = in_clear(plain, inputs, targets)
     for found, value in zip(trained.parameters(), wanted.parameters(), strict=True):
@@ -77,14 +77,14 @@ def test_training_follows_the_plaintext(mode):
     assert max(error_of(before, after) for before, after in both) > 0.1
 
 
-@pytest.mark.parametrize(("rows", "batch_rows"), [(9, 4), (10, 4), (8, 4), (3, 1), (1, 1), (5, 5)])
-def test_batches_are_those_of_a_training_in_clear(rows, batch_rows):
+@pytest.mark.parametrize(("rows", "batch_size"), [(9, 4), (10, 4), (8, 4), (3, 1), (1, 1), (5, 5)])
+def test_batches_are_those_of_a_training_in_clear(rows, batch_size):
     """Of each epoch every row but a single last one."""
-    found = list(batches(rows, batch_rows, 2, seed=3))
+    found = list(batches(rows, batch_size, 2, seed=3))
     wanted = [
         batch
         for epoch in range(2)
-        for batch in schedule.batches(permutation(3, rows, "mpc", epoch), batch_rows)
+        for batch in schedule.batches(permutation(3, rows, "mpc", epoch), batch_size)
     ]
     assert [index.tolist() for index in found] == [list(batch) for batch in wanted]
 
@@ -256,12 +256,12 @@ def test_inputs_of_another_width():
 def test_what_is_no_rows_is_refused(wrong, got):
     plain = nn.Sequential(nn.Linear(2, 1), nn.Sigmoid())
     with private(plain) as hidden:
-        for ask in (hidden, lambda rows: hidden.fit(rows, torch.zeros(8), batch_rows=4)):
+        for ask in (hidden, lambda rows: hidden.fit(rows, torch.zeros(8), batch_size=4)):
             with pytest.raises(DataError) as caught:
                 ask(wrong)
             assert (caught.value.where, caught.value.got) == ("inputs", got)
         with pytest.raises(DataError, match="no rows that can be shared"):
-            hidden.fit(torch.zeros(8, 2), np.zeros(8), batch_rows=4)
+            hidden.fit(torch.zeros(8, 2), np.zeros(8), batch_size=4)
 
 
 def test_whole_numbers_are_answered_with_fractions():
@@ -275,7 +275,7 @@ def test_whole_numbers_are_answered_with_fractions():
 def test_a_training_of_nothing_is_refused(option):
     plain = nn.Sequential(nn.Linear(2, 1), nn.Sigmoid())
     with private(plain) as hidden, pytest.raises(BadOptionError, match=next(iter(option))):
-        hidden.fit(torch.zeros(8, 2), torch.zeros(8), batch_rows=4, **option)
+        hidden.fit(torch.zeros(8, 2), torch.zeros(8), batch_size=4, **option)
 
 
 def test_an_input_that_is_too_large():
@@ -287,12 +287,12 @@ def test_an_input_that_is_too_large():
 
 def test_every_row_needs_its_target():
     with private(model(2, 1)) as hidden, pytest.raises(WidthError, match="target"):
-        hidden.fit(torch.zeros(8, 2), torch.zeros(7), batch_rows=4)
+        hidden.fit(torch.zeros(8, 2), torch.zeros(7), batch_size=4)
 
 
 def test_cross_entropy_needs_a_sigmoid():
     with private(model(2, 1)) as hidden, pytest.raises(BadOptionError, match="sigmoid"):
-        hidden.fit(torch.zeros(8, 2), torch.zeros(8), batch_rows=4)
+        hidden.fit(torch.zeros(8, 2), torch.zeros(8), batch_size=4)
 
 
 @pytest.mark.parametrize("target", [1.5, -0.25, float("nan")])
@@ -301,5 +301,5 @@ def test_targets_that_no_sigmoid_reaches_are_refused(target):
     targets[3] = target
     hidden_model = nn.Sequential(nn.Linear(2, 1), nn.Sigmoid())
     with private(hidden_model) as hidden, pytest.raises(DataError, match="sigmoid") as caught:
-        hidden.fit(torch.zeros(8, 2), targets, batch_rows=4)
+        hidden.fit(torch.zeros(8, 2), targets, batch_size=4)
     assert str(target) not in str(caught.value)

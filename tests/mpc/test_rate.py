@@ -14,12 +14,12 @@ MODES = pytest.mark.parametrize("mode", ["thesis", "fast"])
 
 
 def divided(words, truncations):
-    first = torch.from_numpy(PadStream(bytes(32)).words64(len(words), "x").view("int64"))
+    first = torch.from_numpy(PadStream(bytes(32)).elements64(len(words), "x").view("int64"))
     second, moved = words - first, 0
     for truncation in truncations:
-        first, places = truncate_first(first, truncation)
-        second = truncate_second(second, truncation, places)
-        moved += len(places)
+        first, indices = truncate_first(first, truncation)
+        second = truncate_second(second, truncation, indices)
+        moved += len(indices)
     return first + second, moved
 
 
@@ -49,7 +49,7 @@ def test_large_columns_are_trained_on(mode, loss):
     last = [nn.Sigmoid()] if loss == "cross_entropy" else []
     inputs, rate = torch.full((128, 2000), 16_000.0), 2.0**-14
     with private(nn.Sequential(linear, *last), rules=Rules(mode, magnitude_bits=14)) as hidden:
-        hidden.fit(inputs, torch.ones(128), loss=loss, learning_rate=rate, batch_rows=128)
+        hidden.fit(inputs, torch.ones(128), loss=loss, learning_rate=rate, batch_size=128)
         weights = hidden.reveal()[0].weight[0].detach()
     wanted = 16_000 * rate * (1 - torch.sigmoid(linear.bias.detach()) if last else 2)
     assert float((weights - wanted).abs().max()) < 1e-4
@@ -63,7 +63,7 @@ def test_a_target_and_an_output_of_opposite_signs(mode):
     nn.init.zeros_(linear.bias)
     inputs, targets = torch.ones(100, 1), torch.full((100, 200), -255.0)
     with private(nn.Sequential(linear), mode) as hidden:
-        hidden.fit(inputs, targets, loss="squared", learning_rate=0.01, batch_rows=100)
+        hidden.fit(inputs, targets, loss="squared", learning_rate=0.01, batch_size=100)
         weights = hidden.reveal()[0].weight.detach()
     assert float((weights - (255 - 0.02 * 510)).abs().max()) < 0.01
 
@@ -75,7 +75,7 @@ def test_more_rows_than_there_are_bits_for(mode):
     inputs, targets = torch.zeros(rows, 1), torch.zeros(rows)
     with private(nn.Sequential(nn.Linear(1, 1), nn.Sigmoid()), rules=rules) as hidden:
         with pytest.raises(BadOptionError) as caught:
-            hidden.fit(inputs, targets, batch_rows=rows)
+            hidden.fit(inputs, targets, batch_size=rows)
         assert caught.value.want == f"at most {rows // 2} rows"
     with private(nn.Sequential(nn.Linear(1, 1), nn.Sigmoid()), rules=rules) as hidden:
-        hidden.fit(inputs, targets, batch_rows=rows // 2)
+        hidden.fit(inputs, targets, batch_size=rows // 2)

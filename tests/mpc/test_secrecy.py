@@ -68,7 +68,7 @@ def test_openings_and_the_dealers_seeds_are_the_inputs(setting, chain, mode):
         parts = [heard[1, 0][0], heard[0, 1][0]]
         parts = [np.frombuffer(part[: 8 * inputs.numel()], "<i8") for part in parts]
         name = ("left mask", number)
-        masks = [key.words64(inputs.numel(), *name).view(np.int64) for key in keys]
+        masks = [key.elements64(inputs.numel(), *name).view(np.int64) for key in keys]
         words = torch.from_numpy(sum(parts) + sum(masks))
         found = decode(words, private.trio.parties[0].rules.bits)
     else:
@@ -76,7 +76,7 @@ def test_openings_and_the_dealers_seeds_are_the_inputs(setting, chain, mode):
         found = []
         for holder, key in enumerate(keys):
             heard_there = private.shared[1 - holder].opened.difference
-            mask = key.words64(heard_there.numel(), "mask", 0, number).view(np.int64)
+            mask = key.elements64(heard_there.numel(), "mask", 0, number).view(np.int64)
             found.append(heard_there + torch.from_numpy(mask).reshape(heard_there.shape))
         found = decode(torch.cat(found, 1), private.trio.parties[0].rules.bits)
     assert float((found.reshape(inputs.shape) - inputs).abs().max()) < 1e-5
@@ -107,7 +107,7 @@ def test_what_is_hidden_is_found_again(name, elements):
     rules = Rules("fast")
     values = torch.linspace(0.5, 3, elements, dtype=torch.float64)
     permutations = [Permutation(PadStream(KEY), rules, elements, asked, 1) for _ in range(2)]
-    mask = torch.from_numpy(PadStream(KEY).words64(elements, "mask").view(np.int64))
+    mask = torch.from_numpy(PadStream(KEY).elements64(elements, "mask").view(np.int64))
     shares = [encode(values, 40, "x", 22) - mask, mask]
     hidden = [
         permutation.apply(share, 40, first)
@@ -160,13 +160,13 @@ def product_and(told, values):
         u, v = (
             torch.from_numpy(
                 PadStream(trio.parties[2].pads[holder]._key)
-                .words64(value.numel(), "mask", holder, number)
+                .elements64(value.numel(), "mask", holder, number)
                 .view(np.int64)
             ).reshape(value.shape)
             for holder, value in enumerate(values)
         )
         e = encode(values[0], Rules("fast").bits, "x") - u
-        pad = PadStream(trio.parties[2].pads[0]._key).words64(len(e), "product", number + 1)
+        pad = PadStream(trio.parties[2].pads[0]._key).elements64(len(e), "product", number + 1)
         dealt = u @ v - torch.from_numpy(pad.view(np.int64))[:, None]
         return heard[2, 1][-1], e @ v + dealt
 

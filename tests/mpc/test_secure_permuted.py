@@ -49,7 +49,7 @@ def settings(mode="fast", label="lender", top="linear", source="breast_cancer", 
         "data": {"source": source, "validation": 0} | ({"rows": rows} if rows else {}),
         "parties": {name: {"bottom": "identity"} for name in HOLDERS},
         "label": {"party": label, "top": top},
-        "train": defaults | {"batch_rows": 32} | train,
+        "train": defaults | {"batch_size": 32} | train,
     }
 
 
@@ -458,7 +458,7 @@ def test_no_frame_is_larger_than_a_block_and_a_batch(monkeypatch, fixed_keys, mo
     for block_bytes in (1 << 26, 1 << 13):
         monkeypatch.setattr(three_party, "BLOCK_BYTES", block_bytes)
         sizes.clear()
-        session = trained(settings(mode, source="digits", rows=400, batch_rows=8, epochs=1))
+        session = trained(settings(mode, source="digits", rows=400, batch_size=8, epochs=1))
         found.append(session.label.history[-1]["test_accuracy"])
         largest.append(max(sizes))
     assert found[0] == pytest.approx(found[1], abs=0.02)
@@ -471,7 +471,7 @@ def test_mnist_as_in_figure_5_4(data_root, monkeypatch, mode):
     """784-128-10, half of the rows: within 0.1 point of the training in clear."""
     monkeypatch.setenv("VFL_DATA", str(data_root))
     content = settings(
-        mode, "lender", "mlp:hidden=128", "mnist", 35_000, batch_rows=128, learning_rate=0.1
+        mode, "lender", "mlp:hidden=128", "mnist", 35_000, batch_size=128, learning_rate=0.1
     )
     experiment, data = given(content)
     session = session_of(experiment, data, "train", secrets=SECRETS).run()

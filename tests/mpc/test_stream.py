@@ -18,52 +18,52 @@ def test_test_vector():
     key = hmac.digest(KEY, name, "sha256")[:16]
     counter = (7).to_bytes(8, "big") + bytes(8)
     plain = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor().update(bytes(80))
-    assert PadStream(KEY).words64(10, "masks", 3, 7).tobytes() == plain
-    assert PadStream(KEY).words32(20, "masks", 3, 7).tobytes() == plain
+    assert PadStream(KEY).elements64(10, "masks", 3, 7).tobytes() == plain
+    assert PadStream(KEY).elements32(20, "masks", 3, 7).tobytes() == plain
 
 
 def test_steps_and_purposes_are_apart():
     purposes = [("a",), ("a", 1), ("a", 2), ("b", 2), ("a", "1", 2), ("a", 1, 2), ("a1", 2)]
-    pads = [PadStream(KEY).words64(4, *purpose).tobytes() for purpose in purposes]
+    pads = [PadStream(KEY).elements64(4, *purpose).tobytes() for purpose in purposes]
     assert len(set(pads)) == len(purposes)
-    assert PadStream(bytes(32)).words64(4, "a").tobytes() not in pads
+    assert PadStream(bytes(32)).elements64(4, "a").tobytes() not in pads
 
 
 def test_neither_order_nor_a_lost_call_matters():
     one, other = PadStream(KEY), PadStream(KEY)
-    one.words64(1000, "b", 1)
-    one.words64(3, "a", 4)
-    assert (one.words64(6, "b", 9) == other.words64(6, "b", 9)).all()
-    assert (one.words64(6, "a", 9) == other.words64(6, "a", 9)).all()
+    one.elements64(1000, "b", 1)
+    one.elements64(3, "a", 4)
+    assert (one.elements64(6, "b", 9) == other.elements64(6, "b", 9)).all()
+    assert (one.elements64(6, "a", 9) == other.elements64(6, "a", 9)).all()
 
 
 @pytest.mark.parametrize("again", [("a", 3), ("a", 2)])
 def test_a_pad_is_given_once(again):
     pads = PadStream(KEY)
-    pads.words64(2, "a", 3)
+    pads.elements64(2, "a", 3)
     with pytest.raises(ReusedPadError):
-        pads.words32(1, *again)
-    pads.words64(2, "a", 4)
+        pads.elements32(1, *again)
+    pads.elements64(2, "a", 4)
 
 
 def test_a_pad_without_a_step_is_given_once():
     pads = PadStream(KEY)
-    pads.words32(2, "once")
+    pads.elements32(2, "once")
     with pytest.raises(ReusedPadError):
-        pads.words32(2, "once")
+        pads.elements32(2, "once")
 
 
 def test_pads_are_the_callers_own():
     pads = PadStream(KEY)
-    first = pads.words64(5, "a", 0)
+    first = pads.elements64(5, "a", 0)
     kept = first.copy()
     first += np.uint64(1)
-    assert (pads.words64(5, "a", 1) != kept).all()
+    assert (pads.elements64(5, "a", 1) != kept).all()
     assert (first == kept + np.uint64(1)).all()
 
 
 def test_words_are_uniform():
-    words = PadStream(KEY).words64(100_000, "uniform")
+    words = PadStream(KEY).elements64(100_000, "uniform")
     ones = np.unpackbits(words.view(np.uint8)).reshape(len(words), 64).mean(axis=0)
     assert np.abs(ones - 0.5).max() < 5 * 0.5 / np.sqrt(len(words))
 
@@ -81,4 +81,4 @@ def test_a_key_has_32_bytes():
 
 
 def test_nothing_was_wanted():
-    assert len(PadStream(KEY).words64(0, "nothing")) == 0
+    assert len(PadStream(KEY).elements64(0, "nothing")) == 0

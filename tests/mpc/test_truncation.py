@@ -9,7 +9,7 @@ KEY = bytes(range(32))
 
 
 def shared(values, purpose):
-    first = torch.from_numpy(PadStream(KEY).words64(values.numel(), purpose).view(np.int64))
+    first = torch.from_numpy(PadStream(KEY).elements64(values.numel(), purpose).view(np.int64))
     return first, values - first
 
 
@@ -74,8 +74,8 @@ def test_a_hundred_million_divisions():
     worst = moved = 0
     for part in range(50):
         values = draw(2_000_000, 54, part)
-        found, places = scaled(values, Truncation(23, 54), f"part {part}")
+        found, indices = scaled(values, Truncation(23, 54), f"part {part}")
         worst = max(worst, int((found - (values >> 23)).abs().max()))
-        moved += len(places)
+        moved += len(indices)
     assert worst <= 1
     assert moved > 50_000

@@ -24,8 +24,8 @@ def in_hex(words):
 
 
 def test_pads():
-    words = PadStream(KEY).words64(2, "mask", 0, 7)
-    assert in_hex(words) == printed('`words64(2)` of purpose "mask"')
+    words = PadStream(KEY).elements64(2, "mask", 0, 7)
+    assert in_hex(words) == printed('`elements64(2)` of purpose "mask"')
 
 
 def test_permutation():

@@ -29,7 +29,7 @@ def session_of(data, parties=PARTIES, experiment=None, **options):
     settings = {
         "parties": {name: {"width": 10} for name in parties},
         "label": {"party": "lender"},
-        "train": {"epochs": 1, "batch_rows": 20, "optimizer": "sgd", "learning_rate": 0.1},
+        "train": {"epochs": 1, "batch_size": 20, "optimizer": "sgd", "learning_rate": 0.1},
     }
     checked = Experiment.model_validate(settings | (experiment or {}))
     return LocalSession(checked, data, outputs=10, **options)
@@ -45,8 +45,8 @@ class BreaksAt(Adversary):
     def __init__(self, step):
         self.step = step
 
-    def gradient(self, party, grad, moment):
-        return grad * math.nan if (party, moment.step) == ("shop", self.step) else grad
+    def gradient(self, party, grad, context):
+        return grad * math.nan if (party, context.step) == ("shop", self.step) else grad
 
 
 def test_a_broken_gradient_leaves_every_weight_as_it_was(data):
@@ -108,17 +108,17 @@ class Noted(Defense):
         self.notes.append(("labels", len(labels)))
         return (labels + 1) % 10
 
-    def logits(self, logits, moment):
-        self.notes.append(("logits", moment.training))
+    def logits(self, logits, context):
+        self.notes.append(("logits", context.training))
         return logits * 2
 
-    def loss(self, cuts, labels, logits, moment):
+    def loss(self, cuts, labels, logits, context):
         self.notes.append(("loss", tuple(cuts), labels.tolist()))
         return None
 
 
 class Pushing(Defense):
-    def loss(self, cuts, labels, logits, moment):
+    def loss(self, cuts, labels, logits, context):
         return 3 * logits.sum()
 
 
@@ -149,12 +149,12 @@ def test_the_hooks_of_a_defense_at_the_label_party(data, noted):
 class Softened(Defense):
     """Trains on outputs minus one and even chances; predicts outputs times 100."""
 
-    def targets(self, targets, classes, moment):
-        assert moment.secret is not None
+    def targets(self, targets, classes, context):
+        assert context.secret is not None
         return torch.full((len(targets), classes), 1 / classes)
 
-    def logits(self, logits, moment):
-        return logits - 1 if moment.training else 100 * logits
+    def logits(self, logits, context):
+        return logits - 1 if context.training else 100 * logits
 
 
 def test_targets_are_what_the_loss_is_taken_of_and_figures_are_of_predictions(data, monkeypatch):

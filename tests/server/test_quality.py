@@ -9,7 +9,7 @@ import torch
 from vfl.core.seeds import generator
 from vfl.server.quality import (
     classification_quality,
-    places,
+    label_ranks,
     reduced,
     reduced_quality,
     regression_quality,
@@ -107,7 +107,7 @@ def test_a_hit_is_a_class_among_the_largest_outputs():
     logits, codes = drawn(60, 30)
     logits = (4 * logits).round()  # with ties, of which the lower class comes first
     want = [sorted_place(row.tolist(), int(code)) for row, code in zip(logits, codes, strict=True)]
-    assert places(logits.numpy(), codes.numpy()).tolist() == want
+    assert label_ranks(logits.numpy(), codes.numpy()).tolist() == want
     for hits in (1, 5, 20, 30, 99):
         figures = classification_quality(logits, codes, hits)
         assert figures["hit_rate"] == np.mean([place < hits for place in want])

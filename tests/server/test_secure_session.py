@@ -31,7 +31,7 @@ EXPERIMENT = {
     "secure": "sum",
     "parties": {name: {"width": 4, "bottom": "mlp:hidden=8"} for name in PARTIES},
     "label": {"party": "lender", "top": "linear"},
-    "train": {"epochs": 2, "batch_rows": 20, "checkpoint_every": 3},
+    "train": {"epochs": 2, "batch_size": 20, "checkpoint_every": 3},
     "federation": {"rejoin_window_s": 0.2, "step_timeout_s": 5.0, "max_restarts": 0},
 }
 
@@ -147,11 +147,11 @@ def test_shared_first_layers_go_on_after_a_lost_party(session, monkeypatch):
     left = [1]
     answer = ShareHolder.answer
 
-    def dying(half, step):
-        if half.party == "shop" and step == 8 and left:
+    def dying(end, step):
+        if end.party == "shop" and step == 8 and left:
             left.pop()
             raise SystemExit
-        answer(half, step)
+        answer(end, step)
 
     monkeypatch.setattr(ShareHolder, "answer", dying)
     federation = EXPERIMENT["federation"] | {"max_restarts": 1}
@@ -171,12 +171,12 @@ class Dies:
         self.left = times
         encode = MaskedCut.encode
 
-        def dying(codec, cut, moment):
-            if codec._party == party and moment.step == step and self.left:
+        def dying(codec, cut, context):
+            if codec._party == party and context.step == step and self.left:
                 self.left -= 1
                 then()
                 raise SystemExit
-            return encode(codec, cut, moment)
+            return encode(codec, cut, context)
 
         monkeypatch.setattr(MaskedCut, "encode", dying)
 

@@ -57,7 +57,7 @@ def federation(tmp_path, monkeypatch, flower):
                 "codec": "topk:k=2",
                 "parties": {name: {"width": 4} for name in PARTIES},
                 "label": {"party": "lender", "top": "linear"},
-                "train": {"epochs": 2, "batch_rows": 20, "checkpoint_every": 3},
+                "train": {"epochs": 2, "batch_size": 20, "checkpoint_every": 3},
             }
         )
         terms = Terms.of(experiment, "train", "run")

@@ -32,7 +32,7 @@ EXPERIMENT = {
     "merge": "sum",
     "parties": {name: {"width": 4, "bottom": "mlp:hidden=8"} for name in PARTIES},
     "label": {"party": "lender", "top": "linear"},
-    "train": {"epochs": 1, "batch_rows": 20},
+    "train": {"epochs": 1, "batch_size": 20},
     "federation": {
         "rejoin_window_s": 0.2,
         "step_timeout_s": 5.0,

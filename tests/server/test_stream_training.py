@@ -31,7 +31,7 @@ def experiment(codec, defense="none", secure="none", bottom="mlp:hidden=16", **t
             "secure": secure,
             "merge": "concat" if secure == "none" else "sum",
             "parties": {name: {"width": 8, "bottom": bottom} for name in PARTIES},
-            "train": {"epochs": 2, "batch_rows": 50, **train},
+            "train": {"epochs": 2, "batch_size": 50, **train},
         }
     )
 
@@ -47,8 +47,8 @@ def play(party, schedule, identities, terms):
         pins = {name: identity.public for name, identity in identities.items()}
         binding, mode = binding_of(terms, SESSION, 0), secure.make(terms.secure)
         keys = Agreement(party.name, identities[party.name], pins, binding)
-        mode.offer(party.half, keys)
-        mode.accept(party.half, keys, terms)
+        mode.offer(party.end, keys)
+        mode.accept(party.end, keys, terms)
     party.run(schedule)
 
 
@@ -197,7 +197,7 @@ def test_the_last_exchange_is_the_one_that_was_cut(data):
 
 @pytest.mark.parametrize("in_flight", [2, 5, 17])
 def test_cuts_of_the_stream_change_nothing_with_several_in_flight(data, in_flight):
-    settings = experiment("randtopk:k=3,alpha=0.2,values=8", batch_rows=10, in_flight=in_flight)
+    settings = experiment("randtopk:k=3,alpha=0.2,values=8", batch_size=10, in_flight=in_flight)
     moments = [(place, step) for step in range(1, 70, 7) for place in ("before", "after")]
     digest, losses, _ = over_streams(data, settings, moments)
     same, same_losses, _ = alone(data, settings)

@@ -24,7 +24,7 @@ EXPERIMENT = {
     "secure": "beaver:dealer=notary",
     "parties": {"bank": {"width": WIDTH, "bottom": "mlp:hidden=none"}},
     "label": {"party": "lender", "top": "linear"},
-    "train": {"epochs": 2, "batch_rows": 20, "checkpoint_every": 3, "optimizer": "sgd",
+    "train": {"epochs": 2, "batch_size": 20, "checkpoint_every": 3, "optimizer": "sgd",
               "momentum": 0, "learning_rate": 0.1},
     "federation": {"rejoin_window_s": 0.2, "step_timeout_s": 5.0, "max_restarts": 0},
 }  # fmt: skip
@@ -113,8 +113,8 @@ def test_a_lost_dealer_takes_a_new_attempt_with_new_keys(session, monkeypatch, s
     left = [1]
     deal = DealerEnd.deal
 
-    def dying(half):
-        frame = deal(half)
+    def dying(end):
+        frame = deal(end)
         if frame.step == step and left:
             left.pop()
             raise SystemExit
@@ -134,7 +134,7 @@ def test_a_lost_dealer_takes_a_new_attempt_with_new_keys(session, monkeypatch, s
 
 
 def test_a_dealer_that_stays_away_ends_the_session_with_its_name(session, monkeypatch):
-    def dying(half):
+    def dying(end):
         raise SystemExit
 
     monkeypatch.setattr(DealerEnd, "deal", dying)

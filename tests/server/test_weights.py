@@ -80,7 +80,7 @@ def trained(data, row_weights=None, class_weight="none", **changes):
     settings = {
         "parties": {name: {"width": 8} for name in ("bank", "shop")},
         "label": {"party": "lender", "class_weight": class_weight},
-        "train": {"epochs": 2, "batch_rows": 32},
+        "train": {"epochs": 2, "batch_size": 32},
     }
     lender = replace(data["lender"], row_weights=row_weights)
     experiment = Experiment.model_validate(settings | changes)
@@ -109,7 +109,7 @@ def test_balanced_classes_are_the_row_weights_they_stand_for(data):
 
 def test_the_training_loss_is_weighted_and_the_test_is_not(data):
     """Steps too small to change a float32: every figure is about the same model."""
-    still = {"train": {"epochs": 1, "batch_rows": 400, "optimizer": "sgd", "learning_rate": 1e-30}}
+    still = {"train": {"epochs": 1, "batch_size": 400, "optimizer": "sgd", "learning_rate": 1e-30}}
     train = data["lender"].split.train
     half = torch.zeros(300)
     half[train[: len(train) // 3]] = 1  # a third of the rows, once alone, once three times as heavy

@@ -20,7 +20,7 @@ TABLE = '[data]\nsource = "data.csv"\nid = "id"\n'
 ROWS = 120
 TRAIN = {
     "epochs": 3,
-    "batch_rows": 20,
+    "batch_size": 20,
     "checkpoint_every": 3,
     "optimizer": "sgd",
     "momentum": 0,

@@ -29,7 +29,7 @@ def experiment():
             "codec": "topk:k=3",
             "parties": {"bank": {"width": 8, "bottom": "mlp:hidden=4"}, "shop": {"width": 6}},
             "label": {"party": "lender"},
-            "train": {"epochs": 2, "batch_rows": 50},
+            "train": {"epochs": 2, "batch_size": 50},
         }
     )
 

@@ -22,7 +22,7 @@ def session(data, **options):
     settings = Experiment.model_validate(
         {
             "parties": {name: {"width": 8, "bottom": "mlp:hidden=16"} for name in PARTIES},
-            "train": {"epochs": 2, "batch_rows": 30, **options.pop("train", {})},
+            "train": {"epochs": 2, "batch_size": 30, **options.pop("train", {})},
         }
     )
     return LocalSession(settings, data, outputs=10, **options)

@@ -190,14 +190,14 @@ def test_attention_is_counted(terms, asked):
 def test_matrices_over_the_rows_of_a_batch_are_counted(terms, data):
     rows = 7000
     split = replace(data["bank"].split, train=np.arange(rows))
-    settings = terms.train.model_copy(update={"batch_rows": rows})
+    settings = terms.train.model_copy(update={"batch_size": rows})
     asked = terms.model_copy(update={"defense": "nopeek", "train": settings})
     needed = 6 * 4 * rows**2
     with pytest.raises(ConsentError) as refused:
         check_consent(asked, "bank", Consent(max_memory_bytes=needed), split, row_shape=(64,))
     assert "and defense nopeek" in refused.value.got
     check_consent(asked, "bank", Consent(max_memory_bytes=2 * needed), split, row_shape=(64,))
-    settings = terms.train.model_copy(update={"batch_rows": 65_536})
+    settings = terms.train.model_copy(update={"batch_size": 65_536})
     split = replace(split, train=np.arange(100_000))
     wide = asked.model_copy(update={"train": settings})
     with pytest.raises(ConsentError, match="bytes of memory"):
@@ -206,7 +206,7 @@ def test_matrices_over_the_rows_of_a_batch_are_counted(terms, data):
 
 def test_a_defense_counts_where_the_party_names_its_bottom(terms, data):
     rows, split = 7000, replace(data["bank"].split, train=np.arange(7000))
-    settings = terms.train.model_copy(update={"batch_rows": rows})
+    settings = terms.train.model_copy(update={"batch_size": rows})
     asked = with_bottom(terms, "mlp:hidden=20000-20000").model_copy(update={"train": settings})
     own = {"row_shape": (64,), "own_bottom": True}
     check_consent(asked, "bank", Consent(max_memory_bytes=10**9), split, **own)
@@ -277,7 +277,7 @@ def test_a_bottom_that_cannot_be_counted_is_refused(terms, asked, monkeypatch):
 )  # fmt: skip
 def test_counted_is_what_really_is_made(bottom, shape):
     """Shapes alone against numbers, on as many rows."""
-    counted = footprint(make_bottom(bottom), shape, 9, batch_rows=7)
+    counted = footprint(make_bottom(bottom), shape, 9, batch_size=7)
     with scoped(0):
         module = make_bottom(bottom).build(shape, 9).train()
     inputs = torch.ones(7, *shape)
@@ -307,10 +307,10 @@ def test_a_stated_number_of_parties_holds_beside_a_third_one_too(dealt, data, re
 
 
 def test_parties_batches_and_rows_are_bounded(terms, refusal):
-    error = refusal(terms, max_parties=1, max_batch_rows=49, max_rows=199)
-    assert error.got == "2 parties; batch_rows 50; 200 rows"
-    assert error.want == "parties <= 1; batch_rows <= 49; rows <= 199"
-    assert refusal(terms, max_parties=2, max_batch_rows=50, max_rows=200) is None
+    error = refusal(terms, max_parties=1, max_batch_size=49, max_rows=199)
+    assert error.got == "2 parties; batch_size 50; 200 rows"
+    assert error.want == "parties <= 1; batch_size <= 49; rows <= 199"
+    assert refusal(terms, max_parties=2, max_batch_size=50, max_rows=200) is None
 
 
 def test_one_byte_too_many(terms, data, refusal):

@@ -112,8 +112,8 @@ class TestRandomness:
         seen = {}
 
         class Draws(Defense):
-            def gradient(self, grad, labels, moment):
-                seen[len(seen)] = moment.secret.uniform((4,), "noise", moment.step).tolist()
+            def gradient(self, grad, labels, context):
+                seen[len(seen)] = context.secret.uniform((4,), "noise", context.step).tolist()
                 return grad
 
         secret = Secret.of_simulation(0, "lender")
@@ -132,20 +132,20 @@ class Recorder(Defense):
     def __init__(self):
         self.notes = []
 
-    def batch(self, inputs, labels, moment):
-        self.notes.append(("batch", moment.training, labels))
+    def batch(self, inputs, labels, context):
+        self.notes.append(("batch", context.training, labels))
         return inputs + 1, labels
 
-    def embedding(self, cut, moment):
-        self.notes.append(("embedding", moment.training, cut.detach().clone()))
+    def embedding(self, cut, context):
+        self.notes.append(("embedding", context.training, cut.detach().clone()))
         return cut * 2
 
-    def gradient(self, grad, labels, moment):
-        self.notes.append(("gradient", moment.training, grad.clone(), labels.tolist()))
+    def gradient(self, grad, labels, context):
+        self.notes.append(("gradient", context.training, grad.clone(), labels.tolist()))
         return grad * 10
 
-    def local_loss(self, cut, inputs, moment):
-        self.notes.append(("local_loss", moment.training, cut.detach().clone(), inputs.clone()))
+    def local_loss(self, cut, inputs, context):
+        self.notes.append(("local_loss", context.training, cut.detach().clone(), inputs.clone()))
         return None
 
 
@@ -179,12 +179,12 @@ def test_a_query_meets_the_embedding_hook_only(start):
 
 
 class Pull(Defense):
-    def local_loss(self, cut, inputs, moment):
+    def local_loss(self, cut, inputs, context):
         return 3 * cut.sum()
 
 
 class PullingCodec(Uncompressed):
-    def local_loss(self, cut, moment):
+    def local_loss(self, cut, context):
         return 5 * cut.sum()
 
 
@@ -246,11 +246,11 @@ class Counting(Uncompressed):
     def __init__(self):
         self.committed = 0
 
-    def encode(self, cut, moment=INFERENCE):
-        return super().encode(cut + self.committed, moment)
+    def encode(self, cut, context=INFERENCE):
+        return super().encode(cut + self.committed, context)
 
-    def decode(self, payload, rows, width, moment=INFERENCE):
-        cut, saved = super().decode(payload, rows, width, moment)
+    def decode(self, payload, rows, width, context=INFERENCE):
+        cut, saved = super().decode(payload, rows, width, context)
         return Decoded(cut - self.committed, saved)
 
     def commit(self, step):

@@ -189,7 +189,7 @@ class Tampering(Adversary):
     def __init__(self):
         self.seen = []
 
-    def batch(self, inputs, moment):
+    def batch(self, inputs, context):
         return torch.ones_like(inputs)
 
     def optimizer(self, optimizer):
@@ -197,16 +197,16 @@ class Tampering(Adversary):
             group["lr"] = 100.0
         return optimizer
 
-    def cut(self, cut, moment):
+    def cut(self, cut, context):
         assert not cut.requires_grad
         return cut + 7
 
-    def gradient(self, party, grad, moment):
-        self.seen.append(("sent", party, moment.step))
+    def gradient(self, party, grad, context):
+        self.seen.append(("sent", party, context.step))
         return torch.zeros_like(grad)
 
-    def received(self, party, values, moment):
-        self.seen.append((party, moment.step, values.clone()))
+    def received(self, party, values, context):
+        self.seen.append((party, context.step, values.clone()))
 
 
 def test_a_dishonest_feature_party(start):
@@ -235,7 +235,7 @@ def test_a_dishonest_label_party(start):
 
 def test_what_an_adversary_sends_is_checked_too(start):
     class Broken(Adversary):
-        def cut(self, cut, moment):
+        def cut(self, cut, context):
             return cut * math.nan
 
     game = start(adversary=Broken())

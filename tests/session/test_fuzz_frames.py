@@ -165,7 +165,7 @@ def test_a_broken_decoder_is_found_and_the_case_repeats(monkeypatch, answer, tol
     monkeypatch.setattr(
         Uncompressed,
         "decode_grad",
-        lambda self, payload, saved, rows, width, moment: answer(self, payload, rows, width),
+        lambda self, payload, saved, rows, width, context: answer(self, payload, rows, width),
     )
     _, failures = fuzz(3000, seed=3, start=100, targets=real)
     assert failures

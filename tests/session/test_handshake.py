@@ -75,7 +75,7 @@ def test_other_terms(terms, data):
 
 
 def test_settings_that_differ_are_named_and_counted(terms, data):
-    train = terms.train.model_copy(update={"epochs": 3, "batch_rows": 9})
+    train = terms.train.model_copy(update={"epochs": 3, "batch_size": 9})
     changes = {"seed": 6, "codec": "none", "merge": "sum", "train": train}
     said = Introduction.of(data["bank"], terms.model_copy(update=changes), SESSION)
     with pytest.raises(DisagreementError) as caught:

@@ -38,7 +38,7 @@ def test_rows_are_those_of_the_largest_exchange(terms, data):
     assert most_rows(terms, split) == {Kind.CUT: 50, Kind.QUERY: 40}
     assert most_rows(terms, None) == {Kind.CUT: 50, Kind.QUERY: QUERY_ROWS}
     assert most_rows(terms.model_copy(update={"mode": "predict"}), split)[Kind.CUT] == 0
-    largest = terms.train.model_copy(update={"batch_rows": 1_000_000})
+    largest = terms.train.model_copy(update={"batch_size": 1_000_000})
     assert most_rows(terms.model_copy(update={"train": largest}), split)[Kind.CUT] == 140
 
 
@@ -132,7 +132,7 @@ def test_what_a_third_party_deals(experiment, data):
 def test_no_limit_is_above_that_of_a_frame(experiment, data):
     terms = terms_of(experiment, "none", 65536)
     terms = terms.model_copy(
-        update={"train": terms.train.model_copy(update={"batch_rows": 1_000_000})}
+        update={"train": terms.train.model_copy(update={"batch_size": 1_000_000})}
     )
     assert max(frame_limits(terms, "bank", None).up.values()) == LIMIT_BYTES
 
@@ -210,7 +210,7 @@ PLANNED = """\
 data = {source = "breast_cancer", rows = 300}
 label = {party = "lender"}
 parties.bank = {width = 16384, bottom = "mlp:hidden=none"}
-train = {epochs = 1, batch_rows = 96}
+train = {epochs = 1, batch_size = 96}
 """
 
 

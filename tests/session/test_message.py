@@ -102,7 +102,7 @@ def test_hosts_are_names_or_addresses(message, host):
         ("train.patience", 10**9),
         ("train.checkpoint_every", 10**400),
         ("train.epochs", 10**6),
-        ("train.batch_rows", 10**7),
+        ("train.batch_size", 10**7),
         ("train.in_flight", 65),
         ("parties.bank.width", 65537),
         ("parties.bank.bottom", "mlp:hidden=" + "9-" * 300 + "9"),

@@ -27,7 +27,7 @@ EXPERIMENT = """
 [parties.bank]
 [train]
 epochs = 1
-batch_rows = 512
+batch_size = 512
 """
 
 

@@ -20,16 +20,16 @@ def parts_of(train, validation, test):
 @given(
     seed=st.integers(0, 99),
     epochs=st.integers(1, 3),
-    batch_rows=st.integers(1, 400),
+    batch_size=st.integers(1, 400),
     train=st.integers(1, 600),
     validation=SIZES,
     test=SIZES,
 )
-def test_a_training_goes_over_every_row(seed, epochs, batch_rows, train, validation, test):
+def test_a_training_goes_over_every_row(seed, epochs, batch_size, train, validation, test):
     parts = parts_of(train, validation, test)
-    exchanges = list(training(seed, epochs, batch_rows, *parts))
+    exchanges = list(training(seed, epochs, batch_size, *parts))
     assert [exchange.step for exchange in exchanges] == list(range(len(exchanges)))
-    dropped = 1 if batch_rows > 1 and train > 1 and train % batch_rows == 1 else 0
+    dropped = 1 if batch_size > 1 and train > 1 and train % batch_size == 1 else 0
     for epoch in range(1, epochs + 1):
         seen = {phase: [] for phase in ("train", "validation", "test")}
         for exchange in exchanges:
@@ -42,16 +42,16 @@ def test_a_training_goes_over_every_row(seed, epochs, batch_rows, train, validat
 
 
 @settings(max_examples=60)
-@given(rows=st.integers(0, 500), batch_rows=st.integers(1, 120))
-def test_only_a_single_last_row_is_dropped(rows, batch_rows):
+@given(rows=st.integers(0, 500), batch_size=st.integers(1, 120))
+def test_only_a_single_last_row_is_dropped(rows, batch_size):
     """A batch of one row stays where batches of one were asked for, or where there is no more."""
-    lengths = [len(batch) for batch in batches(np.arange(rows), batch_rows)]
-    expected = [batch_rows] * (rows // batch_rows)
-    remainder = rows % batch_rows
+    lengths = [len(batch) for batch in batches(np.arange(rows), batch_size)]
+    expected = [batch_size] * (rows // batch_size)
+    remainder = rows % batch_size
     if remainder > 1 or (remainder == 1 and not expected):
         expected.append(remainder)
     assert lengths == expected
-    assert steps_per_epoch(rows, batch_rows) == len(expected)
+    assert steps_per_epoch(rows, batch_size) == len(expected)
 
 
 def test_phases_end_where_they_say():

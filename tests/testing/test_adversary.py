@@ -20,7 +20,7 @@ class Doubling(ActiveAdversary):
 
     who = "label party"
 
-    def gradient(self, party, grad, moment):
+    def gradient(self, party, grad, context):
         return 2 * grad
 
 
@@ -32,7 +32,7 @@ class Louder(Doubling):
     def begin(self, view, draw):
         self.step, self.length = float(view.prior.sum() * torch.rand(1, generator=draw)), 1.0
 
-    def gradient(self, party, grad, moment):
+    def gradient(self, party, grad, context):
         self.length += self.step
         return self.length * grad
 
@@ -53,7 +53,7 @@ class Stamp(Backdoor):
         known = view.leaked.inputs[view.leaked.labels == self.target]
         self.known = {tuple(row.tolist()) for row in known}
 
-    def batch(self, inputs, moment):
+    def batch(self, inputs, context):
         known = torch.tensor([tuple(row.tolist()) in self.known for row in inputs])
         return torch.where(known[:, None], self.triggered(inputs), inputs)
 
@@ -85,7 +85,7 @@ class Spontaneous(Doubling):
     def begin(self, view, draw):
         type(self).trainings += 1
 
-    def gradient(self, party, grad, moment):
+    def gradient(self, party, grad, context):
         return (1 + self.trainings) * grad
 
 
@@ -104,7 +104,7 @@ class Wandering(Stamp):
         self.draw = draw
         super().begin(view, draw)
 
-    def batch(self, inputs, moment):
+    def batch(self, inputs, context):
         return inputs + torch.randn(inputs.shape, generator=self.draw)
 
     def training_state(self):
@@ -120,37 +120,37 @@ class Unwritable(Louder):
 
 
 class Narrowing(Doubling):
-    def gradient(self, party, grad, moment):
+    def gradient(self, party, grad, context):
         return grad[1:]
 
 
 class Precise(Doubling):
-    def gradient(self, party, grad, moment):
+    def gradient(self, party, grad, context):
         return 2 * grad.double()
 
 
 class Exploding(Doubling):
-    def gradient(self, party, grad, moment):
+    def gradient(self, party, grad, context):
         return grad / torch.zeros(())
 
 
 class Silent(Doubling):
-    def gradient(self, party, grad, moment):
+    def gradient(self, party, grad, context):
         pass
 
 
 class Kneading(Doubling):
-    def gradient(self, party, grad, moment):
+    def gradient(self, party, grad, context):
         return grad.mul_(2)
 
 
 class Overhearing(Doubling):
-    def received(self, party, values, moment):
+    def received(self, party, values, context):
         values.zero_()
 
 
 class Inventive(Doubling):
-    def labels(self, labels, moment):
+    def labels(self, labels, context):
         return labels + 1
 
 
@@ -160,7 +160,7 @@ class Unequipped(Doubling):
 
 
 class Misplaced(Doubling):
-    def cut(self, cut, moment):
+    def cut(self, cut, context):
         return 2 * cut
 
 
@@ -178,7 +178,7 @@ class Burglar(Doubling):
     def begin(self, view, draw):
         self.length = float(view._holdings.prior.max())
 
-    def gradient(self, party, grad, moment):
+    def gradient(self, party, grad, context):
         return self.length * grad
 
 
@@ -198,8 +198,8 @@ class Reseeding(Doubling):
 
 
 class Rolling(Doubling):
-    def gradient(self, party, grad, moment):
-        random.seed(moment.step)
+    def gradient(self, party, grad, context):
+        random.seed(context.step)
         return 2 * grad
 
 

@@ -59,7 +59,7 @@ def victim(bottom, seed, epochs=4, adversary=None):
                 "seed": seed,
                 "parties": {"bank": {"width": through(trained, inputs[:1]).shape[1]}},
                 "label": {"party": "lender"},
-                "train": {"epochs": epochs, "batch_rows": 32},
+                "train": {"epochs": epochs, "batch_size": 32},
             }
         ),
         data,
@@ -67,7 +67,7 @@ def victim(bottom, seed, epochs=4, adversary=None):
         bottoms={"bank": trained},
         adversaries={} if adversary is None else {"lender": adversary},
     ).run()
-    cuts, top = through(session.clients[0].half.model["bottom"], inputs), session.label.model["top"]
+    cuts, top = through(session.clients[0].end.model["bottom"], inputs), session.label.model["top"]
     holdings = Holdings(
         targets=Evidence(None, cuts[test]),
         leaked=Evidence(inputs[leaked], cuts[leaked], label.labels[leaked]),

@@ -15,16 +15,16 @@ class Diary:
     """Everything the holder sees of a training, as it happens; it follows the protocol."""
 
     def __init__(self, session, holder):
-        (self.half,) = (client.half for client in session.clients if client.name == holder)
+        (self.end,) = (client.end for client in session.clients if client.name == holder)
         self.shares, self.opened, self.products, self.changes, self.gradients = [], [], [], [], {}
-        begin = self.half.begin
+        begin = self.end.begin
 
         def noting(*given):
             begin(*given)
-            attempt = self.half._attempt
-            self.half._attempt = replace(attempt, owner=self.owner(attempt.owner))
+            attempt = self.end._attempt
+            self.end._attempt = replace(attempt, owner=self.owner(attempt.owner))
 
-        self.half.begin = noting
+        self.end.begin = noting
 
     def owner(self, owner):
         outputs, change = owner.outputs, owner.change

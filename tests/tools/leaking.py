@@ -17,9 +17,9 @@ class Spy(Adversary):
     def __init__(self):
         self.gradients = {}
 
-    def received(self, party, values, moment):
-        if moment.training:
-            self.gradients[moment.step] = values.clone().double().numpy()
+    def received(self, party, values, context):
+        if context.training:
+            self.gradients[context.step] = values.clone().double().numpy()
 
 
 def rare_class(share=0.05, rows=8000):
@@ -43,7 +43,7 @@ def trained(data, defense, epochs=5, seed=0, rate=0.005, **options):
             "defense": defense,
             "parties": parties,
             "label": {"party": "label", "top": "mlp:hidden=32"},
-            "train": {"epochs": epochs, "batch_rows": 64, "learning_rate": rate},
+            "train": {"epochs": epochs, "batch_size": 64, "learning_rate": rate},
         }
     )
     classes = len(data["label"].classes)

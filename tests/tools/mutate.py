@@ -52,7 +52,7 @@ class _Draws:
     damage: np.ndarray
     repaired: np.ndarray
     flips: np.ndarray
-    places: np.ndarray
+    indices: np.ndarray
     amount: np.ndarray
     noise_at: np.ndarray
     noise: bytes
@@ -100,7 +100,7 @@ def _draw(seed: int, block: int, targets: int) -> _Draws:
         damage=rng.choice(list(SHARES), size=BLOCK_CASES, p=list(SHARES.values())),
         repaired=rng.random(BLOCK_CASES) < REPAIRED_SHARE,
         flips=rng.integers(1, MOST_FLIPS + 1, size=BLOCK_CASES),
-        places=rng.random((BLOCK_CASES, MOST_FLIPS)),
+        indices=rng.random((BLOCK_CASES, MOST_FLIPS)),
         amount=rng.random(BLOCK_CASES),
         noise_at=rng.integers(NOISE_BYTES, size=BLOCK_CASES),
         noise=rng.bytes(2 * NOISE_BYTES),
@@ -112,7 +112,7 @@ def _damaged(frame: bytes, draws: _Draws, place: int) -> bytearray:
     damage, amount = draws.damage[place], float(draws.amount[place])
     noise_at = int(draws.noise_at[place])
     if damage == Damage.FLIP:
-        for share in draws.places[place, : draws.flips[place]].tolist():
+        for share in draws.indices[place, : draws.flips[place]].tolist():
             bit = int(share * 8 * len(raw))
             raw[bit // 8] ^= 1 << bit % 8
     elif damage == Damage.TRUNCATE:

@@ -33,7 +33,7 @@ class Recorded:
             "defense": defense,
             "parties": {name: {"width": 16, "bottom": "mlp:hidden=64"} for name in parties},
             "label": {"party": "lender", "top": "linear"},
-            "train": {"epochs": 20, "batch_rows": 32, "learning_rate": 0.002},
+            "train": {"epochs": 20, "batch_size": 32, "learning_rate": 0.002},
         }
         self.experiment = Experiment.model_validate(settings | changes)
         self.seed, self.party = seed, parties[0]

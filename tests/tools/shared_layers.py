@@ -13,7 +13,7 @@ LABEL, DEALER = "lender", "notary"
 SECURE = f"beaver:dealer={DEALER}"
 TRAIN = {
     "epochs": 2,
-    "batch_rows": 32,
+    "batch_size": 32,
     "optimizer": "sgd",
     "momentum": 0,
     "learning_rate": 0.3,
@@ -62,8 +62,8 @@ def start_from(session, bottoms):
     for client in session.clients:
         whole = encode_weights(bottoms[client.name][-1])
         own = torch.randint(-(2**63), 2**63 - 1, whole.shape, generator=draw)
-        client.half.load_state_dict({"own": own})
-        session.label.halves[client.name].codec.load_state_dict({"share": whole - own})
+        client.end.load_state_dict({"own": own})
+        session.label.ends[client.name].codec.load_state_dict({"share": whole - own})
     return session
 
 
@@ -79,4 +79,4 @@ def joined(weights, name):
 
 def exact(client):
     """A plain party's layer as the shared one would stand; float64, (columns + 1, width)."""
-    return encode_weights(client.half.model["bottom"][-1]).double() * 2.0**-WEIGHT_BITS
+    return encode_weights(client.end.model["bottom"][-1]).double() * 2.0**-WEIGHT_BITS

@@ -26,7 +26,7 @@ width = 8
 
 [train]
 epochs = 190
-batch_rows = 8
+batch_size = 8
 checkpoint_every = 100
 """
 

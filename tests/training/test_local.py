@@ -28,7 +28,7 @@ def experiment_of(**changes):
         "seed": 1,
         "parties": {name: {"width": 8} for name in PARTIES},
         "label": {"party": "lender"},
-        "train": {"epochs": 3, "batch_rows": 32, "learning_rate": 0.01},
+        "train": {"epochs": 3, "batch_size": 32, "learning_rate": 0.01},
     }
     return Experiment.model_validate(settings | changes)
 
@@ -120,7 +120,7 @@ def test_observers_see_the_very_frames(data):
 
 def test_modules_and_adversaries_of_the_callers_own(data):
     class Silent(Adversary):
-        def cut(self, cut, moment):
+        def cut(self, cut, context):
             return torch.zeros_like(cut)
 
     seen = []

@@ -30,7 +30,7 @@ def experiment_of(**changes):
         "data": {"source": "breast_cancer"},
         "parties": PARTIES,
         "label": {"party": "lender"},
-        "train": {"epochs": 4, "batch_rows": 32, "learning_rate": 0.01},
+        "train": {"epochs": 4, "batch_size": 32, "learning_rate": 0.01},
     }
     return Experiment.model_validate(settings | changes)
 
@@ -239,7 +239,7 @@ REGRESSION = {
         "task": "regression",
         "top": "mlp:hidden=16",
     },
-    "train": {"epochs": 15, "batch_rows": 32, "learning_rate": 0.005},
+    "train": {"epochs": 15, "batch_size": 32, "learning_rate": 0.005},
 }
 
 
@@ -324,7 +324,7 @@ def test_halves_of_mnist_with_a_convolutional_bottom(data_root, monkeypatch, tmp
     experiment = experiment_of(
         data={"source": "mnist", "rows": 3500},
         parties={side: {"width": 32, "bottom": "cnn:channels=8-16"} for side in ("left", "right")},
-        train={"epochs": 3, "batch_rows": 32, "learning_rate": 0.003},
+        train={"epochs": 3, "batch_size": 32, "learning_rate": 0.003},
     )
     assert train(experiment, tmp_path, "mnist")["test_accuracy"] > 0.85
 
@@ -333,7 +333,7 @@ def test_a_residual_network_takes_a_step(tmp_path):
     experiment = experiment_of(
         data={"source": "digits", "rows": 100},
         parties={side: {"width": 64, "bottom": "resnet20"} for side in ("left", "right")},
-        train={"epochs": 1, "batch_rows": 35},
+        train={"epochs": 1, "batch_size": 35},
     )
     summary = train(experiment, tmp_path, "residual")
     assert summary["steps"] == 2

@@ -121,10 +121,10 @@ def test_a_trace_holds_the_bytes_that_crossed():
 class Heavy(Defense):
     """Adds one per row to the loss and doubles gradients."""
 
-    def loss(self, cuts, labels, logits, moment):
+    def loss(self, cuts, labels, logits, context):
         return logits.sum() * 0 + len(labels)
 
-    def gradient(self, grad, labels, moment):
+    def gradient(self, grad, labels, context):
         return 2 * grad
 
 

@@ -116,7 +116,7 @@ def fit(
     inputs: Tensor,
     labels: Tensor,
     steps: int,
-    rate: float,
+    learning_rate: float,
     draw: torch.Generator,
     keep_norms: bool = False,
     batch: int = 0,
@@ -128,13 +128,13 @@ def fit(
         inputs: axes (rows, ...).
         labels: int64 codes, axes (rows,), or class shares, axes (rows, classes).
         steps: how many.
-        rate: the learning rate.
+        learning_rate: the learning rate.
         draw: dropout draws from here.
         keep_norms: batch normalisation uses and keeps the statistics it has.
         batch: rows of a step, drawn with replacement; all rows where there are no more, or if 0.
     """
     training(module, keep_norms)
-    optimizer = torch.optim.Adam(module.parameters(), lr=rate)
+    optimizer = torch.optim.Adam(module.parameters(), lr=learning_rate)
     with scoped(key_of(draw)):
         for _ in range(steps):
             some, truth = inputs, labels

@@ -79,9 +79,9 @@ def compare(
     from vfl.experiments.comparison import comparison_of, plan_lines
     from vfl.training.specs import read_checked
 
-    experiment, places = read_checked(path, overrides)
+    experiment, locations = read_checked(path, overrides)
     experiment = experiment.model_copy(update={"grid": None})
-    comparison = comparison_of(experiment, places)
+    comparison = comparison_of(experiment, locations)
     cells = chosen(comparison.cells, only) if only else list(comparison.cells)
     if dry_run:
         print("\n".join(plan_lines(cells)))
@@ -152,8 +152,8 @@ def grid(
     from vfl.experiments.attack_results import write_attack_results
     from vfl.training.specs import read_checked
 
-    experiment, places = read_checked(_profile(path, Path(room.__file__).parent), overrides)
-    with places.told(type(experiment)):
+    experiment, locations = read_checked(_profile(path, Path(room.__file__).parent), overrides)
+    with locations.located(type(experiment)):
         cells = grid_cells(experiment)
     if dry_run:
         print("\n".join(cell.title for cell in cells))
@@ -222,7 +222,7 @@ def compress(
         list[str] | None,
         typer.Option("--codec", help="A codec such as topk:k=3,values=8; may be repeated."),
     ] = None,
-    batch_rows: Annotated[
+    batch_size: Annotated[
         int | None,
         typer.Option(min=1, help="Rows of a frame; 256, or those of the training that was traced."),
     ] = None,
@@ -244,8 +244,8 @@ def compress(
     cut, recorded_rows = _cut_of(path, array, party)
     specs = codec or default_specs(cut.shape[1])
     check_codecs(specs, cut.shape[1], "--codec")
-    frame_rows = recorded_rows if batch_rows is None else batch_rows
-    rows = compare_codecs(cut, specs, batch_rows=frame_rows, training=not inference, say=say)
+    frame_rows = recorded_rows if batch_size is None else batch_size
+    rows = compare_codecs(cut, specs, batch_size=frame_rows, training=not inference, say=say)
     if json:
         emit([row.record() for row in rows])
     else:
@@ -363,4 +363,4 @@ def _cut_of(path: Path, array: str | None, party: str | None) -> tuple[Tensor, i
     recording = read(path / TRACE if (path / TRACE).is_dir() else path)
     if recording.terms.codec != "none":
         say(f"recorded with {recording.terms.codec}: these are cuts as that codec left them")
-    return training_cuts(recording, party), recording.terms.train.batch_rows
+    return training_cuts(recording, party), recording.terms.train.batch_size

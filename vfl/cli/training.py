@@ -127,7 +127,7 @@ def _on_the_federation(project: Path, settings: list[str], resume: Path | None) 
         say(warning)
     experiment = label.experiment(settings, spec_mistakes)
     if not resume:
-        check_public(experiment, label.places(settings))
+        check_public(experiment, label.locations(settings))
     name = resume.resolve().name if resume else new_run_name(experiment.name)
     say(f"{'resuming' if resume else 'submitting'} run {name}")
     try:
@@ -154,7 +154,7 @@ def _in_process(
     download: bool,
     device: str,
 ) -> Path:
-    from vfl.config import Experiment, Places
+    from vfl.config import Experiment, Locations
     from vfl.config.run_folder import RunFolder, new_run_name
     from vfl.core.seeds import use_one_thread
     from vfl.training import run as in_process
@@ -162,12 +162,12 @@ def _in_process(
 
     use_one_thread()
     if resume:
-        experiment, places = RunFolder.open(resume).experiment(), Places()
+        experiment, locations = RunFolder.open(resume).experiment(), Locations()
         check_specs(experiment)
     else:
-        experiment, places = read_checked(path, settings)
+        experiment, locations = read_checked(path, settings)
     folder = resume or runs / new_run_name(experiment.name)
-    with places.told(Experiment):
+    with locations.located(Experiment):
         in_process.train(
             experiment,
             folder.parent,

@@ -42,35 +42,35 @@ class FeatureParty:
     def __init__(
         self,
         inputs: Tensor,
-        half: FeatureRound,
+        end: FeatureRound,
         settings: TrainSettings | None = None,
         checkpoints: Checkpoints | None = None,
         train: np.ndarray | None = None,
     ) -> None:
         self.inputs = inputs
         self._train = train
-        self.half = half
+        self.end = end
         self.checkpoints = checkpoints
         settings = settings or TrainSettings()
-        self.stopping = EarlyStopping(settings, half.state_dict, half.load_state_dict)
+        self.stopping = EarlyStopping(settings, end.state_dict, end.load_state_dict)
 
     @property
     def name(self) -> str:
         """The party's name."""
-        return self.half.party
+        return self.end.party
 
     def begin(self, exchange: Exchange) -> None:
         """Send what this exchange asks for, after saving when a checkpoint is due."""
         if self.checkpoints is not None and self.checkpoints.due(exchange.step):
             self.checkpoints.save(exchange.step, self.training_state())
         if exchange.trains:
-            self.half.send_cut(self._rows(exchange), exchange.step)
+            self.end.send_cut(self._rows(exchange), exchange.step)
         else:
-            self.half.send_query(self._rows(exchange), exchange.step)
+            self.end.send_query(self._rows(exchange), exchange.step)
 
     def answer(self, exchange: Exchange) -> None:
         """Send what follows from what other feature parties said, where they say anything."""
-        self.half.answer(exchange.step)
+        self.end.answer(exchange.step)
 
     def finish(self, exchange: Exchange) -> None:
         """Take what comes back; with m in flight, the gradient of the cut sent m - 1 before.
@@ -79,11 +79,11 @@ class FeatureParty:
         none is in flight when an epoch's training has ended.
         """
         if exchange.trains:
-            leave = 0 if exchange.last else self.half.in_flight - 1
-            while self.half.awaiting > leave:
-                self.half.take_gradient()
+            leave = 0 if exchange.last else self.end.in_flight - 1
+            while self.end.awaiting > leave:
+                self.end.take_gradient()
         else:
-            self.stopping.obey(self.half.take_receipt(exchange.step), exchange)
+            self.stopping.obey(self.end.take_receipt(exchange.step), exchange)
 
     def resume(self, step: int, before: Iterable[Exchange]) -> None:
         """Go back to the state before exchange `step`; 0 is where a new party starts.
@@ -104,18 +104,18 @@ class FeatureParty:
         """What happens once, before the first step of a training."""
         if self._train is not None:
             rows = torch.from_numpy(self._train)
-            self.half.fit(lambda: self.inputs.index_select(0, rows))
+            self.end.fit(lambda: self.inputs.index_select(0, rows))
 
     def training_state(self) -> dict[str, Any]:
         """What training needs to go on exactly."""
-        return self.half.training_state() | {"course": self.stopping.state()}
+        return self.end.training_state() | {"course": self.stopping.state()}
 
     def load_training_state(
         self, saved: Mapping[str, Any], before: Iterable[Exchange] = ()
     ) -> None:
         """Restore what `training_state` gave; `before` are the exchanges in flight then."""
         rows = {exchange.step: exchange for exchange in before}
-        self.half.load_training_state(saved, lambda step: self._rows(rows[step]))
+        self.end.load_training_state(saved, lambda step: self._rows(rows[step]))
         self.stopping.restore(saved["course"])
 
     def run(self, schedule: Iterable[Exchange]) -> None:
@@ -132,11 +132,11 @@ class FeatureParty:
             rows: positions into the aligned rows, int64.
         """
         parts = torch.split(rows, QUERY_ROWS)
-        return torch.cat([self.half.query_cut(self.inputs.index_select(0, one)) for one in parts])
+        return torch.cat([self.end.query_cut(self.inputs.index_select(0, one)) for one in parts])
 
     def weights(self) -> dict[str, Tensor]:
         """This party's own weights; they never leave it."""
-        return {name: value.cpu() for name, value in self.half.state_dict().items()}
+        return {name: value.cpu() for name, value in self.end.state_dict().items()}
 
     def weights_digest(self) -> str:
         """SHA-256 of the weights, the only thing about them that is ever told."""
@@ -178,11 +178,11 @@ def build_feature_party(
         if not isinstance(bottom, nn.Module):
             recipe = models.make_bottom(asked.bottom) if bottom is None else own_bottom(bottom)
             bottom = recipe.build(tuple(data.inputs.shape[1:]), asked.width)
-        half = _end(data, bottom, terms, own, link)
+        end = _end(data, bottom, terms, own, link)
     if weights is not None:
-        half.load_state_dict(weights)
+        end.load_state_dict(weights)
     train = data.split.train if terms.mode == "train" else None
-    return FeatureParty(data.inputs, half, terms.train, own.checkpoints, train)
+    return FeatureParty(data.inputs, end, terms.train, own.checkpoints, train)
 
 
 def _end(data: PartyData, bottom: nn.Module, terms: Terms, own: Own, link: Link) -> FeatureRound:

@@ -93,9 +93,9 @@ def take_part(
         )
         if mode.needs_keys:
             keys = mode.own_keys(party, terms, message.session, message.attempt)
-            mode.offer(feature.half, keys)
-            mode.accept(feature.half, keys, terms)
-        if (layers := feature.half.layers) is not None:  # their bytes are known by now
+            mode.offer(feature.end, keys)
+            mode.accept(feature.end, keys, terms)
+        if (layers := feature.end.layers) is not None:  # their bytes are known by now
             check_consent(terms, party.party, party.consent, data.split, layers)
             limits = frame_limits(terms, party.party, data.split, {party.party: layers})
             stream.agree(limits)

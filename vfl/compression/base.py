@@ -48,13 +48,13 @@ class Symbols:
     """What a payload says of a cut, before it is packed.
 
     Attributes:
-        kept: which values travel, bool of axes (rows, width).
+        support: which values travel, bool of axes (rows, width).
         codes: a whole number for each of those, in row order; axes (values,).
         choices: the codes are below it.
         counts: what the packer may know of the codes in advance.
     """
 
-    kept: npt.NDArray[np.bool_]
+    support: npt.NDArray[np.bool_]
     codes: np.ndarray
     choices: int
     counts: Counts = "none"
@@ -129,7 +129,7 @@ class Codec(ABC):
             FrameError: any payload that `encode_grad` could not have made.
         """
 
-    def kept(self, saved: Any) -> Any:
+    def encoder_state(self, saved: Any) -> Any:
         """What `encode` kept, from what `decode` of its payload saved.
 
         With it a recorded gradient is decoded again without the party that encoded the cut. The

@@ -48,7 +48,7 @@ def compare_codecs(
     cut: Tensor,
     specs: Sequence[str],
     *,
-    batch_rows: int = 256,
+    batch_size: int = 256,
     training: bool = True,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[CodecComparison]:
@@ -57,7 +57,7 @@ def compare_codecs(
     Args:
         cut: float32 of axes (rows, width), as a bottom gave it.
         specs: the codecs, each of which takes this width (`vfl.training.specs.check_codecs`).
-        batch_rows: rows of a frame.
+        batch_size: rows of a frame.
         training: whether the frames are those of training or of inference.
         say: told which codec is measured.
     """
@@ -67,7 +67,7 @@ def compare_codecs(
         codec = make(spec)
         untrained, sent = _through_module(codec, cut)
         measure = measure_codec(
-            codec, sent, width=cut.shape[1], batch_rows=batch_rows, training=training
+            codec, sent, width=cut.shape[1], batch_size=batch_size, training=training
         )
         rows.append(CodecComparison(spec, untrained, measure))
     return rows
@@ -94,7 +94,7 @@ def default_specs(width: int) -> list[str]:
 def format_table(rows: Sequence[CodecComparison]) -> str:
     """The rows in their order as a table for people."""
     first = rows[0].measure
-    frames = -(-first.rows // first.batch_rows)
+    frames = -(-first.rows // first.batch_size)
     about = (
         f"{first.rows} rows of {first.width}, {size(first.dense_bytes)} as float32, "
         f"in {frames} {'frame' if frames == 1 else 'frames'}"

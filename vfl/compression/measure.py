@@ -45,7 +45,7 @@ class CodecMeasure:
     Attributes:
         rows: of the cut.
         width: of the original cut, before a module of the codec.
-        batch_rows: rows of a frame; the last may have fewer.
+        batch_size: rows of a frame; the last may have fewer.
         wire_bytes: of all frames, their headers with the length prefix included.
         dense_bytes: 4 bytes for each value of the original cut.
         formula_ratio: size by dense size as the literature counts it.
@@ -59,7 +59,7 @@ class CodecMeasure:
 
     rows: int
     width: int
-    batch_rows: int
+    batch_size: int
     wire_bytes: int
     dense_bytes: int
     formula_ratio: float
@@ -75,7 +75,7 @@ def measure_codec(
     cut: Tensor,
     *,
     width: int,
-    batch_rows: int = 256,
+    batch_size: int = 256,
     training: bool = True,
     secret: Secret | None = None,
 ) -> CodecMeasure:
@@ -90,7 +90,7 @@ def measure_codec(
         cut: float32 of axes (rows, wire width), detached: what `encode` gets, so behind the
             codec's module if it has one.
         width: of the cut in front of that module.
-        batch_rows: rows of a frame.
+        batch_size: rows of a frame.
         training: whether the frames are those of training or of inference.
         secret: of the party that encodes; a fixed one if none is given.
 
@@ -104,13 +104,13 @@ def measure_codec(
     >>> measured.wire_bytes, f"{measured.wire_bytes / measured.entropy_bound_bytes:.3f}"
     (1396, '1.029')
     """
-    if not len(cut) or batch_rows < 1:
-        got = f"{len(cut)} rows, {batch_rows} a frame"
+    if not len(cut) or batch_size < 1:
+        got = f"{len(cut)} rows, {batch_size} a frame"
         raise UserError("there is nothing to measure", got=got, want="at least one of each")
     own = secret or Secret.of_simulation(0, "measure")
     batches = [
-        (cut[start : start + batch_rows], StepContext(step, training, own if training else None))
-        for step, start in enumerate(range(0, len(cut), batch_rows), start=1)
+        (cut[start : start + batch_size], StepContext(step, training, own if training else None))
+        for step, start in enumerate(range(0, len(cut), batch_size), start=1)
     ]
     crossings = list(_cross_all(codec, batches))
     wire_bytes = sum(crossing.wire_bytes for crossing in crossings)
@@ -118,7 +118,7 @@ def measure_codec(
     return CodecMeasure(
         rows=len(cut),
         width=width,
-        batch_rows=batch_rows,
+        batch_size=batch_size,
         wire_bytes=wire_bytes,
         dense_bytes=dense_bytes,
         formula_ratio=codec.formula_ratio(width),
@@ -218,13 +218,13 @@ def entropy_bound_bits(batches: Iterable[Symbols]) -> float:
     table: np.ndarray | None = None
     symbols: Symbols | None = None
     for symbols in batches:
-        sizes.update(symbols.kept.sum(axis=1).tolist())
+        sizes.update(symbols.support.sum(axis=1).tolist())
         if symbols.counts != "none":
             counted = _table(symbols)
             table = counted if table is None else table + counted
     if symbols is None:
         return math.nan
-    width = symbols.kept.shape[1]
+    width = symbols.support.shape[1]
     sets = sum(rows * math.log2(math.comb(width, kept)) for kept, rows in sizes.items())
     indices = sets + entropy_bits(list(sizes.values()))
     plain = indices + math.log2(symbols.choices) * sum(kept * n for kept, n in sizes.items())
@@ -251,8 +251,8 @@ def entropy_bits(counts: npt.ArrayLike) -> float:
 
 def _table(symbols: Symbols) -> np.ndarray:
     """How often each code occurs in each unit, axes (width, choices)."""
-    width = symbols.kept.shape[1]
-    cells = symbols.kept.nonzero()[1] * symbols.choices + symbols.codes
+    width = symbols.support.shape[1]
+    cells = symbols.support.nonzero()[1] * symbols.choices + symbols.codes
     found = np.bincount(cells, minlength=width * symbols.choices)
     return found.reshape(width, symbols.choices)
 

@@ -15,7 +15,7 @@ from vfl.config.experiment import (
 )
 from vfl.config.grid import PACKS, WANTED, CompareSettings, GridSettings
 from vfl.config.party_file import Consent, OwnData, PartyFile, is_party_file, read_party_file
-from vfl.config.toml import Places, to_toml
+from vfl.config.toml import Locations, to_toml
 
 __all__ = [
     "PACKS",
@@ -27,10 +27,10 @@ __all__ = [
     "FederationSettings",
     "GridSettings",
     "LabelSettings",
+    "Locations",
     "OwnData",
     "PartyFile",
     "PartySettings",
-    "Places",
     "TraceSettings",
     "TrainSettings",
     "is_party_file",

@@ -113,7 +113,7 @@ class TrainSettings(Settings):
     """How long and how fast; the same at every party.
 
     Attributes:
-        epochs, batch_rows: passes over the training rows, and rows of one exchange.
+        epochs, batch_size: passes over the training rows, and rows of one exchange.
         optimizer, learning_rate, momentum, weight_decay: of every party's own optimiser.
         checkpoint_every: exchanges between two checkpoints.
         in_flight: cuts that may await their gradients at once. 1 is exact; m hides all but a share
@@ -125,7 +125,7 @@ class TrainSettings(Settings):
     """
 
     epochs: int = Field(default=10, ge=1, le=100_000)
-    batch_rows: int = Field(default=64, ge=1, le=1_000_000)
+    batch_size: int = Field(default=64, ge=1, le=1_000_000)
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: float = Field(default=1e-3, gt=0, le=1e6)
     momentum: float = Field(default=0.9, ge=0, lt=1)

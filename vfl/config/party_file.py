@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PrivateAttr, StringConstraints, model_validator
 
 from vfl.config.experiment import PartyName, TraceSettings
-from vfl.config.toml import Places, Settings, first_keys, read_toml
+from vfl.config.toml import Locations, Settings, first_keys, read_toml
 from vfl.core.storage import close_to_others, sweep
 
 _STORE_FOLDERS = ("sessions", "runs", "flower")
@@ -61,7 +61,7 @@ class Consent(Settings):
         max_memory_bytes: that bottom, its optimiser, the activations of a batch, and what defense
             and codec need for it may take.
         max_parties: with columns, in one session.
-        max_batch_rows: rows of one training batch.
+        max_batch_size: rows of one training batch.
         max_rows: different rows of the table that a session may ask for.
         max_epsilon: of one row's inputs, under all names of runs together; a session without an
             epsilon is refused then. None sets no limit.
@@ -82,7 +82,7 @@ class Consent(Settings):
     max_parameters: Annotated[int, Field(ge=1)] = 20_000_000
     max_memory_bytes: Annotated[int, Field(ge=1)] = 4_000_000_000
     max_parties: Annotated[int, Field(ge=1)] = 64
-    max_batch_rows: Annotated[int, Field(ge=1)] = 65_536
+    max_batch_size: Annotated[int, Field(ge=1)] = 65_536
     max_rows: Annotated[int, Field(ge=1)] = 100_000_000
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     versions: tuple[str, ...] = ()
@@ -163,9 +163,9 @@ class PartyFile(Settings):
         return self._path.parent / name if self._path else Path(name)
 
     @property
-    def places(self) -> Places:
+    def locations(self) -> Locations:
         """Where the settings stand in the file."""
-        return Places.of(self._path) if self._path else Places()
+        return Locations.of(self._path) if self._path else Locations()
 
     @property
     def source_path(self) -> Path:

@@ -59,7 +59,7 @@ def read_toml(
     """
     text, content = _parse(path)
     override(content, overrides)
-    return check(content, model, Places.of_text(path.name, text, overrides), more)
+    return check(content, model, Locations.of_text(path.name, text, overrides), more)
 
 
 def first_keys(path: Path) -> set[str]:
@@ -74,7 +74,7 @@ def first_keys(path: Path) -> set[str]:
 def check(
     content: Mapping[str, Any],
     model: type[Model],
-    where: Places | str,
+    where: Locations | str,
     more: MoreMistakes | None = None,
 ) -> Model:
     """Check settings that are already a mapping; see `read_toml`.
@@ -85,25 +85,25 @@ def check(
         where: where they stand, or what to call the place they come from.
         more: see `read_toml`.
     """
-    places = Places(where) if isinstance(where, str) else where
+    locations = Locations(where) if isinstance(where, str) else where
     try:
         return model.model_validate(dict(content))
     except ValidationError as problem:
         found = [_explain(error, model) for error in problem.errors()]
     found += more(content) if more else ()
-    raise mistakes(found, places)
+    raise mistakes(found, locations)
 
 
-def mistakes(found: Sequence[tuple[tuple[str, ...], str]], places: Places) -> ConfigError:
+def mistakes(found: Sequence[tuple[tuple[str, ...], str]], locations: Locations) -> ConfigError:
     """One error that tells every mistake with its place.
 
     Args:
         found: each setting's parts, and what is wrong with it.
-        places: where the settings stand.
+        locations: where the settings stand.
     """
     noun = "problem" if len(found) == 1 else "problems"
-    lines = [f"  {places.before(setting)}{text}" for setting, text in found]
-    source = f" in {places.name}" if places.name else ""
+    lines = [f"  {locations.before(setting)}{text}" for setting, text in found]
+    source = f" in {locations.name}" if locations.name else ""
     return ConfigError("\n".join([f"{len(found)} {noun}{source}", *lines]))
 
 
@@ -177,7 +177,7 @@ def _explain(error: Any, model: type[BaseModel]) -> tuple[tuple[str, ...], str]:
 
 
 @dataclass(frozen=True)
-class Places:
+class Locations:
     """The lines of one file's settings; without a file there are none.
 
     Attributes:
@@ -189,12 +189,12 @@ class Places:
     lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, path: Path, overrides: Sequence[str] = ()) -> Places:
+    def of(cls, path: Path, overrides: Sequence[str] = ()) -> Locations:
         """The settings of a readable file, some of them overridden by ``key=value`` texts."""
         return cls.of_text(path.name, path.read_text(encoding="utf-8"), overrides)
 
     @classmethod
-    def of_text(cls, name: str, text: str, overrides: Sequence[str] = ()) -> Places:
+    def of_text(cls, name: str, text: str, overrides: Sequence[str] = ()) -> Locations:
         """The settings in the text of a file."""
         changed = {split_key(item.partition("=")[0]): _OVERRIDDEN for item in overrides}
         return cls(name, _line_numbers(text) | changed)
@@ -209,7 +209,7 @@ class Places:
         return f"{self.name}:{line}: " if line else f"{self.name}: "
 
     @contextmanager
-    def told(self, model: Any) -> Iterator[None]:
+    def located(self, model: Any) -> Iterator[None]:
         """Run a block; a mistake of the user's whose `where` is a setting also gets file and line.
 
         Args:

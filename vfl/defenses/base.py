@@ -410,7 +410,7 @@ def require_equal_weights(defense: str, kind: LabelKind) -> None:
         )
 
 
-def refuse_label_readers(
+def refuse_hooks_on_labels(
     defense: str, before: Sequence[Defense], after: Sequence[Defense], cure: str
 ) -> None:
     """Refuse members through which a row's gradient depends on labels that no noise covers.
@@ -418,17 +418,17 @@ def refuse_label_readers(
     Raises:
         SpecError: with the member that is in the way.
     """
-    for member, hook in _label_readers((*before, *after)):
+    for member, hook in _hooks_on_labels((*before, *after)):
         _refuse(f"the epsilon of '{defense}' does not hold", member, _LOOKS.format(hook), cure)
 
 
-def refuse_early_readers(defense: str, members: Sequence[Defense], cure: str) -> None:
+def refuse_hooks_before_labels(defense: str, members: Sequence[Defense], cure: str) -> None:
     """Refuse members that look at labels some of which are not disclosed yet.
 
     Raises:
         SpecError: with the member that is in the way.
     """
-    for member, hook in _label_readers(members, "labels"):
+    for member, hook in _hooks_on_labels(members, "labels"):
         does = f"{_LOOKS.format(hook)} while some are not told"
         _refuse(f"'{defense}' does not go", member, does, cure)
 
@@ -460,7 +460,7 @@ def refuse_batch_norm(module: nn.Module, defense: str) -> None:
         )
 
 
-def _label_readers(members: Sequence[Defense], *more: str) -> Iterator[tuple[Defense, str]]:
+def _hooks_on_labels(members: Sequence[Defense], *more: str) -> Iterator[tuple[Defense, str]]:
     """Members with hooks that look at labels at the label party, and one such hook of each."""
     for member in members:
         if member.side == "feature" or member.label_free:

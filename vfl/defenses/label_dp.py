@@ -24,7 +24,7 @@ from vfl.defenses.base import (
     LabelKind,
     PrivacyStatement,
     Side,
-    refuse_early_readers,
+    refuse_hooks_before_labels,
     require_classes,
     require_equal_weights,
 )
@@ -234,7 +234,7 @@ class TwoStageLabelDP(Defense):
         self._indices: Tensor | None = None
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
-        refuse_early_readers("label_dp_two_stage", (*before, *after), "label_dp, or it alone")
+        refuse_hooks_before_labels("label_dp_two_stage", (*before, *after), "label_dp, or it alone")
 
     def prepare(self, kind: LabelKind) -> None:
         self._classes = require_classes("label_dp_two_stage", kind)

@@ -23,7 +23,7 @@ from vfl.defenses.base import (
     PrivacyStatement,
     Side,
     refuse_batch_norm,
-    refuse_label_readers,
+    refuse_hooks_on_labels,
     refuse_mixing,
     require_equal_weights,
 )
@@ -184,7 +184,7 @@ class GradientNoise(Defense):
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
         if self._noise.epsilon is not None:
             cure = "gradient_noise:norm=inf, which promises nothing, or one of the two alone"
-            refuse_label_readers("gradient_noise", before, after, cure)
+            refuse_hooks_on_labels("gradient_noise", before, after, cure)
             refuse_mixing("gradient_noise", before, "gradient")
 
     def prepare(self, kind: LabelKind) -> None:

@@ -17,7 +17,7 @@ from vfl.defenses.base import (
     LabelKind,
     PrivacyStatement,
     Side,
-    refuse_label_readers,
+    refuse_hooks_on_labels,
     require_classes,
     require_equal_weights,
 )
@@ -52,7 +52,7 @@ class TranscriptPrivacy(Defense):
         self.epsilon = epsilon
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
-        refuse_label_readers("tpsl", before, after, "one of the two alone")
+        refuse_hooks_on_labels("tpsl", before, after, "one of the two alone")
 
     def prepare(self, kind: LabelKind) -> None:
         require_classes("tpsl", kind)

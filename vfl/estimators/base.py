@@ -45,7 +45,7 @@ class VFLEstimator(BaseEstimator):  # type: ignore[misc]
         bottom: str = "mlp:hidden=64",
         top: str = "mlp:hidden=64",
         epochs: int = 20,
-        batch_rows: int = 64,
+        batch_size: int = 64,
         optimizer: str = "adam",
         learning_rate: float = 2e-3,
         momentum: float = 0.9,
@@ -65,7 +65,7 @@ class VFLEstimator(BaseEstimator):  # type: ignore[misc]
         self.bottom = bottom
         self.top = top
         self.epochs = epochs
-        self.batch_rows = batch_rows
+        self.batch_size = batch_size
         self.optimizer = optimizer
         self.learning_rate = learning_rate
         self.momentum = momentum
@@ -114,7 +114,7 @@ class VFLEstimator(BaseEstimator):  # type: ignore[misc]
             inputs, states = self._fit_inputs(frame, split), None
             epoch, step = 1, 0
         session = self._session(self._data(split, inputs, labels, weights), "train")
-        rows = self._experiment.train.batch_rows
+        rows = self._experiment.train.batch_size
         schedule = one_epoch(self._experiment.seed, epoch, rows, split.train, step)
         self._keep(session.go_on(states, schedule))
 
@@ -200,7 +200,7 @@ class VFLEstimator(BaseEstimator):  # type: ignore[misc]
             },
             "train": {
                 "epochs": self.epochs,
-                "batch_rows": self.batch_rows,
+                "batch_size": self.batch_size,
                 "optimizer": self.optimizer,
                 "learning_rate": self.learning_rate,
                 "momentum": self.momentum,

@@ -30,7 +30,7 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
         secure: "sum" or "beaver" as in a federation; the label party then learns the sum alone.
         width: width of each party's cut.
         bottom, top: model specs.
-        epochs, batch_rows: how long and how much at once.
+        epochs, batch_size: how long and how much at once.
         optimizer, learning_rate, momentum, weight_decay: the same at every party.
         class_weight: "balanced", or weights by class, 1 for a class that is left out; they multiply
             the weights of rows.
@@ -62,7 +62,7 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
         bottom: str = "mlp:hidden=64",
         top: str = "mlp:hidden=64",
         epochs: int = 20,
-        batch_rows: int = 64,
+        batch_size: int = 64,
         optimizer: str = "adam",
         learning_rate: float = 2e-3,
         momentum: float = 0.9,
@@ -84,7 +84,7 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
             bottom=bottom,
             top=top,
             epochs=epochs,
-            batch_rows=batch_rows,
+            batch_size=batch_size,
             optimizer=optimizer,
             learning_rate=learning_rate,
             momentum=momentum,
@@ -202,7 +202,7 @@ class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
         secure: "sum" or "beaver" as in a federation; the label party then learns the sum alone.
         width: width of each party's cut.
         bottom, top: model specs.
-        epochs, batch_rows: how long and how much at once.
+        epochs, batch_size: how long and how much at once.
         optimizer, learning_rate, momentum, weight_decay: the same at every party.
         patience: epochs without a lower validation loss after which `fit` stops; 0 never does.
         keep: "best" ends `fit` with the weights of the lowest validation loss, "last" as they are.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vfl import compression
 from vfl.compression import StepContext
-from vfl.config import WANTED, CompareSettings, Experiment, Places, with_overrides
+from vfl.config import WANTED, CompareSettings, Experiment, Locations, with_overrides
 from vfl.core.errors import BadOptionError, ConfigError, UserError, WidthError
 from vfl.core.frame import HEADER_BYTES
 from vfl.core.seeds import Secret, generator
@@ -53,29 +53,29 @@ class Choice:
     level: str
 
 
-def comparison_of(experiment: Experiment, places: Places | None = None) -> Comparison:
+def comparison_of(experiment: Experiment, locations: Locations | None = None) -> Comparison:
     """The cells of an experiment with a `compare` table.
 
     Args:
         experiment: what is trained.
-        places: where its settings stand, for messages.
+        locations: where its settings stand, for messages.
 
     Raises:
         ConfigError: there is no such table, a variant is no setting, or nothing fits.
         SpecError: a codec cannot be matched, or does not fit a variant.
     """
-    places = places or Places()
+    locations = locations or Locations()
     settings = settings_of(experiment)
     plain = experiment.model_copy(update={"compare": None, "grid": None})
     notes: list[str] = []
     choices: dict[str, list[Choice]] = {}
     for variant, overrides in _variants(settings).items():
-        with _about(places, "compare", *(["variants", variant] if variant else [])):
+        with _about(locations, "compare", *(["variants", variant] if variant else [])):
             one = with_overrides(plain, overrides)
             check_specs(one)
             if shares_weights(one):
                 raise nobodys_bottom(one.feature_parties[0])
-        with _about(places, "compare", "codecs"):
+        with _about(locations, "compare", "codecs"):
             choices[variant], left_out = _choices(settings, CutShape.of(one))
         notes += [f"{variant}: {note}" if variant else note for note in left_out]
     cells = [
@@ -87,7 +87,7 @@ def comparison_of(experiment: Experiment, places: Places | None = None) -> Compa
     if not cells:
         raise ConfigError(
             "no codec fits any level, so nothing would be trained",
-            where=f"{places.before(('compare',))}compare.levels",
+            where=f"{locations.before(('compare',))}compare.levels",
             got=", ".join(f"{level:g} %" for level in settings.levels),
             want="a level in which one number or bit of a row fits",
         )
@@ -131,12 +131,12 @@ def _variants(settings: CompareSettings) -> dict[str, tuple[str, ...]]:
 
 
 @contextmanager
-def _about(places: Places, *setting: str) -> Iterator[None]:
+def _about(locations: Locations, *setting: str) -> Iterator[None]:
     """Say of a mistake in which setting of the table it is."""
     try:
         yield
     except UserError as mistake:
-        here = f"{places.before(setting)}{'.'.join(setting)}"
+        here = f"{locations.before(setting)}{'.'.join(setting)}"
         mistake.where = f"{here}, {mistake.where}" if mistake.where else here
         raise
 
@@ -170,7 +170,7 @@ class CutShape:
     def of(cls, experiment: Experiment) -> CutShape:
         """The cut of an experiment."""
         widths = tuple(experiment.parties[name].width for name in experiment.feature_parties)
-        return cls(widths, experiment.train.batch_rows)
+        return cls(widths, experiment.train.batch_size)
 
     @property
     def dense_bytes(self) -> int:
@@ -189,13 +189,13 @@ def frame_bytes(spec: str, cut: CutShape, drawn: int = 0) -> int:
     Raises:
         SpecError: the codec cannot be built, or does not fit the width.
     """
-    moment = StepContext(training=True, secret=Secret.of_simulation(0, "match"))
+    context = StepContext(training=True, secret=Secret.of_simulation(0, "match"))
     codecs = [compression.make(spec) for _ in cut.widths]
     for codec, width in zip(codecs, cut.widths, strict=True):
         codec.check(width)
     return sum(
         HEADER_BYTES
-        + len(codec.encode(_drawn(codec.wire_width(width), cut.rows, drawn), moment).payload)
+        + len(codec.encode(_drawn(codec.wire_width(width), cut.rows, drawn), context).payload)
         for codec, width in zip(codecs, cut.widths, strict=True)
     )
 

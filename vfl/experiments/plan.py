@@ -12,8 +12,8 @@ from torch import Tensor
 from vfl import compression, defenses
 from vfl.config import (
     Experiment,
+    Locations,
     PartyFile,
-    Places,
     TraceSettings,
     read_experiment,
     read_party_file,
@@ -53,12 +53,12 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         UserError: everything that would stop a training before its first step.
     """
     experiment = read_experiment(path, overrides, specs.spec_mistakes)
-    places = Places.of(path, overrides)
-    facts = check_specs(experiment, places)
-    with places.told(Experiment):
+    locations = Locations.of(path, overrides)
+    facts = check_specs(experiment, locations)
+    with locations.located(Experiment):
         data = load_data(experiment)
     label = data[experiment.label.party]
-    with places.told(Experiment):  # a model may not fit its rows, a defense not the labels
+    with locations.located(Experiment):  # a model may not fit its rows, a defense not the labels
         session = session_of(experiment, data, "train")
     split = label.split
     columns = {
@@ -68,7 +68,7 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     }
     facts |= _rows(split) | _labels(experiment, label) | {"inputs": columns}
     facts |= _traffic(experiment, split, _shared(experiment, data))
-    facts |= comparison_facts(experiment, places) | attack_facts(experiment, data, places)
+    facts |= comparison_facts(experiment, locations) | attack_facts(experiment, data, locations)
     facts["privacy"] = _privacy(experiment, label)
     return facts | _trace(experiment.trace, session.terms, split, session.weights(), _RUNS)
 
@@ -80,11 +80,11 @@ def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, A
         UserError: everything of the label party's that would stop a session.
     """
     experiment = label.experiment(overrides, specs.spec_mistakes)
-    facts = check_public(experiment, label.places(overrides))
+    facts = check_public(experiment, label.locations(overrides))
     party = read_party_file(label.party_file)
     terms = Terms.of(experiment, "train", experiment.name)
     data = _own_data(party, label.party_file, terms, experiment.label.task)
-    with label.places(overrides).told(Experiment):
+    with label.locations(overrides).located(Experiment):
         split, owners = data.split, {party.party: _label_weights(experiment, terms, data)}
     registered = sorted(key.stem for key in label.keys.glob("*.pub"))
     facts |= _rows(split) | {"keys_of": registered} | _traffic(experiment, split)
@@ -126,16 +126,16 @@ def link_advice(
         return advice.of_shared_layers(round_trip_s, _STEP_S, 1 if third_party(experiment) else 2)
     train, codec = experiment.train, compression.make(experiment.codec)
     widths = [experiment.parties[name].width for name in experiment.feature_parties]
-    sizes = [codec.payload_limit(train.batch_rows, codec.wire_width(width)) for width in widths]
+    sizes = [codec.payload_limit(train.batch_size, codec.wire_width(width)) for width in widths]
     cost = advice.LinkCost(
         round_trip_s,
         _STEP_S,
-        sum(sizes) / train.batch_rows,
+        sum(sizes) / train.batch_size,
         None if mbps is None else mbps * 1e6 / 8,
     )
-    choices = advice.advise(cost, train.batch_rows, train.in_flight, train_rows)
+    choices = advice.advise(cost, train.batch_size, train.in_flight, train_rows)
     lines = [
-        f"-s train.batch_rows={choice.batch_rows}"
+        f"-s train.batch_size={choice.batch_size}"
         f" -s train.learning_rate={train.learning_rate * choice.rate_factor:.3g}"
         f" -s train.in_flight={choice.in_flight}"
         f"   about {choice.speedup:.1f} times as many rows a second"
@@ -143,8 +143,8 @@ def link_advice(
     ]
     return {
         "round_trip_ms": round(1000 * round_trip_s, 1),
-        "exchanges_per_second": round(1 / cost.period_s(train.batch_rows, train.in_flight), 1),
-        "advice": lines + advice.warnings(train.batch_rows, train.in_flight),
+        "exchanges_per_second": round(1 / cost.period_s(train.batch_size, train.in_flight), 1),
+        "advice": lines + advice.warnings(train.batch_size, train.in_flight),
     }
 
 
@@ -185,9 +185,9 @@ def _trace(
     return {"trace_at_most_bytes": sum(each)}
 
 
-def check_specs(experiment: Experiment, places: Places | None = None) -> dict[str, Any]:
+def check_specs(experiment: Experiment, locations: Locations | None = None) -> dict[str, Any]:
     """The facts of an experiment's plug-ins; vfl.training.specs says what is refused."""
-    specs.check_specs(experiment, places)
+    specs.check_specs(experiment, locations)
     codec = compression.make(experiment.codec)
     width = experiment.parties[experiment.feature_parties[0]].width
     return {
@@ -211,7 +211,7 @@ def _privacy(experiment: Experiment, data: PartyData | None = None) -> str:
     return "; ".join(map(str, defense.privacy())) or "promises nothing"
 
 
-def check_public(experiment: Experiment, places: Places | None = None) -> dict[str, Any]:
+def check_public(experiment: Experiment, locations: Locations | None = None) -> dict[str, Any]:
     """`check_specs` for the experiment of a project, which every party will read.
 
     Raises:
@@ -241,7 +241,7 @@ def check_public(experiment: Experiment, places: Places | None = None) -> dict[s
             got="[trace]",
             fix="put it in the party.toml of the party that wants to record its own side",
         )
-    return check_specs(experiment, places)
+    return check_specs(experiment, locations)
 
 
 def _rows(split: Split) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def _traffic(
     experiment: Experiment, split: Split, shared: Mapping[str, Layers] | None = None
 ) -> dict[str, Any]:
     terms = Terms.of(experiment, "train", experiment.name)
-    steps = steps_per_epoch(len(split.train), experiment.train.batch_rows)
+    steps = steps_per_epoch(len(split.train), experiment.train.batch_size)
     facts = {"steps_per_epoch": steps, "epochs": experiment.train.epochs}
     if shares_weights(experiment) and shared is None:  # their columns decide, which nobody told yet
         return facts
@@ -287,27 +287,27 @@ def _shared(experiment: Experiment, data: Mapping[str, PartyData]) -> Mapping[st
     return mode.layers(columns, width, experiment.label.party)
 
 
-def comparison_facts(experiment: Experiment, places: Places) -> dict[str, Any]:
+def comparison_facts(experiment: Experiment, locations: Locations) -> dict[str, Any]:
     """What `vfl compare` would train of an experiment that says so."""
     if experiment.compare is None:
         return {}
     from vfl.experiments.comparison import comparison_of  # a plain training needs none of it
 
-    comparison = comparison_of(experiment, places)
+    comparison = comparison_of(experiment, locations)
     codecs = dict.fromkeys(cell.experiment.codec for cell in comparison.cells)
     facts: dict[str, Any] = {"compared": list(codecs), "trainings": len(comparison.cells)}
     return facts | ({"left_out": list(comparison.notes)} if comparison.notes else {})
 
 
 def attack_facts(
-    experiment: Experiment, data: Mapping[str, PartyData], places: Places
+    experiment: Experiment, data: Mapping[str, PartyData], locations: Locations
 ) -> dict[str, Any]:
     """What `vfl grid` would train and try of an experiment that says so.
 
     Args:
         experiment: what is checked.
         data: every party's rows.
-        places: where its settings stand, for the messages.
+        locations: where its settings stand, for the messages.
 
     Raises:
         UserError: it could not be done with these rows; all that is wrong is told at once.
@@ -318,10 +318,10 @@ def attack_facts(
     from vfl.experiments.checks import grid_mistakes
     from vfl.experiments.scores import BASELINES
 
-    with places.told(Experiment):
+    with locations.located(Experiment):
         victims = sum(cell.victim != BASELINES for cell in grid_cells(experiment))
         wrong = list(grid_mistakes(experiment, experiment.grid, data))
-    raise_mistakes(wrong, places)
+    raise_mistakes(wrong, locations)
     jobs = len(attack_plan(experiment.grid).on_victim())
     facts = {"attacked": list(experiment.grid.victims), "victims": victims, "attacks_each": jobs}
     tampering = list(experiment.grid.trainings[1:])

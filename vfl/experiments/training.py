@@ -117,7 +117,7 @@ def measure_cell(
     rows = torch.from_numpy(data[experiment.label.party].split.test)
     secrets = {name: Secret.of_simulation(experiment.seed, name) for name in data}
     parties = {
-        client.name: _measured(client, rows, experiment.train.batch_rows, secrets[client.name])
+        client.name: _measured(client, rows, experiment.train.batch_size, secrets[client.name])
         for client in session.clients
     }
     train = {
@@ -136,11 +136,11 @@ def _asking_training_rows(data: Mapping[str, PartyData]) -> dict[str, PartyData]
     }
 
 
-def _measured(client: FeatureParty, rows: Tensor, batch_rows: int, secret: Secret) -> Any:
-    assert isinstance(client.half, FeatureEnd), "a comparison refuses shared first layers"
-    codec, cut = client.half.codec, client.cut(rows)
+def _measured(client: FeatureParty, rows: Tensor, batch_size: int, secret: Secret) -> Any:
+    assert isinstance(client.end, FeatureEnd), "a comparison refuses shared first layers"
+    codec, cut = client.end.codec, client.cut(rows)
     units = unit_usage(codec, cut)
-    sizes = measure_codec(codec, cut, width=client.half.width, batch_rows=batch_rows, secret=secret)
+    sizes = measure_codec(codec, cut, width=client.end.width, batch_size=batch_size, secret=secret)
     bound = sizes.entropy_bound_bytes
     finite = {"entropy_bound_bytes": bound if math.isfinite(bound) else None}  # NaN is no JSON
     return asdict(sizes) | finite | units

@@ -21,8 +21,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from vfl.config import (
     DataSettings,
     Experiment,
+    Locations,
     PartyFile,
-    Places,
     read_experiment,
     read_party_file,
     to_toml,
@@ -81,9 +81,9 @@ class LabelFolder:
         """The experiment everybody is told about, with some settings changed for one run."""
         return read_experiment(self.app / "experiment.toml", overrides, more)
 
-    def places(self, overrides: Sequence[str] = ()) -> Places:
+    def locations(self, overrides: Sequence[str] = ()) -> Locations:
         """Where the experiment's settings stand in its file."""
-        return Places.of(self.app / "experiment.toml", overrides)
+        return Locations.of(self.app / "experiment.toml", overrides)
 
     def certificate_warnings(self) -> list[str]:
         """What is to be said about certificates of the SuperLink that end soon."""

@@ -68,7 +68,7 @@ def footprint(
     shape: Shape,
     width: int,
     *,
-    batch_rows: int = 2,
+    batch_size: int = 2,
     query_rows: int = 2,
     around: Callable[[nn.Module], nn.Module] | None = None,
 ) -> Footprint:
@@ -78,7 +78,7 @@ def footprint(
         bottom: the recipe.
         shape: axes of one row without the rows axis.
         width: columns of the cut.
-        batch_rows: of a training batch.
+        batch_size: of a training batch.
         query_rows: of a query.
         around: what is put around the bottom before it is used.
 
@@ -93,7 +93,7 @@ def footprint(
         with torch.device("meta"), scoped(0):
             core = bottom.build(shape, width)
             whole = (core if around is None else around(core)).to("meta")
-            batch = _made(whole.train(), shape, batch_rows)
+            batch = _made(whole.train(), shape, batch_size)
             query = _made(whole.eval(), shape, query_rows)
     except VFLError:
         raise

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vfl.core.errors import ProtocolError
 from vfl.core.frame import Frame, Kind, Link
-from vfl.mpc.ring import WORD_BYTES
+from vfl.mpc.ring import ELEMENT_BYTES
 from vfl.mpc.shares import MovedIndices
 
 Shape = Sequence[int]
@@ -95,7 +95,7 @@ class Channel:
 
     def receive(self, shapes: Sequence[Shape], number: int) -> list[Tensor]:
         """Arrays of the given axes; see `receive_bytes`."""
-        sizes = [WORD_BYTES * math.prod(shape) for shape in shapes]
+        sizes = [ELEMENT_BYTES * math.prod(shape) for shape in shapes]
         return unpack(self.receive_bytes(number, sum(sizes)), shapes)
 
     def send_moved(
@@ -126,7 +126,7 @@ class Channel:
         """
         if not sizes:  # nothing was divided
             return self.receive(shapes, number), []
-        elements = WORD_BYTES * sum(math.prod(shape) for shape in shapes)
+        elements = ELEMENT_BYTES * sum(math.prod(shape) for shape in shapes)
         least = elements + 2 * _INDEX.itemsize * len(sizes)
         payload = self.receive_bytes(number, least, least + _INDEX.itemsize * sum(sizes))
         if (len(payload) - elements) % _INDEX.itemsize:

@@ -152,7 +152,7 @@ class Party(ABC):
 
     def pad(self, peer: int, shape: Sequence[int], *purpose: str | int) -> Tensor:
         """A pad that `peer` has too; int64 of the given axes."""
-        elements = self.pads[peer].words64(math.prod(shape), *purpose).view("int64")
+        elements = self.pads[peer].elements64(math.prod(shape), *purpose).view("int64")
         return torch.from_numpy(elements).reshape(tuple(shape))
 
     def deal(self, program: Callable[[Party], None]) -> None:

@@ -103,7 +103,7 @@ def permutation(pads: PadStream, count: int, *purpose: str | int) -> np.ndarray:
     Args:
         pads: the stream of the two parties that permute.
         count: how many elements.
-        purpose: see `PadStream.words64`.
+        purpose: see `PadStream.elements64`.
 
     Two equal sort keys would order their elements by index: among 2^20 elements any two of their
     44-bit keys meet with probability 0.03, among 2^16 with 0.0001, which shifts no more than one
@@ -114,7 +114,7 @@ def permutation(pads: PadStream, count: int, *purpose: str | int) -> np.ndarray:
     """
     bits = np.uint64(max(_LEAST_INDEX_BITS, (max(count, 1) - 1).bit_length()))
     low = (np.uint64(1) << bits) - np.uint64(1)
-    elements = pads.words64(count, *purpose)
+    elements = pads.elements64(count, *purpose)
     elements &= ~low
     elements |= np.arange(count, dtype=np.uint64)
     elements.sort()
@@ -185,7 +185,7 @@ class Permutation:
         dummies = self.count - self._elements
         if not dummies:
             return None
-        elements = pads.words64(3 * dummies, "dummies", number)
+        elements = pads.elements64(3 * dummies, "dummies", number)
         draws = (elements >> np.uint64(11)).astype(np.float64) * 2.0**-53
         radius, angle = np.sqrt(-2 * np.log1p(-draws[:dummies])), draws[dummies : 2 * dummies]
         values = torch.from_numpy(_DUMMY_SCALE * radius * np.cos(2 * np.pi * angle))
@@ -195,7 +195,7 @@ class Permutation:
 
 
 def _signs(pads: PadStream, count: int, number: int) -> Tensor:
-    elements = pads.words64(math.ceil(count / _WORD), "signs", number)
+    elements = pads.elements64(math.ceil(count / _WORD), "signs", number)
     coins = np.unpackbits(elements.view(np.uint8))[:count].astype(np.int64)
     return torch.from_numpy(1 - 2 * coins)
 

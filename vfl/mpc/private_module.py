@@ -140,7 +140,7 @@ class PrivateModule(nn.Module):
         *,
         loss: Loss = "cross_entropy",
         learning_rate: float = 0.1,
-        batch_rows: int = 64,
+        batch_size: int = 64,
         epochs: int = 1,
         seed: int = 0,
     ) -> PrivateModule:
@@ -151,7 +151,7 @@ class PrivateModule(nn.Module):
             targets: axes (rows, outputs) or (rows,), owned by P1; 0 and 1 for "cross_entropy".
             loss: "cross_entropy" needs a sigmoid at the end.
             learning_rate: of the gradient averaged over a batch.
-            batch_rows: rows of a step; the last of an epoch has what is left, if that is no
+            batch_size: rows of a step; the last of an epoch has what is left, if that is no
                 single row.
             epochs: passes over the rows.
             seed: public; of the order of rows.
@@ -171,14 +171,14 @@ class PrivateModule(nn.Module):
                 "every row needs its target", got=f"{len(targets)}", want=f"{len(flat)}, as rows"
             )
         wanted = targets.detach().double().reshape(len(flat), -1)
-        self._check_training(loss, learning_rate, batch_rows, wanted)
+        self._check_training(loss, learning_rate, batch_size, wanted)
 
         def train(party: Party) -> None:
             role = party.role
             (rows,) = party.open(_inputs(party, flat), phase="setup")
             labels = share_targets(party, P1, wanted.shape, wanted if role == P1 else None)
             network = self._networks[role]
-            for index in batches(len(flat), batch_rows, epochs, seed):
+            for index in batches(len(flat), batch_size, epochs, seed):
                 batch = rows.rows(index), labels.rows(index)
                 network.train_step(party, *batch, loss, learning_rate)
 
@@ -222,10 +222,10 @@ class PrivateModule(nn.Module):
             )
         return flat
 
-    def _check_training(self, loss: Loss, rate: float, batch_rows: int, wanted: Tensor) -> None:
+    def _check_training(self, loss: Loss, rate: float, batch_size: int, wanted: Tensor) -> None:
         require_choice("loss", loss, ("cross_entropy", "squared"))
         require_range("learning_rate", rate, 1e-9, 100)
-        require_range("batch_rows", batch_rows, 1, len(wanted))
+        require_range("batch_size", batch_size, 1, len(wanted))
         last = self._layers[-1]
         if loss == "cross_entropy" and last.function != "sigmoid":
             raise BadOptionError(
@@ -273,16 +273,16 @@ def _inputs(party: Party, flat: Tensor) -> SharedTensor:
     return party.share_bounded(P0, flat.shape, own, "inputs", "the columns")
 
 
-def batches(count: int, batch_rows: int, epochs: int, seed: int) -> Iterator[Tensor]:
+def batches(count: int, batch_size: int, epochs: int, seed: int) -> Iterator[Tensor]:
     """Positions of each batch's rows, int64, in an order that follows from the public seed.
 
     A remainder of a single row is dropped, as `vfl train` does.
     """
     for epoch in range(epochs):
         order = torch.from_numpy(permutation(seed, count, "mpc", epoch))
-        for start in range(0, count, batch_rows):
-            index = order[start : start + batch_rows]
-            if len(index) > 1 or len(index) == min(batch_rows, count):
+        for start in range(0, count, batch_size):
+            index = order[start : start + batch_size]
+            if len(index) > 1 or len(index) == min(batch_size, count):
                 yield index
 
 

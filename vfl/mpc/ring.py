@@ -30,8 +30,8 @@ from vfl.core.errors import NonFiniteError, RingRangeError
 #: A product of two tensors: `matmul`, `inner` or `torch.mul`.
 Operation = Callable[[Tensor, Tensor], Tensor]
 
-WORD_BITS = 64
-WORD_BYTES = 8
+ELEMENT_BITS = 64
+ELEMENT_BYTES = 8
 _FIX = "scale the columns or lower the learning rate, or change magnitude_bits or bits"
 #: Limbs of a ring element: where the middle and the upper one begin, and half of each.
 _LOW, _MIDDLE = 22, 43
@@ -50,7 +50,7 @@ def limit_bits(bits: int) -> int:
     >>> limit_bits(23), limit_bits(20)
     (17, 23)
     """
-    return WORD_BITS - 1 - 2 * bits
+    return ELEMENT_BITS - 1 - 2 * bits
 
 
 def encode(

@@ -32,7 +32,7 @@ class PadStream:
         key: 32 bytes that both ends have, good for one pair, session and attempt.
 
     >>> ours, theirs = PadStream(bytes(32)), PadStream(bytes(32))
-    >>> bool((ours.words64(3, "share", 7) == theirs.words64(3, "share", 7)).all())
+    >>> bool((ours.elements64(3, "share", 7) == theirs.elements64(3, "share", 7)).all())
     True
     """
 
@@ -46,11 +46,11 @@ class PadStream:
         self._last: dict[tuple[str | int, ...], int] = {}
         self._zeros = bytes(0)
 
-    def words32(self, count: int, *purpose: str | int) -> np.ndarray:
-        """`count` uniform words of the ring 2^32; uint32 of shape (count,). See `words64`."""
+    def elements32(self, count: int, *purpose: str | int) -> np.ndarray:
+        """`count` uniform words of the ring 2^32; uint32 of shape (count,). See `elements64`."""
         return self._words(count, np.dtype("<u4"), purpose)
 
-    def words64(self, count: int, *purpose: str | int) -> np.ndarray:
+    def elements64(self, count: int, *purpose: str | int) -> np.ndarray:
         """`count` uniform words of the ring 2^64; uint64 of shape (count,), the caller's own.
 
         Args:

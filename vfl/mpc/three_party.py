@@ -23,7 +23,7 @@ from vfl.core.seeds import Secret
 from vfl.mpc.network import Layer, Loss, Network, Weights, share_targets
 from vfl.mpc.party import Party
 from vfl.mpc.private_module import layers_of
-from vfl.mpc.ring import WORD_BYTES
+from vfl.mpc.ring import ELEMENT_BYTES
 from vfl.mpc.rules import NAMES, P0, P1
 from vfl.mpc.shares import Opened, SharedTensor, blank, stacked
 
@@ -341,7 +341,7 @@ def require_frames(
     Raises:
         ProtocolError: they do not; it names what makes the layer so large.
     """
-    most = LIMIT_BYTES // WORD_BYTES
+    most = LIMIT_BYTES // ELEMENT_BYTES
     for index, layer in enumerate(layers):
         if layer.inputs * layer.outputs <= most:
             continue
@@ -378,8 +378,8 @@ def most_frame_bytes(layers: Sequence[Layer], rows: int) -> int:
     weights = sum((layer.inputs + 1) * layer.outputs for layer in layers)
     widest = max(layers[0].inputs, *(layer.outputs for layer in layers))
     # All weights in one message, or both operands of a product, and lists of all its indices.
-    exchange = WORD_BYTES * (weights + 4 * rows * widest) + _LIST_HEADS
-    return max(exchange, BLOCK_BYTES, WORD_BYTES * widest)
+    exchange = ELEMENT_BYTES * (weights + 4 * rows * widest) + _LIST_HEADS
+    return max(exchange, BLOCK_BYTES, ELEMENT_BYTES * widest)
 
 
 def targets_of(labels: Tensor, classes: int) -> Tensor:
@@ -406,5 +406,5 @@ def logits_of(outputs: Tensor) -> Tensor:
 
 def row_blocks(rows: int, width: int) -> Iterable[tuple[int, int]]:
     """Runs of rows, of one size within a row, whose elements fit a frame; as few as that takes."""
-    count = max(1, min(rows, math.ceil(rows * width * WORD_BYTES / BLOCK_BYTES)))
+    count = max(1, min(rows, math.ceil(rows * width * ELEMENT_BYTES / BLOCK_BYTES)))
     return pairwise(rows * block // count for block in range(count + 1))

@@ -119,22 +119,22 @@ class LabelParty:
         terms: Terms,
         model: LabelModel,
         own: Own,
-        halves: Mapping[str, LabelEnd],
+        ends: Mapping[str, LabelEnd],
         links: Mapping[str, Link],
         ledger: Ledger,
         on_epoch: Callable[[EpochRecord], None] = _nothing,
     ) -> None:
         self.data = data
         self.terms = terms
-        self.halves = halves
+        self.ends = ends
         self.ledger = ledger
         self.outputs: list[Tensor] = []
         self.model = nn.ModuleDict({"top": model.top})
         if model.own_bottom is not None:
             self.model["bottom"] = model.own_bottom
-        for name, half in halves.items():
-            if half.adapter is not None:
-                self.model[f"codec-{name}"] = half.adapter
+        for name, end in ends.items():
+            if end.adapter is not None:
+                self.model[f"codec-{name}"] = end.adapter
         self._compute = Compute(own.device, terms.train.precision)
         self._task = self.model["task"] = model.task
         self.model.to(self._compute.device)
@@ -154,7 +154,7 @@ class LabelParty:
         self._checkpoints = own.checkpoints
         self.stopping = EarlyStopping(terms.train, self.weights, self.load_weights)
         mode = secure.make(terms.secure)
-        self.aggregator = mode.aggregator(terms, halves, links, ledger, self.stopping)
+        self.aggregator = mode.aggregator(terms, ends, links, ledger, self.stopping)
         self._labels, self._row_weights = data.labels, None
         if data.labels is not None and terms.mode == "train":
             train = torch.from_numpy(data.split.train)
@@ -227,7 +227,7 @@ class LabelParty:
             "optimizer": self._optimizer.state_dict() if self._optimizer else {},
             "progress": self.progress.state(),
             "course": self.stopping.state(),
-            "gradients": {name: half.sent_state() for name, half in self.halves.items()},
+            "gradients": {name: end.sent_state() for name, end in self.ends.items()},
             "adversary": self._adversary.training_state(),
         }
 
@@ -247,42 +247,42 @@ class LabelParty:
             self._optimizer.load_state_dict(saved["optimizer"])
         self.stopping.restore(saved["course"])
         self._adversary.load_training_state(saved.get("adversary", {}))
-        for name, half in self.halves.items():
-            half.send_again(saved["gradients"][name])
+        for name, end in self.ends.items():
+            end.send_again(saved["gradients"][name])
         self.progress.restore(saved["progress"])  # which has counted what was just sent again
 
     def _stateful(self) -> dict[str, Stateful]:
-        codecs = {f"codec-{name}": half.codec for name, half in self.halves.items()}
+        codecs = {f"codec-{name}": end.codec for name, end in self.ends.items()}
         return {"defense": self._defense, **codecs}
 
     def _train(self, exchange: Exchange) -> None:
-        moment = StepContext(exchange.step, training=True, secret=self._secret)
+        context = StepContext(exchange.step, training=True, secret=self._secret)
         counts = self._defense.counts(self._positions[exchange.rows], exchange.epoch)
-        inputs, labels = self._defense.batch(*self._rows(exchange), moment)
+        inputs, labels = self._defense.batch(*self._rows(exchange), context)
         assert labels is not None, "training needs labels"
-        labels = self._adversary.labels(labels, moment)
+        labels = self._adversary.labels(labels, context)
         weights = batch_weights(self._row_weights, exchange.rows, counts, self._compute.device)
         if inputs is not None:
-            inputs = self._adversary.batch(inputs, moment)
+            inputs = self._adversary.batch(inputs, context)
         self._set_training(True)
         cuts = self._cuts(exchange, inputs)
         truth = labels.to(self._compute.device)
         with self._draws.at(exchange.step):
             outputs = self._top(cuts)
-            logits = self._defense.logits(outputs, moment)
-            targets = self._defense.targets(truth, logits.shape[1], moment)
+            logits = self._defense.logits(outputs, context)
+            targets = self._defense.targets(truth, logits.shape[1], context)
             loss = self._task(logits, targets, weights)
-            sent = {name: cut for name, cut in cuts.items() if name in self.halves}
-            extra = self._defense.loss(sent, truth, logits, moment)
+            sent = {name: cut for name, cut in cuts.items() if name in self.ends}
+            extra = self._defense.loss(sent, truth, logits, context)
         total = loss if extra is None else loss + extra
         check_finite(total, "loss", self.data.name, exchange.step)
         drop_gradients(self._trainable)
         total.backward()
         # Gradients leave before our own step, so that the parties work while we do.
-        for half in self.halves.values():
-            half.send_gradient(labels)
+        for end in self.ends.values():
+            end.send_gradient(labels)
             if exchange.last:
-                half.drained()
+                end.drained()
         if self._optimizer is not None:
             self._optimizer.step()
         self.progress.trained(len(exchange.rows))
@@ -309,8 +309,8 @@ class LabelParty:
         if self.stopping.judges(exchange):
             figures = self.progress.meter(exchange.phase).figures()
             verdict = self.stopping.judge(figures["validation_loss"], exchange)
-            for half in self.halves.values():
-                half.confirm(exchange.step, verdict)
+            for end in self.ends.values():
+                end.confirm(exchange.step, verdict)
 
     def _rows(self, exchange: Exchange) -> tuple[Tensor | None, Tensor | None]:
         rows = torch.from_numpy(exchange.rows)
@@ -384,13 +384,13 @@ def build_label_party(
             top = models.make_top(top).build(terms.merged_width, outputs)
         top = defense.wrap_top(top, terms.merged_width)
         bottom = _own_bottom(data, terms, own_bottom)
-        halves = {
+        ends = {
             name: LabelEnd(_cut_terms(name, terms, mode, defense, own.secret), own, links[name])
             for name in terms.feature_parties
         }
     learned = make_task(task, outputs, objective.hits)
     model = LabelModel(top, bottom, defense, learned, objective.class_weight)
-    party = LabelParty(data, terms, model, own, halves, links, ledger or Ledger(), on_epoch)
+    party = LabelParty(data, terms, model, own, ends, links, ledger or Ledger(), on_epoch)
     if weights is not None:
         party.load_weights(weights)
     return party

@@ -49,11 +49,11 @@ def classification_quality(logits: Tensor, codes: Tensor, hits: int = 0) -> dict
     elif truth.any() or guess.any():
         found["f1"] = metrics.f1_score(truth, guess)
     if hits:
-        found["hit_rate"] = np.mean(places(logits.numpy(), truth) < hits)
+        found["hit_rate"] = np.mean(label_ranks(logits.numpy(), truth) < hits)
     return _plain(found)
 
 
-def places(logits: np.ndarray, codes: np.ndarray) -> np.ndarray:
+def label_ranks(logits: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """How many classes stand before each row's own, int64, axes (rows,); 0 is the largest output.
 
     Of equal outputs the lower class stands first.
@@ -62,7 +62,7 @@ def places(logits: np.ndarray, codes: np.ndarray) -> np.ndarray:
         logits: axes (rows, classes).
         codes: classes as 0..C-1, axes (rows,).
 
-    >>> places(np.array([[0.5, 2.0, 0.5], [0.5, 2.0, 0.5]]), np.array([0, 2])).tolist()
+    >>> label_ranks(np.array([[0.5, 2.0, 0.5], [0.5, 2.0, 0.5]]), np.array([0, 2])).tolist()
     [1, 2]
     """
     own = np.take_along_axis(logits, codes[:, None], axis=1)
@@ -89,7 +89,9 @@ def reduced(logits: Tensor, codes: Tensor) -> Tensor:
     finite = torch.isfinite(logits.amax(dim=1)) & torch.isfinite(logits.amin(dim=1))
     outputs, truth = logits.numpy(), codes.numpy()
     # numpy counts and compares a row many times faster than torch does on a CPU.
-    guess, place = (torch.from_numpy(n) for n in (outputs.argmax(axis=1), places(outputs, truth)))
+    guess, place = (
+        torch.from_numpy(n) for n in (outputs.argmax(axis=1), label_ranks(outputs, truth))
+    )
     return torch.stack([guess, place, surprise.where(finite, torch.nan)], dim=1)
 
 

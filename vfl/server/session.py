@@ -266,8 +266,8 @@ class LabelSession:
 
 def _farewell(label: LabelParty) -> list[PartyReport]:
     """Every party's last word, and ours to them."""
-    reports = [PartyReport.of(half.link.receive(), name) for name, half in label.halves.items()]
-    for link in [*(half.link for half in label.halves.values()), *label.aggregator.helpers]:
+    reports = [PartyReport.of(end.link.receive(), name) for name, end in label.ends.items()]
+    for link in [*(end.link for end in label.ends.values()), *label.aggregator.helpers]:
         link.send(Frame(Kind.DONE))
     return reports
 

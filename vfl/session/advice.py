@@ -17,7 +17,7 @@ from typing import Any
 SLOW_ROUND_TRIP_S = 0.010
 MOST_IN_FLIGHT = 5
 #: With batches of this size or more, no more than this in flight.
-LARGE_BATCH_ROWS = 256
+LARGE_BATCH_SIZE = 256
 MOST_WITH_LARGE_BATCH = 2
 _BATCHES = (1024, 512, 256)
 #: So many exchanges an epoch at least; a small table does not gain from a large batch.
@@ -40,26 +40,26 @@ class LinkCost:
     row_bytes: float
     bytes_per_second: float | None = None
 
-    def bytes_s(self, batch_rows: int) -> float:
+    def bytes_s(self, batch_size: int) -> float:
         """How long the cuts of a batch take on the wire, one way."""
-        return batch_rows * self.row_bytes / (self.bytes_per_second or math.inf)
+        return batch_size * self.row_bytes / (self.bytes_per_second or math.inf)
 
-    def period_s(self, batch_rows: int, in_flight: int) -> float:
+    def period_s(self, batch_size: int, in_flight: int) -> float:
         """How long an exchange takes on average.
 
         >>> cost = LinkCost(0.040, 0.00099, row_bytes=256, bytes_per_second=10e6)
         >>> [round(1 / cost.period_s(64, m)) for m in (1, 5, 9, 17)]
         [23, 113, 203, 384]
         """
-        cycle_s = self.round_trip_s + self.step_s + 2 * self.bytes_s(batch_rows)
-        return max(cycle_s / in_flight, self.step_s, self.bytes_s(batch_rows))
+        cycle_s = self.round_trip_s + self.step_s + 2 * self.bytes_s(batch_size)
+        return max(cycle_s / in_flight, self.step_s, self.bytes_s(batch_size))
 
-    def useful_in_flight(self, batch_rows: int) -> int:
+    def useful_in_flight(self, batch_size: int) -> int:
         """The least depth that keeps compute or wire busy; the accuracy allows 5, or 2."""
-        busy_s = max(self.step_s, self.bytes_s(batch_rows))
-        large = batch_rows >= LARGE_BATCH_ROWS
+        busy_s = max(self.step_s, self.bytes_s(batch_size))
+        large = batch_size >= LARGE_BATCH_SIZE
         most = MOST_WITH_LARGE_BATCH if large else MOST_IN_FLIGHT
-        return min(most, math.ceil(self.period_s(batch_rows, 1) / busy_s))
+        return min(most, math.ceil(self.period_s(batch_size, 1) / busy_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,47 +67,47 @@ class Choice:
     """A way to train.
 
     Attributes:
-        batch_rows, in_flight: settings of `train`.
+        batch_size, in_flight: settings of `train`.
         rate_factor: what Adam's learning rate is multiplied with.
         speedup: how much faster rows are trained on than now.
     """
 
-    batch_rows: int
+    batch_size: int
     in_flight: int
     rate_factor: float
     speedup: float
 
 
-def advise(cost: LinkCost, batch_rows: int, in_flight: int, train_rows: int) -> list[Choice]:
+def advise(cost: LinkCost, batch_size: int, in_flight: int, train_rows: int) -> list[Choice]:
     """Ways to train over a link that are faster than now, the one to try first in front.
 
     Args:
         cost: of the link.
-        batch_rows: rows of one exchange now.
+        batch_size: rows of one exchange now.
         in_flight: cuts in flight now.
         train_rows: of the table; small ones get no larger batch.
     """
     if cost.round_trip_s <= SLOW_ROUND_TRIP_S:
         return []
-    batches = [rows for rows in _BATCHES if batch_rows < rows <= train_rows // _LEAST_STEPS]
+    batches = [rows for rows in _BATCHES if batch_size < rows <= train_rows // _LEAST_STEPS]
     fitting = [rows for rows in batches if cost.bytes_s(rows) <= cost.round_trip_s]
     settings = [(rows, cost.useful_in_flight(rows)) for rows in fitting[:1]]
-    settings.append((batch_rows, cost.useful_in_flight(batch_rows)))
-    now = batch_rows / cost.period_s(batch_rows, in_flight)
+    settings.append((batch_size, cost.useful_in_flight(batch_size)))
+    now = batch_size / cost.period_s(batch_size, in_flight)
     choices = [
-        Choice(rows, depth, math.sqrt(rows / batch_rows), rows / cost.period_s(rows, depth) / now)
+        Choice(rows, depth, math.sqrt(rows / batch_size), rows / cost.period_s(rows, depth) / now)
         for rows, depth in settings
     ]
     return [choice for choice in choices if choice.speedup > 1]
 
 
-def warnings(batch_rows: int, in_flight: int) -> list[str]:
+def warnings(batch_size: int, in_flight: int) -> list[str]:
     """What to be careful about in settings as they are."""
     if in_flight > MOST_IN_FLIGHT:
         return [f"train.in_flight above {MOST_IN_FLIGHT} costs accuracy; check the learning rate"]
-    if batch_rows >= LARGE_BATCH_ROWS and in_flight > MOST_WITH_LARGE_BATCH:
+    if batch_size >= LARGE_BATCH_SIZE and in_flight > MOST_WITH_LARGE_BATCH:
         return [
-            f"batches of {LARGE_BATCH_ROWS} rows and more with train.in_flight above "
+            f"batches of {LARGE_BATCH_SIZE} rows and more with train.in_flight above "
             f"{MOST_WITH_LARGE_BATCH} cost accuracy; use one or the other"
         ]
     return []

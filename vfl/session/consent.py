@@ -190,7 +190,7 @@ def _of_model(
         _Given() if own_bottom else models.make_bottom(asked.bottom),
         row_shape,
         asked.width,
-        batch_rows=max(2, fitted, rows[Kind.CUT]),
+        batch_size=max(2, fitted, rows[Kind.CUT]),
         query_rows=max(1, rows[Kind.QUERY]),
         around=around,
     )
@@ -263,8 +263,8 @@ def _of_any_party(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
         yield f"secure {terms.secure}", f"secure in {', '.join(consent.secure)}"
     if len(terms.parties) > consent.max_parties:
         yield f"{len(terms.parties)} parties", f"parties <= {consent.max_parties}"
-    if terms.mode == "train" and terms.train.batch_rows > consent.max_batch_rows:
-        yield f"batch_rows {terms.train.batch_rows}", f"batch_rows <= {consent.max_batch_rows}"
+    if terms.mode == "train" and terms.train.batch_size > consent.max_batch_size:
+        yield f"batch_size {terms.train.batch_size}", f"batch_size <= {consent.max_batch_size}"
     if terms.secure != "none":
         yield from _company(terms, consent)
 
@@ -298,7 +298,7 @@ def most_rows(terms: Terms, split: Split | None) -> dict[Kind, int]:
         terms: what was agreed.
         split: of the rows; None for a third party that deals and has none.
     """
-    train, asked = terms.train.batch_rows, QUERY_ROWS
+    train, asked = terms.train.batch_size, QUERY_ROWS
     if split is not None:
         train = min(train, len(split.train))
         asked = min(asked, max(len(split.validation), len(split.test)))
@@ -341,7 +341,7 @@ def most_of_an_epoch(terms: Terms, split: Split, limits: Sequence[LinkLimits]) -
     trains = 0
     if terms.mode == "train":
         asked.append(split.validation)
-        trains = steps_per_epoch(len(split.train), terms.train.batch_rows)
+        trains = steps_per_epoch(len(split.train), terms.train.batch_size)
     queries = sum(math.ceil(len(rows) / QUERY_ROWS) for rows in asked)
     rows = sum(map(len, asked)) + (len(split.train) if trains else 0)
 

@@ -46,11 +46,11 @@ from vfl.session.schedule import EarlyStopping, Exchange
 class Adversary:
     """A dishonest party. Every hook defaults to honest behaviour."""
 
-    def batch(self, inputs: Tensor, moment: StepContext) -> Tensor:
+    def batch(self, inputs: Tensor, context: StepContext) -> Tensor:
         """The inputs its bottom is really fed; axes (rows, ...)."""
         return inputs
 
-    def labels(self, labels: Tensor, moment: StepContext) -> Tensor:
+    def labels(self, labels: Tensor, context: StepContext) -> Tensor:
         """The labels of a batch that it really trains on (label party); axes (rows,)."""
         return labels
 
@@ -58,15 +58,15 @@ class Adversary:
         """The optimiser it really uses for its own half."""
         return optimizer
 
-    def cut(self, cut: Tensor, moment: StepContext) -> Tensor:
+    def cut(self, cut: Tensor, context: StepContext) -> Tensor:
         """The cut it really sends (feature party); detached, axes (rows, width)."""
         return cut
 
-    def gradient(self, party: str, grad: Tensor, moment: StepContext) -> Tensor:
+    def gradient(self, party: str, grad: Tensor, context: StepContext) -> Tensor:
         """The gradient it really sends to `party` (label party); axes (rows, width)."""
         return grad
 
-    def received(self, party: str, values: Tensor, moment: StepContext) -> None:
+    def received(self, party: str, values: Tensor, context: StepContext) -> None:
         """What just arrived: a gradient (feature party) or a party's cut (label party)."""
 
     def training_state(self) -> dict[str, Any]:
@@ -360,7 +360,7 @@ class _Pending:
     cut: Tensor
     inputs: Tensor
     kept: Any
-    moment: StepContext
+    context: StepContext
     stash: Stash | None
 
 
@@ -448,32 +448,32 @@ class FeatureEnd:
         """
         assert self._pending, "no cut was sent"
         pending = self._pending[0]
-        moment = pending.moment
-        frame = expect(self.link, Kind.GRAD, moment.step, "the label party")
+        context = pending.context
+        frame = expect(self.link, Kind.GRAD, context.step, "the label party")
         grad = self.codec.decode_grad(
-            frame.payload, pending.kept, len(pending.cut), self.wire_width, moment
+            frame.payload, pending.kept, len(pending.cut), self.wire_width, context
         )
-        check_finite(grad, "gradient", self.party, moment.step)
-        self.adversary.received(self.party, grad, moment)
-        grad = self.defense.received(pending.cut.detach().cpu(), grad, moment)
+        check_finite(grad, "gradient", self.party, context.step)
+        self.adversary.received(self.party, grad, context)
+        grad = self.defense.received(pending.cut.detach().cpu(), grad, context)
         self._pending.popleft()
         self._backward(pending, grad.to(self._compute.device))
-        self.codec.commit(moment.step)
+        self.codec.commit(context.step)
 
     def send_query(self, inputs: Tensor, step: int) -> None:
         """Forward rows for evaluation or prediction and send their cut; only a defense may draw."""
-        moment = StepContext(step)
-        cut = self.query_cut(inputs, moment)
-        payload, _ = self._encode(self.adversary.cut(cut, moment), moment)
+        context = StepContext(step)
+        cut = self.query_cut(inputs, context)
+        payload, _ = self._encode(self.adversary.cut(cut, context), context)
         if self._sent is not None:
             self._sent.admit(step, self._lasting(cut, payload))
         self.link.send(Frame(Kind.QUERY, step, payload))
 
-    def query_cut(self, inputs: Tensor, moment: StepContext = INFERENCE) -> Tensor:
+    def query_cut(self, inputs: Tensor, context: StepContext = INFERENCE) -> Tensor:
         """What `send_query` encodes: nothing is random; axes (rows, width on the wire)."""
         self._set_training(False)
         with torch.no_grad():
-            guarded = StepContext(moment.step, secret=self._secret)
+            guarded = StepContext(context.step, secret=self._secret)
             return self._forward(inputs.to(self._compute.device), guarded, None).cpu()
 
     def take_receipt(self, step: int) -> bytes:
@@ -492,7 +492,7 @@ class FeatureEnd:
         """What training needs to go on exactly: state, optimiser, and the cuts in flight."""
         optimizer = self._optimizer.state_dict() if self._optimizer else {}
         in_flight = [
-            {"step": pending.moment.step, "state": pending.stash.state}
+            {"step": pending.context.step, "state": pending.stash.state}
             for pending in self._pending
             if pending.stash is not None
         ]
@@ -517,23 +517,23 @@ class FeatureEnd:
 
     def _go_forward(self, inputs: Tensor, step: int) -> Payload:
         """Make the cut of a training batch and await its gradient; the payload to send."""
-        moment = StepContext(step, training=True, secret=self._secret)
-        fed, _ = self.defense.batch(inputs, None, moment)
-        inputs = self.adversary.batch(inputs if fed is None else fed, moment)
+        context = StepContext(step, training=True, secret=self._secret)
+        fed, _ = self.defense.batch(inputs, None, context)
+        inputs = self.adversary.batch(inputs if fed is None else fed, context)
         inputs = inputs.to(self._compute.device)
         self._set_training(True)
         stash = Stash(self.model, self.state_dict()) if self.in_flight > 1 else None
         with self._draws.at(step):
-            cut = self._forward(inputs, moment, stash)
-        payload, kept = self._encode(self.adversary.cut(cut.detach().cpu(), moment), moment)
-        self._pending.append(_Pending(cut, inputs, kept, moment, stash))
+            cut = self._forward(inputs, context, stash)
+        payload, kept = self._encode(self.adversary.cut(cut.detach().cpu(), context), context)
+        self._pending.append(_Pending(cut, inputs, kept, context, stash))
         return payload
 
-    def _forward(self, inputs: Tensor, moment: StepContext, stash: Stash | None) -> Tensor:
+    def _forward(self, inputs: Tensor, context: StepContext, stash: Stash | None) -> Tensor:
         with self._compute.forward():
             cut = self._through("bottom", inputs, stash).float()
         check_shape(cut, len(inputs), self.width, self.party)
-        cut = self.defense.embedding(cut, moment)
+        cut = self.defense.embedding(cut, context)
         return self._through("codec", cut, stash) if "codec" in self.model else cut
 
     def _through(self, part: str, values: Tensor, stash: Stash | None) -> Tensor:
@@ -546,22 +546,22 @@ class FeatureEnd:
         """What is the same in every attempt: the payload, or the cut under masks that are not."""
         return payload if self.codec.repeats else bytes_of(cut)
 
-    def _encode(self, cut: Tensor, moment: StepContext) -> Encoded:
+    def _encode(self, cut: Tensor, context: StepContext) -> Encoded:
         """The label party checks what it decodes; a codec that would hide NaN refuses it here."""
         try:
-            return self.codec.encode(cut, moment)
+            return self.codec.encode(cut, context)
         except NonFiniteError:
-            check_finite(cut, "cut", self.party, moment.step)
+            check_finite(cut, "cut", self.party, context.step)
             raise
 
     def _backward(self, pending: _Pending, grad: Tensor) -> None:
         if self._optimizer is None:
             return
-        cut, moment = pending.cut, pending.moment
+        cut, context = pending.cut, pending.context
         roots, grads = [cut], [grad]
         for local in (
-            self.codec.local_loss(cut, moment),
-            self.defense.local_loss(cut, pending.inputs, moment),
+            self.codec.local_loss(cut, context),
+            self.defense.local_loss(cut, pending.inputs, context),
         ):
             if local is not None:
                 roots.append(local)
@@ -611,10 +611,10 @@ class LabelEnd:
         Raises:
             ProtocolError, FrameError, NonFiniteError: nothing was changed by the frame.
         """
-        moment = StepContext(step, training=True, secret=self._secret)
-        cut, saved = self._receive(Kind.CUT, moment, rows)
+        context = StepContext(step, training=True, secret=self._secret)
+        cut, saved = self._receive(Kind.CUT, context, rows)
         cut = cut.to(self.device).requires_grad_()
-        self._pending = (cut, saved, moment)
+        self._pending = (cut, saved, context)
         return cut if self.adapter is None else self.adapter(cut)
 
     def take(self, kind: Kind, step: int) -> Frame:
@@ -628,17 +628,17 @@ class LabelEnd:
     def send_gradient(self, labels: Tensor) -> None:
         """Send the gradient that backward left at the last cut; `labels` of its rows."""
         assert self._pending is not None, "no cut was received"
-        cut, saved, moment = self._pending
+        cut, saved, context = self._pending
         assert cut.grad is not None, "backward has not run"
-        grad = self.defense.gradient(cut.grad.cpu(), labels, moment)
-        grad = self.adversary.gradient(self.party, grad, moment)
+        grad = self.defense.gradient(cut.grad.cpu(), labels, context)
+        grad = self.adversary.gradient(self.party, grad, context)
         # Checked before the first party gets one: a broken step leaves every weight as it was.
-        check_finite(grad, "gradient", self.party, moment.step)
+        check_finite(grad, "gradient", self.party, context.step)
         if self._journal is not None:  # the gradient itself: shares of one are new in each attempt
-            self._journal.admit(moment.step, bytes_of(grad), self.party)
-        payload = self.codec.encode_grad(grad, saved, moment)
+            self._journal.admit(context.step, bytes_of(grad), self.party)
+        payload = self.codec.encode_grad(grad, saved, context)
         self._pending = None
-        frame = Frame(Kind.GRAD, moment.step, payload)
+        frame = Frame(Kind.GRAD, context.step, payload)
         self._sent.append(frame)
         self.link.send(frame)
         self._commit_all_but(self._in_flight - 1)
@@ -679,11 +679,11 @@ class LabelEnd:
         while len(self._sent) > last:
             self.codec.commit(self._sent.popleft().step)
 
-    def _receive(self, kind: Kind, moment: StepContext, rows: int) -> tuple[Tensor, Any]:
-        frame = self.take(kind, moment.step)
-        cut, saved = self.codec.decode(frame.payload, rows, self._wire_width, moment)
-        check_finite(cut, "cut", self.party, moment.step)
-        self.adversary.received(self.party, cut, moment)
+    def _receive(self, kind: Kind, context: StepContext, rows: int) -> tuple[Tensor, Any]:
+        frame = self.take(kind, context.step)
+        cut, saved = self.codec.decode(frame.payload, rows, self._wire_width, context)
+        check_finite(cut, "cut", self.party, context.step)
+        self.adversary.received(self.party, cut, context)
         return cut, saved
 
 

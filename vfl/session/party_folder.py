@@ -119,7 +119,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
         DataError: see `vfl.datasets.load_own`.
         RunFolderError: a prediction for a run this party has not trained.
     """
-    with party.places.told(PartyFile):
+    with party.locations.located(PartyFile):
         return _read(party, terms, task)
 
 

@@ -46,14 +46,14 @@ class Exchange:
         return self.phase == "train"
 
 
-def batches(rows: np.ndarray, batch_rows: int) -> list[np.ndarray]:
+def batches(rows: np.ndarray, batch_size: int) -> list[np.ndarray]:
     """Consecutive batches; a remainder of a single row is dropped, batch norm cannot use one.
 
     >>> [len(batch) for batch in batches(np.arange(9), 4)], len(batches(np.arange(10), 4))
     ([4, 4], 3)
     """
-    cut = [rows[start : start + batch_rows] for start in range(0, len(rows), batch_rows)]
-    return cut[:-1] if len(cut) > 1 and len(cut[-1]) == 1 < batch_rows else cut
+    cut = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    return cut[:-1] if len(cut) > 1 and len(cut[-1]) == 1 < batch_size else cut
 
 
 def queries(rows: np.ndarray) -> list[np.ndarray]:
@@ -64,7 +64,7 @@ def queries(rows: np.ndarray) -> list[np.ndarray]:
 def training(
     seed: int,
     epochs: int,
-    batch_rows: int,
+    batch_size: int,
     train: np.ndarray,
     validation: np.ndarray,
     test: np.ndarray,
@@ -78,7 +78,7 @@ def training(
     for epoch in range(1, epochs + 1):
         order = train[permutation(seed, len(train), "order", epoch)]
         parts: list[tuple[Phase, list[np.ndarray]]] = [
-            ("train", batches(order, batch_rows)),
+            ("train", batches(order, batch_size)),
             ("validation", queries(validation)),
         ]
         if epoch == epochs:
@@ -90,10 +90,10 @@ def training(
 
 
 def one_epoch(
-    seed: int, epoch: int, batch_rows: int, train: np.ndarray, step: int
+    seed: int, epoch: int, batch_size: int, train: np.ndarray, step: int
 ) -> Iterator[Exchange]:
     """The training exchanges of one epoch alone, numbered from `step`; see `training`."""
-    groups = batches(train[permutation(seed, len(train), "order", epoch)], batch_rows)
+    groups = batches(train[permutation(seed, len(train), "order", epoch)], batch_size)
     for index, rows in enumerate(groups):
         yield Exchange(step + index, "train", epoch, rows, last=index == len(groups) - 1)
 
@@ -110,13 +110,13 @@ def asking(phase: Phase, rows: np.ndarray) -> Iterator[Exchange]:
         yield Exchange(step, phase, 0, part, last=step == len(groups) - 1)
 
 
-def steps_per_epoch(rows: int, batch_rows: int) -> int:
+def steps_per_epoch(rows: int, batch_size: int) -> int:
     """How many training exchanges an epoch has.
 
     >>> steps_per_epoch(9, 4), steps_per_epoch(10, 4)
     (2, 3)
     """
-    return len(batches(np.empty(rows, dtype=np.int8), batch_rows))
+    return len(batches(np.empty(rows, dtype=np.int8), batch_size))
 
 
 class Verdict(IntFlag):

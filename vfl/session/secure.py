@@ -138,7 +138,7 @@ class FeatureRound(Protocol):
     def take_receipt(self, step: int) -> bytes:
         """Wait until the label party has the query; what it says to it."""
 
-    def query_cut(self, inputs: Tensor, moment: StepContext = INFERENCE) -> Tensor:
+    def query_cut(self, inputs: Tensor, context: StepContext = INFERENCE) -> Tensor:
         """The cut of some rows, as a query sends it."""
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -144,7 +144,7 @@ class Terms(Settings):
             return training(
                 self.seed,
                 self.train.epochs,
-                self.train.batch_rows,
+                self.train.batch_size,
                 split.train,
                 split.validation,
                 split.test,

@@ -49,11 +49,11 @@ class Watched(Adversary):
         self._played = adversary
         self._classes = classes
 
-    def batch(self, inputs: Tensor, moment: StepContext) -> Tensor:
-        return self._alike("batch", inputs, moment)
+    def batch(self, inputs: Tensor, context: StepContext) -> Tensor:
+        return self._alike("batch", inputs, context)
 
-    def labels(self, labels: Tensor, moment: StepContext) -> Tensor:
-        found = self._alike("labels", labels, moment)
+    def labels(self, labels: Tensor, context: StepContext) -> Tensor:
+        found = self._alike("labels", labels, context)
         assert set(found.tolist()) <= set(range(self._classes)), "labels gave a label of no class"
         return found
 
@@ -62,14 +62,14 @@ class Watched(Adversary):
         assert isinstance(found, optim.Optimizer), "optimizer gave none"
         return found
 
-    def cut(self, cut: Tensor, moment: StepContext) -> Tensor:
-        return self._alike("cut", cut, moment)
+    def cut(self, cut: Tensor, context: StepContext) -> Tensor:
+        return self._alike("cut", cut, context)
 
-    def gradient(self, party: str, grad: Tensor, moment: StepContext) -> Tensor:
-        return self._alike("gradient", party, grad, moment)
+    def gradient(self, party: str, grad: Tensor, context: StepContext) -> Tensor:
+        return self._alike("gradient", party, grad, context)
 
-    def received(self, party: str, values: Tensor, moment: StepContext) -> None:
-        self._look("received", party, values, moment)
+    def received(self, party: str, values: Tensor, context: StepContext) -> None:
+        self._look("received", party, values, context)
 
     def training_state(self) -> dict[str, Any]:
         return self._played.training_state()
@@ -235,7 +235,7 @@ class AdversaryContract:
 
     def _experiment(self) -> Experiment:
         party = {"width": self.width, "bottom": "mlp:hidden=8"}
-        train = {"epochs": 2, "batch_rows": 10, "in_flight": 3, "checkpoint_every": 4}
+        train = {"epochs": 2, "batch_size": 10, "in_flight": 3, "checkpoint_every": 4}
         return Experiment.model_validate(
             {
                 "parties": {"bank": party, "shop": party},

@@ -177,14 +177,14 @@ class GradientAttackContract(AttackContract):
     Attributes:
         top: spec of the label party's top.
         positive: share of class 1 among two classes; None has `classes` of equal shares.
-        epochs, batch_rows: how long it was trained, and on how many rows at once.
+        epochs, batch_size: how long it was trained, and on how many rows at once.
     """
 
     leaks: ClassVar[int] = 1
     top: ClassVar[str] = "linear"
     positive: ClassVar[float | None] = None
     epochs: ClassVar[int] = 2
-    batch_rows: ClassVar[int] = 30
+    batch_size: ClassVar[int] = 30
 
     def case(self, leaking: bool, grants: frozenset[Grant]) -> Case:
         draw = generator(0, "gradients", int(leaking))
@@ -224,7 +224,7 @@ class GradientAttackContract(AttackContract):
         exchanges: list[RecordedExchange] = []
         for epoch in range(1, self.epochs + 1):
             order = torch.randperm(self.rows, generator=draw)
-            for rows in torch.split(order, self.batch_rows):
+            for rows in torch.split(order, self.batch_size):
                 cuts: Tensor = bottom(inputs[rows])
                 cuts.retain_grad()
                 optimizer.zero_grad()

@@ -197,7 +197,9 @@ class _Trip:
         rows, width = self._shape
         codec, context = make(self._spec), _decoder(self._training)
         saved = codec.decode(bytes(self.encoded.payload), rows, width, context).saved
-        return codec.decode_grad(bytes(self.grad_payload), codec.kept(saved), rows, width, context)
+        return codec.decode_grad(
+            bytes(self.grad_payload), codec.encoder_state(saved), rows, width, context
+        )
 
 
 def _cut(spec: str, rows: int, bottom_width: int) -> Tensor:

@@ -139,7 +139,7 @@ class LocalSession:
             return
         keys = self._mode.simulated_keys(self._secrets, self.terms, self._session, self._attempt)
         self._attempt += 1
-        everybody: list[FeatureRound | HelperRound] = [client.half for client in self.clients]
+        everybody: list[FeatureRound | HelperRound] = [client.end for client in self.clients]
         everybody += [] if self.helper is None else [self.helper]
         for end in everybody:
             self._mode.offer(end, keys[end.party])

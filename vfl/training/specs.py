@@ -14,8 +14,8 @@ from vfl.config import (
     DataSettings,
     Experiment,
     LabelSettings,
+    Locations,
     PartySettings,
-    Places,
     TrainSettings,
     read_experiment,
 )
@@ -43,30 +43,30 @@ class _Chosen:
     parties: Mapping[str, PartySettings]
 
 
-def read_checked(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, Places]:
+def read_checked(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, Locations]:
     """An experiment file whose settings and specs are all right, and where each setting stands.
 
     Raises:
         ConfigError, SpecError: everything that is wrong with it.
     """
     experiment = read_experiment(path, overrides, spec_mistakes)
-    places = Places.of(path, overrides)
-    check_specs(experiment, places)
-    return experiment, places
+    locations = Locations.of(path, overrides)
+    check_specs(experiment, locations)
+    return experiment, locations
 
 
-def check_specs(experiment: Experiment, places: Places | None = None) -> None:
+def check_specs(experiment: Experiment, locations: Locations | None = None) -> None:
     """Build every plug-in the experiment names, so that a wrong spec is told before anything runs.
 
     Args:
         experiment: what to check.
-        places: where its settings stand, for the messages.
+        locations: where its settings stand, for the messages.
 
     Raises:
         SpecError: with the nearest known name or option, or the widths that would fit.
         ConfigError: several specs are wrong; all of them are told.
     """
-    raise_mistakes(list(_wrong_specs(experiment.model_dump())), places or Places())
+    raise_mistakes(list(_wrong_specs(experiment.model_dump())), locations or Locations())
 
 
 def check_codecs(specs: Sequence[str], width: int, setting: str) -> None:
@@ -86,21 +86,21 @@ def check_codecs(specs: Sequence[str], width: int, setting: str) -> None:
             _check_codec([width], spec)
         except SpecError as error:
             wrong.append(((f"{setting} {spec}",), error))
-    raise_mistakes(wrong, Places())
+    raise_mistakes(wrong, Locations())
 
 
-def raise_mistakes(wrong: Sequence[tuple[Setting, UserError]], places: Places) -> None:
+def raise_mistakes(wrong: Sequence[tuple[Setting, UserError]], locations: Locations) -> None:
     """Raise what is wrong if anything is: a single mistake as it is, several as one error.
 
     Args:
         wrong: each setting's parts, and its mistake.
-        places: where the settings stand.
+        locations: where the settings stand.
     """
     if len(wrong) > 1:
-        raise mistakes([(setting, _line(setting, error)) for setting, error in wrong], places)
+        raise mistakes([(setting, _line(setting, error)) for setting, error in wrong], locations)
     for setting, error in wrong:
         name = ".".join(setting)
-        here = f"{places.before(setting)}{name}"
+        here = f"{locations.before(setting)}{name}"
         error.where = f"{here}, {error.where}" if error.where not in (None, name) else here
         raise error
 

@@ -84,14 +84,14 @@ class SplitModule(nn.Module):
             inputs: each party's own rows, axes (rows, ...), in the same order.
             labels: axes (rows,); needed in training by defenses that look at labels.
         """
-        moment = StepContext(self.step, self.training)
-        cuts = {name: self._cross(name, inputs[name], labels, moment) for name in self.bottoms}
+        context = StepContext(self.step, self.training)
+        cuts = {name: self._cross(name, inputs[name], labels, context) for name in self.bottoms}
         parts = list(cuts.values())
         merged = torch.cat(parts, dim=1) if self.merge == "concat" else sum(parts[1:], parts[0])
-        outputs = self._defense.logits(self.top(merged), self._moment(moment, self._label_secret))
+        outputs = self._defense.logits(self.top(merged), self._context(context, self._label_secret))
         if self.training:
             if labels is not None:
-                self._add(self._defense.loss(cuts, labels, outputs, moment))
+                self._add(self._defense.loss(cuts, labels, outputs, context))
             self.step += 1
         return outputs
 
@@ -100,25 +100,27 @@ class SplitModule(nn.Module):
         extra, self._extra = self._extra, None
         return torch.zeros(()) if extra is None else extra
 
-    def _cross(self, name: str, rows: Tensor, labels: Tensor | None, moment: StepContext) -> Tensor:
+    def _cross(
+        self, name: str, rows: Tensor, labels: Tensor | None, context: StepContext
+    ) -> Tensor:
         codec = self._codecs[name]
-        here = self._moment(moment, self._secrets[name])
-        guarded = StepContext(moment.step, moment.training, self._secrets[name])
+        here = self._context(context, self._secrets[name])
+        guarded = StepContext(context.step, context.training, self._secrets[name])
         cut: Tensor = self._defense.embedding(self.bottoms[name](rows), guarded)
         check_shape(cut, len(rows), self.widths[name], name)
         cut = self.encoders[name](cut)
-        check_finite(cut.detach(), "cut", name, moment.step)
+        check_finite(cut.detach(), "cut", name, context.step)
         if self.training:
             self._add(codec.local_loss(cut, here))
             self._add(self._defense.local_loss(cut, rows, here))
         # Each party's gradients get draws of their own, as in `vfl.session.LabelEnd`.
-        there = self._moment(moment, Secret(self._label_secret.key("half", name)))
+        there = self._context(context, Secret(self._label_secret.key("half", name)))
         crossing = _Crossing(name, codec, self._defense, labels, self._observers, here, there)
         arrived: Tensor = self.decoders[name](_Cross.apply(cut, crossing))  # type: ignore[no-untyped-call]
         return arrived
 
-    def _moment(self, moment: StepContext, secret: Secret) -> StepContext:
-        return StepContext(moment.step, moment.training, secret if moment.training else None)
+    def _context(self, context: StepContext, secret: Secret) -> StepContext:
+        return StepContext(context.step, context.training, secret if context.training else None)
 
     def _add(self, term: Tensor | None) -> None:
         if term is not None:

@@ -32,7 +32,7 @@ def experiment(**changes):
     settings = {
         "parties": {name: {"width": WIDTH, "bottom": "mlp:hidden=16"} for name in ("bank", "shop")},
         "label": {"party": "lender"},
-        "train": {"epochs": 2, "batch_rows": 40, "learning_rate": 0.01},
+        "train": {"epochs": 2, "batch_size": 40, "learning_rate": 0.01},
     }
     return Experiment.model_validate(settings | changes)
 
@@ -75,7 +75,7 @@ def test_who_knows_more_rows_than_there_are_knows_all(data):
     """`begin` gives what `holds` names; a feature party knows as many rows a class as there are."""
     adversary = make_adversary("replacement:target=3")
     begin(adversary, experiment(), data, "bank", 1000, generator(0, "begin"))
-    train = {"epochs": 1, "batch_rows": 40, "learning_rate": 0.01}
+    train = {"epochs": 1, "batch_size": 40, "learning_rate": 0.01}
     weights = session(data, {"bank": adversary}, train=train).weights()
     assert all(torch.isfinite(one).all() for own in weights.values() for one in own.values())
 
@@ -138,7 +138,7 @@ def test_labels_are_wrong_as_often_as_asked():
 def test_a_trigger_comes_to_stand_for_a_class(data):
     """The label party never sees a wrong label, and answers as well as before."""
     backdoor = begun("replacement:target=3,share=1,columns=2", data, leaks=240)
-    train = {"epochs": 12, "batch_rows": 40, "learning_rate": 0.01}
+    train = {"epochs": 12, "batch_size": 40, "learning_rate": 0.01}
     session_of = session(data, {"bank": backdoor}, train=train)
     label = data["lender"]
     stamped = data | {"bank": replace(data["bank"], inputs=backdoor.triggered(data["bank"].inputs))}
@@ -171,13 +171,13 @@ def test_a_bent_bottom_is_read_by_the_decoder(data):
     """Of one party's cut nothing but codes is left: its owner's labels are not learned."""
     alone = {"bank": data["bank"], "lender": data["lender"]}
     settings = {"parties": {"bank": {"width": WIDTH, "bottom": "mlp:hidden=16"}},
-                "train": {"epochs": 40, "batch_rows": 40, "learning_rate": 0.002}}  # fmt: skip
+                "train": {"epochs": 40, "batch_size": 40, "learning_rate": 0.002}}  # fmt: skip
     adversary = begun("hijacking:critic_steps=3", data, leaks=80, part="validation")
     bent = session(alone, {"lender": adversary}, **settings)
     test = torch.from_numpy(data["lender"].split.test)
     inputs = data["bank"].inputs[test]
     with torch.no_grad():
-        cuts = bent.clients[0].half.model.eval()["bottom"](inputs)
+        cuts = bent.clients[0].end.model.eval()["bottom"](inputs)
     view = View(
         ThreatModel("label party", "inference", frozenset({Grant.CUTS})), 10,
         Holdings(Evidence(cuts=cuts)),

@@ -33,7 +33,7 @@ def test_figures_of_bottoms(bottom):
         case, _ = victim(bottom, seed)
         for spec in PASSIVE:
             found[spec].append(left(case, make(spec), seed))
-        case, adversary = victim(bottom, seed, 20, "hijacking:critic_steps=3,rate=0.003")
+        case, adversary = victim(bottom, seed, 20, "hijacking:critic_steps=3,learning_rate=0.003")
         found["hijacking"].append(left(case, adversary, seed))
     shown = (f"{name} {' '.join(f'{one:.2f}' for one in each)}" for name, each in found.items())
     print(f"\n{bottom.__name__}: {'; '.join(shown)}")

@@ -85,7 +85,7 @@ def test_the_most_confident_rows_of_each_guessed_class():
         "label_propagation:scaler=minmax",
         "averaging:last=-1",
         "scratch:steps=nan",
-        "unfreeze:rate=inf",
+        "unfreeze:learning_rate=inf",
     ],
 )
 def test_options_out_of_range_are_refused(spec):

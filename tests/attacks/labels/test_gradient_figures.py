@@ -55,7 +55,7 @@ def leaks(task, share, seed, defense="none", epochs=1):
             "defense": defense,
             "parties": {"bank": {"width": 16, "bottom": "mlp:hidden=64"}},
             "label": {"party": "lender", "top": "mlp:hidden=32"},
-            "train": {"epochs": epochs, "batch_rows": 128},
+            "train": {"epochs": epochs, "batch_size": 128},
         }
     )
     session = LocalSession(experiment, data, outputs=2, observers=[trace]).run()
@@ -116,7 +116,7 @@ def test_figures_of_several_classes(top, codec):
             "codec": codec,
             "parties": {"bank": {"width": 32, "bottom": "mlp:hidden=128"}},
             "label": {"party": "lender", "top": top},
-            "train": {"epochs": 1, "batch_rows": 128},
+            "train": {"epochs": 1, "batch_size": 128},
         }
     )
     session = LocalSession(experiment, data, outputs=10, observers=[trace]).run()

@@ -14,9 +14,9 @@ CORNERS = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0], [-1.0, 1.0]])
 
 def corners(count, purpose):
     """Rows near four corners; classes are opposite corners."""
-    places = torch.arange(count) % 4
+    indices = torch.arange(count) % 4
     noise = torch.randn(count, 2, generator=generator(0, purpose))
-    return CORNERS[places] + 0.2 * noise, places % 2
+    return CORNERS[indices] + 0.2 * noise, indices % 2
 
 
 def view_and_truth():

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from vfl.attacks.permuted import labels_by_place, places, plain_sums, seen_twice, stands_out
+from vfl.attacks.permuted import (
+    labels_by_place,
+    matched_indices,
+    plain_sums,
+    seen_twice,
+    stands_out,
+)
 
 MODES = ["thesis", "fast"]
 ROWS = 40
@@ -39,7 +45,7 @@ def test_a_usual_logit_is_hidden_among_dummies_and_a_sure_one_is_not(victim, nor
         private, inputs = victim("thesis", 6, 1), normal(ROWS, 6, scale=scale)
         seen, true = one_by_one(private, inputs)
         rows = zip(seen, true.split(1), strict=True)
-        hits = [int(places(values, row)[stands_out(values)]) == 0 for values, row in rows]
+        hits = [int(matched_indices(values, row)[stands_out(values)]) == 0 for values, row in rows]
         assert sum(hits) <= 8 if hidden else sum(hits) >= 20  # 40 / 32 are a guess's
 
 
@@ -51,7 +57,11 @@ def test_a_row_that_is_asked_about_twice_shows_among_new_dummies(victim, normal,
     found = [seen_twice(*pair) for pair in zip(first, second, strict=True)]
     at = zip(found, first, true.split(1), strict=True)
     assert (
-        sum(len(each) == 1 and int(places(values[each], row)) == 0 for each, values, row in at) > 7
+        sum(
+            len(each) == 1 and int(matched_indices(values[each], row)) == 0
+            for each, values, row in at
+        )
+        > 7
     )
     strangers = [seen_twice(*pair) for pair in zip(first, second[1:], strict=False)]
     assert sum(len(each) for each in strangers) <= 2
@@ -63,5 +73,5 @@ def test_a_slope_that_is_asked_for_later_shows_the_real_values(victim, normal):
     true = plain_sums(private.layers, private.weights(), row)[0].flatten()
     first, _, again = private.train_step(row, torch.ones(1, 1).double(), "cross_entropy", 0.1)
     found = seen_twice(first, again)
-    assert set(range(3)) <= set(places(first[found], true).tolist())
+    assert set(range(3)) <= set(matched_indices(first[found], true).tolist())
     assert len(found) <= 4

@@ -13,7 +13,7 @@ from vfl.attacks.permuted import (
     labels_by_place,
     labels_from_sums,
     like_multisets,
-    places,
+    matched_indices,
     plain_sums,
     recognised,
     solve_shuffled,
@@ -64,7 +64,7 @@ def test_rows_of_equal_weights_are_linked_by_rank(victim, normal, mode):
     private, inputs = victim(mode, 8, 1), normal(64, 8)
     true = logits_of(private, inputs)
     first, second = (private.infer(inputs)[1][0] for _ in range(2))
-    rows = places(first, true), places(second, true)
+    rows = matched_indices(first, true), matched_indices(second, true)
     assert not torch.equal(*rows)
     linked = rows[0] == rows[1][by_rank(first, second, signed=mode == "thesis")]
     assert float(linked.double().mean()) > 0.95

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vfl.attacks.permuted import places, plain_sums
+from vfl.attacks.permuted import matched_indices, plain_sums
 
 MODES = ["thesis", "fast"]
 
@@ -37,4 +37,4 @@ def test_a_training_step_asks_for_slopes_anew_in_thesis_mode_only(victim, normal
 
 def test_places_are_those_of_the_order_and_dummies_have_none():
     seen = torch.tensor([2.0, -0.5, 7.0, 1.0])
-    assert places(seen, torch.tensor([0.5, 1.0, 2.0])).tolist() == [2, 0, -1, 1]
+    assert matched_indices(seen, torch.tensor([0.5, 1.0, 2.0])).tolist() == [2, 0, -1, 1]

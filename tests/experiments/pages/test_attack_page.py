@@ -146,19 +146,19 @@ def test_rows_of_one_class_lie_together_on_the_map():
     cut = 20 * torch.eye(3, 4)[labels] + torch.randn(
         60, 4, generator=torch.Generator().manual_seed(0)
     )
-    places = torch.tensor(tsne(cut))
-    nearest = torch.cdist(places, places).fill_diagonal_(math.inf).argmin(1)
+    locations = torch.tensor(tsne(cut))
+    nearest = torch.cdist(locations, locations).fill_diagonal_(math.inf).argmin(1)
     assert bool((labels[nearest] == labels).all())
-    assert torch.equal(torch.tensor(tsne(cut)), places)
+    assert torch.equal(torch.tensor(tsne(cut)), locations)
     assert tsne(cut[:4]) == []
 
 
 def test_the_drawings_of_a_cut():
     told = pictures_of(torch.randn(40, 4), torch.arange(40) % 2)
-    angles, places = pictures({"none": told})
+    angles, locations = pictures({"none": told})
     assert angles.title == "Angles, none"
     assert [words for _, words in angles.legend] == ["same class", "two classes"]
-    assert len(circles(places.chart)) == 40
+    assert len(circles(locations.chart)) == 40
 
 
 def test_a_table_of_one_run():

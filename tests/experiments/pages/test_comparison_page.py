@@ -63,8 +63,8 @@ def heights(drawing):
     ends = [(float(text.get("y")) - 4, float(text.text)) for text in (ticks[0], ticks[-1])]
     (low_y, low), (high_y, high) = ends
     line = next(p.get("d") for p in svg.iter("path") if p.get("class", "").startswith("line"))
-    places = [float(pair.split()[1]) for pair in re.split("[ML]", line)[1:]]
-    return [low + (y - low_y) / (high_y - low_y) * (high - low) for y in places]
+    locations = [float(pair.split()[1]) for pair in re.split("[ML]", line)[1:]]
+    return [low + (y - low_y) / (high_y - low_y) * (high - low) for y in locations]
 
 
 def test_curves_are_means_over_repeats():

@@ -65,9 +65,9 @@ def page_of(folder) -> tuple[str, Reader]:
 def test_the_three_numbers_come_first(run_folder):
     _, page = page_of(run_folder())
     numbers = ["97.2 %", "1.03 MB", "25 times smaller than dense float32", "212", "8.13 s"]
-    places = [page.text.index(number) for number in numbers]
-    assert places == sorted(places)
-    assert places[-1] < page.text.index("Training")
+    locations = [page.text.index(number) for number in numbers]
+    assert locations == sorted(locations)
+    assert locations[-1] < page.text.index("Training")
 
 
 def test_it_says_who_held_what_and_how_to_repeat_it(run_folder):
@@ -127,8 +127,8 @@ def test_the_ledger_is_added_up_by_party_and_by_phase(run_folder):
         "train down 10 90 B 250 B 25 B",
         "evaluate up 2 100 B 132 B 66 B 500 ms",
     ]
-    places = [page.text.index(line) for line in parties + phases]
-    assert places == sorted(places)
+    locations = [page.text.index(line) for line in parties + phases]
+    assert locations == sorted(locations)
 
 
 REVEALED = {"observer": "clinic", "what": "sum of the cuts", "of": "all", "phase": "train",

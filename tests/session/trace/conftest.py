@@ -11,7 +11,7 @@ SETTINGS = {
     "codec": "randtopk:k=3,alpha=0.3,values=8",
     "parties": {"bank": {"width": 8, "bottom": "mlp:hidden=8"}, "shop": {"width": 6}},
     "label": {"party": "lender"},
-    "train": {"epochs": 3, "batch_rows": 40, "checkpoint_every": 4},
+    "train": {"epochs": 3, "batch_size": 40, "checkpoint_every": 4},
     "trace": {"phases": ["train", "validation", "test"], "snapshots": 2},
 }
 

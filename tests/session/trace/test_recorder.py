@@ -111,7 +111,7 @@ def test_kills_and_resumes_leave_the_trace_of_an_undisturbed_run(
     assert everything(training) == undisturbed
 
 
-DEEP = {"train": {"epochs": 3, "batch_rows": 40, "checkpoint_every": 4, "in_flight": 3}}
+DEEP = {"train": {"epochs": 3, "batch_size": 40, "checkpoint_every": 4, "in_flight": 3}}
 
 
 def test_kills_with_several_in_flight_leave_that_trace_too(training, training_in, tmp_path, killed):
@@ -128,7 +128,7 @@ def test_kills_with_several_in_flight_leave_that_trace_too(training, training_in
 
 def test_an_early_stop_ends_the_trace_with_the_epoch_it_came_after(training):
     """A learning rate that large makes the loss rise at once."""
-    hasty = {"epochs": 9, "batch_rows": 40, "learning_rate": 0.3, "patience": 1, "keep": "best"}
+    hasty = {"epochs": 9, "batch_size": 40, "learning_rate": 0.3, "patience": 1, "keep": "best"}
     session = training.session(train=hasty, trace={"phases": ["test"], "snapshots": 1}).run()
     end = session.label.history[-1]["epoch"]
     snapshots = list(training.read("bank").snapshots())

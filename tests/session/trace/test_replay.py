@@ -37,8 +37,8 @@ class Spy(Adversary):
     def __init__(self):
         self.seen = defaultdict(list)
 
-    def received(self, party, values, moment):
-        self.seen[party].append((moment.step, values.detach().clone()))
+    def received(self, party, values, context):
+        self.seen[party].append((context.step, values.detach().clone()))
 
 
 def same(found, seen):
@@ -108,7 +108,7 @@ def test_frames_are_chosen(training):
 
 def test_a_codec_that_learns_is_replayed_with_several_in_flight(training):
     spy = Spy()
-    deep = {"epochs": 3, "batch_rows": 40, "in_flight": 3}
+    deep = {"epochs": 3, "batch_size": 40, "in_flight": 3}
     training.session(codec="relu:values=4", adversaries={"lender": spy}, train=deep).run()
     same(training.read("lender").decoded(party="bank", direction="up"), spy.seen["bank"])
     tests = list(training.read("bank").decoded(phase="test"))
@@ -129,7 +129,7 @@ def test_a_folder_without_a_trace(tmp_path):
 
 
 #: 210 training rows in three frames of 70 an epoch, so that no frame is shorter.
-WHOLE = {"epochs": 2, "batch_rows": 70}
+WHOLE = {"epochs": 2, "batch_size": 70}
 
 
 class Keeper(Adversary):
@@ -138,8 +138,8 @@ class Keeper(Adversary):
     def __init__(self):
         self.cuts = []
 
-    def cut(self, cut, moment):
-        if moment.training:
+    def cut(self, cut, context):
+        if context.training:
             self.cuts.append(cut.clone())
         return cut
 
@@ -178,7 +178,7 @@ def test_measured_bytes_are_those_the_ledger_counted(training, codec):
     keeper = Keeper()
     session = training.session(codec=codec, adversaries={"bank": keeper}, train=WHOLE).run()
     cut = torch.cat(keeper.cuts)
-    measured = measure_codec(make(codec), cut, width=8, batch_rows=70)
+    measured = measure_codec(make(codec), cut, width=8, batch_size=70)
     assert measured.wire_bytes == sent(session, "bank")
 
 
@@ -187,7 +187,7 @@ def test_another_codec_on_a_trace_takes_what_it_would_have_taken(training, train
     cut = training_cuts(training.read("lender"), "shop")
     other = training_in(tmp_path / "other")
     session = other.session(codec="topk:k=2,values=8", train=WHOLE).run()
-    measured = measure_codec(make("topk:k=2,values=8"), cut, width=6, batch_rows=70)
+    measured = measure_codec(make("topk:k=2,values=8"), cut, width=6, batch_size=70)
     assert measured.wire_bytes == sent(session, "shop")
 
 

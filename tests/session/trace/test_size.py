@@ -27,7 +27,7 @@ def expected(session, party, settings):
 @pytest.mark.parametrize("snapshots", [0, 1, 3])
 def test_the_size_is_never_below_the_real_one_and_close_to_it(training, codec, most, snapshots):
     parties = {"bank": {"width": 64, "bottom": "mlp:hidden=8"}, "shop": {"width": 32}}
-    train = {"epochs": 4, "batch_rows": 100, "checkpoint_every": 5}
+    train = {"epochs": 4, "batch_size": 100, "checkpoint_every": 5}
     trace = {"phases": ["train", "validation", "test"], "snapshots": snapshots}
     session = training.session(codec=codec, parties=parties, train=train, trace=trace).run()
     settings = training.read("bank").settings

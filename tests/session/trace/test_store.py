@@ -16,7 +16,7 @@ from vfl.session.trace.store import Store
 
 @pytest.fixture
 def folder(training):
-    training.session(train={"epochs": 1, "batch_rows": 40, "checkpoint_every": 5}).run()
+    training.session(train={"epochs": 1, "batch_size": 40, "checkpoint_every": 5}).run()
     return training.path("lender")
 
 

@@ -39,7 +39,7 @@ class Hijacking(ActiveAdversary, Attack):
 
     Args:
         victim: whose gradient is replaced; "all" for every feature party.
-        rate: learning rate of its networks.
+        learning_rate: learning rate of its networks.
         penalty: weight of the critic's gradient penalty.
         critic_steps: steps of the critic for one of the others.
 
@@ -55,13 +55,13 @@ class Hijacking(ActiveAdversary, Attack):
     def __init__(
         self,
         victim: str = "all",
-        rate: float = 0.001,
+        learning_rate: float = 0.001,
         penalty: float = 10.0,
         critic_steps: int = 1,
     ) -> None:
-        require_at_least(0, rate=rate, penalty=penalty, critic_steps=critic_steps)
+        require_at_least(0, learning_rate=learning_rate, penalty=penalty, critic_steps=critic_steps)
         self.victim = victim
-        self.rate = rate
+        self.learning_rate = learning_rate
         self.penalty = penalty
         self.critic_steps = critic_steps
         self._decoder: nn.Module | None = None
@@ -77,13 +77,13 @@ class Hijacking(ActiveAdversary, Attack):
         self._coding = self._adam(self._encoder, self._decoder)
         self._judging = self._adam(self._critic)
 
-    def received(self, party: str, values: Tensor, moment: StepContext) -> None:
-        if moment.training and self.victim in ("all", party):
+    def received(self, party: str, values: Tensor, context: StepContext) -> None:
+        if context.training and self.victim in ("all", party):
             with scoped(key_of(self._draw)):
                 self._train(values)
             self._cut = values
 
-    def gradient(self, party: str, grad: Tensor, moment: StepContext) -> Tensor:
+    def gradient(self, party: str, grad: Tensor, context: StepContext) -> Tensor:
         if self.victim not in ("all", party):
             return grad
         cut = self._cut.detach().clone().requires_grad_()
@@ -139,7 +139,7 @@ class Hijacking(ActiveAdversary, Attack):
 
     def _adam(self, *modules: nn.Module) -> torch.optim.Adam:
         weights: list[Any] = [weight for module in modules for weight in module.parameters()]
-        return torch.optim.Adam(weights, lr=self.rate)
+        return torch.optim.Adam(weights, lr=self.learning_rate)
 
 
 def _critic(width: int) -> nn.Module:

@@ -36,7 +36,7 @@ class NoisyLabels(ActiveAdversary):
     def begin(self, view: View, draw: torch.Generator) -> None:
         self._classes, self._draw = view.classes, draw
 
-    def labels(self, labels: Tensor, moment: StepContext) -> Tensor:
+    def labels(self, labels: Tensor, context: StepContext) -> Tensor:
         wrong = torch.rand(labels.shape, generator=self._draw) < self.share
         by = torch.randint(1, self._classes, labels.shape, generator=self._draw)
         return torch.where(wrong, (labels + by) % self._classes, labels)

@@ -61,11 +61,11 @@ class Replacement(Backdoor):
         self._known = {row.numpy().tobytes() for row in known}
         self._key = key_of(draw)
 
-    def batch(self, inputs: Tensor, moment: StepContext) -> Tensor:
-        draw = generator(self._key, "replacement", moment.step)
+    def batch(self, inputs: Tensor, context: StepContext) -> Tensor:
+        draw = generator(self._key, "replacement", context.step)
         known = torch.tensor([row.numpy().tobytes() in self._known for row in inputs])
-        places = torch.nonzero(known)[:, 0]
-        chosen = places[torch.rand(len(places), generator=draw) < self.share]
+        indices = torch.nonzero(known)[:, 0]
+        chosen = indices[torch.rand(len(indices), generator=draw) < self.share]
         others = torch.randint(len(inputs), chosen.shape, generator=draw)
         fed = inputs.clone()
         fed[chosen] = self.triggered(inputs[others])

@@ -22,7 +22,7 @@ class Attribute(Attack):
 
     Args:
         steps: full-batch Adam steps.
-        rate: their learning rate.
+        learning_rate: their learning rate.
 
     Raises:
         BadOptionError: an option out of range.
@@ -30,10 +30,10 @@ class Attribute(Attack):
 
     needs = frozenset({Grant.CUTS, Grant.LEAKED_ATTRIBUTES})
 
-    def __init__(self, steps: int = 200, rate: float = 0.01) -> None:
-        require_at_least(0, steps=steps, rate=rate)
+    def __init__(self, steps: int = 200, learning_rate: float = 0.01) -> None:
+        require_at_least(0, steps=steps, learning_rate=learning_rate)
         self.steps = steps
-        self.rate = rate
+        self.learning_rate = learning_rate
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
         cuts = view.targets.cuts
@@ -42,7 +42,14 @@ class Attribute(Attack):
             network = nn.Sequential(
                 nn.Linear(cuts.shape[1], _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, view.classes)
             )
-        fit(network, scale(view.leaked.cuts), view.leaked.labels, self.steps, self.rate, draw)
+        fit(
+            network,
+            scale(view.leaked.cuts),
+            view.leaked.labels,
+            self.steps,
+            self.learning_rate,
+            draw,
+        )
         with torch.no_grad():
             scores: Tensor = network(scale(cuts))
         return scores

@@ -13,7 +13,7 @@ from vfl.attacks.view import Grant, Merge, View
 from vfl.core.seeds import scoped
 
 _HIDDEN = 128
-_BATCH_ROWS = 128
+_BATCH_SIZE = 128
 
 
 class Generative(Attack):
@@ -28,7 +28,7 @@ class Generative(Attack):
 
     Args:
         steps: Adam steps, each on 128 rows.
-        rate: their learning rate.
+        learning_rate: their learning rate.
         spread: largest variance a generated column may have without a penalty.
 
     Raises:
@@ -38,10 +38,12 @@ class Generative(Attack):
     goal = "inputs"
     needs = frozenset({Grant.INPUTS, Grant.OUTPUTS, Grant.BOTTOM, Grant.TOP, Grant.OTHERS_BOTTOM})
 
-    def __init__(self, steps: int = 2000, rate: float = 0.001, spread: float = 1.0) -> None:
-        require_at_least(0, steps=steps, rate=rate, spread=spread)
+    def __init__(
+        self, steps: int = 2000, learning_rate: float = 0.001, spread: float = 1.0
+    ) -> None:
+        require_at_least(0, steps=steps, learning_rate=learning_rate, spread=spread)
         self.steps = steps
-        self.rate = rate
+        self.learning_rate = learning_rate
         self.spread = spread
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
@@ -68,9 +70,9 @@ class Generative(Attack):
         )
         own_cuts = through(view.bottom(), view.targets.inputs)
         wanted = softmax(view.targets.outputs, 1)
-        optimizer = torch.optim.Adam(generator.parameters(), lr=self.rate)
+        optimizer = torch.optim.Adam(generator.parameters(), lr=self.learning_rate)
         for _ in range(self.steps):
-            rows = torch.randint(len(given), (_BATCH_ROWS,), generator=draw)
+            rows = torch.randint(len(given), (_BATCH_SIZE,), generator=draw)
             columns = generator(given[rows])
             outputs = top(merged(view.merge, victim(columns), own_cuts[rows]))
             beyond = (columns.flatten(1).var(0) - self.spread).clamp(min=0).mean()

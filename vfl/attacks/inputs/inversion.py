@@ -13,7 +13,7 @@ from vfl.attacks.view import Grant, View
 from vfl.core.seeds import scoped
 
 _HIDDEN = 256
-_BATCH_ROWS = 64
+_BATCH_SIZE = 64
 
 
 class PictureDecoder(nn.Module):
@@ -67,7 +67,7 @@ def regress(
     inputs: Tensor,
     wanted: Tensor,
     steps: int,
-    rate: float,
+    learning_rate: float,
     draw: torch.Generator,
 ) -> nn.Module:
     """The module after so many Adam steps on the mean squared error, each on a batch.
@@ -77,14 +77,14 @@ def regress(
         inputs: axes (rows, ...).
         wanted: what it should give, axes (rows, ...).
         steps: how many.
-        rate: the learning rate.
+        learning_rate: the learning rate.
         draw: which rows are in a batch.
     """
     module.train()
-    optimizer = torch.optim.Adam(module.parameters(), lr=rate)
+    optimizer = torch.optim.Adam(module.parameters(), lr=learning_rate)
     with scoped(key_of(draw)):
         for _ in range(steps):
-            rows = torch.randint(len(inputs), (min(_BATCH_ROWS, len(inputs)),), generator=draw)
+            rows = torch.randint(len(inputs), (min(_BATCH_SIZE, len(inputs)),), generator=draw)
             optimizer.zero_grad()
             mse_loss(module(inputs[rows]), wanted[rows]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -99,7 +99,7 @@ class Inversion(Attack):
 
     Args:
         steps: Adam steps, each on 64 pairs.
-        rate: their learning rate.
+        learning_rate: their learning rate.
 
     Raises:
         BadOptionError: an option out of range.
@@ -108,15 +108,15 @@ class Inversion(Attack):
     goal = "inputs"
     needs = frozenset({Grant.CUTS, Grant.LEAKED_INPUTS})
 
-    def __init__(self, steps: int = 1000, rate: float = 0.001) -> None:
-        require_at_least(0, steps=steps, rate=rate)
+    def __init__(self, steps: int = 1000, learning_rate: float = 0.001) -> None:
+        require_at_least(0, steps=steps, learning_rate=learning_rate)
         self.steps = steps
-        self.rate = rate
+        self.learning_rate = learning_rate
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
         known, inputs = view.leaked.cuts, view.leaked.inputs
         scale = scale_by("standard", known)
         with scoped(key_of(draw)):
             network = decoder(known.shape[1], tuple(inputs.shape[1:]))
-        regress(network, scale(known), inputs, self.steps, self.rate, draw)
+        regress(network, scale(known), inputs, self.steps, self.learning_rate, draw)
         return through(network, scale(view.targets.cuts))

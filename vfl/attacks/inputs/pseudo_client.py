@@ -11,7 +11,7 @@ from vfl.attacks.inputs.inversion import decoder, regress
 from vfl.attacks.view import Grant, View
 from vfl.core.seeds import scoped
 
-_BATCH_ROWS = 64
+_BATCH_SIZE = 64
 
 
 class PseudoClient(Attack):
@@ -28,7 +28,7 @@ class PseudoClient(Attack):
 
     Args:
         steps: Adam steps, each on 64 rows, of the bottom and then of the inversion.
-        rate: their learning rate.
+        learning_rate: their learning rate.
         align: weight of the distance between the distributions of cuts.
 
     Raises:
@@ -40,10 +40,10 @@ class PseudoClient(Attack):
         {Grant.CUTS, Grant.LEAKED_INPUTS, Grant.LABELS, Grant.TOP, Grant.BOTTOM_RECIPE}
     )
 
-    def __init__(self, steps: int = 1000, rate: float = 0.001, align: float = 1.0) -> None:
-        require_at_least(0, steps=steps, rate=rate, align=align)
+    def __init__(self, steps: int = 1000, learning_rate: float = 0.001, align: float = 1.0) -> None:
+        require_at_least(0, steps=steps, learning_rate=learning_rate, align=align)
         self.steps = steps
-        self.rate = rate
+        self.learning_rate = learning_rate
         self.align = align
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
@@ -52,16 +52,18 @@ class PseudoClient(Attack):
             pseudo = self._pseudo(view, draw)
             network = decoder(cuts.shape[1], tuple(inputs.shape[1:]))
         made = through(pseudo, inputs)
-        regress(network, scale_by("standard", made)(made), inputs, self.steps, self.rate, draw)
+        regress(
+            network, scale_by("standard", made)(made), inputs, self.steps, self.learning_rate, draw
+        )
         return through(network, scale_by("standard", cuts)(cuts))
 
     def _pseudo(self, view: View, draw: torch.Generator) -> nn.Module:
         inputs, labels, cuts = view.leaked.inputs, view.leaked.labels, view.targets.cuts
         pseudo, top = view.new_bottom().train(), view.top().eval().requires_grad_(False)
-        optimizer = torch.optim.Adam(pseudo.parameters(), lr=self.rate)
+        optimizer = torch.optim.Adam(pseudo.parameters(), lr=self.learning_rate)
         for _ in range(self.steps):
-            own = torch.randint(len(inputs), (_BATCH_ROWS,), generator=draw)
-            others = torch.randint(len(cuts), (_BATCH_ROWS,), generator=draw)
+            own = torch.randint(len(inputs), (_BATCH_SIZE,), generator=draw)
+            others = torch.randint(len(cuts), (_BATCH_SIZE,), generator=draw)
             made = pseudo(inputs[own])
             loss = cross_entropy(top(made), labels[own])
             loss = loss + self.align * distance_of_moments(made, cuts[others])

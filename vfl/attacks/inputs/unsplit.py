@@ -25,7 +25,7 @@ class UnSplit(Attack):
     Args:
         rounds: turns of both.
         input_steps, model_steps: Adam steps of a turn.
-        input_rate, model_rate: their learning rates.
+        input_learning_rate, model_learning_rate: their learning rates.
         smooth: weight of the total variation of pictures.
 
     Raises:
@@ -40,8 +40,8 @@ class UnSplit(Attack):
         rounds: int = 60,
         input_steps: int = 20,
         model_steps: int = 20,
-        input_rate: float = 0.005,
-        model_rate: float = 0.001,
+        input_learning_rate: float = 0.005,
+        model_learning_rate: float = 0.001,
         smooth: float = 0.1,
     ) -> None:
         require_at_least(
@@ -49,26 +49,28 @@ class UnSplit(Attack):
             rounds=rounds,
             input_steps=input_steps,
             model_steps=model_steps,
-            input_rate=input_rate,
-            model_rate=model_rate,
+            input_learning_rate=input_learning_rate,
+            model_learning_rate=model_learning_rate,
             smooth=smooth,
         )
         self.rounds = rounds
         self.input_steps = input_steps
         self.model_steps = model_steps
-        self.input_rate = input_rate
-        self.model_rate = model_rate
+        self.input_learning_rate = input_learning_rate
+        self.model_learning_rate = model_learning_rate
         self.smooth = smooth
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
         cuts = view.targets.cuts
         with scoped(key_of(draw)):
             clone = view.new_bottom().train()
-            optimizer = torch.optim.Adam(clone.parameters(), lr=self.model_rate, amsgrad=True)
+            optimizer = torch.optim.Adam(
+                clone.parameters(), lr=self.model_learning_rate, amsgrad=True
+            )
             inputs = torch.zeros(len(cuts), *view.shape)
             for _ in range(self.rounds):
                 inputs = closer_inputs(
-                    clone, cuts, inputs, self.input_steps, self.input_rate, self.smooth
+                    clone, cuts, inputs, self.input_steps, self.input_learning_rate, self.smooth
                 )
                 for _ in range(self.model_steps):
                     optimizer.zero_grad()

@@ -10,7 +10,7 @@ from vfl.attacks.view import Grant, View
 
 
 def closer_inputs(
-    bottom: nn.Module, cuts: Tensor, start: Tensor, steps: int, rate: float, smooth: float
+    bottom: nn.Module, cuts: Tensor, start: Tensor, steps: int, learning_rate: float, smooth: float
 ) -> Tensor:
     """`start` after so many Adam steps towards inputs whose cuts are those given.
 
@@ -21,11 +21,11 @@ def closer_inputs(
         cuts: h, axes (rows, width).
         start: axes (rows, ...).
         steps: how many.
-        rate: the learning rate.
+        learning_rate: the learning rate.
         smooth: weight of the total variation.
     """
     inputs = start.detach().clone().requires_grad_()
-    optimizer = torch.optim.Adam([inputs], lr=rate)
+    optimizer = torch.optim.Adam([inputs], lr=learning_rate)
     for _ in range(steps):
         loss = (bottom(inputs) - cuts).square().sum(1) + smooth * total_variation(inputs)
         (inputs.grad,) = torch.autograd.grad(loss.sum(), inputs)
@@ -61,7 +61,7 @@ class WhiteBoxInversion(Attack):
 
     Args:
         steps: Adam steps.
-        rate: their learning rate.
+        learning_rate: their learning rate.
         smooth: weight of the total variation of pictures.
 
     Raises:
@@ -71,10 +71,10 @@ class WhiteBoxInversion(Attack):
     goal = "inputs"
     needs = frozenset({Grant.CUTS, Grant.OTHERS_BOTTOM})
 
-    def __init__(self, steps: int = 300, rate: float = 0.05, smooth: float = 0.01) -> None:
-        require_at_least(0, steps=steps, rate=rate, smooth=smooth)
+    def __init__(self, steps: int = 300, learning_rate: float = 0.05, smooth: float = 0.01) -> None:
+        require_at_least(0, steps=steps, learning_rate=learning_rate, smooth=smooth)
         self.steps = steps
-        self.rate = rate
+        self.learning_rate = learning_rate
         self.smooth = smooth
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
@@ -83,7 +83,7 @@ class WhiteBoxInversion(Attack):
             [
                 closer_inputs(
                     bottom, cuts, torch.zeros(len(cuts), *view.shape),
-                    self.steps, self.rate, self.smooth,
+                    self.steps, self.learning_rate, self.smooth,
                 )
                 for cuts in torch.split(view.targets.cuts, _ROWS)
             ]

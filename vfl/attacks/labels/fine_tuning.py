@@ -19,7 +19,7 @@ class FineTuning(EmbeddingAttack):
 
     Args:
         steps: full-batch Adam steps.
-        rate: their learning rate.
+        learning_rate: their learning rate.
         at: the layer it reads.
 
     Raises:
@@ -28,11 +28,11 @@ class FineTuning(EmbeddingAttack):
 
     uses = frozenset({Grant.LEAKED, Grant.TOP_RECIPE})
 
-    def __init__(self, steps: int = 200, rate: float = 0.01, at: Layer = "cut") -> None:
-        require_at_least(0, steps=steps, rate=rate)
+    def __init__(self, steps: int = 200, learning_rate: float = 0.01, at: Layer = "cut") -> None:
+        require_at_least(0, steps=steps, learning_rate=learning_rate)
         super().__init__(at)
         self.steps = steps
-        self.rate = rate
+        self.learning_rate = learning_rate
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
         leaked = view.leaked
@@ -41,7 +41,7 @@ class FineTuning(EmbeddingAttack):
             top = view.new_top(known.shape[1])
         if isinstance(top, nn.Linear):
             start_at_means(top, known, leaked.labels)
-        fit(top, known, leaked.labels, self.steps, self.rate, draw)
+        fit(top, known, leaked.labels, self.steps, self.learning_rate, draw)
         with torch.no_grad():
             scores: Tensor = top(self.rows(view, view.targets))
         return scores
@@ -64,7 +64,7 @@ class Unfreeze(Attack):
 
     Args:
         steps: full-batch Adam steps.
-        rate: their learning rate.
+        learning_rate: their learning rate.
 
     Raises:
         BadOptionError: an option out of range.
@@ -72,15 +72,23 @@ class Unfreeze(Attack):
 
     needs = frozenset({Grant.INPUTS, Grant.BOTTOM, Grant.LEAKED, Grant.TOP_RECIPE})
 
-    def __init__(self, steps: int = 150, rate: float = 1e-3) -> None:
-        require_at_least(0, steps=steps, rate=rate)
+    def __init__(self, steps: int = 150, learning_rate: float = 1e-3) -> None:
+        require_at_least(0, steps=steps, learning_rate=learning_rate)
         self.steps = steps
-        self.rate = rate
+        self.learning_rate = learning_rate
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
         leaked = view.leaked
         network = completed(view, draw)
-        fit(network, leaked.inputs, leaked.labels, self.steps, self.rate, draw, keep_norms=True)
+        fit(
+            network,
+            leaked.inputs,
+            leaked.labels,
+            self.steps,
+            self.learning_rate,
+            draw,
+            keep_norms=True,
+        )
         return through(network, view.targets.inputs)
 
 

@@ -27,13 +27,13 @@ class ModelCompletion(Attack):
 
     Args:
         steps: Adam steps.
-        rate: learning rate of the head.
+        learning_rate: learning rate of the head.
         batch: leaked rows, and as many unlabelled ones, in a step, drawn with replacement.
         temperature: below 1 makes guessed labels surer: they are raised to the power of its
             inverse (eq 7).
         alpha: of the Beta law that rows are mixed by (eq 8).
         weight: of the unlabelled rows' loss in the end; it grows evenly from 0.
-        bottom_rate: learning rate of the bottom; 0 trains the head alone.
+        bottom_learning_rate: learning rate of the bottom; 0 trains the head alone.
 
     Raises:
         BadOptionError: an option out of range.
@@ -46,34 +46,34 @@ class ModelCompletion(Attack):
     def __init__(
         self,
         steps: int = 1000,
-        rate: float = 2e-3,
+        learning_rate: float = 2e-3,
         batch: int = 64,
         temperature: float = 0.8,
         alpha: float = 0.75,
         weight: float = 50.0,
-        bottom_rate: float = 0.0,
+        bottom_learning_rate: float = 0.0,
     ) -> None:
-        require_at_least(0, steps=steps, rate=rate)
+        require_at_least(0, steps=steps, learning_rate=learning_rate)
         require_range("batch", batch, 1)
         require_range("temperature", temperature, 0.01, 1)
         require_range("alpha", alpha, 0.01)
-        require_at_least(0, weight=weight, bottom_rate=bottom_rate)
+        require_at_least(0, weight=weight, bottom_learning_rate=bottom_learning_rate)
         self.steps = steps
-        self.rate = rate
+        self.learning_rate = learning_rate
         self.batch = batch
         self.temperature = temperature
         self.alpha = alpha
         self.weight = weight
-        self.bottom_rate = bottom_rate
+        self.bottom_learning_rate = bottom_learning_rate
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
         network = completed(view, draw)
         bottom, head = network
-        bottom.requires_grad_(self.bottom_rate > 0)
+        bottom.requires_grad_(self.bottom_learning_rate > 0)
         groups: list[dict[str, Any]] = [{"params": list(head.parameters())}]
         if trained := [one for one in bottom.parameters() if one.requires_grad]:
-            groups.append({"params": trained, "lr": self.bottom_rate})
-        self._mixmatch(network, torch.optim.Adam(groups, lr=self.rate), view, draw)
+            groups.append({"params": trained, "lr": self.bottom_learning_rate})
+        self._mixmatch(network, torch.optim.Adam(groups, lr=self.learning_rate), view, draw)
         return through(network, view.targets.inputs)
 
     def _mixmatch(

@@ -20,7 +20,7 @@ class Scratch(Attack):
 
     Args:
         steps: Adam steps.
-        rate: their learning rate.
+        learning_rate: their learning rate.
         unlabelled: then train anew, `rounds` times, on leaked rows taken twice and on every fourth
             of the more confident half of the guesses about unlabelled rows.
         rounds: see `unlabelled`.
@@ -32,12 +32,16 @@ class Scratch(Attack):
     needs = frozenset({Grant.INPUTS, Grant.LEAKED, Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE})
 
     def __init__(
-        self, steps: int = 300, rate: float = 1e-3, unlabelled: bool = False, rounds: int = 3
+        self,
+        steps: int = 300,
+        learning_rate: float = 1e-3,
+        unlabelled: bool = False,
+        rounds: int = 3,
     ) -> None:
-        require_at_least(0, steps=steps, rate=rate)
+        require_at_least(0, steps=steps, learning_rate=learning_rate)
         require_range("rounds", rounds, 1)
         self.steps = steps
-        self.rate = rate
+        self.learning_rate = learning_rate
         self.rounds = rounds if unlabelled else 0
         if unlabelled:
             self.needs |= {Grant.UNLABELLED}
@@ -48,7 +52,7 @@ class Scratch(Attack):
     def trained(self, view: View, draw: torch.Generator) -> nn.Module:
         """The network, from inputs to scores of the classes."""
         inputs, labels = view.leaked.inputs, view.leaked.labels
-        network = fit(untrained(view, draw), inputs, labels, self.steps, self.rate, draw)
+        network = fit(untrained(view, draw), inputs, labels, self.steps, self.learning_rate, draw)
         for _ in range(self.rounds):
             further = view.unlabelled.inputs
             scores = through(network, further)
@@ -56,5 +60,5 @@ class Scratch(Attack):
             rows = torch.cat([inputs, inputs, further[sure]])
             taught = torch.cat([labels, labels, scores[sure].argmax(1)])
             fresh = untrained(view, draw)
-            network = fit(fresh, rows, taught, self.steps, self.rate, draw, batch=_BATCH)
+            network = fit(fresh, rows, taught, self.steps, self.learning_rate, draw, batch=_BATCH)
         return network

@@ -34,7 +34,7 @@ class Surrogate(GradientAttack):
         epochs: how many epochs it replays.
         starts: surrogates that are drawn; the one that matches the first exchanges best goes on.
         steps: Adam steps an exchange.
-        rate: their learning rate.
+        learning_rate: their learning rate.
         temperature: of the soft labels, in units of the mean squared gradient.
 
     Raises:
@@ -49,15 +49,15 @@ class Surrogate(GradientAttack):
         epochs: int = 1,
         starts: int = 3,
         steps: int = 5,
-        rate: float = 0.01,
+        learning_rate: float = 0.01,
         temperature: float = 0.1,
     ) -> None:
         require_at_least(1, starts=starts, steps=steps)
-        require_at_least(0, rate=rate, temperature=temperature)
+        require_at_least(0, learning_rate=learning_rate, temperature=temperature)
         super().__init__(epochs)
         self.starts = starts
         self.steps = steps
-        self.rate = rate
+        self.learning_rate = learning_rate
         self.temperature = temperature
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
@@ -86,7 +86,7 @@ class Surrogate(GradientAttack):
         found: list[tuple[float, nn.Module, Optimizer]] = []
         for _ in range(self.starts):
             top = view.new_top(exchanges[0].gradients.shape[1])
-            optimizer: Optimizer = torch.optim.Adam(top.parameters(), lr=self.rate)
+            optimizer: Optimizer = torch.optim.Adam(top.parameters(), lr=self.learning_rate)
             distances = [self._follow(top, optimizer, one, view.prior) for one in exchanges]
             last = distances[len(distances) // 2 :]
             mismatch = float(torch.stack([each.min(1).values.mean() for each in last]).mean())

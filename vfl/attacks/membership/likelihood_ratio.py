@@ -28,7 +28,7 @@ class LikelihoodRatio(Attack):
     Args:
         shadows: how many shadow networks.
         steps: full-batch Adam steps of each.
-        rate: their learning rate.
+        learning_rate: their learning rate.
 
     Raises:
         BadOptionError: an option out of range; fewer than two shadows have no spread.
@@ -41,12 +41,12 @@ class LikelihoodRatio(Attack):
         | {Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE}
     )
 
-    def __init__(self, shadows: int = 8, steps: int = 200, rate: float = 0.01) -> None:
-        require_at_least(0, steps=steps, rate=rate)
+    def __init__(self, shadows: int = 8, steps: int = 200, learning_rate: float = 0.01) -> None:
+        require_at_least(0, steps=steps, learning_rate=learning_rate)
         require_range("shadows", shadows, 2)
         self.shadows = shadows
         self.steps = steps
-        self.rate = rate
+        self.learning_rate = learning_rate
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
         targets, own = view.targets, view.leaked
@@ -73,7 +73,7 @@ class LikelihoodRatio(Attack):
         own = view.leaked
         half = torch.randperm(own.rows, generator=draw)[: own.rows // 2]
         inputs, labels = own.inputs[half], own.labels[half]
-        return fit(untrained(view, draw), inputs, labels, self.steps, self.rate, draw)
+        return fit(untrained(view, draw), inputs, labels, self.steps, self.learning_rate, draw)
 
 
 def scaled_confidence(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from vfl.attacks.permuted.attacks import (
     solve_shuffled,
     stands_out,
 )
-from vfl.attacks.permuted.victim import Victim, drawn_weights, on_grid, places, plain_sums
+from vfl.attacks.permuted.victim import Victim, drawn_weights, matched_indices, on_grid, plain_sums
 
 __all__ = [
     "Victim",
@@ -36,9 +36,9 @@ __all__ = [
     "labels_by_place",
     "labels_from_sums",
     "like_multisets",
+    "matched_indices",
     "nearest",
     "on_grid",
-    "places",
     "plain_sums",
     "recognised",
     "same_class",

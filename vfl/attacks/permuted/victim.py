@@ -71,7 +71,9 @@ class Victim:
         assert outputs is not None, "P0 receives the outputs"
         return outputs, seen
 
-    def train_step(self, inputs: Tensor, targets: Tensor, loss: Loss, rate: float) -> list[Tensor]:
+    def train_step(
+        self, inputs: Tensor, targets: Tensor, loss: Loss, learning_rate: float
+    ) -> list[Tensor]:
         """What P2 saw of one step: values layer after layer, then those asked for slopes."""
 
         def program(party: Party) -> None:
@@ -79,7 +81,7 @@ class Victim:
             rows = party.share(P0, inputs.shape, inputs if role == P0 else None, "inputs")
             own, bits = targets if role == P1 else None, party.rules.delta_bits
             wanted = party.share(P1, targets.shape, own, "targets", bits)
-            self._networks[role].train_step(party, rows, wanted, loss, rate)
+            self._networks[role].train_step(party, rows, wanted, loss, learning_rate)
 
         return self._watched(program)[1]
 
@@ -156,7 +158,7 @@ def plain_sums(
     return found
 
 
-def places(seen: Tensor, sums: Tensor, tolerance: float = 1e-4) -> Tensor:
+def matched_indices(seen: Tensor, sums: Tensor, tolerance: float = 1e-4) -> Tensor:
     """Which true value each seen one is, by its size alone; for who gives scores.
 
     Args:

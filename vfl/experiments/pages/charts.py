@@ -154,14 +154,14 @@ def x_axis(scale: Scale, ticks: Sequence[Tick], label: str) -> list[Markup]:
 
 
 def _line(series: Series, x_scale: Scale, y_scale: Scale, dotted: bool) -> Markup:
-    places = [(x_scale(x), y_scale(y)) for x, y in thinned(series.points)]
+    locations = [(x_scale(x), y_scale(y)) for x, y in thinned(series.points)]
     drawn = Markup("")
-    if len(places) > 1:
-        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+    if len(locations) > 1:
+        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in locations)
         drawn = Markup('<path class="line s{}" d="{}"/>').format(series.style, path)
     dot = Markup('<circle class="dot s{}" cx="{:.1f}" cy="{:.1f}" r="{}"/>')
-    radius = 4 if len(places) == 1 else 2.2
-    dots = places if dotted and len(places) <= _DOTS_UP_TO else places[-1:]
+    radius = 4 if len(locations) == 1 else 2.2
+    dots = locations if dotted and len(locations) <= _DOTS_UP_TO else locations[-1:]
     return drawn + Markup("").join(dot.format(series.style, x, y, radius) for x, y in dots)
 
 
@@ -338,8 +338,8 @@ def scatter_chart(
     x_step, y_step = tick_step(x_low, x_high, 6), tick_step(y_low, y_high)
     x_scale = Scale(*enclosing(x_low, x_high, x_step), LEFT, RIGHT)
     y_scale = Scale(*enclosing(y_low, y_high, y_step), BOTTOM, TOP)
-    places = ticks_inside(x_scale.low, x_scale.high, x_step)
-    ticks = x_ticks or [(one, tick_text(one, x_step)) for one in places]
+    locations = ticks_inside(x_scale.low, x_scale.high, x_step)
+    ticks = x_ticks or [(one, tick_text(one, x_step)) for one in locations]
     parts = [
         *([_shaded(area, x_scale, y_scale)] if area else []),
         *y_axis(y_scale, y_step),

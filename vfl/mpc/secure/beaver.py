@@ -39,7 +39,7 @@ from vfl.core.frame import LIMIT_BYTES, Frame, Kind, Link, Payload
 from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
 from vfl.defenses import uses
-from vfl.mpc.ring import WORD_BYTES
+from vfl.mpc.ring import ELEMENT_BYTES
 from vfl.mpc.secure.base import SummedCuts, SummingMode, check_training, offers_bytes
 from vfl.mpc.secure.keys import OFFER_BYTES, TAG_BYTES, Agreement, Sealing
 from vfl.mpc.secure.masks import PairwiseMasks, Ring
@@ -219,7 +219,7 @@ class Beaver(SummingMode):
     def helper_round(self, terms: Terms, link: Link) -> HelperRound:
         assert terms.dealer is not None, "a third party deals"
         owners = {name: terms.parties[name].width for name in terms.feature_parties}
-        most_rows = max(terms.train.batch_rows, QUERY_ROWS)
+        most_rows = max(terms.train.batch_size, QUERY_ROWS)
         return DealerEnd(terms.dealer, owners, link, most_rows)
 
     def offer(self, end: FeatureRound | HelperRound, keys: Agreement) -> None:
@@ -301,7 +301,7 @@ def add_masks(masks: PairwiseMasks, elements: Tensor, purpose: str, step: int) -
         ReusedPadError: this step, or a later one, was masked.
     """
     flat = elements.view(-1).numpy().view("<u8")
-    flat += masks.words(len(flat), flat.dtype, purpose, step)
+    flat += masks.elements(len(flat), flat.dtype, purpose, step)
 
 
 # Ring elements as payloads: 8 bytes each, little-endian, whole matrices one after the other.
@@ -318,7 +318,7 @@ def size_of(shape: tuple[int, ...]) -> int:
     >>> size_of((3, 5))
     120
     """
-    return WORD_BYTES * math.prod(shape)
+    return ELEMENT_BYTES * math.prod(shape)
 
 
 def from_bytes(payload: Payload, shape: tuple[int, ...]) -> Tensor:
@@ -615,7 +615,7 @@ class ShareHolder:
         self._pending = None
         return bytes(expect(self.link, Kind.ACK, step, _LABEL_PARTY).payload)
 
-    def query_cut(self, inputs: Tensor, moment: StepContext = INFERENCE) -> Tensor:
+    def query_cut(self, inputs: Tensor, context: StepContext = INFERENCE) -> Tensor:
         """Nobody has a party's cut here.
 
         Raises:
@@ -699,7 +699,7 @@ class SharedGradient(Uncompressed):
         self._party = party
         self._learning_rate = learning_rate
 
-    def encode_grad(self, grad: Tensor, saved: Any, moment: StepContext = INFERENCE) -> Payload:
+    def encode_grad(self, grad: Tensor, saved: Any, context: StepContext = INFERENCE) -> Payload:
         """The party's share as an owner, and what it needs as a partner.
 
         Raises:
@@ -709,7 +709,7 @@ class SharedGradient(Uncompressed):
         """
         assert self.share is not None, "no exchange is under way"
         elements = encode_gradient(grad, self._learning_rate, self._party)
-        return self.share(elements, moment.step)
+        return self.share(elements, context.step)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The share it holds, once its axes are known."""
@@ -1085,7 +1085,7 @@ class DealerEnd:
         (part,) = split_payload(frame.payload, [ROWS_BYTES], f"rows of step {frame.step}")
         rows = int.from_bytes(part, "little")
         row = max(max(one.columns, one.width) for one in self._dealers)
-        if rows > self._most_rows or not 1 <= rows * WORD_BYTES * row <= LIMIT_BYTES:
+        if rows > self._most_rows or not 1 <= rows * ELEMENT_BYTES * row <= LIMIT_BYTES:
             raise ProtocolError(
                 "an exchange of so many rows was not agreed on, or fits no frame",
                 got=f"{rows} rows",

@@ -110,10 +110,10 @@ class Ring:
             NonFiniteError: a value is NaN or Inf; likewise.
         """
         values = cut.contiguous().numpy().reshape(-1)
-        words = np.zeros(len(values), self.dtype) if mask is None else mask(len(values))
-        if not encode_onto(values, 2.0**self.fraction, self.most, words.view(self._signed)):
+        elements = np.zeros(len(values), self.dtype) if mask is None else mask(len(values))
+        if not encode_onto(values, 2.0**self.fraction, self.most, elements.view(self._signed)):
             raise self._overflow(values, party, step)
-        return words
+        return elements
 
     def check(self, payload: Payload, rows: int, width: int) -> None:
         """Refuse what cannot be the words of a cut of these axes.
@@ -176,7 +176,7 @@ class PairwiseMasks:
     >>> bank = PairwiseMasks("bank", order, {"shop": key})
     >>> shop = PairwiseMasks("shop", order, {"bank": key})
     >>> word = np.dtype(np.uint32)
-    >>> (bank.words(3, word, "cut", 0) + shop.words(3, word, "cut", 0)).tolist()
+    >>> (bank.elements(3, word, "cut", 0) + shop.elements(3, word, "cut", 0)).tolist()
     [0, 0, 0]
     """
 
@@ -188,7 +188,7 @@ class PairwiseMasks:
             if other != party
         ]
 
-    def words(self, count: int, dtype: np.dtype[Any], purpose: str, step: int) -> np.ndarray:
+    def elements(self, count: int, dtype: np.dtype[Any], purpose: str, step: int) -> np.ndarray:
         """This party's mask of words of a ring; axes (count,), the caller's own.
 
         Args:
@@ -203,7 +203,7 @@ class PairwiseMasks:
         drawn = -(-count * dtype.itemsize // _PAD_BYTES)
         mask: np.ndarray | None = None
         for stream, adds in self._streams:
-            pad = stream.words32(drawn, purpose, step).view(dtype)[:count]
+            pad = stream.elements32(drawn, purpose, step).view(dtype)[:count]
             if mask is None:
                 mask = pad if adds else np.negative(pad, out=pad)
             elif adds:

@@ -30,7 +30,7 @@ from vfl.core.errors import ReusedPadError
 from vfl.core.frame import HEADER_BYTES, LIMIT_BYTES
 from vfl.core.seeds import Secret
 from vfl.mpc import ring
-from vfl.mpc.ring import WORD_BYTES
+from vfl.mpc.ring import ELEMENT_BYTES
 from vfl.mpc.secure.keys import TAG_BYTES
 from vfl.mpc.stream import PadStream
 
@@ -41,7 +41,7 @@ OUTPUT_BITS = INPUT_BITS + WEIGHT_BITS
 #: Bits before the point that inputs and gradients may have.
 INPUT_ROOM, GRADIENT_ROOM = 10, 3
 #: Bits before the point that outputs may have; one less than the ring has, for what comes next.
-OUTPUT_ROOM = ring.WORD_BITS - 1 - OUTPUT_BITS - 1
+OUTPUT_ROOM = ring.ELEMENT_BITS - 1 - OUTPUT_BITS - 1
 _FIX = "scale the columns, or lower the learning rate"
 
 
@@ -86,7 +86,7 @@ def first_weights(columns: int, width: int, secret: Secret, *purpose: str) -> Te
     """
     reach = (2 * max(1, columns - 1)) ** -0.5
     unit = torch.from_numpy(secret.uniform((columns, width), "first weights", *purpose))
-    room = ring.WORD_BITS - 2 - WEIGHT_BITS
+    room = ring.ELEMENT_BITS - 2 - WEIGHT_BITS
     return ring.encode((2 * unit - 1) * reach, WEIGHT_BITS, "first weights", room, _FIX)
 
 
@@ -296,8 +296,8 @@ def _of(kept: tuple[int, Tensor] | None, step: int) -> Tensor:
 
 def _draw(stream: PadStream, shape: tuple[int, ...], *purpose: str | int) -> Tensor:
     """Uniform ring numbers, each given once; int64 of the shape."""
-    words = stream.words64(shape[0] * shape[1], *purpose)
-    return torch.from_numpy(words.view("<i8")).reshape(shape)
+    elements = stream.elements64(shape[0] * shape[1], *purpose)
+    return torch.from_numpy(elements.view("<i8")).reshape(shape)
 
 
 #: A query's inputs, opened at once, must fit into a frame.
@@ -320,16 +320,16 @@ class SharedAxes:
 
     def opened_bytes(self, rows: int) -> int:
         """Payload of what the party opens in an exchange: its inputs, and a share of weights."""
-        return WORD_BYTES * (rows * self.columns + self.other * self.width) + 2 * TAG_BYTES
+        return ELEMENT_BYTES * (rows * self.columns + self.other * self.width) + 2 * TAG_BYTES
 
     def relayed_bytes(self, rows: int) -> int:
         """Payload of what is opened to it, with the products dealt to it."""
-        words = rows * self.other + self.columns * self.width + rows * self.width
-        return WORD_BYTES * words + 2 * TAG_BYTES
+        elements = rows * self.other + self.columns * self.width + rows * self.width
+        return ELEMENT_BYTES * elements + 2 * TAG_BYTES
 
     def gradient_bytes(self, rows: int) -> int:
         """Payload of its share of the gradient, with what is dealt for the other layer."""
-        return WORD_BYTES * (rows * self.width + self.other * self.width)
+        return ELEMENT_BYTES * (rows * self.width + self.other * self.width)
 
     def wire_bytes(self, rows: int, trains: bool) -> int:
         """Bytes the party sends and receives in an exchange, headers included.
@@ -340,8 +340,8 @@ class SharedAxes:
         outputs, own, other = rows * self.width, self.columns * self.width, self.other * self.width
         up = rows * self.columns + other + outputs
         down = rows * self.other + own + outputs
-        words = up + down + (outputs + other if trains else 0)
-        return WORD_BYTES * words + 4 * (TAG_BYTES + HEADER_BYTES)
+        elements = up + down + (outputs + other if trains else 0)
+        return ELEMENT_BYTES * elements + 4 * (TAG_BYTES + HEADER_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,15 +358,15 @@ class OwnerAxes:
 
     def opened_bytes(self, rows: int) -> int:
         """Payload of what the party opens in an exchange: its inputs."""
-        return WORD_BYTES * rows * self.columns
+        return ELEMENT_BYTES * rows * self.columns
 
     def relayed_bytes(self, rows: int) -> int:
         """Payload of what is opened to it: the other share of its layer, of any rows."""
-        return WORD_BYTES * self.columns * self.width
+        return ELEMENT_BYTES * self.columns * self.width
 
     def gradient_bytes(self, rows: int) -> int:
         """Payload of its share of the gradient."""
-        return WORD_BYTES * rows * self.width
+        return ELEMENT_BYTES * rows * self.width
 
     def wire_bytes(self, rows: int, trains: bool) -> int:
         """Bytes the party sends and receives in an exchange, headers included.
@@ -375,8 +375,8 @@ class OwnerAxes:
         336
         """
         outputs = rows * self.width
-        words = rows * self.columns + self.columns * self.width + outputs
-        return WORD_BYTES * (words + (outputs if trains else 0)) + 4 * HEADER_BYTES
+        elements = rows * self.columns + self.columns * self.width + outputs
+        return ELEMENT_BYTES * (elements + (outputs if trains else 0)) + 4 * HEADER_BYTES
 
 
 #: What of a first layer, or two, a party has shares of.
@@ -395,20 +395,20 @@ def bytes_to_deal(layers: Sequence[OwnerAxes], rows: int, trains: bool) -> int:
     """
     products = sum(rows * layer.width for layer in layers)
     updates = sum(layer.columns * layer.width for layer in layers)
-    words = products + (updates if trains else 0)
-    return ROWS_BYTES + WORD_BYTES * words + (3 if trains else 2) * HEADER_BYTES
+    elements = products + (updates if trains else 0)
+    return ROWS_BYTES + ELEMENT_BYTES * elements + (3 if trains else 2) * HEADER_BYTES
 
 
 def products_bytes(widths: Sequence[int], rows: int) -> int:
     """Payload of the products that a third party deals for the layers of an exchange."""
-    return WORD_BYTES * rows * sum(widths)
+    return ELEMENT_BYTES * rows * sum(widths)
 
 
 def updates_bytes(layers: Sequence[LayerAxes]) -> int:
     """Payload of what a third party deals for the updates of the layers."""
-    return WORD_BYTES * sum(layer.columns * layer.width for layer in layers)
+    return ELEMENT_BYTES * sum(layer.columns * layer.width for layer in layers)
 
 
 def fits(columns: int, width: int) -> bool:
     """Whether a layer of so many columns can be shared: it is opened in half a frame at most."""
-    return 1 <= columns <= MOST_COLUMNS and 2 * WORD_BYTES * columns * width <= LIMIT_BYTES
+    return 1 <= columns <= MOST_COLUMNS and 2 * ELEMENT_BYTES * columns * width <= LIMIT_BYTES

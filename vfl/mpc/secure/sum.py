@@ -149,7 +149,7 @@ class MaskedCut(Uncompressed):
         """Use these masks from now on: a new attempt has begun."""
         self._masks = masks
 
-    def encode(self, cut: Tensor, moment: StepContext = INFERENCE) -> Encoded:
+    def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
         """Masked words, each mask used once.
 
         Raises:
@@ -162,13 +162,13 @@ class MaskedCut(Uncompressed):
                 f"party '{self._party}' has no keys to mask its cuts with",
                 want="an agreement between the feature parties before the first exchange",
             )
-        masks, purpose = self._masks, TRAINING if moment.training else QUERY
+        masks, purpose = self._masks, TRAINING if context.training else QUERY
 
         def mask(count: int) -> np.ndarray:
-            return masks.words(count, self._ring.dtype, purpose, moment.step)
+            return masks.elements(count, self._ring.dtype, purpose, context.step)
 
-        words = self._ring.encode(cut, self._party, moment.step, mask)
-        return Encoded(words.data.cast("B"), None)
+        elements = self._ring.encode(cut, self._party, context.step, mask)
+        return Encoded(elements.data.cast("B"), None)
 
     def formula_ratio(self, width: int) -> float:
         return self._ring.bits / 32

@@ -156,7 +156,7 @@ class Decoder:
         if frame.kind is Kind.GRAD:
             if frame.step not in self._cuts:
                 raise RunFolderError("a gradient's cut is missing", where=str(self._folder))
-            kept = self._codec.kept(self._cuts.pop(frame.step))
+            kept = self._codec.encoder_state(self._cuts.pop(frame.step))
             return self._codec.decode_grad(
                 frame.payload, kept, len(frame.rows), self._width, context
             )
