@@ -2,7 +2,7 @@
 
 import pytest
 
-from vfl.config import read_experiment, read_party_file
+from vfl.config import read_experiment, read_party_file, with_overrides
 from vfl.core.errors import ConfigError
 
 FOUR_MISTAKES = """\
@@ -167,3 +167,20 @@ def test_text_is_utf_8_everywhere(tmp_path):
     path = tmp_path / "names.toml"
     path.write_bytes('[parties.bank]\ncolumns = ["größe"]'.encode())
     assert read_experiment(path).parties["bank"].columns == ("größe",)
+
+
+def test_a_former_name_is_accepted_and_its_new_one_said(tmp_path):
+    path = tmp_path / "old.toml"
+    path.write_text("[parties.bank]\n[train]\nbatch_rows = 7")
+    with pytest.warns(FutureWarning, match="'batch_rows' is called 'batch_size' now"):
+        former = read_experiment(path)
+    with pytest.warns(FutureWarning, match="'batch_rows' is called 'batch_size' now"):
+        assert with_overrides(former, ["train.batch_rows=9"]).train.batch_size == 9
+    assert former.train.batch_size == 7
+
+
+def test_a_former_name_beside_its_new_one_is_a_mistake(read):
+    (_, line, *_) = read("[parties.bank]\n[train]\nbatch_rows = 7\nbatch_size = 7")
+    assert line == (
+        "  bad.toml:3: no setting is called 'train.batch_rows'; did you mean 'batch_size'?"
+    )

@@ -174,3 +174,25 @@ def test_an_entry_point_cannot_replace_a_member(outside):
 def test_an_entry_point_must_meet_the_contract(outside):
     with pytest.raises(SpecError, match="does not derive"):
         outside[0].make("stranger")
+
+
+class Sized(Shape):
+    def __init__(self, learning_rate: float = 1.0, rate: int = 0) -> None:
+        self.given = learning_rate
+
+
+class Timed(Shape):
+    def __init__(self, rate: int = 0) -> None:
+        self.given = rate
+
+
+def test_an_option_under_its_former_name_is_accepted_with_a_warning():
+    members = {"sized": f"{__name__}:Sized", "timed": f"{__name__}:Timed"}
+    former = {"rate": "learning_rate", "lr": "learning_rate"}
+    family = Registry("shape", Shape, members, group="vfl.shapes", former_options=former)
+    with pytest.warns(FutureWarning, match="'lr' of a shape is called 'learning_rate' now"):
+        assert family.make("sized:lr=0.5").given == 0.5
+    assert family.make("sized:rate=3").given == 1.0
+    assert family.make("timed:rate=3").given == 3
+    with pytest.raises(UnknownOptionError):
+        family.make("timed:lr=3")

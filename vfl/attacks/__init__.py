@@ -67,6 +67,12 @@ ATTACKS: Registry[Attack] = Registry(
     },
     group="vfl.attacks",
     aliases={"grna": "generative", "pmc": "model_completion"},
+    former_options={
+        "rate": "learning_rate",
+        "bottom_rate": "bottom_learning_rate",
+        "input_rate": "input_learning_rate",
+        "model_rate": "model_learning_rate",
+    },
 )
 
 

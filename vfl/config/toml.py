@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,9 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from vfl.core.errors import ConfigError, UserError, nearest
+from vfl.core.errors import ConfigError, RenamedWarning, UserError, nearest
 
 #: Further mistakes of raw settings: the setting's parts, and what is wrong with it.
 MoreMistakes = Callable[[Mapping[str, Any]], Iterable[tuple[tuple[str, ...], str]]]
@@ -21,6 +22,16 @@ MoreMistakes = Callable[[Mapping[str, Any]], Iterable[tuple[tuple[str, ...], str
 _TABLE = re.compile(r"^\s*\[\[?\s*([^\]]+?)\s*\]\]?")
 _KEY = re.compile(r"""^\s*([A-Za-z0-9_\-."']+)\s*=""")
 _OVERRIDDEN = 0
+#: Settings under the names of an earlier version, which files may still use.
+FORMER_NAMES = {"batch_rows": "batch_size", "max_batch_rows": "max_batch_size"}
+
+
+def todays_name(key: str) -> str:
+    """The name of a setting; a former one is answered with a warning that says today's."""
+    name = FORMER_NAMES.get(key, key)
+    if name != key:
+        warnings.warn(f"the setting '{key}' is called '{name}' now", RenamedWarning, stacklevel=3)
+    return name
 
 
 class Settings(BaseModel):
@@ -30,6 +41,18 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _under_todays_names(cls, content: Any) -> Any:
+        if not isinstance(content, Mapping):
+            return content
+        former = {
+            key: FORMER_NAMES[key]
+            for key in content
+            if key in FORMER_NAMES and FORMER_NAMES[key] in cls.model_fields.keys() - content.keys()
+        }
+        return {todays_name(key) if key in former else key: content[key] for key in content}
 
 
 Model = TypeVar("Model", bound=Settings)
@@ -121,8 +144,8 @@ def override(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any
             value = tomllib.loads(f"v = {text}")["v"]
         except tomllib.TOMLDecodeError:
             value = text
-        *tables, key = split_key(dotted)
-        table = content
+        *tables, last = split_key(dotted)
+        key, table = todays_name(last), content
         for part in tables:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):

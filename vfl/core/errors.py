@@ -363,6 +363,10 @@ def redacted_traceback(bug: BaseException) -> str:
     return f"{lines}{about}, which may hold data"
 
 
+class RenamedWarning(FutureWarning):
+    """A user's file says something by the name of an earlier version; the text has names alone."""
+
+
 @contextmanager
 def redacted_output() -> Iterator[None]:
     """Inside, warnings and errors that end a thread are shown by type and place, as a bug is.
@@ -375,6 +379,7 @@ def redacted_output() -> Iterator[None]:
     hook = threading.excepthook
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
+        warnings.simplefilter("once", RenamedWarning)
         threading.excepthook = _show_thread_error
         try:
             yield
@@ -390,7 +395,10 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    print(f"{filename}:{lineno}: {category.__name__}", file=file or sys.stderr, flush=True)
+    shown = f"{filename}:{lineno}: {category.__name__}"
+    if issubclass(category, RenamedWarning):
+        shown = f"warning: {message}"
+    print(shown, file=file or sys.stderr, flush=True)
 
 
 def _show_thread_error(ended: threading.ExceptHookArgs) -> None:

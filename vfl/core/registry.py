@@ -14,11 +14,19 @@ import inspect
 import math
 import re
 import typing
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
-from vfl.core.errors import BadOptionError, SpecError, UnknownNameError, UnknownOptionError, nearest
+from vfl.core.errors import (
+    BadOptionError,
+    RenamedWarning,
+    SpecError,
+    UnknownNameError,
+    UnknownOptionError,
+    nearest,
+)
 
 Member = TypeVar("Member")
 #: A week: no wait is meant to be longer, and a socket refuses numbers that are far larger.
@@ -70,6 +78,7 @@ class Registry(Generic[Member]):
         members: name -> "module:Class".
         group: entry-point group of outside packages ("vfl.codecs").
         aliases: a name under which a member was published -> its name here.
+        former_options: an option's name in an earlier version -> its name; accepted with a warning.
     """
 
     def __init__(
@@ -79,9 +88,11 @@ class Registry(Generic[Member]):
         members: Mapping[str, str],
         group: str,
         aliases: Mapping[str, str] | None = None,
+        former_options: Mapping[str, str] | None = None,
     ) -> None:
         self.kind = kind
         self.aliases = dict(aliases or {})
+        self._former_options = dict(former_options or {})
         self.contract = contract
         self.group = group
         self._members: dict[str, str | type[Member]] = dict(members)
@@ -136,6 +147,7 @@ class Registry(Generic[Member]):
         """
         name, given = parse(spec)
         known = self.options(name)
+        given = {self._todays_option(key, known): text for key, text in given.items()}
         for key in given:
             if key not in known:
                 raise UnknownOptionError(
@@ -153,6 +165,14 @@ class Registry(Generic[Member]):
             for key, text in given.items()
         }
         return self.member(name)(**values)
+
+    def _todays_option(self, key: str, known: Mapping[str, Any]) -> str:
+        new = self._former_options.get(key, key)
+        if key in known or new not in known:
+            return key
+        message = f"option '{key}' of a {self.kind} is called '{new}' now"
+        warnings.warn(message, RenamedWarning, stacklevel=3)
+        return new
 
     def _convert(self, name: str, key: str, text: str, wanted: Any) -> Any:
         where = f"{self.kind} '{name}', option '{key}'"

@@ -23,6 +23,7 @@ ADVERSARIES: Registry[ActiveAdversary] = Registry(
     },
     group="vfl.adversaries",
     aliases={"fsha": "hijacking", "amc": "malicious_optimizer"},
+    former_options={"rate": "learning_rate"},
 )
 
 
