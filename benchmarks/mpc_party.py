@@ -30,7 +30,7 @@ from vfl.mpc.permuted import function
 from vfl.mpc.ring import matmul
 from vfl.mpc.rules import NAMES, P0, P1, P2, Mode
 from vfl.mpc.shares import SharedTensor
-from vfl.transport import Credential, Hello, TcpHub, TcpLink, TransportLink
+from vfl.transport import Admission, Credential, Hello, TcpHub, TcpLink, TransportLink
 
 #: Whom each party listens for, and whom it calls.
 LISTENS = {P0: (P1,), P1: (), P2: (P0, P1)}
@@ -335,7 +335,8 @@ class Links:
         self._links: dict[int, TransportLink] = {}
         if callers := LISTENS[assignment.rank]:
             known = {NAMES[each]: Credential(NAMES[each], assignment.token) for each in callers}
-            self._hub = TcpHub(assignment.host, 0, assignment.session, known, plaintext=True)
+            admission = Admission(assignment.session, known)
+            self._hub = TcpHub(assignment.host, 0, admission, plaintext=True)
         self.port = self._hub.port if self._hub else 0
 
     def connect(self, endpoints: Endpoints) -> dict[int, TransportLink]:

@@ -16,6 +16,7 @@ from vfl.core.frame import Frame, Kind
 from vfl.server import LabelParty
 from vfl.session import Exchange, Terms
 from vfl.transport import (
+    Admission,
     Credential,
     Hello,
     HubLink,
@@ -77,12 +78,12 @@ def play_label(
         MissingPartyError: a feature party did not join.
     """
     certificate = session_certificate([job.host]) if job.tls else None
+    credentials = {party: Credential(party, token) for party, token in job.tokens.items()}
     hub = TcpHub(
         job.host,
         0,
-        job.session,
-        {party: Credential(party, token) for party, token in job.tokens.items()},
-        certificate=certificate,
+        Admission(job.session, credentials),
+        certificate,
         plaintext=not job.tls,
         window=terms.window_frames,
     )

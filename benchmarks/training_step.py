@@ -30,7 +30,7 @@ from vfl.datasets import PartyData, Split
 from vfl.datasets.party import digest_of
 from vfl.mpc.secure.keys import Agreement
 from vfl.server import LabelParty, Objective, build_label_party
-from vfl.server.task import Classification, Meter
+from vfl.server.label_party import Classification, Meter
 from vfl.session import Exchange, Terms, secure
 from vfl.session.exchange import Own
 from vfl.session.secure import shares_weights

@@ -44,6 +44,12 @@ def data():
     return load_bundled("digits", PARTIES, SEED, "label", limit=340)
 
 
+@pytest.fixture(scope="module")
+def trained(data):
+    """A training by each number of cuts in flight."""
+    return {depth: session(data, depth).run() for depth in DEPTHS}
+
+
 def session(data, *arguments, folder=None, observers=(), **options):
     settings = experiment(*arguments, **options)
     return LocalSession(settings, data, outputs=10, checkpoints=folder, observers=observers)
@@ -103,10 +109,9 @@ def delayed_training(started, data, in_flight):
 
 
 @pytest.mark.parametrize("in_flight", DEPTHS)
-def test_every_gradient_belongs_to_the_weights_that_made_its_cut(data, in_flight):
-    split = session(data, in_flight)
-    expected = delayed_training(split, data, in_flight)
-    weights = split.run().weights()
+def test_every_gradient_belongs_to_the_weights_that_made_its_cut(data, trained, in_flight):
+    expected = delayed_training(session(data, in_flight), data, in_flight)
+    weights = trained[in_flight].weights()
     for party, reference in expected.items():
         part = "top" if party == "label" else "bottom"
         assert len(reference) == (4 if party == "label" else 6)
@@ -116,9 +121,9 @@ def test_every_gradient_belongs_to_the_weights_that_made_its_cut(data, in_flight
             )
 
 
-def test_the_depth_changes_the_run(data):
-    digests = {session(data, depth).run().weights_digest() for depth in DEPTHS}
-    terms = {session(data, depth).terms.digest() for depth in DEPTHS}
+def test_the_depth_changes_the_run(trained):
+    digests = {run.weights_digest() for run in trained.values()}
+    terms = {run.terms.digest() for run in trained.values()}
     assert len(digests) == len(terms) == len(DEPTHS)
 
 
@@ -192,7 +197,7 @@ RICH = {
 def test_going_back_to_a_checkpoint_changes_nothing(data, tmp_path, in_flight):
     """Kills in the middle of an epoch, with everything in flight, and right after a drain."""
     whole = session(data, in_flight, **RICH).run()
-    for step in (8, 15, 23, 24, 25, 37):
+    for step in (8, 23, 24, 37):
         with pytest.raises(Killed):
             session(data, in_flight, folder=tmp_path, observers=[Killer(step)], **RICH).run()
     resumed = session(data, in_flight, folder=tmp_path, **RICH).run()

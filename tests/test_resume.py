@@ -114,7 +114,7 @@ def test_an_evaluation_in_parts_goes_on_with_what_it_kept(tmp_path):
     with pytest.raises(Killed):
         session(rows, tmp_path, [Killer(between + 1)], settings).run()
     own = tmp_path / "label" / "checkpoints"
-    kept = Checkpoints(own, "label", whole.terms.run, whole.terms.digest(), between)
+    kept = Checkpoints(own, "label", whole.terms.run, whole.terms.digest())
     assert kept.committed() == between
     assert len(kept.load(between)["progress"]["meters"]["validation"]["evidence"]) == 1
     resumed = session(rows, tmp_path, settings=settings).run()
@@ -133,7 +133,7 @@ def test_a_checkpoint_only_some_parties_have_is_not_committed(data, tmp_path):
     """The kill falls between the parties' saving before exchange 5 and the arrival of its cuts."""
     with pytest.raises(Killed):
         session(data, tmp_path, [Killer(4)]).run()
-    assert Checkpoints(tmp_path / "label" / "checkpoints", "label", RUN, "", 5).committed() == 0
+    assert Checkpoints(tmp_path / "label" / "checkpoints", "label", RUN, "").committed() == 0
 
 
 def test_a_run_goes_on_in_its_folder(tmp_path):
@@ -168,7 +168,7 @@ def test_other_settings_do_not_resume_it(data, tmp_path):
 
 
 def test_only_the_last_checkpoints_are_kept(tmp_path):
-    kept = Checkpoints(tmp_path, "bank", "loans", "t" * 64, 10)
+    kept = Checkpoints(tmp_path, "bank", "loans", "t" * 64)
     for step in range(10, 60, 10):
         kept.save(step, {"weights": torch.arange(step)})
     assert kept.steps() == [30, 40, 50]
@@ -178,7 +178,7 @@ def test_only_the_last_checkpoints_are_kept(tmp_path):
 
 
 def test_a_damaged_or_foreign_checkpoint_is_refused(tmp_path):
-    kept = Checkpoints(tmp_path, "bank", "loans", "t" * 64, 10)
+    kept = Checkpoints(tmp_path, "bank", "loans", "t" * 64)
     for step in (10, 20):
         kept.save(step, {"weights": torch.ones(100)})
     path = tmp_path / "0000000020.checkpoint"
@@ -237,7 +237,7 @@ def test_a_damaged_checkpoint_is_told_and_an_older_one_used(data, tmp_path, part
 
 
 def test_the_commit_is_one_small_file(tmp_path):
-    kept = Checkpoints(tmp_path, "bank", "loans", "t" * 64, 10)
+    kept = Checkpoints(tmp_path, "bank", "loans", "t" * 64)
     assert kept.committed() == 0
     kept.commit(20)
     assert kept.committed() == 20

@@ -186,12 +186,18 @@ def first_exchange(session):
     return next(iter(session.terms.schedule(session.label.data.split)))
 
 
+def ask(session, step, rows=3):
+    """The label party asks the dealer for a training exchange of so many rows."""
+    asked = Frame(Kind.OPENING, step, rows.to_bytes(4, "little"))
+    session.label.aggregator.helpers[0].send(asked)
+
+
 def test_without_keys_nothing_is_sent_and_nothing_dealt(data):
     one = session(data)
     with pytest.raises(ProtocolError, match="no keys"):
         one.clients[0].begin(first_exchange(one))
     one.label.ends["bank"].link.send(Frame(Kind.OPENING, 0, (3).to_bytes(4, "little")))
-    one.label.aggregator._ask(0, 3, trains=True)
+    ask(one, 0)
     with pytest.raises(ProtocolError, match="out of turn"):
         one.helper.serve()
 
@@ -199,14 +205,14 @@ def test_without_keys_nothing_is_sent_and_nothing_dealt(data):
 def test_an_exchange_is_opened_and_dealt_once_in_an_attempt(data):
     one = session(data)
     one.begin()
-    exchange, line = first_exchange(one), one.label.aggregator
+    exchange = first_exchange(one)
     one.clients[0].begin(exchange)
     with pytest.raises(ReusedPadError):
         one.clients[0].begin(exchange)
-    line._ask(7, 3, trains=True)
+    ask(one, 7)
     assert one.helper.serve()
     for step in (7, 6):
-        line._ask(step, 3, trains=True)
+        ask(one, step)
         with pytest.raises(ReusedPadError):
             one.helper.serve()
 
@@ -221,7 +227,7 @@ def columns_come(session, payload):
 def test_a_dealer_draws_no_masks_for_rows_that_fit_no_frame(data, rows):
     one = session(data)
     one.begin()
-    one.label.aggregator._ask(0, rows, trains=True)
+    ask(one, 0, rows)
     with pytest.raises(ProtocolError, match="fits no frame"):
         one.helper.serve()
 

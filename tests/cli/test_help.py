@@ -113,7 +113,8 @@ def cost(*arguments):
 
 
 def test_help_comes_at_once():
-    """Neighbours in time are compared, and the best pair counts: others use this machine too."""
+    """Neighbours in time are compared, and one good pair will do: others use this machine too."""
     cost("-m", "vfl", "--help")  # compiles what was never imported before
-    more = [cost("-m", "vfl", "--help") - cost("-c", "pass") for _ in range(PAIRS)]
-    assert min(more) <= MOST_SECONDS
+    assert any(
+        cost("-m", "vfl", "--help") - cost("-c", "pass") <= MOST_SECONDS for _ in range(PAIRS)
+    )

@@ -197,7 +197,7 @@ class TestL1:
     @pytest.mark.parametrize("target", [4, 6, 10])
     def test_the_controller_finds_the_weight_that_gives_the_target(self, target):
         """A cut whose count above zero falls with the logarithm of the weight, by its own law."""
-        codec, width, rows = make(f"l1:target={target},anneal=300"), 64, 32
+        codec, width, rows = make(f"l1:target={target},anneal=300,packer=bitmap"), 64, 4
         counts = []
         for step in range(1500):
             count = min(max(20 - 6 * math.log10(codec.weight_now / 0.01), 0), width)
@@ -210,7 +210,7 @@ class TestL1:
 
     def test_counts_of_queries_correct_those_of_training(self):
         """Training sees twice as many values as queries do; the target is that of the queries."""
-        codec = make("l1:target=6,anneal=0")
+        codec = make("l1:target=6,anneal=0,packer=bitmap")
         half = torch.zeros(10, 64)
         count = 30.0
         for step in range(800):

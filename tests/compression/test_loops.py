@@ -175,14 +175,14 @@ def test_damaged_payloads_are_read_or_refused_alike(both, width, k):
 
 @pytest.mark.parametrize(("width", "k"), [(5, 2), (128, 3), (600, 14), (1280, 9)])
 def test_a_rank_without_a_set_is_refused_by_both(both, width, k):
-    sets = index_set("enumerative", width, k)
+    sets = index_set("enumerative", width, k, code_bits=3)
     for rank in (math.comb(width, k), 2**sets.bits - 1):
         row = f"{rank:0{sets.bits}b}" + "1" * 3 * k
         raw = int(row.ljust(8 * -(-len(row) // 8), "0"), 2).to_bytes(-(-len(row) // 8), "big")
 
         def refused(raw=raw):
             with pytest.raises(CorruptFrameError, match="does not exist"):
-                sets.unpack_rows(raw, 1, 3)
+                sets.unpack(memoryview(raw), 1)
 
         both(refused)
 

@@ -18,7 +18,7 @@ from vfl.compression.topk import (
 )
 from vfl.core.errors import NonFiniteError
 
-ROWS = 100_000
+ROWS = 30_000
 CASES = [(8, 3, 0.1), (8, 3, 0.3), (6, 4, 0.5), (5, 4, 0.9), (7, 2, 1.0), (9, 3, 0.05), (6, 3, 0.9)]
 
 

@@ -58,7 +58,7 @@ def test_ends_enclose_their_values_within_one_bfloat16_step(bits, per_row, table
     code = AffineValues(bits)
     scale, codes = code.encode(values, groups)
     decoded = code.decode(scale, codes, groups)
-    assert len(scale) == code.scale_bytes(groups) == 4 * groups
+    assert len(scale) == groups * code.scale_bytes == 4 * groups
     assert np.isfinite(decoded).all()
     grouped = values.astype(np.float64).reshape(groups, -1)
     low, high = grouped.min(axis=1), grouped.max(axis=1)

@@ -36,7 +36,8 @@ from vfl.session.handshake import PartyReport
 from vfl.training.run import load_data
 from vfl.training.specs import check_specs, spec_mistakes
 from vfl.transport import Credential, Hello, TcpLink, Timeouts
-from vfl.transport.handshake import Admission, error_frame, read_failure
+from vfl.transport.handshake import error_frame, read_failure
+from vfl.transport.hub import Admission
 
 with warnings.catch_warnings():  # importing typer, as Flower does, uses what newer clicks deprecate
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -131,7 +132,7 @@ def named_like_a_folder():
 
 def damaged_checkpoint():
     folder = Path("store/runs/loans-1/parties/bank/checkpoints")
-    kept = Checkpoints(folder, "bank", "loans-1", "t" * 64, 200)
+    kept = Checkpoints(folder, "bank", "loans-1", "t" * 64)
     for step in (200, 400):
         kept.save(step, {})
     newest = folder / "0000000400.checkpoint"

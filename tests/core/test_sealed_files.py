@@ -161,7 +161,7 @@ def checkpoints_of(folder, party="bank"):
     experiment = RunFolder.open(folder).experiment()
     terms = Terms.of(experiment, "train", experiment.name)
     own = folder / "parties" / party / "checkpoints"
-    return Checkpoints(own, party, terms.run, terms.digest(), 3)
+    return Checkpoints(own, party, terms.run, terms.digest())
 
 
 def stored_files(folder):
@@ -245,10 +245,12 @@ def test_a_second_process_is_refused_at_once_and_a_killed_one_lets_go(tmp_path):
         run.train(
             Experiment.model_validate(EXPERIMENT), tmp_path.parent, tmp_path.name, resume=True
         )
-    process.kill()
-    process.join(60)
-    with locked(tmp_path):
+    with pytest.raises(RunFolderError), locked(tmp_path, patience_s=0.1):
         pass
+    process.kill()
+    with locked(tmp_path, patience_s=60):  # waits until it has ended
+        pass
+    process.join(60)
 
 
 def test_what_a_killed_write_left_is_removed_at_the_next_start(tmp_path):

@@ -136,7 +136,7 @@ def test_a_limit_keeps_the_proportion_of_training_and_test_rows(tmp_path):
     np.testing.assert_array_equal(data.cells[12:, 0], pictures[60:62])
 
 
-@pytest.mark.parametrize("source", ["mnist", "fashion_mnist"])
+@pytest.mark.parametrize("source", ["mnist", pytest.param("fashion_mnist", marks=pytest.mark.slow)])
 def test_the_constants_standardise_real_mnist(data_root, source):
     pictures, labels, train_rows = read_mnist(source, DIGITS, data_root).read()
     assert (pictures.shape, train_rows) == ((70_000, 1, 28, 28), 60_000)

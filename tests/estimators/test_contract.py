@@ -16,7 +16,10 @@ IMPOSSIBLE = {
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 @parametrize_with_checks(
-    [VFLClassifier(1, epochs=20), VFLRegressor(1, epochs=20)],
+    [
+        VFLClassifier(1, epochs=8, learning_rate=0.01),
+        VFLRegressor(1, epochs=8, learning_rate=0.01),
+    ],
     expected_failed_checks=lambda estimator: IMPOSSIBLE,
 )
 def test_scikit_learns_own_checks(estimator, check):

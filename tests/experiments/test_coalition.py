@@ -59,7 +59,7 @@ def test_each_has_all_baselines_and_counts(folder):
 def test_who_pools_is_set_against_all_their_inputs_together(folder):
     experiment = folder.experiment()
     data = load_data(experiment)
-    runner = AttackRunner.of_baselines(experiment, data, experiment.grid)
+    runner = AttackRunner(experiment, data, experiment.grid)
     case = runner._cases_of.case(INFERENCE_TIME, 5, generator(0, "leak", 0))
     leaked, targets = case.view.leaked.inputs.flatten(1), case.view.targets.inputs
     own, others = (data[name].inputs.flatten(1) for name in ("bank", "shop"))

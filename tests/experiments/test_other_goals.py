@@ -16,7 +16,7 @@ from vfl.experiments import GridFolder, attack_runner
 from vfl.experiments.attack_grid import attack_finished_run, grid_cells
 from vfl.experiments.attack_results import read_rows, write_attack_results
 from vfl.experiments.pages import build_report
-from vfl.experiments.pictures import GALLERY, Gallery
+from vfl.experiments.pictures import GALLERY, kept_pictures
 from vfl.experiments.scheduler import run_cells
 from vfl.experiments.scores import SCORES
 from vfl.training.run import train
@@ -100,11 +100,11 @@ def test_all_three_stand_in_table_and_page(whole):
 
 def test_pictures_are_the_rows_on_one_scale(whole):
     (path, *_) = sorted(whole.path.rglob(f"{GALLERY}/*.json"))
-    kept = Gallery(path.parents[1]).get(path.stem)
-    picture = Image.open(io.BytesIO(base64.b64decode(kept.true[0])))
+    kept = kept_pictures(path.parents[1], path.stem)
+    picture = Image.open(io.BytesIO(base64.b64decode(kept["true"][0])))
     assert (picture.size, picture.mode) == ((8, 8), "L")
     assert np.asarray(picture).max() > 100
-    assert len(kept.true) == len(kept.found) == 8
+    assert len(kept["true"]) == len(kept["found"]) == 8
 
 
 @pytest.mark.parametrize(("said", "drawn"), [({}, True), ({"reconstructions": False}, False)])

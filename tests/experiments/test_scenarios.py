@@ -284,7 +284,7 @@ def test_where_the_owner_trained_nobody_kept_anything(spec):
 
 def test_the_attack_inside_another_decides_what_is_done_anew(monkeypatch):
     experiment, read_source = recorded(), identity._source
-    runner = AttackRunner.of_baselines(experiment, load_data(experiment), experiment.grid)
+    runner = AttackRunner(experiment, load_data(experiment), experiment.grid)
     jobs = [AttackJob(f"averaging:of={name}", 0, 0) for name in ("kmeans", "nearest_mean")]
     before = [runner._key(job) for job in jobs]
 

@@ -1,7 +1,10 @@
 """Real deployments for the tests of this folder: SuperLink, two SuperNodes, TLS, keys."""
 
+import os
+import tempfile
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from real_deployment import Deployment, results
@@ -15,18 +18,15 @@ LONG = ("train.epochs=60", "train.batch_size=32", "train.checkpoint_every=200")
 
 
 @pytest.fixture(scope="session")
-def project(tmp_path_factory):
-    """The demo's project, three epochs long; `folder` and the label party's folder in it."""
-    folder = tmp_path_factory.mktemp("federation") / "project"
-    label = demo.write_demo(folder, ["train.epochs=3", "federation.join_timeout_s=90.0"])
-    return folder, label
+def services():
+    """The demo's project, three epochs long, with everything running: one for all tests.
 
-
-@pytest.fixture(scope="session")
-def deployed(project):
-    """The project with everything running; ended afterwards by process id."""
-    folder, label = project
-    with ExitStack() as services:
+    Its folder, the label party's folder in it, and the SuperLink.
+    """
+    with tempfile.TemporaryDirectory() as name, ExitStack() as services:
+        os.chmod(name, 0o755)  # other users may come as far as the project itself lets them
+        folder = Path(name) / "project"
+        label = demo.write_demo(folder, ["train.epochs=3", "federation.join_timeout_s=90.0"])
         superlink = deployment.start_superlink(label)
         services.callback(superlink.stop)
         assert deployment.register_nodes(label) == ["left", "right"]
@@ -34,8 +34,14 @@ def deployed(project):
             file = folder / side / "party.toml"
             node = deployment.start_supernode(read_party_file(file), file)
             services.callback(node.stop)
-        yield folder, label
+        yield folder, label, superlink
         assert superlink.alive
+
+
+@pytest.fixture
+def deployed(services):
+    """The project's folder, and the label party's."""
+    return services[:2]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import warnings
 import pandas as pd
 import pytest
 
+from vfl.config.run_folder import RunFolder
 from vfl.core.errors import AuthenticationError, LostPeerError, PeerError, VFLError
 from vfl.core.storage import read_json, read_lines
 from vfl.federation import deployment
@@ -27,14 +28,13 @@ with warnings.catch_warnings():  # importing typer, as flwr does, uses what newe
 def train(label, name, *overrides):
     epochs = []
     path = federated.run_session(label, "train", name, overrides=overrides, on_epoch=epochs.append)
-    return path, federated.summary_of(path, "train"), epochs
+    return path, RunFolder.open(path).summary(), epochs
 
 
 @pytest.fixture(scope="module")
-def trained(deployed):
+def trained(services):
     """One training all tests of the module look at."""
-    _, label = deployed
-    return train(label, "none")
+    return train(services[1], "none")
 
 
 def test_the_federation_computes_what_one_process_computes(deployed, trained):
@@ -51,6 +51,7 @@ def test_the_federation_computes_what_one_process_computes(deployed, trained):
     assert summary["bytes_down"] == same["bytes_down"]
 
 
+@pytest.mark.net
 def test_random_top_k_draws_the_same_from_the_parties_secrets(deployed):
     folder, label = deployed
     codec = "codec=randtopk:k=8,alpha=0.2,values=8"
@@ -70,7 +71,7 @@ def test_a_secure_sum_computes_what_one_process_computes(deployed):
     assert summary["weights_sha256"] == alone["weights_sha256"]
     assert summary["bytes_up"] == alone["bytes_up"]
     federated.run_session(label, "evaluate", "secure")
-    again = federated.summary_of(path, "evaluate")
+    again = RunFolder.open(path).evaluation()
     assert again["test_loss"] == summary["test_loss"]
     federated.run_session(label, "predict", "secure")
     assert len(pd.read_csv(path / "predictions.csv")) > 1000
@@ -91,7 +92,7 @@ def test_shared_first_layers_compute_what_one_process_computes(deployed):
     for fact in ("test_loss", "test_accuracy", "bytes_up", "bytes_down"):
         assert summary[fact] == same[fact]
     federated.run_session(label, "evaluate", "beaver")
-    assert federated.summary_of(path, "evaluate")["test_loss"] == summary["test_loss"]
+    assert RunFolder.open(path).evaluation()["test_loss"] == summary["test_loss"]
     federated.run_session(label, "predict", "beaver")
     assert len(pd.read_csv(path / "predictions.csv")) > 1000
 
@@ -103,18 +104,24 @@ def test_each_party_keeps_its_own_weights_and_nobody_elses(deployed, trained):
         assert set(kept) == {owner}
 
 
-def test_evaluation_and_prediction_use_the_kept_weights(deployed, trained):
+def test_predictions_come_from_the_kept_weights(deployed, trained):
     folder, label = deployed
-    path, summary, _ = trained
-    federated.run_session(label, "evaluate", "none")
-    again = federated.summary_of(path, "evaluate")
-    assert again["test_accuracy"] == summary["test_accuracy"]
-    assert again["weights_sha256"] == summary["weights_sha256"]
+    path, _, _ = trained
     federated.run_session(label, "predict", "none")
     table = pd.read_csv(path / "predictions.csv", dtype={"id": str})
     truth = pd.read_parquet(folder / "label" / "digits.parquet").set_index("id")["digit"]
     assert len(table) == len(truth)
     assert (table.set_index("id")["prediction"] == truth.sort_index()).mean() > 0.9
+
+
+@pytest.mark.net
+def test_an_evaluation_uses_the_kept_weights(deployed, trained):
+    _, label = deployed
+    path, summary, _ = trained
+    federated.run_session(label, "evaluate", "none")
+    again = federated.summary_of(path, "evaluate")
+    assert again["test_accuracy"] == summary["test_accuracy"]
+    assert again["weights_sha256"] == summary["weights_sha256"]
 
 
 def test_a_party_refuses_what_it_did_not_consent_to(deployed):
@@ -128,6 +135,7 @@ def test_a_party_refuses_what_it_did_not_consent_to(deployed):
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.net
 def test_tables_with_other_rows_do_not_train(deployed):
     folder, label = deployed
     file = folder / "right" / "digits.parquet"
@@ -144,6 +152,7 @@ def test_tables_with_other_rows_do_not_train(deployed):
     assert "image-" not in str(caught.value)
 
 
+@pytest.mark.net
 def test_a_missing_party_is_named_within_the_join_timeout(deployed):
     _, label = deployed
     with pytest.raises(PeerError, match="nobody") as caught:

@@ -5,10 +5,8 @@ import os
 import re
 import ssl
 import subprocess
-import tempfile
 import warnings
 from base64 import b64encode
-from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -22,9 +20,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from vfl.config import read_party_file
 from vfl.core.storage import read_json
-from vfl.federation import deployment, programs
+from vfl.federation import programs
 from vfl.federation.guard import (
     FLEET_BODY_BYTES,
     FLEET_ROUTES,
@@ -33,7 +30,6 @@ from vfl.federation.guard import (
     local_guard,
     network_guard,
 )
-from vfl.training import demo
 
 with warnings.catch_warnings():  # importing typer, as flwr does, uses what newer clicks deprecate
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -272,7 +268,10 @@ def test_a_web_socket_is_closed(network):
 
 
 class Running:
-    """A SuperLink with two registered parties, and the SuperNode of one of them."""
+    """A SuperLink with two registered parties, and the SuperNode of one of them.
+
+    The other's key is the attacker's, who may end that party's own node.
+    """
 
     def __init__(self, folder, label, superlink):
         self.folder, self.label, self.superlink = folder, label, superlink
@@ -316,17 +315,8 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def running():
-    with tempfile.TemporaryDirectory() as name, ExitStack() as services:
-        os.chmod(name, 0o755)  # other users may come as far as the project itself lets them
-        folder = Path(name) / "project"
-        label = demo.write_demo(folder)
-        superlink = deployment.start_superlink(label)
-        services.callback(superlink.stop)
-        deployment.register_nodes(label)
-        file = folder / "right" / "party.toml"
-        services.callback(deployment.start_supernode(read_party_file(file), file).stop)
-        yield Running(folder, label, superlink)
+def running(services):
+    return Running(*services)
 
 
 def routes_of(application):

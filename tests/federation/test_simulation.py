@@ -6,6 +6,7 @@ Ray gives its start 30 seconds, whatever else the machine does: not for the defa
 import dealt_project
 import pytest
 
+from vfl.config.run_folder import RunFolder
 from vfl.core.storage import read_json, read_lines
 from vfl.federation import deployment
 from vfl.training import demo, federated
@@ -50,7 +51,7 @@ def test_a_third_party_deals_in_a_simulation(tmp_path):
     folder, experiment = tmp_path / "project", dealt_project.settings()
     label = dealt_project.write(folder, experiment)
     path = simulated(folder, label)
-    summary = federated.summary_of(path, "train")
+    summary = RunFolder.open(path).summary()
     same, losses = dealt_project.alone(folder, experiment, tmp_path)
     assert [one["train_loss"] for one in read_lines(path / "metrics.jsonl")] == losses
     for fact in ("test_loss", "bytes_up", "bytes_down", "secure", "revealed"):

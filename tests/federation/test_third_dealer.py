@@ -11,6 +11,7 @@ from dealt_project import NODES
 from sklearn.datasets import load_digits
 
 from vfl.config import read_party_file
+from vfl.config.run_folder import RunFolder
 from vfl.core.errors import PeerError
 from vfl.federation import deployment
 from vfl.training import federated
@@ -43,7 +44,7 @@ def test_a_third_party_deals_what_one_process_computes(deployed, experiment, tmp
     folder, label = deployed
     epochs = []
     path = federated.run_session(label, "train", "dealt", on_epoch=epochs.append)
-    summary = federated.summary_of(path, "train")
+    summary = RunFolder.open(path).summary()
     same, losses = dealt_project.alone(folder, experiment, tmp_path)
     assert [one["train_loss"] for one in epochs] == losses
     for fact in ("test_loss", "test_accuracy", "bytes_up", "bytes_down", "trust", "revealed"):
@@ -51,7 +52,7 @@ def test_a_third_party_deals_what_one_process_computes(deployed, experiment, tmp
     assert summary["test_accuracy"] > 0.5
     assert not list((folder / "notary").rglob("*.safetensors")), "the dealer keeps nothing"
     federated.run_session(label, "evaluate", "dealt")
-    assert federated.summary_of(path, "evaluate")["test_loss"] == summary["test_loss"]
+    assert RunFolder.open(path).evaluation()["test_loss"] == summary["test_loss"]
     federated.run_session(label, "predict", "dealt")
     assert len(pd.read_csv(path / "predictions.csv")) == len(load_digits().target)
 
@@ -77,7 +78,7 @@ def test_a_dealer_killed_in_the_middle(deployed, restarts):
         )
 
     if restarts:
-        summary = federated.summary_of(trained(), "train")
+        summary = RunFolder.open(trained()).summary()
         assert "party 'notary' went away and did not come back; restart 1 of 1" in "\n".join(notes)
         assert summary["epochs"] == 40
         assert summary["test_accuracy"] > 0.9

@@ -100,6 +100,5 @@ def test_the_program_that_was_dealt_runs(program):
         trio.run(lambda party: party.deal(program))
         trio.run(program)
         for party in trio.parties:
-            assert not party.prepared
-            assert not party.masks
-            assert not party.dealt
+            assert not party.ahead
+            assert not getattr(party, "prepared", None)

@@ -10,8 +10,8 @@ from vfl.core.errors import ConsentError, DisagreementError, ProtocolError
 from vfl.core.frame import Frame, Kind
 from vfl.core.seeds import Secret
 from vfl.mpc.network import Layer
-from vfl.mpc.permuted_network import Facts, PermutedNetwork, describe, take_description
-from vfl.mpc.three_party import first_weights, targets_of, whole_network
+from vfl.mpc.secure.description import Facts, describe, take_description
+from vfl.mpc.three_party import ThreePartyNetwork, first_weights, targets_of, whole_network
 from vfl.session.schedule import training
 
 COLUMNS, COUNTS = (3, 2), {"train": 96, "validation": 8, "test": 20}
@@ -20,7 +20,7 @@ X = {phase: torch.randn(count, 5, generator=SOURCE).double() for phase, count in
 LABELS = {phase: (rows[:, 0] - rows[:, 4] > 0).long() for phase, rows in X.items()}
 
 
-def play(mode, label_role, change=lambda facts: facts):
+def play(mode, label_role, change=lambda facts: facts, timeout_s=5):
     """A training of three epochs; what each party has in the end, by role."""
 
     def program(party):
@@ -29,7 +29,7 @@ def play(mode, label_role, change=lambda facts: facts):
 
         def facts(columns):
             top = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 1))
-            return Facts.of(columns, COUNTS, 2, whole_network(columns, None, top, 2))
+            return facts_of(columns, whole_network(columns, None, top, 2))
 
         links = star.links[role]
         if role == label_role:
@@ -38,20 +38,24 @@ def play(mode, label_role, change=lambda facts: facts):
             found = change(take_description(links[label_role], own))
             found.check((own, COUNTS) if holds else None, role, 100)
         party.agree({"facts": found.model_dump(mode="json")}, "session")
-        ours = PermutedNetwork(party, found, label_role, 0.5)
+        ours = ThreePartyNetwork(party, found.layers, found.columns, label_role)
         secret = Secret.of_simulation(0, f"P{role}")
-        ours.network.share_weights(first_weights(found.network, secret) if holds else None)
-        rows = {name: all_.split(COLUMNS, 1)[role] for name, all_ in X.items()} if holds else {}
-        ours.share(rows, targets_of(LABELS["train"], 2) if role == label_role else None)
+        ours.share_weights(first_weights(found.layers, secret) if holds else None)
+        for phase, count in found.rows.items():
+            columns = X[phase].split(COLUMNS, 1)[role] if holds else None
+            ours.share_rows(phase, count, columns, phase)
+        targets = targets_of(LABELS["train"], 2) if role == label_role else None
+        ours.share_targets(COUNTS["train"], targets)
         answers = {}
         for exchange in training(7, 3, 16, *(np.arange(count) for count in COUNTS.values())):
+            index = torch.from_numpy(exchange.rows)
             if exchange.trains:
-                ours.train(exchange.rows)
+                ours.train_step(index, 0.5)
             else:
-                answers[exchange.phase] = ours.outputs(exchange.phase, exchange.rows)
-        return answers, ours.network.weights(), ours.sent_bytes
+                answers[exchange.phase] = ours.outputs(exchange.phase, index, "outputs")
+        return answers, ours.weights(), sum(each.sent.total() for each in party.channels.values())
 
-    star = Session(label_role)
+    star = Session(label_role, timeout_s=timeout_s)
     return star.run(program, mode)[1]
 
 
@@ -77,11 +81,12 @@ def test_parties_that_were_told_different_facts_go_no_further(label_role):
         return facts if len(told) == 1 else facts.model_copy(update={"classes": 3})
 
     with pytest.raises(DisagreementError):
-        play("fast", label_role, change)
+        play("fast", label_role, change, timeout_s=0.5)
 
 
 def facts_of(columns=COLUMNS, layers=None, rows=COUNTS):
-    return Facts.of(columns, rows, 2, layers or [Layer(5, 1, "sigmoid")])
+    layers = layers or [Layer(5, 1, "sigmoid")]
+    return Facts(columns=columns, rows=rows, classes=2, layers=tuple(layers))
 
 
 @pytest.mark.parametrize(
@@ -118,6 +123,11 @@ class Answering:
         Frame(Kind.PROTOCOL, 1, b" " * (1 << 15)),
         Frame(Kind.PROTOCOL, 2, facts_of().model_dump_json().encode()),
         Frame(Kind.CUT, 1, facts_of().model_dump_json().encode()),
+        *(
+            Frame(Kind.PROTOCOL, 1, facts_of(layers=[layer]).model_dump_json().encode())
+            for layer in (Layer(0, 1), Layer(5, 2**32), Layer(5, 1, "relu" * 9))
+        ),
+        Frame(Kind.PROTOCOL, 1, facts_of().model_dump_json().replace("bias", "bios").encode()),
     ],
 )
 def test_another_form_of_description_is_refused(frame):

@@ -12,8 +12,9 @@ from vfl.core.seeds import Secret
 from vfl.mpc import Rules, make_party
 from vfl.mpc.network import Layer
 from vfl.mpc.party import traffic
-from vfl.mpc.relay import SEALED_BYTES, MiddleLinks, OuterLinks
+from vfl.mpc.rules import NAMES
 from vfl.mpc.secure.keys import Sealing
+from vfl.mpc.secure.relay import SEALED_BYTES, MiddleLinks, OuterLinks
 from vfl.mpc.three_party import ThreePartyNetwork, first_weights
 from vfl.mpc.trio import Star
 
@@ -26,22 +27,23 @@ LAYERS = [Layer(5, 4, "relu"), Layer(4, 1, "sigmoid")]
 class Session:
     """Three parties in threads, of whom one carries what the others say, and what passes there."""
 
-    def __init__(self, middle, tamper=lambda frame: frame):
+    def __init__(self, middle, tamper=lambda frame: frame, timeout_s=5):
         self.middle, self.seen, self.links = middle, [], {}
-        self.streams = Star(middle, timeout_s=5)
+        self.streams = Star(NAMES, NAMES[middle], timeout_s=timeout_s)
         for stream in self.streams.inner.values():
             stream.send = lambda frame, send=stream.send: send(tamper(frame))
-        for role, stream in self.streams.outer.items():
-            (other,) = self.streams.outer.keys() - {role}
-            pairs = (f"P{role}", f"P{other}"), (f"P{other}", f"P{role}")
-            there, back = (Sealing(bytes(32), *pair) for pair in pairs)
-            self.links[role] = OuterLinks(stream, middle, other, there, back).links
+        for name, stream in self.streams.outer.items():
+            (other,) = self.streams.outer.keys() - {name}
+            there, back = (Sealing(bytes(32), *pair) for pair in ((name, other), (other, name)))
+            links = OuterLinks(stream, middle, NAMES.index(other), there, back).links
+            self.links[NAMES.index(name)] = links
 
         def receive_any():
             self.seen.append(self.streams.receive_any())
             return self.seen[-1]
 
-        self.relay = MiddleLinks(self.streams.inner, receive_any, also=[Kind.DONE])
+        roles = {name: role for role, name in enumerate(NAMES)}
+        self.relay = MiddleLinks(roles, self.streams.inner, receive_any, also=[Kind.DONE])
         self.links[middle] = self.relay.links
 
     def run(self, program, mode):
@@ -50,10 +52,10 @@ class Session:
         def play(party):
             result = program(party)
             if party.role == self.middle:
-                for role in self.streams.outer:
-                    self.relay.receive(role, Kind.DONE)
+                for name in self.streams.outer:
+                    self.relay.receive(name, Kind.DONE)
             else:
-                self.streams.outer[party.role].send(Frame(Kind.DONE))
+                self.streams.outer[NAMES[party.role]].send(Frame(Kind.DONE))
             return result
 
         parties = [make_party(role, self.links[role], Rules(mode)) for role in range(3)]
@@ -129,34 +131,34 @@ def test_a_changed_message_does_not_open():
         return Frame(frame.kind, frame.step, payload)
 
     with pytest.raises(AuthenticationError):
-        Session(2, flipped).run(train, "fast")
+        Session(2, flipped, timeout_s=0.5).run(train, "fast")
 
 
 def test_other_kinds_are_kept_for_who_asks_or_refused():
-    streams = Star(2, timeout_s=5)
+    streams = Star(NAMES, "P2", timeout_s=5)
     pair = Sealing(bytes(32), "P0", "P1"), Sealing(bytes(32), "P1", "P0")
-    outer = OuterLinks(streams.outer[0], 2, 1, *pair, also=[Kind.ACK])
+    outer = OuterLinks(streams.outer["P0"], 2, 1, *pair, also=[Kind.ACK])
     for kind in (Kind.ACK, Kind.PROTOCOL, Kind.CUT):
-        streams.inner[0].send(Frame(kind, 7))
+        streams.inner["P0"].send(Frame(kind, 7))
     assert outer.links[2].receive().kind is Kind.PROTOCOL
     assert outer.receive(Kind.ACK).step == 7
     with pytest.raises(ProtocolError):
         outer.links[2].receive()
     for _ in range(65):
-        streams.inner[0].send(Frame(Kind.ACK))
+        streams.inner["P0"].send(Frame(Kind.ACK))
     with pytest.raises(ProtocolError):
         outer.links[2].receive()
 
 
 def test_streams_of_threads_end_with_who_stops():
-    streams = Star(0, timeout_s=0.05)
+    streams = Star(NAMES, "P0", timeout_s=0.05)
     with pytest.raises(LostPeerError):
         streams.receive_any()
-    streams.outer[1].send(Frame(Kind.PROTOCOL, 3))
-    assert streams.receive_any()[0] == 1
-    streams.outer[2].fail(ProtocolError("no"))
+    streams.outer["P1"].send(Frame(Kind.PROTOCOL, 3))
+    assert streams.receive_any()[0] == "P1"
+    streams.outer["P2"].fail(ProtocolError("no"))
     with pytest.raises(PeerFailedError):
         streams.receive_any()
-    streams.inner[1].close()
+    streams.inner["P1"].close()
     with pytest.raises(LostPeerError):
-        streams.outer[1].receive()
+        streams.outer["P1"].receive()

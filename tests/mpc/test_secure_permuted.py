@@ -81,7 +81,7 @@ def opened(session):
 
 
 def layers_of(session):
-    return session.label.network._facts.network
+    return session.label.network._facts.layers
 
 
 def in_clear(session, data):

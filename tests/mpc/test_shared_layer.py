@@ -42,24 +42,26 @@ class Layer:
         self.first = torch.randint(-(2**63), 2**63 - 1, whole.shape, generator=draw)
         self.second = whole - self.first
         self.words = encode_inputs(self.inputs, "bank")
-        self.owner, self.partner = Owner(PadStream(KEYS[0])), Partner(PadStream(KEYS[1]))
+        self.owner, self.partner = Owner(PadStream(KEYS[0])), Partner("bank", Secret(KEYS[1]), "x")
+        self.partner.share = self.second
+        self.partner.begin(PadStream(KEYS[1]), COLUMNS + 1, WIDTH)
         self.dealer = Dealer(PadStream(KEYS[0]), PadStream(KEYS[1]), COLUMNS + 1, WIDTH)
 
     def forward(self, step):
         """Both shares of the outputs, what was opened, and what else was dealt."""
         dealt = self.dealer.deal(ROWS, step)
         opened = self.owner.opened(self.words, step)
-        weights = self.partner.opened(self.second, step)
+        weights = self.partner.opened(step)
         own = self.owner.outputs(self.words, self.first, weights, step)
         return own, self.partner.outputs(opened, dealt, step), opened, weights
 
     def backward(self, step, rate=0.25):
         """Both shares of what the weights lose."""
-        *_, opened, _ = self.forward(step)
+        self.forward(step)
         dealt = self.dealer.deal_update(step)
         words = encode_gradient(self.gradient, rate, "bank")
         own = self.owner.change(self.words, self.dealer.share_gradient(words, step), step)
-        return own, self.partner.change(opened, dealt, step)
+        return own, self.partner.change(dealt, step)
 
 
 def python_words(tensor):
@@ -106,10 +108,11 @@ def test_a_hundred_updates_lose_nothing():
     total = torch.zeros(COLUMNS + 1, WIDTH, dtype=torch.int64)
     for step in range(100):
         own, other = layer.backward(step)
-        layer.first, layer.second = layer.first - own, layer.second - other
+        layer.first = layer.first - own
+        layer.partner.move(other)
         total += own + other
     assert torch.equal(total, 100 * (own + other))
-    assert torch.equal(layer.first + layer.second, encode_weights(layer.module) - total)
+    assert torch.equal(layer.first + layer.partner.share, encode_weights(layer.module) - total)
 
 
 def test_what_anybody_gets_is_uniform():
@@ -142,11 +145,11 @@ def test_nothing_is_dealt_opened_or_multiplied_twice():
         lambda: layer.dealer.deal(ROWS, 3),
         lambda: layer.dealer.deal_update(3),
         lambda: layer.owner.opened(layer.words, 3),
-        lambda: layer.partner.opened(layer.second, 2),
+        lambda: layer.partner.opened(2),
         lambda: layer.owner.outputs(layer.words, layer.first, layer.first, 3),
         lambda: layer.partner.outputs(layer.words, layer.gradient.long(), 3),
         lambda: layer.owner.change(layer.words, layer.gradient.long(), 3),
-        lambda: layer.partner.change(layer.words, layer.first, 3),
+        lambda: layer.partner.change(layer.first, 3),
         lambda: layer.dealer.share_gradient(layer.gradient.long(), 3),
     ):
         with pytest.raises(ReusedPadError):

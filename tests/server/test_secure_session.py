@@ -4,6 +4,7 @@ Streams are real; only Flower's part is played by a stand-in.
 """
 
 import csv
+from collections import defaultdict
 
 import numpy as np
 import pandas as pd
@@ -14,9 +15,11 @@ from stand_in_flower import Flower
 from vfl.core.errors import LostPeerError, MissingPartyError, PeerFailedError
 from vfl.core.frame import Kind
 from vfl.core.storage import read_json
+from vfl.mpc.secure import shared_layer
 from vfl.mpc.secure.beaver import ShareHolder
 from vfl.mpc.secure.sum import MaskedCut
 from vfl.session.identity import Identity
+from vfl.session.ledger import Meter
 
 PARTIES = ("bank", "shop")
 PARTY = """\
@@ -107,6 +110,48 @@ def test_a_training_and_a_prediction_with_shared_first_layers(session):
     assert len(opened) == 8 * (120 * 3 + 3 * 4) + 2 * 16
     with (session.run / "predictions.csv").open() as file:
         assert len(list(csv.reader(file))) == 1 + 120
+
+
+@pytest.mark.parametrize(
+    ("limit", "what"),
+    [
+        # Its own layer has 3 columns with that of ones, 4 wide; so has the other one.
+        ("max_parameters = 20", "24 parameters"),
+        ("max_memory_bytes = 40000", "bytes of memory for shares"),
+    ],
+)
+def test_the_share_of_anothers_layer_counts_before_it_is_made(session, monkeypatch, limit, what):
+    made, first = [], shared_layer.first_weights
+    monkeypatch.setattr(
+        shared_layer, "first_weights", lambda *about: made.append(about) or first(*about)
+    )
+    for name in PARTIES:
+        session.write(name, f"[consent]\n{limit}")
+    with pytest.raises(PeerFailedError, match="does not consent"):
+        session.play(**SHARED)
+    refusals = [error for error in session.flower.failures if error.code == "V403"]
+    assert refusals
+    assert all(what in refusal.got for refusal in refusals)
+    assert not made
+    assert not sent(Noting.seen, Kind.OPENING, "shop")
+
+
+def test_everybody_reserves_what_an_epoch_with_shared_layers_can_take(session, monkeypatch):
+    """So the account of a session that is killed holds the bytes of the epoch it was in."""
+    reserved, spent = defaultdict(list), Meter.spent
+
+    def noting(meter, *, coming):
+        if coming:
+            reserved[id(meter)].append((meter.most, meter.bytes["up"], meter.bytes["down"]))
+        return spent(meter, coming=coming)
+
+    monkeypatch.setattr(Meter, "spent", noting)
+    session.play(**SHARED)
+    assert [len(epochs) for epochs in reserved.values()] == [2, 2, 2]
+    for (most, *before), (_, *after) in reserved.values():
+        taken = [end - start for start, end in zip(before, after, strict=True)]
+        assert 0 < taken[0] <= most.bytes_up
+        assert 0 < taken[1] <= most.bytes_down
 
 
 SAID_ONCE = (Kind.DONE, Kind.PROTOCOL)  # reports, and keys of several lengths under one kind
@@ -247,7 +292,7 @@ def test_a_partys_own_trace_of_masked_cuts_is_refused(session):
 
 def test_a_party_can_insist_on_a_secure_sum(session):
     session.write("shop", '[consent]\nsecure = ["sum*"]')
-    with pytest.raises(MissingPartyError):
-        session.play(secure="none", federation=SHORT)
+    with pytest.raises(PeerFailedError, match="V403"):
+        session.play(secure="none")
     (refusal,) = [error for error in session.flower.failures if error.code == "V403"]
     assert refusal.got == "secure none"

@@ -10,7 +10,7 @@ from stand_in_flower import Envelope, Flower
 from vfl.config import Experiment, read_party_file
 from vfl.core.errors import PeerFailedError
 from vfl.session import Terms
-from vfl.session.trace import read, size
+from vfl.session.trace import read, store
 
 with warnings.catch_warnings():  # importing Flower uses what newer clicks deprecate
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -106,7 +106,7 @@ def test_a_party_records_without_telling_anybody(federation, tmp_path):
 def test_a_party_without_room_for_its_trace_says_only_that_it_failed(
     federation, flower, monkeypatch
 ):
-    monkeypatch.setattr(size.shutil, "disk_usage", lambda path: type("Disk", (), {"free": 10}))
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda path: type("Disk", (), {"free": 10}))
     with pytest.raises(PeerFailedError, match="its own log says why") as caught:
         federation(tracing=("shop",))
     assert "trace" not in str(caught.value)

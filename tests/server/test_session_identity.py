@@ -37,7 +37,7 @@ EXPERIMENT = {
         "rejoin_window_s": 0.2,
         "step_timeout_s": 5.0,
         "max_restarts": 0,
-        "join_timeout_s": 5.0,
+        "join_timeout_s": 30.0,
     },
 }
 TWO = {name: EXPERIMENT["parties"][name] for name in PARTIES[:2]}

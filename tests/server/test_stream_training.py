@@ -17,7 +17,15 @@ from vfl.session import Introduction, Terms, secure
 from vfl.session.exchange import Own
 from vfl.session.identity import Identity
 from vfl.training.local import LocalSession
-from vfl.transport import Credential, Hello, Observed, TcpHub, TcpLink, session_certificate
+from vfl.transport import (
+    Admission,
+    Credential,
+    Hello,
+    Observed,
+    TcpHub,
+    TcpLink,
+    session_certificate,
+)
 
 SESSION = "0" * 32
 PARTIES = ("left", "right")
@@ -80,7 +88,7 @@ def over_streams(data, settings, moments=(), tls=True):
     certificate = session_certificate(["127.0.0.1"]) if tls else None
     credentials = {name: Credential(f"node-{name}", "t" * 40 + name) for name in PARTIES}
     hub = TcpHub(
-        "127.0.0.1", 0, SESSION, credentials, certificate=certificate, window=terms.window_frames
+        "127.0.0.1", 0, Admission(SESSION, credentials), certificate, window=terms.window_frames
     )
     ca = certificate.ca_pem if certificate else None
     parties, threads, ends = {}, [], []

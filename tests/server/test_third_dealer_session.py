@@ -11,7 +11,7 @@ import pytest
 from played_session import Noting, PlayedSession, largest, note_limits, stand_in
 from stand_in_flower import Flower
 
-from vfl.core.errors import ConfigError, LostPeerError, MissingPartyError, PeerFailedError
+from vfl.core.errors import ConfigError, LostPeerError, PeerFailedError
 from vfl.core.frame import Kind
 from vfl.core.storage import read_json
 from vfl.mpc.secure.beaver import DealerEnd
@@ -28,7 +28,6 @@ EXPERIMENT = {
               "momentum": 0, "learning_rate": 0.1},
     "federation": {"rejoin_window_s": 0.2, "step_timeout_s": 5.0, "max_restarts": 0},
 }  # fmt: skip
-SHORT = EXPERIMENT["federation"] | {"join_timeout_s": 0.3}
 
 
 class Session(PlayedSession):
@@ -153,16 +152,16 @@ def test_an_identity_of_the_dealer_that_is_not_the_pinned_one_stops_before_any_i
 
 def test_a_party_with_data_does_not_deal(session):
     session.write("notary", TABLE)
-    with pytest.raises(MissingPartyError):  # the stand-in brings no replies
-        session.play(federation=SHORT)
+    with pytest.raises(PeerFailedError, match="role = 'data'"):
+        session.play()
     (error,) = [one for one in session.flower.failures if one.code == "V402"]
     assert error.got == "role = 'data'"
 
 
 def test_a_dealer_sends_no_cuts(session):
     session.write("bank", "", 'role = "dealer"')
-    with pytest.raises(MissingPartyError):
-        session.play(federation=SHORT)
+    with pytest.raises(PeerFailedError, match="V402"):
+        session.play()
     assert any("only deals" in one.what for one in session.flower.failures)
 
 
@@ -176,8 +175,8 @@ def test_a_dealer_sends_no_cuts(session):
 )
 def test_a_dealer_refuses_what_its_file_does_not_allow(session, consent, got):
     session.write("notary", f"[consent]\n{consent}", 'role = "dealer"')
-    with pytest.raises(MissingPartyError):
-        session.play(federation=SHORT)
+    with pytest.raises(PeerFailedError, match="V403"):
+        session.play()
     (refusal,) = [one for one in session.flower.failures if one.code == "V403"]
     assert refusal.got == got
 

@@ -4,6 +4,7 @@ Streams are real; only Flower's part is played by a stand-in.
 """
 
 import json
+import time
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from vfl.clients.whole_network import WholeNetworkParty
 from vfl.core.errors import MissingPartyError, PeerFailedError
 from vfl.core.frame import Kind
 from vfl.core.storage import read_json
+from vfl.session.ledger import SessionLedger
 
 TABLE = '[data]\nsource = "data.csv"\nid = "id"\n'
 ROWS = 120
@@ -109,7 +111,17 @@ def test_a_training_an_evaluation_and_a_prediction(session):
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_training_goes_on_when_a_party_was_lost(session, monkeypatch, place):
-    """At its next attempt everybody goes back to the last checkpoint that was committed."""
+    """At its next attempt everybody goes back to the last checkpoint that was committed.
+
+    It begins while the one before still writes its account, and has the party's folder.
+    """
+    spend = SessionLedger._spend
+
+    def slowly(ledger, *about, checked):
+        time.sleep(0.0 if checked else 0.3)
+        spend(ledger, *about, checked=checked)
+
+    monkeypatch.setattr(SessionLedger, "_spend", slowly)
     left, play = [1], WholeNetworkParty.play
 
     def dying(party, start, through, keep):

@@ -16,15 +16,15 @@ from vfl.core.errors import OversizedFrameError
 from vfl.core.frame import LIMIT_BYTES, Frame, Kind, pack_header
 from vfl.core.seeds import Secret
 from vfl.experiments.plan import of_experiment
-from vfl.mpc.secure.shared_layer import OwnerAxes, SharedAxes
+from vfl.mpc.secure.shared_layer import LayerAxes
 from vfl.session import Terms
 from vfl.session.consent import frame_limits, most_rows
 from vfl.session.schedule import QUERY_ROWS
 from vfl.training.run import load_data
-from vfl.transport import Credential, Hello, TcpHub, TcpLink, Timeouts
+from vfl.transport import Admission, Credential, Hello, TcpHub, TcpLink, Timeouts
 from vfl.transport.stream import Stream
 
-WIDTHS = (12, 32, 256)
+WIDTHS = (12, pytest.param(32, marks=pytest.mark.slow), 256)
 FAST = Timeouts(handshake_s=5, step_s=5, idle_s=5, rejoin_window_s=0.3, retry_s=0.02)
 
 
@@ -110,7 +110,7 @@ def test_shared_layers_open_nothing_before_their_columns_are_told(experiment, da
     early = frame_limits(terms, "bank", split)
     assert Kind.OPENING not in early.up
     assert Kind.CUT not in early.up
-    axes = SharedAxes(columns=33, other=33, width=8)
+    axes = LayerAxes(columns=33, width=8, other=33)
     limits = frame_limits(terms, "bank", split, {"bank": axes})
     bytes_ = limits.up[Kind.OPENING] + limits.up[Kind.CUT]
     bytes_ += limits.down[Kind.OPENING] + limits.down[Kind.GRAD]
@@ -119,7 +119,7 @@ def test_shared_layers_open_nothing_before_their_columns_are_told(experiment, da
 
 def test_what_a_third_party_deals(experiment, data):
     terms = shared(experiment, "beaver:dealer=notary", dealer=True)
-    layers = {"bank": OwnerAxes(columns=65, width=8)}
+    layers = {"bank": LayerAxes(columns=65, width=8)}
     ours = frame_limits(terms, "notary", data["lender"].split, layers)
     assert ours.up[Kind.OPENING] == 8 * 50 * 8
     assert ours.up[Kind.GRAD] == 8 * 65 * 8
@@ -142,9 +142,8 @@ def bounded(terms, data):
     """A hub and a party's link, both under the limits of the terms."""
     limits = frame_limits(terms, "bank", data["bank"].split)
     credentials = {"bank": Credential("7", "t" * 43)}
-    hub = TcpHub(
-        "127.0.0.1", 0, "session-1", credentials, timeouts=FAST, window=4, limits=lambda _: limits
-    )
+    admission = Admission("session-1", credentials, limits=lambda _: limits)
+    hub = TcpHub("127.0.0.1", 0, admission, timeouts=FAST, window=4)
     hello = Hello("session-1", "7", "t" * 43)
     link = TcpLink.connect("127.0.0.1", hub.port, hello, None, FAST, limits=limits)
     hub.wait_all(["bank"], 5)
@@ -222,12 +221,9 @@ def test_no_party_makes_the_label_party_hold_more_than_the_plan_says(tmp_path):
     data = load_data(experiment)
     terms = Terms.of(experiment, "train", "run")
     limits, window = frame_limits(terms, "bank", data["bank"].split), terms.window_frames
-    hub = TcpHub(
-        *("127.0.0.1", 0, "session-1", {"bank": Credential("7", "t" * 43)}),
-        timeouts=FAST,
-        window=window,
-        limits=lambda _: limits,
-    )
+    credentials = {"bank": Credential("7", "t" * 43)}
+    admission = Admission("session-1", credentials, limits=lambda _: limits)
+    hub = TcpHub("127.0.0.1", 0, admission, timeouts=FAST, window=window)
     hello = Hello("session-1", "7", "t" * 43)
     link = TcpLink.connect("127.0.0.1", hub.port, hello, None, FAST, limits=limits)
     hub.wait_all(["bank"], 5)

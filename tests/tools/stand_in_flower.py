@@ -1,11 +1,13 @@
 """Flower's part in a session, played by threads of the test's own process."""
 
+import json
 import threading
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 from vfl.clients.session import take_part
-from vfl.core.errors import VFLError
-from vfl.session import SessionMessage
+from vfl.core.errors import ConsentError, DisagreementError, VFLError
+from vfl.session import SessionMessage, for_others
 
 
 @dataclass
@@ -33,12 +35,14 @@ class Flower:
         self.threads = []
         self.said = []
         self.failures = []
+        self._replies = {}
 
     def get_nodes(self):
         return [Node(number, name) for number, name in enumerate(self.parties, start=1)]
 
     def push_messages(self, messages):
         (message,) = messages
+        self._replies.pop(self.parties[message.dst_node_id - 1], None)
         asked = SessionMessage.parse(str(message.content["session"]["message"]))
         name = self.parties[message.dst_node_id - 1]
         thread = threading.Thread(target=self._play, args=(asked, name))
@@ -47,12 +51,20 @@ class Flower:
         return [name]
 
     def pull_messages(self, identifiers):
-        return []
+        """The replies of parties that refused a session; of no others, for nobody reads them."""
+        return [self._replies.pop(name) for name in identifiers if name in self._replies]
 
     def _play(self, asked, name):
         try:
             take_part(asked, self.files[name], self.said.append)
         except VFLError as error:
             self.failures.append(error)
+            if isinstance(error, ConsentError | DisagreementError):
+                failure = json.dumps(for_others(error, name).record())
+                self._replies[name] = SimpleNamespace(
+                    metadata=SimpleNamespace(reply_to_message_id=name),
+                    has_error=lambda: False,
+                    content={"session": {"failure": failure}},
+                )
         except SystemExit:
             pass  # the party's process ends without a word

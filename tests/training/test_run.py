@@ -322,11 +322,11 @@ def test_an_encoder_stays_with_its_party(diabetes, regression):
 def test_halves_of_mnist_with_a_convolutional_bottom(data_root, monkeypatch, tmp_path):
     monkeypatch.setenv("VFL_DATA", str(data_root))
     experiment = experiment_of(
-        data={"source": "mnist", "rows": 3500},
+        data={"source": "mnist", "rows": 1500},
         parties={side: {"width": 32, "bottom": "cnn:channels=8-16"} for side in ("left", "right")},
-        train={"epochs": 3, "batch_size": 32, "learning_rate": 0.003},
+        train={"epochs": 3, "batch_size": 32, "learning_rate": 0.005},
     )
-    assert train(experiment, tmp_path, "mnist")["test_accuracy"] > 0.85
+    assert train(experiment, tmp_path, "mnist")["test_accuracy"] > 0.8
 
 
 def test_a_residual_network_takes_a_step(tmp_path):

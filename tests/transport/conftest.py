@@ -4,7 +4,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from benchmarks.emulation import TcpProxy
-from vfl.transport import Credential, Hello, TcpHub, TcpLink, Timeouts, session_certificate
+from vfl.transport import (
+    Admission,
+    Credential,
+    Hello,
+    TcpHub,
+    TcpLink,
+    Timeouts,
+    session_certificate,
+)
 
 SESSION = "session-1"
 FAST = Timeouts(connect_s=2, handshake_s=1, step_s=10, idle_s=10, rejoin_window_s=1.5, retry_s=0.02)
@@ -47,9 +55,10 @@ def open_hub(credential):
     """Hubs that are closed afterwards, with a look for threads left behind."""
     hubs = []
 
-    def make(*parties, timeouts=FAST, **options):
+    def make(*parties, timeouts=FAST, on_attach=None, **options):
         credentials = {party: credential(party) for party in parties or ("bank",)}
-        hubs.append(TcpHub("127.0.0.1", 0, SESSION, credentials, timeouts=timeouts, **options))
+        admission = Admission(SESSION, credentials, on_attach)
+        hubs.append(TcpHub("127.0.0.1", 0, admission, timeouts=timeouts, **options))
         return hubs[-1]
 
     yield make

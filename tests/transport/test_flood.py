@@ -93,7 +93,7 @@ def resident_bytes():
 def test_an_honest_party_gets_in_during_a_flood(
     open_hub, attach, certificate, fast, flood, address
 ):
-    hub = open_hub(certificate=certificate, handshakes=HANDSHAKES)
+    hub = open_hub(certificate=certificate, rate_limiter=RateLimiter(handshakes=HANDSHAKES))
     before = resident_bytes()
     stranger = flood(hub.port, address)
     threads = []
@@ -133,7 +133,7 @@ def test_an_address_that_failed_is_let_in_again_soon_after(open_hub, attach, hel
 
 def test_a_crowd_makes_room_at_its_own_cost(open_hub, fast):
     """Of two addresses, the one that holds most places loses its oldest."""
-    hub = open_hub(handshakes=4, timeouts=replace(fast, handshake_s=20))
+    hub = open_hub(rate_limiter=RateLimiter(handshakes=4), timeouts=replace(fast, handshake_s=20))
     quiet = socket.create_connection(("127.0.0.1", hub.port), source_address=(OTHER_ADDRESS, 0))
     crowd = [socket.create_connection(("127.0.0.1", hub.port)) for _ in range(9)]
     for connection in (quiet, *crowd):

@@ -15,7 +15,7 @@ from mutate import mutated_frames, mutated_json, repair
 
 from vfl.core.errors import VFLError
 from vfl.core.frame import HEADER_BYTES, Frame, Kind, to_bytes
-from vfl.transport import Credential, Hello, RateLimiter, TcpHub, Timeouts
+from vfl.transport import Admission, Credential, Hello, RateLimiter, TcpHub, Timeouts
 from vfl.transport.handshake import Welcome, in_session
 from vfl.transport.link import LinkLimits
 from vfl.transport.stream import Stream
@@ -46,9 +46,10 @@ def test_greetings(cases, crashes):
     hello = json.loads(bytes(Hello("session", "7", "t" * 43, {"rows": 3}).frame().payload))
     greeting = to_bytes(Frame(Kind.HELLO, payload=json.dumps(hello).encode()))
     timeouts = Timeouts(handshake_s=0.2, step_s=1, rejoin_window_s=0.2)
+    credentials = {"bank": Credential("7", "t" * 43)}
     hub = TcpHub(
-        "127.0.0.1", 0, "session", {"bank": Credential("7", "t" * 43)}, timeouts=timeouts,
-        rate_limiter=UNBOUNDED, limits=lambda party: LIMITS,
+        "127.0.0.1", 0, Admission("session", credentials, limits=lambda party: LIMITS),
+        timeouts=timeouts, rate_limiter=UNBOUNDED,
     )  # fmt: skip
     frames = mutated_frames([greeting], 0, 0, cases)
     before, most = 0, 0

@@ -17,9 +17,8 @@ from vfl.core.errors import (
     WidthError,
 )
 from vfl.core.frame import HANDSHAKE_LIMIT_BYTES, Frame, Kind
-from vfl.transport import Credential, Hello
+from vfl.transport import Admission, Credential, Hello
 from vfl.transport.handshake import (
-    Admission,
     Welcome,
     error_frame,
     read_failure,
@@ -173,7 +172,9 @@ HELLO = Hello("session", "7", TOKEN)
 @pytest.fixture
 def door():
     now = [0.0]
-    admission = Admission("session", {"bank": Credential("7", TOKEN)}, None, 60.0, lambda: now[0])
+    admission = Admission(
+        "session", {"bank": Credential("7", TOKEN)}, token_s=60.0, clock=lambda: now[0]
+    )
     return admission, now
 
 

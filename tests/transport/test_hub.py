@@ -256,7 +256,11 @@ def test_a_stalled_handshake_is_dropped_and_blocks_nobody(open_hub, attach, knoc
 
 
 def test_with_one_place_a_stalled_handshake_makes_room(open_hub, attach, knock, secured, fast):
-    hub = open_hub(certificate=secured, timeouts=replace(fast, handshake_s=20), handshakes=1)
+    hub = open_hub(
+        certificate=secured,
+        timeouts=replace(fast, handshake_s=20),
+        rate_limiter=RateLimiter(handshakes=1),
+    )
     stalled = knock(hub.port, b"\x16\x03\x01" if secured else b"\x00\x00")
     begun = time.monotonic()
     attach(hub.port, ca=secured)

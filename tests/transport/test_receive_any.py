@@ -7,7 +7,7 @@ import pytest
 
 from vfl.core.errors import LostPeerError, PeerFailedError, VFLError
 from vfl.core.frame import Frame, Kind
-from vfl.transport import Credential, Hello, TcpHub, TcpLink, Timeouts, receive_any
+from vfl.transport import Admission, Credential, Hello, TcpHub, TcpLink, Timeouts, receive_any
 
 TOKENS = {name: name * 20 for name in ("bank", "shop")}
 
@@ -16,7 +16,7 @@ TOKENS = {name: name * 20 for name in ("bank", "shop")}
 def streams():
     """A hub and both parties' own ends."""
     credentials = {name: Credential(name, token) for name, token in TOKENS.items()}
-    hub = TcpHub("127.0.0.1", 0, "session", credentials,
+    hub = TcpHub("127.0.0.1", 0, Admission("session", credentials),
                  timeouts=Timeouts(step_s=1.0, rejoin_window_s=5.0))  # fmt: skip
     ends = {
         name: TcpLink.connect(

@@ -8,7 +8,7 @@ import pytest
 
 from vfl.core.errors import LostPeerError, OversizedFrameError, UserError
 from vfl.core.frame import HEADER_BYTES, Frame, Kind, to_bytes
-from vfl.transport import Hello, TcpHub, TcpLink, round_trip_s
+from vfl.transport import Admission, Hello, TcpHub, TcpLink, round_trip_s
 from vfl.transport.stream import JOINED_BYTES, Stream, require_loopback
 
 
@@ -121,6 +121,6 @@ def test_loopback_needs_none(host):
 )
 def test_elsewhere_nothing_opens_without_tls(host):
     with pytest.raises(UserError, match="without TLS"):
-        TcpHub(host, 0, "session", {})
+        TcpHub(host, 0, Admission("session", {}))
     with pytest.raises(UserError, match="without TLS"):
         TcpLink.connect(host, 9, Hello("session", "7", "t" * 43))

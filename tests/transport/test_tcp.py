@@ -17,7 +17,7 @@ from vfl.core.errors import (
 )
 from vfl.core.frame import Frame, Kind
 from vfl.testing.link import LARGE_BYTES, LinkContract
-from vfl.transport import Credential, Hello, TcpHub, Welcome
+from vfl.transport import Admission, Credential, Hello, TcpHub, Welcome
 
 
 class TestTcpLink(LinkContract):
@@ -245,7 +245,7 @@ def test_a_token_is_worth_nothing_in_the_next_session(open_hub, attach, hello):
     """Not even at the same party, under the name of either session."""
     attach(open_hub().port)
     fresh = {"bank": Credential("node-of-bank", "another-token")}
-    later = TcpHub("127.0.0.1", 0, "session-2", fresh)
+    later = TcpHub("127.0.0.1", 0, Admission("session-2", fresh))
     try:
         for session in ("session-1", "session-2"):
             with pytest.raises(AuthenticationError):
@@ -260,7 +260,7 @@ def test_a_token_is_worth_nothing_in_the_next_session(open_hub, attach, hello):
 def test_a_port_in_use_is_the_users_mistake(open_hub):
     hub = open_hub()
     with pytest.raises(UserError, match="cannot listen"):
-        TcpHub("127.0.0.1", hub.port, "other", {})
+        TcpHub("127.0.0.1", hub.port, Admission("other", {}))
 
 
 def test_an_idle_hub_leaves_no_thread_behind(open_hub):

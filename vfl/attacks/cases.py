@@ -139,34 +139,11 @@ def recorded_exchanges(frames: Frames, party: str, rows: Tensor) -> list[Recorde
     """
     found: list[RecordedExchange] = []
     up: dict[int, SentCuts] = {}
-    index = _index_of(rows)
-    for frame, values in frames:
-        if frame.party != party or frame.phase != "train":
-            continue
-        one = _sent(frame, values, index)
-        if frame.kind is Kind.CUT:
+    for frame, one in _messages(frames, party, rows):
+        if frame.phase == "train" and frame.kind is Kind.CUT:
             up[one.step] = one
-        else:
+        elif frame.phase == "train":
             found.append(RecordedExchange.of(up.pop(one.step), one.cuts))
-    return found
-
-
-def sent_cuts(frames: Frames, party: str, rows: Tensor) -> list[SentCuts]:
-    """What one feature party sent while it trained; see `recorded_exchanges`."""
-    index = _index_of(rows)
-    return [
-        _sent(frame, values, index)
-        for frame, values in frames
-        if frame.party == party and frame.phase == "train" and frame.kind is Kind.CUT
-    ]
-
-
-def rows_between(messages: Iterable[SentCuts], start: int, stop: int) -> list[SentCuts]:
-    """The cuts of rows start..stop-1 alone, counted from 0."""
-    found = []
-    for one in messages:
-        kept = (one.rows >= start) & (one.rows < stop)
-        found.append(SentCuts(one.step, one.epoch, one.rows[kept] - start, one.cuts[kept]))
     return found
 
 
@@ -181,13 +158,8 @@ def last_cuts(frames: Frames, party: str, rows: Tensor) -> Tensor:
     Raises:
         DataError: no cut of some of these rows is there.
     """
-    index = _index_of(rows)
-    messages = (
-        _sent(frame, values, index)
-        for frame, values in frames
-        if frame.party == party and frame.direction == "up"
-    )
-    found, missing = _latest(messages, len(rows))
+    messages = _messages(frames, party, rows)
+    found, missing = _latest((one for of, one in messages if of.direction == "up"), len(rows))
     if missing.any():
         raise DataError(
             f"not every row has a recorded cut of party '{party}'",
@@ -197,17 +169,18 @@ def last_cuts(frames: Frames, party: str, rows: Tensor) -> Tensor:
     return found
 
 
-def last_sent(messages: Iterable[SentCuts], rows: int) -> Tensor | None:
-    """What these messages held last of each row, axes (rows, width); None if a row is in none.
-
-    The schedule leaves a single row out that would be a batch of its own.
-
-    Args:
-        messages: in their order; they name rows 0..rows-1.
-        rows: how many there are.
-    """
-    found, missing = _latest(messages, rows)
-    return None if missing.any() else found
+def _messages(frames: Frames, party: str, rows: Tensor) -> Iterator[tuple[Replayed, SentCuts]]:
+    """The frames of one party's link, with what each holds of the rows of interest."""
+    index = torch.full((int(rows.max()) + 1,), -1)
+    index[rows] = torch.arange(len(rows))
+    for frame, values in frames:
+        if frame.party == party:
+            asked = torch.from_numpy(frame.rows)
+            found = torch.where(
+                asked < len(index), index[asked.clamp(max=len(index) - 1)], torch.tensor(-1)
+            )
+            kept = found >= 0
+            yield frame, SentCuts(frame.step, frame.epoch, found[kept], values[kept])
 
 
 def _latest(messages: Iterable[SentCuts], rows: int) -> tuple[Tensor, Tensor]:
@@ -221,21 +194,24 @@ def _latest(messages: Iterable[SentCuts], rows: int) -> tuple[Tensor, Tensor]:
     return found, missing
 
 
-def _index_of(rows: Tensor) -> Tensor:
-    """For each aligned row its index in `rows`; -1 where it is not among them."""
-    index = torch.full((int(rows.max()) + 1,), -1)
-    index[rows] = torch.arange(len(rows))
-    return index
+def _in_two(messages: Sequence[SentCuts], first: int, second: int) -> tuple[Evidence, Evidence]:
+    """All that was sent of the first rows, and of those that follow, and what was sent last.
 
+    The schedule leaves a single row out that would be a batch of its own; then no cuts are told.
+    """
+    cuts, missing = _latest(messages, first + second)
 
-def _sent(frame: Replayed, values: Tensor, index: Tensor) -> SentCuts:
-    """The part of a message that is about rows of interest; see `_index_of`."""
-    asked = torch.from_numpy(frame.rows)
-    within = asked < len(index)
-    found = torch.full((len(asked),), -1)
-    found[within] = index[asked[within]]
-    kept = found >= 0
-    return SentCuts(frame.step, frame.epoch, found[kept], values[kept])
+    def seen(start: int, stop: int) -> Evidence:
+        def sent() -> list[SentCuts]:
+            found = []
+            for one in messages:
+                kept = (one.rows >= start) & (one.rows < stop)
+                found.append(SentCuts(one.step, one.epoch, one.rows[kept] - start, one.cuts[kept]))
+            return found
+
+        return Evidence(cuts=None if missing.any() else cuts[start:stop], sent=sent)
+
+    return seen(0, first), seen(first, first + second)
 
 
 Part = Literal["train", "validation", "test"]
@@ -322,6 +298,7 @@ class Victim:
         self._inputs, self._prior = _inputs_of(data[party]), _prior_of(label)
         self._terms = Terms.of(experiment, "predict", experiment.name)
         self._secret = secret or Secret.of_simulation(experiment.seed, party)
+        self._shape = tuple(self._inputs.shape[1:])
         self._half, self._own, self._there = self._trained(weights)
         self._evidence: dict[Part, Evidence] = {}
 
@@ -368,22 +345,19 @@ class Victim:
         grants = INFERENCE if k else INFERENCE - {Grant.LEAKED}
         grants |= {Grant.SNAPSHOTS} if snapshots else set()
         grants |= {Grant.PARTNERS} if partners else set()
+        names = tuple(one.name for one in partners)
         threat = ThreatModel(
-            "feature party",
-            "inference",
-            grants,
-            colluding=tuple(one.name for one in partners),
-            trained_by=setting.trained_by,
+            "feature party", "inference", grants, "semi-honest", names, setting.trained_by
         )
         holdings = Holdings(
             targets=self._part(setting.targets),
             leaked=self._leak(k, draw, setting.leaks) if k else None,
             unlabelled=self._part(setting.unlabelled),
             prior=self._prior,
-            bottom=self._bottom,
+            bottom=self._own_bottom,
             new_bottom=bottom_recipe(self._experiment, self.name, self._shape),
             new_top=top_recipe(self._experiment, self.classes),
-            snapshots=[partial(self._bottom_of, weights) for weights in snapshots],
+            snapshots=[partial(self._own_bottom, weights) for weights in snapshots],
             partners=[one.case(k, leak.clone_state(), setting).view for one in partners],
         )
         targets = self._rows(setting.targets)
@@ -425,7 +399,7 @@ class Victim:
         if part not in self._evidence:
             rows = self._rows(part)
             inputs = self._inputs[rows]
-            kept = cache(lambda: before_last(self._bottom(), inputs))
+            kept = cache(lambda: before_last(self._own_bottom(), inputs))
             self._evidence[part] = Evidence(inputs, self.cuts(rows), before=kept)
         return self._evidence[part]
 
@@ -441,17 +415,9 @@ class Victim:
         half.load_state_dict(weights)
         return half, OwnBottom(half.model.values(), core), here
 
-    def _bottom(self) -> nn.Module:
-        """A copy of the bottom with what defense and codec put around it."""
-        return copy.deepcopy(self._own)
-
-    def _bottom_of(self, weights: Mapping[str, Tensor]) -> nn.Module:
-        """Its bottom with other weights of its own."""
-        return self._trained(weights)[1]
-
-    @property
-    def _shape(self) -> tuple[int, ...]:
-        return tuple(self._inputs.shape[1:])
+    def _own_bottom(self, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
+        """A copy of the bottom with what defense and codec put around it, or of an earlier one."""
+        return copy.deepcopy(self._own) if weights is None else self._trained(weights)[1]
 
     def _rows(self, part: Part) -> Tensor:
         return torch.from_numpy(getattr(self._split, part))
@@ -730,27 +696,12 @@ def recalled_case(
     train = torch.from_numpy(data[experiment.label.party].split.train)
     order = draw_columns(train, leaks, draw, "training")
     trained = [(frame, values) for frame, values in frames if frame.phase == "train"]
-    cuts = last_cuts(trained, party, order)
-    second, first = _in_two(sent_cuts(trained, party, order), leaks, len(order) - leaks)
+    last_cuts(trained, party, order)  # refuses rows without any
+    up = [one for of, one in _messages(trained, party, order) if of.kind is Kind.CUT]
+    second, first = _in_two(up, leaks, len(order) - leaks)
     threat = ThreatModel("label party", "training", RECALLING)
-    return columns_case(
-        TrainedParts(experiment, data, weights),
-        party,
-        (order[leaks:], replace(first, cuts=cuts[leaks:])),
-        (order[:leaks], replace(second, cuts=cuts[:leaks])),
-        threat,
-    )
-
-
-def _in_two(messages: Sequence[SentCuts], first: int, second: int) -> tuple[Evidence, Evidence]:
-    """All that was sent of the first rows, and of those that follow, and what was sent last."""
-    cuts = last_sent(messages, first + second)
-
-    def seen(start: int, stop: int) -> Evidence:
-        last = None if cuts is None else cuts[start:stop]
-        return Evidence(cuts=last, sent=lambda: rows_between(messages, start, stop))
-
-    return seen(0, first), seen(first, first + second)
+    parts = TrainedParts(experiment, data, weights)
+    return columns_case(parts, party, (order[leaks:], first), (order[:leaks], second), threat)
 
 
 #: What a label party has that learned the attribute of a few rows.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 from torch import Tensor, nn
 
@@ -248,22 +248,25 @@ class Holdings:
     shape: tuple[int, ...] | None = None
 
 
-#: Any of these grants opens a holding; rows are opened column by column as well.
-_OPENS = {
+#: Any of these grants opens a group of rows; they are opened column by column as well.
+_GROUPS = {
     "leaked": (Grant.LEAKED, Grant.LEAKED_INPUTS, Grant.LEAKED_ATTRIBUTES),
     "unlabelled": (Grant.UNLABELLED,),
-    "exchanges": (Grant.GRADIENTS,),
-    "prior": (Grant.PRIOR,),
-    "bottom": (Grant.BOTTOM,),
-    "new_bottom": (Grant.BOTTOM_RECIPE,),
-    "new_top": (Grant.TOP_RECIPE,),
-    "top": (Grant.TOP,),
-    "merge": (Grant.TOP,),
-    "others_bottom": (Grant.OTHERS_BOTTOM,),
-    "snapshots": (Grant.SNAPSHOTS,),
-    "partners": (Grant.PARTNERS,),
-    "shape": (Grant.BOTTOM_RECIPE, Grant.OTHERS_BOTTOM),
 }
+
+
+class _Opened(Generic[Held]):
+    """A holding of that name, for a view that has one of these grants."""
+
+    def __init__(self, *grants: Grant) -> None:
+        self._grants = grants
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, view: View, owner: type) -> Held:
+        held: Held | None = getattr(view._holdings, self._name)
+        return view.opened(held, *self._grants)
 
 
 class GrantedRows:
@@ -289,24 +292,23 @@ class GrantedRows:
     def inputs(self) -> Tensor:
         """The columns, float32, axes (rows, ...)."""
         leaked = (Grant.LEAKED_INPUTS,) if self._leaked else ()
-        return self._open(self._evidence.inputs, Grant.INPUTS, *leaked)
+        return self._view.opened(self._evidence.inputs, *leaked, Grant.INPUTS)
 
     @property
     def cuts(self) -> Tensor:
         """What travelled, float32, axes (rows, width)."""
-        return self._open(self._evidence.cuts, Grant.CUTS)
+        return self._view.opened(self._evidence.cuts, Grant.CUTS)
 
     @property
     def sent(self) -> Sequence[SentCuts]:
         """Every message that held cuts of these rows, over epochs or over queries."""
-        self._view.require(Grant.EPOCHS, Grant.QUERIES)
-        return there(self._evidence.sent, Grant.EPOCHS)()
+        return self._view.opened(self._evidence.sent, Grant.EPOCHS, Grant.QUERIES)()
 
     @property
     def labels(self) -> Tensor:
         """The classes (of leaked rows, or an attribute's), int64, axes (rows,)."""
-        leaked = (Grant.LEAKED_ATTRIBUTES, Grant.LEAKED) if self._leaked else ()
-        return self._open(self._evidence.labels, Grant.LABELS, *leaked)
+        leaked = (Grant.LEAKED, Grant.LEAKED_ATTRIBUTES) if self._leaked else ()
+        return self._view.opened(self._evidence.labels, *leaked, Grant.LABELS)
 
     @property
     def before(self) -> Tensor | None:
@@ -319,11 +321,7 @@ class GrantedRows:
     @property
     def outputs(self) -> Tensor:
         """What the network answered, float32, axes (rows, outputs)."""
-        return self._open(self._evidence.outputs, Grant.OUTPUTS)
-
-    def _open(self, value: Tensor | None, *grants: Grant) -> Tensor:
-        self._view.require(*grants)
-        return there(value, grants[-1])
+        return self._view.opened(self._evidence.outputs, Grant.OUTPUTS)
 
 
 class View:
@@ -333,7 +331,19 @@ class View:
         threat: who it is and what it is granted.
         classes: how many classes there are, which is public.
         holdings: what there is to grant.
+
+    What is not a group of rows is found under its name in `Holdings`; makers make copies.
     """
+
+    prior = _Opened[Tensor](Grant.PRIOR)
+    bottom = _Opened[Maker](Grant.BOTTOM)
+    new_bottom = _Opened[Maker](Grant.BOTTOM_RECIPE)
+    new_top = _Opened[TopMaker](Grant.TOP_RECIPE)
+    top = _Opened[Maker](Grant.TOP)
+    merge = _Opened[Merge](Grant.TOP)
+    others_bottom = _Opened[Maker](Grant.OTHERS_BOTTOM)
+    snapshots = _Opened[Sequence[Maker]](Grant.SNAPSHOTS)
+    shape = _Opened[tuple[int, ...]](Grant.BOTTOM_RECIPE, Grant.OTHERS_BOTTOM)
 
     def __init__(self, threat: ThreatModel, classes: int, holdings: Holdings) -> None:
         self.threat = threat
@@ -371,64 +381,36 @@ class View:
     @property
     def leaked(self) -> GrantedRows:
         """The rows with leaked labels, attributes or columns."""
-        return GrantedRows(self, self._open("leaked", self._holdings.leaked), leaked=True)
+        held = self.opened(self._holdings.leaked, *_GROUPS["leaked"])
+        return GrantedRows(self, held, leaked=True)
 
     @property
     def unlabelled(self) -> GrantedRows:
         """Further rows, which may be the targets themselves."""
-        return GrantedRows(self, self._open("unlabelled", self._holdings.unlabelled))
+        return GrantedRows(self, self.opened(self._holdings.unlabelled, *_GROUPS["unlabelled"]))
 
     @property
     def exchanges(self) -> Sequence[RecordedExchange]:
         """The training, exchange by exchange; the cuts of each are a grant of their own."""
-        held = self._open("exchanges", self._holdings.exchanges)
+        held = self.opened(self._holdings.exchanges, Grant.GRADIENTS)
         return [replace(one, cuts=partial(self._cuts_of, one)) for one in held]
-
-    @property
-    def prior(self) -> Tensor:
-        """Share of each class, axes (classes,)."""
-        return self._open("prior", self._holdings.prior)
-
-    def bottom(self) -> nn.Module:
-        """A copy of the attacker's own trained bottom."""
-        return self._open("bottom", self._holdings.bottom)()
-
-    def new_bottom(self) -> nn.Module:
-        """An untrained bottom of the architecture in use."""
-        return self._open("new_bottom", self._holdings.new_bottom)()
-
-    def new_top(self, width: int) -> nn.Module:
-        """An untrained top of the architecture in use, for cuts of this width."""
-        return self._open("new_top", self._holdings.new_top)(width)
-
-    def top(self) -> nn.Module:
-        """A copy of the attacker's own trained top."""
-        return self._open("top", self._holdings.top)()
-
-    @property
-    def merge(self) -> Merge:
-        """How the victim's cuts and the attacker's own meet before its top."""
-        return self._open("merge", self._holdings.merge)
-
-    def others_bottom(self) -> nn.Module:
-        """A copy of the victim's trained bottom, which no real party has."""
-        return self._open("others_bottom", self._holdings.others_bottom)()
-
-    @property
-    def snapshots(self) -> Sequence[Maker]:
-        """Each makes a copy of the attacker's own bottom as it was after an epoch, in order."""
-        return self._open("snapshots", self._holdings.snapshots)
 
     @property
     def partners(self) -> list[View]:
         """What those who collude hold of the same groups of rows, as far as it is asked for."""
-        partners = self._open("partners", self._holdings.partners)
+        partners = self.opened(self._holdings.partners, Grant.PARTNERS)
         return [one.only(self.threat.grants & one.threat.grants) for one in partners]
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Axes of one of the victim's rows, which its architecture tells."""
-        return self._open("shape", self._holdings.shape)
+    def opened(self, held: Held | None, *any_of: Grant) -> Held:
+        """What one of these grants opens, as far as there is any.
+
+        Raises:
+            NotGrantedError: none of them was granted, or there is nothing in this case.
+        """
+        self.require(*any_of)
+        if held is None:
+            raise NotGrantedError(f"this case has nothing of {any_of[0]}", want=any_of[0].name)
+        return held
 
     def require(self, *any_of: Grant) -> None:
         """Refuse what none of these grants opens.
@@ -448,11 +430,6 @@ class View:
         self.require(Grant.EPOCHS)
         return one.cuts()
 
-    def _open(self, name: str, held: Held | None) -> Held:
-        """A holding, where its grant opens it."""
-        self.require(*_OPENS[name])
-        return there(held, _OPENS[name][0])
-
     def __repr__(self) -> str:
         return f"View({self.threat.who}, {self.threat.phase} phase)"
 
@@ -464,15 +441,4 @@ def groups_of(needs: Iterable[Grant]) -> list[str]:
     ['targets', 'leaked']
     """
     asked = set(needs)
-    return ["targets", *(name for name in ("leaked", "unlabelled") if asked & {*_OPENS[name]})]
-
-
-def there(found: Held | None, grant: Grant) -> Held:
-    """What was granted, as far as there is any.
-
-    Raises:
-        NotGrantedError: there is none in this case.
-    """
-    if found is None:
-        raise NotGrantedError(f"this case has nothing of {grant}", want=grant.name)
-    return found
+    return ["targets", *(name for name in ("leaked", "unlabelled") if asked & {*_GROUPS[name]})]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vfl.cli.output import Json, emit, say
+from vfl.cli.output import Json, OwnFile, emit, say
 from vfl.core.errors import LostPeerError
 from vfl.core.ledger import size
 
@@ -56,7 +56,7 @@ def superlink(
 
 
 def supernode(
-    party_file: Annotated[Path, typer.Argument(metavar="party.toml", help="The party's own file.")],
+    party_file: OwnFile,
 ) -> None:
     """Run a feature party's SuperNode until it is interrupted; tells of each session.
 
@@ -82,7 +82,7 @@ def supernode(
 
 
 def sessions(
-    party_file: Annotated[Path, typer.Argument(metavar="party.toml", help="The party's own file.")],
+    party_file: OwnFile,
     json: Json = False,
 ) -> None:
     """List the sessions a party has taken part in, the latest last.

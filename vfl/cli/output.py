@@ -22,6 +22,7 @@ Device = Annotated[
     str, typer.Option(help="Where all models run in this process; a party file names its own.")
 ]
 
+OwnFile = Annotated[Path, typer.Argument(metavar="party.toml", help="The party's own file.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that vfl train printed.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch a data set that is not here.")]
 

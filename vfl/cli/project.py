@@ -66,14 +66,14 @@ def init(
     from vfl.config.toml import check
     from vfl.federation.project import write_project
 
-    port, stream_port, api_port = 8000, 8001, 9094
+    superlink, stream_port, api_port = f"{host}:8000", 8001, 9094
     experiment = check(
         {
             "name": folder.resolve().name,
             **(_shared(party, dealer) if dealer else {"parties": {name: {} for name in party}}),
             "label": {"party": label_party},
             "federation": {
-                "superlink": f"{host}:{port}",
+                "superlink": superlink,
                 "stream_host": host,
                 "stream_port": stream_port,
             },
@@ -81,23 +81,15 @@ def init(
         Experiment,
         where="the arguments",
     )
-    own = {
-        name: {
-            "party": name,
-            "data": {"source": "data.csv", "id": "id"},
-            "node": {"superlink": f"{host}:{port}", "api_port": api_port + position},
-        }
-        for position, name in enumerate(party)
-    }
-    if dealer:
-        node = {"superlink": f"{host}:{port}", "api_port": api_port + len(party)}
-        own[dealer] = {"party": dealer, "role": "dealer", "node": node}
-    own[label_party] = {
-        "party": label_party,
-        "data": {"source": "data.csv", "id": "id", "label": "label"},
-    }
+    table = {"source": "data.csv", "id": "id"}
+    own: dict[str, dict[str, Any]] = {name: {"data": table} for name in party}
+    own |= {dealer: {"role": "dealer"}} if dealer else {}
+    for position, settings in enumerate(own.values()):
+        settings["node"] = {"superlink": superlink, "api_port": api_port + position}
+    own[label_party] = {"data": table | {"label": "label"}}
     files = {
-        name: check(content, PartyFile, where="the arguments") for name, content in own.items()
+        name: check({"party": name, **settings}, PartyFile, where="the arguments")
+        for name, settings in own.items()
     }
     write_project(folder, experiment, files, host)
     say(f"wrote {folder}; {folder / 'README.md'} has each party's command")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -12,18 +11,10 @@ from vfl.cli.output import Json, emit
 from vfl.core import errors
 from vfl.core.registry import Registry
 
-
-class Family(StrEnum):
-    """The families of plug-ins."""
-
-    CODECS = "codecs"
-    DEFENSES = "defenses"
-    SECURE = "secure"
-    ATTACKS = "attacks"
-    PACKS = "packs"
-    ADVERSARIES = "adversaries"
-    BOTTOMS = "bottoms"
-    TOPS = "tops"
+#: The families of plug-ins, and the names of several attacks at once.
+Family = Literal[
+    "codecs", "defenses", "secure", "attacks", "packs", "adversaries", "bottoms", "tops"
+]
 
 
 def listing(
@@ -40,10 +31,10 @@ def listing(
     rows = [
         row
         for name, registry in _registries().items()
-        if family is None or family.value == name
+        if family in (None, name)
         for row in _rows(name, registry)
     ]
-    if family in (None, Family.PACKS):
+    if family in (None, "packs"):
         rows += _packs()
     if json:
         emit(rows)
@@ -98,16 +89,11 @@ def _registries() -> dict[str, Registry[Any]]:
 
 
 def _packs() -> list[dict[str, str]]:
-    from vfl.config.grid import PACKS
+    from vfl.config import PACKS
 
+    about = {"family": "packs", "aliases": ""}
     return [
-        {
-            "family": "packs",
-            "name": name,
-            "spec": name,
-            "summary": f"{', '.join(specs)}.",
-            "aliases": "",
-        }
+        about | {"name": name, "spec": name, "summary": f"{', '.join(specs)}."}
         for name, specs in PACKS.items()
     ]
 

@@ -70,11 +70,8 @@ def compare(
     The same command goes on where an earlier one stopped, in the middle of a training as well, and
     trains only what is new.
     """
-    # Options are overrides of the table, so that they are checked as if they stood there.
-    overrides = [*(settings or [])]
-    overrides += [f"compare.codecs={jsons.dumps(codec)}"] if codec else []
-    overrides += [f"compare.seeds=[{seeds}]"] if seeds else []
-    overrides += [f"compare.levels={jsons.dumps(level)}"] if level else []
+    given = {"codecs": codec, "seeds": _numbers(seeds), "levels": level}
+    overrides = [*(settings or []), *_overrides(given, "compare.")]
     from vfl.experiments import GridFolder, chosen, write_results
     from vfl.experiments.comparison import comparison_of, plan_lines
     from vfl.training.specs import read_checked

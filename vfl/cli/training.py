@@ -48,9 +48,33 @@ def train(
     if resume and settings:
         raise typer.BadParameter("a resumed run keeps its settings", param_hint="--set")
     if path.is_dir():
-        folder = _on_the_federation(path, settings or [], resume)
+        show_training(_on_the_federation(path, settings or [], resume), json)
+        return
+    from vfl.config import Experiment, Locations
+    from vfl.config.run_folder import RunFolder, new_run_name
+    from vfl.core.seeds import use_one_thread
+    from vfl.training import run
+    from vfl.training.specs import check_specs, read_checked
+
+    use_one_thread()
+    if resume:
+        experiment, locations = RunFolder.open(resume).experiment(), Locations()
+        check_specs(experiment)
     else:
-        folder = _in_process(path, settings or [], runs, resume, download, device)
+        experiment, locations = read_checked(path, settings or [])
+    folder = resume or runs / new_run_name(experiment.name)
+    with locations.located(Experiment):
+        run.train(
+            experiment,
+            folder.parent,
+            folder.name,
+            command=f"vfl train {path}" + "".join(f" -s {text}" for text in settings or []),
+            resume=resume is not None,
+            download=download,
+            on_epoch=say_epoch,
+            device=device,
+            say=say,
+        )
     show_training(folder, json)
 
 
@@ -59,17 +83,9 @@ def evaluate(run: Run, device: Device = "cpu", json: Json = False) -> None:
 
     RUN is the folder that `vfl train` printed.
     """
-    if path := _asked_on_its_federation(run, "evaluate"):
-        from vfl.training import federated
+    from vfl.config.run_folder import RunFolder
 
-        summary = federated.summary_of(path, "evaluate")
-    else:
-        from vfl.config.run_folder import RunFolder
-        from vfl.core.seeds import use_one_thread
-        from vfl.training import run as in_process
-
-        use_one_thread()
-        summary = in_process.evaluate(RunFolder.open(run), device)
+    summary = RunFolder(_ask(run, "evaluate", device)).evaluation()
     emit(machine(summary)) if json else show(summary)
 
 
@@ -79,15 +95,7 @@ def predict(run: Run, device: Device = "cpu", json: Json = False) -> None:
     In process: the test rows of the experiment. On a federation: the rows of the file that every
     party names in its own `data.predict`. RUN is the folder that `vfl train` printed.
     """
-    if path := _asked_on_its_federation(run, "predict"):
-        table = path / "predictions.csv"
-    else:
-        from vfl.config.run_folder import RunFolder
-        from vfl.core.seeds import use_one_thread
-        from vfl.training import run as in_process
-
-        use_one_thread()
-        table = in_process.predict(RunFolder.open(run), device)
+    table = _ask(run, "predict", device) / "predictions.csv"
     with table.open() as lines:
         rows = sum(1 for _ in lines) - 1
     if json:
@@ -146,48 +154,18 @@ def _on_the_federation(project: Path, settings: list[str], resume: Path | None) 
         raise
 
 
-def _in_process(
-    path: Path,
-    settings: list[str],
-    runs: Path,
-    resume: Path | None,
-    download: bool,
-    device: str,
-) -> Path:
-    from vfl.config import Experiment, Locations
-    from vfl.config.run_folder import RunFolder, new_run_name
-    from vfl.core.seeds import use_one_thread
-    from vfl.training import run as in_process
-    from vfl.training.specs import check_specs, read_checked
-
-    use_one_thread()
-    if resume:
-        experiment, locations = RunFolder.open(resume).experiment(), Locations()
-        check_specs(experiment)
-    else:
-        experiment, locations = read_checked(path, settings)
-    folder = resume or runs / new_run_name(experiment.name)
-    with locations.located(Experiment):
-        in_process.train(
-            experiment,
-            folder.parent,
-            folder.name,
-            command=f"vfl train {path}" + "".join(f" -s {text}" for text in settings),
-            resume=resume is not None,
-            download=download,
-            on_epoch=say_epoch,
-            device=device,
-            say=say,
-        )
-    return folder
-
-
-def _asked_on_its_federation(run: Path, mode: Literal["evaluate", "predict"]) -> Path | None:
-    """Where a run's federation left its answer; None for a run that one process trained."""
+def _ask(run: Path, mode: Literal["evaluate", "predict"], device: str) -> Path:
+    """Evaluate or predict where a run was trained; the run folder with the answer."""
     from vfl.config.run_folder import RunFolder
 
-    if RunFolder.open(run).mode != "federated":
-        return None
-    from vfl.training import federated
+    folder = RunFolder.open(run)
+    if folder.mode == "federated":
+        from vfl.training import federated
 
-    return federated.run_session(federated.label_folder_of(run), mode, run.resolve().name)
+        return federated.run_session(federated.label_folder_of(run), mode, run.resolve().name)
+    from vfl.core.seeds import use_one_thread
+    from vfl.training import evaluate, predict
+
+    use_one_thread()
+    {"evaluate": evaluate, "predict": predict}[mode](folder, device)
+    return run

@@ -6,24 +6,17 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vfl import defenses, models
-from vfl.config import TrainSettings
 from vfl.core.errors import DataError
 from vfl.core.frame import Link
 from vfl.core.seeds import scoped
 from vfl.core.storage import weights_digest
 from vfl.datasets import PartyData
-from vfl.session import Checkpoints, EarlyStopping, Exchange, Terms, secure
-from vfl.session.exchange import (
-    CutTerms,
-    FeatureEnd,
-    Own,
-    optimizer_factory,
-)
+from vfl.session import EarlyStopping, Exchange, Terms, secure
+from vfl.session.exchange import CutTerms, FeatureEnd, Own, optimizer_factory
 from vfl.session.schedule import QUERY_ROWS
 from vfl.session.secure import FeatureRound
 
@@ -32,27 +25,57 @@ class FeatureParty:
     """Plays one feature party through the exchanges of a session.
 
     Args:
+        data: its aligned rows.
+        terms: the session's terms.
+        link: the stream to the label party.
+        own: what is its own; the bottom's first weights follow from the secret too.
+        bottom: a model or spec of its own instead of the one the terms name.
+        weights: trained weights, for evaluation and prediction.
+
+    Raises:
+        DataError: the party has no columns.
+        UserError: there is no such device.
+        SpecError: codec, defense or bottom cannot be built or do not fit.
+        ExposedCutError: a secure sum would not hide this party's cut.
+
+    Attributes:
         inputs: all its aligned rows; float32, axes (rows, ...).
         half: its end of a round.
-        settings: how long the training goes on and which weights it keeps.
-        checkpoints: where it saves while it trains; None saves nothing.
-        train: positions of its training rows; None for a party that does not train.
+        stopping: how long the training goes on, and which weights it keeps.
     """
 
     def __init__(
         self,
-        inputs: Tensor,
-        end: FeatureRound,
-        settings: TrainSettings | None = None,
-        checkpoints: Checkpoints | None = None,
-        train: np.ndarray | None = None,
+        data: PartyData,
+        terms: Terms,
+        link: Link,
+        own: Own,
+        *,
+        bottom: str | nn.Module | None = None,
+        weights: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.inputs = inputs
-        self._train = train
-        self.end = end
-        self.checkpoints = checkpoints
-        settings = settings or TrainSettings()
-        self.stopping = EarlyStopping(settings, end.state_dict, end.load_state_dict)
+        name, asked, mode = data.name, terms.parties[data.name], secure.make(terms.secure)
+        if data.inputs is None:
+            raise DataError(f"party '{name}' has no columns, so it has nothing to send")
+        self.inputs, shape = data.inputs, tuple(data.inputs.shape[1:])
+        with scoped(own.secret.number("init")):
+            if not isinstance(bottom, nn.Module):
+                recipe = models.make_bottom(asked.bottom) if bottom is None else own_bottom(bottom)
+                bottom = recipe.build(shape, asked.width)
+            mode.refuse(terms)
+            end = mode.feature_round(name, bottom, math.prod(shape), terms, own, link)
+            if end is None:
+                codec, defense = mode.feature_codec(name, terms), defenses.make(terms.defense)
+                depth, precision = terms.train.in_flight, terms.train.precision
+                agreed = CutTerms(name, asked.width, codec, defense, depth, precision)
+                optimizer = optimizer_factory(terms.train) if terms.mode == "train" else None
+                end = FeatureEnd(agreed, bottom, own, link, optimizer)
+        self.end: FeatureRound = end
+        if weights is not None:
+            self.end.load_state_dict(weights)
+        self.checkpoints = own.checkpoints
+        self.stopping = EarlyStopping(terms.train, self.end.state_dict, self.end.load_state_dict)
+        self._train = data.split.train if terms.mode == "train" else None
 
     @property
     def name(self) -> str:
@@ -61,7 +84,7 @@ class FeatureParty:
 
     def begin(self, exchange: Exchange) -> None:
         """Send what this exchange asks for, after saving when a checkpoint is due."""
-        if self.checkpoints is not None and self.checkpoints.due(exchange.step):
+        if self.checkpoints is not None and exchange.saves:
             self.checkpoints.save(exchange.step, self.training_state())
         if exchange.trains:
             self.end.send_cut(self._rows(exchange), exchange.step)
@@ -146,62 +169,8 @@ class FeatureParty:
         return self.inputs.index_select(0, torch.from_numpy(exchange.rows))
 
 
-def build_feature_party(
-    data: PartyData,
-    terms: Terms,
-    link: Link,
-    own: Own,
-    *,
-    bottom: str | nn.Module | None = None,
-    weights: Mapping[str, Tensor] | None = None,
-) -> FeatureParty:
-    """A feature party ready for a session.
-
-    Args:
-        data: its aligned rows.
-        terms: the session's terms.
-        link: the stream to the label party.
-        own: what is its own; the bottom's first weights follow from the secret too.
-        bottom: a model or spec of its own instead of the one the terms name.
-        weights: trained weights, for evaluation and prediction.
-
-    Raises:
-        DataError: the party has no columns.
-        UserError: there is no such device.
-        SpecError: codec, defense or bottom cannot be built or do not fit.
-        ExposedCutError: a secure sum would not hide this party's cut.
-    """
-    asked = terms.parties[data.name]
-    if data.inputs is None:
-        raise DataError(f"party '{data.name}' has no columns, so it has nothing to send")
-    with scoped(own.secret.number("init")):
-        if not isinstance(bottom, nn.Module):
-            recipe = models.make_bottom(asked.bottom) if bottom is None else own_bottom(bottom)
-            bottom = recipe.build(tuple(data.inputs.shape[1:]), asked.width)
-        end = _end(data, bottom, terms, own, link)
-    if weights is not None:
-        end.load_state_dict(weights)
-    train = data.split.train if terms.mode == "train" else None
-    return FeatureParty(data.inputs, end, terms.train, own.checkpoints, train)
-
-
-def _end(data: PartyData, bottom: nn.Module, terms: Terms, own: Own, link: Link) -> FeatureRound:
-    assert data.inputs is not None, "checked by the caller"
-    mode, columns = secure.make(terms.secure), math.prod(data.inputs.shape[1:])
-    mode.refuse(terms)
-    replaced = mode.feature_round(data.name, bottom, columns, terms, own, link)
-    if replaced is not None:
-        return replaced
-    agreed = CutTerms(
-        data.name,
-        terms.parties[data.name].width,
-        mode.feature_codec(data.name, terms),
-        defenses.make(terms.defense),
-        terms.train.in_flight,
-        terms.train.precision,
-    )
-    optimizer = optimizer_factory(terms.train) if terms.mode == "train" else None
-    return FeatureEnd(agreed, bottom, own, link, optimizer)
+#: As a verb, for who builds one.
+build_feature_party = FeatureParty
 
 
 def own_bottom(text: str) -> models.Bottom:

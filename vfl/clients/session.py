@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from typing import Any
 
 from vfl.clients.feature_party import build_feature_party
 from vfl.clients.whole_network import build_whole_party
 from vfl.config import PartyFile
-from vfl.core.errors import ConsentError, DisagreementError, ProtocolError, VFLError
+from vfl.core.errors import DisagreementError, ProtocolError, VFLError
 from vfl.core.frame import Kind
 from vfl.core.storage import locked, weights_digest, write_json
 from vfl.session import (
@@ -24,8 +25,9 @@ from vfl.session import (
     secure,
     unexpected,
 )
-from vfl.session.consent import frame_limits, most_of_an_epoch
+from vfl.session.consent import check_sent, frame_limits, most_of_an_epoch
 from vfl.session.exchange import Own
+from vfl.session.ledger import Meter
 from vfl.session.party_folder import (
     own_checkpoints,
     own_data,
@@ -33,10 +35,12 @@ from vfl.session.party_folder import (
     own_ledger,
     own_secret,
 )
-from vfl.session.secure import HelperRound
-from vfl.session.trace import own_recorders, recording
+from vfl.session.secure import FeatureRound, HelperRound, Layers
+from vfl.session.trace import Recorder, own_recorders, recording
 from vfl.transport import Hello, LinkLimits, Observed, TcpLink, Timeouts
-from vfl.transport.link import TransportLink
+
+#: How long an attempt waits for one that lost its stream, and still writes its account.
+_HANDOVER_S = 10.0
 
 
 def take_part(
@@ -50,77 +54,156 @@ def take_part(
         say: told how large a trace may get, before it starts.
 
     Raises:
-        ConsentError: the session asks for more than the file allows; nothing was sent.
-        DisagreementError: its name stands for another session here, and nothing was sent; or it
-            is a training that has sent something else before, and nothing else was sent.
+        ConsentError: the session asks for more than the file allows; nothing was sent, or it has
+            sent as much as it may.
+        DisagreementError: the party's file is that of another role, or its name stands for another
+            session here, and nothing was sent; or it is a training that has sent something else
+            before, and nothing else was sent.
         VFLError: anything else that ended the session; the label party was told.
     """
-    started = time.perf_counter()
-    terms = message.terms
-    if secure.make(terms.secure).whole_network:
-        return _share(message, party)
-    if party.party == terms.dealer:
-        return _help(message, party)
-    _check_asked(party, terms)
-    data = own_data(party, terms)
-    check_consent(
-        terms,
-        party.party,
-        party.consent,
-        data.split,
-        row_shape=None if data.inputs is None else tuple(data.inputs.shape[1:]),
-        own_bottom=party.bottom is not None,
-    )
-    checkpoints = own_checkpoints(party, terms)
-    recorders = own_recorders(party, terms, data, checkpoints)
-    introduction = Introduction.of(data, terms, message.session)
-    ledger = own_ledger(party)
-    folder = own_folder(party, terms)
-    limits, mode = frame_limits(terms, party.party, data.split), secure.make(terms.secure)
-    with (
-        locked(folder.path),
-        ledger.session(terms, message.start) as (entry, meter, sent),
-        attached(message, introduction, limits) as stream,
-    ):
-        link = Observed(stream, data.name, "feature", [meter, *recorders])
+    return _PartySession(message, party, say).play()
+
+
+class _PartySession:
+    """One party, what a session asks of it, and what is its own."""
+
+    def __init__(
+        self, message: SessionMessage, party: PartyFile, say: Callable[[str], None]
+    ) -> None:
+        self.started = time.perf_counter()
+        self.message, self.party, self.say = message, party, say
+        self.terms, self.name = message.terms, party.party
+        self.mode, self.trains = secure.make(self.terms.secure), self.terms.mode == "train"
+        self.checkpoints = own_checkpoints(party, self.terms)
+        self.ledger, self.folder = own_ledger(party), own_folder(party, self.terms)
+        self.data, self.recorders = None, list[Recorder]()
+        if self.name == self.terms.dealer:
+            _check_deals(party)
+            check_dealers_consent(self.terms, self.name, party.consent)
+            return
+        _check_asked(party, self.terms)
+        self.data = data = own_data(party, self.terms)
+        inputs = None if self.mode.whole_network else data.inputs
+        check_consent(
+            self.terms,
+            self.name,
+            party.consent,
+            data.split,
+            row_shape=None if inputs is None else tuple(inputs.shape[1:]),
+            own_bottom=party.bottom is not None,
+        )
+        self.recorders = own_recorders(party, self.terms, data, self.checkpoints)
+
+    def play(self) -> PartyReport:
+        """Attach, and play the party's part."""
+        introduction = Introduction.of(self.data, self.terms, self.message.session)
+        helps = self.data is None and not self.mode.whole_network
+        with (
+            nullcontext()
+            if helps
+            else locked(self.folder.path, _HANDOVER_S),  # who helps keeps nothing
+            self.ledger.session(self.terms, self.message.start) as (entry, meter, sent),
+            attached(self.message, introduction, self._limits()) as stream,
+        ):
+            link = Observed(stream, self.name, "feature", [meter, *self.recorders])
+            if helps:
+                return self._help(stream, link)
+            secret, device = own_secret(self.party, entry), self.party.device
+            own = Own(secret, device=device, checkpoints=self.checkpoints, sent=sent)
+            if self.mode.whole_network:
+                return self._share(stream, link, own, meter)
+            return self._play(stream, link, own, meter)
+
+    def _play(self, stream: TcpLink, link: Observed, own: Own, meter: Meter) -> PartyReport:
+        """Play a feature party."""
+        terms, data, start = self.terms, self.data, self.message.start
+        assert data is not None, "who has no data deals"
         feature = build_feature_party(
             data,
             terms,
             link,
-            Own(own_secret(party, entry), device=party.device, checkpoints=checkpoints, sent=sent),
-            bottom=party.bottom,
-            weights=None if terms.mode == "train" else folder.weights(),
+            own,
+            bottom=self.party.bottom,
+            weights=None if self.trains else self.folder.weights(),
         )
-        if mode.needs_keys:
-            keys = mode.own_keys(party, terms, message.session, message.attempt)
-            mode.offer(feature.end, keys)
-            mode.accept(feature.end, keys, terms)
+        if self.mode.needs_keys:
+            self._agree_on_keys(feature.end)
+        limits = self._limits()
         if (layers := feature.end.layers) is not None:  # their bytes are known by now
-            check_consent(terms, party.party, party.consent, data.split, layers)
-            limits = frame_limits(terms, party.party, data.split, {party.party: layers})
+            check_consent(terms, self.name, self.party.consent, data.split, layers)
+            limits = self._limits({self.name: layers})
             stream.agree(limits)
         meter.most = most_of_an_epoch(terms, data.split, [limits])
-        feature.resume(message.start, terms.in_flight_at(data.split, message.start))
-        schedule = meter.through(feature.stopping.follow(terms.schedule(data.split, message.start)))
-        weights = {party.party: feature.weights}
-        with recording(recorders, schedule, message.start, weights, say) as exchanges:
+        feature.resume(start, terms.in_flight_at(data.split, start))
+        schedule = meter.through(feature.stopping.follow(terms.schedule(data.split, start)))
+        weights = {self.name: feature.weights}
+        with recording(self.recorders, schedule, start, weights, self.say) as exchanges:
             feature.run(exchanges)
-        if terms.mode == "train":
-            ledger.end(terms.run, feature.weights_digest())
-            folder.save(data, terms, feature.weights())
-        seconds = time.perf_counter() - started
-        report = PartyReport(
-            party=party.party, weights_sha256=feature.weights_digest(), seconds=seconds
-        )
-        _say_goodbye(link, report)
+        if self.trains:
+            self.ledger.end(terms.run, feature.weights_digest())
+            self.folder.save(data, terms, feature.weights())
+        report = self._report(feature.weights_digest())
+        link.send(report.frame())
+        answer = link.receive()
+        if answer.kind is not Kind.DONE:
+            raise ProtocolError("a message out of turn", got=answer.kind.name, want="DONE")
         return report
 
+    def _share(self, stream: TcpLink, link: Observed, own: Own, meter: Meter) -> PartyReport:
+        """Play a party of a network that nobody holds, with columns or as the dealer."""
+        data, folder = self.data, self.folder
+        whole = build_whole_party(
+            self.name,
+            data,
+            self.terms,
+            self._keys(),
+            link,
+            own,
+            bottom=self.party.bottom,
+            weights=None if self.trains or data is None else folder.weights(),
+            consent=self.party.consent,
+            agreed=lambda layers: stream.agree(self._limits(layers)),
+        )
 
-def _say_goodbye(link: TransportLink, report: PartyReport) -> None:
-    link.send(report.frame())
-    answer = link.receive()
-    if answer.kind is not Kind.DONE:
-        raise ProtocolError("a message out of turn", got=answer.kind.name, want="DONE")
+        def keep() -> None:
+            seen = [asdict(one) for one in whole.revealed()]
+            path = folder.path / f"disclosed-{self.terms.mode}.json"
+            write_json(path, {"disclosed": seen, "sent": whole.network.traffic()})
+            if self.trains:
+                self.ledger.end(self.terms.run, whole.weights_digest())
+            if self.trains and data is not None:
+                folder.save(data, self.terms, whole.weights())
+
+        return whole.play(self.message.start, meter.through, keep)
+
+    def _help(self, stream: TcpLink, link: Observed) -> PartyReport:
+        """Play a third party without data, which deals for example; it keeps nothing."""
+        helper = self.mode.helper_round(self.terms, link)
+        self._agree_on_keys(helper)
+        stream.agree(self._limits(helper.layers))
+        while helper.serve():
+            check_sent(self.name, helper.sent_bytes, self.party.consent.max_bytes, "deal")
+        no_weights = weights_digest({})
+        if self.trains:
+            self.ledger.end(self.terms.run, no_weights)
+        return self._report(no_weights)
+
+    def _keys(self) -> Any:
+        message = self.message
+        return self.mode.own_keys(self.party, self.terms, message.session, message.attempt)
+
+    def _agree_on_keys(self, end: FeatureRound | HelperRound) -> None:
+        keys = self._keys()
+        self.mode.offer(end, keys)
+        self.mode.accept(end, keys, self.terms)
+
+    def _limits(self, layers: Mapping[str, Layers] | None = None) -> LinkLimits:
+        split = None if self.data is None else self.data.split
+        return frame_limits(self.terms, self.name, split, layers)
+
+    def _report(self, weights_sha256: str) -> PartyReport:
+        seconds = time.perf_counter() - self.started
+        return PartyReport(party=self.name, weights_sha256=weights_sha256, seconds=seconds)
 
 
 def _check_asked(party: PartyFile, terms: Terms) -> None:
@@ -146,115 +229,6 @@ def _check_deals(party: PartyFile) -> None:
             got=f"role = '{party.role}'",
             want="role = 'dealer' in its own file, and no [data]",
         )
-
-
-def _share(message: SessionMessage, party: PartyFile) -> PartyReport:
-    """Play a party of a network that nobody holds, with columns or as the dealer.
-
-    Raises:
-        ConsentError: the session asks for more than the file allows; nothing was sent, or it has
-            sent as much as it may.
-        DisagreementError: the party's file is that of another role.
-    """
-    terms, name = message.terms, party.party
-    data = None
-    if name == terms.dealer:
-        _check_deals(party)
-        check_dealers_consent(terms, name, party.consent)
-        introduction = Introduction.of_dealer(name, terms)
-    else:
-        _check_asked(party, terms)
-        data = own_data(party, terms)
-        check_consent(terms, name, party.consent, data.split)
-        own_recorders(party, terms, data, None)  # refuses a trace
-        introduction = Introduction.of(data, terms, message.session)
-    split = None if data is None else data.split
-    trains, mode = terms.mode == "train", secure.make(terms.secure)
-    ledger, folder = own_ledger(party), own_folder(party, terms)
-    with (
-        locked(folder.path),
-        ledger.session(terms, message.start) as (entry, meter, _),
-        attached(message, introduction, frame_limits(terms, name, split)) as stream,
-    ):
-        checkpoints = own_checkpoints(party, terms)
-        whole = build_whole_party(
-            name,
-            data,
-            terms,
-            mode.own_keys(party, terms, message.session, message.attempt),
-            Observed(stream, name, "feature", [meter]),
-            Own(own_secret(party, entry), device=party.device, checkpoints=checkpoints),
-            bottom=party.bottom,
-            weights=None if trains or data is None else folder.weights(),
-            consent=party.consent,
-            agreed=lambda layers: stream.agree(frame_limits(terms, name, split, layers)),
-        )
-
-        def keep() -> None:
-            seen = [asdict(one) for one in whole.revealed()]
-            sent = whole.network.traffic()
-            path = folder.path / f"disclosed-{terms.mode}.json"
-            write_json(path, {"disclosed": seen, "sent": sent})
-            if trains:
-                ledger.end(terms.run, whole.weights_digest())
-            if trains and data is not None:
-                folder.save(data, terms, whole.weights())
-
-        return whole.play(message.start, meter.through, keep)
-
-
-def _help(message: SessionMessage, party: PartyFile) -> PartyReport:
-    """Play a third party without data, which deals for example; it keeps nothing.
-
-    Raises:
-        DisagreementError: the party's file is that of a party with data.
-        ConsentError: the session asks for more than the file allows; nothing was sent, or it has
-            sent as much as it may.
-    """
-    started = time.perf_counter()
-    terms = message.terms
-    _check_deals(party)
-    check_dealers_consent(terms, party.party, party.consent)
-    ledger, introduction = own_ledger(party), Introduction.of_dealer(party.party, terms)
-    limits, mode = frame_limits(terms, party.party, None), secure.make(terms.secure)
-    with (
-        ledger.session(terms, message.start) as (_, meter, _),
-        attached(message, introduction, limits) as stream,
-    ):
-        helper = mode.helper_round(terms, Observed(stream, party.party, "feature", [meter]))
-        keys = mode.own_keys(party, terms, message.session, message.attempt)
-        mode.offer(helper, keys)
-        mode.accept(helper, keys, terms)
-        stream.agree(frame_limits(terms, party.party, None, helper.layers))
-        serve(helper, party.consent.max_bytes)
-        no_weights = weights_digest({})
-        if terms.mode == "train":
-            ledger.end(terms.run, no_weights)
-        return PartyReport(
-            party=party.party,
-            weights_sha256=no_weights,
-            seconds=time.perf_counter() - started,
-        )
-
-
-def serve(helper: HelperRound, most_bytes: int) -> None:
-    """Serve until the label party says that the session is over.
-
-    Args:
-        helper: a third party's end.
-        most_bytes: how many it may send.
-
-    Raises:
-        ConsentError: it has sent more.
-    """
-    while helper.serve():
-        if helper.sent_bytes > most_bytes:
-            raise ConsentError(
-                f"party '{helper.party}' does not consent to deal any further",
-                got=f"{helper.sent_bytes} bytes",
-                want=f"bytes <= {most_bytes}",
-                fix="a shorter session, or a larger max_bytes in the [consent] of its own file",
-            )
 
 
 @contextmanager

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from vfl.config import Consent
-from vfl.core.errors import ConsentError, DataError
+from vfl.core.errors import DataError
 from vfl.core.frame import Link
 from vfl.core.storage import weights_digest
 from vfl.datasets import PartyData
-from vfl.session import Checkpoints, EarlyStopping, Exchange, PartyReport, Terms, secure
+from vfl.session import EarlyStopping, Exchange, PartyReport, Terms, secure
+from vfl.session.consent import check_sent
 from vfl.session.exchange import Own
-from vfl.session.secure import Layers, OwnRows, Revealed, WholeNetwork, require_honest
+from vfl.session.secure import Layers, OwnRows, Revealed, require_honest
 
 _ANY = 2**63
 
@@ -24,32 +26,51 @@ class WholeNetworkParty:
     """Plays a party through a session; the same for one with columns and for one that deals.
 
     Args:
-        network: its end.
-        terms: what was agreed.
-        checkpoints: where it saves while it trains; None saves nothing.
-        weights: its shares after the training; None trains.
-        most_bytes: how many it consents to send.
+        party: its name.
+        data: its aligned rows; None for one that deals.
+        terms: the session's terms.
+        keys: its part in the agreement on keys.
+        stream: to the label party.
+        own: what is its own.
+        bottom: a model of its own, which is refused.
+        weights: its shares, for evaluation and prediction.
+        consent: what it allows; everything in a process that plays all parties.
+        agreed: see `SecureMode.outer_network`.
+
+    Raises:
+        DataError: the party has no columns.
+        ExposedCutError: a setting that has no place here.
     """
 
     def __init__(
         self,
-        network: WholeNetwork,
+        party: str,
+        data: PartyData | None,
         terms: Terms,
-        checkpoints: Checkpoints | None,
-        weights: Mapping[str, Tensor] | None,
-        most_bytes: int,
+        keys: Any,
+        stream: Link,
+        own: Own,
+        *,
+        bottom: object = None,
+        weights: Mapping[str, Tensor] | None = None,
+        consent: Consent | None = None,
+        agreed: Callable[[Mapping[str, Layers]], object] = lambda layers: None,
     ) -> None:
-        self.network = network
+        mode = secure.make(terms.secure)
+        mode.refuse(terms)
+        require_honest(party, own, bottom)
+        if data is not None and data.inputs is None:
+            raise DataError(f"party '{party}' has no columns, so it has nothing to share")
+        rows = OwnRows(own.secret, agreed, None if consent is None else consent.max_parameters)
+        if data is not None:
+            rows = replace(rows, split=data.split, inputs=data.inputs)
+        self.name = party
         self.terms = terms
-        self.checkpoints = checkpoints
-        self.stopping = EarlyStopping(terms.train, network.weights, network.load_weights)
-        self._weights = weights
-        self._most_bytes = most_bytes
-
-    @property
-    def name(self) -> str:
-        """The party's name."""
-        return self.network.party
+        self.network = mode.outer_network(party, terms, keys, stream, rows)
+        self.checkpoints = own.checkpoints
+        self.stopping = EarlyStopping(terms.train, self.network.weights, self.network.load_weights)
+        self._weights = None if terms.mode == "train" else dict(weights or {})
+        self._most_bytes = _ANY if consent is None else consent.max_bytes
 
     def play(
         self,
@@ -76,7 +97,7 @@ class WholeNetworkParty:
         self.network.begin(self._weights, None if state is None else state["network"])
         schedule = self.terms.schedule(self.network.split, start)
         for exchange in through(self.stopping.follow(schedule)):
-            if self.checkpoints is not None and self.checkpoints.due(exchange.step):
+            if self.checkpoints is not None and exchange.saves:
                 content = {
                     "network": self.network.training_state(),
                     "stopping": self.stopping.state(),
@@ -86,7 +107,7 @@ class WholeNetworkParty:
                 self.network.train(exchange)
             else:
                 self.network.outputs(exchange)
-            self._check_sent()
+            check_sent(self.name, self.network.sent_bytes, self._most_bytes)
             if self.stopping.judges(exchange):
                 self.stopping.obey(self.network.told(), exchange)
         report = PartyReport(
@@ -110,54 +131,6 @@ class WholeNetworkParty:
         """What this party learned: kinds and sizes."""
         return self.network.revealed()
 
-    def _check_sent(self) -> None:
-        if self.network.sent_bytes > self._most_bytes:
-            raise ConsentError(
-                f"party '{self.name}' does not consent to send any further",
-                got=f"{self.network.sent_bytes} bytes",
-                want=f"bytes <= {self._most_bytes}",
-                fix="a shorter session, or a larger max_bytes in the [consent] of its own file",
-            )
 
-
-def build_whole_party(
-    party: str,
-    data: PartyData | None,
-    terms: Terms,
-    keys: Any,
-    stream: Link,
-    own: Own,
-    *,
-    bottom: object = None,
-    weights: Mapping[str, Tensor] | None = None,
-    consent: Consent | None = None,
-    agreed: Callable[[Mapping[str, Layers]], None] = lambda layers: None,
-) -> WholeNetworkParty:
-    """A party of a network that nobody holds, ready for a session.
-
-    Args:
-        party: its name.
-        data: its aligned rows; None for one that deals.
-        terms: the session's terms.
-        keys: its part in the agreement on keys.
-        stream: to the label party.
-        own: what is its own.
-        bottom: a model of its own, which is refused.
-        weights: its shares, for evaluation and prediction.
-        consent: what it allows; everything in a process that plays all parties.
-        agreed: see `SecureMode.outer_network`.
-
-    Raises:
-        DataError: the party has no columns.
-        ExposedCutError: a setting that has no place here.
-    """
-    mode = secure.make(terms.secure)
-    mode.refuse(terms)
-    require_honest(party, own, bottom)
-    if data is not None and data.inputs is None:
-        raise DataError(f"party '{party}' has no columns, so it has nothing to share")
-    rows = OwnRows() if data is None else OwnRows(data.split, data.inputs)
-    most = (_ANY, _ANY) if consent is None else (consent.max_parameters, consent.max_bytes)
-    network = mode.outer_network(party, terms, keys, stream, rows, own.secret, most[0], agreed)
-    shares = None if terms.mode == "train" else dict(weights or {})
-    return WholeNetworkParty(network, terms, own.checkpoints, shares, most[1])
+#: As a verb, for who builds one.
+build_whole_party = WholeNetworkParty

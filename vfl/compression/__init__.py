@@ -29,14 +29,8 @@ CODECS: Registry[Codec] = Registry(
     group="vfl.codecs",
 )
 
-
-def make(spec: str) -> Codec:
-    """The codec a spec names, such as ``randtopk:k=4,alpha=0.1,values=8``.
-
-    Raises:
-        SpecError: an unknown name or option, with the nearest known one.
-    """
-    return CODECS.make(spec)
+#: The codec a spec names, such as ``randtopk:k=4,alpha=0.1,values=8``.
+make = CODECS.make
 
 
 __all__ = ["CODECS", "INFERENCE", "Codec", "Decoded", "Encoded", "StepContext", "Symbols", "make"]

@@ -115,6 +115,9 @@ def measure_codec(
     crossings = list(_cross_all(codec, batches))
     wire_bytes = sum(crossing.wire_bytes for crossing in crossings)
     dense_bytes = 4 * len(cut) * width
+    told = (codec.symbols(batch, context) for batch, context in batches)
+    bound_bits = entropy_bound_bits(symbols for symbols in told if symbols is not None)
+    error2, norm2 = sum(one.squared_error for one in crossings), cut.double().square().sum().item()
     return CodecMeasure(
         rows=len(cut),
         width=width,
@@ -123,8 +126,8 @@ def measure_codec(
         dense_bytes=dense_bytes,
         formula_ratio=codec.formula_ratio(width),
         wire_ratio=wire_bytes / dense_bytes,
-        entropy_bound_bytes=_bound_bytes(codec, batches),
-        relative_error=_relative(sum(one.squared_error for one in crossings), cut),
+        entropy_bound_bytes=bound_bits / 8,
+        relative_error=math.sqrt(error2 / norm2) if norm2 else math.inf if error2 else 0.0,
         encode_ms=1000 * median(crossing.encode_s for crossing in crossings),
         decode_ms=1000 * median(crossing.decode_s for crossing in crossings),
     )
@@ -176,18 +179,6 @@ def _cross(encoder: Codec, decoder: Codec, cut: Tensor, context: StepContext) ->
         )
     error = (cut.double() - decoded.double()).square().sum().item()
     return _Crossing(len(raw), error, encoded - start, end - framed)
-
-
-def _bound_bytes(codec: Codec, batches: _Batches) -> float:
-    told = (codec.symbols(batch, context) for batch, context in batches)
-    return entropy_bound_bits(symbols for symbols in told if symbols is not None) / 8
-
-
-def _relative(squared_error: float, cut: Tensor) -> float:
-    squared = cut.double().square().sum().item()
-    if squared == 0:
-        return 0.0 if squared_error == 0 else math.inf
-    return math.sqrt(squared_error / squared)
 
 
 def entropy_bound_bits(batches: Iterable[Symbols]) -> float:
@@ -257,9 +248,6 @@ def _table(symbols: Symbols) -> np.ndarray:
     return found.reshape(width, symbols.choices)
 
 
-_WANTED = "float16, float32 or float64 of axes (rows, width)"
-
-
 def read_cut(path: Path, array: str | None = None) -> Tensor:
     """The cut in a file, float32 of axes (rows, width).
 
@@ -273,24 +261,17 @@ def read_cut(path: Path, array: str | None = None) -> Tensor:
         NonFiniteError: it holds NaN or Inf, or numbers too large for float32.
     """
     values = _load(path, array)
-    if values.dtype.kind != "f" or values.dtype.itemsize not in (2, 4, 8):
-        raise DataError(
-            "a cut is made of floating-point numbers",
-            where=str(path),
-            got=str(values.dtype),
-            want=_WANTED,
-        )
     axes = " x ".join(map(str, values.shape)) or "a single number"
-    if values.ndim != 2:
-        raise DataError(
-            "a cut has two axes",
-            where=str(path),
-            got=axes,
-            want=_WANTED,
-            fix="values.reshape(rows, -1) flattens each row",
-        )
-    if not values.size:
-        raise DataError("a cut without values", where=str(path), got=axes, want="1 x 1 or more")
+    what, got, fix = "", axes, None
+    if values.dtype.kind != "f" or values.dtype.itemsize not in (2, 4, 8):
+        what, got = "a cut is made of floating-point numbers", str(values.dtype)
+    elif values.ndim != 2:
+        what, fix = "a cut has two axes", "values.reshape(rows, -1) flattens each row"
+    elif not values.size:
+        what = "a cut without values"
+    if what:
+        want = "float16, float32 or float64 of axes (rows, width), 1 x 1 or more"
+        raise DataError(what, where=str(path), got=got, want=want, fix=fix)
     with np.errstate(over="ignore"):
         cut = values.astype(np.float32, order="C")
     if wrong := int(np.count_nonzero(~np.isfinite(cut))):
@@ -356,9 +337,5 @@ def _chosen(names: list[str], path: Path, array: str | None) -> str:
             want="one array, or its name",
             fix=f"--array {sorted(names)[0]}" if names else None,
         )
-    raise DataError(
-        f"no array is called '{array}'",
-        where=str(path),
-        want=listed,
-        fix=nearest(array, names),
-    )
+    what = f"no array is called '{array}'"
+    raise DataError(what, where=str(path), want=listed, fix=nearest(array, names))

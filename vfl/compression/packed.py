@@ -4,41 +4,39 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vfl.compression.base import (
-    INFERENCE,
-    Codec,
-    Counts,
-    Decoded,
-    Encoded,
-    StepContext,
-    Symbols,
-)
-from vfl.compression.coding.layouts import (
-    DenseBitmap,
-    DenseEnumerative,
-    DenseFixed,
-    DenseLayout,
-    DenseRange,
-    Layout,
-)
-from vfl.compression.coding.values import GradientCode, ValueCode
-from vfl.core.errors import BadOptionError, NonFiniteError
+from vfl.compression.base import INFERENCE, Codec, Counts, Decoded, Encoded, StepContext, Symbols
+from vfl.compression.coding.bits import Indices, Layout
+from vfl.compression.coding.layouts import new_layout
+from vfl.compression.coding.values import GradientCode, ValueCode, Values
+from vfl.core.errors import BadOptionError, CorruptFrameError, NonFiniteError, TruncatedFrameError
 from vfl.core.frame import Payload
 from vfl.core.registry import require_choice
 
 Scale = Literal["batch", "row"]
 Packer = Literal["dense", "bitmap", "enumerative", "range"]
 
-_Layout = TypeVar("_Layout", bound=Layout)
+
+class Chosen(NamedTuple):
+    """What travels of a cut, and what its maker keeps for the gradient.
+
+    Attributes:
+        indices: of the values, axes (rows, k), increasing; axes (rows, 0) if all values travel.
+        values: axes (rows, k).
+        saved: see `Encoded`.
+    """
+
+    indices: Indices
+    values: Values
+    saved: Any
 
 
-class PackedCodec(Codec, Generic[_Layout]):
+class PackedCodec(Codec):
     """What codecs with a value code, a layout and a gradient code have in common.
 
     Args:
@@ -46,6 +44,7 @@ class PackedCodec(Codec, Generic[_Layout]):
         packer: name of the layout, one of `packers`; "range" learns.
         scale: ``batch`` or ``row``, what shares a scale in training; a query has one a row.
         grad: ``fp32``, ``bf16``, or the bits of a gradient from 2 to 8.
+        kept: values of a row that travel; None for all.
 
     Attributes:
         packers: the layouts there are.
@@ -57,7 +56,9 @@ class PackedCodec(Codec, Generic[_Layout]):
 
     packers: ClassVar[Sequence[str]]
 
-    def __init__(self, code: ValueCode, packer: str, scale: Scale, grad: str) -> None:
+    def __init__(
+        self, code: ValueCode, packer: str, scale: Scale, grad: str, kept: int | None = None
+    ) -> None:
         require_choice("packer", packer, self.packers)
         require_choice("scale", scale, get_args(Scale))
         if packer == "range" and code.bits > 8:
@@ -72,8 +73,56 @@ class PackedCodec(Codec, Generic[_Layout]):
         self._code = code
         self._per_row = scale == "row"
         self._grad = GradientCode(grad)
-        self._layout: _Layout | None = None
+        self._kept = kept
+        self._layout: Layout | None = None
         self._width = 0
+
+    @abstractmethod
+    def choose(self, cut: Tensor, context: StepContext) -> Chosen:
+        """What travels of a cut.
+
+        Raises:
+            NonFiniteError: it holds NaN or Inf.
+        """
+
+    @abstractmethod
+    def place(self, indices: Indices, values: Values, width: int) -> Decoded:
+        """The cut from what `choose` gave of it."""
+
+    def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
+        layout = self.layout(cut.shape[1])
+        indices, values, saved = self.choose(cut, context)
+        scale, codes = self._code.encode(values, self.groups(len(cut), context))
+        payload = layout.tag + scale + layout.pack(indices, codes)
+        if context.training:
+            layout.record(context.step, indices, codes)
+        return Encoded(payload, saved)
+
+    def decode(
+        self, payload: Payload, rows: int, width: int, context: StepContext = INFERENCE
+    ) -> Decoded:
+        layout, groups = self.layout(width), self.groups(rows, context)
+        view, head = memoryview(payload), len(layout.tag)
+        body = head + groups * self._code.scale_bytes
+        if len(view) < body:
+            raise TruncatedFrameError(
+                "a payload ends inside its scales", got=f"{len(view)} bytes", want=f"{body} or more"
+            )
+        if view[:head] != layout.tag:
+            raise CorruptFrameError(
+                "a range-coded payload was made with other counts",
+                fix="start the session again from its last checkpoint",
+            )
+        indices, codes = layout.unpack(view[body:], rows)
+        values = self._code.decode(view[head:body], codes, groups)
+        if context.training:
+            layout.record(context.step, indices, codes)
+        return self.place(indices, values, width)
+
+    def payload_limit(self, rows: int, width: int) -> int:
+        layout = self.layout(width)
+        cut_bytes = len(layout.tag) + rows * self._code.scale_bytes + layout.limit_bytes(rows)
+        return max(cut_bytes, self._grad.payload_bytes(rows, rows * layout.k))
 
     @property
     def learns(self) -> bool:
@@ -92,31 +141,23 @@ class PackedCodec(Codec, Generic[_Layout]):
         if "width" in state:
             self.layout(int(state["width"])).load_state_dict(state)
 
-    def layout(self, width: int) -> _Layout:
+    def layout(self, width: int) -> Layout:
         """The layout for a cut of this width; made once, for it may learn.
 
         Raises:
             WidthError: there is none.
         """
         if self._layout is None or self._width != width:
-            self._layout, self._width = self.new_layout(width), width
+            self._layout = new_layout(self.packer, width, self._kept, self._code.bits)
+            self._width = width
         return self._layout
-
-    @abstractmethod
-    def new_layout(self, width: int) -> _Layout:
-        """A layout that has learned nothing; see `layout`."""
 
     def groups(self, rows: int, context: StepContext) -> int:
         """Scales that travel: one a row, or one for a batch that is not empty."""
         return rows if self._per_row or not context.training else min(rows, 1)
 
 
-def step_of(context: StepContext) -> int | None:
-    """The training step a layout may learn from; None for a query."""
-    return context.step if context.training else None
-
-
-class DenseCodec(PackedCodec[DenseLayout]):
+class DenseCodec(PackedCodec):
     """Sends a code for every value of the cut.
 
     Args:
@@ -138,19 +179,13 @@ class DenseCodec(PackedCodec[DenseLayout]):
         super().__init__(code, packer, scale, grad)
         self._rectified = rectified
 
-    def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
+    def choose(self, cut: Tensor, context: StepContext) -> Chosen:
         if not torch.isfinite(cut).all():
             raise NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
-        rows, width = cut.shape
-        values = cut.contiguous().numpy()
-        payload = self.layout(width).pack(values, self.groups(rows, context), step_of(context))
-        return Encoded(payload, values > 0 if self._rectified else None)
+        indices, values = np.zeros((len(cut), 0), np.int64), cut.contiguous().numpy()
+        return Chosen(indices, values, values > 0 if self._rectified else None)
 
-    def decode(
-        self, payload: Payload, rows: int, width: int, context: StepContext = INFERENCE
-    ) -> Decoded:
-        groups, step = self.groups(rows, context), step_of(context)
-        values = self.layout(width).unpack(payload, rows, groups, step)
+    def place(self, indices: Indices, values: Values, width: int) -> Decoded:
         return Decoded(torch.from_numpy(values), values > 0 if self._rectified else None)
 
     def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols:
@@ -172,16 +207,3 @@ class DenseCodec(PackedCodec[DenseLayout]):
     def formula_ratio(self, width: int) -> float:
         """b/32, thesis table 3.1."""
         return self.wire_width(width) / width * self._code.bits / 32
-
-    def payload_limit(self, rows: int, width: int) -> int:
-        cut_bytes = self.layout(width).payload_limit(rows, groups=rows)
-        return max(cut_bytes, self._grad.payload_bytes(rows, rows * width))
-
-    def new_layout(self, width: int) -> DenseLayout:
-        if self.packer == "dense":
-            return DenseFixed(width, self._code)
-        if self.packer == "bitmap":
-            return DenseBitmap(width, self._code)
-        if self.packer == "enumerative":
-            return DenseEnumerative(width, self._code)
-        return DenseRange(width, self._code)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vfl.compression.coding.values import SignValues, value_code
 from vfl.compression.packed import DenseCodec, Scale
-from vfl.core.errors import BadOptionError, WidthError
+from vfl.core.errors import WidthError
 from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import permutation
 
@@ -41,10 +41,7 @@ class Size(DenseCodec):
         grad: str = "fp32",
     ) -> None:
         require_choice("kind", kind, ("narrow", "mask"))
-        if k < 1:
-            raise BadOptionError(
-                "a cut has at least one number", where="option 'k'", got=str(k), want="k >= 1"
-            )
+        require_range("k", k, 1)
         super().__init__(value_code(values), "dense", scale, grad)
         self.k = k
         self.kind = kind

@@ -19,16 +19,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vfl.compression.base import INFERENCE, Counts, Decoded, Encoded, StepContext, Symbols
+from vfl.compression.base import INFERENCE, Counts, Decoded, StepContext, Symbols
 from vfl.compression.coding import loops
-from vfl.compression.coding.bits import Indices, index_bits, index_set
-from vfl.compression.coding.layouts import SparseFixed, SparseLayout, SparseRange
-from vfl.compression.coding.values import value_code
-from vfl.compression.packed import PackedCodec, Scale, step_of
+from vfl.compression.coding.bits import Indices, Layout, index_bits
+from vfl.compression.coding.values import Values, value_code
+from vfl.compression.packed import Chosen, PackedCodec, Scale
 from vfl.core import compiled
-from vfl.core.errors import BadOptionError, NonFiniteError, UserError, WidthError
+from vfl.core.errors import NonFiniteError, UserError, WidthError
 from vfl.core.frame import Payload
-from vfl.core.registry import require_choice
+from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import Secret
 
 Packer = Literal["enumerative", "index", "bitmap", "range"]
@@ -40,7 +39,7 @@ Drops = npt.NDArray[np.bool_]
 DRAWS = {"sequential": 1, "multinomial": 3}
 
 
-class SparseCodec(PackedCodec[SparseLayout]):
+class SparseCodec(PackedCodec):
     """Keeps k values of a row; their gradients travel back without indices.
 
     Args:
@@ -66,38 +65,31 @@ class SparseCodec(PackedCodec[SparseLayout]):
         scale: Scale = "batch",
         grad: str = "fp32",
     ) -> None:
-        if k < 1:
-            raise BadOptionError(
-                "top-k keeps at least one value", where="option 'k'", got=str(k), want="k >= 1"
-            )
-        super().__init__(value_code(values), packer, scale, grad)
+        require_range("k", k, 1)
+        super().__init__(value_code(values), packer, scale, grad, kept=k)
         self.k = k
 
     def check(self, width: int) -> None:
         self.layout(width)
 
-    def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
-        rows, width = cut.shape
-        layout = self.layout(width)
+    @abstractmethod
+    def indices(self, cut: Tensor, context: StepContext) -> Indices:
+        """The indices of `cut` that travel, axes (rows, k), increasing."""
+
+    def choose(self, cut: Tensor, context: StepContext) -> Chosen:
         indices = self.indices(cut, context)
         saved = torch.from_numpy(indices)
-        kept = cut.gather(1, saved).numpy()
-        payload = layout.pack(indices, kept, self.groups(rows, context), step_of(context))
-        return Encoded(payload, saved)
+        return Chosen(indices, cut.gather(1, saved).numpy(), saved)
 
-    def decode(
-        self, payload: Payload, rows: int, width: int, context: StepContext = INFERENCE
-    ) -> Decoded:
-        groups, step = self.groups(rows, context), step_of(context)
-        indices, kept = self.layout(width).unpack(payload, rows, groups, step)
+    def place(self, indices: Indices, values: Values, width: int) -> Decoded:
         saved = torch.from_numpy(indices)
-        return Decoded(torch.zeros(rows, width).scatter_(1, saved, torch.from_numpy(kept)), saved)
+        cut = torch.zeros(len(indices), width).scatter_(1, saved, torch.from_numpy(values))
+        return Decoded(cut, saved)
 
     def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols:
-        indices = self.indices(cut, context)
+        indices, values, _ = self.choose(cut, context)
         kept = np.zeros(cut.shape, np.bool_)
         np.put_along_axis(kept, indices, True, axis=1)
-        values = cut.gather(1, torch.from_numpy(indices)).numpy()
         _, codes = self._code.encode(values, self.groups(len(cut), context))
         counts: Counts = "pooled" if self.learns else "none"
         return Symbols(kept, codes.reshape(-1), 2**self._code.bits, counts)
@@ -115,15 +107,7 @@ class SparseCodec(PackedCodec[SparseLayout]):
         """k/d (b + ceil(log2 d)) / 32, thesis table 3.1 with b = 32 bits a value."""
         return self.k / width * (self._code.bits + index_bits(width)) / 32
 
-    def payload_limit(self, rows: int, width: int) -> int:
-        cut_bytes = self.layout(width).payload_limit(rows, groups=rows)
-        return max(cut_bytes, self._grad.payload_bytes(rows, rows * self.k))
-
-    @abstractmethod
-    def indices(self, cut: Tensor, context: StepContext) -> Indices:
-        """The indices of `cut` that travel, axes (rows, k), increasing."""
-
-    def new_layout(self, width: int) -> SparseLayout:
+    def layout(self, width: int) -> Layout:
         if self.k > width:
             few = max(1, width // 8)
             raise WidthError(
@@ -132,9 +116,7 @@ class SparseCodec(PackedCodec[SparseLayout]):
                 want=f"k <= {width}",
                 fix=f"k={few} keeps one value in {width // few}",
             )
-        if self.packer == "range":
-            return SparseRange(width, self.k, self._code)
-        return SparseFixed(index_set(self.packer, width, self.k), self._code)
+        return super().layout(width)
 
 
 class TopK(SparseCodec):
@@ -197,14 +179,7 @@ class RandTopK(SparseCodec):
     ) -> None:
         super().__init__(k, values, packer, scale, grad)
         require_choice("law", law, get_args(Law))
-        if not 0 <= alpha <= 1:
-            raise BadOptionError(
-                "alpha is a probability",
-                where="option 'alpha'",
-                got=str(alpha),
-                want="0 to 1",
-                fix="alpha=0.1",
-            )
+        require_range("alpha", alpha, 0, 1)
         self.alpha = alpha
         self.law: Law = law
 

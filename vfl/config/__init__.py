@@ -10,6 +10,8 @@ from vfl.config.experiment import (
     PartySettings,
     TraceSettings,
     TrainSettings,
+    check_one_process,
+    check_project,
     read_experiment,
     with_overrides,
 )
@@ -33,6 +35,8 @@ __all__ = [
     "PartySettings",
     "TraceSettings",
     "TrainSettings",
+    "check_one_process",
+    "check_project",
     "is_party_file",
     "read_experiment",
     "read_party_file",

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from vfl.config.grid import CompareSettings, GridSettings
 from vfl.config.toml import MoreMistakes, Settings, check, override, read_toml, several
+from vfl.core.errors import ConfigError
 
 PARTY_NAME = r"^[a-z][a-z0-9_-]{0,31}$"
 PartyName = Annotated[str, StringConstraints(pattern=PARTY_NAME)]
@@ -280,6 +281,65 @@ def with_overrides(experiment: Experiment, overrides: Sequence[str]) -> Experime
     """
     content = override(experiment.model_dump(mode="json", exclude_none=True), overrides)
     return check(content, Experiment, where="the overrides")
+
+
+def check_one_process(experiment: Experiment) -> None:
+    """Refuse an experiment that does not say where one process that plays everybody finds rows.
+
+    Raises:
+        ConfigError: a table without the names of its columns, or columns of what is no table.
+    """
+    data = experiment.data
+    naming = [name for name, party in experiment.parties.items() if party.columns]
+    if naming and not experiment.is_table:
+        raise ConfigError(
+            f"'parties.{naming[0]}.columns' is for tables",
+            got=f"the bundled set '{data.source}', which parties share evenly in order",
+            fix="leave 'columns' out, or name a CSV or Parquet file as 'data.source'",
+        )
+    if experiment.is_table and experiment.label.column is None:
+        raise ConfigError(
+            "a table needs 'label.column', the column that is learned",
+            fix='[label] with column = "NAME"',
+        )
+    if data.id is None and any(party.source for party in experiment.parties.values()):
+        raise ConfigError(
+            "parties with files of their own need 'data.id', the column they share",
+            fix='[data] with id = "NAME"',
+        )
+
+
+def check_project(experiment: Experiment) -> None:
+    """Refuse an experiment of a project that says what its parties keep to themselves.
+
+    Raises:
+        ConfigError: it names a party's table, folds or a trace, which a session on Flower does not
+            look at.
+    """
+    found = [
+        f"parties.{name}.{setting}"
+        for name, party in experiment.parties.items()
+        for setting in ("columns", "source", "shape")
+        if getattr(party, setting) is not None
+    ]
+    if found:
+        raise ConfigError(
+            "a project's experiment.toml names no party's table",
+            got=", ".join(found),
+            fix="put them in [data] of that party's own party.toml",
+        )
+    if experiment.data.folds:
+        raise ConfigError(
+            "folds are made where all labels are, and a project's feature parties have none",
+            got="data.folds",
+            fix="leave it out; data.test is the share of test rows",
+        )
+    if experiment.trace != TraceSettings():
+        raise ConfigError(
+            "a project's experiment.toml switches on nobody's trace",
+            got="[trace]",
+            fix="put it in the party.toml of the party that wants to record its own side",
+        )
 
 
 def _located(experiment: Experiment, folder: Path) -> Experiment:

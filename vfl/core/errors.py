@@ -1,45 +1,45 @@
 """Every error vfl raises on purpose, as one tree; the page behind each; and all other errors.
 
     VFLError                   V000  exit 1
-      UserError                V001  exit 2   the user's own files or arguments; a ValueError
-        ConfigError            V003  mistakes in an experiment or party file, all at once
-        NonFiniteError         V005  NaN or Inf in a cut, a gradient or an attack's guess
-        MissingPackageError    V006  an optional package is not installed
-        RunFolderError         V007  a run folder is missing, foreign or of another version
-          CheckpointError      V009  a checkpoint is missing, damaged or somebody else's
-        StorageError           V008  a file of ours cannot be written
-        SpecError              V100  a plug-in spec cannot be used
-          UnknownNameError     V101  no plug-in of that name
-          UnknownOptionError   V102  no option of that name
-          BadOptionError       V103  an option's value is out of range or of another type
-          WidthError           V104  a codec does not fit the width of the cut
-          PrivateLayerError    V105  a module has a layer that cannot be computed on shares
-          ExposedCutError      V601  a setting would expose what a secure mode hides
-        DataError              V200  a table cannot be used
-          MissingDataError     V201  a file or folder is not there
-          MissingColumnError   V203  a column is not in the table
-          SharedColumnError    V204  a column belongs to two parties
-          LabelLeakError       V205  the label column is also a feature
-          MisalignedError      V206  the parties' rows differ
-          TooFewRowsError      V207  fewer rows than a batch or a split needs
-        RingRangeError         V208  a value is too large for arithmetic on shares
-        NotGrantedError        V300  an attack needs what its threat model does not grant
-        RingOverflowError      V602  a value does not fit into a masked sum
-      PeerError                V400  exit 3   another party, or the way to it
-        MissingPartyError      V401  a party did not come in time
-        DisagreementError      V402  the parties run different experiments or code
-        ConsentError           V403  a session asks for more than a party allows
-        AuthenticationError    V404  wrong token, node, session or certificate
-        LostPeerError          V405  a party went away and did not come back
-        PeerFailedError        V406  a party reported an error of its own
-        ProtocolError          V407  a message out of turn
-        HijackError            V408  gradients that do not come from the labels
-        FrameError             V450  bytes that are not a frame we accept
+      UserError                V001  exit 2
+        ConfigError            V003
+        NonFiniteError         V005
+        MissingPackageError    V006
+        RunFolderError         V007
+          CheckpointError      V009
+        StorageError           V008
+        SpecError              V100
+          UnknownNameError     V101
+          UnknownOptionError   V102
+          BadOptionError       V103
+          WidthError           V104
+          PrivateLayerError    V105
+          ExposedCutError      V601
+        DataError              V200
+          MissingDataError     V201
+          MissingColumnError   V203
+          SharedColumnError    V204
+          LabelLeakError       V205
+          MisalignedError      V206
+          TooFewRowsError      V207
+        RingRangeError         V208
+        NotGrantedError        V300
+        RingOverflowError      V602
+      PeerError                V400  exit 3
+        MissingPartyError      V401
+        DisagreementError      V402
+        ConsentError           V403
+        AuthenticationError    V404
+        LostPeerError          V405
+        PeerFailedError        V406
+        ProtocolError          V407
+        HijackError            V408
+        FrameError             V450
           TruncatedFrameError  V451
           OversizedFrameError  V452
           CorruptFrameError    V453
           FrameVersionError    V454
-      ReusedPadError         V501  exit 1   a one-time pad would protect two messages
+      ReusedPadError         V501  exit 1
 
 A message says what happened, where, what was got, what was wanted and how to mend it, and ends
 with the command that explains its code: every code has a page in ``explanations/``, Markdown with
@@ -67,6 +67,7 @@ from vfl.core.text import printable, printable_lines
 
 _PAGES = Path(__file__).parent / "explanations"
 _ERROR_LIMIT = 20_000  # characters of a field: a file may hold many mistakes
+_FACTS = ("code", "what", "where", "got", "want", "fix")
 
 
 class VFLError(Exception):
@@ -82,6 +83,11 @@ class VFLError(Exception):
 
     code: ClassVar[str] = "V000"
     exit_code: ClassVar[int] = 1
+
+    def __init_subclass__(cls, *, code: str | None = None, exit_code: int | None = None) -> None:
+        """A member of the tree; what it does not say is as in the class above it."""
+        super().__init_subclass__()
+        cls.code, cls.exit_code = code or cls.code, exit_code or cls.exit_code
 
     def __init__(
         self,
@@ -105,175 +111,167 @@ class VFLError(Exception):
 
     def record(self) -> dict[str, str | None]:
         """The same facts for a machine, or for the other end of a stream; printable text only."""
-        facts = {
-            "code": self.code,
-            "what": self.what,
-            "where": self.where,
-            "got": self.got,
-            "want": self.want,
-            "fix": self.fix,
-        }
+        facts = {name: getattr(self, name) for name in _FACTS}
         return {key: text and printable_lines(text, _ERROR_LIMIT) for key, text in facts.items()}
 
 
-class UserError(VFLError, ValueError):
-    code = "V001"
-    exit_code = 2
+class UserError(VFLError, ValueError, code="V001", exit_code=2):
+    """A mistake in the user's own files or arguments."""
 
 
-class ConfigError(UserError):
-    code = "V003"
+class ConfigError(UserError, code="V003"):
+    """Mistakes in an experiment or party file, all at once."""
 
 
-class NonFiniteError(UserError):
-    code = "V005"
+class NonFiniteError(UserError, code="V005"):
+    """NaN or Inf in a cut, a gradient or an attack's guess."""
 
 
-class MissingPackageError(UserError):
-    code = "V006"
+class MissingPackageError(UserError, code="V006"):
+    """An optional package is not installed."""
 
 
-class RunFolderError(UserError):
-    code = "V007"
+class RunFolderError(UserError, code="V007"):
+    """A run folder is missing, foreign or of another version."""
 
 
-class CheckpointError(RunFolderError):
-    code = "V009"
+class CheckpointError(RunFolderError, code="V009"):
+    """A checkpoint is missing, damaged or somebody else's."""
 
 
-class StorageError(UserError):
-    code = "V008"
+class StorageError(UserError, code="V008"):
+    """A file of ours cannot be written."""
 
 
-class SpecError(UserError):
-    code = "V100"
+class SpecError(UserError, code="V100"):
+    """A plug-in spec cannot be used."""
 
 
-class UnknownNameError(SpecError):
-    code = "V101"
+class UnknownNameError(SpecError, code="V101"):
+    """No plug-in of that name."""
 
 
-class UnknownOptionError(SpecError):
-    code = "V102"
+class UnknownOptionError(SpecError, code="V102"):
+    """No option of that name."""
 
 
-class BadOptionError(SpecError):
-    code = "V103"
+class BadOptionError(SpecError, code="V103"):
+    """An option's value is out of range or of another type."""
 
 
-class WidthError(SpecError):
-    code = "V104"
+class WidthError(SpecError, code="V104"):
+    """A codec does not fit the width of the cut."""
 
 
-class PrivateLayerError(SpecError):
-    code = "V105"
+class PrivateLayerError(SpecError, code="V105"):
+    """A module has a layer that cannot be computed on shares."""
 
 
-class DataError(UserError):
-    code = "V200"
+class DataError(UserError, code="V200"):
+    """A table cannot be used."""
 
 
-class MissingDataError(DataError):
-    code = "V201"
+class MissingDataError(DataError, code="V201"):
+    """A file or folder is not there."""
 
 
-class MissingColumnError(DataError):
-    code = "V203"
+class MissingColumnError(DataError, code="V203"):
+    """A column is not in the table."""
 
 
-class SharedColumnError(DataError):
-    code = "V204"
+class SharedColumnError(DataError, code="V204"):
+    """A column belongs to two parties."""
 
 
-class LabelLeakError(DataError):
-    code = "V205"
+class LabelLeakError(DataError, code="V205"):
+    """The label column is also a feature."""
 
 
-class MisalignedError(DataError):
-    code = "V206"
+class MisalignedError(DataError, code="V206"):
+    """The parties' rows differ."""
 
 
-class TooFewRowsError(DataError):
-    code = "V207"
+class TooFewRowsError(DataError, code="V207"):
+    """Fewer rows than a batch or a split needs."""
 
 
-class RingRangeError(UserError):
-    code = "V208"
+class RingRangeError(UserError, code="V208"):
+    """A value is too large for arithmetic on shares."""
 
 
-class NotGrantedError(UserError):
-    code = "V300"
+class NotGrantedError(UserError, code="V300"):
+    """An attack needs what its threat model does not grant."""
 
 
-class PeerError(VFLError):
-    code = "V400"
-    exit_code = 3
+class PeerError(VFLError, code="V400", exit_code=3):
+    """Another party, or the way to it."""
 
 
-class MissingPartyError(PeerError):
-    code = "V401"
+class MissingPartyError(PeerError, code="V401"):
+    """A party did not come in time."""
 
 
-class DisagreementError(PeerError):
-    code = "V402"
+class DisagreementError(PeerError, code="V402"):
+    """The parties run different experiments or code."""
 
 
-class ConsentError(PeerError):
-    code = "V403"
+class ConsentError(PeerError, code="V403"):
+    """A session asks for more than a party allows."""
 
 
-class AuthenticationError(PeerError):
-    code = "V404"
+class AuthenticationError(PeerError, code="V404"):
+    """Wrong token, node, session or certificate."""
 
 
-class LostPeerError(PeerError):
-    code = "V405"
+class LostPeerError(PeerError, code="V405"):
+    """A party went away and did not come back."""
 
 
-class PeerFailedError(PeerError):
-    code = "V406"
+class PeerFailedError(PeerError, code="V406"):
+    """A party reported an error of its own."""
+
     #: The code of the error at the other party, where it told one.
     peer_code: str | None = None
 
 
-class ProtocolError(PeerError):
-    code = "V407"
+class ProtocolError(PeerError, code="V407"):
+    """A message out of turn."""
 
 
-class HijackError(PeerError):
-    code = "V408"
+class HijackError(PeerError, code="V408"):
+    """Gradients that do not come from the labels."""
 
 
-class FrameError(PeerError):
-    code = "V450"
+class FrameError(PeerError, code="V450"):
+    """Bytes that are not a frame we accept."""
 
 
-class TruncatedFrameError(FrameError):
-    code = "V451"
+class TruncatedFrameError(FrameError, code="V451"):
+    """Fewer bytes than a frame has, or more."""
 
 
-class OversizedFrameError(FrameError):
-    code = "V452"
+class OversizedFrameError(FrameError, code="V452"):
+    """More bytes than was agreed on."""
 
 
-class CorruptFrameError(FrameError):
-    code = "V453"
+class CorruptFrameError(FrameError, code="V453"):
+    """Bytes that differ from what was sent, or are no frame."""
 
 
-class FrameVersionError(FrameError):
-    code = "V454"
+class FrameVersionError(FrameError, code="V454"):
+    """Another version of the format."""
 
 
-class ReusedPadError(VFLError):
-    code = "V501"
+class ReusedPadError(VFLError, code="V501"):
+    """A one-time pad would protect two messages."""
 
 
-class ExposedCutError(SpecError):
-    code = "V601"
+class ExposedCutError(SpecError, code="V601"):
+    """A setting would expose what a secure mode hides."""
 
 
-class RingOverflowError(UserError):
-    code = "V602"
+class RingOverflowError(UserError, code="V602"):
+    """A value does not fit into a masked sum."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -302,8 +300,7 @@ def read_record(
     Raises:
         ProtocolError: it is no such record.
     """
-    known = ("code", "what", "where", "got", "want", "fix")
-    found = {key: record.get(key) for key in known} if isinstance(record, Mapping) else {}
+    found = {key: record.get(key) for key in _FACTS} if isinstance(record, Mapping) else {}
     texts = {key: shown(text) for key, text in found.items() if isinstance(text, str)}
     others = any(text is not None for key, text in found.items() if key not in texts)
     if others or not texts.get("what") or not re.fullmatch(r"V[0-9]{3}", texts.get("code", "")):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from vfl.core.frame import Frame, Kind
+from vfl.core.frame import HEADER_BYTES, Frame, Kind
 from vfl.core.text import csv_text
 
 #: Phase of greetings and goodbyes, whose size says nothing about the training.
@@ -69,9 +69,10 @@ class Ledger:
     def __call__(self, party: str, direction: str, frame: Frame) -> None:
         """Count one frame."""
         row = self._row(party, direction, self.phase or _PHASES.get(frame.kind, CONTROL))
+        payload_bytes = len(frame.payload)
         row.frames += 1
-        row.payload_bytes += len(frame.payload)
-        row.wire_bytes += frame.wire_bytes
+        row.payload_bytes += payload_bytes
+        row.wire_bytes += HEADER_BYTES + payload_bytes
 
     def waited(self, party: str, phase: str, seconds: float) -> None:
         """Add time spent waiting for a party's frames."""

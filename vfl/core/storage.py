@@ -22,6 +22,7 @@ import os
 import re
 import struct
 import tempfile
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -47,6 +48,7 @@ _ZEROS = "0" * 64
 _JSON_DIGEST = re.compile(rb'"sha256": "([0-9a-f]{64})"\n}\n\Z')
 _TENSORS_DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 _LOCK = ".lock"
+_LOCK_POLL_S = 0.05
 _ASIDE = re.compile(r"\..+\.[a-z0-9_]{8}")
 
 
@@ -72,31 +74,21 @@ class Seal:
         step = f", step {self.step}" if self.step else ""
         return f"{self.kind}{party}{run}{step}"
 
-    @classmethod
-    def of_record(cls, record: Mapping[str, Any], path: Path) -> Seal:
-        """The seal in a file's own record.
+    def check(self, record: Mapping[str, Any], path: Path) -> None:
+        """Refuse a file whose own record says that it is something else.
 
         Raises:
-            RunFolderError: it says nothing of that kind, or is of another format.
+            RunFolderError: with both seals; or the record says nothing of that kind, or is of
+                another format.
         """
         check_format(record, path)
-        found = [record.get(name) for name in ("kind", "party", "run", "step")]
-        if not all(isinstance(text, str) for text in found[:3]) or type(found[3]) is not int:
+        said = [record.get(name) for name in ("kind", "party", "run", "step")]
+        if not all(isinstance(text, str) for text in said[:3]) or type(said[3]) is not int:
             raise damaged(path)
-        return cls(*found)  # type: ignore[arg-type]
-
-    def check(self, found: Seal, path: Path) -> None:
-        """Refuse a file that is intact and something else.
-
-        Raises:
-            RunFolderError: with both seals.
-        """
-        wanted = replace(
-            self,
-            party=found.party if self.party is None else self.party,
-            run=found.run if self.run is None else self.run,
-        )
-        if found != wanted:
+        found = Seal(*said)  # type: ignore[arg-type]
+        party = found.party if self.party is None else self.party
+        run = found.run if self.run is None else self.run
+        if found != replace(self, party=party, run=run):
             raise RunFolderError(
                 "this file belongs to something else",
                 where=str(path),
@@ -142,14 +134,11 @@ def close_to_others(folder: Path, ours: Collection[str] | None = None) -> None:
     """
     if not folder.is_dir() or folder.stat().st_uid != os.geteuid():
         return
-    if ours is not None and not all(_is_ours(path.name, ours) for path in folder.iterdir()):
+    names = [] if ours is None else [path.name for path in folder.iterdir()]
+    if not all(name in (*(ours or ()), _LOCK) or _ASIDE.fullmatch(name) for name in names):
         return
     with writing(folder):
         folder.chmod(PRIVATE_FOLDER)
-
-
-def _is_ours(name: str, ours: Collection[str]) -> bool:
-    return name in ours or name == _LOCK or _ASIDE.fullmatch(name) is not None
 
 
 def sweep(folder: Path, names: Collection[str] | None = None) -> None:
@@ -178,34 +167,48 @@ def sweep(folder: Path, names: Collection[str] | None = None) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
     """Be the only process that writes in a folder; what a killed one left aside is removed.
 
     The operating system lets go of the lock when the process ends, however it ends.
 
+    Args:
+        folder: where to write.
+        patience_s: how long to wait for another process that has it.
+
     Raises:
-        RunFolderError: another process has it.
+        RunFolderError: another process has it, and this one does not wait.
     """
     with writing(folder):
         private_folder(folder)
         handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(handle, 32, 0).decode(errors="replace")
-            raise RunFolderError(
-                "another process is at work in this folder",
-                where=str(folder),
-                got=f"process {owner}" if owner.isdigit() else None,
-                fix="wait until it has ended, or end it",
-            ) from None
+        deadline = time.monotonic() + patience_s
+        while not _takes(handle):
+            if time.monotonic() >= deadline:
+                owner = os.pread(handle, 32, 0).decode(errors="replace")
+                raise RunFolderError(
+                    "another process is at work in this folder",
+                    where=str(folder),
+                    got=f"process {owner}" if owner.isdigit() else None,
+                    fix="wait until it has ended, or end it",
+                )
+            time.sleep(_LOCK_POLL_S)
         os.ftruncate(handle, 0)
         os.pwrite(handle, str(os.getpid()).encode(), 0)
         sweep(folder)
         yield
     finally:
         os.close(handle)
+
+
+def _takes(handle: int) -> bool:
+    """Whether nobody else has the lock of an open file, which is then this process's."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager
@@ -354,7 +357,7 @@ def read_sealed(path: Path, seal: Seal) -> bytes:
     (length,) = _LENGTH.unpack_from(view, len(_MAGIC))
     if length > min(_HEADER_LIMIT_BYTES, len(body) - start):
         raise damaged(path)
-    seal.check(Seal.of_record(_record(view[start : start + length], path), path), path)
+    seal.check(_record(view[start : start + length], path), path)
     return bytes(body[start + length :])
 
 
@@ -381,7 +384,7 @@ def read_sealed_json(path: Path, seal: Seal) -> dict[str, Any]:
     content = read_bytes(path)
     _check_digest(content, _JSON_DIGEST.search(content), path)
     record = _record(content, path)
-    seal.check(Seal.of_record(record, path), path)
+    seal.check(record, path)
     return record
 
 
@@ -516,7 +519,7 @@ def unpack_weights(content: bytes, seal: Seal, path: Path) -> tuple[dict[str, Te
     record = _record(header[8:], path)
     notes = record.pop("__metadata__", {})
     number = {name: int(notes[name]) for name in ("format", "step") if notes[name].isdigit()}
-    seal.check(Seal.of_record(notes | number, path), path)
+    seal.check(notes | number, path)
     state: dict[str, Tensor] = load(content)
     return {name: state[name] for name in record}, notes  # `load` has another order each time
 

@@ -12,13 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 TEXT_LIMIT = 2000
 _MARKS = 3  # combining characters in a row: no script needs more, and they paint over other lines
 _REPLACEMENT = "?"
-_HIDDEN = {
-    "Cc",
-    "Cf",
-    "Cs",
-    "Co",
-    "Cn",
-}  # control, format (bidirectional, zero-width), no character
+#: Control, format (bidirectional, zero-width), and what is no character.
+_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn"}
 _SPACES = {"Zs", "Zl", "Zp"}
 _BREAKS = frozenset("\t\n\v\f\r\x1c\x1d\x1e\x85")
 #: Letters and marks that show as nothing, so that two texts look alike (Unicode's

@@ -16,7 +16,6 @@ from vfl.datasets.load import (
     load_for_prediction,
     load_own,
     load_table,
-    load_tables,
 )
 from vfl.datasets.named import SOURCES
 from vfl.datasets.party import PartyData
@@ -40,7 +39,6 @@ __all__ = [
     "load_for_prediction",
     "load_own",
     "load_table",
-    "load_tables",
     "pick_columns",
     "read_encoder",
     "read_table",

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
+from pydantic import TypeAdapter
 
 from vfl.core.errors import BadOptionError, DataError, nearest
 from vfl.datasets.table import (
@@ -34,19 +36,19 @@ from vfl.datasets.table import (
 MAX_CATEGORIES = 100
 
 
-@runtime_checkable
-class Encoder(Protocol):
+class Encoder(ABC):
     """What turns a party's table into inputs, fitted once and stored beside its bottom model."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The columns it reads, in order."""
+    kind: ClassVar[str]
+    names: tuple[str, ...]  #: the columns it reads, in order
 
+    @abstractmethod
     def transform(self, frame: Table) -> np.ndarray:
         """Inputs of a table's rows, float32, axes (rows, ...)."""
 
     def to_json(self) -> str:
-        """Everything it learnt, for a file of the party's own."""
+        """Everything learnt; it holds categories and means, so it stays with its party."""
+        return json.dumps({"encoder": self.kind, **asdict(self)})  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,10 @@ Column = NumberColumn | TextColumn
 
 
 @dataclass(frozen=True)
-class TableEncoder:
+class TableEncoder(Encoder):
     """The encoders of a party's columns, in their order."""
 
+    kind: ClassVar[str] = "table"
     columns: tuple[Column, ...]
 
     @classmethod
@@ -127,8 +130,7 @@ class TableEncoder:
         return cls(tuple(_fit_column(frame[name], max_categories) for name in frame.columns))
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The columns it reads, in order."""
+    def names(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(column.name for column in self.columns)
 
     @property
@@ -150,32 +152,6 @@ class TableEncoder:
             column.write(column_blocks(frame, column.name), out[:, start : start + column.width])
             start += column.width
         return out
-
-    def to_json(self) -> str:
-        """Everything learnt; it holds categories and means, so it stays with its party."""
-        return json.dumps({"encoder": "table", "columns": [asdict(c) for c in self.columns]})
-
-    @classmethod
-    def from_json(cls, text: str) -> TableEncoder:
-        """The encoder `to_json` wrote.
-
-        Raises:
-            DataError: the text is something else.
-        """
-        try:
-            record = json.loads(text)
-            columns = tuple(_column(entry) for entry in record["columns"])
-        except (ValueError, KeyError, TypeError):
-            raise DataError(
-                "this is not a stored table encoder", want="what TableEncoder.to_json wrote"
-            ) from None
-        return cls(columns)
-
-
-def _column(entry: dict[str, Any]) -> Column:
-    if "categories" in entry:
-        return TextColumn(**{**entry, "categories": tuple(entry["categories"])})
-    return NumberColumn(**entry)
 
 
 def _fit_column(column: pd.Series, max_categories: int) -> Column:
@@ -203,7 +179,7 @@ def _categories(column: pd.Series, limit: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class PictureEncoder:
+class PictureEncoder(Encoder):
     """Columns in reading order (channel, row, column of the picture) as pictures.
 
     Attributes:
@@ -212,6 +188,7 @@ class PictureEncoder:
         mean, scale: of all training pixels together; scale 0 where all are alike.
     """
 
+    kind: ClassVar[str] = "pictures"
     names: tuple[str, ...]
     shape: tuple[int, ...]
     mean: float = field(repr=False)
@@ -253,30 +230,6 @@ class PictureEncoder:
         np.nan_to_num(pixels, copy=False, nan=0.0)
         return pixels.reshape(len(frame), *self.shape).astype(np.float32)
 
-    def to_json(self) -> str:
-        """Everything learnt."""
-        return json.dumps({"encoder": "pictures", **asdict(self)})
-
-    @classmethod
-    def from_json(cls, text: str) -> PictureEncoder:
-        """The encoder `to_json` wrote.
-
-        Raises:
-            DataError: the text is something else.
-        """
-        try:
-            record = json.loads(text)
-            return cls(
-                names=tuple(record["names"]),
-                shape=tuple(record["shape"]),
-                mean=float(record["mean"]),
-                scale=float(record["scale"]),
-            )
-        except (ValueError, KeyError, TypeError):
-            raise DataError(
-                "this is not a stored picture encoder", want="what PictureEncoder.to_json wrote"
-            ) from None
-
 
 def _pixels(frame: Table, names: tuple[str, ...]) -> np.ndarray:
     """float64, axes (rows, pixels)."""
@@ -293,15 +246,12 @@ def read_encoder(text: str) -> Encoder:
     Raises:
         DataError: the text is something else.
     """
-    readers: dict[str, Callable[[str], Encoder]] = {
-        "table": TableEncoder.from_json,
-        "pictures": PictureEncoder.from_json,
-    }
     try:
-        read = readers[json.loads(text)["encoder"]]
-    except (ValueError, KeyError, TypeError):
+        record = json.loads(text)
+        kind = {each.kind: each for each in (TableEncoder, PictureEncoder)}[record.pop("encoder")]
+        return TypeAdapter[Encoder](kind).validate_python(record)
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError("this is not a stored encoder", want="what to_json wrote") from None
-    return read(text)
 
 
 TASKS = ("classification", "regression")

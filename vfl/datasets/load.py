@@ -76,7 +76,19 @@ def load_bundled(
         DataError: more parties than columns.
     """
     data = read_bundled(source, root, download, limit, form, seed)
-    split = _bundled_split(data, source, seed, validation, test, fold)
+    if data.train_rows is None:
+        split = _split(data.labels, "classification", seed, validation, test, fold)
+    elif fold is not None:
+        raise BadOptionError(
+            f"data set '{source}' has test rows of its own",
+            where="data.folds",
+            got=f"fold {fold.number} of {fold.of}",
+            fix="leave data.folds out",
+        )
+    elif data.validation_rows:
+        split = split_parts(data.train_rows, data.validation_rows, data.rows)
+    else:
+        split = split_fixed(data.train_rows, data.rows, seed, validation)
     rows = AlignedRows.of(data.rows, split)
     inputs: dict[str, Inputs]
     if isinstance(data.cells, pd.DataFrame):
@@ -84,47 +96,30 @@ def load_bundled(
         inputs = {party: fit_inputs(data.cells, own, split) for party, own in owned.items()}
     else:
         cells = data.cells.rows(split.train) if isinstance(data.cells, Texts) else data.cells
-        cut = _blocks(cells, parties) if cells.ndim == 2 else _strips(data, cells, parties, flatten)
+        cut = _columns(cells, parties) if cells.ndim == 2 else _strips(data, parties, flatten)
         inputs = {party: Inputs(own) for party, own in cut.items()}
     return rows.parties(inputs, label_party, data.labels, data.classes)
 
 
-def _bundled_split(
-    data: Bundled, source: str, seed: int, validation: float, test: float, fold: Fold | None
-) -> Split:
-    if data.train_rows is None:
-        return _split(data.labels, "classification", seed, validation, test, fold)
-    if fold is not None:
-        raise BadOptionError(
-            f"data set '{source}' has test rows of its own",
-            where="data.folds",
-            got=f"fold {fold.number} of {fold.of}",
-            fix="leave data.folds out",
-        )
-    if data.validation_rows:
-        return split_parts(data.train_rows, data.validation_rows, data.rows)
-    return split_fixed(data.train_rows, data.rows, seed, validation)
-
-
-def _blocks(cells: np.ndarray, parties: Sequence[str]) -> dict[str, np.ndarray]:
+def _columns(cells: np.ndarray, parties: Sequence[str]) -> dict[str, np.ndarray]:
     """Each party's neighbouring columns, axes (rows, columns): steps of a sequence, or pixels."""
-    owned = zip(parties, blocks(cells.shape[1], parties), strict=True)
-    return {party: np.ascontiguousarray(cells[:, block]) for party, block in owned}
+    owned = blocks(cells.shape[1], parties)
+    return {party: np.ascontiguousarray(cells[:, own]) for party, own in owned.items()}
 
 
-def _strips(
-    data: Bundled, pictures: np.ndarray, parties: Sequence[str], flatten: bool
-) -> dict[str, np.ndarray]:
+def _strips(data: Bundled, parties: Sequence[str], flatten: bool) -> dict[str, np.ndarray]:
     """Each party's standardised part of the pictures, float32, axes (rows, ...)."""
-    rows = len(pictures)
+    pictures = data.cells
+    assert isinstance(pictures, np.ndarray), "only pictures have more than two axes"
     if flatten and len(parties) > pictures.shape[-1]:
         whole = _scaled(pictures, data)  # pixel columns stay neighbours
-        return _blocks(whole.transpose(0, 3, 1, 2).reshape(rows, -1), parties)
+        return _columns(whole.transpose(0, 3, 1, 2).reshape(data.rows, -1), parties)
     strips = {
-        party: _scaled(strip, data) for party, strip in partition_image(pictures, parties).items()
+        party: _scaled(pictures[..., own[0] : own[-1] + 1], data)
+        for party, own in blocks(pictures.shape[-1], parties).items()
     }
     if flatten:
-        return {party: strip.reshape(rows, -1) for party, strip in strips.items()}
+        return {party: strip.reshape(data.rows, -1) for party, strip in strips.items()}
     return strips
 
 
@@ -136,7 +131,7 @@ def _scaled(strip: np.ndarray, data: Bundled) -> np.ndarray:
 
 
 def load_table(
-    source: Source,
+    source: Source | Mapping[str, Source],
     id_column: str | None,
     label: str,
     party_columns: Mapping[str, Sequence[str]],
@@ -148,58 +143,16 @@ def load_table(
     form: TableFormat | None = None,
     fold: Fold | None = None,
 ) -> dict[str, PartyData]:
-    """One table whose columns are dealt to parties.
+    """One table whose columns are dealt to parties, or one a party, joined by their ids.
 
     Args:
-        source: a CSV or Parquet file, or a frame.
-        id_column: rows are sorted by it; None keeps the order of the table.
+        source: a CSV or Parquet file, or a frame; or one by party, the label party's among them,
+            of which rows that some party lacks are left out.
+        id_column: rows are sorted by it; None keeps the order of the one table. Of several it has
+            the same name in each.
         label: the label column.
         party_columns: names and globs by party; none for a label party without columns.
-        label_party: who gets the labels.
-        task: "classification" or "regression".
-        seed: the run's public seed.
-        validation: share of the rows.
-        test: share of the rows.
-        form: how the file is written.
-        fold: its rows are the test rows, and `validation` is a share of the others.
-
-    Raises:
-        MissingDataError, MissingColumnError, SharedColumnError, LabelLeakError, MisalignedError,
-        TooFewRowsError, DataError: see `vfl.core.errors`; messages hold names and counts only.
-    """
-    frame, ids = read_sorted(source, id_column, "the table", form)
-    check_column(frame.columns, label, "the label", "label.column")
-    frames = dict.fromkeys(party_columns, frame)
-    columns = _columns_by_party(frames, party_columns, label_party, label, id_column)
-    check_owners(columns)
-    labels, classes = encode_labels(frame[label], task)
-    split = _split(labels, task, seed, validation, test, fold)
-    inputs = {party: fit_inputs(frame, own, split) for party, own in columns.items()}
-    rows = AlignedRows.of(len(frame), split, ids)
-    return rows.parties(inputs, label_party, labels, classes)
-
-
-def load_tables(
-    sources: Mapping[str, Source],
-    id_column: str,
-    label: str,
-    party_columns: Mapping[str, Sequence[str]],
-    label_party: str,
-    task: str,
-    seed: int,
-    validation: float = 0.1,
-    test: float = 0.2,
-    form: TableFormat | None = None,
-    fold: Fold | None = None,
-) -> dict[str, PartyData]:
-    """One table a party, joined by their ids in this process; see `load_table`.
-
-    Args:
-        sources: a table by party, the label party's among them.
-        id_column: of the same name in every table; rows that some party lacks are left out.
-        label: a column of the label party's table.
-        party_columns: names and globs by party; none for a label party without columns.
-        label_party: who holds the labels.
+        label_party: who gets the labels, from its own table if each has one.
         task: "classification" or "regression".
         seed: the run's public seed.
         validation: share of the aligned rows.
@@ -208,46 +161,27 @@ def load_tables(
         fold: its rows are the test rows, and `validation` is a share of the others.
 
     Raises:
-        MissingDataError, MissingColumnError, LabelLeakError, MisalignedError, TooFewRowsError,
-        DataError: see `vfl.core.errors`; messages hold names and counts only.
+        MissingDataError, MissingColumnError, SharedColumnError, LabelLeakError, MisalignedError,
+        TooFewRowsError, DataError: see `vfl.core.errors`; messages hold names and counts only.
     """
-    without = [party for party in (*party_columns, label_party) if party not in sources]
-    if without:
-        raise MissingDataError(
-            f"party '{without[0]}' has no table",
-            where=f"parties.{without[0]}.source",
-            want="a file for every party, once one party has a file of its own",
-        )
     form = form or TableFormat()
-    frames = {
-        party: read_table(own, form, [id_column], f"parties.{party}.source")
-        for party, own in sources.items()
-    }
-    aligned = align(frames, id_column, form.id_type)
-    label_table = aligned.frames[label_party]
-    check_column(label_table.columns, label, f"the label of '{label_party}'", "label.column")
-    columns = _columns_by_party(aligned.frames, party_columns, label_party, label, id_column)
-    labels, classes = encode_labels(label_table[label], task)
-    split = _split(labels, task, seed, validation, test, fold)
-    inputs = {
-        party: fit_inputs(aligned.frames[party], own, split) for party, own in columns.items()
-    }
-    rows = AlignedRows.of(len(aligned.ids), split, aligned.ids)
-    return rows.parties(inputs, label_party, labels, classes)
-
-
-def _columns_by_party(
-    frames: Mapping[str, Table],
-    patterns: Mapping[str, Sequence[str]],
-    label_party: str,
-    label: str,
-    id_column: str | None,
-) -> dict[str, list[str]]:
-    """Every party's resolved columns, checked; see `own_columns`."""
+    frames: Mapping[str, Table]
+    labelled: Table
+    ids: Ids | None
+    if isinstance(source, Mapping):
+        assert id_column is not None, "tables of several are joined by their ids"
+        tables = _tables(source, [*party_columns, label_party], id_column, form)
+        aligned = align(tables, id_column, form.id_type)
+        frames, ids = aligned.frames, aligned.ids
+        labelled, whose = frames[label_party], f"the label of '{label_party}'"
+    else:
+        labelled, ids = read_sorted(source, id_column, "the table", form)
+        frames, whose = dict.fromkeys(party_columns, labelled), "the label"
+    check_column(labelled.columns, label, whose, "label.column")
     columns = {
         party: own_columns(
             frame.columns,
-            patterns.get(party, ()),
+            party_columns.get(party, ()),
             party,
             label,
             id_column,
@@ -261,7 +195,29 @@ def _columns_by_party(
             f"party '{idle[0]}' has no columns" if idle else "no party has any columns",
             want="at least one column for every party but the label party",
         )
-    return columns
+    if not isinstance(source, Mapping):
+        check_owners(columns)
+    labels, classes = encode_labels(labelled[label], task)
+    split = _split(labels, task, seed, validation, test, fold)
+    inputs = {party: fit_inputs(frames[party], own, split) for party, own in columns.items()}
+    rows = AlignedRows.of(len(labelled), split, ids)
+    return rows.parties(inputs, label_party, labels, classes)
+
+
+def _tables(
+    sources: Mapping[str, Source], parties: Sequence[str], id_column: str, form: TableFormat
+) -> dict[str, Table]:
+    without = [party for party in parties if party not in sources]
+    if without:
+        raise MissingDataError(
+            f"party '{without[0]}' has no table",
+            where=f"parties.{without[0]}.source",
+            want="a file for every party, once one party has a file of its own",
+        )
+    return {
+        party: read_table(own, form, [id_column], f"parties.{party}.source")
+        for party, own in sources.items()
+    }
 
 
 def _split(
@@ -441,30 +397,12 @@ def partition_columns(columns: Sequence[str], parties: Sequence[str]) -> dict[st
     Raises:
         DataError: more parties than columns, none, or one named twice.
     """
-    return {
-        party: [columns[position] for position in block]
-        for party, block in zip(parties, blocks(len(columns), parties), strict=True)
-    }
+    owned = blocks(len(columns), parties)
+    return {party: [columns[position] for position in own] for party, own in owned.items()}
 
 
-def partition_image(pictures: np.ndarray, parties: Sequence[str]) -> dict[str, np.ndarray]:
-    """Vertical strips from left to right, as views; with two parties the halves.
-
-    Args:
-        pictures: axes (rows, ..., height, width).
-        parties: in the order of their strips.
-
-    Raises:
-        DataError: more parties than columns of pixels, none, or one named twice.
-    """
-    return {
-        party: pictures[..., block[0] : block[-1] + 1]
-        for party, block in zip(parties, blocks(pictures.shape[-1], parties), strict=True)
-    }
-
-
-def blocks(columns: int, parties: Sequence[str]) -> list[np.ndarray]:
-    """The positions of each party's columns; int64, in order.
+def blocks(columns: int, parties: Sequence[str]) -> dict[str, np.ndarray]:
+    """The positions of each party's columns; int64, in order, from left to right.
 
     Raises:
         DataError: more parties than columns, none, or one named twice.
@@ -475,4 +413,4 @@ def blocks(columns: int, parties: Sequence[str]) -> list[np.ndarray]:
             got=f"{len(parties)} parties ({len(set(parties))} different), {columns} columns",
             want="at least one party, each named once, and a column for every one",
         )
-    return list(np.array_split(np.arange(columns), len(parties)))
+    return dict(zip(parties, np.array_split(np.arange(columns), len(parties)), strict=True))

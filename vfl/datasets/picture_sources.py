@@ -12,7 +12,7 @@ import io
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -133,12 +133,14 @@ def read_mnist(
     """
     base = data_folder(root)
     if download:
-        _download_mnist(source, base)
+        from torchvision import datasets
+
+        getattr(datasets, MNIST_FOLDERS[source])(str(base), download=True)
     raw = base / MNIST_FOLDERS[source] / "raw"
     parts = []
     for part in ("train", "t10k"):
-        pictures = _read_mnist(raw, f"{part}-images-idx3-ubyte")
-        labels = _read_mnist(raw, f"{part}-labels-idx1-ubyte")
+        names = (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte")
+        pictures, labels = (read_idx(_plain_or_zipped(raw / name)) for name in names)
         if pictures.ndim != 3 or labels.ndim != 1 or len(pictures) != len(labels):
             raise DataError(f"pictures and labels of '{part}' differ in number", where=str(raw))
         parts.append(Part.of(pictures[:, None], labels))
@@ -146,18 +148,13 @@ def read_mnist(
     return PictureSet(train, test, classes)
 
 
-def _download_mnist(source: str, base: Path) -> None:
-    from torchvision import datasets
-
-    getattr(datasets, MNIST_FOLDERS[source])(str(base), download=True)
-
-
-def _read_mnist(raw: Path, name: str) -> np.ndarray:
-    for path in (raw / name, raw / f"{name}.gz"):
-        if path.is_file():
-            return read_idx(path)
+def _plain_or_zipped(path: Path) -> Path:
+    for file in (path, path.with_name(f"{path.name}.gz")):
+        if file.is_file():
+            return file
+    raw = path.parent
     raise MissingDataError(
-        f"the file '{name}' is not there, plain or as .gz",
+        f"the file '{path.name}' is not there, plain or as .gz",
         where=str(raw),
         fix=f"pass --download, or set {ENVIRONMENT} to the folder above "
         f"'{raw.parent.name}/{raw.name}'",
@@ -259,16 +256,12 @@ def read_cifar(source: str, root: Path | None = None, download: bool = False) ->
     """
     layout, base = LAYOUTS[source], data_folder(root)
     folder = base / layout.archive.folder
-    jpeg_folder = base / layout.jpeg_folder if layout.jpeg_folder else None
     if not folder.is_dir():
-        if jpeg_folder is not None and jpeg_folder.is_dir():
-            return _read_cifar_jpegs(jpeg_folder)
+        if layout.jpeg_folder and (jpegs := base / layout.jpeg_folder).is_dir():
+            parts = (_cifar_file(jpegs / f"{part}.npz") for part in ("train", "test"))
+            return _read_archives(parts, "names", CIFAR_SIDE)
         if download:
             fetch(layout.archive, base)
-    return _read_cifar_folder(folder, layout)
-
-
-def _read_cifar_folder(folder: Path, layout: Layout) -> PictureSet:
     text = _cifar_file(folder / layout.names).read_bytes().decode("ascii", errors="replace")
     names = tuple(line.strip() for line in text.splitlines() if line.strip())
     if len(names) != layout.classes:
@@ -299,14 +292,6 @@ def _read_cifar_rows(folder: Path, files: tuple[str, ...], layout: Layout) -> Pa
     return Part.of(pictures, rows[:, layout.label_bytes - 1])
 
 
-def _read_cifar_jpegs(folder: Path) -> PictureSet:
-    (train, names), (test, _) = (
-        read_jpeg_archive(_cifar_file(folder / f"{part}.npz"), "names", CIFAR_SIDE)
-        for part in ("train", "test")
-    )
-    return PictureSet(train, test, names)
-
-
 def _cifar_file(path: Path) -> Path:
     return existing_file(path, first="pass --download, or ")
 
@@ -327,20 +312,9 @@ def read_tiny_imagenet(root: Path | None = None) -> PictureSet:
         DataError: a file is of another format.
     """
     folder = data_folder(root) / TINY_FOLDER
-    return _read_tiny_folder(folder) if (folder / "train").is_dir() else _read_tiny_archives(folder)
-
-
-def _read_tiny_archives(folder: Path) -> PictureSet:
-    (train, names), (test, test_names) = (
-        read_jpeg_archive(_tiny_file(folder / name), "wnid", TINY_SIDE)
-        for name in (TINY_TRAIN, "val.npz")
-    )
-    if names != test_names:
-        raise DataError("training and validation pictures have other classes", where=str(folder))
-    return PictureSet(train, test, names)
-
-
-def _read_tiny_folder(folder: Path) -> PictureSet:
+    if not (folder / "train").is_dir():
+        parts = (_tiny_file(folder / name) for name in (TINY_TRAIN, "val.npz"))
+        return _read_archives(parts, "wnid", TINY_SIDE)
     classes = tuple(_tiny_file(folder / "wnids.txt").read_text().split())
     number = {name: code for code, name in enumerate(classes)}
     train = [
@@ -371,6 +345,16 @@ def _tiny_files(named: list[tuple[Path, int]], folder: Path) -> Part:
 
 def _tiny_file(path: Path) -> Path:
     return existing_file(path, first=f"unpack {TINY_URL} and ", folder=TINY_FOLDER)
+
+
+def _read_archives(parts: Iterable[Path], names: str, side: int) -> PictureSet:
+    paths = tuple(parts)
+    (train, classes), (test, others) = (read_jpeg_archive(path, names, side) for path in paths)
+    if classes != others:
+        raise DataError(
+            "training and validation pictures have other classes", where=str(paths[0].parent)
+        )
+    return PictureSet(train, test, classes)
 
 
 def jpeg_part(labels: np.ndarray, raw: Callable[[int], bytes], side: int, where: Path) -> Part:
@@ -434,7 +418,16 @@ def read_jpeg_archive(path: Path, names: str, side: int) -> tuple[Part, tuple[st
         with np.load(path, allow_pickle=False) as found:
             blob, offset, labels = (found[key] for key in ("jpeg", "offset", "label"))
             classes = tuple(map(str, found[names]))
-        if not _fits(blob, offset, labels):
+        fits = (
+            blob.dtype == np.uint8
+            and offset.dtype.kind == labels.dtype.kind.replace("u", "i") == "i"
+            and (blob.ndim, offset.ndim, labels.ndim) == (1, 1, 1)
+            and len(offset) == len(labels) + 1
+            and offset[0] == 0
+            and offset[-1] == len(blob)
+            and (np.diff(offset) > 0).all()
+        )
+        if not fits:
             raise ValueError("offsets do not cut the bytes into one JPEG a label")
     except (
         OSError,
@@ -452,19 +445,6 @@ def read_jpeg_archive(path: Path, names: str, side: int) -> tuple[Part, tuple[st
         ) from None
     part = jpeg_part(labels, lambda row: blob[offset[row] : offset[row + 1]].tobytes(), side, path)
     return part, classes
-
-
-def _fits(blob: np.ndarray, offset: np.ndarray, labels: np.ndarray) -> bool:
-    """Whether the offsets cut the bytes into one JPEG a label."""
-    return (
-        blob.dtype == np.uint8
-        and offset.dtype.kind == labels.dtype.kind.replace("u", "i") == "i"
-        and (blob.ndim, offset.ndim, labels.ndim) == (1, 1, 1)
-        and len(offset) == len(labels) + 1
-        and offset[0] == 0
-        and offset[-1] == len(blob)
-        and bool((np.diff(offset) > 0).all())
-    )
 
 
 _READERS: Mapping[str, Callable[[Path | None, bool], PictureSet]] = {

@@ -24,7 +24,7 @@ nothing for, other members and models in whose company a promise would be untrue
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar
 
@@ -38,6 +38,13 @@ from vfl.core.seeds import Secret
 Side = Literal["feature", "label", "both"]
 
 _Value = TypeVar("_Value", Tensor, nn.Module)
+
+#: Inputs and labels, None where a party lacks them.
+Batch = tuple[Tensor | None, Tensor | None]
+#: Decoded cuts by feature party.
+Cuts = Mapping[str, Tensor]
+#: A scalar that is added to a party's own; None for nothing.
+Loss = Tensor | None
 
 #: Rows of the largest batch `Defense.fit` trains a bottom on, where `fit_epochs` is above 0.
 FIT_ROWS = 128
@@ -172,9 +179,7 @@ class Defense:
         """
         return None
 
-    def batch(
-        self, inputs: Tensor | None, labels: Tensor | None, context: StepContext
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def batch(self, inputs: Tensor | None, labels: Tensor | None, context: StepContext) -> Batch:
         """What a party really feeds: its inputs and, at the label party, its labels."""
         return inputs, labels
 
@@ -182,7 +187,7 @@ class Defense:
         """The cut that is really encoded, at the feature party; differentiable."""
         return cut
 
-    def local_loss(self, cut: Tensor, inputs: Tensor, context: StepContext) -> Tensor | None:
+    def local_loss(self, cut: Tensor, inputs: Tensor, context: StepContext) -> Loss:
         """A scalar the feature party adds to its own backward pass."""
         return None
 
@@ -203,9 +208,7 @@ class Defense:
         """
         return targets
 
-    def loss(
-        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, context: StepContext
-    ) -> Tensor | None:
+    def loss(self, cuts: Cuts, labels: Tensor, logits: Tensor, context: StepContext) -> Loss:
         """A scalar the label party adds to the task loss; `cuts` as decoded, by feature party."""
         return None
 
@@ -275,9 +278,7 @@ class Chain(Defense):
         present = [one for one in found if one is not None]
         return torch.stack(present).all(dim=0) if present else None
 
-    def batch(
-        self, inputs: Tensor | None, labels: Tensor | None, context: StepContext
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def batch(self, inputs: Tensor | None, labels: Tensor | None, context: StepContext) -> Batch:
         for member in self.members:
             inputs, labels = member.batch(inputs, labels, context)
         return inputs, labels
@@ -294,9 +295,7 @@ class Chain(Defense):
     def targets(self, targets: Tensor, classes: int, context: StepContext) -> Tensor:
         return self._through("targets", targets, classes, context)
 
-    def loss(
-        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, context: StepContext
-    ) -> Tensor | None:
+    def loss(self, cuts: Cuts, labels: Tensor, logits: Tensor, context: StepContext) -> Loss:
         return _total([member.loss(cuts, labels, logits, context) for member in self.members])
 
     def gradient(self, grad: Tensor, labels: Tensor, context: StepContext) -> Tensor:
@@ -361,7 +360,6 @@ class Undefended(Defense):
     """Every hook does nothing; the baseline each defense is compared with."""
 
 
-_LOOKS = "looks at labels in '{}'"
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -410,27 +408,24 @@ def require_equal_weights(defense: str, kind: LabelKind) -> None:
         )
 
 
-def refuse_hooks_on_labels(
-    defense: str, before: Sequence[Defense], after: Sequence[Defense], cure: str
-) -> None:
+def refuse_hooks_on_labels(what: str, members: Sequence[Defense], cure: str, *early: str) -> None:
     """Refuse members through which a row's gradient depends on labels that no noise covers.
 
-    Raises:
-        SpecError: with the member that is in the way.
-    """
-    for member, hook in _hooks_on_labels((*before, *after)):
-        _refuse(f"the epsilon of '{defense}' does not hold", member, _LOOKS.format(hook), cure)
-
-
-def refuse_hooks_before_labels(defense: str, members: Sequence[Defense], cure: str) -> None:
-    """Refuse members that look at labels some of which are not disclosed yet.
+    Args:
+        what: does not go with them.
+        members: the others in a chain.
+        cure: for the message.
+        early: hooks that are in the way as well, for they see labels not disclosed yet.
 
     Raises:
         SpecError: with the member that is in the way.
     """
-    for member, hook in _hooks_on_labels(members, "labels"):
-        does = f"{_LOOKS.format(hook)} while some are not told"
-        _refuse(f"'{defense}' does not go", member, does, cure)
+    for member in members:
+        if member.side == "feature" or member.label_free:
+            continue
+        if found := uses(member, *early, "loss", "targets", "batch", "gradient"):
+            when = " while some are not told" if early else ""
+            _refuse(what, member, f"looks at labels in '{found[0]}'{when}", cure)
 
 
 def refuse_mixing(defense: str, members: Sequence[Defense], hook: str) -> None:
@@ -458,15 +453,6 @@ def refuse_batch_norm(module: nn.Module, defense: str) -> None:
             want="a model that treats each row on its own",
             fix=f"another model, or {defense}:norm=inf, which promises nothing",
         )
-
-
-def _hooks_on_labels(members: Sequence[Defense], *more: str) -> Iterator[tuple[Defense, str]]:
-    """Members with hooks that look at labels at the label party, and one such hook of each."""
-    for member in members:
-        if member.side == "feature" or member.label_free:
-            continue
-        if found := uses(member, *more, "loss", "targets", "batch", "gradient"):
-            yield member, found[0]
 
 
 def _refuse(what: str, member: Defense, does: str, cure: str) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from vfl.compression import StepContext
 from vfl.core.registry import require_range
-from vfl.defenses.base import Defense, Side
+from vfl.defenses.base import Cuts, Defense, Loss
 
 
 def divergence(mean: Tensor, deviation: Tensor) -> Tensor:
@@ -72,9 +69,9 @@ class Bottleneck(Defense):
     True
     """
 
-    side: ClassVar[Side] = "label"
-    label_free: ClassVar[bool] = True
-    reads_cuts: ClassVar[bool] = False
+    side = "label"
+    label_free = True
+    reads_cuts = False
 
     def __init__(self, alpha: float = 0.001) -> None:
         require_range("alpha", alpha, 0)
@@ -85,9 +82,7 @@ class Bottleneck(Defense):
         self._top = NoisyTop(top, width)
         return self._top
 
-    def loss(
-        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, context: StepContext
-    ) -> Tensor | None:
+    def loss(self, cuts: Cuts, labels: Tensor, logits: Tensor, context: StepContext) -> Loss:
         if self._top is None or self._top.information is None:
             return None
         information, self._top.information = self._top.information, None

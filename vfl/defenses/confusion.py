@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn, optim
@@ -12,7 +11,7 @@ from torch.nn.functional import log_softmax
 from vfl.compression import StepContext
 from vfl.core.registry import require_range
 from vfl.core.seeds import Secret, scoped
-from vfl.defenses.base import Defense, LabelKind, Side, require_classes
+from vfl.defenses.base import Defense, LabelKind, require_classes
 
 _STEPS = 200
 
@@ -42,7 +41,7 @@ class Confusion(Defense):
     (True, 2.0)
     """
 
-    side: ClassVar[Side] = "label"
+    side = "label"
 
     def __init__(self, contrast: float = 1.0, entropy: float = 0.05) -> None:
         require_range("contrast", contrast, 0)

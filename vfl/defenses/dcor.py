@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from vfl.compression import StepContext
 from vfl.core.registry import require_range
-from vfl.defenses.base import Defense, Side
+from vfl.defenses.base import Cuts, Defense, Loss
 
 #: Squared distances end here: the root of 0 has no finite slope, and a rounded square may be < 0.
 _LEAST_SQUARE = 1e-8
@@ -76,15 +73,13 @@ class LabelCorrelation(Defense):
     1.8371
     """
 
-    side: ClassVar[Side] = "label"
+    side = "label"
 
     def __init__(self, alpha: float = 1.0) -> None:
         require_range("alpha", alpha, 0)
         self.alpha = alpha
 
-    def loss(
-        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, context: StepContext
-    ) -> Tensor | None:
+    def loss(self, cuts: Cuts, labels: Tensor, logits: Tensor, context: StepContext) -> Loss:
         apart = label_distances(labels)
         terms = [distance_correlation(distances(cut), apart) for cut in cuts.values()]
         return self.alpha * torch.stack(terms).sum()
@@ -107,7 +102,7 @@ class NoPeek(Defense):
     0.5
     """
 
-    side: ClassVar[Side] = "feature"
+    side = "feature"
 
     def __init__(self, alpha: float = 0.1) -> None:
         require_range("alpha", alpha, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from vfl.compression import StepContext
 from vfl.core.registry import require, require_range
-from vfl.defenses.base import MOST_ROWS, Defense, PrivacyStatement, Side
+from vfl.defenses.base import MOST_ROWS, Defense, PrivacyStatement
 
 
 class GradientAveraging(Defense):
@@ -32,8 +31,8 @@ class GradientAveraging(Defense):
         BadOptionError: an option out of range.
     """
 
-    side: ClassVar[Side] = "label"
-    label_free: ClassVar[bool] = True
+    side = "label"
+    label_free = True
 
     def __init__(self, rows: int = 2) -> None:
         require_range("rows", rows, 0, MOST_ROWS)
@@ -81,9 +80,9 @@ class GradientSparsification(Defense):
         BadOptionError: an option out of range.
     """
 
-    side: ClassVar[Side] = "label"
-    label_free: ClassVar[bool] = True
-    rows_apart: ClassVar[bool] = True
+    side = "label"
+    label_free = True
+    rows_apart = True
 
     def __init__(self, share: float = 0.25) -> None:
         require("share", share, "above 0, at most 1", 0 < share <= 1)

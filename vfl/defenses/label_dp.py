@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -20,11 +19,11 @@ from vfl.core.registry import require, require_range
 from vfl.core.seeds import Secret
 from vfl.defenses.base import (
     MOST_EPOCHS,
+    Batch,
     Defense,
     LabelKind,
     PrivacyStatement,
-    Side,
-    refuse_hooks_before_labels,
+    refuse_hooks_on_labels,
     require_classes,
     require_equal_weights,
 )
@@ -55,8 +54,8 @@ class LabelDP(Defense):
         BadOptionError: an option out of range.
     """
 
-    side: ClassVar[Side] = "label"
-    once: ClassVar[bool] = True
+    side = "label"
+    once = True
 
     def __init__(
         self, epsilon: float | None = None, flip: float | None = None, prior: str | None = None
@@ -216,9 +215,9 @@ class TwoStageLabelDP(Defense):
         BadOptionError: an option out of range.
     """
 
-    side: ClassVar[Side] = "label"
-    rows_apart: ClassVar[bool] = True
-    once: ClassVar[bool] = True
+    side = "label"
+    rows_apart = True
+    once = True
 
     def __init__(self, epsilon: float = 1.0, epochs: int = 5, share: float = 0.5) -> None:
         require_range("epsilon", epsilon, 0)
@@ -234,7 +233,8 @@ class TwoStageLabelDP(Defense):
         self._indices: Tensor | None = None
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
-        refuse_hooks_before_labels("label_dp_two_stage", (*before, *after), "label_dp, or it alone")
+        what, cure = "'label_dp_two_stage' does not go", "label_dp, or it alone"
+        refuse_hooks_on_labels(what, (*before, *after), cure, "labels")
 
     def prepare(self, kind: LabelKind) -> None:
         self._classes = require_classes("label_dp_two_stage", kind)
@@ -265,9 +265,7 @@ class TwoStageLabelDP(Defense):
             self._answer()
         return ~torch.from_numpy(self._late)[indices] if len(self._outputs) else None
 
-    def batch(
-        self, inputs: Tensor | None, labels: Tensor | None, context: StepContext
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def batch(self, inputs: Tensor | None, labels: Tensor | None, context: StepContext) -> Batch:
         if labels is not None and self._indices is not None:
             labels = self._answers[self._indices]
         return inputs, labels

@@ -7,7 +7,7 @@ bottoms stay near their principal components: a large part never learns, and a s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn, optim
@@ -22,7 +22,6 @@ from vfl.defenses.base import (
     MOST_EPOCHS,
     Defense,
     PrivacyStatement,
-    Side,
     uses,
 )
 from vfl.defenses.components import Components, fit_bytes
@@ -80,9 +79,9 @@ class LabelFree(Defense):
     [[0.0, 0.0]]
     """
 
-    side: ClassVar[Side] = "both"
-    label_free: ClassVar[bool] = True
-    once: ClassVar[bool] = True
+    side = "both"
+    label_free = True
+    once = True
 
     def __init__(
         self, kind: Kind = "pca", features: int = 1024, epochs: int = 10, mask: float = 0.3
@@ -221,8 +220,8 @@ class Anchored(Defense):
     [[1.914, 0.0]]
     """
 
-    side: ClassVar[Side] = "feature"
-    once: ClassVar[bool] = True
+    side = "feature"
+    once = True
 
     def __init__(self, rate: float = 0.02) -> None:
         require_range("rate", rate, 0, 1)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from vfl.compression import StepContext
 from vfl.core.registry import require_choice, require_range
-from vfl.defenses.base import Defense, LabelKind, PrivacyStatement, Side, require_two_classes
+from vfl.defenses.base import Defense, LabelKind, PrivacyStatement, require_two_classes
 from vfl.defenses.noise import fingerprint
 
 Shape = Literal["optimal", "iso"]
@@ -70,8 +70,8 @@ class Marvell(Defense):
         BadOptionError: an option out of range.
     """
 
-    side: ClassVar[Side] = "label"
-    once: ClassVar[bool] = True
+    side = "label"
+    once = True
 
     def __init__(self, power: float = 4.0, shape: Shape = "optimal") -> None:
         require_range("power", power, 0)
@@ -187,9 +187,9 @@ class MaxNorm(Defense):
     [0.0, 4.898979663848877]
     """
 
-    side: ClassVar[Side] = "label"
-    label_free: ClassVar[bool] = True
-    once: ClassVar[bool] = True
+    side = "label"
+    label_free = True
+    once = True
 
     def prepare(self, kind: LabelKind) -> None:
         require_two_classes("max_norm", kind)

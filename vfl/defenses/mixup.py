@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,8 +13,11 @@ from vfl.compression import StepContext
 from vfl.core.registry import require, require_range
 from vfl.core.seeds import derive
 from vfl.defenses.base import (
+    Batch,
+    Cuts,
     Defense,
     LabelKind,
+    Loss,
     PrivacyStatement,
     require_classes,
     require_equal_weights,
@@ -45,8 +46,8 @@ class Mixup(Defense):
         BadOptionError: an option out of range.
     """
 
-    once: ClassVar[bool] = True
-    reads_cuts: ClassVar[bool] = False
+    once = True
+    reads_cuts = False
 
     def __init__(self, alpha: float = 0.2, seed: int = 0) -> None:
         require("alpha", alpha, "above 0", 0 < alpha < math.inf)
@@ -61,17 +62,13 @@ class Mixup(Defense):
         require_classes("mixup", kind)
         require_equal_weights("mixup", kind)
 
-    def batch(
-        self, inputs: Tensor | None, labels: Tensor | None, context: StepContext
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def batch(self, inputs: Tensor | None, labels: Tensor | None, context: StepContext) -> Batch:
         if inputs is None:
             return inputs, labels
         pairs, share = mixture(context.step, len(inputs), self.alpha, self.seed)
         return torch.lerp(inputs[pairs], inputs, share), labels
 
-    def loss(
-        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, context: StepContext
-    ) -> Tensor | None:
+    def loss(self, cuts: Cuts, labels: Tensor, logits: Tensor, context: StepContext) -> Loss:
         pairs, share = mixture(context.step, len(labels), self.alpha, self.seed)
         others = labels[pairs.to(labels.device)]
         # Added to the task loss L(y), this makes share L(y) + (1 - share) L(y').

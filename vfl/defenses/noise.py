@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from vfl.defenses.base import (
     Defense,
     LabelKind,
     PrivacyStatement,
-    Side,
     refuse_batch_norm,
     refuse_hooks_on_labels,
     refuse_mixing,
@@ -171,10 +170,10 @@ class GradientNoise(Defense):
         BadOptionError: an option out of range.
     """
 
-    side: ClassVar[Side] = "label"
-    label_free: ClassVar[bool] = True
-    rows_apart: ClassVar[bool] = True
-    once: ClassVar[bool] = True
+    side = "label"
+    label_free = True
+    rows_apart = True
+    once = True
 
     def __init__(
         self, norm: float = 1.0, sigma: float = 1.0, law: Law = "gaussian", delta: float = 1e-5
@@ -184,7 +183,8 @@ class GradientNoise(Defense):
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
         if self._noise.epsilon is not None:
             cure = "gradient_noise:norm=inf, which promises nothing, or one of the two alone"
-            refuse_hooks_on_labels("gradient_noise", before, after, cure)
+            what = "the epsilon of 'gradient_noise' does not hold"
+            refuse_hooks_on_labels(what, (*before, *after), cure)
             refuse_mixing("gradient_noise", before, "gradient")
 
     def prepare(self, kind: LabelKind) -> None:
@@ -233,9 +233,9 @@ class ClippedNoise(Defense):
         BadOptionError: an option out of range.
     """
 
-    side: ClassVar[Side] = "feature"
-    rows_apart: ClassVar[bool] = True
-    once: ClassVar[bool] = True
+    side = "feature"
+    rows_apart = True
+    once = True
 
     def __init__(
         self,

@@ -5,8 +5,7 @@ Layer normalisation of the cut, which keeps it bounded, is a member of its own a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from vfl.compression import StepContext
 from vfl.core.errors import BadOptionError
 from vfl.core.registry import require_range
-from vfl.defenses.base import Defense, LabelKind, Side, require_classes
+from vfl.defenses.base import Cuts, Defense, LabelKind, Loss, require_classes
 
 Distance = Literal["angular", "chordal"]
 
@@ -101,7 +100,7 @@ class Potential(Defense):
     2.5465
     """
 
-    side: ClassVar[Side] = "both"
+    side = "both"
 
     def __init__(
         self,
@@ -132,9 +131,7 @@ class Potential(Defense):
     def wrap_bottom(self, bottom: nn.Module, width: int) -> nn.Module:
         return LayerNorm().wrap_bottom(bottom, width) if self.norm else bottom
 
-    def loss(
-        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, context: StepContext
-    ) -> Tensor | None:
+    def loss(self, cuts: Cuts, labels: Tensor, logits: Tensor, context: StepContext) -> Loss:
         energies = [potential_energy(cut, labels, self.distance) for cut in cuts.values()]
         return self.alpha * torch.stack(energies).sum()
 
@@ -154,7 +151,7 @@ class LayerNorm(Defense):
     [-1.0, 1.0]
     """
 
-    side: ClassVar[Side] = "feature"
+    side = "feature"
 
     def wrap_bottom(self, bottom: nn.Module, width: int) -> nn.Module:
         return nn.Sequential(bottom, nn.LayerNorm(width, elementwise_affine=False))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from vfl.compression import StepContext
 from vfl.core.registry import require_range
-from vfl.defenses.base import MOST_ROWS, Defense, LabelKind, Side, require_classes
+from vfl.defenses.base import MOST_ROWS, Cuts, Defense, LabelKind, Loss, require_classes
 
 _RIDGE = 0.3
 #: Added to the covariance before whitening, as a share of the mean variance.
@@ -91,7 +88,7 @@ class Probe(Defense):
     0.8696
     """
 
-    side: ClassVar[Side] = "label"
+    side = "label"
 
     def __init__(self, alpha: float = 0.6, support: int = 50, whiten: bool = False) -> None:
         require_range("alpha", alpha, 0)
@@ -103,9 +100,7 @@ class Probe(Defense):
     def prepare(self, kind: LabelKind) -> None:
         require_classes("probe", kind)
 
-    def loss(
-        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, context: StepContext
-    ) -> Tensor | None:
+    def loss(self, cuts: Cuts, labels: Tensor, logits: Tensor, context: StepContext) -> Loss:
         support = self.support * (1 + context.step % 2)
         found = [
             probe_alignment(cut, labels, logits.shape[1], support, self.whiten)

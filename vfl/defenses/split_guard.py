@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from vfl.compression import StepContext
 from vfl.core.errors import HijackError
 from vfl.core.registry import require, require_range
-from vfl.defenses.base import MOST_STEPS, Defense, PrivacyStatement, Side
+from vfl.defenses.base import MOST_STEPS, Batch, Defense, PrivacyStatement
 
 _STEEPNESS, _EXPONENT = 5.0, 2
 _FAKE, _REGULAR, _OTHER = range(3)
@@ -49,9 +48,9 @@ class SplitGuard(Defense):
         HijackError: while training, when the mean score is too low.
     """
 
-    side: ClassVar[Side] = "feature"
-    rows_apart: ClassVar[bool] = True
-    once: ClassVar[bool] = True
+    side = "feature"
+    rows_apart = True
+    once = True
 
     def __init__(
         self, share: float = 0.1, start: int = 100, checks: int = 10, threshold: float = 0.8
@@ -71,9 +70,7 @@ class SplitGuard(Defense):
     def working_bytes(self, rows: int, columns: int, width: int) -> int:
         return 4 * rows * columns + 8 * (_MATRICES * width**2 + 2 * rows * width)
 
-    def batch(
-        self, inputs: Tensor | None, labels: Tensor | None, context: StepContext
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def batch(self, inputs: Tensor | None, labels: Tensor | None, context: StepContext) -> Batch:
         if inputs is None or labels is not None or self._group(context) != _FAKE:
             return inputs, labels
         assert context.secret is not None, "batches are for training only"

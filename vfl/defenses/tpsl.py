@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,10 +12,11 @@ from torch import Tensor
 from vfl.compression import StepContext
 from vfl.core.registry import require
 from vfl.defenses.base import (
+    Cuts,
     Defense,
     LabelKind,
+    Loss,
     PrivacyStatement,
-    Side,
     refuse_hooks_on_labels,
     require_classes,
     require_equal_weights,
@@ -42,25 +42,24 @@ class TranscriptPrivacy(Defense):
         BadOptionError: an option out of range.
     """
 
-    side: ClassVar[Side] = "label"
-    label_free: ClassVar[bool] = True
-    once: ClassVar[bool] = True
-    reads_cuts: ClassVar[bool] = False
+    side = "label"
+    label_free = True
+    once = True
+    reads_cuts = False
 
     def __init__(self, epsilon: float = 1.0) -> None:
         require("epsilon", epsilon, "above 0", 0 < epsilon < math.inf)
         self.epsilon = epsilon
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
-        refuse_hooks_on_labels("tpsl", before, after, "one of the two alone")
+        what = "the epsilon of 'tpsl' does not hold"
+        refuse_hooks_on_labels(what, (*before, *after), "one of the two alone")
 
     def prepare(self, kind: LabelKind) -> None:
         require_classes("tpsl", kind)
         require_equal_weights("tpsl", kind)
 
-    def loss(
-        self, cuts: Mapping[str, Tensor], labels: Tensor, logits: Tensor, context: StepContext
-    ) -> Tensor | None:
+    def loss(self, cuts: Cuts, labels: Tensor, logits: Tensor, context: StepContext) -> Loss:
         assert context.secret is not None, "losses are for training only"
         rows, classes = logits.shape
         # Bound to the logits: were a step repeated with other cuts, after a restart, equal noise on

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,8 +13,8 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from vfl.config import Experiment
-from vfl.config.toml import check
+from vfl.config import DataSettings, Experiment, LabelSettings, PartySettings, TrainSettings
+from vfl.config.toml import Settings, check
 from vfl.core.errors import ConfigError
 from vfl.datasets import PartyData, Split, split_rows
 from vfl.datasets.load import fit_inputs, partition_columns
@@ -27,53 +27,32 @@ from vfl.training.local import LocalSession
 Columns = Sequence[str] | Sequence[int]
 
 
+@dataclass(eq=False, repr=False)
 class VFLEstimator(BaseEstimator):  # type: ignore[misc]
     """Trains and asks parties that are all in this process; arguments as in `VFLClassifier`."""
 
     _task: ClassVar[str]
 
-    def __init__(
-        self,
-        parties: Mapping[str, Columns] | int = 2,
-        *,
-        label_party: str = "label",
-        codec: str = "none",
-        defense: str = "none",
-        merge: str = "concat",
-        secure: str = "none",
-        width: int = 32,
-        bottom: str = "mlp:hidden=64",
-        top: str = "mlp:hidden=64",
-        epochs: int = 20,
-        batch_size: int = 64,
-        optimizer: str = "adam",
-        learning_rate: float = 2e-3,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        patience: int = 0,
-        keep: str = "last",
-        validation: float = 0.0,
-        random_state: int | None = None,
-    ) -> None:
-        self.parties = parties
-        self.label_party = label_party
-        self.codec = codec
-        self.defense = defense
-        self.merge = merge
-        self.secure = secure
-        self.width = width
-        self.bottom = bottom
-        self.top = top
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.momentum = momentum
-        self.weight_decay = weight_decay
-        self.patience = patience
-        self.keep = keep
-        self.validation = validation
-        self.random_state = random_state
+    parties: Mapping[str, Columns] | int = 2
+    _: KW_ONLY
+    label_party: str = "label"
+    codec: str = "none"
+    defense: str = "none"
+    merge: str = "concat"
+    secure: str = "none"
+    width: int = 32
+    bottom: str = "mlp:hidden=64"
+    top: str = "mlp:hidden=64"
+    epochs: int = 20
+    batch_size: int = 64
+    optimizer: str = "adam"
+    learning_rate: float = 2e-3
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    patience: int = 0
+    keep: str = "last"
+    validation: float = 0.0
+    random_state: int | None = None
 
     def _output_count(self) -> int:
         """Outputs of the top."""
@@ -183,32 +162,19 @@ class VFLEstimator(BaseEstimator):  # type: ignore[misc]
         return LocalSession(self._experiment, data, mode=mode, outputs=outputs, **options)
 
     def _settings(self, seed: int) -> Experiment:
-        party = {"width": self.width, "bottom": self.bottom}
-        content = {
+        given = self.get_params(deep=False)
+
+        def of(table: type[Settings]) -> dict[str, Any]:
+            return {name: given[name] for name in table.model_fields if name in given}
+
+        own = {"party": self.label_party, "task": self._task, "class_weight": self._class_weight()}
+        content = of(Experiment) | {
             "name": "estimator",
             "seed": seed,
-            "codec": self.codec,
-            "defense": self.defense,
-            "merge": self.merge,
-            "secure": self.secure,
-            "parties": dict.fromkeys(self.parties_, party),
-            "label": {
-                "party": self.label_party,
-                "top": self.top,
-                "task": self._task,
-                "class_weight": self._class_weight(),
-            },
-            "train": {
-                "epochs": self.epochs,
-                "batch_size": self.batch_size,
-                "optimizer": self.optimizer,
-                "learning_rate": self.learning_rate,
-                "momentum": self.momentum,
-                "weight_decay": self.weight_decay,
-                "patience": self.patience,
-                "keep": self.keep,
-            },
-            "data": {"validation": self.validation},
+            "parties": dict.fromkeys(self.parties_, of(PartySettings)),
+            "label": of(LabelSettings) | own,
+            "train": of(TrainSettings),
+            "data": of(DataSettings),
         }
         return check(content, Experiment, where="the estimator's arguments")
 

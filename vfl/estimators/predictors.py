@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,9 +13,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
 from vfl.core.errors import ConfigError, DataError
-from vfl.estimators.base import Columns, VFLEstimator, frame_of, weights_of
+from vfl.estimators.base import VFLEstimator, frame_of, weights_of
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
     """A classifier that several parties train together, all of them in this process.
 
@@ -47,54 +49,9 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
         parties_: columns by party, as used.
     """
 
-    _task = "classification"
+    _task: ClassVar[str] = "classification"
 
-    def __init__(
-        self,
-        parties: Mapping[str, Columns] | int = 2,
-        *,
-        label_party: str = "label",
-        codec: str = "none",
-        defense: str = "none",
-        merge: str = "concat",
-        secure: str = "none",
-        width: int = 32,
-        bottom: str = "mlp:hidden=64",
-        top: str = "mlp:hidden=64",
-        epochs: int = 20,
-        batch_size: int = 64,
-        optimizer: str = "adam",
-        learning_rate: float = 2e-3,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        patience: int = 0,
-        keep: str = "last",
-        class_weight: Mapping[Any, float] | str | None = None,
-        validation: float = 0.0,
-        random_state: int | None = None,
-    ) -> None:
-        super().__init__(
-            parties,
-            label_party=label_party,
-            codec=codec,
-            defense=defense,
-            merge=merge,
-            secure=secure,
-            width=width,
-            bottom=bottom,
-            top=top,
-            epochs=epochs,
-            batch_size=batch_size,
-            optimizer=optimizer,
-            learning_rate=learning_rate,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            patience=patience,
-            keep=keep,
-            validation=validation,
-            random_state=random_state,
-        )
-        self.class_weight = class_weight
+    class_weight: Mapping[Any, float] | str | None = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> VFLClassifier:
         """Train on a table from new weights.
@@ -216,7 +173,7 @@ class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
         parties_: columns by party, as used.
     """
 
-    _task = "regression"
+    _task: ClassVar[str] = "regression"
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> VFLRegressor:
         """Train on a table from new weights.

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from vfl import attacks
 from vfl.attacks import Grant
 from vfl.attacks.active import make_adversary
 from vfl.attacks.cases import Victim
@@ -46,8 +45,8 @@ from vfl.experiments.scenarios import (
     attacker_of,
     is_recorded,
     require_recorded,
-    scenario_of,
     scenario_of_job,
+    scenarios_of,
     trace_for,
 )
 from vfl.experiments.scores import (
@@ -79,16 +78,15 @@ def attack_plan(settings: GridSettings, adversary: str = HONEST) -> AttackPlan:
     Raises:
         SpecError: an attack cannot be built.
     """
-    made = {spec: attacks.make(spec) for spec in settings.attack_specs}
-    scenarios = {spec: scenario_of(one, spec, own_columns=True) for spec, one in made.items()}
+    planned = scenarios_of(settings)
     if adversary != HONEST:
         who = make_adversary(adversary).who
-        made = {spec: one for spec, one in made.items() if scenarios[spec].attacker == who}
-    leaking = [spec for spec, attack in made.items() if Grant.LEAKED in attack.needs]
-    once = [spec for spec in made if spec not in leaking]
-    alone = frozenset(spec for spec in made if not scenarios[spec].by_cuts)
+        planned = {spec: one for spec, one in planned.items() if one[1].attacker == who}
+    leaking = [spec for spec, (attack, _) in planned.items() if Grant.LEAKED in attack.needs]
+    once = [spec for spec in planned if spec not in leaking]
+    alone = frozenset(spec for spec, (_, scenario) in planned.items() if not scenario.by_cuts)
     measured = measured_adversaries(settings, adversary)
-    unseen = frozenset(made) - frozenset(settings.baseline_specs)
+    unseen = frozenset(planned) - frozenset(settings.baseline_specs)
     return AttackPlan(leaking, once, settings.leaks, settings.draws, alone, measured, unseen)
 
 
@@ -181,7 +179,7 @@ def attack_cell(
     path = folder.cells_path / cell.name
     if cell.victim == BASELINES:
         jobs = attack_plan(settings).baselines(settings.baselines)
-        runner = AttackRunner.of_baselines(cell.experiment, data, settings)
+        runner = AttackRunner(cell.experiment, data, settings)
         scores = list(runner.run(jobs, ScoresFile(path)))
     else:
         scores = attack_victim(cell, folder, data, settings, device)

@@ -10,7 +10,7 @@ from typing import Any
 
 from vfl.config import GridSettings
 from vfl.config.run_folder import RunFolder
-from vfl.core.storage import stamp, write_json, write_text
+from vfl.core.storage import write_text
 from vfl.core.text import csv_text
 from vfl.experiments.cells import HONEST, GridFolder, failure_of, grid_settings_of
 from vfl.experiments.leaderboard import LeaderboardEntry, is_ranked, leaderboard
@@ -25,8 +25,8 @@ from vfl.experiments.scores import (
     read_scores,
     setting_text,
 )
-from vfl.experiments.statistics import Estimate, advantage, estimate, over_victims
-from vfl.experiments.tables import Table, estimate_text
+from vfl.experiments.statistics import Estimate, advantage, over_victims
+from vfl.experiments.tables import Table, estimate_text, left_out, write_tables
 
 
 def read_rows(folder: GridFolder) -> list[Row]:
@@ -155,14 +155,12 @@ def _by_kind(rows: Sequence[Row]) -> dict[tuple[str, str, str, int, str], list[R
 def _means(rows: Sequence[Row]) -> dict[str, str | int]:
     values = {(row.seed, row.draw): row.value for row in rows}
     mean, half_width = _figures(over_victims(values))
-    guess, _ = _figures(over_victims({(row.seed, row.draw): row.guess for row in rows}))
-    accuracies = {row.seed: row.test_accuracy for row in rows if row.test_accuracy is not None}
     found: dict[str, str | int] = {
         "mean": mean,
         "half_width": half_width,
         "victims": len({row.seed for row in rows}),
-        "guess": guess,
-        "test_accuracy": _figures(estimate(list(accuracies.values())))[0],
+        "guess": _figures(_over(rows, "guess"))[0],
+        "test_accuracy": _figures(_over(rows, "test_accuracy"))[0],
     }
     # A seed whose baselines failed has none.
     for name in dict.fromkeys(name for row in rows for name in row.baselines):
@@ -173,6 +171,12 @@ def _means(rows: Sequence[Row]) -> dict[str, str | int]:
             over = _figures(advantage(values, baseline))
             found["over_scratch"], found["over_scratch_half_width"] = over
     return found
+
+
+def _over(rows: Sequence[Row], name: str) -> Estimate | None:
+    """A column over the victims of which it is known."""
+    values = {(row.seed, row.draw): getattr(row, name) for row in rows}
+    return over_victims({key: value for key, value in values.items() if value is not None})
 
 
 def _figures(found: Estimate | None) -> tuple[str, str]:
@@ -197,14 +201,10 @@ def write_attack_results(folder: GridFolder) -> tuple[str, list[dict[str, Any]]]
     tables = [board_table(entries, settings.margin), standings_table(entries)] if entries else []
     if others := [row for row in rows if not is_ranked(row)]:
         tables.append(others_table(others))
-    parts = [one.markdown() for one in tables]
-    table = "\n".join([*parts, *(f"{line}\n" for line in missing(folder))])
     records = [asdict(row) for row in rows]
-    board = [asdict(entry) for entry in entries]
-    write_text(folder.path / "results.csv", to_csv(rows))
+    content = {"leaderboard": [asdict(entry) for entry in entries], "rows": records}
+    table, _ = write_tables(folder.path, to_csv(rows), content, tables, missing(folder))
     write_text(folder.path / "means.csv", means_csv(rows))
-    write_json(folder.path / "results.json", stamp() | {"leaderboard": board, "rows": records})
-    write_text(folder.path / "table.md", table)
     return table, records
 
 
@@ -260,7 +260,7 @@ def others_table(rows: Sequence[Row]) -> Table:
     lines = [
         [
             *(defense, adversary, attack, str(k), measure.replace("_", " ")),
-            *(_plain(own, name) for name in ("value", "guess", "test_accuracy")),
+            *(_plain(_over(own, name)) for name in ("value", "guess", "test_accuracy")),
         ]
         for (defense, adversary, attack, k, measure), own in _by_kind(rows).items()
     ]
@@ -271,16 +271,11 @@ def missing(folder: GridFolder) -> list[str]:
     """What a reader of the table must know about cells that are not in it."""
     paths = {cell.name: folder.cells_path / cell.name for cell in folder.cells()}
     going = [path for path in paths.values() if failure_of(path) is None]
-    failed = len(paths) - len(going)
-    found = [f"{failed} of {len(paths)} cells failed and are left out"] if failed else []
-    if left := sum(not (path / OF_CELL).exists() for path in going):
-        found.append(f"{left} of {len(paths)} cells are not done yet")
-    return found
+    left = sum(not (path / OF_CELL).exists() for path in going)
+    return left_out(len(paths), len(paths) - len(going), left, "done")
 
 
-def _plain(rows: Sequence[Row], name: str) -> str:
-    values = {(row.seed, row.draw): getattr(row, name) for row in rows}
-    found = over_victims({key: value for key, value in values.items() if value is not None})
+def _plain(found: Estimate | None) -> str:
     if found is None:
         return ""
     half = "" if found.half_width is None else f" ± {found.half_width:.2g}"

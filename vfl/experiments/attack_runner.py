@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -24,16 +25,13 @@ from vfl.core.errors import ConfigError, NonFiniteError, SpecError
 from vfl.core.seeds import generator
 from vfl.datasets import PartyData
 from vfl.experiments.cells import HONEST, code_of, data_digest, experiment_digest
-from vfl.experiments.pictures import Gallery
+from vfl.experiments.pictures import keep_pictures, kept_pictures
 from vfl.experiments.scenarios import (
     INFERENCE_TIME,
     RECORDED_QUERIES,
     TRAINING_TIME,
-    RunCases,
+    Cases,
     Scenario,
-    UntrainedCases,
-    answers,
-    attacker_of,
     scenario_of,
     setting_of,
 )
@@ -131,7 +129,7 @@ def _needs_no_part(adversary: ActiveAdversary) -> bool:
     return isinstance(adversary, Backdoor) or adversary.spoils
 
 
-def adversary_result(cases: RunCases, spec: str, draw: torch.Generator) -> AttackResult:
+def adversary_result(cases: Cases, spec: str, draw: torch.Generator) -> AttackResult:
     """What one adversary reached with a finished run.
 
     "backdoor": share of the test rows of other classes that are answered with its class once they
@@ -139,7 +137,8 @@ def adversary_result(cases: RunCases, spec: str, draw: torch.Generator) -> Attac
     rows that are answered wrongly; the guess is that of the best constant answer. Of an adversary
     that is an attack, the measures of that.
     """
-    adversary = make_adversary(spec)
+    adversary, folder = make_adversary(spec), cases.folder
+    assert folder is not None, "an adversary is measured by the run it took part in"
     if isinstance(adversary, Backdoor):
         held = frozenset({Grant.INPUTS})
         threat = ThreatModel("feature party", "inference", held, behaviour="malicious")
@@ -149,20 +148,20 @@ def adversary_result(cases: RunCases, spec: str, draw: torch.Generator) -> Attac
         started = start_adversary(spec, experiment, cases.data, cases.party, cases.settings)
         ((player, attack),) = started.items()
         assert isinstance(attack, Attack)
-        load_adversary(cases.folder, player, attack)
+        load_adversary(folder, player, attack)
         case = cases.case(RECORDED_QUERIES, 0, generator(experiment.seed, "leak", 0))
         return run_attack(case, attack, draw)
     held = frozenset({Grant.LABELS})
     threat = ThreatModel(adversary.who, "training", held, behaviour="malicious")
     label = cases.data[cases.experiment.label.party]
     assert label.labels is not None
-    accuracy = cases.folder.summary()["test_accuracy"]
+    accuracy = folder.summary()["test_accuracy"]
     counts = label.labels[torch.from_numpy(label.split.test)].bincount()
     error = Score("error", 1 - accuracy, 1 - float(counts.max() / counts.sum()))
     return AttackResult([error], threat)
 
 
-def _backdoor_score(cases: RunCases, adversary: Backdoor) -> Score:
+def _backdoor_score(cases: Cases, adversary: Backdoor) -> Score:
     label, own = cases.data[cases.experiment.label.party], cases.data[cases.party]
     assert label.labels is not None
     assert label.classes is not None
@@ -179,7 +178,7 @@ def _backdoor_score(cases: RunCases, adversary: Backdoor) -> Score:
     triggered = replace(own, inputs=adversary.triggered(own.inputs))
     shares = []
     for data in ({**cases.data, cases.party: triggered}, cases.data):
-        answered = answers(cases.folder, data, others).argmax(1)
+        answered = cases.answers(data, others).argmax(1)
         shares.append(float((answered == adversary.target).double().mean()))
     return Score("backdoor", *shares)
 
@@ -199,35 +198,46 @@ class AttackRunner:
     Leaked rows and the attacks' own draws follow from the seed, alike for every victim of it.
 
     Args:
-        cases: makes the case of a scenario, of a leak and its draw.
         experiment: what the victim is.
         data: every party's rows.
         settings: who attacks, and which rows play which part.
-        about: what every value depends on besides, for its key.
+        folder: of the victim's finished run; None attacks what needs no training, the baselines.
         adversary: spec of the one it was trained against.
-        gallery: where pictures that attacks make are kept; None keeps none.
+
+    Raises:
+        ConfigError: no feature party has that name.
+        RunFolderError: the run has not ended, or its weights are not there.
     """
 
     def __init__(
         self,
-        cases: RunCases | UntrainedCases,
         experiment: Experiment,
         data: Mapping[str, PartyData],
         settings: GridSettings,
-        about: Mapping[str, Any],
+        folder: RunFolder | None = None,
         adversary: str = HONEST,
-        gallery: Gallery | None = None,
     ) -> None:
-        party = attacker_of(experiment, settings)
-        self._cases_of, self._seed, self._adversary = cases, experiment.seed, adversary
-        self._width, self._gallery = experiment.parties[party].width, gallery
-        self._about = dict(about) | {
+        self._cases_of = Cases(experiment, data, settings, folder)
+        self._seed, self._adversary, party = experiment.seed, adversary, self._cases_of.party
+        self._width = experiment.parties[party].width
+        self._gallery: Path | None = None  # where pictures that attacks make are kept
+        self._about: dict[str, Any] = {
             "experiment": experiment_digest(recording(experiment, TraceSettings())),
             "data": data_digest(data),
             "party": party,
             "setting": repr(setting_of(settings)),
             "seed": self._seed,
+            "weights": "",
         }
+        if folder is not None:
+            self._about |= {"columns": settings.known_columns}
+            self._about["weights"] = folder.summary()["weights_sha256"]
+            if settings.attribute is not None:
+                self._about["attribute"] = settings.attribute
+            if adversary != HONEST:
+                self._about |= {"adversary": adversary, "known": settings.known}
+            if settings.draws_rows(experiment.is_table) and self._seed == settings.seeds[0]:
+                self._gallery = folder.path
         self._leak: tuple[int, int] | None = None
         self._cases: dict[tuple[Scenario, str], Case] = {}
         self._bottoms: dict[tuple[str, int], tuple[nn.Module, dict[int, Evidence]]] = {}
@@ -240,32 +250,8 @@ class AttackRunner:
         settings: GridSettings,
         adversary: str = HONEST,
     ) -> AttackRunner:
-        """Attacks on the feature party of a finished run.
-
-        Raises:
-            ConfigError: no feature party has that name.
-            RunFolderError: the run has not ended, or its weights are not there.
-        """
-        experiment = folder.experiment()
-        cases = RunCases(folder, data, attacker_of(experiment, settings), settings)
-        about: dict[str, Any] = {"columns": settings.known_columns}
-        about["weights"] = folder.summary()["weights_sha256"]
-        if settings.attribute is not None:
-            about["attribute"] = settings.attribute
-        if adversary != HONEST:
-            about |= {"adversary": adversary, "known": settings.known}
-        draws = settings.draws_rows(experiment.is_table) and experiment.seed == settings.seeds[0]
-        gallery = Gallery(folder.path) if draws else None
-        return cls(cases, experiment, data, settings, about, adversary, gallery)
-
-    @classmethod
-    def of_baselines(
-        cls, experiment: Experiment, data: Mapping[str, PartyData], settings: GridSettings
-    ) -> AttackRunner:
-        """Attacks on what needs no training: the baselines of a seed."""
-        party = attacker_of(experiment, settings)
-        cases = UntrainedCases(experiment, data, party, setting_of(settings))
-        return cls(cases, experiment, data, settings, {"weights": ""})
+        """Attacks on the feature party of a finished run."""
+        return cls(folder.experiment(), data, settings, folder, adversary)
 
     def run(self, jobs: Iterable[AttackJob], scores: ScoresFile) -> Iterator[ScoreRecord]:
         """The score of each job, from the file if it is there, else run and added to it."""
@@ -294,14 +280,14 @@ class AttackRunner:
         found = scores.get(key)
         if found is not None and self._gallery is not None:
             drawn = any(name in _PICTURES for name, _, _ in found.measured)
-            if drawn and self._gallery.get(key) is None:
+            if drawn and kept_pictures(self._gallery, key) is None:
                 return None
         return found
 
     def _record(self, job: AttackJob) -> ScoreRecord:
         key, (found, seconds) = self._key(job), self._result(job)
         if self._gallery is not None and found.true is not None and found.found is not None:
-            self._gallery.keep(key, found.true, found.found)
+            keep_pictures(self._gallery, key, found.true, found.found)
         first, *others = found.scores
         return ScoreRecord(
             key=key,
@@ -321,7 +307,6 @@ class AttackRunner:
         """What came of a job, and the seconds it took."""
         draw = generator(self._seed, "attack", job.draw)
         if job.bottom == OUTCOME:
-            assert isinstance(self._cases_of, RunCases)
             started = time.perf_counter()
             result = adversary_result(self._cases_of, job.attack, draw)
             return result, time.perf_counter() - started

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from vfl import attacks, compression
+from vfl import compression
 from vfl.attacks import Attack, Grant
 from vfl.attacks.active import make_adversary
 from vfl.attacks.cases import Part, classes_of, draw_leak, require_column
@@ -29,7 +29,7 @@ from vfl.experiments.scenarios import (
     Scenario,
     attacker_of,
     known_rows,
-    scenario_of,
+    scenarios_of,
 )
 from vfl.session.secure import nobodys_bottom, shares_weights
 from vfl.session.trace import trace_of_masked_cuts
@@ -49,9 +49,8 @@ def check_attacks(experiment: Experiment, settings: GridSettings) -> None:
         ExposedCutError: it reads what is recorded, of a training that sums cuts under masks.
     """
     attacker_of(experiment, settings)
-    own_columns = experiment.label.party in experiment.parties
-    for spec, attack in {spec: attacks.make(spec) for spec in settings.attack_specs}.items():
-        scenario = scenario_of(attack, spec, own_columns)
+    planned = scenarios_of(settings, experiment.label.party in experiment.parties)
+    for spec, (attack, scenario) in planned.items():
         _check_scenario(scenario, spec, attack, experiment, settings)
     active = [spec for spec in settings.trainings if spec != HONEST]
     for spec in active:
@@ -149,21 +148,20 @@ def attack_mistakes(
     party, label = attacker_of(experiment, settings), data[experiment.label.party]
     labels, classes = classes_of(label)
     width = compression.make(experiment.codec).wire_width(experiment.parties[party].width)
-    made = {spec: attacks.make(spec) for spec in settings.attack_specs}
-    scenarios = {spec: scenario_of(one, spec, own_columns=True) for spec, one in made.items()}
-    for spec, attack in made.items():
-        check = partial(_check_attack, attack, scenarios[spec], classes, width, data[party])
+    planned = scenarios_of(settings)
+    for spec, (attack, scenario) in planned.items():
+        check = partial(_check_attack, attack, scenario, classes, width, data[party])
         yield from _refusal("attacks", spec, check)
-    leaking = {scenarios[spec] for spec, attack in made.items() if Grant.LEAKED in attack.needs}
+    leaking = {one for attack, one in planned.values() if Grant.LEAKED in attack.needs}
     for part in {"train" if one == TRAINING_TIME else settings.leaks_from for one in leaking}:
         rows = torch.from_numpy(getattr(label.split, part))
         leak = partial(draw_leak, labels[rows], max(settings.leaks), generator(0), classes)
         yield from _refusal("leaks", "", leak)
-    if any(one.by_cuts for one in scenarios.values()):
+    if any(one.by_cuts for _, one in planned.values()):
         yield from _refusal(
             "unlabelled", "", partial(_check_unlabelled, settings.unlabelled, label)
         )
-    if any(one.attribute for one in scenarios.values()):
+    if any(one.attribute for _, one in planned.values()):
         inputs = data[party].inputs
         assert inputs is not None
         columns = math.prod(inputs.shape[1:])

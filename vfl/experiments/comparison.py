@@ -5,7 +5,7 @@ Which number stands for the ? of a codec at a level is found by building frames.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -38,19 +38,9 @@ class Comparison:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One codec of a comparison.
-
-    Attributes:
-        method: as the file says it.
-        codec: with the number that was looked for.
-        level: percent of dense float32 it was matched at; empty where nothing was.
-    """
-
-    method: str
-    codec: str
-    level: str
+#: One codec of a comparison: as the file says it (method), with the number that was looked for
+#: (codec), and percent of dense float32 it was matched at (level), empty where nothing was.
+Choice = Mapping[str, str]
 
 
 def comparison_of(experiment: Experiment, locations: Locations | None = None) -> Comparison:
@@ -100,14 +90,15 @@ def _choices(settings: CompareSettings, cut: CutShape) -> tuple[list[Choice], li
     Raises:
         SpecError: see `fitted_spec`.
     """
-    found, notes = [], []
+    found: list[Choice] = []
+    notes = []
     for method in settings.codecs:
         if WANTED not in method:
-            found.append(Choice(method, method, ""))
+            found.append({"method": method, "codec": method, "level": ""})
             continue
         for level in settings.levels:
             if codec := fitted_spec(method, level, cut):
-                found.append(Choice(method, codec, f"{level:g}"))
+                found.append({"method": method, "codec": codec, "level": f"{level:g}"})
             else:
                 notes.append(f"{method} is left out at {level:g} %: not even 1 fits")
     return found, notes
@@ -142,16 +133,10 @@ def _about(locations: Locations, *setting: str) -> Iterator[None]:
 
 
 def _cell(one: Experiment, choice: Choice, variant: str, repeat: tuple[str, ...]) -> Cell:
-    about = {
-        "variant": variant,
-        "method": choice.method,
-        "codec": choice.codec,
-        "level": choice.level,
-        "repeat": repeat[-1].removeprefix("data."),
-    }
-    level = f"at {choice.level} %" if choice.level else ""
-    title = " ".join(filter(None, (variant, choice.codec, level, about["repeat"])))
-    return Cell(one.model_copy(update={"codec": choice.codec}), title, about)
+    about = {"variant": variant, **choice, "repeat": repeat[-1].removeprefix("data.")}
+    level = f"at {choice['level']} %" if choice["level"] else ""
+    title = " ".join(filter(None, (variant, choice["codec"], level, about["repeat"])))
+    return Cell(one.model_copy(update={"codec": choice["codec"]}), title, about)
 
 
 @dataclass(frozen=True)

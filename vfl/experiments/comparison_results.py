@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from pathlib import Path
@@ -12,11 +12,11 @@ from typing import Any
 from vfl.config import CompareSettings
 from vfl.config.run_folder import RunFolder
 from vfl.core.ledger import size
-from vfl.core.storage import read_json, read_lines, stamp, write_json, write_text
+from vfl.core.storage import read_json, read_lines
 from vfl.core.text import csv_text
 from vfl.experiments.cells import CODEC, GridFolder, failure_of, is_done, settings_of
 from vfl.experiments.statistics import Estimate, estimate, paired_difference
-from vfl.experiments.tables import SHARES, Table, estimate_text
+from vfl.experiments.tables import SHARES, Table, estimate_text, left_out, write_tables
 
 #: Measures of which less is better.
 LOWER_IS_BETTER = frozenset({"loss", "log_loss", "rmse", "mae"})
@@ -370,18 +370,6 @@ def to_csv(results: Sequence[Result], settings: CompareSettings) -> str:
     return csv_text([*_ABOUT, score, *_SCALARS[1:], *reached, "failure"], lines)
 
 
-def to_json(
-    results: Sequence[Result], groups: Sequence[Group], settings: CompareSettings
-) -> dict[str, Any]:
-    """Every line of the table and every cell, with all figures."""
-    return {
-        "measure": settings.measure,
-        "reference": settings.reference,
-        "codecs": [_line_record(group, settings) for group in groups],
-        "cells": [asdict(one) for one in results],
-    }
-
-
 def _line_record(group: Group, settings: CompareSettings) -> dict[str, Any]:
     about = {key: getattr(group, key) for key in ("variant", "method", "codec", "level")}
     figures = {name: group.mean(attrgetter(name)) for name in _SCALARS if name != "score"}
@@ -400,14 +388,11 @@ def _line_record(group: Group, settings: CompareSettings) -> dict[str, Any]:
     }
 
 
-def unfinished(results: Sequence[Result]) -> Iterator[str]:
+def unfinished(results: Sequence[Result]) -> list[str]:
     """What a reader of the table must know about cells that are not in it."""
     failed = sum(one.failure is not None for one in results)
     missing = sum(one.measured is None for one in results) - failed
-    if failed:
-        yield f"{failed} of {len(results)} cells failed and are left out"
-    if missing:
-        yield f"{missing} of {len(results)} cells are not trained yet"
+    return left_out(len(results), failed, missing, "trained")
 
 
 def write_results(folder: GridFolder) -> tuple[str, dict[str, Any]]:
@@ -422,11 +407,12 @@ def write_results(folder: GridFolder) -> tuple[str, dict[str, Any]]:
     settings = settings_of(folder.experiment())
     results = read_results(folder)
     groups = grouped(results, settings.reference)
+    content = {
+        "measure": settings.measure,
+        "reference": settings.reference,
+        "codecs": [_line_record(group, settings) for group in groups],
+        "cells": [asdict(one) for one in results],
+    }
     below = [*folder.head("notes"), *unfinished(results)]
-    parts = [table.markdown() for table in tables(settings, groups)]
-    table = "\n".join([*parts, *(f"{line}\n" for line in below)])
-    content = stamp() | to_json(results, groups, settings)
-    write_text(folder.path / "results.csv", to_csv(results, settings))
-    write_json(folder.path / "results.json", content)
-    write_text(folder.path / "table.md", table)
-    return table, content
+    shown = tables(settings, groups)
+    return write_tables(folder.path, to_csv(results, settings), content, shown, below)

@@ -9,7 +9,6 @@ import base64
 import io
 import math
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,60 +26,42 @@ GALLERY = "reconstructions"
 _ROWS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Reconstructed:
-    """Some pictures as PNG files in base64.
-
-    Attributes:
-        true: what the attack was after.
-        found: what it made of it.
-        mean: the mean picture, which is what whoever saw nothing would say of each.
-    """
-
-    true: tuple[str, ...]
-    found: tuple[str, ...]
-    mean: str
-
-
-class Gallery:
-    """The pictures of one run.
+def keep_pictures(run: Path, key: str, true: Tensor, found: Tensor) -> None:
+    """Keep the first few pictures of an attack on a run; they are on disk when this returns.
 
     Args:
-        folder: of the run.
+        run: its folder.
+        key: of the attack's score.
+        true: what it was after, axes (targets, channels, height, width); its range is that of all
+            pictures.
+        found: what it made of it, alike.
     """
+    low, high = float(true.min()), float(true.max())
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / GALLERY
+    def drawn(pictures: Tensor) -> list[str]:
+        return [_png(picture, low, high) for picture in pictures.numpy()]
 
-    def keep(self, key: str, true: Tensor, found: Tensor) -> None:
-        """Keep the first few pictures of an attack; they are on disk when this returns.
+    record = {"true": drawn(true[:_ROWS]), "found": drawn(found[:_ROWS])}
+    record |= {"mean": drawn(true.mean(0, keepdim=True))}
+    write_json(run / GALLERY / f"{key}.json", stamp() | record)
 
-        Args:
-            key: of its score.
-            true: axes (targets, channels, height, width); its range is that of all pictures.
-            found: alike.
-        """
-        low, high = float(true.min()), float(true.max())
 
-        def drawn(pictures: Tensor) -> list[str]:
-            return [_png(picture, low, high) for picture in pictures.numpy()]
+def kept_pictures(run: Path, key: str) -> dict[str, list[str]] | None:
+    """The pictures of a score as PNG files in base64; None if none were kept.
 
-        record = {"true": drawn(true[:_ROWS]), "found": drawn(found[:_ROWS])}
-        record |= {"mean": drawn(true.mean(0, keepdim=True))}
-        write_json(self._folder / f"{key}.json", stamp() | record)
+    Returns:
+        `true`, `found`, and `mean`, the mean picture, which is what whoever saw nothing would say
+        of each.
 
-    def get(self, key: str) -> Reconstructed | None:
-        """The pictures of a score; None if none were kept.
-
-        Raises:
-            RunFolderError: the file is damaged, or of another format.
-        """
-        path = self._folder / f"{key}.json"
-        if not path.exists():
-            return None
-        record: Any = read_json(path)
-        check_format(record, path)
-        return Reconstructed(tuple(record["true"]), tuple(record["found"]), record["mean"][0])
+    Raises:
+        RunFolderError: the file is damaged, or of another format.
+    """
+    path = run / GALLERY / f"{key}.json"
+    if not path.exists():
+        return None
+    record: Any = read_json(path)
+    check_format(record, path)
+    return {name: record[name] for name in ("true", "found", "mean")}
 
 
 def _png(picture: np.ndarray, low: float, high: float) -> str:

@@ -15,10 +15,11 @@ from vfl.config import (
     Locations,
     PartyFile,
     TraceSettings,
+    check_project,
     read_experiment,
     read_party_file,
 )
-from vfl.core.errors import ConfigError, DataError
+from vfl.core.errors import DataError
 from vfl.core.frame import Frame
 from vfl.core.seeds import Secret
 from vfl.datasets import PartyData, Split
@@ -215,32 +216,9 @@ def check_public(experiment: Experiment, locations: Locations | None = None) -> 
     """`check_specs` for the experiment of a project, which every party will read.
 
     Raises:
-        ConfigError: it says what a session on Flower does not look at and its owner keeps.
+        ConfigError: see `vfl.config.check_project`.
     """
-    found = [
-        f"parties.{name}.{setting}"
-        for name, party in experiment.parties.items()
-        for setting in ("columns", "source", "shape")
-        if getattr(party, setting) is not None
-    ]
-    if found:
-        raise ConfigError(
-            "a project's experiment.toml names no party's table",
-            got=", ".join(found),
-            fix="put them in [data] of that party's own party.toml",
-        )
-    if experiment.data.folds:
-        raise ConfigError(
-            "folds are made where all labels are, and a project's feature parties have none",
-            got="data.folds",
-            fix="leave it out; data.test is the share of test rows",
-        )
-    if experiment.trace != TraceSettings():
-        raise ConfigError(
-            "a project's experiment.toml switches on nobody's trace",
-            got="[trace]",
-            fix="put it in the party.toml of the party that wants to record its own side",
-        )
+    check_project(experiment)
     return check_specs(experiment, locations)
 
 

@@ -143,6 +143,14 @@ def scenario_of(attack: Attack, spec: str, own_columns: bool = False) -> Scenari
     )
 
 
+def scenarios_of(
+    settings: GridSettings, own_columns: bool = True
+) -> dict[str, tuple[Attack, Scenario]]:
+    """The attacks of a grid by their specs, each with its scenario; see `scenario_of`."""
+    made = {spec: attacks.make(spec) for spec in settings.attack_specs}
+    return {spec: (one, scenario_of(one, spec, own_columns)) for spec, one in made.items()}
+
+
 def scenario_of_job(spec: str, bottom: str = TRAINED) -> Scenario | None:
     """The scenario of a job; None for what an adversary reached without any recording."""
     if bottom != OUTCOME:
@@ -227,29 +235,36 @@ def setting_of(settings: GridSettings) -> Setting:
     return Setting("test", settings.leaks_from, settings.unlabelled, settings.trained_by)
 
 
-class RunCases:
-    """The cases of a finished run; frames are decoded once.
+class Cases:
+    """The cases of one victim; frames are decoded once.
 
     Args:
-        folder: the run.
+        experiment: what the victim is.
         data: every party's rows.
-        party: the feature party.
-        settings: what attackers know of it, and which column of it they look for.
+        settings: who attacks, what attackers know, and which column they look for.
+        folder: of its finished run. None is feature parties as they begin; baselines put label-free
+            bottoms in the place of theirs.
 
     Attributes:
+        party: the feature party.
         victim: that party.
+
+    Raises:
+        ConfigError: no feature party has that name.
+        RunFolderError: weights of the run are not there.
     """
 
     def __init__(
         self,
-        folder: RunFolder,
+        experiment: Experiment,
         data: Mapping[str, PartyData],
-        party: str,
         settings: GridSettings,
+        folder: RunFolder | None = None,
     ) -> None:
-        self.folder, self.data, self.party = folder, data, party
-        self.settings, self.experiment = settings, folder.experiment()
-        self.victim = Victim.of_run(folder, data, party)
+        self.experiment, self.data, self.settings, self.folder = experiment, data, settings, folder
+        self.party = attacker_of(experiment, settings)
+        self._begun = session_of(experiment, data, "predict").weights() if folder is None else {}
+        self.victim = self._victim(self.party)
         self._frames: dict[str, list[tuple[Replayed, Tensor]]] = {}
 
     def case(self, scenario: Scenario, k: int, draw: torch.Generator) -> Case:
@@ -270,13 +285,13 @@ class RunCases:
             return training_case(self.experiment, self.data, frames, self.party, k, draw)
         if scenario == PREDICTIONS:
             return self._queried(draw)
+        others = [name for name in self.experiment.feature_parties if name != self.party]
         if scenario == SECURE_SUM:
-            return summed_case(self.experiment, self.data, self.party, self._others(),
-                               self._leaks(), draw, self._weights())  # fmt: skip
+            return summed_case(self.experiment, self.data, self.party, others,
+                               self._leaks(), draw, self._all_weights())  # fmt: skip
         if scenario.attacker == "feature party":
             snapshots = self._snapshots() if scenario == SNAPSHOTS else []
-            others = self._others() if scenario == COLLUSION else []
-            partners = [Victim.of_run(self.folder, self.data, name) for name in others]
+            partners = [self._victim(name) for name in others] if scenario == COLLUSION else []
             setting = setting_of(self.settings)
             return seeking(
                 self.victim.case(k, draw, setting, snapshots=snapshots, partners=partners)
@@ -290,7 +305,38 @@ class RunCases:
         train = own.inputs[torch.from_numpy(own.split.train)]
         return attribute_case(columns, train, self.settings.attribute)
 
+    def answers(self, data: Mapping[str, PartyData], rows: Tensor) -> Tensor:
+        """What a finished network answers when it is asked about these rows of these data.
+
+        Args:
+            data: every party's rows.
+            rows: positions among the aligned rows, int64.
+
+        Returns:
+            Axes (rows, outputs).
+        """
+        assert self.folder is not None, "an untrained network is asked nothing"
+        asked = {
+            name: replace(own, split=replace(own.split, test=rows.numpy()))
+            for name, own in data.items()
+        }
+        return trained(self.folder, asked, "predict").run().outputs()
+
+    def _weights(self, name: str) -> dict[str, Tensor]:
+        if self.folder is None:
+            return self._begun[name]
+        return PartyFolder(self.folder.party(name)).weights()
+
+    def _all_weights(self) -> dict[str, dict[str, Tensor]]:
+        return {name: self._weights(name) for name in self.data}
+
+    def _victim(self, name: str) -> Victim:
+        return Victim(self.experiment, self.data, name, self._weights(name))
+
     def _snapshots(self) -> list[dict[str, Tensor]]:
+        """Bottoms of every epoch; an untrained one has had the same one all the time."""
+        if self.folder is None:
+            return [self._weights(self.party)]
         recording = read(self.folder.party(self.party) / "trace")
         return [one.weights for one in recording.snapshots() if one.epoch > 0]
 
@@ -302,25 +348,19 @@ class RunCases:
 
         frames, leaks = self._of(self.experiment.label.party, None), self._leaks()
         return received_case(self.experiment, self.data, frames, self.party, leaks, draw,
-                             self._weights(), again)  # fmt: skip
+                             self._all_weights(), again)  # fmt: skip
 
     def _recalled(self, draw: torch.Generator) -> Case:
         train = self.data[self.party].split.train
         leaks = min(self.settings.known_columns, len(train) // 2)
         frames = self._of(self.experiment.label.party, None)
         return recalled_case(self.experiment, self.data, frames, self.party, leaks, draw,
-                             self._weights())  # fmt: skip
-
-    def _others(self) -> list[str]:
-        return [name for name in self.experiment.feature_parties if name != self.party]
+                             self._all_weights())  # fmt: skip
 
     def _leaks(self) -> int:
         """How many of the validation rows a label party knows."""
         rows = known_rows(self.data[self.party].split, "a label party")
         return min(self.settings.known_columns, rows)
-
-    def _weights(self) -> dict[str, dict[str, Tensor]]:
-        return {name: PartyFolder(self.folder.party(name)).weights() for name in self.data}
 
     def _queried(self, draw: torch.Generator) -> Case:
         split = self.data[self.party].split
@@ -329,11 +369,12 @@ class RunCases:
         members = train[torch.randperm(len(train), generator=draw)[:count]]
         others = others[torch.randperm(len(others), generator=draw)[:count]]
         rows = Queried(members, others, own)
-        outputs = answers(self.folder, self.data, rows.targets)
+        outputs = self.answers(self.data, rows.targets)
         return queried_case(self.experiment, self.data, rows, outputs)
 
     def _of(self, owner: str, phase: str | None) -> list[tuple[Replayed, Tensor]]:
         if owner not in self._frames:
+            assert self.folder is not None, "nothing was recorded of an untrained network"
             recording = read(self.folder.party(owner) / "trace")
             self._frames[owner] = list(recording.decoded(phase=phase))
         return self._frames[owner]
@@ -356,48 +397,3 @@ def known_rows(split: Split, who: str) -> int:
             want="data.validation > 0",
         )
     return len(split.validation)
-
-
-def answers(folder: RunFolder, data: Mapping[str, PartyData], rows: Tensor) -> Tensor:
-    """What a finished network answers when it is asked about these rows, axes (rows, outputs).
-
-    Args:
-        folder: the run, with everybody's weights.
-        data: every party's rows.
-        rows: positions among the aligned rows, int64.
-    """
-    asked = {
-        name: replace(own, split=replace(own.split, test=rows.numpy()))
-        for name, own in data.items()
-    }
-    return trained(folder, asked, "predict").run().outputs()
-
-
-class UntrainedCases:
-    """Feature parties as they begin; baselines put label-free bottoms in the place of theirs.
-
-    Args:
-        experiment: what would be trained.
-        data: every party's rows.
-        party: the feature party that attacks.
-        setting: which rows play which part.
-
-    Attributes:
-        victim: that party.
-    """
-
-    def __init__(
-        self, experiment: Experiment, data: Mapping[str, PartyData], party: str, setting: Setting
-    ) -> None:
-        weights = session_of(experiment, data, "predict").weights()
-        self._setting, self._own = setting, weights[party]
-        self.victim, *self._partners = (
-            Victim(experiment, data, name, weights[name])
-            for name in (party, *(one for one in experiment.feature_parties if one != party))
-        )
-
-    def case(self, scenario: Scenario, k: int, draw: torch.Generator) -> Case:
-        """The case of one leak; with a bottom of one epoch, or with partners, if it has them."""
-        own = [self._own] if scenario == SNAPSHOTS else []
-        partners = self._partners if scenario == COLLUSION else []
-        return seeking(self.victim.case(k, draw, self._setting, snapshots=own, partners=partners))

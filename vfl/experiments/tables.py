@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
 
+from vfl.core.storage import stamp, write_json, write_text
 from vfl.experiments.statistics import Estimate
 
 NOT_MEASURED = "not measured"
@@ -39,6 +42,32 @@ class Table:
         padded = [[cell.ljust(w) for cell, w in zip(line, widths, strict=True)] for line in lines]
         padded.insert(1, ["-" * width for width in widths])
         return "".join(f"| {' | '.join(line)} |\n" for line in padded)
+
+
+def write_tables(
+    folder: Path,
+    csv: str,
+    content: dict[str, Any],
+    tables: Sequence[Table],
+    below: Iterable[str],
+) -> tuple[str, dict[str, Any]]:
+    """Write `results.csv`, `results.json` and `table.md` of a grid.
+
+    Returns:
+        The tables in Markdown with the lines below them, and the content of the JSON file.
+    """
+    table = "\n".join([*(one.markdown() for one in tables), *(f"{line}\n" for line in below)])
+    whole = stamp() | content
+    write_text(folder / "results.csv", csv)
+    write_json(folder / "results.json", whole)
+    write_text(folder / "table.md", table)
+    return table, whole
+
+
+def left_out(cells: int, failed: int, missing: int, not_yet: str) -> list[str]:
+    """What a reader of a table must know about cells that are not in it."""
+    found = [f"{failed} of {cells} cells failed and are left out"] if failed else []
+    return found + ([f"{missing} of {cells} cells are not {not_yet} yet"] if missing else [])
 
 
 def estimate_text(found: Estimate | None, sign: str = "", unit: str = " %") -> str:

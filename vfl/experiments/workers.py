@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import LostPeerError, VFLError
@@ -17,7 +17,7 @@ from vfl.experiments.attack_grid import attack_cell
 from vfl.experiments.cells import CODEC, FAILURE, Cell, GridFolder, discard_if_stale
 from vfl.experiments.checks import require_test_rows
 from vfl.experiments.training import DataCache, measure_cell, train_cell
-from vfl.federation.processes import Worker as Process
+from vfl.federation import processes
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -66,16 +66,6 @@ def _bug(bug: Exception) -> dict[str, Any]:
     return {"what": f"{whose}: {type(bug).__name__}", "where": where, "exit": 1}
 
 
-class Worker(Protocol):
-    """Runs one cell at a time."""
-
-    def run(self, cell: Cell) -> None:
-        """Run a cell; what went wrong is in its folder afterwards."""
-
-    def stop(self) -> None:
-        """Stop, whatever is being run."""
-
-
 class InProcessWorker:
     """Runs cells in this process.
 
@@ -89,9 +79,11 @@ class InProcessWorker:
         self._cache = DataCache()
 
     def run(self, cell: Cell) -> None:
+        """Run a cell; what went wrong is in its folder afterwards."""
         run_cell(cell, self._folder, self._cache, self._device)
 
     def stop(self) -> None:
+        """Stop, whatever is being run."""
         self._cache = DataCache()
 
 
@@ -105,7 +97,7 @@ class ProcessWorker:
 
     def __init__(self, folder: GridFolder, device: str) -> None:
         self._folder, self._device = folder, device
-        self._process: Process | None = None
+        self._process: processes.Worker | None = None
         self._stopped = threading.Event()
 
     @property
@@ -114,6 +106,7 @@ class ProcessWorker:
         return None if self._process is None else self._process.pid
 
     def run(self, cell: Cell) -> None:
+        """Run a cell; what went wrong is in its folder afterwards."""
         if self._stopped.is_set():
             return
         if self._process is None:
@@ -136,19 +129,23 @@ class ProcessWorker:
             write_json(self._folder.cells_path / cell.name / FAILURE, record)
 
     def stop(self) -> None:
+        """Stop, whatever is being run."""
         self._stopped.set()
         process, self._process = self._process, None
         if process is not None:
             process.stop()
 
-    def _start(self) -> Process:
+    def _start(self) -> processes.Worker:
         folder = str(self._folder.path.resolve())
-        return Process(
+        return processes.Worker(
             "the grid",
             [sys.executable, "-m", "vfl", "grid-worker", folder, "--device", self._device],
             os.environ | {"OMP_NUM_THREADS": "1"},
             start_new_session=True,  # Ctrl-C is for the process that leads
         )
+
+
+Worker = InProcessWorker | ProcessWorker
 
 
 def serve(folder: Path, device: str) -> None:

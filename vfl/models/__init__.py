@@ -43,24 +43,11 @@ TOPS: Registry[Top] = Registry(
     },
     group="vfl.models.tops",
 )
+#: The bottom a spec names, such as ``mlp:hidden=64-32,last=relu``.
+make_bottom = BOTTOMS.make
 
-
-def make_bottom(spec: str) -> Bottom:
-    """The bottom a spec names, such as ``mlp:hidden=64-32,last=relu``.
-
-    Raises:
-        SpecError: an unknown name or option, with the nearest known one.
-    """
-    return BOTTOMS.make(spec)
-
-
-def make_top(spec: str) -> Top:
-    """The top a spec names, such as ``mlp:hidden=64``.
-
-    Raises:
-        SpecError: an unknown name or option, with the nearest known one.
-    """
-    return TOPS.make(spec)
+#: The top a spec names, such as ``mlp:hidden=64``.
+make_top = TOPS.make
 
 
 __all__ = [

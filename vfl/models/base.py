@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from vfl.core.errors import BadOptionError, SpecError, nearest
-from vfl.core.registry import require
+from vfl.core.errors import BadOptionError, SpecError
+from vfl.core.registry import require, require_choice, require_range
 
 Shape = tuple[int, ...]
 
@@ -102,11 +102,7 @@ def make_activation(name: Activation) -> nn.Module:
     Raises:
         BadOptionError: an unknown name, with the nearest known one.
     """
-    if name not in _ACTIVATIONS:
-        known = get_args(Activation)
-        raise BadOptionError(
-            f"no activation is called '{name}'", want=", ".join(known), fix=nearest(name, known)
-        )
+    require_choice("activation", name, get_args(Activation))
     return _ACTIVATIONS[name]()
 
 
@@ -116,10 +112,7 @@ def check_dropout(dropout: float) -> float:
     Raises:
         BadOptionError: it is no probability below 1.
     """
-    if not 0 <= dropout < 1:
-        raise BadOptionError(
-            "dropout is not a probability", got=f"{dropout:g}", want="at least 0 and below 1"
-        )
+    require("dropout", f"{dropout:g}", "at least 0 and below 1", 0 <= dropout < 1)
     return dropout
 
 
@@ -129,32 +122,8 @@ def check_size(size: int, option: str, most: int = MOST_UNITS) -> int:
     Raises:
         BadOptionError: it is below 1, or above `most`.
     """
-    if size < 1:
-        raise BadOptionError(f"{option} is too small", got=str(size), want="at least 1")
-    if size > most:
-        given = str(size) if size < 2**63 else "a number of more than 18 digits"
-        raise BadOptionError(f"{option} is too large", got=given, want=f"at most {most}")
+    require_range(option, size, 1, most)
     return size
-
-
-def hidden_layers(
-    inputs: int,
-    hidden: Sequence[int],
-    activation: Activation,
-    batch_norm: bool = False,
-    dropout: float = 0.0,
-) -> list[nn.Module]:
-    """Linear, batch norm, activation and dropout for each hidden size, as far as asked for."""
-    layers: list[nn.Module] = []
-    for size in hidden:
-        layers.append(nn.Linear(inputs, size))
-        if batch_norm:
-            layers.append(nn.BatchNorm1d(size))
-        layers.append(make_activation(activation))
-        if dropout:
-            layers.append(nn.Dropout(dropout))
-        inputs = size
-    return layers
 
 
 def picture_axes(shape: Shape, name: str) -> tuple[int, int, int]:

@@ -13,29 +13,34 @@ from typing import Any
 from torch import nn
 
 from vfl.core.errors import SpecError, UnknownNameError, nearest
-from vfl.models.base import Bottom, Shape, Top
+from vfl.models.base import Bottom, Top
 
 
-class BroughtBottom(Bottom):
+class _Brought:
+    """A recipe that calls a user's callable with the sizes it is given."""
+
+    def __init__(self, maker: Callable[..., object], path: str) -> None:
+        self.maker = maker
+        self.path = path
+
+    def build(self, *sizes: Any, **named: Any) -> nn.Module:
+        made = self.maker(*sizes, **named)
+        if not isinstance(made, nn.Module):
+            raise SpecError(
+                "this path does not build a torch module",
+                where=self.path,
+                got=f"an object of type {type(made).__name__}",
+                want="torch.nn.Module",
+            )
+        return made
+
+
+class BroughtBottom(_Brought, Bottom):
     """A bottom made by a user's callable of (shape, width)."""
 
-    def __init__(self, maker: Callable[[Shape, int], object], path: str) -> None:
-        self.maker = maker
-        self.path = path
 
-    def build(self, shape: Shape, width: int) -> nn.Module:
-        return _module(self.maker(shape, width), self.path)
-
-
-class BroughtTop(Top):
+class BroughtTop(_Brought, Top):
     """A top made by a user's callable of (width, outputs)."""
-
-    def __init__(self, maker: Callable[[int, int], object], path: str) -> None:
-        self.maker = maker
-        self.path = path
-
-    def build(self, width: int, outputs: int) -> nn.Module:
-        return _module(self.maker(width, outputs), self.path)
 
 
 def bring(path: str) -> Bottom:
@@ -84,16 +89,4 @@ def _imported(path: str) -> Callable[..., Any]:
             where=path,
             got=f"an object of type {type(found).__name__}",
         )
-    maker: Callable[..., Any] = found
-    return maker
-
-
-def _module(made: object, path: str) -> nn.Module:
-    if not isinstance(made, nn.Module):
-        raise SpecError(
-            "this path does not build a torch module",
-            where=path,
-            got=f"an object of type {type(made).__name__}",
-            want="torch.nn.Module",
-        )
-    return made
+    return found  # type: ignore[no-any-return]

@@ -15,7 +15,6 @@ from vfl.models.base import (
     Shape,
     Top,
     check_dropout,
-    hidden_layers,
     make_activation,
     parse_sizes,
 )
@@ -23,7 +22,33 @@ from vfl.models.base import (
 Last = Literal["relu", "leaky_relu", "batch_norm_relu", "none"]
 
 
-class MLPBottom(Bottom):
+class Layers:
+    """The options of a perceptron and its layers; see `MLPTop`."""
+
+    def __init__(
+        self, hidden: str, activation: Activation, batch_norm: bool, dropout: float
+    ) -> None:
+        self.hidden = parse_sizes(hidden, "hidden")
+        make_activation(activation)
+        self.activation = activation
+        self.batch_norm = batch_norm
+        self.dropout = check_dropout(dropout)
+
+    def layers(self, inputs: int, outputs: int) -> list[nn.Module]:
+        """For each hidden size what is asked for, and a linear layer to the outputs."""
+        layers: list[nn.Module] = []
+        for size in self.hidden:
+            layers.append(nn.Linear(inputs, size))
+            if self.batch_norm:
+                layers.append(nn.BatchNorm1d(size))
+            layers.append(make_activation(self.activation))
+            if self.dropout:
+                layers.append(nn.Dropout(self.dropout))
+            inputs = size
+        return [*layers, nn.Linear(inputs, outputs)]
+
+
+class MLPBottom(Layers, Bottom):
     """Linear layers with an activation after each hidden one; pictures are flattened.
 
     Args:
@@ -51,26 +76,20 @@ class MLPBottom(Bottom):
         dropout: float = 0.0,
         last: Last = "none",
     ) -> None:
-        self.hidden = parse_sizes(hidden, "hidden")
-        make_activation(activation)
+        super().__init__(hidden, activation, batch_norm, dropout)
         require_choice("last", last, get_args(Last))
-        self.activation = activation
-        self.batch_norm = batch_norm
-        self.dropout = check_dropout(dropout)
         self.last = last
 
     def build(self, shape: Shape, width: int) -> nn.Module:
-        inputs = math.prod(shape)
-        layers = hidden_layers(inputs, self.hidden, self.activation, self.batch_norm, self.dropout)
-        layers.append(nn.Linear(self.hidden[-1] if self.hidden else inputs, width))
+        layers = [nn.Flatten(), *self.layers(math.prod(shape), width)]
         if self.last == "batch_norm_relu":
             layers.append(nn.BatchNorm1d(width))
         if self.last != "none":
             layers.append(nn.LeakyReLU() if self.last == "leaky_relu" else nn.ReLU())
-        return nn.Sequential(nn.Flatten(), *layers)
+        return nn.Sequential(*layers)
 
 
-class MLPTop(Top):
+class MLPTop(Layers, Top):
     """Linear layers with an activation after each hidden one, and a linear output.
 
     Args:
@@ -94,16 +113,10 @@ class MLPTop(Top):
         batch_norm: bool = False,
         dropout: float = 0.0,
     ) -> None:
-        self.hidden = parse_sizes(hidden, "hidden")
-        make_activation(activation)
-        self.activation = activation
-        self.batch_norm = batch_norm
-        self.dropout = check_dropout(dropout)
+        super().__init__(hidden, activation, batch_norm, dropout)
 
     def build(self, width: int, outputs: int) -> nn.Module:
-        layers = hidden_layers(width, self.hidden, self.activation, self.batch_norm, self.dropout)
-        output = nn.Linear(self.hidden[-1] if self.hidden else width, outputs)
-        return nn.Sequential(*layers, output)
+        return nn.Sequential(*self.layers(width, outputs))
 
 
 class LinearTop(Top):

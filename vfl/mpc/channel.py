@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vfl.core.errors import ProtocolError
-from vfl.core.frame import Frame, Kind, Link
+from vfl.core.errors import ProtocolError, TruncatedFrameError
+from vfl.core.frame import Frame, Kind, Link, Payload
 from vfl.mpc.ring import ELEMENT_BYTES
 from vfl.mpc.shares import MovedIndices
 
@@ -95,8 +95,7 @@ class Channel:
 
     def receive(self, shapes: Sequence[Shape], number: int) -> list[Tensor]:
         """Arrays of the given axes; see `receive_bytes`."""
-        sizes = [ELEMENT_BYTES * math.prod(shape) for shape in shapes]
-        return unpack(self.receive_bytes(number, sum(sizes)), shapes)
+        return unpack(self.receive_bytes(number, sum(map(size_of, shapes))), shapes)
 
     def send_moved(
         self,
@@ -126,7 +125,7 @@ class Channel:
         """
         if not sizes:  # nothing was divided
             return self.receive(shapes, number), []
-        elements = ELEMENT_BYTES * sum(math.prod(shape) for shape in shapes)
+        elements = sum(map(size_of, shapes))
         least = elements + 2 * _INDEX.itemsize * len(sizes)
         payload = self.receive_bytes(number, least, least + _INDEX.itemsize * sum(sizes))
         if (len(payload) - elements) % _INDEX.itemsize:
@@ -177,6 +176,50 @@ def parted(whole: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
         whole[start:end].view(tuple(shape))
         for start, end, shape in zip(starts, ends, shapes, strict=False)
     ]
+
+
+def size_of(shape: Shape) -> int:
+    """Bytes of ring elements of these axes.
+
+    >>> size_of((3, 5))
+    120
+    """
+    return ELEMENT_BYTES * math.prod(shape)
+
+
+def elements_of(payload: Payload, shapes: Sequence[Shape], where: str) -> list[Tensor]:
+    """The ring elements of a payload of exactly these axes; int64.
+
+    Raises:
+        TruncatedFrameError: it is not exactly as long as all of them.
+    """
+    (whole,) = split_payload(payload, [sum(map(size_of, shapes))], where)
+    return unpack(whole, shapes)
+
+
+def split_payload(
+    payload: Payload,
+    sizes: Sequence[int],
+    where: str | None,
+    what: str = "a payload of shared numbers has the wrong length",
+) -> list[memoryview]:
+    """The parts of a payload, by their sizes in bytes.
+
+    Raises:
+        TruncatedFrameError: it is not exactly as long as all of them.
+    """
+    if len(payload) != sum(sizes):
+        raise TruncatedFrameError(
+            what,
+            where=where,
+            got=f"{len(payload)} bytes",
+            want=f"{sum(sizes)} bytes",
+        )
+    whole, start, parts = memoryview(payload), 0, []
+    for size in sizes:
+        parts.append(whole[start : start + size])
+        start += size
+    return parts
 
 
 @dataclass(slots=True)

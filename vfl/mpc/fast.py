@@ -21,38 +21,41 @@ pads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from vfl.core.frame import Link
-from vfl.mpc.party import Dealer, Party, Question, ShareHolder, require_same
+from vfl.mpc.party import Dealer, Party, Product, Question, ShareHolder
 from vfl.mpc.permuted import Function
-from vfl.mpc.ring import Operation, inner, matmul, product_shape
-from vfl.mpc.rules import P0, P1, P2, Rules
-from vfl.mpc.shares import Opened, SharedTensor, Truncation, blank, owned_by
+from vfl.mpc.ring import inner, matmul
+from vfl.mpc.rules import P0, P1, P2
+from vfl.mpc.shares import Opened, SharedTensor, blank, owned_by
 
 
-class FastHolder(ShareHolder):
-    """P0 or P1.
-
-    Attributes:
-        masks: those drawn ahead, by operation; with what they are for.
-        early: what P0 opened ahead, of tensors of which its share is a pad; by operation.
-        dealt: this holder's shares of products that were dealt ahead, by operation; with what is
-            known of the product by then, if that is so, and of what factors.
-    """
-
-    def __init__(self, role: int, links: Mapping[int, Link], rules: Rules) -> None:
-        super().__init__(role, links, rules)
-        self.masks: dict[int, tuple[list[Tensor], object]] = {}
-        self.early: dict[int, list[Tensor]] = {}
-        self.dealt: dict[int, tuple[Tensor, bool, object]] = {}
+class Fast(Party):
+    """What all three parties of the mode can do ahead of time."""
 
     def deal(self, program: Callable[[Party], None]) -> None:
         program(Preprocessing(self))
+
+    @abstractmethod
+    def open_ahead(self, number: int, closed: Sequence[SharedTensor]) -> list[Opened]:
+        """Draw the masks of an opening, and open what is a pad."""
+
+    @abstractmethod
+    def multiply_ahead(self, product: Product) -> None:
+        """Deal a product, and compute what no later value is needed for."""
+
+    @abstractmethod
+    def ask_ahead(self, asked: Question, function: Function) -> Sequence[Tensor]:
+        """Draw what a question needs; at P0 its shares of the results."""
+
+
+class FastHolder(Fast, ShareHolder):
+    """P0 or P1."""
 
     def _share(
         self, number: int, owner: int, shape: Sequence[int], own: Tensor | None, bits: int
@@ -65,49 +68,40 @@ class FastHolder(ShareHolder):
     def _open(
         self, number: int, closed: Sequence[SharedTensor], phase: str
     ) -> Sequence[SharedTensor]:
-        masks = self._masks(number, closed)
-        own = theirs = self.early.pop(number, None)
+        drawn: tuple[list[Tensor], list[Tensor] | None] = self.drawn_ahead(
+            "open", number, _openings(closed), lambda: (self._draw(number, closed), None)
+        )
+        masks, own = drawn
+        theirs = own
         if own is None or not self.first:
             own = self._open_own(closed, masks, number, phase)
         if theirs is None or self.first:
             theirs = self._receive_opened(closed, number)
         return list(map(_opened, closed, masks, own, theirs))
 
-    def draw_ahead(self, number: int, closed: Sequence[SharedTensor]) -> list[Opened]:
-        masks = self._draw(number, closed)
-        self.masks[number] = masks, _openings(closed)
-        opened = [Opened(mask) for mask in masks]
+    def open_ahead(self, number: int, closed: Sequence[SharedTensor]) -> list[Opened]:
+        masks, early = self._draw(number, closed), None
+        # P0's share of what P2 will answer is a pad, which it can open before there is a value.
         if closed and all(each.foreseen for each in closed):
             if self.first:
-                self.early[number] = self._open_own(closed, masks, number, "offline")
+                early = self._open_own(closed, masks, number, "offline")
             else:
-                self.early[number] = self._receive_opened(closed, number)
-        return opened
+                early = self._receive_opened(closed, number)
+        self.ahead["open", number] = _openings(closed), (masks, early)
+        return [Opened(mask) for mask in masks]
 
-    def deal_ahead(
-        self, number: int, left: SharedTensor, right: SharedTensor, operation: Operation
-    ) -> None:
-        z = self._dealt(number, product_shape(operation, left.share, right.share))
+    def multiply_ahead(self, product: Product) -> None:
+        z, left = self._dealt(product), product.left
         assert left.opened is not None, "an operand is opened before it is multiplied"
         known = left.owned is not None and left.opened.difference is not None
         if known:
-            _add_known(z, left, right, operation, self.role)
-        self.dealt[number] = z, known, _factors(left, right, operation)
+            _add_known(z, product, self.role)
+        self.ahead["product", product.number] = _factors(product), (z, known)
 
-    def permute_ahead(self, asked: Question, function: Function) -> None:
-        self.prepared[asked.number] = self._prepare(asked, function)
-
-    def foreseen(self, asked: Question, index: int) -> Tensor | None:
-        return self.prepared[asked.number].results[index] if self.first else None
-
-    def _masks(self, number: int, closed: Sequence[SharedTensor]) -> list[Tensor]:
-        """Those drawn ahead, or new ones."""
-        drawn = self.masks.pop(number, None)
-        if drawn is None:
-            return self._draw(number, closed)
-        masks, wanted = drawn
-        require_same(wanted, _openings(closed), number)
-        return masks
+    def ask_ahead(self, asked: Question, function: Function) -> Sequence[Tensor]:
+        prepared = self._prepare(asked, function)
+        self.ahead["ask", asked.number] = (asked, function), prepared
+        return prepared.results
 
     def _draw(self, number: int, closed: Sequence[SharedTensor]) -> list[Tensor]:
         return [
@@ -131,44 +125,32 @@ class FastHolder(ShareHolder):
             return self.channels[self.other].receive(shapes, number)
         return [torch.empty(shape, dtype=torch.int64) for shape in shapes]
 
-    def _product(
-        self,
-        number: int,
-        left: SharedTensor,
-        right: SharedTensor,
-        operation: Operation,
-        truncations: Sequence[Truncation],
-        more: list[Tensor],
-        where: str,
-    ) -> list[Tensor]:
-        parts = [self._multiplied(number, left, right, operation), *more]
-        return self._truncated(parts, truncations, number, where) if truncations else parts
+    def _product(self, product: Product, more: list[Tensor]) -> list[Tensor]:
+        parts = [self._multiplied(product), *more]
+        if not product.truncations:
+            return parts
+        return self._truncated(parts, product.truncations, product.number, product.where)
 
-    def _multiplied(
-        self, number: int, left: SharedTensor, right: SharedTensor, operation: Operation
-    ) -> Tensor:
-        _require_factors(left, right, operation)
-        begun = self.dealt.pop(number, None)
-        if begun is None:
-            known = False
-            z = self._dealt(number, product_shape(operation, left.share, right.share))
-        else:
-            z, known, wanted = begun
-            require_same(wanted, _factors(left, right, operation), number)
+    def _multiplied(self, product: Product) -> Tensor:
+        _require_factors(product)
+        z, known = self.drawn_ahead(
+            "product", product.number, _factors(product), lambda: (self._dealt(product), False)
+        )
+        left, right, operation = product.left, product.right, product.operation
         if left.owned is not None:
             if not known:
-                _add_known(z, left, right, operation, self.role)
-            _add_own(z, left, right, operation, self.role)
+                _add_known(z, product, self.role)
+            _add_own(z, product, self.role)
             return z
         e, d, v = left.difference(), right.difference(), right.mask()
         z += operation(e, d + v if self.first else v)
         z += operation(left.mask(), d)
         return z
 
-    def _dealt(self, number: int, shape: torch.Size) -> Tensor:
+    def _dealt(self, product: Product) -> Tensor:
         if self.first:
-            return self.pad(P2, shape, "product", number)
-        return self._from_dealer([shape], number)[0]
+            return self.pad(P2, product.shape, "product", product.number)
+        return self._from_dealer([product.shape], product.number)[0]
 
 
 def _opened(shared: SharedTensor, mask: Tensor, own: Tensor, theirs: Tensor) -> SharedTensor:
@@ -177,28 +159,15 @@ def _opened(shared: SharedTensor, mask: Tensor, own: Tensor, theirs: Tensor) -> 
         opened = Opened(None, theirs)
     else:
         opened = Opened(mask, theirs if shared.faced is not None else own + theirs)
-    return SharedTensor(shared.share, shared.bits, opened, shared.owned, shared.faced)
+    return _with_opening(shared, opened)
 
 
 def _with_opening(shared: SharedTensor, opened: Opened) -> SharedTensor:
     return replace(shared, opened=opened)
 
 
-class FastDealer(Dealer):
-    """P2.
-
-    Attributes:
-        masks: those drawn ahead, by operation; with what they are for.
-        dealt: factors of products that P1 has already, by operation.
-    """
-
-    def __init__(self, role: int, links: Mapping[int, Link], rules: Rules) -> None:
-        super().__init__(role, links, rules)
-        self.masks: dict[int, tuple[list[Opened], object]] = {}
-        self.dealt: dict[int, object] = {}
-
-    def deal(self, program: Callable[[Party], None]) -> None:
-        program(Preprocessing(self))
+class FastDealer(Fast, Dealer):
+    """P2."""
 
     def _share(
         self, number: int, owner: int, shape: Sequence[int], own: Tensor | None, bits: int
@@ -209,38 +178,28 @@ class FastDealer(Dealer):
     def _open(
         self, number: int, closed: Sequence[SharedTensor], phase: str
     ) -> Sequence[SharedTensor]:
-        drawn = self.masks.pop(number, None)
-        if drawn is None:
-            drawn = self._draw(number, closed), None
-        else:
-            require_same(drawn[1], _openings(closed), number)
-        return list(map(_with_opening, closed, drawn[0]))
+        masks = self.drawn_ahead(
+            "open", number, _openings(closed), lambda: self._draw(number, closed)
+        )
+        return list(map(_with_opening, closed, masks))
 
-    def _deal_product(
-        self, number: int, left: SharedTensor, right: SharedTensor, operation: Operation
-    ) -> None:
-        dealt = self.dealt.pop(number, None)
-        if dealt is None:
-            self._send_product(number, left, right, operation)
-        else:
-            require_same(dealt, _factors(left, right, operation), number)
+    def _deal_product(self, product: Product) -> None:
+        self.drawn_ahead(
+            "product", product.number, _factors(product), lambda: self._send_product(product)
+        )
 
-    def draw_ahead(self, number: int, closed: Sequence[SharedTensor]) -> list[Opened]:
+    def open_ahead(self, number: int, closed: Sequence[SharedTensor]) -> list[Opened]:
         masks = self._draw(number, closed)
-        self.masks[number] = masks, _openings(closed)
+        self.ahead["open", number] = _openings(closed), masks
         return masks
 
-    def deal_ahead(
-        self, number: int, left: SharedTensor, right: SharedTensor, operation: Operation
-    ) -> None:
-        self._send_product(number, left, right, operation)
-        self.dealt[number] = _factors(left, right, operation)
+    def multiply_ahead(self, product: Product) -> None:
+        self._send_product(product)
+        self.ahead["product", product.number] = _factors(product), None
 
-    def permute_ahead(self, asked: Question, function: Function) -> None:
-        self.prepared[asked.number] = (asked, function), self._result_masks(asked)
-
-    def foreseen(self, asked: Question, index: int) -> Tensor | None:
-        return None
+    def ask_ahead(self, asked: Question, function: Function) -> Sequence[Tensor]:
+        self.ahead["ask", asked.number] = (asked, function), self._result_masks(asked)
+        return []
 
     def _draw(self, number: int, closed: Sequence[SharedTensor]) -> list[Opened]:
         return [
@@ -251,62 +210,58 @@ class FastDealer(Dealer):
             for index, each in enumerate(closed)
         ]
 
-    def _send_product(
-        self, number: int, left: SharedTensor, right: SharedTensor, operation: Operation
-    ) -> None:
-        _require_factors(left, right, operation)
-        if left.owned is not None:
-            product = _mask_product(left, right, operation)
+    def _send_product(self, product: Product) -> None:
+        _require_factors(product)
+        if product.left.owned is not None:
+            share = _mask_product(product)
         else:
-            product = operation(torch.add(*left.masks()), torch.add(*right.masks()))
-        product -= self.pad(P0, product.shape, "product", number)
-        self.channels[P1].send([product], number, "offline")
+            masks = (torch.add(*each.masks()) for each in (product.left, product.right))
+            share = product.operation(*masks)
+        share -= self.pad(P0, share.shape, "product", product.number)
+        self.channels[P1].send([share], product.number, "offline")
 
 
-def _add_known(
-    z: Tensor, left: SharedTensor, right: SharedTensor, operation: Operation, holder: int
-) -> None:
+def _add_known(z: Tensor, product: Product, holder: int) -> None:
     """Add to a holder's share what needs its mask and the other's opening of the left only, E V."""
+    left, right, far = product.left, product.right, _rows(product.left, 1 - holder)
     masked = right.mask()
-    if operation is matmul:
-        far = _rows(left, 1 - holder)
+    if product.operation is matmul:
         z += matmul(left.difference(), masked if right.faced is not None else masked[far])
     else:
-        z[_rows(left, 1 - holder)] += inner(left.difference(), masked)
+        z[far] += inner(left.difference(), masked)
 
 
-def _add_own(
-    z: Tensor, left: SharedTensor, right: SharedTensor, operation: Operation, holder: int
-) -> None:
+def _add_own(z: Tensor, product: Product, holder: int) -> None:
     """Add to a holder's share the product of what it has in clear, X_i (W_i + D)."""
-    own, clear = _rows(left, holder), left.part(holder)
+    right, own, clear = product.right, _rows(product.left, holder), product.left.part(holder)
     if right.faced is not None:
         z += matmul(clear, right.part(1 - holder) + right.difference())
         return
     # Opened both ways: D there is the difference of the whole, so W_i + D_j is D + V_i.
     factor = right.difference() + right.mask()
-    if operation is matmul:
+    if product.operation is matmul:
         z += matmul(clear, factor[own])
     else:
         z[own] += inner(clear, factor)
 
 
-def _mask_product(left: SharedTensor, right: SharedTensor, operation: Operation) -> Tensor:
+def _mask_product(product: Product) -> Tensor:
     """What the dealer shares: each holder's mask of the left with the other's of the right."""
-    (u0, u1), (v0, v1) = left.masks(), right.masks()
-    if operation is inner:
+    (u0, u1), (v0, v1) = product.left.masks(), product.right.masks()
+    if product.operation is inner:
         return torch.cat([inner(u0, v1), inner(u1, v0)])
-    if right.faced is None:
-        v0, v1 = v0[_rows(left, 1)], v1[_rows(left, 0)]
+    if product.right.faced is None:
+        v0, v1 = v0[_rows(product.left, 1)], v1[_rows(product.left, 0)]
     return matmul(u0, v1) + matmul(u1, v0)
 
 
-def _require_factors(left: SharedTensor, right: SharedTensor, operation: Operation) -> None:
+def _require_factors(product: Product) -> None:
     """Openings must be of a kind that can be multiplied.
 
     Raises:
         ValueError: they are not.
     """
+    left, right, operation = product.left, product.right, product.operation
     known = operation is matmul or (operation is inner and right.faced is None)
     if right.owned is None and right.faced in (None, left.owned) and (left.owned is None or known):
         return
@@ -323,9 +278,9 @@ def _openings(closed: Sequence[SharedTensor]) -> list[tuple[object, ...]]:
     return [(each.shape, each.owned, each.faced) for each in closed]
 
 
-def _factors(left: SharedTensor, right: SharedTensor, operation: Operation) -> tuple[object, ...]:
+def _factors(product: Product) -> tuple[object, ...]:
     """What tells one product from another."""
-    return (operation, *_openings([left, right]))
+    return (product.operation, *_openings([product.left, product.right]))
 
 
 class Preprocessing(Dealer):
@@ -335,36 +290,40 @@ class Preprocessing(Dealer):
         party: whose turn it is; its count of operations stays where it is.
     """
 
-    def __init__(self, party: FastHolder | FastDealer) -> None:
+    def __init__(self, party: Fast) -> None:
         super().__init__(party.role, {}, party.rules)
         self._number = party.number
         self._party = party
+        self._results: dict[int, Sequence[Tensor]] = {}
 
     def share(
-        self, owner: int, shape: Sequence[int], values: Tensor | None, where: str, bits: int = -1
+        self,
+        owner: int,
+        shape: Sequence[int],
+        values: Tensor | None,
+        where: str,
+        bits: int = -1,
+        scale: str = "",
     ) -> SharedTensor:
         self.next_number()  # nobody has values yet
         bits = self.rules.bits if bits < 0 else bits
         return SharedTensor(blank(shape), bits, owned=owned_by(owner, shape))
 
-    def reveal(self, shared: SharedTensor, to: int, where: str) -> Tensor | None:
-        self.next_number()
+    def _halves(self, number: int, shared: SharedTensor, to: int) -> None:
         return None
 
     def _open(
         self, number: int, closed: Sequence[SharedTensor], phase: str
     ) -> Sequence[SharedTensor]:
-        return list(map(_with_opening, closed, self._party.draw_ahead(number, closed)))
+        return list(map(_with_opening, closed, self._party.open_ahead(number, closed)))
 
-    def _deal_product(
-        self, number: int, left: SharedTensor, right: SharedTensor, operation: Operation
-    ) -> None:
-        self._party.deal_ahead(number, left, right, operation)
+    def _deal_product(self, product: Product) -> None:
+        self._party.multiply_ahead(product)
 
     def _ask(self, asked: Question, shared: SharedTensor, function: Function, where: str) -> None:
-        self._party.permute_ahead(asked, function)
+        self._results[asked.number] = self._party.ask_ahead(asked, function)
 
     def answer(self, asked: Question, index: int = 0) -> SharedTensor:
-        elements = self._party.foreseen(asked, index)
-        elements = blank(asked.shape) if elements is None else elements
-        return SharedTensor(elements, asked.bits[index], foreseen=True)
+        results = self._results[asked.number]
+        share = results[index] if results else blank(asked.shape)
+        return SharedTensor(share, asked.bits[index], foreseen=True)

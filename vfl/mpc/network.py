@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
+from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from vfl.core.errors import BadOptionError
@@ -37,37 +38,40 @@ class Layer:
         inputs, outputs: widths.
         function: name of the element-wise function; "" for none.
         bias: whether it has one.
+
+    The ranges hold where another party describes a layer.
     """
 
-    inputs: int
-    outputs: int
-    function: str = ""
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    inputs: Annotated[int, Field(ge=1, lt=2**32)]
+    outputs: Annotated[int, Field(ge=1, lt=2**32)]
+    function: Annotated[str, Field(max_length=32)] = ""
     bias: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Shared weights of one layer: axes (inputs, outputs) and (outputs,)."""
+def weight_shapes(layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
+    """Axes of all weights by name: "0.weight" (inputs, outputs), "0.bias" (outputs,), "1.weight".
 
-    weight: SharedTensor
-    bias: SharedTensor | None
-
-    def plus(self, other: Weights) -> Weights:
-        """The sum of two layers' weights."""
-        biases = self.bias, other.bias
-        bias = None if biases[0] is None or biases[1] is None else biases[0].plus(biases[1])
-        return Weights(self.weight.plus(other.weight), bias)
+    >>> weight_shapes([Layer(3, 2), Layer(2, 1, bias=False)])
+    {'0.weight': (3, 2), '0.bias': (2,), '1.weight': (2, 1)}
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for index, layer in enumerate(layers):
+        found[f"{index}.weight"] = layer.inputs, layer.outputs
+        if layer.bias:
+            found[f"{index}.bias"] = (layer.outputs,)
+    return found
 
 
 @dataclass(slots=True)
 class Pass:
-    """What a forward pass keeps for the backward one, a layer each; what P2 has yet to answer."""
+    """What a forward pass keeps for the backward one, a layer each."""
 
     inputs: list[SharedTensor]
     sums: list[SharedTensor]
     slopes: list[SharedTensor | None]
     output: SharedTensor
-    asked: Question | None = None
 
 
 class Network:
@@ -75,12 +79,12 @@ class Network:
 
     Args:
         layers: its structure.
-        weights: its shared weights.
+        weights: its shared weights, by the names of `weight_shapes`.
     """
 
-    def __init__(self, layers: Sequence[Layer], weights: Sequence[Weights]) -> None:
+    def __init__(self, layers: Sequence[Layer], weights: Mapping[str, SharedTensor]) -> None:
         self.layers = tuple(layers)
-        self.weights = list(weights)
+        self.weights = dict(weights)
 
     @classmethod
     def share(
@@ -96,34 +100,34 @@ class Network:
             party: this one.
             layers: the structure.
             owner: whose weights they are.
-            values: at the owner "0.weight" of axes (inputs, outputs), "0.bias", "1.weight", ...
+            values: the weights at their owner, by the names of `weight_shapes`.
 
         Raises:
             RingRangeError: a weight does not fit; it names the layer.
         """
-
-        def one(name: str, *shape: int) -> SharedTensor:
-            own = values[name] if values else None
-            return party.share_bounded(owner, shape, own, name, "the weights")
-
-        shared = []
-        for index, layer in enumerate(layers):
-            weight = one(f"{index}.weight", layer.inputs, layer.outputs).alone()
-            bias = one(f"{index}.bias", layer.outputs) if layer.bias else None
-            shared.append(Weights(weight, bias))
-        return cls(layers, shared)
+        weights = {
+            name: party.share(
+                owner, shape, values[name] if values else None, name, scale="the weights"
+            ).alone()
+            for name, shape in weight_shapes(layers).items()
+        }
+        return cls(layers, weights)
 
     def plus(self, other: Network) -> Network:
         """The network whose weights are the sums of two networks' of one structure."""
-        weights = [one.plus(two) for one, two in zip(self.weights, other.weights, strict=True)]
+        weights = {name: one.plus(other.weights[name]) for name, one in self.weights.items()}
         return Network(self.layers, weights)
 
     def open(self, party: Party, phase: str = "online") -> None:
         """Open all weights in one message, so that they are not sent again until they change."""
-        opened = party.open(*(each.weight for each in self.weights), phase=phase)
-        self.weights = [
-            replace(each, weight=weight) for each, weight in zip(self.weights, opened, strict=True)
-        ]
+        self._opened(party.open(*self._matrices(), phase=phase))
+
+    def _matrices(self) -> list[SharedTensor]:
+        """The weights of every layer without biases."""
+        return [self.weights[f"{index}.weight"] for index in range(len(self.layers))]
+
+    def _opened(self, weights: Sequence[SharedTensor]) -> None:
+        self.weights |= {f"{index}.weight": weight for index, weight in enumerate(weights)}
 
     @torch.inference_mode()
     def infer(self, party: Party, inputs: SharedTensor) -> SharedTensor:
@@ -143,11 +147,7 @@ class Network:
 
     def reveal(self, party: Party, to: int) -> dict[str, Tensor]:
         """The weights in clear at one party, named as in `share`; empty elsewhere."""
-        found: dict[str, Tensor | None] = {}
-        for index, each in enumerate(self.weights):
-            found[f"{index}.weight"] = party.reveal(each.weight, to, f"{index}.weight")
-            if each.bias is not None:
-                found[f"{index}.bias"] = party.reveal(each.bias, to, f"{index}.bias")
+        found = {name: party.reveal(each, to, name) for name, each in self.weights.items()}
         return {name: value for name, value in found.items() if value is not None}
 
     @torch.inference_mode()
@@ -195,55 +195,51 @@ class Network:
             sloped: fast mode asks for the slopes of so many first layers with their values.
             bits: fraction bits of the last function's values.
         """
-        kept = Pass([], [], [], inputs)
-        first, *rest = (each.weight for each in self.weights)
+        kept, fast = Pass([], [], [], inputs), party.rules.mode == "fast"
+        first, *rest = self._matrices()
         # One message for all that is known already.
-        opened = party.open(inputs, first.facing(inputs), *rest)
-        values, weights = opened[0], opened[1:]
-        self.weights = [
-            replace(each, weight=weight) for each, weight in zip(self.weights, weights, strict=True)
-        ]
-        for index, (layer, each) in enumerate(zip(self.layers, self.weights, strict=True)):
+        values, *weights = party.open(inputs, first.facing(inputs), *rest)
+        self._opened(weights)
+        pending: Question | None = None
+        for index, (layer, weight) in enumerate(zip(self.layers, weights, strict=True)):
             (values,) = party.open(values)
             kept.inputs.append(values)
-            sums, _ = party.multiply(
-                values, each.weight, matmul, self._forward_truncations(party), where=_named(index)
-            )
-            if each.bias is not None:
-                sums = sums.plus(each.bias.finer(sums.bits))
+            # In fast mode P2 reads sums of twice the fraction bits.
+            truncations = () if fast else self._truncations(party, 2 * party.rules.bits)
+            sums, _ = party.multiply(values, weight, matmul, truncations, where=_named(index))
+            if (bias := self.weights.get(f"{index}.bias")) is not None:
+                sums = sums.plus(bias.finer(sums.bits))
             kept.sums.append(sums)
             last = index == len(self.layers) - 1
-            asked = self._ask(party, layer, sums, index, index < sloped, bits if last else -1)
+            asked = None
+            if layer.function:
+                asked = party.ask(
+                    sums,
+                    function(layer.function),
+                    _named(index),
+                    value=True,
+                    slope=fast and index < sloped,
+                    bits=bits if last else -1,
+                )
             # While P2 computes, what it said of the layer before besides its values.
-            self._take_slope(party, kept)
-            kept.asked = asked
-            values = self._plain(party, sums, index) if asked is None else party.answer(asked)
+            self._take_slope(party, kept, pending)
+            pending = asked
             kept.slopes.append(None)
-        self._take_slope(party, kept)
+            if asked is not None:
+                values = party.answer(asked)
+            elif last or sums.bits <= party.rules.bits:
+                values = sums
+            else:
+                values = party.truncate(sums, self._truncations(party, sums.bits), _named(index))
+        self._take_slope(party, kept, pending)
         kept.output = values
         return kept
 
-    def _ask(
-        self, party: Party, layer: Layer, sums: SharedTensor, index: int, sloped: bool, bits: int
-    ) -> Question | None:
-        """Ask for a layer's function, and with it for its slope; None where there is none."""
-        if not layer.function:
-            return None
-        both = sloped and party.rules.mode == "fast"
-        asked = function(layer.function)
-        return party.ask(sums, asked, _named(index), value=True, slope=both, bits=bits)
-
-    def _take_slope(self, party: Party, kept: Pass) -> None:
+    @staticmethod
+    def _take_slope(party: Party, kept: Pass, asked: Question | None) -> None:
         """The last layer's slope, if it was asked for, opened while nothing else is to be done."""
-        if kept.asked is not None and len(kept.asked.bits) > 1:
-            (kept.slopes[-1],) = party.open(party.answer(kept.asked, 1))
-        kept.asked = None
-
-    def _plain(self, party: Party, sums: SharedTensor, index: int) -> SharedTensor:
-        """What a layer without a function gives the next one."""
-        if index < len(self.layers) - 1 and sums.bits > party.rules.bits:
-            return party.truncate(sums, self._truncations(party, sums.bits), _named(index))
-        return sums
+        if asked is not None and len(asked.bits) > 1:
+            (kept.slopes[-1],) = party.open(party.answer(asked, 1))
 
     def _output_delta(
         self, party: Party, kept: Pass, targets: SharedTensor, loss: Loss
@@ -273,7 +269,7 @@ class Network:
         self, party: Party, kept: Pass, delta: SharedTensor, index: int
     ) -> SharedTensor:
         """The gradient before the function of the layer below."""
-        weight = self.weights[index].weight.transposed()
+        weight = self.weights[f"{index}.weight"].transposed()
         slope = kept.slopes[index - 1]
         # Slopes of 0 and 1 leave the scale as it is, so one division serves both products.
         whole = slope is not None and slope.bits == 0
@@ -303,30 +299,20 @@ class Network:
         rate: float,
         loss: Loss,
     ) -> None:
-        each, rules = self.weights[index], party.rules
-        last = index == len(self.layers) - 1
+        rules, last = party.rules, index == len(self.layers) - 1
+        weight, bias = f"{index}.weight", f"{index}.bias"
         more = gradient_bits(rules, last=last, squared=loss == "squared")
         truncations = learning_rate_truncations(rules, inputs.shape[0], delta.bits, rate, more)
         beside = None
-        if each.bias is not None:
+        if bias in self.weights:
             beside = delta.row_sum().finer(delta.bits + inputs.bits)
+        where = f"update of {_named(index)}"
         step, bias_step = party.multiply(
-            inputs,
-            delta,
-            inner,
-            truncations,
-            beside=beside,
-            where=f"update of {_named(index)}",
+            inputs, delta, inner, truncations, beside=beside, where=where
         )
-        bias = each.bias
-        if bias is not None and bias_step is not None:
-            bias = bias.minus(bias_step)
-        self.weights[index] = Weights(each.weight.minus(step), bias)
-
-    def _forward_truncations(self, party: Party) -> tuple[Truncation, ...]:
-        """In fast mode P2 reads sums of twice the fraction bits."""
-        fast = party.rules.mode == "fast"
-        return () if fast else self._truncations(party, 2 * party.rules.bits)
+        self.weights[weight] = self.weights[weight].minus(step)
+        if bias_step is not None:
+            self.weights[bias] = self.weights[bias].minus(bias_step)
 
     @staticmethod
     def _truncations(party: Party, bits: int, shift: int | None = None) -> tuple[Truncation, ...]:
@@ -346,7 +332,7 @@ def share_targets(
         RingRangeError: a target is too large.
     """
     bits = party.rules.delta_bits
-    return party.share_bounded(owner, shape, values, "targets", "the labels", bits)
+    return party.share(owner, shape, values, "targets", bits, "the labels")
 
 
 def _named(index: int) -> str:

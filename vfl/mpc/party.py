@@ -16,7 +16,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ from vfl.mpc.shares import (
 )
 from vfl.mpc.stream import KEY_BYTES, PadStream
 
+_Drawn = TypeVar("_Drawn")
+
 #: Fewer values go to P2 in one message. More go in parts, so that P2 answers while it still hears;
 #: few parts, for a link keeps but the last frames for the case that it breaks.
 _LEAST_PARTED = 2**14
@@ -68,6 +70,31 @@ class Question:
     value: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product of two shared tensors, and the divisions after it.
+
+    Attributes:
+        number: of the operation.
+        left, right: operands, opened before.
+        operation: `ring.matmul`, `torch.mul` or another bilinear map.
+        truncations: divisions after it, one after the other, with the index fix.
+        where: the layer, for messages and the ledger.
+    """
+
+    number: int
+    left: SharedTensor
+    right: SharedTensor
+    operation: Operation
+    truncations: Sequence[Truncation]
+    where: str
+
+    @property
+    def shape(self) -> torch.Size:
+        """Its axes."""
+        return product_shape(self.operation, self.left.share, self.right.share)
+
+
 class Party(ABC):
     """One of the three.
 
@@ -76,6 +103,10 @@ class Party(ABC):
         links: to the other two, by role. Nobody but the two ends may read the link of P0 and P1:
             with the dealer's seeds it tells everything.
         rules: the same at all three.
+
+    Attributes:
+        ahead: what was drawn ahead, by kind and number of the operation it is for, with what tells
+            that operation from another.
     """
 
     def __init__(self, role: int, links: Mapping[int, Link], rules: Rules) -> None:
@@ -84,6 +115,7 @@ class Party(ABC):
         self.channels = {peer: Channel(link, NAMES[peer]) for peer, link in links.items()}
         self.leakage = LeakageLedger(NAMES[role])
         self.pads: dict[int, PadStream] = {}
+        self.ahead: dict[tuple[str, int], tuple[object, Any]] = {}
         self._number = 0
 
     @property
@@ -139,11 +171,6 @@ class Party(ABC):
         size = count if whole else -(-count // _PARTS)
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
-    def slope_bits(self, function: Function) -> int:
-        """Fraction bits of the slopes that `answer` gives."""
-        whole = function.whole_slope and self.rules.mode == "fast"
-        return 0 if whole else self.rules.bits
-
     def use_key(self, peer: int, secret: bytes, session: str, attempt: int) -> None:
         """Bind a secret of a pair to the pair, the session and the attempt."""
         first, second = sorted((self.role, peer))
@@ -161,6 +188,28 @@ class Party(ABC):
         Args:
             program: the operations that come next, on shapes.
         """
+
+    def drawn_ahead(
+        self, kind: str, number: int, operation: object, draw: Callable[[], _Drawn]
+    ) -> _Drawn:
+        """What was drawn ahead for an operation, or else is drawn now.
+
+        Raises:
+            ReusedPadError: the operation of that number is another one, of which a mask of fewer
+                rows would stretch over more; nothing of it was sent.
+        """
+        before = self.ahead.pop((kind, number), None)
+        if before is None:
+            return draw()
+        if before[0] != operation:
+            raise ReusedPadError(
+                "what was drawn ahead was drawn for another operation",
+                where=f"operation {number}",
+                want="the program that was given to `deal`, with the same axes",
+                fix="run that program, or begin a new session and deal for this one",
+            )
+        drawn: _Drawn = before[1]
+        return drawn
 
     def continue_from(self, number: int) -> None:
         """Count operations on from there; masks of earlier ones are not drawn again.
@@ -182,40 +231,14 @@ class Party(ABC):
         self._number += 1
         return self._number
 
-    def share_bounded(
+    def share(
         self,
         owner: int,
         shape: Sequence[int],
         values: Tensor | None,
         where: str,
-        scale: str,
         bits: int = -1,
-    ) -> SharedTensor:
-        """`share` what a network divides later: values below 2 to the rules' `magnitude_bits`.
-
-        Once it is shared nobody sees a value, or that a product of it has left its range.
-
-        Args:
-            owner: see `share`.
-            shape: see `share`.
-            values: see `share`.
-            where: see `share`.
-            scale: what to scale if a value is too large, for the message.
-            bits: see `share`.
-
-        Raises:
-            RingRangeError: a value is too large.
-        """
-        if values is not None:
-            fraction = self.rules.bits if bits < 0 else bits
-            fix = (
-                f"scale {scale}, or raise magnitude_bits ({self.rules.most_magnitude_bits} at most)"
-            )
-            require_room(values.double(), self.rules.magnitude_bits, fraction, where, fix)
-        return self.share(owner, shape, values, where, bits)
-
-    def share(
-        self, owner: int, shape: Sequence[int], values: Tensor | None, where: str, bits: int = -1
+        scale: str = "",
     ) -> SharedTensor:
         """Values of one party as shares; from P0 or P1 this costs no message.
 
@@ -225,12 +248,18 @@ class Party(ABC):
             values: the values at their owner, None elsewhere.
             where: their name, for messages.
             bits: fraction bits, those of the rules if negative.
+            scale: given for what a network divides later: its values must be below 2 to the rules'
+                `magnitude_bits`, for once it is shared nobody sees one, or that a product of it
+                has left its range. What to scale if a value is too large, for the message.
 
         Raises:
             RingRangeError: a value does not fit.
         """
-        number, bits = self.next_number(), self.rules.bits if bits < 0 else bits
-        own = None
+        rules, bits = self.rules, self.rules.bits if bits < 0 else bits
+        if scale and values is not None:
+            fix = f"scale {scale}, or raise magnitude_bits ({rules.most_magnitude_bits} at most)"
+            require_room(values.double(), rules.magnitude_bits, bits, where, fix)
+        number, own = self.next_number(), None
         if owner == self.role:
             assert values is not None, "the owner has the values"
             own = encode(values, bits, where)
@@ -242,9 +271,18 @@ class Party(ABC):
     ) -> SharedTensor:
         """This party's part of sharing what `own` encodes at its owner."""
 
-    @abstractmethod
     def reveal(self, shared: SharedTensor, to: int, where: str) -> Tensor | None:
         """The values, at one party; float64, None elsewhere."""
+        halves = self._halves(self.next_number(), shared, to)
+        if halves is None:
+            return None
+        count = halves[0].numel()
+        self.leakage.count("result", where, count, count)
+        return decode(halves[0] + halves[1], shared.bits)
+
+    @abstractmethod
+    def _halves(self, number: int, shared: SharedTensor, to: int) -> tuple[Tensor, Tensor] | None:
+        """Both shares of what is revealed to this party; None elsewhere."""
 
     def open(self, *tensors: SharedTensor, phase: str = "online") -> list[SharedTensor]:
         """The same tensors, ready to be multiplied; in thesis mode each product opens anew.
@@ -263,7 +301,6 @@ class Party(ABC):
         """This party's part of opening tensors that are not open yet; a mode that opens has one."""
         return closed
 
-    @abstractmethod
     def multiply(
         self,
         left: SharedTensor,
@@ -279,20 +316,36 @@ class Party(ABC):
         Args:
             left: one operand, opened before.
             right: the other, opened before.
-            operation: `ring.matmul`, `torch.mul` or another bilinear map.
-            truncations: divisions after it, one after the other, with the index fix.
-            beside: a shared tensor of the product's scale that is scaled in the same messages.
+            operation: see `Product`.
+            truncations: divisions after it.
             where: the layer, for messages and the ledger.
+            beside: a shared tensor of the product's scale that is scaled in the same messages.
 
         Returns:
             The product, and `beside`, each with the fraction bits that are left.
         """
+        product = Product(self.next_number(), left, right, operation, truncations, where)
+        bits = bits_after(left.bits + right.bits, truncations)
+        found = self._product(product, [] if beside is None else [beside.share])
+        shared = [SharedTensor(part, bits) for part in found]
+        return shared[0], None if beside is None else shared[1]
 
     @abstractmethod
+    def _product(self, product: Product, more: list[Tensor]) -> list[Tensor]:
+        """This party's share of a product, truncated, and of `more`, truncated likewise."""
+
     def truncate(
         self, shared: SharedTensor, truncations: Sequence[Truncation], where: str
     ) -> SharedTensor:
         """Divisions alone, one message from P0 to P1."""
+        (share,) = self._truncated([shared.share], truncations, self.next_number(), where)
+        return SharedTensor(share, bits_after(shared.bits, truncations))
+
+    @abstractmethod
+    def _truncated(
+        self, parts: Sequence[Tensor], truncations: Sequence[Truncation], number: int, where: str
+    ) -> list[Tensor]:
+        """The divisions in a message of their own."""
 
     def ask(
         self,
@@ -318,7 +371,8 @@ class Party(ABC):
             What to give `answer`; who asks need not wait for it.
         """
         values = [self.rules.bits if bits < 0 else bits] * value
-        results = (*values, *[self.slope_bits(function)] * slope)
+        whole_slope = function.whole_slope and self.rules.mode == "fast"
+        results = (*values, *[0 if whole_slope else self.rules.bits] * slope)
         asked = Question(self.next_number(), shared.shape, results, value)
         self._ask(asked, shared, function, where)
         return asked
@@ -354,32 +408,14 @@ class PreparedQuestion:
     """What a holder needs to ask P2 for a function; drawn when it asks, or before.
 
     Attributes:
-        asked, function: the question it was drawn for.
         permutation: order, dummies and signs.
         fresh: see `ShareHolder._for_dealer`.
         results: P0's shares of what P2 will answer; empty at P1.
     """
 
-    asked: Question
-    function: Function
     permutation: Permutation
     fresh: Tensor
     results: Sequence[Tensor]
-
-
-def require_same(ahead: object, now: object, number: int) -> None:
-    """What was drawn ahead is for one operation: a mask of fewer rows would stretch over more.
-
-    Raises:
-        ReusedPadError: the operation of that number is another one; nothing of it was sent.
-    """
-    if ahead != now:
-        raise ReusedPadError(
-            "what was drawn ahead was drawn for another operation",
-            where=f"operation {number}",
-            want="the program that was given to `deal`, with the same axes",
-            fix="run that program, or begin a new session and deal for this one",
-        )
 
 
 def traffic(party: Party) -> list[Traffic]:
@@ -423,54 +459,20 @@ class ShareHolder(Party):
         mask = self.pad(P2 if owner == P2 else self.other, shape, "share", number)
         return SharedTensor(mask if own is None else own - mask, bits)
 
-    def reveal(self, shared: SharedTensor, to: int, where: str) -> Tensor | None:
-        number = self.next_number()
-        if to != self.role:
-            elements = shared.share
-            if to == P2:
-                elements = self._for_dealer(
-                    elements, self.pad(self.other, elements.shape, "fresh", number)
-                )
-            self.channels[to].send([elements], number)
-            return None
-        (theirs,) = self.channels[self.other].receive([shared.shape], number)
-        self.leakage.count("result", where, theirs.numel(), theirs.numel())
-        return decode(shared.share + theirs, shared.bits)
-
-    def multiply(
-        self,
-        left: SharedTensor,
-        right: SharedTensor,
-        operation: Operation,
-        truncations: Sequence[Truncation] = (),
-        *,
-        beside: SharedTensor | None = None,
-        where: str,
-    ) -> tuple[SharedTensor, SharedTensor | None]:
-        number, bits = self.next_number(), bits_after(left.bits + right.bits, truncations)
-        more = [] if beside is None else [beside.share]
-        parts = self._product(number, left, right, operation, truncations, more, where)
-        shared = [SharedTensor(part, bits) for part in parts]
-        return shared[0], shared[1] if more else None
-
-    @abstractmethod
-    def _product(
-        self,
-        number: int,
-        left: SharedTensor,
-        right: SharedTensor,
-        operation: Operation,
-        truncations: Sequence[Truncation],
-        more: list[Tensor],
-        where: str,
-    ) -> list[Tensor]:
-        """This holder's share of a product, truncated, and of `more`, truncated likewise."""
+    def _halves(self, number: int, shared: SharedTensor, to: int) -> tuple[Tensor, Tensor] | None:
+        share = shared.share
+        if to == self.role:
+            (theirs,) = self.channels[self.other].receive([shared.shape], number)
+            return share, theirs
+        if to == P2:
+            share = self._for_dealer(share, self.pad(self.other, share.shape, "fresh", number))
+        self.channels[to].send([share], number)
+        return None
 
     def _ask(self, asked: Question, shared: SharedTensor, function: Function, where: str) -> None:
-        prepared = self.prepared.get(asked.number)
-        if prepared is None:
-            prepared = self.prepared[asked.number] = self._prepare(asked, function)
-        require_same((prepared.asked, prepared.function), (asked, function), asked.number)
+        prepared = self.prepared[asked.number] = self.drawn_ahead(
+            "ask", asked.number, (asked, function), lambda: self._prepare(asked, function)
+        )
         shown = shared.finer(self.shown_bits(shared))
         hidden = prepared.permutation.apply(shown.share, shown.bits, self.first)
         hidden = self._for_dealer(hidden, prepared.fresh)
@@ -486,13 +488,6 @@ class ShareHolder(Party):
             del self.prepared[asked.number]
         return SharedTensor(elements, asked.bits[index])
 
-    def truncate(
-        self, shared: SharedTensor, truncations: Sequence[Truncation], where: str
-    ) -> SharedTensor:
-        number = self.next_number()
-        (elements,) = self._truncated([shared.share], truncations, number, where)
-        return SharedTensor(elements, bits_after(shared.bits, truncations))
-
     def _prepare(self, asked: Question, function: Function) -> PreparedQuestion:
         elements = math.prod(asked.shape)
         permutation = Permutation(
@@ -500,10 +495,10 @@ class ShareHolder(Party):
         )
         fresh = self.pad(self.other, (permutation.count,), "fresh", asked.number)
         if not self.first:
-            return PreparedQuestion(asked, function, permutation, fresh, [])
+            return PreparedQuestion(permutation, fresh, [])
         pads = self.pad(P2, (len(asked.bits), permutation.count), "result", asked.number)
         found = [self._found(asked, index, pad, permutation) for index, pad in enumerate(pads)]
-        return PreparedQuestion(asked, function, permutation, fresh, found)
+        return PreparedQuestion(permutation, fresh, found)
 
     def _found(
         self, asked: Question, index: int, elements: Tensor, permutation: Permutation
@@ -549,7 +544,6 @@ class ShareHolder(Party):
     def _truncated(
         self, parts: Sequence[Tensor], truncations: Sequence[Truncation], number: int, where: str
     ) -> list[Tensor]:
-        """The divisions in a message of their own."""
         if self.first:
             found, moved = self._truncate_first(parts, truncations)
             self.channels[P1].send_moved([], moved, number)
@@ -591,15 +585,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 class Dealer(Party):
-    """The third party. In the program it follows, tensors are shapes.
-
-    Attributes:
-        prepared: P0's shares of answers that were drawn ahead, with their question; by operation.
-    """
-
-    def __init__(self, role: int, links: Mapping[int, Link], rules: Rules) -> None:
-        super().__init__(role, links, rules)
-        self.prepared: dict[int, tuple[tuple[Question, Function], Tensor]] = {}
+    """The third party. In the program it follows, tensors are shapes."""
 
     def _share(
         self, number: int, owner: int, shape: Sequence[int], own: Tensor | None, bits: int
@@ -609,46 +595,34 @@ class Dealer(Party):
             self.channels[P1].send([own - mask], number, "setup")
         return shape_only(shape, bits)
 
-    def reveal(self, shared: SharedTensor, to: int, where: str) -> Tensor | None:
-        number = self.next_number()
-        if to != P2:
-            return None
-        first, second = (
-            self.channels[holder].receive([shared.shape], number)[0] for holder in (P0, P1)
-        )
-        self.leakage.count("result", where, first.numel(), first.numel())
-        return decode(first + second, shared.bits)
+    def _halves(self, number: int, shared: SharedTensor, to: int) -> tuple[Tensor, Tensor] | None:
+        return self._both(number, shared.shape) if to == P2 else None
 
-    def multiply(
-        self,
-        left: SharedTensor,
-        right: SharedTensor,
-        operation: Operation,
-        truncations: Sequence[Truncation] = (),
-        *,
-        beside: SharedTensor | None = None,
-        where: str,
-    ) -> tuple[SharedTensor, SharedTensor | None]:
-        self._deal_product(self.next_number(), left, right, operation)
-        bits = bits_after(left.bits + right.bits, truncations)
-        shape = product_shape(operation, left.share, right.share)
-        return shape_only(shape, bits), None if beside is None else shape_only(beside.shape, bits)
+    def _both(self, number: int, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """What P0 and P1 send of these axes."""
+        (first,) = self.channels[P0].receive([shape], number)
+        (second,) = self.channels[P1].receive([shape], number)
+        return first, second
+
+    def _product(self, product: Product, more: list[Tensor]) -> list[Tensor]:
+        self._deal_product(product)
+        return [blank(product.shape), *more]
 
     @abstractmethod
-    def _deal_product(
-        self, number: int, left: SharedTensor, right: SharedTensor, operation: Operation
-    ) -> None:
+    def _deal_product(self, product: Product) -> None:
         """Send P1 its share of the product of the operands' masks; P0's is a pad."""
+
+    def _truncated(
+        self, parts: Sequence[Tensor], truncations: Sequence[Truncation], number: int, where: str
+    ) -> list[Tensor]:
+        return list(parts)
 
     def _ask(self, asked: Question, shared: SharedTensor, function: Function, where: str) -> None:
         slope = len(asked.bits) > asked.value
         wanted = [function.value] * asked.value + [function.slope] * slope
-        drawn = self.prepared.pop(asked.number, None)
-        if drawn is None:
-            pads = self._result_masks(asked)
-        else:
-            require_same(drawn[0], (asked, function), asked.number)
-            pads = drawn[1]
+        pads = self.drawn_ahead(
+            "ask", asked.number, (asked, function), lambda: self._result_masks(asked)
+        )
         count = pads.shape[1]
         self.leakage.count("permuted values", where, math.prod(asked.shape), count)
         later: list[list[Tensor]] = []
@@ -670,12 +644,6 @@ class Dealer(Party):
     def answer(self, asked: Question, index: int = 0) -> SharedTensor:
         return shape_only(asked.shape, asked.bits[index])
 
-    def truncate(
-        self, shared: SharedTensor, truncations: Sequence[Truncation], where: str
-    ) -> SharedTensor:
-        self.next_number()
-        return shape_only(shared.shape, bits_after(shared.bits, truncations))
-
     def _result_masks(self, asked: Question) -> Tensor:
         """P0's shares of the results; a row a result."""
         count = max(math.prod(asked.shape), self.rules.least_permuted)
@@ -695,10 +663,7 @@ class Dealer(Party):
     def _permuted(self, number: int, count: int, *, cut: bool) -> Tensor:
         """The sum of the two permuted shares; one axis."""
         if not cut:
-            first, second = (
-                self.channels[holder].receive([(count,)], number)[0] for holder in (P0, P1)
-            )
-            return first + second
+            return torch.add(*self._both(number, (count,)))
         first, second = (
             from_upper_40_bits(self.channels[holder].receive_bytes(number, UPPER_BYTES * count))
             for holder in (P0, P1)

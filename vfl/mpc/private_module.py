@@ -270,7 +270,7 @@ def _require_numbers(name: str, given: object, axes: str, least: int) -> None:
 
 def _inputs(party: Party, flat: Tensor) -> SharedTensor:
     own = flat if party.role == P0 else None
-    return party.share_bounded(P0, flat.shape, own, "inputs", "the columns")
+    return party.share(P0, flat.shape, own, "inputs", scale="the columns")
 
 
 def batches(count: int, batch_size: int, epochs: int, seed: int) -> Iterator[Tensor]:

@@ -6,34 +6,27 @@ index lists of the division, so a product takes two messages one after the other
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from vfl.mpc.party import Dealer, ShareHolder
-from vfl.mpc.ring import Operation, product_shape
+from vfl.mpc.party import Dealer, Party, Product, ShareHolder
 from vfl.mpc.rules import P0, P1, P2
-from vfl.mpc.shares import SharedTensor, Truncation
+from vfl.mpc.shares import SharedTensor
 
 
-class ThesisHolder(ShareHolder):
-    """P0 or P1."""
+class Thesis(Party):
+    """What all three parties of the mode do alike."""
 
     def open(self, *tensors: SharedTensor, phase: str = "online") -> list[SharedTensor]:
         return list(tensors)  # each product opens anew, and no operation is counted
 
-    def _product(
-        self,
-        number: int,
-        left: SharedTensor,
-        right: SharedTensor,
-        operation: Operation,
-        truncations: Sequence[Truncation],
-        more: list[Tensor],
-        where: str,
-    ) -> list[Tensor]:
+
+class ThesisHolder(Thesis, ShareHolder):
+    """P0 or P1."""
+
+    def _product(self, product: Product, more: list[Tensor]) -> list[Tensor]:
+        left, right, operation = product.left, product.right, product.operation
+        number, truncations = product.number, product.truncations
         u = self.pad(P2, left.shape, "left mask", number)
         v = self.pad(P2, right.shape, "right mask", number)
         own = [left.share - u, right.share - v]
@@ -47,28 +40,24 @@ class ThesisHolder(ShareHolder):
             self.channels[P1].send_moved(own, moved, number)
             return parts
         self.channels[P0].send(own, number)
-        elements = math.prod(product_shape(operation, *own)) + sum(each.numel() for each in more)
+        elements = product.shape.numel() + sum(each.numel() for each in more)
         sizes = [elements] * len(truncations)
         theirs, moved = self.channels[P0].receive_moved(shapes, sizes, number)
         e, d = own[0] + theirs[0], own[1] + theirs[1]
         z = operation(e, v) + operation(u, d)
         z += self._from_dealer([z.shape], number)[0]
-        return self._truncate_second([z, *more], truncations, moved, where)
+        return self._truncate_second([z, *more], truncations, moved, product.where)
 
 
-class ThesisDealer(Dealer):
+class ThesisDealer(Thesis, Dealer):
     """P2 deals each product when its turn comes."""
 
-    def open(self, *tensors: SharedTensor, phase: str = "online") -> list[SharedTensor]:
-        return list(tensors)  # each product opens anew, and no operation is counted
-
-    def _deal_product(
-        self, number: int, left: SharedTensor, right: SharedTensor, operation: Operation
-    ) -> None:
+    def _deal_product(self, product: Product) -> None:
+        number = product.number
         masks = []
-        for operand, purpose in ((left, "left mask"), (right, "right mask")):
+        for operand, purpose in ((product.left, "left mask"), (product.right, "right mask")):
             halves = [self.pad(holder, operand.shape, purpose, number) for holder in (P0, P1)]
             masks.append(torch.add(*halves))
-        product = operation(*masks)
-        product -= self.pad(P0, product.shape, "product", number)
-        self.channels[P1].send([product], number, "offline")
+        share = product.operation(*masks)
+        share -= self.pad(P0, share.shape, "product", number)
+        self.channels[P1].send([share], number, "offline")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vfl.core.errors import PrivateLayerError, ProtocolError, RunFolderError
 from vfl.core.frame import LIMIT_BYTES
 from vfl.core.seeds import Secret
-from vfl.mpc.network import Layer, Loss, Network, Weights, share_targets
+from vfl.mpc.network import Layer, Loss, Network, share_targets, weight_shapes
 from vfl.mpc.party import Party
 from vfl.mpc.private_module import layers_of
 from vfl.mpc.ring import ELEMENT_BYTES
@@ -60,7 +60,7 @@ class ThreePartyNetwork:
         self._loss: Loss = "cross_entropy" if layers[-1].function == "sigmoid" else "squared"
         self._rows: dict[str, SharedTensor] = {}
         self._targets: SharedTensor | None = None
-        self._network = Network(layers, ())
+        self._network = Network(layers, {})
 
     @property
     def holds_shares(self) -> bool:
@@ -99,12 +99,12 @@ class ThreePartyNetwork:
         blocks = []
         for start, end in row_blocks(count, self.layers[0].inputs):
             left, right = (
-                self.party.share_bounded(
+                self.party.share(
                     holder,
                     (end - start, self._columns[holder]),
                     own[start:end] if own is not None and self.party.role == holder else None,
                     f"{where} of P{holder}",
-                    "the columns",
+                    scale="the columns",
                 )
                 for holder in HOLDERS
             )
@@ -180,12 +180,7 @@ class ThreePartyNetwork:
         """This holder's share of every weight, int64, named as in `Network.share`; empty at P2."""
         if not self.holds_shares:
             return {}
-        found = {}
-        for index, each in enumerate(self._network.weights):
-            found[f"{index}.weight"] = each.weight.share
-            if each.bias is not None:
-                found[f"{index}.bias"] = each.bias.share
-        return found
+        return {name: each.share for name, each in self._network.weights.items()}
 
     def load_weights(self, shares: Mapping[str, Tensor]) -> None:
         """Go on from what `weights` gave; at P2 nothing is read.
@@ -193,8 +188,8 @@ class ThreePartyNetwork:
         Raises:
             RunFolderError: the shares are of another network.
         """
-
-        def one(name: str, *shape: int) -> SharedTensor:
+        weights = {}
+        for name, shape in weight_shapes(self.layers).items():
             share = shares.get(name) if self.holds_shares else blank(shape)
             if share is None or share.shape != shape or share.dtype != torch.int64:
                 raise RunFolderError(
@@ -204,13 +199,7 @@ class ThreePartyNetwork:
                     want=f"{shape} of torch.int64",
                     fix="ask with the columns and labels that it was trained with",
                 )
-            return SharedTensor(share, self.party.rules.bits)
-
-        weights = []
-        for index, layer in enumerate(self.layers):
-            weight = one(f"{index}.weight", layer.inputs, layer.outputs)
-            bias = one(f"{index}.bias", layer.outputs) if layer.bias else None
-            weights.append(Weights(weight, bias))
+            weights[name] = SharedTensor(share, self.party.rules.bits)
         self._network = Network(self.layers, weights)
 
     def state_dict(self) -> dict[str, Any]:
@@ -222,11 +211,11 @@ class ThreePartyNetwork:
         operations: how many operations were counted, which is where every mask is up to.
         leakage, traffic: what was learned and sent so far, so that the accounts go on.
         """
-        openings = {}
-        for index, each in enumerate(self._network.weights):
-            if each.weight.opened is not None:
-                kept = {name: getattr(each.weight.opened, name) for name in _OPENINGS}
-                openings[f"{index}.weight"] = {"faced": each.weight.faced, **kept}
+        openings = {
+            name: {"faced": each.faced} | {one: getattr(each.opened, one) for one in _OPENINGS}
+            for name, each in self._network.weights.items()
+            if each.opened is not None
+        }
         channels = self.party.channels.items()
         return {
             "weights": self.weights(),
@@ -261,18 +250,10 @@ class ThreePartyNetwork:
         if not same_keys:
             return
         self.party.continue_from(state["operations"])
-        self._network.weights = [
-            self._opened(each, state["openings"].get(f"{index}.weight"))
-            for index, each in enumerate(self._network.weights)
-        ]
-
-    @staticmethod
-    def _opened(each: Weights, opening: Mapping[str, Any] | None) -> Weights:
-        if opening is None:
-            return each
-        opened = Opened(*(opening[name] for name in _OPENINGS))
-        weight = SharedTensor(each.weight.share, each.weight.bits, opened, faced=opening["faced"])
-        return Weights(weight, each.bias)
+        weights = self._network.weights
+        for name, opening in state["openings"].items():
+            opened = Opened(*(opening[one] for one in _OPENINGS))
+            weights[name] = replace(weights[name], opened=opened, faced=opening["faced"])
 
 
 def first_weights(layers: Sequence[Layer], secret: Secret) -> dict[str, Tensor]:

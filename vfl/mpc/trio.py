@@ -10,31 +10,27 @@ from __future__ import annotations
 import queue
 import secrets
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from itertools import combinations
+from typing import Any, TypeVar
 
 from vfl.core.errors import LostPeerError, PeerFailedError, ProtocolError, VFLError
 from vfl.core.frame import Frame, Link
 from vfl.mpc.channel import Leak, Traffic
 from vfl.mpc.fast import FastDealer, FastHolder
 from vfl.mpc.party import Party, traffic
-from vfl.mpc.rules import NAMES, P0, P1, P2, Rules
+from vfl.mpc.rules import NAMES, P2, Rules
 from vfl.mpc.thesis import ThesisDealer, ThesisHolder
 
 _Result = TypeVar("_Result")
-_CLOSED = LostPeerError("an in-process link is closed")
+_CLOSED = "an in-process link is closed"
 
 
 #: A frame with its depth, or the error that ended the link.
 _Sent = tuple[int, Frame] | VFLError
-
-
-class _Outgoing(Protocol):
-    """Where a link puts what it sends."""
-
-    def put(self, sent: _Sent, /) -> None: ...
 
 
 @dataclass(slots=True)
@@ -48,24 +44,25 @@ class MemoryLink:
     """One end of a pair; used by one thread.
 
     Args:
-        own, peer: roles of the two ends, for messages.
-        outgoing, incoming: frames with their depth, or the error that ended the link.
+        own, peer: names of the two ends, for messages.
+        put: takes what is sent: frames with their depth, or the error that ended the link.
+        incoming: what the other end sent, likewise.
         depth: of this party, shared by its links.
         timeout_s: how long `receive` waits.
     """
 
     def __init__(
         self,
-        own: int,
-        peer: int,
-        outgoing: _Outgoing,
+        own: str,
+        peer: str,
+        put: Callable[[_Sent], None],
         incoming: queue.SimpleQueue[_Sent],
         depth: Depth,
         timeout_s: float,
     ) -> None:
-        self._own = NAMES[own]
-        self._peer = NAMES[peer]
-        self._outgoing = outgoing
+        self._own = own
+        self._peer = peer
+        self._put = put
         self._incoming = incoming
         self._depth = depth
         self._timeout_s = timeout_s
@@ -78,8 +75,8 @@ class MemoryLink:
             LostPeerError: this end was closed.
         """
         if self._closed.is_set():
-            raise LostPeerError(_CLOSED.what)
-        self._outgoing.put((self._depth.hops + 1, frame))
+            raise LostPeerError(_CLOSED)
+        self._put((self._depth.hops + 1, frame))
 
     def receive(self) -> Frame:
         """Wait for the next frame.
@@ -103,111 +100,141 @@ class MemoryLink:
 
     def fail(self, error: VFLError) -> None:
         """Tell the other end what went wrong here, then close."""
-        if not self._closed.is_set():
-            self._closed.set()
-            self._outgoing.put(
-                PeerFailedError(
-                    f"{self._own} stopped with {error.code}: {error.what}",
-                    where=error.where,
-                    got=error.got,
-                    want=error.want,
-                    fix=error.fix,
-                )
+        self._end(
+            PeerFailedError(
+                f"{self._own} stopped with {error.code}: {error.what}",
+                where=error.where,
+                got=error.got,
+                want=error.want,
+                fix=error.fix,
             )
+        )
 
     def close(self) -> None:
         """Release the link; closing twice is harmless."""
+        self._end(LostPeerError(_CLOSED))
+
+    def _end(self, error: VFLError) -> None:
         if not self._closed.is_set():
             self._closed.set()
-            self._outgoing.put(LostPeerError(_CLOSED.what))
+            self._put(error)
 
 
 def triangle(timeout_s: float = 30.0) -> tuple[list[dict[int, MemoryLink]], list[Depth]]:
     """Links between three parties: of each, by the role at the other end; and their depths."""
     depths = [Depth() for _ in range(3)]
     links: list[dict[int, MemoryLink]] = [{} for _ in range(3)]
-    for one, two in ((0, 1), (0, 2), (1, 2)):
+    for one, two in combinations(range(3), 2):
         there: queue.SimpleQueue[_Sent] = queue.SimpleQueue()
         back: queue.SimpleQueue[_Sent] = queue.SimpleQueue()
-        links[one][two] = MemoryLink(one, two, there, back, depths[one], timeout_s)
-        links[two][one] = MemoryLink(two, one, back, there, depths[two], timeout_s)
+        ends = NAMES[one], NAMES[two]
+        links[one][two] = MemoryLink(*ends, there.put, back, depths[one], timeout_s)
+        links[two][one] = MemoryLink(*ends[::-1], back.put, there, depths[two], timeout_s)
     return links, depths
 
 
-class Star:
-    """Streams of two threads to a third one, which stands between them; see `vfl.mpc.relay`.
+def _together(
+    pool: Executor, played: Iterable[tuple[str, Callable[[], _Result], Iterable[MemoryLink]]]
+) -> list[_Result]:
+    """Let parties play in threads of their own, and wait for all of them.
 
     Args:
-        middle: role of the third.
+        pool: with a thread for each.
+        played: each party's name, its program and its links.
+
+    Raises:
+        VFLError: what went wrong first; the others were told.
+    """
+
+    def one(name: str, program: Callable[[], _Result], links: Iterable[MemoryLink]) -> _Result:
+        try:
+            return program()
+        except Exception as problem:
+            told = problem
+            if not isinstance(told, VFLError):  # whose text may hold data
+                told = ProtocolError("a party broke off", where=name, got=type(problem).__name__)
+            for link in links:
+                link.fail(told)
+            raise
+
+    futures = [pool.submit(one, *each) for each in played]
+    if errors := [error for future in futures if (error := future.exception()) is not None]:
+        raise min(errors, key=_rank)
+    return [future.result() for future in futures]
+
+
+def _rank(error: BaseException) -> int:
+    """The cause before its consequences at the other parties."""
+    if isinstance(error, PeerFailedError):
+        return 2
+    return 3 if isinstance(error, LostPeerError) else 1
+
+
+class Star:
+    """Streams of threads to one that stands between the others; see `LocalStreams` of sessions.
+
+    Args:
+        names: of all parties.
+        middle: of the one that the others have a stream to.
         timeout_s: how long each end waits.
 
     Attributes:
-        outer: the stream's end of each of the two, by role.
-        inner: the end in the middle, by the role at the other one; it only sends.
+        outer: the stream's end of each of the others, by its name.
+        inner: the end in the middle, by the name at the other one; it only sends.
     """
 
-    def __init__(self, middle: int, timeout_s: float = 30.0) -> None:
+    def __init__(self, names: Iterable[str], middle: str, timeout_s: float = 30.0) -> None:
         self._timeout_s = timeout_s
-        self._arriving: queue.SimpleQueue[tuple[int, _Sent]] = queue.SimpleQueue()
-        self.outer: dict[int, MemoryLink] = {}
-        self.inner: dict[int, MemoryLink] = {}
-        for role in {P0, P1, P2} - {middle}:
+        self._arriving: queue.SimpleQueue[tuple[str, _Sent]] = queue.SimpleQueue()
+        self.outer: dict[str, MemoryLink] = {}
+        self.inner: dict[str, MemoryLink] = {}
+        for name in names:
+            if name == middle:
+                continue
             down: queue.SimpleQueue[_Sent] = queue.SimpleQueue()
-            up = _Tagged(role, self._arriving)
             unused: queue.SimpleQueue[_Sent] = queue.SimpleQueue()
-            self.outer[role] = MemoryLink(role, middle, up, down, Depth(), timeout_s)
-            self.inner[role] = MemoryLink(middle, role, down, unused, Depth(), timeout_s)
+            up = partial(self._arrived, name)
+            self.outer[name] = MemoryLink(name, middle, up, down, Depth(), timeout_s)
+            self.inner[name] = MemoryLink(middle, name, down.put, unused, Depth(), timeout_s)
 
-    def receive_any(self) -> tuple[int, Frame]:
-        """In the middle: the next frame of whoever sends first, with its role.
+    def _arrived(self, name: str, sent: _Sent) -> None:
+        self._arriving.put((name, sent))
+
+    def receive_any(self) -> tuple[str, Frame]:
+        """In the middle: the next frame of whoever sends first, and who it is.
 
         Raises:
             LostPeerError: nothing came in time, or an end was closed.
             PeerFailedError: the other end said what went wrong there.
         """
         try:
-            role, received = self._arriving.get(timeout=self._timeout_s)
+            name, received = self._arriving.get(timeout=self._timeout_s)
         except queue.Empty:
             raise LostPeerError(
                 "nobody sent anything in time", want=f"a frame within {self._timeout_s:g} s"
             ) from None
         if isinstance(received, VFLError):
             raise received
-        return role, received[1]
+        return name, received[1]
 
-    def play(self, programs: Mapping[int, Callable[[], object]]) -> None:
-        """Let each of the three follow its program in a thread of its own, by role.
+    def play(self, programs: Mapping[str, Callable[[], object]]) -> None:
+        """Let each party follow its program in a thread of its own, by name.
 
         Raises:
             VFLError: what went wrong first; the others were told.
         """
-        ends = {role: [link] for role, link in self.outer.items()}
-
-        def one(role: int) -> None:
-            try:
-                programs[role]()
-            except Exception as problem:
-                told = problem if isinstance(problem, VFLError) else broke_off(problem, role)
-                for link in ends.get(role, list(self.inner.values())):
-                    link.fail(told)
-                raise
-
         with ThreadPoolExecutor(len(programs), thread_name_prefix="vfl-mpc") as pool:
-            futures = [pool.submit(one, role) for role in programs]
-            errors = [error for future in futures if (error := future.exception()) is not None]
-        if errors:
-            raise min(errors, key=_rank)
-
-
-class _Tagged:
-    """Puts what one party sends among what the other one sends."""
-
-    def __init__(self, role: int, arriving: queue.SimpleQueue[tuple[int, _Sent]]) -> None:
-        self._role = role
-        self._arriving = arriving
-
-    def put(self, sent: _Sent, /) -> None:
-        self._arriving.put((self._role, sent))
+            _together(
+                pool,
+                (
+                    (
+                        name,
+                        program,
+                        [self.outer[name]] if name in self.outer else self.inner.values(),
+                    )
+                    for name, program in programs.items()
+                ),
+            )
 
 
 def make_party(role: int, links: Mapping[int, Link], rules: Rules) -> Party:
@@ -254,12 +281,15 @@ class Trio:
         """
         if self._ended:
             raise LostPeerError("this session has ended", fix="begin a new one; its keys are new")
-        futures = [self._pool.submit(self._one, program, party) for party in self.parties]
-        errors = [error for future in futures if (error := future.exception()) is not None]
-        if errors:
+        played = [
+            (NAMES[party.role], partial(program, party), self._links[party.role].values())
+            for party in self.parties
+        ]
+        try:
+            return _together(self._pool, played)
+        except BaseException:
             self.close()
-            raise min(errors, key=_rank)
-        return [future.result() for future in futures]
+            raise
 
     def hops(self) -> int:
         """Messages that had to follow one another since the last call."""
@@ -289,24 +319,3 @@ class Trio:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _one(self, program: Callable[[Party], _Result], party: Party) -> _Result:
-        try:
-            return program(party)
-        except Exception as problem:
-            told = problem if isinstance(problem, VFLError) else broke_off(problem, party.role)
-            for link in self._links[party.role].values():
-                link.fail(told)
-            raise
-
-
-def broke_off(problem: Exception, role: int) -> VFLError:
-    """What others are told of an unexpected error: not its text, which may hold data."""
-    return ProtocolError("a party broke off", where=NAMES[role], got=type(problem).__name__)
-
-
-def _rank(error: BaseException) -> int:
-    """The cause before its consequences at the other parties."""
-    if isinstance(error, PeerFailedError):
-        return 2
-    return 3 if isinstance(error, LostPeerError) else 1

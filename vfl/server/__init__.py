@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from vfl.server.label_party import LabelParty, Objective, build_label_party
+from vfl.server.label_party import EpochRecord, LabelParty, Objective, build_label_party
 from vfl.server.summary import summarise
-from vfl.server.task import EpochRecord
 
 __all__ = ["EpochRecord", "LabelParty", "Objective", "build_label_party", "summarise"]

@@ -33,12 +33,12 @@ from vfl.session import (
     Terms,
     check_introduction,
     for_others,
-    secure,
     unexpected,
 )
 from vfl.session.consent import frame_limits
 from vfl.session.secure import Layers
 from vfl.transport import (
+    Admission,
     Credential,
     LinkLimits,
     ObservedPoll,
@@ -119,17 +119,13 @@ class Federation:
         self._hub = TcpHub(
             self.settings.bind_host or self.settings.stream_host,
             self.settings.stream_port,
-            self.session,
-            {},
-            self._admit,
+            Admission(self.session, {}, self._admit, self.join_timeout_s, self._limits),
             certificate,
             Timeouts(
                 step_s=self.settings.step_timeout_s,
                 rejoin_window_s=self.settings.rejoin_window_s,
             ),
             self.terms.window_frames,
-            limits=self._limits,
-            token_s=self.join_timeout_s,
         )
         for name in self._nodes:
             self._invite(name)
@@ -143,23 +139,20 @@ class Federation:
             for party in self.terms.peers
         }
 
-    def agree(self, columns: Mapping[str, int]) -> None:
-        """Let through what shared first layers of these columns need, from here on, and no more.
+    def agree(self, layers: Mapping[str, Layers]) -> list[LinkLimits]:
+        """Let through what layers of these sizes need, by party, from here on and no more.
 
-        Args:
-            columns: of each party's layer, that of ones included; empty where none is shared.
+        Returns:
+            The limits of every stream.
         """
-        if not columns or self._hub is None:
-            return
-        mode, label_party = secure.make(self.terms.secure), self.terms.label_party
-        self.agree_on(mode.layers(columns, self.terms.merged_width, label_party))
-
-    def agree_on(self, layers: Mapping[str, Layers]) -> None:
-        """Let through what layers of these sizes need, by party, from here on and no more."""
         assert self._hub is not None, "everybody has joined"
-        for party in self.terms.peers:
-            limits = frame_limits(self.terms, party, self.own.split, layers)
-            self._hub.link(self._node_of[party]).agree(limits)
+        limits = {
+            party: frame_limits(self.terms, party, self.own.split, layers)
+            for party in self.terms.peers
+        }
+        for party, each in limits.items():
+            self._hub.link(self._node_of[party]).agree(each)
+        return list(limits.values())
 
     def collect(self, timeout_s: float) -> None:
         """Wait for the replies that end each party's message, so that no node stays busy.
@@ -199,10 +192,12 @@ class Federation:
                 return named
             if time.monotonic() > deadline:
                 missing = [name for name in wanted if name not in named]
+                count = "1 SuperNode" if len(nodes) == 1 else f"{len(nodes)} SuperNodes"
+                nobody = "none of a party we wait for"
                 raise MissingPartyError(
                     f"no SuperNode of {', '.join(missing)} after {self.join_timeout_s:g} s",
                     where=f"the SuperLink at {self.settings.superlink}",
-                    got=_present(len(nodes), sorted(named)),
+                    got=f"{count}: {', '.join(sorted(named)) or nobody}" if nodes else count,
                     want=f"one each of {', '.join(wanted)}",
                     fix="vfl doctor party.toml there says what keeps it away; here keys/ must "
                     "hold its key under the party's name",
@@ -332,9 +327,3 @@ def _failure_in(reply: Message, where: str) -> dict[str, str]:
     except (ValueError, RecursionError):
         raise ProtocolError("a reply is not JSON", where=where) from None
     return {} if record == {} else read_record(record, where)
-
-
-def _present(nodes: int, named: Sequence[str]) -> str:
-    """Who is online, for a message."""
-    count = "1 SuperNode" if nodes == 1 else f"{nodes} SuperNodes"
-    return f"{count}: {', '.join(named) or 'none of a party we wait for'}" if nodes else count

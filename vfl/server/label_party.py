@@ -1,18 +1,25 @@
 """The label party: it takes the cuts, runs the top, and sends each party its gradient.
 
 cuts -> merge -> top -> loss -> each party's gradient
+
+First what is learned and measured: a task says what is minimised and what the outputs mean, a
+`Meter` adds up a phase, `Progress` the session. Then what every label party does
+(`AnyLabelParty`), and the one that holds a top.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field, fields
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
 
 from vfl import defenses, models
 from vfl.compression import StepContext
@@ -20,18 +27,16 @@ from vfl.config import LabelSettings
 from vfl.core.errors import DataError, SpecError
 from vfl.core.frame import Link
 from vfl.core.ledger import Ledger
-from vfl.core.seeds import Secret, scoped
+from vfl.core.seeds import scoped
 from vfl.core.storage import weights_digest
 from vfl.datasets import PartyData
 from vfl.defenses import Defense, LabelKind
 from vfl.defenses.base import Undefended
-from vfl.server.task import (
-    EpochRecord,
-    Progress,
-    Task,
-    batch_weights,
-    make_task,
-    training_weights,
+from vfl.server.quality import (
+    classification_quality,
+    reduced,
+    reduced_quality,
+    regression_quality,
 )
 from vfl.session import EarlyStopping, Exchange, Terms, secure
 from vfl.session.exchange import (
@@ -48,31 +53,347 @@ from vfl.session.exchange import (
     gather,
     optimizer_factory,
     restore,
+    set_training,
 )
-from vfl.session.secure import SecureMode
+from vfl.session.secure import Revealed
+
+#: Most classes of which a phase's outputs are kept whole, and an AUC is computed.
+FEW_CLASSES = 50
 
 
-def _nothing(_: Any) -> None:
-    return None
+class Task(nn.Module):
+    """One task; calling it gives the loss of a batch.
 
-
-@dataclass(frozen=True, slots=True)
-class LabelModel:
-    """What the label party trains, and how.
-
-    Attributes:
-        top: the top model, already wrapped by the defense.
-        own_bottom: the bottom of its own columns; None without any.
-        defense: the label party's instance.
-        task: what is learned.
-        class_weight: "none" or "balanced"; see `training_weights`.
+    A module, so that what it learned from the labels is kept with the label party's weights.
     """
 
-    top: nn.Module
-    own_bottom: nn.Module | None
-    defense: Defense
+    name: ClassVar[str]
+
+    def fit(self, labels: Tensor, weights: Tensor | None = None) -> None:
+        """Look at the training labels once, before the first step; all of axes (rows,)."""
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        """What outputs of axes (rows, outputs) say, in the labels' own units."""
+        return outputs
+
+    def own_units(self, loss: float) -> float:
+        """A loss in the labels' own units."""
+        return loss
+
+    def evidence(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """What `quality` needs of a batch, axes (rows, ...)."""
+        return self.answers(outputs)
+
+    def quality(self, evidence: Tensor, labels: Tensor) -> dict[str, float]:
+        """The figures of a whole phase by name; see `vfl.server.quality`."""
+        raise NotImplementedError
+
+
+class Classification(Task):
+    """Cross-entropy over classes.
+
+    Args:
+        hits: rows whose class is among so many largest outputs are counted; 0 counts none.
+    """
+
+    name = "classification"
+
+    def __init__(self, hits: int = 0) -> None:
+        super().__init__()
+        self.hits = hits
+
+    def forward(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The loss of logits of axes (rows, classes) for codes of axes (rows,)."""
+        if weights is None:
+            return cross_entropy(outputs, labels)
+        return weighted_mean(cross_entropy(outputs, labels, reduction="none"), weights)
+
+    def quality(self, evidence: Tensor, labels: Tensor) -> dict[str, float]:
+        return classification_quality(evidence, labels, self.hits)
+
+
+class ManyClasses(Classification):
+    """The same over so many classes that a phase's outputs are not kept."""
+
+    def evidence(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return reduced(outputs, labels)
+
+    def quality(self, evidence: Tensor, labels: Tensor) -> dict[str, float]:
+        return reduced_quality(evidence, labels, self.hits)
+
+
+class Regression(Task):
+    """Mean squared error of labels made standard: minus their mean, over their deviation.
+
+    The top learns numbers around 0 and 1 whatever the labels' units; whatever is told outside,
+    losses too, is in the labels' own.
+    """
+
+    name = "regression"
+    center: Tensor
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("scale", torch.ones((), dtype=torch.float64))
+
+    def fit(self, labels: Tensor, weights: Tensor | None = None) -> None:
+        exact = labels.double()
+        weights = torch.ones_like(exact) if weights is None else weights.double()
+        center = weighted_mean(exact, weights)
+        counted = exact[weights > 0]
+        varies = bool((counted != counted[0]).any())
+        scale = weighted_mean((exact - center) ** 2, weights).sqrt() if varies else torch.ones(())
+        self.center.copy_(center)
+        self.scale.copy_(scale)
+
+    def forward(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The loss of outputs of axes (rows, 1) for labels of axes (rows,)."""
+        targets = (labels - self.center) / self.scale
+        if weights is None:
+            return mse_loss(outputs[:, 0], targets)
+        return weighted_mean((outputs[:, 0] - targets) ** 2, weights)
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        return outputs.double() * self.scale + self.center
+
+    def own_units(self, loss: float) -> float:
+        return loss * float(self.scale) ** 2
+
+    def quality(self, evidence: Tensor, labels: Tensor) -> dict[str, float]:
+        return regression_quality(evidence, labels)
+
+
+def make_task(name: str, outputs: int, hits: int = 0) -> Task:
+    """The task of a name.
+
+    Args:
+        name: "classification" or "regression".
+        outputs: number of classes, or 1.
+        hits: see `Classification`.
+    """
+    if name == "regression":
+        return Regression()
+    return Classification(hits) if outputs <= FEW_CLASSES else ManyClasses(hits)
+
+
+def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
+    """sum(w * v) / sum(w), both of axes (rows,); 0 where no row weighs anything.
+
+    >>> float(weighted_mean(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 1.0])))
+    2.0
+    """
+    total = weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
+    return (weights * values).sum() / total
+
+
+def training_weights(
+    labels: Tensor, train: Tensor, row_weights: Tensor | None, class_weight: str
+) -> Tensor | None:
+    """The weight of every row in the training loss, sum(w * loss) / sum(w) over a batch.
+
+    "balanced" gives each row (training rows) / (classes * training rows of its class), as
+    scikit-learn does, times its own weight.
+
+    Args:
+        labels: of all rows, axes (rows,).
+        train: positions of the training rows.
+        row_weights: of all rows, axes (rows,), not negative; None weighs all alike.
+        class_weight: "none" or "balanced".
+
+    Returns:
+        float32 of axes (rows,); None where all training rows weigh the same, which is a training
+        without weights.
+
+    >>> labels = torch.tensor([0, 0, 0, 1])
+    >>> training_weights(labels, torch.arange(4), None, "balanced")
+    tensor([0.6667, 0.6667, 0.6667, 2.0000])
+
+    Raises:
+        DataError: weights of another number of rows, negative, not finite, or 0 for all.
+    """
+    weights = torch.ones(len(labels), dtype=torch.float64)
+    if row_weights is not None:
+        _check_weights(row_weights, len(labels), train)
+        weights *= row_weights
+    if class_weight == "balanced":
+        codes = labels[train]
+        counts = torch.bincount(codes)
+        weights[train] *= len(train) / (int((counts > 0).sum()) * counts[codes].double())
+    counted = weights[train]
+    return None if bool((counted == counted[0]).all()) else weights.float()
+
+
+def batch_weights(
+    weights: Tensor | None, rows: np.ndarray, counts: Tensor | None, device: torch.device
+) -> Tensor | None:
+    """What a batch's rows weigh, axes (rows,); None where all weigh the same.
+
+    Args:
+        weights: of all rows, as `training_weights` gives them.
+        rows: positions of the batch's rows.
+        counts: which of them are learned from, axes (rows,); None for all.
+        device: where the weights go.
+    """
+    if weights is None:
+        return None if counts is None else counts.float().to(device)
+    own = weights[rows]
+    return (own if counts is None else own * counts).to(device)
+
+
+def _check_weights(row_weights: Tensor, rows: int, train: Tensor) -> None:
+    if row_weights.shape != (rows,):
+        got = f"axes {tuple(row_weights.shape)}"
+        raise DataError("every row needs one weight", got=got, want=f"axes ({rows},)")
+    if not bool((torch.isfinite(row_weights) & (row_weights >= 0)).all()):
+        raise DataError("a row's weight is negative or not finite", want="finite numbers from 0")
+    if not bool(row_weights[train].any()):
+        raise DataError("the weights of all training rows are zero", want="at least one above 0")
+
+
+@dataclass
+class Meter:
+    """Adds up batches; what it reports is about all their rows at once.
+
+    Training stays cheap: the loss, with accuracy or the loss's root. Any other phase keeps what the
+    task needs of outputs and labels until its end and reports the task's whole quality.
+
+    Args:
+        task: what the outputs mean.
+        phase: prefix of the figures' names.
+    """
+
     task: Task
-    class_weight: str = "none"
+    phase: str
+    rows: int = 0
+    loss: float = 0.0
+    weight: float = 0.0
+    correct: int = 0
+    evidence: list[Tensor] = field(default_factory=list, repr=False)
+    labels: list[Tensor] = field(default_factory=list, repr=False)
+
+    def add(
+        self, outputs: Tensor, labels: Tensor, loss: float, weights: Tensor | None = None
+    ) -> None:
+        """Count one batch.
+
+        Args:
+            outputs: of the top, axes (rows, outputs).
+            labels: axes (rows,).
+            loss: the mean over the batch, as the task gives it.
+            weights: of the rows in that mean, axes (rows,); None weighs all alike.
+        """
+        weight = len(labels) if weights is None else float(weights.sum())
+        self.rows += len(labels)
+        self.weight += weight
+        self.loss += loss * weight
+        if self.phase != "train":
+            self.evidence.append(self.task.evidence(outputs, labels).cpu())
+            self.labels.append(labels.cpu())
+        elif self.task.name == "classification":
+            self.correct += int((outputs.argmax(dim=1) == labels).sum())
+
+    def state(self) -> dict[str, Any]:
+        """What was added up so far, for a checkpoint."""
+        return {one.name: copy(getattr(self, one.name)) for one in fields(self)[2:]}
+
+    @classmethod
+    def restored(cls, task: Task, phase: str, state: Mapping[str, Any]) -> Meter:
+        """A meter that goes on from `state`."""
+        return cls(task, phase, **{name: copy(value) for name, value in state.items()})
+
+    def figures(self) -> dict[str, float]:
+        """What was measured, by name, in the labels' own units; empty when no row was seen."""
+        if not self.rows:
+            return {}
+        loss = self.task.own_units(self.loss / self.weight) if self.weight else 0.0
+        if self.phase != "train":
+            quality = self.task.quality(torch.cat(self.evidence), torch.cat(self.labels))
+            found = {"loss": loss} | quality
+        elif self.task.name == "classification":
+            found = {"loss": loss, "accuracy": self.correct / self.rows}
+        else:
+            found = {"loss": loss, "rmse": loss**0.5}
+        return {f"{self.phase}_{name}": value for name, value in found.items()}
+
+
+EpochRecord = dict[str, Any]
+
+
+class Progress:
+    """Counts of the label party; they go into checkpoints, so a resumed run reports the whole.
+
+    Args:
+        task: what the outputs mean.
+        ledger: where traffic is counted.
+        on_epoch: told one record an epoch.
+
+    Attributes:
+        train_steps, train_rows, train_seconds: exchanges, rows and time of training.
+        asked_steps, asked_rows: exchanges and rows of evaluations, those of a training included.
+        history: one record an epoch.
+    """
+
+    def __init__(self, task: Task, ledger: Ledger, on_epoch: Callable[[EpochRecord], None]) -> None:
+        self.train_steps = 0
+        self.train_rows = 0
+        self.train_seconds = 0.0
+        self.asked_steps = 0
+        self.asked_rows = 0
+        self.history: list[EpochRecord] = []
+        self._task = task
+        self._ledger = ledger
+        self._on_epoch = on_epoch
+        self._meters: dict[str, Meter] = {}
+
+    def trained(self, rows: int) -> None:
+        """Count one training exchange."""
+        self.train_steps += 1
+        self.train_rows += rows
+
+    def asked(self, rows: int) -> None:
+        """Count one exchange of an evaluation."""
+        self.asked_steps += 1
+        self.asked_rows += rows
+
+    def meter(self, phase: str) -> Meter:
+        """What is measured of a phase in this epoch."""
+        return self._meters.setdefault(phase, Meter(self._task, phase))
+
+    def end_epoch(self, epoch: int, seconds: float, more: Mapping[str, Any]) -> None:
+        """Make the record of an epoch from its measurements and `more`, and start anew."""
+        record: EpochRecord = {"epoch": epoch, "steps": self.train_steps}
+        for meter in self._meters.values():
+            record |= meter.figures()
+        record |= more
+        record["seconds"] = round(seconds, 4)
+        record["bytes_up"] = self._ledger.total_bytes("up")
+        record["bytes_down"] = self._ledger.total_bytes("down")
+        self._meters = {}
+        self.history.append(record)
+        self._on_epoch(record)
+
+    def state(self) -> dict[str, Any]:
+        """Everything counted so far, for a checkpoint."""
+        return {
+            "trained": [self.train_steps, self.train_rows, self.train_seconds],
+            "asked": [self.asked_steps, self.asked_rows],
+            "history": list(self.history),
+            "meters": {phase: meter.state() for phase, meter in self._meters.items()},
+            "traffic": self._ledger.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.train_steps, self.train_rows, self.train_seconds = state["trained"]
+        self.asked_steps, self.asked_rows = state["asked"]
+        self.history = list(state["history"])
+        self._meters = {
+            phase: Meter.restored(self._task, phase, kept)
+            for phase, kept in state["meters"].items()
+        }
+        self._ledger.restore(state["traffic"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,62 +420,156 @@ class Objective:
         return cls(top or label.top, label.task, outputs, label.class_weight, label.hits)
 
 
-class LabelParty:
-    """Plays the label party through the exchanges of a session.
+def _nothing(_: Any) -> None:
+    return None
+
+
+class AnyLabelParty:
+    """What every label party does: it counts, measures and judges, whoever holds the network.
 
     Args:
         data: labels, and the party's own columns if it has any.
         terms: what was agreed.
-        model: what the label party trains.
-        own: its secret, its adversary and its device.
-        halves: its end of a round with every feature party, by name.
-        links: every stream, that to a third party included.
+        own: its secret, its adversary, its device, and where it saves.
+        task: what is learned.
         ledger: where traffic is counted, for the epoch records.
         on_epoch: told one record an epoch.
+        stopping: which weights stay, and for how long it trains.
+
+    Attributes:
+        outputs: what a prediction gave, a batch each.
+        progress: what was counted.
     """
 
     def __init__(
         self,
         data: PartyData,
         terms: Terms,
-        model: LabelModel,
         own: Own,
-        ends: Mapping[str, LabelEnd],
-        links: Mapping[str, Link],
-        ledger: Ledger,
-        on_epoch: Callable[[EpochRecord], None] = _nothing,
+        task: Task,
+        ledger: Ledger | None,
+        on_epoch: Callable[[EpochRecord], None],
+        stopping: EarlyStopping,
     ) -> None:
         self.data = data
         self.terms = terms
-        self.ends = ends
-        self.ledger = ledger
+        self.ledger = ledger or Ledger()
         self.outputs: list[Tensor] = []
-        self.model = nn.ModuleDict({"top": model.top})
-        if model.own_bottom is not None:
-            self.model["bottom"] = model.own_bottom
-        for name, end in ends.items():
+        self.progress = Progress(task, self.ledger, on_epoch)
+        self.stopping = stopping
+        self._task = task
+        self._checkpoints = own.checkpoints
+
+    @property
+    def history(self) -> list[EpochRecord]:
+        """One record an epoch."""
+        return self.progress.history
+
+    def weights(self) -> dict[str, Tensor]:
+        """The label party's own weights and states; they never leave it."""
+        raise NotImplementedError
+
+    def weights_digest(self) -> str:
+        """SHA-256 of `weights`."""
+        return weights_digest(self.weights())
+
+    def revealed(self) -> list[Revealed]:
+        """What it learned beside what terms and counts say: kinds and sizes."""
+        return []
+
+    def _go_through(self, schedule: Iterable[Exchange], step: Callable[[Exchange], None]) -> None:
+        """Take one step after the other, and make the record of each epoch."""
+        for epoch, exchanges in groupby(schedule, key=lambda exchange: exchange.epoch):
+            started = time.perf_counter()
+            for exchange in exchanges:
+                step(exchange)
+                if exchange.last and exchange.trains:
+                    self.progress.train_seconds += time.perf_counter() - started
+            best = self.stopping.best_epoch
+            more = {"best_epoch": best} if best else {}
+            self.progress.end_epoch(epoch, time.perf_counter() - started, more)
+
+    def _note(self, outputs: Tensor, labels: Tensor | None, exchange: Exchange) -> bytes | None:
+        """Keep or measure the outputs of a query; what the others are told where one ends it."""
+        self.progress.asked(len(exchange.rows))
+        if exchange.phase == "predict" or labels is None:
+            self.outputs.append(self._task.answers(outputs).cpu())
+        else:
+            loss = float(self._task(outputs, labels))
+            self.progress.meter(exchange.phase).add(outputs, labels, loss)
+        if not self.stopping.judges(exchange):
+            return None
+        figures = self.progress.meter(exchange.phase).figures()
+        return self.stopping.judge(figures["validation_loss"], exchange)
+
+
+class LabelParty(AnyLabelParty):
+    """Plays the label party through the exchanges of a session.
+
+    Args:
+        data: labels (none needed to predict) and own columns, aligned with everybody's rows.
+        terms: the session's terms.
+        links: the stream to each feature party, and to a third party that deals.
+        own: what is its own; the first weights of the top follow from the secret.
+        objective: what is learned.
+        own_bottom: a module for the own columns instead of the one the terms name.
+        weights: trained weights, for evaluation and prediction.
+        ledger: where the links count.
+        on_epoch: told one record an epoch.
+
+    Raises:
+        SpecError: a plug-in does not fit, or the defense means nothing for such labels.
+        ExposedCutError: a secure sum would hide nothing.
+    """
+
+    def __init__(
+        self,
+        data: PartyData,
+        terms: Terms,
+        links: Mapping[str, Link],
+        own: Own,
+        objective: Objective,
+        *,
+        own_bottom: nn.Module | None = None,
+        weights: Mapping[str, Tensor] | None = None,
+        ledger: Ledger | None = None,
+        on_epoch: Callable[[EpochRecord], None] = _nothing,
+    ) -> None:
+        self._defense = defense = _defense(data, terms, objective)
+        mode, self._secret, self._adversary = secure.make(terms.secure), own.secret, own.adversary
+        mode.refuse(terms)
+        with scoped(own.secret.number("init")):
+            top = objective.top
+            if not isinstance(top, nn.Module):
+                top = models.make_top(top).build(terms.merged_width, objective.outputs)
+            top = defense.wrap_top(top, terms.merged_width)
+            bottom = _own_bottom(data, terms, own_bottom)
+            self.ends: dict[str, LabelEnd] = {}
+            for name in terms.feature_parties:
+                width, codec = terms.parties[name].width, mode.label_codec(name, terms, own.secret)
+                agreed = CutTerms(name, width, codec, defense, terms.train.in_flight)
+                self.ends[name] = LabelEnd(agreed, own, links[name])
+        task = make_task(objective.task, objective.outputs, objective.hits)
+        stopping = EarlyStopping(terms.train, self.weights, self.load_weights)
+        super().__init__(data, terms, own, task, ledger, on_epoch, stopping)
+        self.model = nn.ModuleDict({"top": top})
+        if bottom is not None:
+            self.model["bottom"] = bottom
+        for name, end in self.ends.items():
             if end.adapter is not None:
                 self.model[f"codec-{name}"] = end.adapter
+        self.model["task"] = task
         self._compute = Compute(own.device, terms.train.precision)
-        self._task = self.model["task"] = model.task
         self.model.to(self._compute.device)
-        self._defense = defense = model.defense
-        self.progress = Progress(self._task, ledger, on_epoch)
-        self._secret = own.secret
         always = not isinstance(defense, Undefended)
-        self._draws = Draws(own.secret, "rng", model.top, always=always)
-        bottom = model.own_bottom or nn.Identity()
-        self._own_draws = Draws(own.secret, "own", bottom, always=always)
+        self._draws = Draws(own.secret, "rng", top, always=always)
+        self._own_draws = Draws(own.secret, "own", bottom or nn.Identity(), always=always)
         self._trainable = [w for w in self.model.parameters() if w.requires_grad]
         self._optimizer = None
         if terms.mode == "train" and self._trainable:
             build = optimizer_factory(terms.train)
             self._optimizer = own.adversary.optimizer(build(self._trainable))
-        self._adversary = own.adversary
-        self._checkpoints = own.checkpoints
-        self.stopping = EarlyStopping(terms.train, self.weights, self.load_weights)
-        mode = secure.make(terms.secure)
-        self.aggregator = mode.aggregator(terms, ends, links, ledger, self.stopping)
+        self.aggregator = mode.aggregator(terms, self.ends, links, self.ledger, stopping)
         self._labels, self._row_weights = data.labels, None
         if data.labels is not None and terms.mode == "train":
             train = torch.from_numpy(data.split.train)
@@ -163,14 +578,12 @@ class LabelParty:
             self._labels = data.labels.clone()
             self._labels[train] = defense.labels(data.labels[train], own.secret)
             # Of the labels as trained: true ones would tell what a defense hides.
-            weights = training_weights(self._labels, train, data.row_weights, model.class_weight)
-            self._task.fit(self._labels[train], None if weights is None else weights[train])
-            self._row_weights = weights
-
-    @property
-    def history(self) -> list[EpochRecord]:
-        """One record an epoch."""
-        return self.progress.history
+            balance = objective.class_weight
+            self._row_weights = training_weights(self._labels, train, data.row_weights, balance)
+            known = None if self._row_weights is None else self._row_weights[train]
+            task.fit(self._labels[train], known)
+        if weights is not None:
+            self.load_weights(weights)
 
     def run(
         self,
@@ -184,28 +597,17 @@ class LabelParty:
         Where all parties are in one process, `before` and `after` frame each exchange, and
         `between` lets them answer what was relayed to them.
         """
-        for epoch, exchanges in groupby(schedule, key=lambda exchange: exchange.epoch):
-            started = time.perf_counter()
-            for exchange in exchanges:
-                if self._checkpoints is not None and self._checkpoints.due(exchange.step):
-                    self._checkpoints.save(exchange.step, self.training_state())
-                before(exchange)
-                self.aggregator.relay(exchange)
-                between(exchange)
-                self.step(exchange)
-                after(exchange)
-                if exchange.last and exchange.trains:
-                    self.progress.train_seconds += time.perf_counter() - started
-            best = self.stopping.best_epoch
-            more = {"best_epoch": best} if best else {}
-            self.progress.end_epoch(epoch, time.perf_counter() - started, more)
 
-    def step(self, exchange: Exchange) -> None:
-        """One exchange with every party."""
-        if exchange.trains:
-            self._train(exchange)
-        else:
-            self._evaluate(exchange)
+        def step(exchange: Exchange) -> None:
+            if self._checkpoints is not None and exchange.saves:
+                self._checkpoints.save(exchange.step, self.training_state())
+            before(exchange)
+            self.aggregator.relay(exchange)
+            between(exchange)
+            (self._train if exchange.trains else self._evaluate)(exchange)
+            after(exchange)
+
+        self._go_through(schedule, step)
 
     def weights(self) -> dict[str, Tensor]:
         """The label party's own weights and states; they never leave it."""
@@ -215,10 +617,6 @@ class LabelParty:
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Restore what `weights` gave."""
         restore(self.model, self._stateful(), weights)
-
-    def weights_digest(self) -> str:
-        """SHA-256 of the label party's own weights."""
-        return weights_digest(self.weights())
 
     def training_state(self) -> dict[str, Any]:
         """What training needs to go on exactly: weights, optimiser, and what was counted."""
@@ -264,7 +662,7 @@ class LabelParty:
         weights = batch_weights(self._row_weights, exchange.rows, counts, self._compute.device)
         if inputs is not None:
             inputs = self._adversary.batch(inputs, context)
-        self._set_training(True)
+        set_training(self.model, True)
         cuts = self._cuts(exchange, inputs)
         truth = labels.to(self._compute.device)
         with self._draws.at(exchange.step):
@@ -296,19 +694,11 @@ class LabelParty:
     @torch.no_grad()
     def _evaluate(self, exchange: Exchange) -> None:
         inputs, labels = self._rows(exchange)
-        self._set_training(False)
+        set_training(self.model, False)
         cuts = self._cuts(exchange, inputs)
-        self.progress.asked(len(exchange.rows))
         outputs = self._defense.logits(self._top(cuts), StepContext(exchange.step))
-        if exchange.phase == "predict" or labels is None:
-            self.outputs.append(self._task.answers(outputs).cpu())
-        else:
-            truth = labels.to(self._compute.device)
-            loss = float(self._task(outputs, truth))
-            self.progress.meter(exchange.phase).add(outputs, truth, loss)
-        if self.stopping.judges(exchange):
-            figures = self.progress.meter(exchange.phase).figures()
-            verdict = self.stopping.judge(figures["validation_loss"], exchange)
+        truth = None if labels is None else labels.to(self._compute.device)
+        if (verdict := self._note(outputs, truth, exchange)) is not None:
             for end in self.ends.values():
                 end.confirm(exchange.step, verdict)
 
@@ -328,7 +718,7 @@ class LabelParty:
             check_shape(cut, len(inputs), self.terms.parties[self.data.name].width, self.data.name)
         found = own | self.aggregator.cuts(exchange)
         cuts = {name: found[name] for name in [*self.terms.parties, SUM] if name in found}
-        if self._checkpoints is not None and self._checkpoints.due(exchange.step):
+        if self._checkpoints is not None and exchange.saves:
             self._checkpoints.commit(exchange.step)
         return cuts
 
@@ -339,73 +729,16 @@ class LabelParty:
             logits: Tensor = self.model["top"](merged)
         return logits.float()
 
-    def _set_training(self, training: bool) -> None:
-        if self.model.training is not training:
-            self.model.train(training)
+
+#: As a verb, for who builds one.
+build_label_party = LabelParty
 
 
-def build_label_party(
-    data: PartyData,
-    terms: Terms,
-    links: Mapping[str, Link],
-    own: Own,
-    objective: Objective,
-    *,
-    own_bottom: nn.Module | None = None,
-    weights: Mapping[str, Tensor] | None = None,
-    ledger: Ledger | None = None,
-    on_epoch: Callable[[EpochRecord], None] = _nothing,
-) -> LabelParty:
-    """A label party ready for a session.
-
-    Args:
-        data: labels (none needed to predict) and own columns, aligned with everybody's rows.
-        terms: the session's terms.
-        links: the stream to each feature party, and to a third party that deals.
-        own: what is its own; the first weights of the top follow from the secret.
-        objective: what is learned.
-        own_bottom: a module for the own columns instead of the one the terms name.
-        weights: trained weights, for evaluation and prediction.
-        ledger: where the links count.
-        on_epoch: told one record an epoch.
-
-    Raises:
-        SpecError: a plug-in does not fit, or the defense means nothing for such labels.
-        ExposedCutError: a secure sum would hide nothing.
-    """
-    task, outputs = objective.task, objective.outputs
-    weighted = objective.class_weight != "none" or data.row_weights is not None
-    kind = LabelKind(outputs if task == "classification" else None, weighted, terms.train.epochs)
-    defense, mode = _defense(terms, kind), secure.make(terms.secure)
-    mode.refuse(terms)
-    with scoped(own.secret.number("init")):
-        top = objective.top
-        if not isinstance(top, nn.Module):
-            top = models.make_top(top).build(terms.merged_width, outputs)
-        top = defense.wrap_top(top, terms.merged_width)
-        bottom = _own_bottom(data, terms, own_bottom)
-        ends = {
-            name: LabelEnd(_cut_terms(name, terms, mode, defense, own.secret), own, links[name])
-            for name in terms.feature_parties
-        }
-    learned = make_task(task, outputs, objective.hits)
-    model = LabelModel(top, bottom, defense, learned, objective.class_weight)
-    party = LabelParty(data, terms, model, own, ends, links, ledger or Ledger(), on_epoch)
-    if weights is not None:
-        party.load_weights(weights)
-    return party
-
-
-def _cut_terms(
-    party: str, terms: Terms, mode: SecureMode, defense: Defense, secret: Secret
-) -> CutTerms:
-    """What the label party knows of a feature party's cuts, with a codec for that party alone."""
-    width, in_flight = terms.parties[party].width, terms.train.in_flight
-    return CutTerms(party, width, mode.label_codec(party, terms, secret), defense, in_flight)
-
-
-def _defense(terms: Terms, kind: LabelKind) -> Defense:
+def _defense(data: PartyData, terms: Terms, objective: Objective) -> Defense:
     """The label party's instance, told what its labels are."""
+    classes = objective.outputs if objective.task == "classification" else None
+    weighted = objective.class_weight != "none" or data.row_weights is not None
+    kind = LabelKind(classes, weighted, terms.train.epochs)
     defense = defenses.make(terms.defense)
     try:
         defense.prepare(kind)

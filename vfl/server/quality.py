@@ -42,7 +42,8 @@ def classification_quality(logits: Tensor, codes: Tensor, hits: int = 0) -> dict
     chances = torch.softmax(logits.double(), dim=1).numpy()
     classes = range(logits.shape[1])
     if len(np.unique(truth)) == len(classes):
-        found["auc"] = _auc(truth, chances)
+        of = chances if len(classes) > 2 else chances[:, 1]
+        found["auc"] = metrics.roc_auc_score(truth, of, multi_class="ovr", average="macro")
     found["log_loss"] = metrics.log_loss(truth, chances, labels=classes)
     if len(classes) > 2:
         found["f1"] = metrics.f1_score(truth, guess, average="macro")
@@ -141,14 +142,6 @@ def regression_quality(answers: Tensor, labels: Tensor) -> dict[str, float]:
     if np.ptp(truth) > 0:
         found["r2"] = metrics.r2_score(truth, guess)
     return _plain(found)
-
-
-def _auc(truth: np.ndarray, chances: np.ndarray) -> float:
-    from sklearn import metrics
-
-    if chances.shape[1] == 2:
-        return float(metrics.roc_auc_score(truth, chances[:, 1]))
-    return float(metrics.roc_auc_score(truth, chances, multi_class="ovr", average="macro"))
 
 
 def _plain(figures: dict[str, float]) -> dict[str, float]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
+from typing import Any
 
 from flwr.serverapp import Grid
 
@@ -18,20 +18,18 @@ from vfl.core.errors import (
     VFLError,
     redacted_traceback,
 )
-from vfl.core.frame import Frame, Kind, Link
+from vfl.core.frame import Frame, Kind
 from vfl.core.ledger import Ledger
-from vfl.core.seeds import Secret
 from vfl.core.storage import joint_digest, locked
 from vfl.server.federation import Federation
-from vfl.server.label_party import LabelParty, Objective, build_label_party
+from vfl.server.label_party import AnyLabelParty, Objective, build_label_party
 from vfl.server.summary import summarise, write_predictions
-from vfl.server.whole_network import WholeNetworkLabel, build_whole_label
+from vfl.server.whole_network import build_whole_label
 from vfl.session import PartyFolder, PartyReport, Terms, secure, unexpected
 from vfl.session.checkpoint import newest_common
 from vfl.session.consent import frame_limits, most_of_an_epoch
 from vfl.session.exchange import Own
-from vfl.session.journal import Journal
-from vfl.session.ledger import Entry, Meter
+from vfl.session.ledger import Meter
 from vfl.session.party_folder import (
     own_checkpoints,
     own_data,
@@ -40,10 +38,9 @@ from vfl.session.party_folder import (
     own_secret,
 )
 from vfl.session.trace import own_recorders, recording
-from vfl.transport import ObservedPoll, receive_any
+from vfl.transport import receive_any
 
 _COLLECT_S = 10.0
-AnyLabel = LabelParty | WholeNetworkLabel
 
 
 def run_session(
@@ -119,7 +116,7 @@ class LabelSession:
         _say(line)
         self.folder.note(line)
 
-    def play(self) -> tuple[AnyLabel, list[PartyReport]]:
+    def play(self) -> tuple[AnyLabelParty, list[PartyReport]]:
         """Play it to its end; a training goes on from its last checkpoint when a party is lost.
 
         Raises:
@@ -133,11 +130,11 @@ class LabelSession:
                 if not secure.shares_weights(self.terms)
             ]
             meter.most = most_of_an_epoch(self.terms, self.data.split, streams)
-            return self._play(entry, meter, sent)
+            secret, device = own_secret(self.party, entry), self.party.device
+            own = Own(secret, device=device, checkpoints=self.checkpoints, sent=sent)
+            return self._play(own, meter)
 
-    def _play(
-        self, entry: Entry, meter: Meter, sent: Journal | None
-    ) -> tuple[AnyLabel, list[PartyReport]]:
+    def _play(self, own: Own, meter: Meter) -> tuple[AnyLabelParty, list[PartyReport]]:
         settings = self.experiment.federation
         restarts = 0
         # A run that is resumed may have lost somebody as well; Flower frees its node in a minute.
@@ -148,7 +145,7 @@ class LabelSession:
             patience = settings.restart_timeout_s if again else settings.join_timeout_s
             start = self._start(most)
             try:
-                return self._attempt(patience, attempt, start, entry, meter, sent)
+                return self._attempt(patience, attempt, start, own, meter)
             except LostPeerError as loss:
                 if self.checkpoints is None or restarts == settings.max_restarts:
                     raise
@@ -179,101 +176,58 @@ class LabelSession:
         return start
 
     def _attempt(
-        self,
-        patience_s: float,
-        attempt: int,
-        start: int,
-        entry: Entry,
-        meter: Meter,
-        sent: Journal | None,
-    ) -> tuple[AnyLabel, list[PartyReport]]:
-        settings = self.experiment.federation
-        ledger = Ledger()
-        recorders = own_recorders(self.party, self.terms, self.data, self.checkpoints)
+        self, patience_s: float, attempt: int, start: int, own: Own, meter: Meter
+    ) -> tuple[AnyLabelParty, list[PartyReport]]:
+        terms, data, party, trains = self.terms, self.data, self.party, self.terms.mode == "train"
+        folder, ledger = own_folder(party, terms), Ledger()
+        recorders = own_recorders(party, terms, data, self.checkpoints)
         with Federation(
             self.grid,
-            self.terms,
-            settings,
-            self.data,
+            terms,
+            self.experiment.federation,
+            data,
             patience_s,
             self.say,
             attempt,
             simulation=self.simulation,
         ) as federation:
             links = federation.join([ledger, meter, *recorders], start)
-            if secure.make(self.terms.secure).whole_network:
-                whole = self._build_whole(federation, links, ledger, own_secret(self.party, entry))
+            classes = data.classes if trains else folder.classes()
+            objective = Objective.of(self.experiment.label, 1 if classes is None else len(classes))
+            more: dict[str, Any] = {"ledger": ledger}
+            more |= {"on_epoch": self.folder.epoch} if trains else {"weights": folder.weights()}
+            mode = secure.make(terms.secure)
+            if mode.whole_network:
+                named, agreed = (federation.session, attempt), federation.agree
+
+                def receive() -> tuple[str, Frame]:
+                    return receive_any(links)
+
+                whole = build_whole_label(
+                    data, terms, named, links, receive, own, objective, agreed=agreed, **more
+                )
                 whole.play(start, meter.through)
                 federation.collect(_COLLECT_S)
                 return whole, whole.reports
-            label = self._build(links, ledger, own_secret(self.party, entry), sent)
-            federation.agree(label.aggregator.begin())
+            label = build_label_party(data, terms, links, own, objective, **more)
+            if columns := label.aggregator.begin():
+                layers = mode.layers(columns, terms.merged_width, terms.label_party)
+                meter.most = most_of_an_epoch(terms, data.split, federation.agree(layers))
             label.resume(start)
-            schedule = label.stopping.follow(self.terms.schedule(self.data.split, start))
-            schedule = meter.through(schedule)
-            weights = {self.party.party: label.weights}
+            schedule = meter.through(label.stopping.follow(terms.schedule(data.split, start)))
+            weights = {party.party: label.weights}
             with recording(recorders, schedule, start, weights, _say) as exchanges:
                 label.run(exchanges)
-            reports = _farewell(label)
+            ends = label.ends
+            reports = [PartyReport.of(end.link.receive(), name) for name, end in ends.items()]
+            for link in [*(end.link for end in ends.values()), *label.aggregator.helpers]:
+                link.send(Frame(Kind.DONE))
         federation.collect(_COLLECT_S)
         return label, reports
 
-    def _build_whole(
-        self,
-        federation: Federation,
-        links: Mapping[str, ObservedPoll],
-        ledger: Ledger,
-        secret: Secret,
-    ) -> WholeNetworkLabel:
-        trains = self.terms.mode == "train"
-        own = own_folder(self.party, self.terms)
-        classes = self.data.classes if trains else own.classes()
-        return build_whole_label(
-            self.data,
-            self.terms,
-            (federation.session, federation.attempt),
-            links,
-            lambda: receive_any(links),
-            Own(secret, device=self.party.device, checkpoints=self.checkpoints),
-            Objective.of(self.experiment.label, 1 if classes is None else len(classes)),
-            weights=None if trains else own.weights(),
-            ledger=ledger,
-            on_epoch=self.folder.epoch if trains else lambda record: None,
-            agreed=federation.agree_on,
-        )
-
-    def _build(
-        self,
-        links: Mapping[str, Link],
-        ledger: Ledger,
-        secret: Secret,
-        sent: Journal | None,
-    ) -> LabelParty:
-        trains = self.terms.mode == "train"
-        own = own_folder(self.party, self.terms)
-        classes = self.data.classes if trains else own.classes()
-        return build_label_party(
-            self.data,
-            self.terms,
-            links,
-            Own(secret, device=self.party.device, checkpoints=self.checkpoints, sent=sent),
-            Objective.of(self.experiment.label, 1 if classes is None else len(classes)),
-            weights=None if trains else own.weights(),
-            ledger=ledger,
-            on_epoch=self.folder.epoch if trains else lambda record: None,
-        )
-
-
-def _farewell(label: LabelParty) -> list[PartyReport]:
-    """Every party's last word, and ours to them."""
-    reports = [PartyReport.of(end.link.receive(), name) for name, end in label.ends.items()]
-    for link in [*(end.link for end in label.ends.values()), *label.aggregator.helpers]:
-        link.send(Frame(Kind.DONE))
-    return reports
-
 
 def _conclude(
-    folder: RunFolder, own: PartyFolder, label: AnyLabel, reports: list[PartyReport]
+    folder: RunFolder, own: PartyFolder, label: AnyLabelParty, reports: list[PartyReport]
 ) -> None:
     terms = label.terms
     digests = [(report.party, report.weights_sha256) for report in reports]

@@ -16,16 +16,13 @@ from vfl import compression
 from vfl.core.storage import write_text
 from vfl.core.text import formula_free
 from vfl.datasets import PartyData
-from vfl.server.label_party import LabelParty
-from vfl.server.task import Progress
+from vfl.server.label_party import AnyLabelParty, Progress
 from vfl.server.whole_network import WholeNetworkLabel
 from vfl.session import Terms, secure
 from vfl.session.secure import EVALUATE, TRAIN, Revealed
 
 
-def summarise(
-    party: LabelParty | WholeNetworkLabel, weights_sha256: str, run: str
-) -> dict[str, Any]:
+def summarise(party: AnyLabelParty, weights_sha256: str, run: str) -> dict[str, Any]:
     """Quality, bytes, speed and leakage of a finished training or evaluation.
 
     The formula ratio is the codec's as the literature prints it; the wire ratio divides all bytes
@@ -63,15 +60,10 @@ def summarise(
         "wire_ratio_down": sent["down"] / dense_bytes if dense_bytes else None,
         "secure": terms.secure,
         "trust": secure.promise(terms),
-        "revealed": [asdict(one) for one in _revealed_to(party)],
+        "revealed": [asdict(one) for one in revealed(terms, progress) + party.revealed()],
         "weights_sha256": weights_sha256,
         "run": run,
     }
-
-
-def _revealed_to(party: LabelParty | WholeNetworkLabel) -> list[Revealed]:
-    found = revealed(party.terms, party.progress)
-    return found + (party.revealed() if isinstance(party, WholeNetworkLabel) else [])
 
 
 def revealed(terms: Terms, progress: Progress) -> list[Revealed]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -13,11 +11,16 @@ from torch import Tensor
 from vfl.core.errors import ExposedCutError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.core.ledger import Ledger
-from vfl.core.storage import weights_digest
 from vfl.datasets import PartyData
-from vfl.server.label_party import Objective
-from vfl.server.task import EpochRecord, Progress, Regression, Task, make_task
-from vfl.session import Checkpoints, EarlyStopping, Exchange, PartyReport, Terms, secure
+from vfl.server.label_party import (
+    AnyLabelParty,
+    EpochRecord,
+    Objective,
+    Regression,
+    Task,
+    make_task,
+)
+from vfl.session import EarlyStopping, Exchange, PartyReport, Terms, secure
 from vfl.session.exchange import Own
 from vfl.session.secure import (
     EVALUATE,
@@ -26,57 +29,59 @@ from vfl.session.secure import (
     Layers,
     OwnRows,
     Revealed,
-    WholeNetwork,
     require_honest,
 )
 
 _TASK, _SHARE = "task.", "share."
 
 
-class WholeNetworkLabel:
-    """Plays the label party through a session.
+class WholeNetworkLabel(AnyLabelParty):
+    """Plays the label party of a network that nobody holds through a session.
 
     Args:
-        data: labels, and the party's own columns if it has any.
-        terms: what was agreed.
-        network: its end.
-        task: what is learned, fitted to the labels of a training.
+        data: labels (none needed to predict) and own columns, aligned with everybody's rows.
+        terms: the session's terms.
+        attempt: name of the session, and how often it was begun anew.
+        streams: to the two others, by name.
+        receive_any: the next frame of whoever sends first.
+        own: what is its own.
+        objective: what is learned.
+        weights: what was kept of the training, for evaluation and prediction.
         ledger: where the links count.
-        checkpoints: where it saves while it trains; None saves nothing.
-        weights: what `weights` gave after the training; None trains.
         on_epoch: told one record an epoch.
+        agreed: see `SecureMode.outer_network`.
+
+    Raises:
+        SpecError: a setting that has no place here, or a top that cannot be computed on shares.
     """
 
     def __init__(
         self,
         data: PartyData,
         terms: Terms,
-        network: WholeNetwork,
-        task: Task,
-        ledger: Ledger,
-        checkpoints: Checkpoints | None,
-        weights: Mapping[str, Tensor] | None,
-        on_epoch: Callable[[EpochRecord], None],
+        attempt: tuple[str, int],
+        streams: Mapping[str, Link],
+        receive_any: Callable[[], tuple[str, Frame]],
+        own: Own,
+        objective: Objective,
+        *,
+        weights: Mapping[str, Tensor] | None = None,
+        ledger: Ledger | None = None,
+        on_epoch: Callable[[EpochRecord], None] = lambda record: None,
+        agreed: Callable[[Mapping[str, Layers]], object] = lambda layers: None,
     ) -> None:
-        self.data = data
-        self.terms = terms
-        self.network = network
-        self.ledger = ledger
-        self.outputs: list[Tensor] = []
+        mode = secure.make(terms.secure)
+        mode.refuse(terms)
+        require_honest(data.name, own, None)
+        task, rows = task_and_rows(data, terms, objective, own, agreed)
+        self.network = mode.middle_network(terms, attempt, streams, receive_any, rows)
+        stopping = EarlyStopping(terms.train, self.network.weights, self.network.load_weights)
+        super().__init__(data, terms, own, task, ledger, on_epoch, stopping)
         self.reports: list[PartyReport] = []
-        self.progress = Progress(task, ledger, on_epoch)
-        self.stopping = EarlyStopping(terms.train, network.weights, network.load_weights)
-        self._task = task
-        self._checkpoints = checkpoints
         self._shares: dict[str, Tensor] | None = None
-        if weights is not None:
-            task.load_state_dict(_without(weights, _TASK))
-            self._shares = _without(weights, _SHARE)
-
-    @property
-    def history(self) -> list[EpochRecord]:
-        """One record an epoch."""
-        return self.progress.history
+        if terms.mode != "train":
+            task.load_state_dict(_without(weights or {}, _TASK))
+            self._shares = _without(weights or {}, _SHARE)
 
     def play(
         self,
@@ -93,15 +98,7 @@ class WholeNetworkLabel:
         if state is not None:
             self.progress.restore(state["progress"])
         schedule = self.stopping.follow(self.terms.schedule(self.network.split, start))
-        for epoch, exchanges in groupby(through(schedule), key=lambda exchange: exchange.epoch):
-            started = time.perf_counter()
-            for exchange in exchanges:
-                self._step(exchange)
-                if exchange.last and exchange.trains:
-                    self.progress.train_seconds += time.perf_counter() - started
-            best = self.stopping.best_epoch
-            more = {"best_epoch": best} if best else {}
-            self.progress.end_epoch(epoch, time.perf_counter() - started, more)
+        self._go_through(through(schedule), self._step)
         frames = self.network.end(Frame(Kind.DONE))
         self.reports = [
             PartyReport.of(frame, name)
@@ -112,10 +109,6 @@ class WholeNetworkLabel:
         """The label party's own shares, if it holds any, and what it learned of the labels."""
         shares = {f"{_SHARE}{name}": share for name, share in self.network.weights().items()}
         return shares | {f"{_TASK}{name}": one for name, one in self._task.state_dict().items()}
-
-    def weights_digest(self) -> str:
-        """SHA-256 of `weights`."""
-        return weights_digest(self.weights())
 
     def revealed(self) -> list[Revealed]:
         """What the label party learned: kinds and sizes."""
@@ -130,38 +123,39 @@ class WholeNetworkLabel:
         }
 
     def _step(self, exchange: Exchange) -> None:
-        due = self._checkpoints is not None and self._checkpoints.due(exchange.step)
-        if due and self._checkpoints is not None:
-            self._checkpoints.save(exchange.step, self.training_state())
+        kept = self._checkpoints if exchange.saves else None
+        if kept is not None:
+            kept.save(exchange.step, self.training_state())
         self.ledger.phase = TRAIN if exchange.trains else EVALUATE
         if exchange.trains:
             self.network.train(exchange)
             self.progress.trained(len(exchange.rows))
         else:
-            self._evaluate(exchange)
+            outputs = self.network.outputs(exchange)
+            assert outputs is not None, "the label party is disclosed the outputs"
+            truth = self.data.labels
+            if truth is not None and exchange.phase != "predict":
+                truth = truth[
+                    torch.from_numpy(getattr(self.data.split, exchange.phase)[exchange.rows])
+                ]
+            if (verdict := self._note(outputs.float(), truth, exchange)) is not None:
+                self.network.tell(verdict, exchange.step)
         # Only now: the last frame of an exchange needs both others to have begun, hence saved.
-        if due and self._checkpoints is not None:
-            self._checkpoints.commit(exchange.step)
-
-    def _evaluate(self, exchange: Exchange) -> None:
-        found = self.network.outputs(exchange)
-        assert found is not None, "the label party is disclosed the outputs"
-        outputs = found.float()
-        self.progress.asked(len(exchange.rows))
-        if exchange.phase == "predict" or self.data.labels is None:
-            self.outputs.append(self._task.answers(outputs))
-        else:
-            rows = getattr(self.data.split, exchange.phase)[exchange.rows]
-            truth = self.data.labels[torch.from_numpy(rows)]
-            loss = float(self._task(outputs, truth))
-            self.progress.meter(exchange.phase).add(outputs, truth, loss)
-        if self.stopping.judges(exchange):
-            figures = self.progress.meter(exchange.phase).figures()
-            verdict = self.stopping.judge(figures["validation_loss"], exchange)
-            self.network.tell(verdict, exchange.step)
+        if kept is not None:
+            kept.commit(exchange.step)
 
 
-def task_and_rows(data: PartyData, terms: Terms, objective: Objective) -> tuple[Task, OwnRows]:
+#: As a verb, for who builds one.
+build_whole_label = WholeNetworkLabel
+
+
+def task_and_rows(
+    data: PartyData,
+    terms: Terms,
+    objective: Objective,
+    own: Own,
+    agreed: Callable[[Mapping[str, Layers]], object],
+) -> tuple[Task, OwnRows]:
     """What the label party learns, and what it brings.
 
     Raises:
@@ -186,52 +180,18 @@ def task_and_rows(data: PartyData, terms: Terms, objective: Objective) -> tuple[
             labels = (labels - task.center) / task.scale
     inputs = data.inputs if data.name in terms.parties else None
     classes = objective.outputs if objective.task == "classification" else 0
-    return task, OwnRows(data.split, inputs, labels, classes, objective.top)
+    return task, OwnRows(
+        own.secret,
+        agreed,
+        split=data.split,
+        inputs=inputs,
+        labels=labels,
+        classes=classes,
+        top=objective.top,
+    )
 
 
 def _without(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The entries of a prefix, named without it."""
     size = len(prefix)
     return {name[size:]: value for name, value in weights.items() if name.startswith(prefix)}
-
-
-def build_whole_label(
-    data: PartyData,
-    terms: Terms,
-    attempt: tuple[str, int],
-    streams: Mapping[str, Link],
-    receive_any: Callable[[], tuple[str, Frame]],
-    own: Own,
-    objective: Objective,
-    *,
-    weights: Mapping[str, Tensor] | None = None,
-    ledger: Ledger | None = None,
-    on_epoch: Callable[[EpochRecord], None] = lambda record: None,
-    agreed: Callable[[Mapping[str, Layers]], None] = lambda layers: None,
-) -> WholeNetworkLabel:
-    """The label party of a network that nobody holds, ready for a session.
-
-    Args:
-        data: labels (none needed to predict) and own columns, aligned with everybody's rows.
-        terms: the session's terms.
-        attempt: name of the session, and how often it was begun anew.
-        streams: to the two others, by name.
-        receive_any: the next frame of whoever sends first.
-        own: what is its own.
-        objective: what is learned.
-        weights: what was kept of the training, for evaluation and prediction.
-        ledger: where the links count.
-        on_epoch: told one record an epoch.
-        agreed: see `SecureMode.outer_network`.
-
-    Raises:
-        SpecError: a setting that has no place here, or a top that cannot be computed on shares.
-    """
-    mode = secure.make(terms.secure)
-    mode.refuse(terms)
-    require_honest(data.name, own, None)
-    task, rows = task_and_rows(data, terms, objective)
-    network = mode.middle_network(terms, *attempt, streams, receive_any, rows, own.secret, agreed)
-    kept = None if terms.mode == "train" else dict(weights or {})
-    counted = ledger or Ledger()
-    return WholeNetworkLabel(data, terms, network, task, counted, own.checkpoints, kept, on_epoch)

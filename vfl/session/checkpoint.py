@@ -1,7 +1,7 @@
 """Checkpoints: what one party needs to go on from a step, and which step everybody can go on from.
 
-A party saves before every exchange whose number is a multiple of the interval, the same rule on
-both sides, so no frame asks for it. The label party commits checkpoint s when the cut of exchange
+The schedule says before which exchanges a party saves (`Exchange.saves`), the same on both sides,
+so no frame asks for it. The label party commits checkpoint s when the cut of exchange
 s has come from every party: each of them saved before it sent that. Random draws are keyed by
 step, so there is no generator state to keep.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +35,16 @@ class Checkpoints:
         party: whose they are.
         run: the run's name.
         terms: digest of the session's terms; a checkpoint of other terms is refused.
-        every: exchanges between two checkpoints.
     """
 
-    def __init__(self, folder: Path, party: str, run: str, terms: str, every: int) -> None:
+    def __init__(self, folder: Path, party: str, run: str, terms: str) -> None:
         self.folder = folder
         self.party = party
         self.run = run
         self.terms = terms
-        self.every = every
+
         #: Told the step before its checkpoint is written; a trace saves what it holds by then.
         self.before_save: Callable[[int], None] = lambda step: None
-
-    def due(self, step: int) -> bool:
-        """Whether a party saves before this exchange."""
-        return step > 0 and step % self.every == 0
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Keep the state before exchange `step`; older ones than the last few are removed.
@@ -106,14 +102,13 @@ class Checkpoints:
 
     def intact(self, most: int | None = None) -> list[int]:
         """The steps whose checkpoints are as they were written, up to `most`, in order."""
-        return [step for step in self.steps() if (most is None or step <= most) and self._ok(step)]
-
-    def _ok(self, step: int) -> bool:
-        try:
-            read_sealed(self._path(step), self._seal(step))
-        except RunFolderError:
-            return False
-        return True
+        found = []
+        for step in self.steps():
+            if most is None or step <= most:
+                with suppress(RunFolderError):
+                    read_sealed(self._path(step), self._seal(step))
+                    found.append(step)
+        return found
 
     def steps(self) -> list[int]:
         """The steps that are kept, in order."""

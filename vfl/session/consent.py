@@ -100,7 +100,8 @@ def check_consent(
         shared: the party's layers, where first layers are shared; a party knows the second one
             when it has been told its axes, and asks again then.
         row_shape: axes of one of the party's rows; None where what the party would build was
-            counted before.
+            counted before. Where first layers are shared, its own share is counted with it, and
+            its share of another party's layer once `shared` says how large that is.
         own_bottom: the party's own file names its bottom, which may be of any size; what defense
             and codec add is counted all the same.
 
@@ -111,6 +112,7 @@ def check_consent(
     differences = list(_differences(terms, party, consent, split, shared))
     if not differences and row_shape is not None:  # within limits that bound the counting too
         differences = list(_of_model(terms, party, consent, split, row_shape, own_bottom))
+        differences += _of_layers(terms, consent, split, _own_layers(terms, party, row_shape))
     _refuse(party, differences)
 
 
@@ -122,10 +124,23 @@ def check_dealers_consent(terms: Terms, party: str, consent: Consent) -> None:
     Raises:
         ConsentError: every difference, asked and allowed.
     """
-    differences = list(_of_any_party(terms, consent))
-    if _too_long(terms, consent):
-        differences.append(_epochs(terms, consent))
+    differences = [*_of_any_party(terms, consent), *_epochs(terms, consent)]
     _refuse(party, [*differences, *_version(terms, consent)])
+
+
+def check_sent(party: str, sent_bytes: int, most_bytes: int, what: str = "send") -> None:
+    """Refuse to go on once a party has sent as much as it may; `what` it does, for the message.
+
+    Raises:
+        ConsentError: with both sizes.
+    """
+    if sent_bytes > most_bytes:
+        raise ConsentError(
+            f"party '{party}' does not consent to {what} any further",
+            got=f"{sent_bytes} bytes",
+            want=f"bytes <= {most_bytes}",
+            fix="a shorter session, or a larger max_bytes in the [consent] of its own file",
+        )
 
 
 def _refuse(party: str, differences: Sequence[tuple[str, str]]) -> None:
@@ -147,30 +162,24 @@ def _differences(
     for defense in parts(terms.defense):
         if not _matches(defense, consent.defenses):
             yield f"defense {defense}", f"defense in {', '.join(consent.defenses)}"
-    width = terms.parties[party].width
-    narrow = width <= consent.max_width
-    if not narrow:
-        yield f"width {width}", f"width <= {consent.max_width}"
-    else:
-        narrow = (sent := _sent_width(terms, width)) <= consent.max_width
-        if not narrow:
-            yield f"width {sent} behind codec {terms.codec}", f"width <= {consent.max_width}"
+    width, behind = terms.parties[party].width, ""
+    if width <= consent.max_width:
+        codec, behind = compression.make(terms.codec), f" behind codec {terms.codec}"
+        codec.check(width)
+        width = codec.wire_width(width)
+    if width > consent.max_width:
+        yield f"width {width}{behind}", f"width <= {consent.max_width}"
     asked = sum(map(len, (split.train, split.validation, split.test)))
     if asked > consent.max_rows:
         yield f"{asked} rows", f"rows <= {consent.max_rows}"
-    if _too_long(terms, consent):
-        yield _epochs(terms, consent)
-    elif narrow:
+    too_long = _epochs(terms, consent)
+    yield from too_long
+    if not too_long and width <= consent.max_width:
         needed = expected_bytes(terms, party, split, shared)
         if needed > consent.max_bytes:
             yield f"up to {needed} bytes", f"bytes <= {consent.max_bytes}"
+    yield from _of_layers(terms, consent, split, shared)
     yield from _version(terms, consent)
-
-
-def _sent_width(terms: Terms, width: int) -> int:
-    codec = compression.make(terms.codec)
-    codec.check(width)
-    return codec.wire_width(width)
 
 
 def _of_model(
@@ -219,6 +228,36 @@ def _of_model(
         )
 
 
+def _own_layers(terms: Terms, party: str, row_shape: Shape) -> Layers | None:
+    """What the party has a share of before it is told another one's columns, if that is anything.
+
+    Its own layer has a column of ones beside its columns.
+    """
+    columns = dict.fromkeys(terms.feature_parties, 0) | {party: math.prod(row_shape) + 1}
+    mode, width = secure.make(terms.secure), terms.parties[party].width
+    layers: Layers | None = mode.layers(columns, width, terms.label_party).get(party)
+    return layers
+
+
+def _of_layers(
+    terms: Terms, consent: Consent, split: Split, shared: Layers | None
+) -> Iterator[tuple[str, str]]:
+    """The shares of first layers, as ring elements, and what an exchange makes of them."""
+    if shared is None:
+        return
+    if (parameters := shared.parameters) > consent.max_parameters:
+        yield (
+            f"shares of {parameters} parameters of first layers",
+            f"parameters <= {consent.max_parameters}",
+        )
+    needed = shared.memory_bytes(max(most_rows(terms, split).values()))
+    if needed > consent.max_memory_bytes:
+        yield (
+            f"about {needed} bytes of memory for shares of first layers",
+            f"memory_bytes <= {consent.max_memory_bytes}",
+        )
+
+
 def _value_bytes(values: int) -> int:
     return 4 * _NUMBERS_A_VALUE * values
 
@@ -240,19 +279,13 @@ class _Outputs(nn.Module):
         return inputs.new_zeros(len(inputs), self.width)
 
 
-def _too_long(terms: Terms, consent: Consent) -> bool:
-    return terms.mode == "train" and sum(_epochs_of(terms)) > consent.max_epochs
-
-
-def _epochs_of(terms: Terms) -> tuple[int, int]:
-    """Of the training, and of what a defense does before."""
-    return terms.train.epochs, defenses.make(terms.defense).fit_epochs
-
-
-def _epochs(terms: Terms, consent: Consent) -> tuple[str, str]:
-    training, before = _epochs_of(terms)
+def _epochs(terms: Terms, consent: Consent) -> list[tuple[str, str]]:
+    """The epochs of a training, and of what a defense does before, where they are too many."""
+    training, before = terms.train.epochs, defenses.make(terms.defense).fit_epochs
+    if terms.mode != "train" or training + before <= consent.max_epochs:
+        return []
     more = f" and {before} before them, of defense {terms.defense}" if before else ""
-    return f"epochs {training}{more}", f"epochs <= {consent.max_epochs}"
+    return [(f"epochs {training}{more}", f"epochs <= {consent.max_epochs}")]
 
 
 def _of_any_party(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:

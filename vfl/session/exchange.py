@@ -17,12 +17,14 @@ stashing: Harlap et al. 2018, PipeDream, section 3.3).
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -210,26 +212,36 @@ def expect(link: Link, kind: Kind, step: int, sender: str) -> Frame:
     return frame
 
 
+def _without_compiler(kind: type[optim.Optimizer]) -> Any:
+    """An optimiser without the hooks of torch.compile, whose import takes a second of CPU.
+
+    Its methods are torch's own, as they stand behind those hooks.
+    """
+    hooked = ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad")
+    plain = {name: inspect.unwrap(getattr(kind, name)) for name in hooked}
+    plain["step"] = torch.no_grad()(plain["step"])
+    return type(kind.__name__, (kind,), plain)
+
+
+_Adam: type[optim.Adam] = _without_compiler(optim.Adam)
+_SGD: type[optim.SGD] = _without_compiler(optim.SGD)
+
 #: Builds an optimiser of a party's own parameters.
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], optim.Optimizer]
 
 
 def optimizer_factory(settings: TrainSettings) -> OptimizerFactory:
     """A function that builds the optimiser the settings name for a party's own parameters."""
+    rate, decay = settings.learning_rate, settings.weight_decay
+    if settings.optimizer == "adam":
+        return partial(_Adam, lr=rate, weight_decay=decay)
+    return partial(_SGD, lr=rate, momentum=settings.momentum, weight_decay=decay)
 
-    def build(parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
-        if settings.optimizer == "adam":
-            return optim.Adam(
-                parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
-            )
-        return optim.SGD(
-            parameters,
-            lr=settings.learning_rate,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-        )
 
-    return build
+def set_training(model: nn.Module, training: bool) -> None:
+    """Put a model into its training or evaluation mode, unless it is there already."""
+    if model.training is not training:
+        model.train(training)
 
 
 def drop_gradients(parameters: Iterable[nn.Parameter]) -> None:
@@ -240,6 +252,11 @@ def drop_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """
     for parameter in parameters:
         parameter.grad = None
+
+
+def has_own(codec: Codec, hook: str) -> bool:
+    """Whether a codec has a version of its own of a hook that does nothing by default."""
+    return getattr(type(codec), hook) is not getattr(Codec, hook)
 
 
 class Stateful(Protocol):
@@ -364,7 +381,25 @@ class _Pending:
     stash: Stash | None
 
 
-class FeatureEnd:
+class _End:
+    """What both ends of a round hold: what was agreed, what is the party's own, and the link."""
+
+    def __init__(self, terms: CutTerms, own: Own, link: Link) -> None:
+        terms.codec.check(terms.width)
+        self.party, self.width = terms.party, terms.width
+        self.wire_width = terms.codec.wire_width(terms.width)
+        self.codec, self.defense = terms.codec, terms.defense
+        self.link, self.adversary = link, own.adversary
+        self.in_flight = terms.in_flight
+        self._journal = own.sent
+        self._commits = has_own(terms.codec, "commit")
+
+    def _commit(self, step: int) -> None:
+        if self._commits:
+            self.codec.commit(step)
+
+
+class FeatureEnd(_End):
     """Sends the cuts of one feature party and applies the gradients that come back.
 
     With more than one cut in flight, each forward pass runs on a copy of the weights, which its
@@ -388,23 +423,15 @@ class FeatureEnd:
         link: Link,
         optimizer: OptimizerFactory | None = None,
     ) -> None:
+        super().__init__(terms, own, link)
         width, codec, defense = terms.width, terms.codec, terms.defense
-        codec.check(width)
-        self.party = terms.party
-        self.width = width
-        self.wire_width = codec.wire_width(width)
-        self.codec = codec
-        self.defense = defense
-        self.link = link
-        self.adversary = own.adversary
-        self.in_flight = terms.in_flight
         self.model = nn.ModuleDict({"bottom": defense.wrap_bottom(bottom, width)})
         if (adapter := codec.client_module(width)) is not None:
             self.model["codec"] = adapter
         self._compute = Compute(own.device, terms.precision)
         self.model.to(self._compute.device)
         self._secret = own.secret
-        self._sent = own.sent
+        self._has_loss = has_own(codec, "local_loss")
         always = not isinstance(defense, Undefended)
         self._draws = Draws(own.secret, "rng", self.model, always=always)
         self._optimizer = None
@@ -433,9 +460,7 @@ class FeatureEnd:
             DisagreementError: this training has sent another cut of this step.
         """
         payload = self._go_forward(inputs, step)
-        if self._sent is not None:
-            self._sent.admit(step, self._lasting(self._pending[-1].cut, payload))
-        self.link.send(Frame(Kind.CUT, step, payload))
+        self._send(Frame(Kind.CUT, step, payload), self._pending[-1].cut)
 
     def answer(self, step: int) -> None:
         """Nothing is relayed between parties that each hold a bottom."""
@@ -458,20 +483,18 @@ class FeatureEnd:
         grad = self.defense.received(pending.cut.detach().cpu(), grad, context)
         self._pending.popleft()
         self._backward(pending, grad.to(self._compute.device))
-        self.codec.commit(context.step)
+        self._commit(context.step)
 
     def send_query(self, inputs: Tensor, step: int) -> None:
         """Forward rows for evaluation or prediction and send their cut; only a defense may draw."""
         context = StepContext(step)
         cut = self.query_cut(inputs, context)
         payload, _ = self._encode(self.adversary.cut(cut, context), context)
-        if self._sent is not None:
-            self._sent.admit(step, self._lasting(cut, payload))
-        self.link.send(Frame(Kind.QUERY, step, payload))
+        self._send(Frame(Kind.QUERY, step, payload), cut)
 
     def query_cut(self, inputs: Tensor, context: StepContext = INFERENCE) -> Tensor:
         """What `send_query` encodes: nothing is random; axes (rows, width on the wire)."""
-        self._set_training(False)
+        set_training(self.model, False)
         with torch.no_grad():
             guarded = StepContext(context.step, secret=self._secret)
             return self._forward(inputs.to(self._compute.device), guarded, None).cpu()
@@ -521,7 +544,7 @@ class FeatureEnd:
         fed, _ = self.defense.batch(inputs, None, context)
         inputs = self.adversary.batch(inputs if fed is None else fed, context)
         inputs = inputs.to(self._compute.device)
-        self._set_training(True)
+        set_training(self.model, True)
         stash = Stash(self.model, self.state_dict()) if self.in_flight > 1 else None
         with self._draws.at(step):
             cut = self._forward(inputs, context, stash)
@@ -542,9 +565,12 @@ class FeatureEnd:
         outputs: Tensor = self.model[part](values)
         return outputs
 
-    def _lasting(self, cut: Tensor, payload: Payload) -> Payload:
-        """What is the same in every attempt: the payload, or the cut under masks that are not."""
-        return payload if self.codec.repeats else bytes_of(cut)
+    def _send(self, frame: Frame, cut: Tensor) -> None:
+        """Send what a cut was encoded to, noted before by what is the same in every attempt."""
+        if self._journal is not None:  # masks are not, so it is the cut below them
+            lasting = frame.payload if self.codec.repeats else bytes_of(cut)
+            self._journal.admit(frame.step, lasting)
+        self.link.send(frame)
 
     def _encode(self, cut: Tensor, context: StepContext) -> Encoded:
         """The label party checks what it decodes; a codec that would hide NaN refuses it here."""
@@ -559,10 +585,9 @@ class FeatureEnd:
             return
         cut, context = pending.cut, pending.context
         roots, grads = [cut], [grad]
-        for local in (
-            self.codec.local_loss(cut, context),
-            self.defense.local_loss(cut, pending.inputs, context),
-        ):
+        losses = [self.codec.local_loss(cut, context)] if self._has_loss else []
+        losses.append(self.defense.local_loss(cut, pending.inputs, context))
+        for local in losses:
             if local is not None:
                 roots.append(local)
                 grads.append(torch.ones_like(local))
@@ -572,12 +597,8 @@ class FeatureEnd:
             pending.stash.hand_over()
         self._optimizer.step()
 
-    def _set_training(self, training: bool) -> None:
-        if self.model.training is not training:
-            self.model.train(training)
 
-
-class LabelEnd:
+class LabelEnd(_End):
     """Receives the cuts of one feature party and returns their gradients.
 
     Args:
@@ -587,23 +608,14 @@ class LabelEnd:
     """
 
     def __init__(self, terms: CutTerms, own: Own, link: Link) -> None:
-        terms.codec.check(terms.width)
-        self.party = terms.party
-        self.width = terms.width
-        self.codec = terms.codec
-        self.defense = terms.defense
-        self.link = link
-        self.adversary = own.adversary
+        super().__init__(terms, own, link)
         self.adapter: nn.Module | None = terms.codec.server_module(terms.width)
         self.device = Compute(own.device).device
-        self._wire_width = terms.codec.wire_width(terms.width)
         # Each party's gradients get draws of their own: equal noise on two would cancel out.
         self._secret = Secret(own.secret.key("half", terms.party))
-        self._journal = own.sent
         self._pending: tuple[Tensor, Any, StepContext] | None = None
         # Gradients the party may not have taken yet: their steps are final at neither end.
         self._sent: deque[Frame] = deque()
-        self._in_flight = terms.in_flight
 
     def receive_cut(self, step: int, rows: int) -> Tensor:
         """Wait for a training cut; axes (rows, width), ready to be differentiated.
@@ -641,7 +653,7 @@ class LabelEnd:
         frame = Frame(Kind.GRAD, context.step, payload)
         self._sent.append(frame)
         self.link.send(frame)
-        self._commit_all_but(self._in_flight - 1)
+        self._commit_all_but(self.in_flight - 1)
 
     def drained(self) -> None:
         """The party takes every gradient before it goes on: an epoch's training has ended."""
@@ -677,11 +689,11 @@ class LabelEnd:
     def _commit_all_but(self, last: int) -> None:
         """The party's end commits the same steps before it makes its next cut."""
         while len(self._sent) > last:
-            self.codec.commit(self._sent.popleft().step)
+            self._commit(self._sent.popleft().step)
 
     def _receive(self, kind: Kind, context: StepContext, rows: int) -> tuple[Tensor, Any]:
         frame = self.take(kind, context.step)
-        cut, saved = self.codec.decode(frame.payload, rows, self._wire_width, context)
+        cut, saved = self.codec.decode(frame.payload, rows, self.wire_width, context)
         check_finite(cut, "cut", self.party, context.step)
         self.adversary.received(self.party, cut, context)
         return cut, saved

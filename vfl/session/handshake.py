@@ -10,7 +10,6 @@ from __future__ import annotations
 import hmac
 import json
 import re
-from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from typing import Annotated, Any
 
@@ -32,11 +31,10 @@ from vfl.core.errors import (
 from vfl.core.frame import Frame, Kind
 from vfl.core.version import VERSION
 from vfl.datasets import PartyData
-from vfl.session.terms import SHORT, Terms
+from vfl.session.terms import SHORT, Terms, differing
 
 _HEX = r"^[0-9a-f]{64}$"
 Short = Annotated[str, StringConstraints(max_length=SHORT, pattern=r"^[ -~]*$")]
-_NAMED = 4
 
 
 class Introduction(Settings):
@@ -56,27 +54,15 @@ class Introduction(Settings):
     row_order: str = Field(pattern=_HEX)
 
     @classmethod
-    def of(cls, data: PartyData, terms: Terms, session: str) -> Introduction:
-        """The introduction of a party that holds `data`."""
+    def of(cls, data: PartyData | None, terms: Terms, session: str) -> Introduction:
+        """The introduction of a party that holds `data`; of the dealer, who has no rows."""
         return cls(
-            party=data.name,
+            party=str(terms.dealer) if data is None else data.name,
             version=VERSION,
             terms=terms.digest(),
             settings=terms.settings(),
-            rows=data.rows,
-            row_order=data.row_digest(session),
-        )
-
-    @classmethod
-    def of_dealer(cls, party: str, terms: Terms) -> Introduction:
-        """The introduction of a third party that deals and has no rows."""
-        return cls(
-            party=party,
-            version=VERSION,
-            terms=terms.digest(),
-            settings=terms.settings(),
-            rows=0,
-            row_order="0" * 64,
+            rows=0 if data is None else data.rows,
+            row_order="0" * 64 if data is None else data.row_digest(session),
         )
 
     @classmethod
@@ -113,7 +99,15 @@ def check_introduction(
         )
     check_version(introduction.version, f"party '{party}'")
     if introduction.terms != terms.digest():
-        raise _other_experiment(introduction, terms)
+        got, want = differing(introduction.settings, terms.settings())
+        digests = f"{terms.digest()[:8]}... here, {introduction.terms[:8]}... there"
+        raise DisagreementError(
+            f"party '{party}' runs another experiment",
+            where="handshake",
+            got=got,
+            want=want,
+            fix=f"send both sides the same experiment: terms {digests}",
+        )
     if party == terms.dealer:
         return  # it has no rows
     if introduction.rows != own.rows:
@@ -132,26 +126,6 @@ def check_introduction(
             want="the same ids, written the same way, at every party",
             fix="check the id column's type, and keep only the ids all parties share",
         )
-
-
-def _other_experiment(introduction: Introduction, terms: Terms) -> DisagreementError:
-    """Names the settings that differ, theirs and ours; both sides know all of them."""
-    ours, theirs = terms.settings(), introduction.settings
-    differing = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
-    digests = f"{terms.digest()[:8]}... here, {introduction.terms[:8]}... there"
-    return DisagreementError(
-        f"party '{introduction.party}' runs another experiment",
-        where="handshake",
-        got=_named(theirs, differing),
-        want=_named(ours, differing),
-        fix=f"send both sides the same experiment: terms {digests}",
-    )
-
-
-def _named(settings: Mapping[str, str], differing: Sequence[str]) -> str:
-    named = [f"{name} {settings.get(name, 'not set')}" for name in differing[:_NAMED]]
-    more = len(differing) - len(named)
-    return ", ".join(named) + (f", and {more} more" if more else "")
 
 
 def check_version(said: Any, peer: str) -> None:

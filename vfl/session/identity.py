@@ -7,8 +7,10 @@ relays everything else, does not control.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -59,14 +61,8 @@ class Identity:
             MissingDataError: there is none.
             DataError: the file holds something else.
         """
-        content = _read(path, MAKE_IDENTITY)
-        try:
-            key = serialization.load_ssh_private_key(content, password=None)
-        except (ValueError, TypeError, UnsupportedAlgorithm):
-            key = None
-        if not isinstance(key, Ed25519PrivateKey):
-            raise _no_key(path, "private", MAKE_IDENTITY)
-        return cls(key)
+        load = partial(serialization.load_ssh_private_key, password=None)
+        return cls(_key_at(path, load, Ed25519PrivateKey, "private", MAKE_IDENTITY))
 
     def keep_at(self, path: Path) -> None:
         """Write the private key to a file only its owner can read."""
@@ -111,14 +107,8 @@ class Pin:
             MissingDataError: there is none.
             DataError: the file holds something else.
         """
-        content = _read(path, _ASK)
-        try:
-            key = serialization.load_ssh_public_key(content)
-        except (ValueError, UnsupportedAlgorithm):
-            key = None
-        if not isinstance(key, Ed25519PublicKey):
-            raise _no_key(path, "public", _ASK)
-        return cls(key)
+        load = serialization.load_ssh_public_key
+        return cls(_key_at(path, load, Ed25519PublicKey, "public", _ASK))
 
     def keep_at(self, path: Path) -> None:
         """Write the key as one line of text."""
@@ -159,12 +149,13 @@ def keys_of(party: PartyFile) -> str:
     return f"key of its own; pinned: {', '.join(pinned) or 'nobody'}"
 
 
-def _read(path: Path, fix: str) -> bytes:
+def _key_at(path: Path, load: Callable[[bytes], object], wanted: type, part: str, fix: str) -> Any:
     try:
-        return path.read_bytes()
+        key = load(path.read_bytes())
     except FileNotFoundError:
         raise MissingDataError("an identity key is missing", where=str(path), fix=fix) from None
-
-
-def _no_key(path: Path, part: str, fix: str) -> DataError:
-    return DataError(f"this is no OpenSSH Ed25519 {part} key", where=str(path), fix=fix)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, wanted):
+        raise DataError(f"this is no OpenSSH Ed25519 {part} key", where=str(path), fix=fix)
+    return key

@@ -14,13 +14,11 @@ drawn (`vfl.session.journal`): resumed or begun again, it sends the same or noth
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import hmac
 import math
-import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -39,18 +37,16 @@ from vfl.core.storage import (
     Seal,
     close_to_others,
     damaged,
-    private_folder,
+    locked,
     read_sealed_json,
-    sweep,
     write_sealed_json,
 )
 from vfl.session import secure
 from vfl.session.journal import Journal
 from vfl.session.schedule import Exchange
-from vfl.session.terms import Mode, Terms
+from vfl.session.terms import Mode, Terms, differing
 
 _NONCE_BYTES = 32
-_NAMED = 4
 _ROUNDING = 1e-9
 _HEX = r"^[0-9a-f]{64}$"
 State = Literal["open", "ended"]
@@ -71,6 +67,13 @@ class Spent(Settings):
     passes: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
+
+    def plus(self, other: Spent, times: int = 1) -> Spent:
+        """This, and so many times the other."""
+        sums = {
+            name: getattr(self, name) + times * getattr(other, name) for name in Spent.model_fields
+        }
+        return Spent(**sums)
 
 
 class Entry(Settings):
@@ -178,13 +181,9 @@ class Meter:
 
     def spent(self, *, coming: bool) -> Spent:
         """What was taken, with all that the epoch that begins can take, or without it."""
-        more = self.most if coming else Spent()
-        return Spent(
-            rows=self.rows + more.rows,
-            passes=self.passes,
-            bytes_up=self.bytes["up"] + more.bytes_up,
-            bytes_down=self.bytes["down"] + more.bytes_down,
-        )
+        up, down = self.bytes["up"], self.bytes["down"]
+        taken = Spent(rows=self.rows, passes=self.passes, bytes_up=up, bytes_down=down)
+        return taken.plus(self.most) if coming else taken
 
     def _count(self, epoch: int) -> None:
         if self.counted is None:
@@ -224,10 +223,9 @@ class SessionLedger:
             RunFolderError: its entry is damaged, or what its training has sent is not known.
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        with self._locked():
+        with locked(self.folder, math.inf):
             close_to_others(self.folder)
             close_to_others(self.folder.parent, STORE)
-            sweep(self.folder)
             entry = self._read(terms.run)
             if entry is None:
                 if terms.mode != "train":
@@ -239,8 +237,7 @@ class SessionLedger:
             else:
                 self._check(entry, terms, start)
                 self._check_planned(entry, terms)
-            spent = entry.spent.get(terms.mode, Spent())
-            spent = spent.model_copy(update={"sessions": spent.sessions + 1})
+            spent = entry.spent.get(terms.mode, Spent()).plus(Spent(sessions=1))
             entry = entry.model_copy(
                 update={"last": now, "spent": {**entry.spent, terms.mode: spent}}
             )
@@ -301,16 +298,10 @@ class SessionLedger:
         Raises:
             ConsentError: it is more than the party allows.
         """
-        with self._locked():
+        with locked(self.folder, math.inf):
             entry = self._found(terms.run)
             before = entry.spent[terms.mode]
-            spent = Spent(
-                sessions=before.sessions,
-                rows=before.rows + now.rows - written.rows,
-                passes=before.passes + now.passes - written.passes,
-                bytes_up=before.bytes_up + now.bytes_up - written.bytes_up,
-                bytes_down=before.bytes_down + now.bytes_down - written.bytes_down,
-            )
+            spent = before.plus(now).plus(written, -1)
             if checked and spent.passes > before.passes:  # sessions of other names may be at work
                 self._check_epsilon(entry, terms, spent.passes - before.passes)
             changed = {"spent": {**entry.spent, terms.mode: spent}, "noted": noted or entry.noted}
@@ -354,7 +345,7 @@ class SessionLedger:
         Raises:
             DisagreementError: it has ended before, with other weights.
         """
-        with self._locked():
+        with locked(self.folder, math.inf):
             entry = self._found(run)
             if entry.state == "ended" and entry.weights != weights:
                 raise DisagreementError(
@@ -376,7 +367,14 @@ class SessionLedger:
 
     def _check(self, entry: Entry, terms: Terms, start: int | None) -> None:
         if not hmac.compare_digest(entry.terms, binding_of(terms)):
-            raise _other_terms(entry, terms)
+            got, want = differing(_settings(terms), entry.settings)
+            raise DisagreementError(
+                f"the name '{terms.run}' stands for another session at party '{self.party}'",
+                where="ledger of sessions",
+                got=got,
+                want=want,
+                fix="evaluate and predict with the terms of the training; train under another name",
+            )
         if terms.mode != "train" and entry.state != "ended":
             raise _no_training(terms, self.party)
         if terms.mode == "train" and entry.state == "ended" and start == 0:
@@ -419,17 +417,6 @@ class SessionLedger:
     def _journal(self, run: str) -> Path:
         return self.folder / f"{run}.sent"
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """One process at a time; a process that dies lets go."""
-        private_folder(self.folder)
-        handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(handle)
-
 
 def binding_of(terms: Terms) -> str:
     """Digest of what a name stands for: all terms but the mode, and the version of vfl."""
@@ -461,7 +448,12 @@ def total_epsilon(entries: Iterable[Entry]) -> float:
 
 
 def _bound(terms: Terms, party: str, now: str) -> Entry:
-    epsilon, delta, training_only = _statement(terms.defense)
+    stated = [  # for inputs; the least counts
+        (one.epsilon, one.delta or 0.0, one.training_only)
+        for one in defenses.make(terms.defense).privacy()
+        if one.protects == "inputs" and one.epsilon is not None
+    ]
+    epsilon, delta, training_only = min(stated, default=(None, None, False))
     return Entry(
         run=terms.run,
         party=party,
@@ -480,38 +472,9 @@ def _bound(terms: Terms, party: str, now: str) -> Entry:
     )
 
 
-def _statement(defense: str) -> tuple[float | None, float | None, bool]:
-    """Epsilon and delta the defense states for inputs, the least; whether for training alone."""
-    stated = [
-        (one.epsilon, one.delta or 0.0, one.training_only)
-        for one in defenses.make(defense).privacy()
-        if one.protects == "inputs" and one.epsilon is not None
-    ]
-    return min(stated, default=(None, None, False))
-
-
 def _settings(terms: Terms) -> dict[str, str]:
     content = terms.settings()
     return {name: value for name, value in content.items() if name not in ("mode", "version")}
-
-
-def _other_terms(entry: Entry, terms: Terms) -> DisagreementError:
-    """Names the settings that differ; the label party knows all of them."""
-    asked, bound = _settings(terms), entry.settings
-    names = [name for name in bound | asked if asked.get(name) != bound.get(name)]
-
-    def told(settings: Mapping[str, str]) -> str:
-        shown = [f"{name} {settings.get(name, 'not set')}" for name in names[:_NAMED]]
-        more = len(names) - len(shown)
-        return ", ".join(shown) + (f", and {more} more" if more else "")
-
-    return DisagreementError(
-        f"the name '{terms.run}' stands for another session at party '{entry.party}'",
-        where="ledger of sessions",
-        got=told(asked),
-        want=told(bound),
-        fix="evaluate and predict with the terms of the training; train under another name",
-    )
 
 
 def _no_training(terms: Terms, party: str) -> DisagreementError:

@@ -119,30 +119,28 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
         DataError: see `vfl.datasets.load_own`.
         RunFolderError: a prediction for a run this party has not trained.
     """
-    with party.locations.located(PartyFile):
-        return _read(party, terms, task)
-
-
-def _read(party: PartyFile, terms: Terms, task: str) -> PartyData:
     own = party.table
     form = TableFormat(own.separator, own.missing, own.id_type)
-    if terms.mode == "predict":
-        encoder = own_folder(party, terms).encoder()
-        return load_for_prediction(party.party, party.predict_path, own.id, encoder, form)
-    all_columns = ("*",) if party.party in terms.parties else ()
-    return load_own(
-        party.party,
-        party.source_path,
-        own.id,
-        all_columns if own.columns is None else own.columns,
-        own.label,
-        task,
-        terms.seed,
-        terms.validation,
-        terms.test,
-        own.shape,
-        form,
-    )
+    columns = own.columns
+    if columns is None:
+        columns = ("*",) if party.party in terms.parties else ()
+    with party.locations.located(PartyFile):
+        if terms.mode == "predict":
+            encoder = own_folder(party, terms).encoder()
+            return load_for_prediction(party.party, party.predict_path, own.id, encoder, form)
+        return load_own(
+            party.party,
+            party.source_path,
+            own.id,
+            columns,
+            own.label,
+            task,
+            terms.seed,
+            terms.validation,
+            terms.test,
+            own.shape,
+            form,
+        )
 
 
 #: Named by what it does: whoever knows the file's origin knows every draw.
@@ -159,8 +157,7 @@ def own_checkpoints(party: PartyFile, terms: Terms) -> Checkpoints | None:
     if terms.mode != "train":
         return None
     folder = own_folder(party, terms).path / CHECKPOINTS
-    every = terms.train.checkpoint_every
-    return Checkpoints(folder, party.party, terms.run, terms.digest(), every)
+    return Checkpoints(folder, party.party, terms.run, terms.digest())
 
 
 def own_ledger(party: PartyFile) -> SessionLedger:

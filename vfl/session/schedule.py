@@ -32,6 +32,7 @@ class Exchange:
         epoch: from 1; the epoch just trained for an evaluation.
         rows: positions into the aligned rows, int64.
         last: whether this exchange ends its phase in this epoch.
+        saves: whether every party saves a checkpoint before it, if it saves any.
     """
 
     step: int
@@ -39,6 +40,7 @@ class Exchange:
     epoch: int
     rows: np.ndarray
     last: bool
+    saves: bool = False
 
     @property
     def trains(self) -> bool:
@@ -68,11 +70,12 @@ def training(
     train: np.ndarray,
     validation: np.ndarray,
     test: np.ndarray,
+    checkpoint_every: int = 0,
 ) -> Iterator[Exchange]:
     """All exchanges of a training: each epoch's batches and validation rows, at the end the test.
 
     The seed and the epoch decide the order; `train`, `validation` and `test` are positions into
-    the aligned rows.
+    the aligned rows. Every `checkpoint_every`-th exchange is one to save before; 0 saves nothing.
     """
     step = 0
     for epoch in range(1, epochs + 1):
@@ -85,7 +88,8 @@ def training(
             parts.append(("test", queries(test)))
         for phase, groups in parts:
             for index, rows in enumerate(groups):
-                yield Exchange(step, phase, epoch, rows, last=index == len(groups) - 1)
+                saves = step > 0 and checkpoint_every > 0 and step % checkpoint_every == 0
+                yield Exchange(step, phase, epoch, rows, index == len(groups) - 1, saves)
                 step += 1
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from torch import Tensor, nn
 
@@ -28,42 +28,16 @@ from vfl.session.exchange import HONEST, CutAggregator, LabelEnd, Own
 from vfl.session.schedule import EarlyStopping, Exchange
 
 if TYPE_CHECKING:
-    from vfl.session.terms import Terms
+    from vfl.config import Experiment, PartySettings
+    from vfl.session.terms import PartyTerms, Terms
 
 #: Largest payload by kind, up and down.
 Limits = tuple[dict[Kind, int], dict[Kind, int]]
 
 
-class AskedParty(Protocol):
-    """What of a party with columns matters to a mode."""
-
-    @property
-    def width(self) -> int: ...
-    @property
-    def bottom(self) -> str: ...
-
-
-class Agreed(Protocol):
-    """What of the settings that all parties know matters to a mode: an experiment, or terms."""
-
-    @property
-    def secure(self) -> str: ...
-    @property
-    def codec(self) -> str: ...
-    @property
-    def defense(self) -> str: ...
-    @property
-    def merge(self) -> str: ...
-    @property
-    def feature_parties(self) -> list[str]: ...
-    @property
-    def label_party(self) -> str: ...
-    @property
-    def train(self) -> TrainSettings: ...
-    @property
-    def validation(self) -> float: ...
-    @property
-    def parties(self) -> Mapping[str, AskedParty]: ...
+#: The settings that all parties know, and what they say of a party with columns.
+Agreed: TypeAlias = "Experiment | Terms"
+AskedParty: TypeAlias = "PartySettings | PartyTerms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +67,14 @@ Happened = tuple[str, int, int]
 
 
 class Layers(Protocol):
-    """What of first layers a party has shares of, and the bytes that follow from it."""
+    """What of first layers a party has shares of, and what follows from it."""
+
+    @property
+    def parameters(self) -> int:
+        """How many weights the party has shares of."""
+
+    def memory_bytes(self, rows: int) -> int:
+        """What the party holds at once in an exchange of so many rows, at most."""
 
     def wire_bytes(self, rows: int, trains: bool) -> int:
         """Bytes the party sends and receives in an exchange, headers included."""
@@ -171,9 +152,12 @@ class HelperRound(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OwnRows:
-    """What one party brings into a network that nobody holds; nothing at a dealer.
+    """What one party brings into a network that nobody holds; no rows at a dealer.
 
     Attributes:
+        secret: its own; first weights follow from it.
+        agreed: told the network by party, before frames of its size are sent.
+        most_parameters: of the network, that it consents to; None for any.
         split: which aligned rows serve what; None at a dealer.
         inputs: all its aligned rows, axes (rows, ...); None without columns.
         labels: of all rows, as they are learned: codes of classes, or numbers; at their owner.
@@ -181,6 +165,9 @@ class OwnRows:
         top: spec of the top model, at the label party.
     """
 
+    secret: Secret
+    agreed: Callable[[Mapping[str, Layers]], object] = lambda layers: None
+    most_parameters: int | None = None
     split: Split | None = None
     inputs: Tensor | None = None
     labels: Tensor | None = None
@@ -266,8 +253,10 @@ class LocalStreams(Protocol):
         inner: the label party's ends, by the party at the other one; they only send.
     """
 
-    outer: Mapping[str, SharedLink]
-    inner: Mapping[str, SharedLink]
+    @property
+    def outer(self) -> Mapping[str, SharedLink]: ...
+    @property
+    def inner(self) -> Mapping[str, SharedLink]: ...
 
     def receive_any(self) -> tuple[str, Frame]:
         """At the label party: the next frame of whoever sends first, and who it is."""
@@ -421,15 +410,7 @@ class SecureMode:
     # A network that nobody holds; only where `whole_network`.
 
     def outer_network(
-        self,
-        party: str,
-        terms: Terms,
-        keys: Any,
-        stream: Link,
-        rows: OwnRows,
-        secret: Secret,
-        most_parameters: int,
-        agreed: Callable[[Mapping[str, Layers]], None] = lambda layers: None,
+        self, party: str, terms: Terms, keys: Any, stream: Link, rows: OwnRows
     ) -> WholeNetwork:
         """The end of a party that has a stream to the label party only.
 
@@ -439,34 +420,25 @@ class SecureMode:
             keys: its part in the agreement, from `own_keys`.
             stream: to the label party.
             rows: what it brings.
-            secret: its own; first weights follow from it.
-            most_parameters: that it consents to.
-            agreed: told the network by party, before frames of its size are sent.
         """
         raise AssertionError("this mode has no network that nobody holds")
 
     def middle_network(
         self,
         terms: Terms,
-        session: str,
-        attempt: int,
+        attempt: tuple[str, int],
         streams: Mapping[str, Link],
         receive_any: Callable[[], tuple[str, Frame]],
         rows: OwnRows,
-        secret: Secret,
-        agreed: Callable[[Mapping[str, Layers]], None] = lambda layers: None,
     ) -> WholeNetwork:
         """The end of the label party, which carries what the two others say to each other.
 
         Args:
             terms: what was agreed.
-            session: its name.
-            attempt: how often it was begun anew.
+            attempt: name of the session, and how often it was begun anew.
             streams: to the others, by party.
             receive_any: the next frame of whoever sends first, and who it is.
             rows: what the label party brings.
-            secret: its own.
-            agreed: see `outer_network`.
         """
         raise AssertionError("this mode has no network that nobody holds")
 
@@ -493,15 +465,11 @@ class SecureMode:
         """Wait for everybody's offers and use the keys that follow from them from now on."""
 
 
-class Plain(SecureMode):
-    """The label party sees every cut."""
-
-
 SECURE: Registry[SecureMode] = Registry(
     kind="secure mode",
     contract=SecureMode,
     members={
-        "none": "vfl.session.secure:Plain",
+        "none": "vfl.session.secure:SecureMode",
         "sum": "vfl.mpc.secure.sum:MaskedSum",
         "beaver": "vfl.mpc.secure.beaver:Beaver",
         "permuted": "vfl.mpc.secure.permuted:Permuted",
@@ -547,16 +515,6 @@ def promise(agreed: Agreed) -> str:
     mode = make(agreed.secure)
     mode.refuse(agreed)
     return mode.promise(agreed)
-
-
-def refuse_exposure(agreed: Agreed) -> None:
-    """Refuse what cannot stand beside the mode that was chosen.
-
-    Raises:
-        ExposedCutError: with the reason.
-        SpecError: mode, codec or defense cannot be built.
-    """
-    make(agreed.secure).refuse(agreed)
 
 
 def nobodys_bottom(party: str) -> ExposedCutError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from vfl.session import secure
 from vfl.session.schedule import Exchange, asking, starting, training
 
 Mode = Literal["train", "evaluate", "predict"]
+_NAMED = 4
 SHORT = 80  #: characters of a setting that are told as they are
 
 
@@ -70,22 +71,25 @@ class Terms(Settings):
     @classmethod
     def of(cls, experiment: Experiment, mode: Mode, run: str) -> Terms:
         """The public part of an experiment."""
+        public = [
+            "seed",
+            "codec",
+            "defense",
+            "merge",
+            "secure",
+            "label_party",
+            "validation",
+            "train",
+        ]
         return cls(
             mode=mode,
             run=run,
-            seed=experiment.seed,
-            codec=experiment.codec,
-            defense=experiment.defense,
-            merge=experiment.merge,
-            secure=experiment.secure,
             parties={
                 name: PartyTerms(width=party.width, bottom=party.bottom)
                 for name, party in experiment.parties.items()
             },
-            label_party=experiment.label.party,
-            validation=experiment.data.validation,
             test=experiment.data.test,
-            train=experiment.train,
+            **{name: getattr(experiment, name) for name in public},
         )
 
     @property
@@ -148,8 +152,22 @@ class Terms(Settings):
                 split.train,
                 split.validation,
                 split.test,
+                self.train.checkpoint_every,
             )
         return asking("test" if self.mode == "evaluate" else "predict", split.test)
+
+
+def differing(theirs: Mapping[str, str], ours: Mapping[str, str]) -> tuple[str, str]:
+    """The settings that differ, as they and we have them, for a message; see `Terms.settings`."""
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+
+    def told(settings: Mapping[str, str]) -> str:
+        return (
+            ", ".join(f"{name} {settings.get(name, 'not set')}" for name in names[:_NAMED]) + more
+        )
+
+    return told(theirs), told(ours)
 
 
 def _short(value: Any) -> str:

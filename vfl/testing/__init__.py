@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from vfl.core import lazy_names
 
 if TYPE_CHECKING:
     from vfl.testing.adversary import AdversaryContract
@@ -38,8 +39,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a contract, and what it needs, when it is first named."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'vfl.testing' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy_names(__name__, _HOMES)

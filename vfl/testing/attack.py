@@ -9,12 +9,10 @@ pytest then runs each test below for each spec.
 from __future__ import annotations
 
 import copy
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -33,14 +31,15 @@ from vfl.attacks import (
 )
 from vfl.attacks.base import before_last, fit, rarest, through
 from vfl.attacks.cases import draw_leak
-from vfl.attacks.scoring import Case, Score, attempt
+from vfl.attacks.scoring import Case, Score, attempt, guess_of, scores_of
 from vfl.attacks.view import IN_TRAINING
 from vfl.core.errors import NotGrantedError
 from vfl.core.seeds import generator, scoped
 from vfl.models import make_top
+from vfl.testing.base import Contract, differing, draw_from_all, global_states, require_still
 
 
-class AttackContract:
+class AttackContract(Contract):
     """What holds for every attack: it wins where it must, and stays at its guess elsewhere.
 
     The two cases are of a feature party in the inference phase. An attack that needs others
@@ -53,19 +52,12 @@ class AttackContract:
         leaks: leaked labels of each class.
     """
 
-    specs: ClassVar[Sequence[str]] = ()
+    family = "attack"
     wins: ClassVar[float] = 0.9
     rows: ClassVar[int] = 300
     classes: ClassVar[int] = 3
     width: ClassVar[int] = 8
     leaks: ClassVar[int] = 5
-
-    def pytest_generate_tests(self, metafunc: Any) -> None:
-        """One test for each spec."""
-        if not self.specs:
-            raise ValueError(f"{type(self).__name__}.specs names no attack to test")
-        if "spec" in metafunc.fixturenames:
-            metafunc.parametrize("spec", self.specs)
 
     def case(self, leaking: bool, grants: frozenset[Grant]) -> Case:
         """A victim whose classes lie far apart, or one whose rows say nothing of their labels.
@@ -96,27 +88,30 @@ class AttackContract:
         threat = ThreatModel("feature party", "inference", grants)
         return Case(View(threat, self.classes, holdings), labels[rest])
 
-    def test_it_wins_where_it_must(self, spec: str) -> None:
-        score = self._attempt(make(spec), leaking=True)
-        assert score.value >= self.wins, f"{score.measure} {score.value:.3f}"
-
-    def test_it_stays_at_its_guess_where_nothing_leaks(self, spec: str) -> None:
-        score = self._attempt(make(spec), leaking=False)
-        deviation = (score.guess * (1 - score.guess) / self.rows) ** 0.5
-        # Even random clusters match better than by chance, for the best matching is taken.
-        margin = 6 if score.measure == "matched_accuracy" else 4
-        assert score.value <= score.guess + margin * deviation
-
-    def test_the_same_draw_gives_the_same_guess(self, spec: str) -> None:
-        first, second = (self._run(make(spec)) for _ in range(2))
-        assert torch.equal(first, second), "not repeatable"
-
-    def test_its_guess_has_the_form_of_its_goal(self, spec: str) -> None:
+    def test_it_wins_where_it_must_and_leaves_all_else_alone(self, spec: str) -> None:
         attack = make(spec)
-        found, case = self._run(attack), self.case(True, attack.needs)
+        case = self.case(True, attack.needs)
+        found = guess_of(case, attack, generator(0, "draw"))  # what it imports may draw
         assert case.labels is not None
         inputs = None if case.inputs is None else case.inputs.shape
         require_form(found, attack, len(case.labels), self.classes, inputs)
+        self.require_win(scores_of(case, attack.goal, found)[0])
+
+        draw_from_all()
+        view, states = self.case(True, attack.needs).view, global_states()
+        evidence = contents(view)
+        again = make(spec).run(view, generator(0, "draw"))
+        require_still(states)
+        changed = differing(evidence, contents(view))
+        assert not changed, f"the evidence was changed in place: {changed}"
+        assert torch.equal(found, again), "not repeatable"
+
+        whole = self.case(True, frozenset(Grant) - IN_TRAINING | attack.needs).view
+        less = make(spec).run(without_the_rest(whole.only(attack.needs)), generator(0, "draw"))
+        assert torch.equal(found, less), "what it was not granted changes its guess"
+
+    def test_it_stays_at_its_guess_where_nothing_leaks(self, spec: str) -> None:
+        self.require_guess(self._attempt(make(spec), leaking=False))
 
     def test_every_grant_it_names_is_used(self, spec: str) -> None:
         attack = make(spec)
@@ -125,26 +120,16 @@ class AttackContract:
             with pytest.raises(NotGrantedError):
                 attack.run(less.view, generator(0, "draw"))
 
-    def test_it_reaches_for_nothing_else(self, spec: str) -> None:
-        attack = make(spec)
-        case = self.case(True, frozenset(Grant) - IN_TRAINING | attack.needs)
-        found = attack.run(without_the_rest(case.view.only(attack.needs)), generator(0, "draw"))
-        assert torch.equal(found, self._run(make(spec))), (
-            "what it was not granted changes its guess"
-        )
+    def require_win(self, score: Score) -> None:
+        """Hold the score of a victim that leaks to what an attack must reach."""
+        assert score.value >= self.wins, f"{score.measure} {score.value:.3f}"
 
-    def test_global_random_state_and_the_evidence_are_left_alone(self, spec: str) -> None:
-        attack = make(spec)
-        view = self.case(True, attack.needs).view
-        states, evidence = states_after(lambda: self._run(make(spec))), contents(view)
-        attack.run(view, generator(0, "draw"))
-        moved = differing(states, global_states())
-        assert not moved, f"a global generator moved: {moved}"
-        changed = differing(evidence, contents(view))
-        assert not changed, f"the evidence was changed in place: {changed}"
-
-    def _run(self, attack: Attack) -> Tensor:
-        return attack.run(self.case(True, attack.needs).view, generator(0, "draw"))
+    def require_guess(self, score: Score) -> None:
+        """Hold the score of a victim that leaks nothing to the guess beside it."""
+        deviation = (score.guess * (1 - score.guess) / self.rows) ** 0.5
+        # Even random clusters match better than by chance, for the best matching is taken.
+        margin = 6 if score.measure == "matched_accuracy" else 4
+        assert score.value <= score.guess + margin * deviation, "it beats its guess"
 
     def _attempt(self, attack: Attack, leaking: bool) -> Score:
         return attempt(self.case(leaking, attack.needs), attack, generator(0, "draw"))
@@ -156,7 +141,8 @@ def require_form(
     """Hold a guess about so many rows to the goal of its attack; see `Attack.goal`."""
     wanted = {"labels": (rows, classes), "clusters": (rows,), "scores": (rows,)}
     assert found.shape == wanted.get(attack.goal, inputs), "a guess of another shape"
-    assert found.dtype == (torch.int64 if attack.goal == "clusters" else torch.float32)
+    wanted_type = torch.int64 if attack.goal == "clusters" else torch.float32
+    assert found.dtype == wanted_type, "a guess of another type"
     assert torch.isfinite(found).all(), "a guess is not finite"
 
 
@@ -294,29 +280,11 @@ class InputAttackContract(AttackContract):
         inputs = 1.5 * torch.eye(self.classes, self.width)[labels]
         return inputs + 0.5 * torch.randn(self.rows, self.width, generator=draw), labels
 
-    def test_it_wins_where_it_must(self, spec: str) -> None:
-        score = self._attempt(make(spec), leaking=True)
+    def require_win(self, score: Score) -> None:
         assert score.value <= self.wins * score.guess, f"{score.value:.3f} of {score.guess:.3f}"
 
-    def test_it_stays_at_its_guess_where_nothing_leaks(self, spec: str) -> None:
-        score = self._attempt(make(spec), leaking=False)
-        assert score.value >= 0.9 * score.guess
-
-
-def global_states() -> dict[str, str]:
-    """Every generator that a program shares with all others, by name."""
-    states = (torch.random.get_rng_state().tolist(), np.random.get_state(), random.getstate())
-    return dict(zip(("torch", "numpy", "random"), map(str, states), strict=True))
-
-
-def states_after(first: Callable[[], object]) -> dict[str, str]:
-    """`global_states` once a first run is over, which may import what draws (scikit-learn does).
-
-    Every generator moves on by a draw in between, so that a second run is seen to seed one again.
-    """
-    first()
-    _ = torch.rand(1), np.random.random(), random.random()
-    return global_states()
+    def require_guess(self, score: Score) -> None:
+        assert score.value >= 0.9 * score.guess, "it beats its guess"
 
 
 def contents(view: View) -> dict[str, tuple[bytes, bool]]:
@@ -327,11 +295,6 @@ def contents(view: View) -> dict[str, tuple[bytes, bool]]:
     }
 
 
-def differing(before: Mapping[str, object], after: Mapping[str, object]) -> str:
-    """Names of what is not as it was."""
-    return ", ".join(name for name, value in after.items() if value != before[name])
-
-
 def without_the_rest(view: View) -> View:
     """The same grants, and nothing behind the view that they do not open; rows stay as many."""
 
@@ -340,7 +303,7 @@ def without_the_rest(view: View) -> View:
             return _opened(view, name, value)
         if name == "partners" and _opens(lambda: view.partners):
             return [without_the_rest(one) for one in view.partners]
-        return value if _opens(lambda: view._open(name, value)) else _blank(value)
+        return value if _opens(lambda: getattr(view, name)) else _blank(value)
 
     held = vars(view._holdings).items()
     return view.instead(**{name: kept(name, value) for name, value in held})

@@ -8,11 +8,8 @@ pytest then runs each test below for each spec.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
-from typing import Any, ClassVar, get_args
+from typing import ClassVar, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +17,7 @@ from vfl.compression import INFERENCE, StepContext
 from vfl.core.errors import SpecError
 from vfl.core.seeds import Secret, generator, scoped
 from vfl.defenses import Chain, Defense, LabelKind, PrivacyStatement, Side, make, uses
+from vfl.testing.base import Contract, global_states, require_still
 
 ROWS = 9
 _FEATURE_HOOKS = ("wrap_bottom", "fit", "embedding", "local_loss", "received")
@@ -28,7 +26,7 @@ _LABEL_HOOKS = (
 )  # fmt: skip
 
 
-class DefenseContract:
+class DefenseContract(Contract):
     """What holds for every defense and every chain of them.
 
     Attributes:
@@ -37,68 +35,51 @@ class DefenseContract:
         classes: columns of the top's output.
     """
 
-    specs: ClassVar[Sequence[str]] = ()
+    family = "defense"
     width: ClassVar[int] = 6
     classes: ClassVar[int] = 3
 
-    def pytest_generate_tests(self, metafunc: Any) -> None:
-        """One test for each spec."""
-        if not self.specs:
-            raise ValueError(f"{type(self).__name__}.specs names no defense to test")
-        if "spec" in metafunc.fixturenames:
-            metafunc.parametrize("spec", self.specs)
+    def test_a_training_goes_through_its_hooks(self, spec: str) -> None:
+        """Shapes and types stay, nothing is changed in place, and all of it is repeatable."""
+        given, before, states = self._values(), self._values(), global_states()
+        defense = self._made(spec)
+        made = self._play(defense, given=given)
+        self._wrapped(defense, "bottom")
+        require_still(states)
+        changed = [name for name in given if not torch.equal(given[name], before[name])]
+        assert not changed, f"changed in place: {', '.join(changed)}"
+        self._require_form(made)
 
-    def test_hooks_keep_shapes_and_types(self, spec: str) -> None:
-        given, made = self._values(), self._play(self._made(spec))
+        again = self._made(spec)
+        told = self._told(self._made(spec), given["labels"])
+        second = self._play(again)
+        assert made.keys() == second.keys()
+        differing = [name for name in made if not torch.equal(made[name], second[name])]
+        assert not differing, f"not repeatable: {', '.join(differing)}"
+        for labels in (told, *(self._play(again, step)["labels"] for step in (1, 2))):
+            assert set(labels.tolist()) <= set(range(self.classes)), "a label of no class"
+
+        assert self._made(spec).batch(given["inputs"], None, _context())[1] is None, "new labels"
+        assert self._made(spec).batch(None, given["labels"], _context())[0] is None, "new inputs"
+
+    def _require_form(self, made: dict[str, Tensor]) -> None:
+        given = self._values()
         given["targets"] = given["labels"]
         for name, value in made.items():
+            assert torch.isfinite(value).all(), f"{name} is not finite"
             if name.endswith("loss"):
                 assert value.shape == (), f"{name} is no scalar"
-                continue
-            if name == "counts":
+            elif name == "counts":
                 assert (value.shape, value.dtype) == ((ROWS,), torch.bool), "counts is no mask"
-                continue
-            if name == "targets" and value.is_floating_point():
+            elif name == "targets" and value.is_floating_point():
                 assert value.shape == (ROWS, self.classes), "targets fit neither labels nor logits"
                 assert (value >= 0).all(), "a negative probability"
                 assert torch.allclose(value.sum(1), torch.ones(ROWS), atol=1e-5), "no distribution"
-                continue
-            before = given["gradient" if name == "received" else name]
-            assert value.shape == before.shape, f"{name} changed its shape"
-            assert value.dtype == before.dtype, f"{name} changed its type"
-        assert all(torch.isfinite(value).all() for value in made.values())
-
-    def test_labels_stay_labels(self, spec: str) -> None:
-        defense = self._made(spec)
-        told = self._told(defense, self._values()["labels"])
-        for labels in (told, *(self._play(defense, step)["labels"] for step in range(3))):
-            assert set(labels.tolist()) <= set(range(self.classes)), "a label of no class"
-
-    def test_what_a_hook_is_given_is_left_alone(self, spec: str) -> None:
-        given, before = self._values(), self._values()
-        self._play(self._made(spec), given=given)
-        changed = [name for name in given if not torch.equal(given[name], before[name])]
-        assert not changed, f"changed in place: {', '.join(changed)}"
-
-    def test_what_a_party_lacks_it_still_lacks(self, spec: str) -> None:
-        values = self._values()
-        assert self._made(spec).batch(values["inputs"], None, _context())[1] is None
-        assert self._made(spec).batch(None, values["labels"], _context())[0] is None
-
-    def test_the_same_context_gives_the_same_result(self, spec: str) -> None:
-        first, second = (self._play(self._made(spec)) for _ in range(2))
-        assert first.keys() == second.keys()
-        differing = [name for name in first if not torch.equal(first[name], second[name])]
-        assert not differing, f"not repeatable: {', '.join(differing)}"
-
-    def test_global_random_state_is_left_alone(self, spec: str) -> None:
-        before = torch.random.get_rng_state(), random.getstate(), str(np.random.get_state())
-        defense = self._made(spec)
-        self._play(defense)
-        self._wrapped(defense, "bottom")
-        after = torch.random.get_rng_state(), random.getstate(), str(np.random.get_state())
-        assert torch.equal(before[0], after[0]), "torch's global generator moved"
-        assert before[1:] == after[1:], "a global generator moved"
+            else:
+                before = given["gradient" if name == "received" else name]
+                assert value.shape == before.shape, f"{name} changed its shape"
+                assert value.dtype == before.dtype, f"{name} changed its type"
+        assert set(made["labels"].tolist()) <= set(range(self.classes)), "a label of no class"
 
     def test_gradients_flow_through(self, spec: str) -> None:
         defense = self._made(spec)
@@ -108,7 +89,7 @@ class DefenseContract:
             assert leaf.grad is not None, f"{name} lost its graph"
             assert torch.isfinite(leaf.grad).all(), f"{name} has a broken gradient"
 
-    def test_wrapped_models_keep_their_shapes_and_train(self, spec: str) -> None:
+    def test_wrapped_models_train_and_what_is_fitted_is_saved(self, spec: str) -> None:
         for part, outputs in (("bottom", self.width), ("top", self.classes)):
             module = self._wrapped(self._made(spec), part).train()
             trains = any(weights.requires_grad for weights in module.parameters())
@@ -119,16 +100,12 @@ class DefenseContract:
                     result.square().sum().backward()
             assert result.shape == (ROWS, outputs), f"the wrapped {part} has another shape"
             assert not trains or any(w.grad is not None for w in module.parameters())
-
-    def test_what_it_fits_is_repeatable_and_saved(self, spec: str) -> None:
         first, second = (self._wrapped(self._made(spec), "bottom") for _ in range(2))
         with scoped(2):
-            bottom = nn.Linear(self.width, self.width)
-            loaded = make(spec).wrap_bottom(bottom, self.width)
+            loaded = make(spec).wrap_bottom(nn.Linear(self.width, self.width), self.width)
         loaded.load_state_dict(first.state_dict())
-        rows = self._values()["cut"]
-        expected, *others = (each.eval()(rows) for each in (first, second, loaded))
-        assert torch.equal(expected, others[0]), "not repeatable"
+        expected, *others = (each.eval()(self._values()["cut"]) for each in (first, second, loaded))
+        assert torch.equal(expected, others[0]), "what it fits is not repeatable"
         assert torch.equal(expected, others[1]), "what it fitted is not among the weights"
 
     def test_what_it_takes_is_said_before_it_is_built(self, spec: str) -> None:
@@ -148,6 +125,10 @@ class DefenseContract:
         assert cut.shape == (ROWS, self.width)
 
     def test_a_prediction_needs_no_secret_and_does_not_depend_on_its_batch(self, spec: str) -> None:
+        query = StepContext(step=3, secret=Secret.of_simulation(0, "contract"))
+        rows = self._values()["cut"]
+        first, second = (self._made(spec).embedding(rows.clone(), query) for _ in range(2))
+        assert torch.equal(first, second), "whoever asks often could average"
         defense = self._made(spec)
         self._play(defense)
         bottom = self._wrapped(defense, "bottom").eval()
@@ -157,25 +138,10 @@ class DefenseContract:
             cut = defense.embedding(bottom(rows), INFERENCE)
             return defense.logits(top(cut), INFERENCE)
 
-        rows = self._values()["cut"]
         with torch.no_grad():
             alone = torch.cat([predict(row[None]) for row in rows])
             together = predict(rows)
         assert torch.allclose(alone, together, atol=1e-5), "a row depends on its batch"
-
-    def test_a_query_that_is_repeated_gives_nothing_new(self, spec: str) -> None:
-        query = StepContext(step=3, secret=Secret.of_simulation(0, "contract"))
-        cut = self._values()["cut"]
-        first, second = (self._made(spec).embedding(cut.clone(), query) for _ in range(2))
-        assert torch.equal(first, second), "whoever asks often could average"
-
-    def test_labels_that_are_numbers_are_taken_or_refused_with_a_reason(self, spec: str) -> None:
-        refusal = None
-        try:
-            make(spec).prepare(LabelKind(classes=None))
-        except SpecError as error:
-            refusal = error
-        assert refusal is None or refusal.fix or refusal.want, "refused without a way out"
 
     def test_state_survives_a_checkpoint(self, spec: str) -> None:
         defense, restored = self._made(spec), self._made(spec)
@@ -186,19 +152,16 @@ class DefenseContract:
         assert all(isinstance(value, Tensor) for value in state.values())
         restored.load_state_dict({name: value.clone() for name, value in state.items()})
         expected, found = self._play(defense, 3), self._play(restored, 3)
-        assert all(torch.equal(expected[name], found[name]) for name in expected)
+        assert all(torch.equal(expected[name], found[name]) for name in expected), "not restored"
 
-    def test_its_side_has_its_hooks(self, spec: str) -> None:
+    def test_its_side_its_promise_and_its_refusals_are_stated(self, spec: str) -> None:
         defense = self._made(spec)
         assert defense.side in get_args(Side)
-        if isinstance(defense, Chain) or defense.side == "both":
-            return
-        others = _LABEL_HOOKS if defense.side == "feature" else _FEATURE_HOOKS
-        own = uses(defense, *others)
-        assert not own, f"{', '.join(own)} never run at side '{defense.side}'"
-
-    def test_its_promise_can_be_stated(self, spec: str) -> None:
-        for promise in self._made(spec).privacy():
+        if not isinstance(defense, Chain) and defense.side != "both":
+            others = _LABEL_HOOKS if defense.side == "feature" else _FEATURE_HOOKS
+            own = uses(defense, *others)
+            assert not own, f"{', '.join(own)} never run at side '{defense.side}'"
+        for promise in defense.privacy():
             assert isinstance(promise, PrivacyStatement)
             assert promise.protects in ("labels", "inputs", "model")
             assert promise.against, "against whom?"
@@ -206,6 +169,12 @@ class DefenseContract:
             assert promise.epsilon is None or promise.epsilon >= 0
             assert promise.delta is None or 0 <= promise.delta < 1
             assert promise.against in str(promise)
+        refusal = None
+        try:
+            make(spec).prepare(LabelKind(classes=None))
+        except SpecError as error:
+            refusal = error
+        assert refusal is None or refusal.fix or refusal.want, "refused without a way out"
 
     def _made(self, spec: str) -> Defense:
         """The defense, told what labels there are."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from vfl.config import read_party_file
-from vfl.config.run_folder import RunFolder
 from vfl.core.errors import LostPeerError, PeerError, RunFolderError, VFLError, read_record
 from vfl.core.storage import locked, read_json, write_text
 from vfl.core.text import printable, printable_lines
@@ -108,12 +107,6 @@ def run_session(
             error.fix = _resume(path)
         raise error
     return path
-
-
-def summary_of(path: Path, mode: str) -> dict[str, Any]:
-    """The figures a finished session left."""
-    folder = RunFolder.open(path)
-    return folder.evaluation() if mode == "evaluate" else folder.summary()
 
 
 class _FollowedFile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,12 @@ from vfl.session import CHECKPOINTS, Adversary, Checkpoints, Exchange, Mode, Ter
 from vfl.session.checkpoint import newest_common
 from vfl.session.exchange import HONEST, Own
 from vfl.session.secure import FeatureRound, HelperRound
-from vfl.session.trace import Recorder, recorders_of, recording
+from vfl.session.trace import recorders_of, recording
 from vfl.transport.link import Observed, TransportLink, local_pair
+
+if TYPE_CHECKING:
+    from vfl.clients.whole_network import WholeNetworkParty
+    from vfl.server.whole_network import WholeNetworkLabel
 
 Weights = Mapping[str, Mapping[str, Tensor]]
 States = Mapping[str, Mapping[str, Any]]
@@ -32,7 +36,106 @@ States = Mapping[str, Mapping[str, Any]]
 Connect = Callable[[str], tuple[TransportLink, TransportLink]]
 
 
-class LocalSession:
+class Options(TypedDict, total=False):
+    """What the parties bring to a session in one process, and where its results go.
+
+    Attributes:
+        secrets: each party's secret; parties left out get a repeatable stand-in from the seed.
+        bottoms: modules to use instead of the experiment's specs, by party.
+        top: a module to use instead of the experiment's spec.
+        weights: trained weights by party.
+        adversaries: dishonest parties, by name.
+        device: where everybody's models run.
+        checkpoints: folder with a folder for each party's checkpoints, and its trace if the
+            experiment asks for one; training goes on from the last checkpoint that was committed
+            there. None saves nothing.
+        observers: told about every frame (a `Trace`, for example), besides the ledger.
+        on_epoch: told one record an epoch.
+        connect: makes the links; frames are handed over at once if not given.
+        say: told how large a trace may get before it starts, and when a checkpoint is damaged.
+    """
+
+    secrets: Mapping[str, Secret] | None
+    bottoms: Mapping[str, nn.Module] | None
+    top: nn.Module | None
+    weights: Weights | None
+    adversaries: Mapping[str, Adversary] | None
+    device: str
+    checkpoints: Path | None
+    observers: Sequence[Observer]
+    on_epoch: Callable[[EpochRecord], None]
+    connect: Connect
+    say: Callable[[str], None]
+
+
+class PartiesSession:
+    """What every session with all parties in this process has, whoever holds which weights.
+
+    Args:
+        experiment: what to do.
+        mode: train, evaluate or predict.
+        parties: everybody with something of its own: a secret, a model, checkpoints.
+        options: what they bring.
+    """
+
+    clients: Sequence[FeatureParty | WholeNetworkParty]
+    label: LabelParty | WholeNetworkLabel
+
+    def __init__(
+        self, experiment: Experiment, mode: Mode, parties: Iterable[str], options: Options
+    ) -> None:
+        self.terms = Terms.of(experiment, mode, experiment.name)
+        self.ledger, self._mode = Ledger(), secure.make(self.terms.secure)
+        self._say: Callable[[str], None] = options.get("say", lambda line: None)
+        self._weights = options.get("weights") or {}
+        given, adversaries = options.get("secrets") or {}, options.get("adversaries") or {}
+        everybody = dict.fromkeys([*parties, *self.terms.peers])
+        stand_ins = {name: Secret.of_simulation(self.terms.seed, name) for name in everybody}
+        self._secrets = {**stand_ins, **given}
+        self._own = {
+            name: Own(
+                self._secrets[name],
+                adversaries.get(name, HONEST),
+                options.get("device", "cpu"),
+                self._checkpoints(options.get("checkpoints"), name),
+            )
+            for name in parties
+        }
+
+    def _checkpoints(self, folder: Path | None, party: str) -> Checkpoints | None:
+        if folder is None or self.terms.mode != "train":
+            return None
+        terms = self.terms
+        return Checkpoints(folder / party / CHECKPOINTS, party, terms.run, terms.digest())
+
+    def _start(self) -> int:
+        """The exchange to go on with: the newest checkpoint that all parties have intact."""
+        committed = self._own[self.terms.label_party].checkpoints
+        if committed is None:
+            return 0
+        most = committed.committed()
+        kept = [own.checkpoints for own in self._own.values() if own.checkpoints is not None]
+        start = newest_common(kept, most)
+        if start < most:
+            self._say(f"checkpoint {most} is damaged; the training goes on from {start}")
+        return start
+
+    def weights(self) -> dict[str, dict[str, Tensor]]:
+        """Everybody's weights, or shares of them, by party."""
+        everybody = {client.name: client.weights() for client in self.clients}
+        return everybody | {self.label.data.name: self.label.weights()}
+
+    def weights_digest(self) -> str:
+        """One digest of the parties' own digests in name order."""
+        digests = [(client.name, client.weights_digest()) for client in self.clients]
+        return joint_digest([*digests, (self.label.data.name, self.label.weights_digest())])
+
+    def outputs(self) -> Tensor:
+        """What a prediction session gave, in row order; axes (rows, outputs)."""
+        return torch.cat(self.label.outputs)
+
+
+class LocalSession(PartiesSession):
     """One session of an experiment with every party in this process.
 
     Args:
@@ -40,20 +143,11 @@ class LocalSession:
         data: each party's aligned rows, by party, the label party's included.
         mode: train, evaluate or predict.
         outputs: number of classes, or 1 for a regression.
-        secrets: each party's secret; parties left out get a repeatable stand-in from the seed.
-        bottoms: modules to use instead of the experiment's specs, by party.
-        top: a module to use instead of the experiment's spec.
-        weights: trained weights by party.
-        checkpoints: folder with a folder for each party's checkpoints, and its trace if the
-            experiment asks for one; training goes on from the last checkpoint that was committed
-            there. None saves nothing.
-        adversaries: dishonest parties, by name.
-        observers: told about every frame (a `Trace`, for example), besides the ledger.
-        on_epoch: told one record an epoch.
-        device: where everybody's models run.
-        connect: makes the links; frames are handed over at once if not given.
-        say: told how large a trace may get, before it starts.
+        options: what the parties bring, and where results go; see `Options`.
     """
+
+    clients: list[FeatureParty]
+    label: LabelParty
 
     def __init__(
         self,
@@ -62,59 +156,47 @@ class LocalSession:
         *,
         mode: Mode = "train",
         outputs: int,
-        secrets: Mapping[str, Secret] | None = None,
-        bottoms: Mapping[str, nn.Module] | None = None,
-        top: nn.Module | None = None,
-        weights: Weights | None = None,
-        checkpoints: Path | None = None,
-        adversaries: Mapping[str, Adversary] | None = None,
-        observers: Sequence[Observer] = (),
-        on_epoch: Callable[[EpochRecord], None] = lambda record: None,
-        device: str = "cpu",
-        connect: Connect = lambda party: local_pair(),
-        say: Callable[[str], None] = lambda line: None,
+        **options: Unpack[Options],
     ) -> None:
-        self.terms = Terms.of(experiment, mode, experiment.name)
-        if secure.make(self.terms.secure).whole_network:
+        super().__init__(experiment, mode, data, options)
+        if self._mode.whole_network:
             raise ExposedCutError(
                 "nobody has a model here, not even in parts that go on by themselves",
                 got=f"secure = '{self.terms.secure}'",
                 want="vfl train on an experiment file, or secure = 'none', 'sum' or 'beaver'",
             )
-        self.ledger, self.next_step = Ledger(), 0
-        label = experiment.label.party
-        bottoms, weights, adversaries = bottoms or {}, weights or {}, adversaries or {}
-        secrets = secrets_of(self.terms, data, secrets or {})
-        kept, self._recorders = self._keepers(experiment, data, checkpoints)
-        self._kept = kept
-        self._say, self._secrets = say, secrets
-        self._mode, self._session, self._attempt = secure.make(self.terms.secure), token_hex(16), 0
-        links, ends, self.helper = self._links(connect, observers)
-        own = {
-            name: Own(secrets[name], adversaries.get(name, HONEST), device, kept[name])
-            for name in data
+        self.next_step, self._session, self._attempt = 0, token_hex(16), 0
+        folder, label = options.get("checkpoints"), experiment.label.party
+        self._recorders = {
+            name: recorders_of(
+                experiment.trace, folder, self.terms, own, self._own[name].checkpoints
+            )
+            for name, own in data.items()
         }
-        self.clients: list[FeatureParty] = [
+        connect = options.get("connect", lambda party: local_pair())
+        links, ends, self.helper = self._links(connect, options.get("observers", ()))
+        bottoms = options.get("bottoms") or {}
+        self.clients = [
             build_feature_party(
                 data[name],
                 self.terms,
                 end,
-                own[name],
+                self._own[name],
                 bottom=bottoms.get(name),
-                weights=weights.get(name),
+                weights=self._weights.get(name),
             )
             for name, end in ends.items()
         ]
-        self.label: LabelParty = build_label_party(
+        self.label = build_label_party(
             data[label],
             self.terms,
             links,
-            own[label],
-            Objective.of(experiment.label, outputs, top),
+            self._own[label],
+            Objective.of(experiment.label, outputs, options.get("top")),
             own_bottom=bottoms.get(label),
-            weights=weights.get(label),
+            weights=self._weights.get(label),
             ledger=self.ledger,
-            on_epoch=on_epoch,
+            on_epoch=options.get("on_epoch", lambda record: None),
         )
 
     def run(self) -> LocalSession:
@@ -147,19 +229,6 @@ class LocalSession:
         for end in everybody:
             self._mode.accept(end, keys[end.party], self.terms)
 
-    def _start(self) -> int:
-        """The exchange to go on with: the newest checkpoint that all parties have intact."""
-        kept = [one for one in self._kept.values() if one is not None]
-        if not kept:
-            return 0
-        committed = self._kept[self.terms.label_party]
-        assert committed is not None, "either all parties save, or none"
-        most = committed.committed()
-        start = newest_common(kept, most)
-        if start < most:
-            self._say(f"checkpoint {most} is damaged; the training goes on from {start}")
-        return start
-
     def go_on(self, states: States | None, schedule: Iterable[Exchange]) -> LocalSession:
         """Train through `schedule` from what an earlier session's `training_states` gave.
 
@@ -183,38 +252,6 @@ class LocalSession:
         everybody = {client.name: client.training_state() for client in self.clients}
         return everybody | {self.label.data.name: self.label.training_state()}
 
-    def weights(self) -> dict[str, dict[str, Tensor]]:
-        """Everybody's weights, by party."""
-        everybody = {client.name: client.weights() for client in self.clients}
-        return everybody | {self.label.data.name: self.label.weights()}
-
-    def weights_digest(self) -> str:
-        """One digest of the parties' own digests in name order."""
-        digests = [(client.name, client.weights_digest()) for client in self.clients]
-        return joint_digest([*digests, (self.label.data.name, self.label.weights_digest())])
-
-    def outputs(self) -> Tensor:
-        """What a prediction session gave, in row order; axes (rows, outputs)."""
-        return torch.cat(self.label.outputs)
-
-    def _keepers(
-        self, experiment: Experiment, data: Mapping[str, PartyData], folder: Path | None
-    ) -> tuple[dict[str, Checkpoints | None], dict[str, list[Recorder]]]:
-        """What saves and what records each party's side, by party."""
-        kept = {name: self._checkpoints(folder, name) for name in data}
-        recorders = {
-            name: recorders_of(experiment.trace, folder, self.terms, own, kept[name])
-            for name, own in data.items()
-        }
-        return kept, recorders
-
-    def _checkpoints(self, folder: Path | None, party: str) -> Checkpoints | None:
-        if folder is None:
-            return None
-        every = self.terms.train.checkpoint_every
-        terms = self.terms
-        return Checkpoints(folder / party / CHECKPOINTS, party, terms.run, terms.digest(), every)
-
     def _links(
         self, connect: Connect, observers: Sequence[Observer]
     ) -> tuple[dict[str, Link], dict[str, Link], HelperRound | None]:
@@ -222,17 +259,15 @@ class LocalSession:
         links, ends = dict[str, Link](), dict[str, Link]()
         for name in self.terms.feature_parties:
             here, ends[name] = connect(name)
-            links[name] = Observed(here, name, "label", self._observers(name, observers))
+            # Both ends of a feature party's link are here, and its recorders see the same frames.
+            recorders = self._recorders[name] + self._recorders[self.terms.label_party]
+            watching: list[Observer] = [self.ledger, *observers, *recorders]
+            links[name] = Observed(here, name, "label", watching)
         if (dealer := self.terms.dealer) is None:
             return links, ends, None
         here, there = connect(dealer)
         links[dealer] = Observed(here, dealer, "label", [self.ledger, *observers])
         return links, ends, self._mode.helper_round(self.terms, there)
-
-    def _observers(self, party: str, observers: Sequence[Observer]) -> list[Observer]:
-        """Who is told about a party's frames; both its ends are here and see the same."""
-        own = self._recorders[party] + self._recorders[self.terms.label_party]
-        return [self.ledger, *observers, *own]
 
     def _begin(self, exchange: Exchange) -> None:
         for client in self.clients:
@@ -248,12 +283,3 @@ class LocalSession:
         self.next_step = exchange.step + 1
         for client in self.clients:
             client.finish(exchange)
-
-
-def secrets_of(
-    terms: Terms, parties: Iterable[str], given: Mapping[str, Secret]
-) -> dict[str, Secret]:
-    """Each party's secret: the given one, or a repeatable stand-in from the seed."""
-    everybody = dict.fromkeys([*parties, *terms.peers])
-    stand_ins = {name: Secret.of_simulation(terms.seed, name) for name in everybody}
-    return stand_ins | dict(given)

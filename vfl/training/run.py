@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from vfl.config import Experiment
+from vfl.config import Experiment, check_one_process
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import ConfigError, VFLError
-from vfl.core.frame import Observer
+from vfl.core.errors import VFLError
 from vfl.core.storage import joint_digest, locked, weights_digest
 from vfl.datasets import (
     Fold,
@@ -19,12 +18,11 @@ from vfl.datasets import (
     TableFormat,
     load_bundled,
     load_table,
-    load_tables,
 )
 from vfl.server import EpochRecord, summarise
 from vfl.server.summary import revealed, write_predictions
 from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms, secure
-from vfl.training.local import LocalSession
+from vfl.training.local import LocalSession, Options
 from vfl.training.whole_network import WholeNetworkSession
 
 #: What a dishonest party learned from a training, in its part of the run.
@@ -41,14 +39,14 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
     Raises:
         DataError: see `vfl.datasets`.
     """
-    data, label = experiment.data, experiment.label
+    check_one_process(experiment)
+    data, label, seed = experiment.data, experiment.label, experiment.seed
     fold = Fold(data.fold, data.folds) if data.folds else None
     if not experiment.is_table:
-        _check_no_columns(experiment)
         return load_bundled(
             data.source,
             list(experiment.parties),
-            experiment.seed,
+            seed,
             label.party,
             data.validation,
             data.test,
@@ -57,52 +55,27 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
             form=SetFormat(data.side, data.classes, data.length, data.vocabulary),
             fold=fold,
         )
-    column = _label_column(experiment)
-    columns = {name: _patterns(experiment, name) for name in experiment.parties}
-    common = (label.party, label.task, experiment.seed, data.validation, data.test)
-    form = table_form(experiment)
-    sources = _sources(experiment)
-    if not sources:
-        return load_table(data.source, data.id, column, columns, *common, form, fold)
-    assert data.id is not None, "checked with the sources"
-    return load_tables(sources, data.id, column, columns, *common, form, fold)
-
-
-def _patterns(experiment: Experiment, name: str) -> Sequence[str]:
-    return experiment.parties[name].columns or ("*",)
-
-
-def table_form(experiment: Experiment) -> TableFormat:
-    """How the tables of an experiment are written."""
-    data = experiment.data
-    return TableFormat(data.separator, data.missing, data.id_type)
-
-
-def _label_column(experiment: Experiment) -> str:
-    if experiment.label.column is None:
-        raise ConfigError(
-            "a table needs 'label.column', the column that is learned",
-            fix='[label] with column = "NAME"',
-        )
-    return experiment.label.column
-
-
-def _sources(experiment: Experiment) -> dict[str, str]:
-    """Each party's own file; empty where one table is dealt to all."""
+    assert label.column is not None, "checked above"
     sources = {name: party.source for name, party in experiment.parties.items() if party.source}
-    if not sources:
-        return {}
-    if experiment.data.id is None:
-        raise ConfigError(
-            "parties with files of their own need 'data.id', the column they share",
-            fix='[data] with id = "NAME"',
-        )
-    sources.setdefault(experiment.label.party, experiment.data.source)
-    return sources
+    if sources:
+        sources.setdefault(label.party, data.source)
+    return load_table(
+        sources or data.source,
+        data.id,
+        label.column,
+        {name: party.columns or ("*",) for name, party in experiment.parties.items()},
+        label.party,
+        label.task,
+        seed,
+        data.validation,
+        data.test,
+        TableFormat(data.separator, data.missing, data.id_type),
+        fold,
+    )
 
 
 def session_of(
-    experiment: Experiment, data: Mapping[str, PartyData], mode: Mode, **options: Any
+    experiment: Experiment, data: Mapping[str, PartyData], mode: Mode, **options: Unpack[Options]
 ) -> LocalSession | WholeNetworkSession:
     """A session with every party in this process, ready to run; see `LocalSession`.
 
@@ -110,10 +83,10 @@ def session_of(
         SpecError: a plug-in cannot be built, or does not fit the rows or the cut.
     """
     classes = data[experiment.label.party].classes
-    options["outputs"] = 1 if classes is None else len(classes)
-    if secure.make(experiment.secure).whole_network:
-        return WholeNetworkSession(experiment, data, mode=mode, **options)
-    return LocalSession(experiment, data, mode=mode, **options)
+    whole = secure.make(experiment.secure).whole_network
+    kind = WholeNetworkSession if whole else LocalSession
+    outputs = 1 if classes is None else len(classes)
+    return kind(experiment, data, mode=mode, outputs=outputs, **options)
 
 
 def trained(
@@ -139,11 +112,7 @@ def train(
     resume: bool = False,
     download: bool = False,
     data: Mapping[str, PartyData] | None = None,
-    adversaries: Mapping[str, Adversary] | None = None,
-    observers: Sequence[Observer] = (),
-    on_epoch: Callable[[EpochRecord], None] = lambda record: None,
-    device: str = "cpu",
-    say: Callable[[str], None] = lambda line: None,
+    **options: Unpack[Options],
 ) -> dict[str, Any]:
     """Train in this process; the summary, whose `run` is the run's folder.
 
@@ -155,11 +124,7 @@ def train(
         resume: go on with that run from its last committed checkpoint.
         download: fetch a bundled data set that is not here.
         data: what `load_data` gave for this experiment; None loads it.
-        adversaries: dishonest parties, by name; what one has learned is kept beside its weights.
-        observers: told about every frame besides the ledger.
-        on_epoch: told one record an epoch.
-        device: where everybody's models run.
-        say: told how large a trace may get, before it starts.
+        options: as of a `LocalSession`; what an adversary has learned is kept beside its weights.
 
     Raises:
         VFLError: also left in the run folder as failure.json.
@@ -171,29 +136,23 @@ def train(
         else:
             folder = RunFolder.create(root / name, experiment, "in-process", command)
 
+        on_epoch = options.get("on_epoch")
+
         def record(epoch: EpochRecord) -> None:
             folder.epoch(epoch)
-            on_epoch(epoch)
+            if on_epoch:
+                on_epoch(epoch)
 
+        options |= {"on_epoch": record, "checkpoints": folder.path / "parties"}
         try:
-            session = session_of(
-                experiment,
-                data,
-                "train",
-                adversaries=adversaries,
-                observers=observers,
-                on_epoch=record,
-                checkpoints=folder.path / "parties",
-                device=device,
-                say=say,
-            ).run()
+            session = session_of(experiment, data, "train", **options).run()
         except VFLError as error:
             folder.fail(error)
             raise
         weights = session.weights()
         for party, own in data.items():
             PartyFolder(folder.party(party)).save(own, session.terms, weights[party])
-        for party, adversary in (adversaries or {}).items():
+        for party, adversary in (options.get("adversaries") or {}).items():
             _learned(folder, party, experiment).save(0, adversary.training_state())
         summary = summarise(session.label, session.weights_digest(), str(folder.path))
         summary |= accounts_of(session)
@@ -223,7 +182,7 @@ def load_adversary(folder: RunFolder, party: str, adversary: Adversary) -> None:
 
 def _learned(folder: RunFolder, party: str, experiment: Experiment) -> Checkpoints:
     terms = Terms.of(experiment, "train", experiment.name)
-    return Checkpoints(folder.party(party) / _ADVERSARY, party, terms.run, terms.digest(), 1)
+    return Checkpoints(folder.party(party) / _ADVERSARY, party, terms.run, terms.digest())
 
 
 def evaluate(folder: RunFolder, device: str = "cpu") -> dict[str, Any]:
@@ -247,13 +206,3 @@ def predict(folder: RunFolder, device: str = "cpu") -> Path:
         session = trained(folder, data, "predict", device).run()
         write_predictions(path, label, session.label.outputs, label.classes)
     return path
-
-
-def _check_no_columns(experiment: Experiment) -> None:
-    naming = [name for name, party in experiment.parties.items() if party.columns]
-    if naming:
-        raise ConfigError(
-            f"'parties.{naming[0]}.columns' is for tables",
-            got=f"the bundled set '{experiment.data.source}', which parties share evenly in order",
-            fix="leave 'columns' out, or name a CSV or Parquet file as 'data.source'",
-        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,21 +25,6 @@ from vfl.models.mlp import MLPBottom
 from vfl.session.trace import trace_of_masked_cuts
 
 Setting = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """The settings a secure mode stands beside; the rest of the experiment may be wrong."""
-
-    secure: str
-    codec: str
-    defense: str
-    merge: str
-    feature_parties: list[str]
-    label_party: str
-    train: TrainSettings
-    validation: float
-    parties: Mapping[str, PartySettings]
 
 
 def read_checked(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, Locations]:
@@ -125,7 +109,7 @@ def _wrong_specs(content: Mapping[str, Any]) -> Iterator[tuple[Setting, SpecErro
         for name in parties
         if name != label_party
     ]
-    secured = partial(_check_secure, content, label_party)
+    secured = partial(_check_secure, content)
     defended = partial(_check_defense, label.get("task"))
     checks: list[tuple[Setting, object, Callable[[str], object]]] = [
         (("codec",), content.get("codec"), partial(_check_codec, widths)),
@@ -167,33 +151,31 @@ def _check_wanted(widths: Sequence[object], spec: str) -> None:
     _check_listed(lambda wanted: _check_codec(widths, wanted.replace(WANTED, "1")), spec)
 
 
-def _check_secure(content: Mapping[str, Any], label_party: object, spec: str) -> None:
+def _check_secure(content: Mapping[str, Any], spec: str) -> None:
     """A secure mode beside the settings it was chosen with; none is beside anything."""
     if spec == "none":
         return
     from vfl.session import secure
-    from vfl.session.secure import refuse_exposure, shares_weights
+    from vfl.session.secure import shares_weights
 
-    parties, default = _table(content, "parties"), DataSettings().validation
-    chosen = _Chosen(
-        secure=spec,
-        codec=str(content.get("codec", "none")),
-        defense=str(content.get("defense", "none")),
-        merge=str(content.get("merge", "concat")),
-        feature_parties=[name for name in _table(content, "parties") if name != label_party],
-        label_party=str(label_party),
+    parties, names = _table(content, "parties"), ("secure", "codec", "defense", "merge")
+    named: dict[str, Any] = {name: str(content[name]) for name in names if name in content}
+    # Of whatever was read: the rest of the experiment may be wrong, and is told elsewhere.
+    chosen = Experiment.model_construct(
+        **named,
+        label=LabelSettings.model_construct(**_table(content, "label")),
         train=TrainSettings.model_construct(**_table(content, "train")),
-        validation=_table(content, "data").get("validation", default),
+        data=DataSettings.model_construct(**_table(content, "data")),
         parties={name: PartySettings.model_construct(**_table(parties, name)) for name in parties},
     )
     mode = secure.make(spec)
     if mode.ring(max(1, len(chosen.feature_parties))) is None and not mode.whole_network:
         return
     try:
-        refuse_exposure(chosen)
+        mode.refuse(chosen)
         if shares_weights(chosen) and not mode.whole_network:
             for name in chosen.feature_parties:
-                _check_linear(name, _table(_table(content, "parties"), name))
+                _check_linear(name, str(chosen.parties[name].bottom))
     except ExposedCutError:
         raise
     except SpecError:
@@ -203,9 +185,8 @@ def _check_secure(content: Mapping[str, Any], label_party: object, spec: str) ->
         raise trace_of_masked_cuts()
 
 
-def _check_linear(party: str, settings: Mapping[str, Any]) -> None:
+def _check_linear(party: str, bottom: str) -> None:
     """A bottom that a feature party shares with another."""
-    bottom = str(settings.get("bottom", PartySettings().bottom))
     recipe = models.make_bottom(bottom)
     if not isinstance(recipe, MLPBottom) or recipe.hidden or recipe.last != "none":
         raise ExposedCutError(

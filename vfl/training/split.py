@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -127,26 +128,17 @@ class SplitModule(nn.Module):
             self._extra = term if self._extra is None else self._extra + term
 
 
+@dataclass(frozen=True, eq=False)
 class _Crossing:
     """One cut's way to the label party and its gradient's way back."""
 
-    def __init__(
-        self,
-        party: str,
-        codec: Codec,
-        defense: defenses.Defense,
-        labels: Tensor | None,
-        observers: Sequence[Observer],
-        here: StepContext,
-        there: StepContext,
-    ) -> None:
-        self.party = party
-        self.codec = codec
-        self.defense = defense
-        self.labels = labels
-        self.observers = observers
-        self.here = here
-        self.there = there
+    party: str
+    codec: Codec
+    defense: defenses.Defense
+    labels: Tensor | None
+    observers: Sequence[Observer]
+    here: StepContext
+    there: StepContext
 
     def up(self, cut: Tensor) -> tuple[Tensor, Any, Any]:
         payload, kept = self.codec.encode(cut, self.here)

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from secrets import token_hex
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from typing import Any, Unpack
 
 from vfl.clients.whole_network import WholeNetworkParty, build_whole_party
 from vfl.config import Experiment
 from vfl.core.frame import Frame, Observer
-from vfl.core.ledger import Ledger
-from vfl.core.seeds import Secret
-from vfl.core.storage import joint_digest
 from vfl.datasets import PartyData
-from vfl.server import EpochRecord, Objective
+from vfl.server import Objective
 from vfl.server.whole_network import WholeNetworkLabel, build_whole_label
-from vfl.session import CHECKPOINTS, Adversary, Checkpoints, Mode, Terms, secure
-from vfl.session.checkpoint import newest_common
-from vfl.session.exchange import HONEST, Own
+from vfl.session import Mode, Terms
 from vfl.session.secure import Revealed
 from vfl.session.trace import recorders_of
-from vfl.training.local import Weights, secrets_of
+from vfl.training.local import Options, PartiesSession
 from vfl.transport.link import Observed
 
 
-class WholeNetworkSession:
+class WholeNetworkSession(PartiesSession):
     """One session of an experiment whose network nobody holds; as `LocalSession` is of others.
 
     Args:
@@ -37,16 +28,12 @@ class WholeNetworkSession:
         data: each party's aligned rows, by party, the label party's included.
         mode: train, evaluate or predict.
         outputs: number of classes, or 1 for a regression.
-        secrets: each party's secret; parties left out get a repeatable stand-in from the seed.
-        top: a module to use instead of the experiment's spec.
-        weights: what `weights` gave after the training, by party.
-        checkpoints: folder with a folder for each party's checkpoints; None saves nothing.
-        adversaries: refused; nobody has anything to tamper with.
-        observers: told about every frame besides the ledger.
-        on_epoch: told one record an epoch.
-        device: "cpu".
-        say: told when a checkpoint is damaged.
+        options: as of a `LocalSession`, but links are the secure mode's. Adversaries, devices and
+            bottoms are refused, for nobody has anything to tamper with.
     """
+
+    clients: list[WholeNetworkParty]
+    label: WholeNetworkLabel
 
     def __init__(
         self,
@@ -55,33 +42,20 @@ class WholeNetworkSession:
         *,
         mode: Mode = "train",
         outputs: int,
-        secrets: Mapping[str, Secret] | None = None,
-        top: nn.Module | None = None,
-        weights: Weights | None = None,
-        checkpoints: Path | None = None,
-        adversaries: Mapping[str, Adversary] | None = None,
-        observers: Sequence[Observer] = (),
-        on_epoch: Callable[[EpochRecord], None] = lambda record: None,
-        device: str = "cpu",
-        say: Callable[[str], None] = lambda line: None,
+        **options: Unpack[Options],
     ) -> None:
-        self.terms = Terms.of(experiment, mode, experiment.name)
-        self.ledger, self._say = Ledger(), say
-        own_mode, label = secure.make(self.terms.secure), experiment.label.party
-        own_mode.refuse(self.terms)
-        weights, adversaries = weights or {}, adversaries or {}
-        known = secrets_of(self.terms, data, secrets or {})
-        names = list(dict.fromkeys([*data, *self.terms.peers]))
-        self._kept = {name: self._checkpoints(checkpoints, name) for name in names}
+        peers = Terms.of(experiment, mode, experiment.name).peers
+        super().__init__(experiment, mode, dict.fromkeys([*data, *peers]), options)
+        self._mode.refuse(self.terms)
         for own_rows in data.values():
-            recorders_of(experiment.trace, checkpoints, self.terms, own_rows, None)
-        own = {
-            name: Own(known[name], adversaries.get(name, HONEST), device, self._kept[name])
-            for name in names
-        }
-        session = token_hex(16)
-        self._streams = own_mode.local_streams(self.terms)
-        keys = own_mode.simulated_keys(known, self.terms, session, 0)
+            recorders_of(experiment.trace, options.get("checkpoints"), self.terms, own_rows, None)
+        bottoms, label, session = (
+            options.get("bottoms") or {},
+            experiment.label.party,
+            token_hex(16),
+        )
+        self._streams = self._mode.local_streams(self.terms)
+        keys = self._mode.simulated_keys(self._secrets, self.terms, session, 0)
         self._everybody: list[WholeNetworkParty] = [
             build_whole_party(
                 name,
@@ -89,13 +63,14 @@ class WholeNetworkSession:
                 self.terms,
                 keys[name],
                 self._streams.outer[name],
-                own[name],
-                weights=weights.get(name),
+                self._own[name],
+                bottom=bottoms.get(name),
+                weights=self._weights.get(name),
             )
             for name in self.terms.peers
         ]
         self.clients = [one for one in self._everybody if one.name in data]
-        watching: list[Observer] = [self.ledger, *observers]
+        watching: list[Observer] = [self.ledger, *options.get("observers", ())]
 
         def receive_any() -> tuple[str, Frame]:
             name, frame = self._streams.receive_any()
@@ -103,7 +78,7 @@ class WholeNetworkSession:
                 observer(name, "up", frame)
             return name, frame
 
-        self.label: WholeNetworkLabel = build_whole_label(
+        self.label = build_whole_label(
             data[label],
             self.terms,
             (session, 0),
@@ -112,11 +87,11 @@ class WholeNetworkSession:
                 for name, link in self._streams.inner.items()
             },
             receive_any,
-            own[label],
-            Objective.of(experiment.label, outputs, top),
-            weights=weights.get(label),
+            self._own[label],
+            Objective.of(experiment.label, outputs, options.get("top")),
+            weights=self._weights.get(label),
             ledger=self.ledger,
-            on_epoch=on_epoch,
+            on_epoch=options.get("on_epoch", lambda record: None),
         )
 
     def run(self) -> WholeNetworkSession:
@@ -129,20 +104,6 @@ class WholeNetworkSession:
         self._streams.play(programs)
         return self
 
-    def weights(self) -> dict[str, dict[str, Tensor]]:
-        """Everybody's shares, by party."""
-        everybody = {client.name: client.weights() for client in self.clients}
-        return everybody | {self.label.data.name: self.label.weights()}
-
-    def weights_digest(self) -> str:
-        """One digest of the parties' own digests in name order."""
-        digests = [(client.name, client.weights_digest()) for client in self.clients]
-        return joint_digest([*digests, (self.label.data.name, self.label.weights_digest())])
-
-    def outputs(self) -> Tensor:
-        """What a prediction session gave, in row order; axes (rows, outputs)."""
-        return torch.cat(self.label.outputs)
-
     def revealed(self) -> list[Revealed]:
         """What everybody learned, which only a process that plays all of them knows."""
         found = [each for one in self._everybody for each in one.revealed()]
@@ -152,22 +113,3 @@ class WholeNetworkSession:
         """What everybody sent, by receiver and phase."""
         networks = [*(one.network for one in self._everybody), self.label.network]
         return [each for one in networks for each in one.traffic()]
-
-    def _start(self) -> int:
-        """The exchange to go on with: the newest checkpoint that all parties have intact."""
-        kept = [one for one in self._kept.values() if one is not None]
-        if not kept:
-            return 0
-        committed = self._kept[self.terms.label_party]
-        assert committed is not None, "either all parties save, or none"
-        most = committed.committed()
-        start = newest_common(kept, most)
-        if start < most:
-            self._say(f"checkpoint {most} is damaged; the training goes on from {start}")
-        return start
-
-    def _checkpoints(self, folder: Path | None, party: str) -> Checkpoints | None:
-        if folder is None or self.terms.mode != "train":
-            return None
-        terms, every = self.terms, self.terms.train.checkpoint_every
-        return Checkpoints(folder / party / CHECKPOINTS, party, terms.run, terms.digest(), every)

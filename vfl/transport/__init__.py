@@ -14,8 +14,8 @@ from vfl.transport.certificates import (
     session_certificate,
     write_trial_certificates,
 )
-from vfl.transport.handshake import Credential, Hello, OnAttach, Welcome
-from vfl.transport.hub import RateLimiter, TcpHub
+from vfl.transport.handshake import Hello, Welcome
+from vfl.transport.hub import Admission, Credential, OnAttach, RateLimiter, TcpHub
 from vfl.transport.link import (
     WINDOW_FRAMES,
     LinkLimits,
@@ -32,6 +32,7 @@ from vfl.transport.reliable import HubLink, TcpLink, receive_any
 
 __all__ = [
     "WINDOW_FRAMES",
+    "Admission",
     "Credential",
     "Hello",
     "HubLink",

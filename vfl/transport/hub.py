@@ -10,36 +10,183 @@ waits a second at most once that has stopped.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import math
 import socket
 import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address, ip_network
+from typing import Any
 
 from vfl.core.errors import (
     AuthenticationError,
     FrameError,
     LostPeerError,
     MissingPartyError,
+    PeerFailedError,
     ProtocolError,
     VFLError,
 )
 from vfl.core.frame import HANDSHAKE_LIMIT_BYTES
 from vfl.transport.certificates import ServerCertificate
-from vfl.transport.handshake import Admission, Credential, Hello, OnAttach, error_frame
+from vfl.transport.handshake import Hello, Welcome, error_frame
 from vfl.transport.link import LINGER_S, WINDOW_FRAMES, LinkLimits, Timeouts
 from vfl.transport.reliable import HubLink
 from vfl.transport.stream import Stream, listen, open_stream, require_loopback
 
 _TICK_S = 0.05
-_HANDSHAKES = 64
 #: Most bytes of a connection before its greeting is accepted, those of TLS included.
 _GREETING_LIMIT_BYTES = 2 * HANDSHAKE_LIMIT_BYTES
 #: What a stranger causes rather than a party that is refused for a reason.
 _UNAUTHENTICATED = (OSError, AuthenticationError, FrameError, ProtocolError)
+
+
+#: Asked once a party, at its first attach: party and its `about` to the terms it is told.
+OnAttach = Callable[[str, dict[str, Any]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What a party must show: the control plane's name of its node, and the node's token."""
+
+    node: str
+    token: str = field(repr=False)
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """What is kept of a credential: digests, so that the hub's memory holds no token.
+
+    Attributes:
+        node, token: SHA-256 of what must be shown.
+        expires_at: until when the token may be used first, on the monotonic clock.
+        key: SHA-256 of the key that the first greeting came with; None until then.
+    """
+
+    node: bytes
+    token: bytes
+    expires_at: float
+    key: bytes | None = None
+
+
+class Admission:
+    """Who may attach in one session; safe to use from several threads.
+
+    A token is bound to the key of the first greeting that shows it: whoever learns the token
+    later, from the control plane's database for example, cannot greet with it.
+
+    Args:
+        session: name of the session.
+        credentials: what each party must show, by party name.
+        on_attach: gives the terms of a party, or raises a `VFLError` that both the party
+            and `TcpHub.wait_all` then get. Called by one thread at a time, within the limit of a
+            handshake.
+        token_s: how long a token waits for its first use.
+        limits: what a party's frames may carry, asked when `on_attach` has admitted it; without
+            it a frame may be as large as any (`vfl.core.frame.LIMIT_BYTES`).
+        clock: seconds that only grow.
+
+    Attributes:
+        limits: the same.
+        failure: why a party with good credentials was refused; None if none was.
+    """
+
+    def __init__(
+        self,
+        session: str,
+        credentials: Mapping[str, Credential],
+        on_attach: OnAttach | None = None,
+        token_s: float = math.inf,
+        limits: Callable[[str], LinkLimits] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits = limits
+        self.failure: VFLError | None = None
+        self._session = _digest(session)
+        self._token_s = token_s
+        self._clock = clock
+        self._tickets = {party: self._ticket(one) for party, one in credentials.items()}
+        self._on_attach = on_attach
+        self._terms: dict[str, Mapping[str, Any]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def parties(self) -> Sequence[str]:
+        """Everybody who may attach."""
+        return list(self._tickets)
+
+    def admit(self, hello: Hello) -> tuple[str, Mapping[str, Any]]:
+        """The party that greets, and its terms.
+
+        Raises:
+            AuthenticationError: session, node and token do not belong together.
+            VFLError: what `on_attach` raised.
+        """
+        with self._lock:
+            party = self._authenticate(hello)
+            if party not in self._terms:
+                self._terms[party] = self._ask(party, hello)
+            return party, self._terms[party]
+
+    def replace(self, party: str, credential: Credential) -> None:
+        """Give a party a new credential; the old one is worth nothing any more."""
+        with self._lock:
+            self._tickets[party] = self._ticket(credential)
+            self._terms.pop(party, None)
+
+    def _authenticate(self, hello: Hello) -> str:
+        """Every comparison is made, and the answer is the same, whichever fails."""
+        token, node, key = _digest(hello.token), _digest(hello.node), _digest(hello.key)
+        session_known, now = _same(_digest(hello.session), self._session), self._clock()
+        found = None
+        for party, ticket in self._tickets.items():
+            unused = ticket.key is None and now <= ticket.expires_at
+            is_its_own = _same(key, ticket.key or bytes(len(key)))
+            if _same(token, ticket.token) & _same(node, ticket.node) & (unused | is_its_own):
+                found = party
+        if not session_known or found is None:
+            raise AuthenticationError(
+                "the hub knows no such session, node and token",
+                fix="start the session again; a token is good for one node in one session, and "
+                "for the process that used it first",
+            )
+        self._tickets[found].key = key
+        return found
+
+    def _ticket(self, credential: Credential) -> _Ticket:
+        expires_at = self._clock() + self._token_s
+        return _Ticket(_digest(credential.node), _digest(credential.token), expires_at)
+
+    def _ask(self, party: str, hello: Hello) -> Mapping[str, Any]:
+        if self._on_attach is None:
+            return {}
+        try:
+            terms = self._on_attach(party, dict(hello.about))
+            Welcome(0, terms).frame()  # terms that cannot be sent are found now
+        except VFLError as error:
+            self.failure = error
+            raise
+        except Exception as error:
+            self.failure = PeerFailedError(
+                "the label party failed while it admitted a party",
+                where=f"party '{party}'",
+                got=type(error).__name__,
+            )
+            raise self.failure from error
+        return terms
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _same(given: bytes, wanted: bytes) -> bool:
+    """Equality in constant time."""
+    return hmac.compare_digest(given, wanted)
 
 
 @dataclass(slots=True)
@@ -57,7 +204,12 @@ class RateLimiter:
         failure_cost: tokens a failed greeting takes besides the one of its connection.
         longest_wait_s: how long an address in deepest debt waits for its next token.
         addresses: how many addresses are remembered; the one unseen for longest is forgotten.
+        handshakes: how many may be under way at once; for one more, the oldest of the address
+            that has most of them ends.
         clock: seconds that only grow.
+
+    Attributes:
+        handshakes: the same.
     """
 
     def __init__(
@@ -67,8 +219,10 @@ class RateLimiter:
         failure_cost: float = 3.0,
         longest_wait_s: float = 1.0,
         addresses: int = 1024,
+        handshakes: int = 64,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.handshakes = handshakes
         self._per_second = per_second
         self._burst = burst
         self._failure_cost = failure_cost
@@ -132,19 +286,11 @@ class TcpHub:
     Args:
         host: address to listen on.
         port: port to listen on, 0 for a free one.
-        session: name of the session.
-        credentials: what each party must show, by party name; nobody else can attach.
-        on_attach: admits a party and gives its terms, or raises a `VFLError` that both the party
-            and `wait_all` then get. Called by one thread at a time, within the handshake's limit.
+        admission: who can attach, and on what terms; nobody else can.
         certificate: for TLS 1.3; None for none, which a loopback address alone allows.
         timeouts: how long to wait.
         window: sent frames kept for a resend, per party.
-        handshakes: how many may be under way at once; for one more, the oldest of the address
-            that has most of them ends.
-        rate_limiter: how often one address may connect.
-        limits: what a party's frames may carry, asked when `on_attach` has admitted it; without
-            it a frame may be as large as any (`vfl.core.frame.LIMIT_BYTES`).
-        token_s: how long a token waits for its first use.
+        rate_limiter: how often one address may connect, and how many may greet at once.
         plaintext: measure without TLS beyond this machine, where nothing is worth protecting.
 
     Attributes:
@@ -158,30 +304,23 @@ class TcpHub:
         self,
         host: str,
         port: int,
-        session: str,
-        credentials: Mapping[str, Credential],
-        on_attach: OnAttach | None = None,
+        admission: Admission,
         certificate: ServerCertificate | None = None,
         timeouts: Timeouts | None = None,
         window: int = WINDOW_FRAMES,
-        handshakes: int = _HANDSHAKES,
         rate_limiter: RateLimiter | None = None,
-        limits: Callable[[str], LinkLimits] | None = None,
-        token_s: float = math.inf,
         *,
         plaintext: bool = False,
     ) -> None:
         if certificate is None and not plaintext:
             require_loopback(host)
-        self._admission = Admission(session, credentials, on_attach, token_s)
-        self._limits = limits
+        self._admission = admission
         self._timeouts = timeouts or Timeouts()
         self._window = window
         self._context = certificate.context() if certificate else None
-        self._links = {party: self._new_link(party) for party in credentials}
+        self._links = {party: self._new_link(party) for party in admission.parties}
         self._greeting: dict[Stream, _Greeting] = {}
         self._greeting_lock = threading.Lock()
-        self._handshakes = handshakes
         self._rate_limiter = RateLimiter() if rate_limiter is None else rate_limiter
         self._closed = threading.Event()
         self._listener = listen(host, port)
@@ -286,7 +425,7 @@ class TcpHub:
     def _make_room(self) -> None:
         """When all places are taken, end the oldest handshake of the address that has most."""
         with self._greeting_lock:
-            if len(self._greeting) < self._handshakes:
+            if len(self._greeting) < self._rate_limiter.handshakes:
                 return
             strangers = [pair for pair in self._greeting.items() if not pair[1].admitted]
         crowds = Counter(greeting.address for _, greeting in strangers).most_common(1)
@@ -338,6 +477,6 @@ class TcpHub:
         party, terms = self._admission.admit(hello)
         greeting.admitted = True
         link = links[party]
-        if link.limits is None and self._limits is not None:
-            link.agree(self._limits(party))
+        if link.limits is None and self._admission.limits is not None:
+            link.agree(self._admission.limits(party))
         link.attach(stream, hello, terms)

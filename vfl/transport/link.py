@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from vfl.core.errors import LostPeerError, OversizedFrameError, ProtocolError, VFLError
+from vfl.core.errors import LostPeerError, ProtocolError, VFLError
 from vfl.core.frame import HEADER_BYTES, Frame, Kind, Link, Observer
 from vfl.transport.handshake import error_frame, read_failure
 
@@ -64,21 +64,6 @@ class LinkLimits:
 def _largest(limits: Mapping[Kind, int]) -> int:
     """Bytes of the largest frame that does not end the link, header included."""
     return max(most for kind, most in limits.items() if kind is not Kind.ERROR) + HEADER_BYTES
-
-
-def check_outgoing(frame: Frame, limits: Mapping[Kind, int] | None) -> None:
-    """Refuse to send, and to keep for a resend, what the other end would not take.
-
-    Raises:
-        OversizedFrameError: a payload above the agreed limit of its kind.
-    """
-    if limits is not None and len(frame.payload) > limits.get(frame.kind, 0):
-        raise OversizedFrameError(
-            f"a {frame.kind.name} is larger than what was agreed on",
-            where=f"step {frame.step}",
-            got=f"{len(frame.payload)} bytes",
-            want=f"at most {limits.get(frame.kind, 0)} bytes",
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from vfl.core.errors import FrameError, LostPeerError, VFLError
+from vfl.core.errors import FrameError, LostPeerError, OversizedFrameError, VFLError
 from vfl.core.frame import LIMIT_BYTES, Frame, Kind
 from vfl.transport.handshake import (
     ANSWER_LIMIT_BYTES,
@@ -32,7 +32,6 @@ from vfl.transport.link import (
     LinkLimits,
     PolledLink,
     Timeouts,
-    check_outgoing,
 )
 from vfl.transport.stream import Stream, client_context, dial, require_loopback
 
@@ -102,8 +101,155 @@ class Sequence:
 _LABEL_PARTY = "the label party"
 
 
-class TcpLink:
-    """An attached link; made by `connect`, used by one thread.
+class _StreamLink:
+    """What both ends of a stream do: count and keep frames, hold to limits, end once for all.
+
+    Args:
+        peer: who is at the other end, for messages.
+        patience_s: how long it may say or take nothing.
+        timeouts: how long to wait for everything else.
+        window: sent frames kept for a resend.
+
+    Attributes:
+        limits: what frames may carry; None until something was agreed.
+        patience_s: how long the other end may say or take nothing.
+    """
+
+    def __init__(self, peer: str, patience_s: float, timeouts: Timeouts, window: int) -> None:
+        self.limits: LinkLimits | None = None
+        self.patience_s = patience_s
+        self._peer = peer
+        self._timeouts = timeouts
+        self._sequence = Sequence(window)
+        self._changed = threading.Condition()
+        self._stream: Stream | None = None
+        self._ended: VFLError | None = None
+        self._outgoing: Mapping[Kind, int] | None = None
+
+    def send(self, frame: Frame) -> None:
+        """Store and write a frame; a link that breaks here is mended when the party comes back.
+
+        Raises:
+            OversizedFrameError: it is larger than what was agreed on; nothing was sent or kept.
+            LostPeerError: the rejoin window has passed, or the other end takes nothing in time.
+        """
+        self._check_open()
+        deadline = time.monotonic() + self.patience_s
+        limits = self._outgoing
+        if limits is not None and len(frame.payload) > limits.get(frame.kind, 0):
+            raise OversizedFrameError(
+                f"a {frame.kind.name} is larger than what was agreed on",
+                where=f"step {frame.step}",
+                got=f"{len(frame.payload)} bytes",
+                want=f"at most {limits.get(frame.kind, 0)} bytes",
+            )
+        stream = self._store(frame, deadline)
+        if stream is None:  # before the first attach
+            return
+        try:
+            stream.write(frame, deadline)
+        except ConnectionError:
+            # The stream stays: what the other end sent before the cut can still be read.
+            self._note_loss(stream)
+        except TimeoutError as error:
+            raise self._end(self._silent("took nothing")) from error
+        except FrameError as error:
+            raise self._end(error) from None
+
+    def receive(self) -> Frame:
+        """Wait for the next frame, through cuts of the stream.
+
+        Raises:
+            LostPeerError: nothing came in time, or the rejoin window has passed.
+            PeerFailedError: the other end reported an error.
+            FrameError: the bytes are no frame; the link has ended.
+        """
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            try:
+                frame = self._read(self._readable(deadline), deadline)
+            except TimeoutError as error:
+                raise self._end(self._silent("sent nothing")) from error
+            if frame is not None:
+                return frame
+
+    def fail(self, error: VFLError) -> None:
+        """Tell the other end what went wrong here, then close; a later attach is told the same."""
+        with self._changed:
+            stream = self._stream if self._ended is None else None
+            self._ended = self._ended or error
+        if stream is not None:
+            try:
+                stream.write(error_frame(error), time.monotonic() + LINGER_S)
+                stream.end(LINGER_S)
+            except (OSError, FrameError):
+                stream.end()
+        self.close()
+
+    def close(self) -> None:
+        """Release the link; closing twice is harmless."""
+        self._end(LostPeerError(f"the link to {self._peer} was closed"))
+
+    def _store(self, frame: Frame, deadline: float) -> Stream | None:
+        """Keep a frame for a resend; what it is written to, unless it will be resent anyway."""
+        raise NotImplementedError
+
+    def _readable(self, deadline: float) -> Stream:
+        """What the next frame comes from."""
+        raise NotImplementedError
+
+    def _note_loss(self, stream: Stream, *, unreadable: bool = False) -> None:
+        """A write to a stream failed, or a read, after which nothing more comes from it."""
+        raise NotImplementedError
+
+    def _read(self, stream: Stream, deadline: float) -> Frame | None:
+        """The next frame; None where the stream was cut or replaced meanwhile."""
+        try:
+            frame = stream.read(deadline)
+        except ConnectionError:
+            self._note_loss(stream, unreadable=True)
+            return None
+        except FrameError as error:
+            raise self._end(error) from None
+        if not self._count(stream):
+            return None
+        try:
+            return in_session(frame, self._peer)
+        except VFLError as error:
+            raise self._end(error) from None
+
+    def _count(self, stream: Stream) -> bool:
+        """Count a received frame, unless its stream was replaced while it was read."""
+        self._sequence.received += 1
+        return True
+
+    def _limit(self, stream: Stream, incoming: Mapping[Kind, int] | None) -> None:
+        stream.window = self._sequence.window
+        stream.limit_bytes = LIMIT_BYTES if incoming is None else incoming
+
+    def _silent(self, did: str) -> LostPeerError:
+        return LostPeerError(f"{self._peer} {did} for {self.patience_s:g} s")
+
+    def _release(self) -> None:
+        """Let go of the current stream."""
+        if self._stream is not None:
+            self._stream.end()
+            self._stream = None
+
+    def _end(self, error: VFLError) -> VFLError:
+        with self._changed:
+            self._ended = self._ended or error
+            self._release()
+            self._changed.notify_all()
+        return error
+
+    def _check_open(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+
+
+class TcpLink(_StreamLink):
+    """An attached link; made by `connect`, used by one thread, and attached again after a cut.
 
     Args:
         reach: opens a new stream to the hub.
@@ -126,15 +272,13 @@ class TcpLink:
         peer: str = _LABEL_PARTY,
         limits: LinkLimits | None = None,
     ) -> None:
-        self._peer = peer
-        self._limits = limits
+        super().__init__(peer, timeouts.idle_s, timeouts, window)
+        if limits is not None:
+            self.agree(limits)
         self._reach = reach
         self._hello = hello
-        self._timeouts = timeouts
-        self._sequence = Sequence(window)
         self._broken = False
-        self._ended: VFLError | None = None
-        self._stream, self.terms = self._attach()
+        self.terms = self._attach()
 
     @classmethod
     def connect(
@@ -183,83 +327,38 @@ class TcpLink:
 
     def agree(self, limits: LinkLimits) -> None:
         """From the next frame on, take and send no more than this."""
-        self._limits = limits
-        self._limit(self._stream)
+        self.limits, self._outgoing = limits, limits.up
+        if self._stream is not None:
+            self._limit(self._stream, limits.down)
 
-    def send(self, frame: Frame) -> None:
-        """Store and write a frame; if the link breaks here, the next call mends it.
-
-        Raises:
-            OversizedFrameError: it is larger than what was agreed on; nothing was sent.
-            LostPeerError: the hub is gone for good.
-        """
-        self._check_open()
-        check_outgoing(frame, None if self._limits is None else self._limits.up)
+    def _store(self, frame: Frame, deadline: float) -> Stream | None:
         if self._broken:
             self._rejoin()
         self._sequence.store(frame)
-        try:
-            self._stream.write(frame, time.monotonic() + self._timeouts.idle_s)
-        except ConnectionError:
-            # What the hub sent before the cut, its last words perhaps, can still be read.
-            self._broken = True
-        except TimeoutError as error:
-            raise self._end(self._silent("took nothing")) from error
-        except FrameError as error:
-            raise self._end(error) from None
+        return self._stream
 
-    def receive(self) -> Frame:
-        """Wait for the next frame.
-
-        Raises:
-            LostPeerError: nothing came within `idle_s`, or the hub is gone for good.
-            PeerFailedError: the listener reported an error.
-            FrameError: the bytes are no frame; the link has ended.
-        """
+    def _readable(self, deadline: float) -> Stream:
         self._check_open()
-        deadline = time.monotonic() + self._timeouts.idle_s
-        while True:
-            try:
-                frame = self._stream.read(deadline)
-                break
-            except ConnectionError:
-                self._rejoin()
-            except TimeoutError as error:
-                raise self._end(self._silent("sent nothing")) from error
-            except FrameError as error:
-                raise self._end(error) from None
-        self._sequence.received += 1
-        try:
-            return in_session(frame, self._peer)
-        except VFLError as error:
-            raise self._end(error) from None
+        assert self._stream is not None, "a link that has not ended has a stream"
+        return self._stream
 
-    def fail(self, error: VFLError) -> None:
-        """Tell the label party what went wrong here, then close."""
-        if self._ended is None:
-            try:
-                self._stream.write(error_frame(error), time.monotonic() + LINGER_S)
-                self._stream.end(LINGER_S)
-            except (OSError, FrameError):
-                self._broken = True
-        self.close()
-
-    def close(self) -> None:
-        """Release the link; closing twice is harmless."""
-        self._end(LostPeerError("this link was closed by its own party"))
+    def _note_loss(self, stream: Stream, *, unreadable: bool = False) -> None:
+        self._broken = True
+        if unreadable:
+            self._rejoin()
 
     def _rejoin(self) -> None:
-        self._stream.end()
+        self._release()
         time.sleep(self._timeouts.retry_s)
         try:
-            self._stream, _ = self._attach()
+            self._attach()
         except VFLError as error:
             self._end(error)
             raise
         self._broken = False
 
-    def _attach(self) -> tuple[Stream, Mapping[str, Any]]:
-        """Try until the rejoin window has passed; a refusal is final."""
+    def _attach(self) -> Mapping[str, Any]:
+        """Try until the rejoin window has passed; a refusal is final. What WELCOME told."""
         deadline = time.monotonic() + self._timeouts.rejoin_window_s
         while True:
             try:
@@ -274,7 +373,7 @@ class TcpLink:
                     ) from error
             time.sleep(self._timeouts.retry_s)
 
-    def _greet(self, stream: Stream) -> tuple[Stream, Mapping[str, Any]]:
+    def _greet(self, stream: Stream) -> Mapping[str, Any]:
         try:
             deadline = time.monotonic() + self._timeouts.handshake_s
             sequence = self._sequence
@@ -285,33 +384,17 @@ class TcpLink:
             if answer.kind is Kind.ERROR:
                 raise read_refusal(answer, self._peer)
             welcome = Welcome.of(answer)
-            self._limit(stream)
+            self._limit(stream, None if self.limits is None else self.limits.down)
             for frame in sequence.missing(welcome.received):
                 stream.write(frame, time.monotonic() + self._timeouts.idle_s)
         except BaseException:
             stream.end()
             raise
-        return stream, welcome.terms
-
-    def _limit(self, stream: Stream) -> None:
-        stream.window = self._sequence.window
-        stream.limit_bytes = LIMIT_BYTES if self._limits is None else self._limits.down
-
-    def _silent(self, did: str) -> LostPeerError:
-        return LostPeerError(f"{self._peer} {did} for {self._timeouts.idle_s:g} s")
-
-    def _end(self, error: VFLError) -> VFLError:
-        if self._ended is None:
-            self._ended = error
-            self._stream.end()
-        return error
-
-    def _check_open(self) -> None:
-        if self._ended is not None:
-            raise self._ended
+        self._stream = stream
+        return welcome.terms
 
 
-class HubLink:
+class HubLink(_StreamLink):
     """One party's link, used by one thread while handshake threads attach new streams to it.
 
     Args:
@@ -322,28 +405,23 @@ class HubLink:
     Attributes:
         party: name of the feature party.
         attached: whether the party has ever attached.
-        limits: what its frames may carry; None until something was agreed.
     """
 
     def __init__(
         self, party: str, timeouts: Timeouts | None = None, window: int = WINDOW_FRAMES
     ) -> None:
+        waits = timeouts or Timeouts()
+        super().__init__(f"party '{party}'", waits.step_s, waits, window)
         self.party = party
         self.attached = False
-        self.limits: LinkLimits | None = None
-        self._timeouts = timeouts or Timeouts()
-        self._changed = threading.Condition()
-        self._sequence = Sequence(window)
-        self._stream: Stream | None = None
         self._lost_at: float | None = None  # when a read or write of the stream first failed
-        self._ended: VFLError | None = None
 
     def agree(self, limits: LinkLimits) -> None:
         """From the next frame on, take and send no more than this."""
         with self._changed:
-            self.limits = limits
+            self.limits, self._outgoing = limits, limits.down
             if self._stream is not None:
-                self._limit(self._stream)
+                self._bound(self._stream)
 
     @property
     def held_bytes(self) -> int:
@@ -369,64 +447,13 @@ class HubLink:
             missing = self._sequence.missing(hello.received)
             self._release()
             deadline = time.monotonic() + self._timeouts.handshake_s
-            self._limit(stream)
+            self._bound(stream)
             stream.write(Welcome(self._sequence.received, terms).frame(), deadline)
             for frame in missing:
                 stream.write(frame, deadline)
             self._stream, self._lost_at = stream, None
             self.attached = True
             self._changed.notify_all()
-
-    def send(self, frame: Frame) -> None:
-        """Store and write a frame; one failed write is mended when the party comes back.
-
-        Raises:
-            LostPeerError: the rejoin window has passed, or the party takes nothing in time.
-        """
-        deadline = time.monotonic() + self._timeouts.step_s
-        check_outgoing(frame, None if self.limits is None else self.limits.down)
-        with self._changed:
-            self._await(lambda: self._lost_at is None, deadline, "took nothing")
-            self._sequence.store(frame)
-            stream = self._stream
-        if stream is None:  # before the first attach
-            return
-        try:
-            stream.write(frame, deadline)
-        except ConnectionError:
-            # The stream stays: what the party sent before the cut can still be read.
-            self._note_loss(stream)
-        except TimeoutError as error:
-            raise self._end(self._silent("took nothing")) from error
-        except FrameError as error:
-            raise self._end(error) from None
-
-    def receive(self) -> Frame:
-        """Wait for the next frame, through cuts of the stream.
-
-        Raises:
-            LostPeerError: nothing came within `step_s`, or the rejoin window has passed.
-            PeerFailedError: the party reported an error.
-            FrameError: the bytes are no frame; the link has ended.
-        """
-        deadline = time.monotonic() + self._timeouts.step_s
-        while True:
-            stream = self._readable(deadline)
-            try:
-                frame = stream.read(deadline)
-            except ConnectionError:
-                self._note_loss(stream, unreadable=True)
-                continue
-            except TimeoutError as error:
-                raise self._end(self._silent("sent nothing")) from error
-            except FrameError as error:
-                raise self._end(error) from None
-            if self._count(stream):
-                break
-        try:
-            return in_session(frame, f"party '{self.party}'")
-        except VFLError as error:
-            raise self._end(error) from None
 
     def poll(self) -> Frame | None:
         """The next frame if it is there; it never waits for one.
@@ -438,126 +465,77 @@ class HubLink:
         with self._changed:
             self._check_open()
             stream = self._stream
-            if stream is None and self._lost_at is not None:
-                self._check_window(self._lost_at)
-        if stream is None:
-            return None
+            if stream is None:
+                self._check_window()
         try:
-            frame = stream.read(time.monotonic())
-        except ConnectionError:
-            self._note_loss(stream, unreadable=True)
-            return None
+            return None if stream is None else self._read(stream, time.monotonic())
         except TimeoutError:
             return None
-        except FrameError as error:
-            raise self._end(error) from None
-        if not self._count(stream):
-            return None
-        try:
-            return in_session(frame, f"party '{self.party}'")
-        except VFLError as error:
-            raise self._end(error) from None
 
     def fileno(self) -> int:
         """Of the current stream; -1 without one."""
         with self._changed:
             return -1 if self._stream is None else self._stream.fileno()
 
-    @property
-    def patience_s(self) -> float:
-        """How long the party may say nothing."""
-        return self._timeouts.step_s
-
-    def fail(self, error: VFLError) -> None:
-        """Tell the party what went wrong here, then close; a later attach is told the same."""
-        with self._changed:
-            stream = self._stream if self._ended is None else None
-            self._ended = self._ended or error
-        if stream is not None:
-            try:
-                stream.write(error_frame(error), time.monotonic() + LINGER_S)
-                stream.end(LINGER_S)
-            except (OSError, FrameError):
-                stream.end()
-        self.close()
-
-    def close(self) -> None:
-        """Release the link; closing twice is harmless."""
-        self._end(LostPeerError(f"the link to party '{self.party}' was closed"))
-
-    def _limit(self, stream: Stream) -> None:
-        window = stream.window = self._sequence.window
+    def _bound(self, stream: Stream) -> None:
+        """Take no more than was agreed, and no more at a time than what is kept of it."""
         stream.wire_limit_bytes = None
-        stream.limit_bytes = LIMIT_BYTES if self.limits is None else self.limits.up
+        self._limit(stream, None if self.limits is None else self.limits.up)
         if self.limits is not None:
-            stream.inbox_limit_bytes = self.limits.inbox_bytes(window)
+            stream.inbox_limit_bytes = self.limits.inbox_bytes(stream.window)
+
+    def _store(self, frame: Frame, deadline: float) -> Stream | None:
+        with self._changed:
+            while self._lost_at is not None:
+                self._await(deadline, "took nothing")
+            self._check_open()
+            self._sequence.store(frame)
+            return self._stream
 
     def _readable(self, deadline: float) -> Stream:
         with self._changed:
-            self._await(lambda: self._stream is not None, deadline, "sent nothing")
-            assert self._stream is not None
+            while self._stream is None:
+                self._await(deadline, "sent nothing")
+            self._check_open()
             return self._stream
 
-    def _await(self, ready: Callable[[], bool], deadline: float, did: str) -> None:
+    def _await(self, deadline: float, did: str) -> None:
         """Wait under the lock for a handshake thread to mend the link, in its rejoin window."""
+        self._check_open()
+        now = time.monotonic()
+        if now >= deadline:
+            raise self._end(self._silent(did))
+        self._check_window()
         window_s = self._timeouts.rejoin_window_s
-        while True:
-            self._check_open()
-            if ready():
-                return
-            now = time.monotonic()
-            if now >= deadline:
-                raise self._end(self._silent(did))
-            if self._lost_at is not None:
-                self._check_window(self._lost_at)
-            rejoin_by = deadline if self._lost_at is None else self._lost_at + window_s
-            self._changed.wait(min(deadline, rejoin_by) - now)
+        rejoin_by = deadline if self._lost_at is None else self._lost_at + window_s
+        self._changed.wait(min(deadline, rejoin_by) - now)
 
-    def _check_window(self, lost_at: float) -> None:
+    def _check_window(self) -> None:
         window_s = self._timeouts.rejoin_window_s
-        if time.monotonic() >= lost_at + window_s:
+        if self._lost_at is not None and time.monotonic() >= self._lost_at + window_s:
             raise self._end(
                 LostPeerError(
-                    f"party '{self.party}' went away and did not come back",
+                    f"{self._peer} went away and did not come back",
                     want=f"a new connection within {window_s:g} s",
                 )
             )
 
     def _count(self, stream: Stream) -> bool:
-        """Count a received frame, unless its stream was replaced while it was read."""
         with self._changed:
-            current = self._stream is stream
-            self._sequence.received += current
-            return current
+            return self._stream is stream and super()._count(stream)
 
     def _note_loss(self, stream: Stream, *, unreadable: bool = False) -> None:
         with self._changed:
-            if self._stream is not stream:
-                return
-            if unreadable:
-                self._release()
-            self._lost_at = self._lost_at or time.monotonic()
+            if self._stream is stream:
+                if unreadable:
+                    self._release()
+                self._lost_at = self._lost_at or time.monotonic()
 
     def _release(self) -> None:
-        """Let go of the current stream; the rejoin window runs from here at the latest."""
+        """The rejoin window runs from here at the latest."""
         if self._stream is not None:
-            self._stream.end()
-            self._stream = None
             self._lost_at = self._lost_at or time.monotonic()
-
-    def _silent(self, did: str) -> LostPeerError:
-        return LostPeerError(f"party '{self.party}' {did} for {self._timeouts.step_s:g} s")
-
-    def _end(self, error: VFLError) -> VFLError:
-        with self._changed:
-            self._ended = self._ended or error
-            self._release()
-            self._changed.notify_all()
-        return error
-
-    def _check_open(self) -> None:
-        if self._ended is not None:
-            raise self._ended
+        super()._release()
 
 
 def receive_any(links: Mapping[str, PolledLink]) -> tuple[str, Frame]:

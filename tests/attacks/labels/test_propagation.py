@@ -40,9 +40,12 @@ def test_the_graph_is_the_one_a_double_loop_draws():
 def test_a_leak_changes_nothing_but_what_is_searched_again(monkeypatch, known):
     searched = []
     among = graph._among
-    monkeypatch.setattr(
-        graph, "_among", lambda *given: searched.append(len(given[0])) or among(*given)
-    )
+
+    def counted(rows, count, *of):
+        searched.extend([] if of else [len(rows)])
+        return among(rows, count, *of)
+
+    monkeypatch.setattr(graph, "_among", counted)
     monkeypatch.setattr(graph, "_KEPT", {})
     for _ in range(2):
         found = neighbour_graph(rows(), NEIGHBOURS, known).toarray()

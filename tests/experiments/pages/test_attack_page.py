@@ -13,11 +13,11 @@ from vfl.experiments.leaderboard import leaderboard
 from vfl.experiments.pages.attack_page import (
     advantages,
     attack_advantages,
-    glance,
     pictures,
     tradeoffs,
 )
-from vfl.experiments.pages.charts import Point, map_chart, scatter_chart
+from vfl.experiments.pages.build import ENVIRONMENT
+from vfl.experiments.pages.charts import Point, map_drawing, scatter_drawing
 from vfl.experiments.pictures import BINS, angle_histograms, pair_angles, pictures_of, tsne
 from vfl.experiments.scores import Row
 
@@ -92,21 +92,21 @@ def test_a_drawing_for_each_defense_with_all_attacks():
 
 
 def test_a_tile_for_each_defense_and_k_is_tinted_by_its_verdict():
-    seen = glance(PLACES)
-    words = {defense: [tile.words for tile in tiles] for defense, tiles in seen}
-    assert words["1 potential"] == ["-24.5", "-14.5"]
-    verdicts = {defense: {tile.verdict for tile in tiles} for defense, tiles in seen}
-    assert verdicts == {
-        "1 potential": {"protected"}, "2 none": {"leaks"}, "3 layer_norm": {"leaks"}
-    }  # fmt: skip
-    assert seen[1][1][0].hint == "leaks: fine_tuning reaches 80.5 %"
+    shown = str(ENVIRONMENT.get_template("macros.html").module.glance(PLACES))
+    lines = {
+        line.find("th").text: [(one.get("class"), one.text) for one in line.iter("td")]
+        for line in ET.fromstring(shown).find("tbody")
+    }
+    assert lines["1 potential"] == [("protected", "-24.5"), ("protected", "-14.5")]
+    assert [verdict for verdict, _ in lines["2 none"] + lines["3 layer_norm"]] == ["leaks"] * 4
+    assert 'title="leaks: fine_tuning reaches 80.5 %"' in shown
 
 
 def test_a_name_cannot_break_out_of_its_drawing():
-    chart = scatter_chart("k", "<b>", "&", [Point("<i>", 1, 1)], "<u>")
+    chart = scatter_drawing("<b>", "", "&", [Point("<i>", 1, 1)], "<u>").chart
     assert "<b>" not in str(chart)
     ET.fromstring(str(chart))
-    ET.fromstring(str(map_chart("k", "t", "w", [Point("", 1, 1)])))
+    ET.fromstring(str(map_drawing("t", "w", [Point("", 1, 1)]).chart))
 
 
 def test_angles_are_those_of_a_double_loop():

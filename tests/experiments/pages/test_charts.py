@@ -10,7 +10,7 @@ import pytest
 from vfl.experiments.pages.charts import (
     Series,
     enclosing,
-    line_chart,
+    line_drawing,
     thinned,
     tick_step,
     tick_text,
@@ -20,7 +20,8 @@ from vfl.experiments.pages.charts import (
 
 
 def chart(*series: Series, **options) -> ET.Element:
-    return ET.fromstring(line_chart("k", "Title", "What it shows", series, "epoch", **options))
+    drawing = line_drawing("Title", "unit", series, "epoch", "What it shows", **options)
+    return ET.fromstring(drawing.chart)
 
 
 def paths(svg: ET.Element, kind: str) -> list[str]:
@@ -32,23 +33,28 @@ def words(svg: ET.Element, kind: str) -> list[str]:
 
 
 def test_each_series_keeps_its_own_style_and_name():
-    svg = chart(Series("train", [(1, 1), (2, 2)], 1), Series("test", [(1, 2), (2, 1)], 3))
-    assert {p.get("class") for p in svg.iter("path")} == {"grid", "line s1", "line s3"}
-    assert words(svg, "label") == ["train", "test"]
+    series = [Series("train", [(1, 1), (2, 2)], 1), Series("test", [(1, 2), (2, 1)], 3)]
+    classes = {p.get("class") for p in chart(*series).iter("path")}
+    assert classes == {"grid", "line s1", "line s3"}
+    legend = line_drawing("Title", "unit", series, "epoch").legend
+    assert [(name, re.findall(r"s\d", swatch)) for swatch, name in legend] == [
+        ("train", ["s1"]), ("test", ["s3"]),
+    ]  # fmt: skip
 
 
 def test_a_chart_speaks_to_who_cannot_see_it_and_escapes_names():
-    text = line_chart("k", "<T>", "a & b", [Series("<i>x</i>", [(0, 1), (1, 2)])], "x")
-    svg = ET.fromstring(text)
+    lines = [Series("<i>x</i>", [(0, 1), (1, 2)])]
+    svg = ET.fromstring(line_drawing("<T>", "", lines, "<u>", "a & b").chart)
     assert svg.get("role") == "img"
-    assert svg.get("aria-labelledby") == "k-title k-desc"
     assert (svg.find("title").text, svg.find("desc").text) == ("<T>", "a & b")
-    assert words(svg, "label") == ["<i>x</i>"]
+    assert words(svg, "mid label") == ["<u>"]
+    svg = ET.fromstring(line_drawing("<T>", "", lines, "<u>").chart)
+    assert svg.find("desc").text == "<i>x</i> ends at 2."
 
 
 def test_a_series_without_points_is_left_out():
-    svg = chart(Series("a", [(0, 1), (1, 2)]), Series("b", []))
-    assert words(svg, "label") == ["a"]
+    drawing = line_drawing("T", "", [Series("a", [(0, 1), (1, 2)]), Series("b", [])], "x")
+    assert [name for _, name in drawing.legend] == ["a"]
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e-3, 1.0, 7.3, 1e12])

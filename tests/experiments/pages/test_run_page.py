@@ -190,7 +190,7 @@ def test_what_others_wrote_is_escaped_everywhere(run_folder, make_head):
 @pytest.mark.parametrize("count", [1, 2, 1500])
 def test_a_page_of_any_length_stays_small_and_draws_its_curves(run_folder, make_epochs, count):
     html, page = page_of(run_folder(metrics=make_epochs(count)))
-    assert page.tags.count("svg") == 4
+    assert page.tags.count("figure") == 4
     assert len(html.encode()) < 60_000
 
 
@@ -296,7 +296,8 @@ def test_another_format_is_refused(run_folder, make_head, version):
         ("environment.json", b"[]", "no JSON object"),
         ("environment.json", b"[" * 100_000, "not JSON"),
         ("summary.json", b"\xff\xfe", "not as it was written"),
-        ("environment.json", b"\xff\xfe", "not text"),
+        ("environment.json", b"\xff\xfe", "not JSON"),
+        ("traffic.csv", b"\xff\xfe", "not text"),
         ("metrics.jsonl", b'{"epoch": 1}\nsecret-cell\n', r"metrics\.jsonl:2"),
         ("config.toml", b"secret-cell", "not as it was written"),
         ("traffic.csv", b"party,direction\n", "lacks a column"),

@@ -44,21 +44,13 @@ class UnSplit(Attack):
         model_learning_rate: float = 0.001,
         smooth: float = 0.1,
     ) -> None:
-        require_at_least(
-            0,
-            rounds=rounds,
-            input_steps=input_steps,
-            model_steps=model_steps,
-            input_learning_rate=input_learning_rate,
-            model_learning_rate=model_learning_rate,
-            smooth=smooth,
-        )
         self.rounds = rounds
         self.input_steps = input_steps
         self.model_steps = model_steps
         self.input_learning_rate = input_learning_rate
         self.model_learning_rate = model_learning_rate
         self.smooth = smooth
+        require_at_least(0, **vars(self))
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
         cuts = view.targets.cuts

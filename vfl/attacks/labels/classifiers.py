@@ -136,7 +136,27 @@ class KNN(Classifier):
         return predict
 
 
-class Logistic(Classifier):
+class Penalised(Classifier):
+    """A classifier that weighs its errors against a squared penalty.
+
+    Args:
+        scaler: see `scale_by`.
+        strength: weight of the errors (C of scikit-learn).
+        at: the layer it reads.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    def __init__(
+        self, scaler: Scaler = "standard", strength: float = 1.0, at: Layer = "cut"
+    ) -> None:
+        require_range("strength", strength, 1e-9)
+        super().__init__(scaler, at)
+        self.strength = strength
+
+
+class Logistic(Penalised):
     """Fits the leaked rows by a logistic regression, after scaling by the unlabelled rows.
 
     What hides classes in directions of low variance (distance correlation, potential energy)
@@ -150,13 +170,6 @@ class Logistic(Classifier):
     Raises:
         BadOptionError: an option out of range.
     """
-
-    def __init__(
-        self, scaler: Scaler = "standard", strength: float = 1.0, at: Layer = "cut"
-    ) -> None:
-        require_range("strength", strength, 1e-9)
-        super().__init__(scaler, at)
-        self.strength = strength
 
     def learn(self, rows: Tensor, labels: Tensor, classes: int) -> Predict:
         return fit_logistic(rows, labels, classes, self.strength)
@@ -182,7 +195,7 @@ def fit_logistic(
     return lambda some: as_scores(model.decision_function(some.numpy()), model.classes_, classes)
 
 
-class SVM(Classifier):
+class SVM(Penalised):
     """Fits the leaked rows by a support-vector machine with kernel exp(-|x - x'|^2 / (d v)).
 
     d is the number of features and v their variance over the leaked rows, so that nothing is left
@@ -198,13 +211,6 @@ class SVM(Classifier):
     Raises:
         BadOptionError: an option out of range.
     """
-
-    def __init__(
-        self, scaler: Scaler = "standard", strength: float = 1.0, at: Layer = "cut"
-    ) -> None:
-        require_range("strength", strength, 1e-9)
-        super().__init__(scaler, at)
-        self.strength = strength
 
     def learn(self, rows: Tensor, labels: Tensor, classes: int) -> Predict:
         from sklearn.svm import SVC

@@ -55,9 +55,9 @@ def _nearest(rows: np.ndarray, count: int, known: int) -> _Found:
     leaked, others = rows[:known], rows[known:]
     if not known or not len(others):
         return _among(rows, count)
-    within, across = _among_kept(others, count), _of(others, leaked, count)
+    within, across = _among_kept(others, count), _among(leaked, count, others)
     found = _merged([across, (within[0], within[1] + known)], count)
-    inside, outside = _among(leaked, count), _of(leaked, others, count)
+    inside, outside = _among(leaked, count), _among(others, count, leaked)
     first = _merged([inside, (outside[0], outside[1] + known)], count)
     distance, near = (np.concatenate(both) for both in zip(first, found, strict=True))
     return distance, near
@@ -79,23 +79,15 @@ def _among_kept(rows: np.ndarray, count: int) -> _Found:
     return _KEPT[key]
 
 
-def _among(rows: np.ndarray, count: int) -> _Found:
-    """The nearest others of each row, as many as there are."""
+def _among(rows: np.ndarray, count: int, of: np.ndarray | None = None) -> _Found:
+    """The nearest rows of each other row, or of each row of another group; as many as there are."""
     from sklearn.neighbors import NearestNeighbors
 
-    count = min(count, len(rows) - 1)
+    count, asked = min(count, len(rows) - (of is None)), rows if of is None else of
     if not count:
-        return np.empty((len(rows), 0), rows.dtype), np.empty((len(rows), 0), np.int64)
-    found: _Found = NearestNeighbors(n_neighbors=count, algorithm="brute").fit(rows).kneighbors()
-    return found
-
-
-def _of(rows: np.ndarray, others: np.ndarray, count: int) -> _Found:
-    """The nearest of others to each row, as many as there are."""
-    from sklearn.neighbors import NearestNeighbors
-
-    search = NearestNeighbors(n_neighbors=min(count, len(others)), algorithm="brute")
-    found: _Found = search.fit(others).kneighbors(rows)
+        return np.empty((len(asked), 0), rows.dtype), np.empty((len(asked), 0), np.int64)
+    search = NearestNeighbors(n_neighbors=count, algorithm="brute").fit(rows)
+    found: _Found = search.kneighbors(of)
     return found
 
 

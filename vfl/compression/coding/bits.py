@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from vfl.compression.coding import loops
 from vfl.core import compiled
@@ -146,18 +147,76 @@ def index_bits(width: int) -> int:
     return (width - 1).bit_length()
 
 
-class IndexSet(ABC):
-    """Sets of `k` indices of a row `width` wide, all spelt with the same number of bits.
+class Layout(ABC):
+    """How the codes of one codec, and where they stand in a row, become bytes at one end of a link.
 
     Attributes:
-        bits: bits a row.
+        k: codes a row.
+    """
+
+    k: int
+
+    @property
+    def tag(self) -> bytes:
+        """What every payload starts with; it differs where another end has learned otherwise."""
+        return b""
+
+    @abstractmethod
+    def limit_bytes(self, rows: int) -> int:
+        """Most bytes so many rows can take, the tag not counted."""
+
+    @abstractmethod
+    def pack(self, indices: Indices, codes: Codes) -> bytes:
+        """The bytes of codes.
+
+        Args:
+            indices: where a row's codes stand in it, strictly increasing, axes (rows, k); none,
+                axes (rows, 0), where there is a code for every value.
+            codes: axes (rows, k).
+        """
+
+    @abstractmethod
+    def unpack(self, body: memoryview, rows: int) -> tuple[Indices, Codes]:
+        """The indices and codes `pack` was given.
+
+        Raises:
+            FrameError: what `pack` could not have made.
+        """
+
+    def record(self, step: int, indices: Indices, codes: Codes) -> None:
+        """Keep what a training step's frame held until it is committed."""
+
+    def commit(self, step: int) -> None:
+        """A step is final at this end; see `vfl.compression.Codec.commit`."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Adaptive state."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` gave."""
+
+
+class IndexSet(Layout):
+    """Sets of `k` indices of a row `width` wide, all spelt with the same number of bits.
+
+    A row is its set and then its codes, rows back to back.
+
+    Args:
+        width: of a row.
+        k: indices.
+        code_bits: bits of a code.
+
+    Attributes:
+        bits: bits of a set.
     """
 
     bits: int
 
-    def __init__(self, width: int, k: int) -> None:
+    def __init__(self, width: int, k: int, code_bits: int = 0) -> None:
         self.width = width
         self.k = k
+        self.code_bits = code_bits
 
     @abstractmethod
     def to_bits(self, indices: Indices) -> Bits:
@@ -171,32 +230,41 @@ class IndexSet(ABC):
             CorruptFrameError: bits that no set of indices has.
         """
 
-    def pack_rows(self, indices: Indices, codes: Codes, code_bits: int) -> bytes:
-        """Each row's indices and then its codes, back to back.
+    @property
+    def row_bits(self) -> int:
+        """Bits of a row."""
+        return self.bits + self.k * self.code_bits
 
-        Args:
-            indices: strictly increasing, axes (rows, k).
-            codes: numbers below 2^code_bits, axes (rows, k).
-            code_bits: bits of a code.
-        """
-        return pack(np.concatenate([self.to_bits(indices), to_bits(codes, code_bits)], axis=1))
+    def limit_bytes(self, rows: int) -> int:
+        return packed_bytes(rows, self.row_bits)
 
-    def unpack_rows(self, payload: Payload, rows: int, code_bits: int) -> tuple[Indices, Codes]:
-        """The indices and codes `pack_rows` wrote.
+    def pack(self, indices: Indices, codes: Codes) -> bytes:
+        return pack(np.concatenate([self.to_bits(indices), to_bits(codes, self.code_bits)], axis=1))
 
-        Raises:
-            FrameError: what it could not have written.
-        """
-        bits = unpack(payload, rows, self.bits + self.k * code_bits)
-        indices = self.from_bits(bits[:, : self.bits])
-        return indices, from_bits(bits[:, self.bits :], code_bits, self.k)
+    def unpack(self, body: memoryview, rows: int) -> tuple[Indices, Codes]:
+        bits = unpack(body, rows, self.row_bits)
+        return self.from_bits(bits[:, : self.bits]), from_bits(
+            bits[:, self.bits :], self.code_bits, self.k
+        )
+
+
+class EveryIndex(IndexSet):
+    """All indices of a row, which need no bits and are not told."""
+
+    bits = 0
+
+    def to_bits(self, indices: Indices) -> Bits:
+        return np.zeros((len(indices), 0), np.uint8)
+
+    def from_bits(self, bits: Bits) -> Indices:
+        return np.zeros((len(bits), 0), np.int64)
 
 
 class PlainIndex(IndexSet):
     """k indices of ceil(log2 width) bits each, in increasing order."""
 
-    def __init__(self, width: int, k: int) -> None:
-        super().__init__(width, k)
+    def __init__(self, width: int, k: int, code_bits: int = 0) -> None:
+        super().__init__(width, k, code_bits)
         self.bits = k * index_bits(width)
 
     def to_bits(self, indices: Indices) -> Bits:
@@ -212,8 +280,8 @@ class PlainIndex(IndexSet):
 class Bitmap(IndexSet):
     """A bit for every index of the row."""
 
-    def __init__(self, width: int, k: int) -> None:
-        super().__init__(width, k)
+    def __init__(self, width: int, k: int, code_bits: int = 0) -> None:
+        super().__init__(width, k, code_bits)
         self.bits = width
 
     def to_bits(self, indices: Indices) -> Bits:
@@ -236,8 +304,8 @@ class Enumerative(IndexSet):
     (19, 21)
     """
 
-    def __init__(self, width: int, k: int) -> None:
-        super().__init__(width, k)
+    def __init__(self, width: int, k: int, code_bits: int = 0) -> None:
+        super().__init__(width, k, code_bits)
         self.count = math.comb(width, k)
         self.bits = (self.count - 1).bit_length()
         self._limb_count = max(1, -(-self.bits // loops.LIMB_BITS))
@@ -267,20 +335,20 @@ class Enumerative(IndexSet):
         indices[:, 0] = rank  # C(c, 1) is c
         return indices
 
-    def pack_rows(self, indices: Indices, codes: Codes, code_bits: int) -> bytes:
+    def pack(self, indices: Indices, codes: Codes) -> bytes:
         if not self._is_compiled:
-            return super().pack_rows(indices, codes, code_bits)
-        out = np.zeros(packed_bytes(len(indices), self.bits + self.k * code_bits), np.uint8)
+            return super().pack(indices, codes)
+        out = np.zeros(self.limit_bytes(len(indices)), np.uint8)
         numbers = codes.astype(np.int64, copy=False)
-        loops.pack_rows(indices, numbers, self._tables[0], self.bits, code_bits, out)
+        loops.pack_rows(indices, numbers, self._tables[0], self.bits, self.code_bits, out)
         return out.tobytes()
 
-    def unpack_rows(self, payload: Payload, rows: int, code_bits: int) -> tuple[Indices, Codes]:
+    def unpack(self, body: memoryview, rows: int) -> tuple[Indices, Codes]:
         if not self._is_compiled:
-            return super().unpack_rows(payload, rows, code_bits)
-        raw = require_rows(payload, rows, self.bits + self.k * code_bits)
+            return super().unpack(body, rows)
+        raw = require_rows(body, rows, self.row_bits)
         indices, codes = np.empty((2, rows, self.k), np.int64)
-        sizes = self.bits, code_bits
+        sizes = self.bits, self.code_bits
         if not loops.unpack_rows(raw.copy(), *self._tables, *sizes, indices, codes):
             raise _no_such_set()
         return indices, codes
@@ -324,16 +392,14 @@ def _columns(width: int, k: int) -> list[np.ndarray]:
 
 
 @lru_cache(maxsize=32)
-def index_set(packer: str, width: int, k: int) -> IndexSet:
+def index_set(packer: str, width: int, k: int, code_bits: int = 0) -> IndexSet:
     """The packer of that name (enumerative, index or bitmap) for `k` of `width` indices.
 
     Raises:
         WidthError: the enumerative packer's table would be too large.
     """
-    if packer == "index":
-        return PlainIndex(width, k)
-    if packer == "bitmap":
-        return Bitmap(width, k)
+    if packer != "enumerative":
+        return (PlainIndex if packer == "index" else Bitmap)(width, k, code_bits)
     if k * (width - k + 1) > TABLE_LIMIT:
         raise WidthError(
             f"enumerating {k} of {width} indices needs too large a table",
@@ -341,7 +407,7 @@ def index_set(packer: str, width: int, k: int) -> IndexSet:
             want=f"at most {TABLE_LIMIT}",
             fix="packer=index",
         )
-    return Enumerative(width, k)
+    return Enumerative(width, k, code_bits)
 
 
 class Supports:

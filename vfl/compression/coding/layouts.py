@@ -1,17 +1,14 @@
-"""What a codec sends of a cut as one payload, and back.
+"""Layouts that take fewer bits for what occurs often: codes of mostly zero cuts, and range coding.
 
-A payload starts with the scales of its values: none for fp32, one for a batch in training, and one
-a row at inference, so that a prediction never depends on who shares its batch. Fixed layouts then
-pack bits without gaps, and zero bits up to a whole byte; the range layouts code symbols with counts
-that adapt, and begin with the byte that says which history those have.
+A payload is a tag, the scales of its values, and what a layout makes of their codes. Fixed layouts
+(`bits.IndexSet`) pack bits without gaps, and zero bits up to a whole byte; `Range` codes symbols
+with counts that adapt, and its tag is the byte that says which history those have.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -20,12 +17,15 @@ from torch import Tensor
 
 from vfl.compression.coding.bits import (
     Bits,
-    IndexSet,
+    Codes,
+    EveryIndex,
     Indices,
+    Layout,
+    Mask,
     from_bits,
+    index_set,
     pack,
     packed_bytes,
-    require_bytes,
     supports,
     to_bits,
     unpack,
@@ -39,10 +39,8 @@ from vfl.compression.coding.range_coder import (
     next_symbol,
     symbols_limit_bytes,
 )
-from vfl.compression.coding.values import ValueCode, Values
 from vfl.core.compiled import compiled, native
 from vfl.core.errors import CorruptFrameError, TruncatedFrameError, WidthError
-from vfl.core.frame import Payload
 
 #: Counts an adaptive packer may hold; 32 MB with their running sums.
 COUNTS_LIMIT = 2**21
@@ -50,156 +48,184 @@ COUNTS_LIMIT = 2**21
 _WEIGHT, _FIRST_COUNT = 24, 4
 
 
-class Layout(ABC):
-    """How the rows of one codec become bytes at one end of a link.
-
-    In both kinds below `groups` counts the scales that travel: as many as rows, or 1 for the batch.
-    `step` names the training step; it is None for a query, which nothing is learned from.
-    """
-
-    @abstractmethod
-    def payload_limit(self, rows: int, groups: int) -> int:
-        """Most bytes so many rows can take."""
-
-    def commit(self, step: int) -> None:
-        """A step is final at this end; see `vfl.compression.Codec.commit`."""
-
-    def state_dict(self) -> Mapping[str, Tensor]:
-        """Adaptive state."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` gave."""
-
-
-class SparseLayout(Layout):
-    """For k indices and values a row."""
-
-    @abstractmethod
-    def pack(self, indices: Indices, values: Values, groups: int, step: int | None) -> bytes:
-        """The payload of increasing indices and of their values, both of axes (rows, k)."""
-
-    @abstractmethod
-    def unpack(
-        self, payload: Payload, rows: int, groups: int, step: int | None
-    ) -> tuple[Indices, Values]:
-        """The indices and values of a payload.
-
-        Raises:
-            FrameError: what `pack` could not have made.
-        """
-
-
-class DenseLayout(Layout):
-    """For every value of a row."""
-
-    @abstractmethod
-    def pack(self, values: Values, groups: int, step: int | None) -> bytes:
-        """The payload of values of axes (rows, width)."""
-
-    @abstractmethod
-    def unpack(self, payload: Payload, rows: int, groups: int, step: int | None) -> Values:
-        """The values of a payload, axes (rows, width).
-
-        Raises:
-            FrameError: what `pack` could not have made.
-        """
-
-
-@dataclass(frozen=True)
-class SparseFixed(SparseLayout):
-    """k indices and values a row, all rows alike: the set of indices, then the codes in order.
-
-    Attributes:
-        sets: spells which indices are kept.
-        code: spells their values.
-    """
-
-    sets: IndexSet
-    code: ValueCode
-
-    @property
-    def row_bits(self) -> int:
-        """Bits a row takes, scales not counted."""
-        return self.sets.bits + self.sets.k * self.code.bits
-
-    def payload_limit(self, rows: int, groups: int) -> int:
-        """Bytes of every payload of so many rows."""
-        return self.code.scale_bytes(groups) + packed_bytes(rows, self.row_bits)
-
-    def pack(self, indices: Indices, values: Values, groups: int, step: int | None) -> bytes:
-        scale, codes = self.code.encode(values, groups)
-        return scale + self.sets.pack_rows(indices, codes, self.code.bits)
-
-    def unpack(
-        self, payload: Payload, rows: int, groups: int, step: int | None
-    ) -> tuple[Indices, Values]:
-        require_bytes(payload, self.payload_limit(rows, groups), rows)
-        view, head = memoryview(payload), self.code.scale_bytes(groups)
-        indices, codes = self.sets.unpack_rows(view[head:], rows, self.code.bits)
-        return indices, self.code.decode(view[:head], codes, groups)
-
-
-class SparseRange(SparseLayout):
-    """k indices and values a row, range coded: often used indices and values get short.
-
-    A row is its k indices, each coded knowing which one came before, then its k codes.
+def new_layout(packer: str, width: int, k: int | None, code_bits: int) -> Layout:
+    """A layout that has learned nothing.
 
     Args:
-        width, k: of the cut and of a row.
-        code: spells the values, in at most 8 bits.
+        packer: range; enumerative or bitmap; index for k values a row, or dense for all of them.
+        width: of the cut.
+        k: values a row; None for all, those of code 0 being zeros to all packers but dense.
+        code_bits: bits of a code.
+
+    Raises:
+        WidthError: a table would be too large.
+    """
+    if packer == "range":
+        return Range(width, k, code_bits)
+    if k is not None:
+        return index_set(packer, width, k, code_bits)
+    if packer == "dense":
+        return EveryIndex(width, width, code_bits)
+    return (DenseBitmap if packer == "bitmap" else DenseEnumerative)(width, code_bits)
+
+
+class DenseBitmap(Layout):
+    """One bit a value that says whether its code is not 0, then those codes.
+
+    Args:
+        width: of the cut.
+        code_bits: bits of a code; 0 must be that of zero.
+    """
+
+    def __init__(self, width: int, code_bits: int) -> None:
+        self.k = width
+        self.code_bits = code_bits
+
+    def limit_bytes(self, rows: int) -> int:
+        return packed_bytes(rows, self.k) + packed_bytes(rows, self.k * self.code_bits)
+
+    def pack(self, indices: Indices, codes: Codes) -> bytes:
+        used = codes > 0
+        spelt = to_bits(codes[used][:, None], self.code_bits)
+        return pack(used.astype(np.uint8)) + pack(spelt)
+
+    def unpack(self, body: memoryview, rows: int) -> tuple[Indices, Codes]:
+        end = packed_bytes(rows, self.k)
+        _require_head(body, end, "bitmap")
+        used = unpack(body[:end], rows, self.k).astype(np.bool_)
+        return _placed(used, unpack(body[end:], int(np.count_nonzero(used)), self.code_bits))
+
+
+class DenseEnumerative(DenseBitmap):
+    """A mostly zero cut with as few bits as a code without memory can have.
+
+    ceil(log2(width + 1)) bits a row say how many values are not zero, then ceil(log2 C(width, n))
+    which ones (one number among all sets of that size, rows with fewer of them first), then come
+    their codes row by row. How long a payload is tells how many values are not zero.
+    """
+
+    def __init__(self, width: int, code_bits: int) -> None:
+        super().__init__(width, code_bits)
+        self._count_bits = width.bit_length()
+        self._supports = supports(width)
+
+    def limit_bytes(self, rows: int) -> int:
+        row_bits = self._supports.bits + np.arange(self.k + 1) * self.code_bits
+        return packed_bytes(rows, self._count_bits + int(row_bits.max()))
+
+    def pack(self, indices: Indices, codes: Codes) -> bytes:
+        used = codes > 0
+        spelt = (
+            to_bits(used.sum(axis=1)[:, None], self._count_bits),
+            self._supports.to_bits(used),
+            to_bits(codes[used][:, None], self.code_bits),
+        )
+        return pack(np.concatenate([bits.reshape(-1) for bits in spelt]))
+
+    def unpack(self, body: memoryview, rows: int) -> tuple[Indices, Codes]:
+        counts = self._counts(body, rows)
+        sizes = rows * self._count_bits, int(self._supports.bits[counts].sum())
+        bits = unpack(body, 1, sum(sizes) + int(counts.sum()) * self.code_bits)[0]
+        _, sets, spelt = np.split(bits, np.cumsum(sizes))
+        used = self._supports.from_bits(sets, counts)
+        return _placed(used, spelt.reshape(-1, self.code_bits))
+
+    def _counts(self, body: memoryview, rows: int) -> np.ndarray:
+        """How many values of each row are not zero."""
+        bits = rows * self._count_bits
+        end = packed_bytes(1, bits)
+        _require_head(body, end, "counts")
+        spelt = np.unpackbits(np.frombuffer(body[:end], np.uint8))[:bits]
+        counts = from_bits(spelt.reshape(rows, self._count_bits), self._count_bits, 1)[:, 0]
+        if (counts > self.k).any():
+            raise CorruptFrameError("a payload says that a row has more values than it is wide")
+        return counts
+
+
+def _require_head(body: memoryview, wanted_bytes: int, what: str) -> None:
+    if len(body) < wanted_bytes:
+        raise TruncatedFrameError(
+            f"a payload ends inside its {what}",
+            got=f"{len(body)} bytes",
+            want=f"{wanted_bytes} or more",
+        )
+
+
+def _placed(used: Mask, spelt: Bits) -> tuple[Indices, Codes]:
+    """The codes of all values from those that are not 0, a line of bits each."""
+    codes = np.zeros(used.shape, np.int64)
+    codes[used] = from_bits(spelt, spelt.shape[1], 1)[:, 0]
+    if (codes[used] == 0).any():
+        raise CorruptFrameError("a payload marks a zero as a value")
+    return np.zeros((len(used), 0), np.int64), codes
+
+
+class Range(Layout):
+    """Range coded, so that what occurs often gets short.
+
+    With k values a row, it is its k indices, each coded knowing which one came before, then its k
+    codes. Otherwise it is a code for every value, with the counts of its unit: one that is mostly
+    zero costs a fraction of a bit.
+
+    Args:
+        width: of the cut.
+        k: values a row; None for all.
+        code_bits: bits of a code, at most 8.
 
     Raises:
         WidthError: the table of counts would be too large.
     """
 
-    def __init__(self, width: int, k: int, code: ValueCode) -> None:
-        if k * width * width > COUNTS_LIMIT:
-            raise WidthError(
-                f"adaptive counts for {k} of {width} indices need too large a table",
-                got=f"{k * width * width} numbers",
-                want=f"at most {COUNTS_LIMIT}",
-                fix="packer=enumerative",
-            )
-        self.width, self.k, self.code = width, k, code
-        self._indices = AdaptiveCounts(first_index_counts(width, k), _WEIGHT)
-        self._codes = AdaptiveCounts(np.full((1, 2**code.bits), _FIRST_COUNT), _WEIGHT)
+    def __init__(self, width: int, k: int | None, code_bits: int) -> None:
+        self.width, self.k = width, width if k is None else k
+        self._index_count, contexts = (0, width) if k is None else (k, 1)
+        self._codes = AdaptiveCounts(np.full((contexts, 2**code_bits), _FIRST_COUNT), _WEIGHT)
+        #: By the names that checkpoints have for them.
+        self._sides = {"": self._codes}
+        if k is not None:
+            if k * width * width > COUNTS_LIMIT:
+                raise WidthError(
+                    f"adaptive counts for {k} of {width} indices need too large a table",
+                    got=f"{k * width * width} numbers",
+                    want=f"at most {COUNTS_LIMIT}",
+                    fix="packer=enumerative",
+                )
+            indices = AdaptiveCounts(first_index_counts(width, k), _WEIGHT)
+            self._sides = {"places-": indices, "codes-": self._codes}
 
-    def payload_limit(self, rows: int, groups: int) -> int:
-        return 1 + self.code.scale_bytes(groups) + symbols_limit_bytes(rows * 2 * self.k)
+    @property
+    def tag(self) -> bytes:
+        return next(iter(self._sides.values())).tag
 
-    def pack(self, indices: Indices, values: Values, groups: int, step: int | None) -> bytes:
-        scale, codes = self.code.encode(values, groups)
-        sides = [
-            [share.reshape(-1, self.k) for share in counts.shares(coded)]
-            for counts, coded in self._coded(indices, codes, step)
-        ]
+    def limit_bytes(self, rows: int) -> int:
+        return symbols_limit_bytes(rows * (self._index_count + self.k))
+
+    def pack(self, indices: Indices, codes: Codes) -> bytes:
+        sides = [counts.shares(coded) for counts, coded in self._coded(indices, codes)]
         rows = [np.concatenate(both, axis=1).reshape(-1) for both in zip(*sides, strict=True)]
-        return self._indices.tag + scale + encode(Shares(*rows))
+        return encode(Shares(*rows))
 
-    def unpack(
-        self, payload: Payload, rows: int, groups: int, step: int | None
-    ) -> tuple[Indices, Values]:
-        scale, body = self._indices.split(payload, self.code.scale_bytes(groups))
+    def unpack(self, body: memoryview, rows: int) -> tuple[Indices, Codes]:
         reader = Reader(body)
-        found = np.zeros((rows, 2 * self.k), np.int64)
-        index_table, code_table, out = (
-            native(each.reshape(-1))
-            for each in (self._indices.cumulative, self._codes.cumulative, found)
+        found = np.zeros((rows, self._index_count + self.k), np.int64)
+        index_table, code_table = (
+            next(iter(self._sides.values())).cumulative,
+            self._codes.cumulative,
         )
-        sizes = rows, self.width, self.k
-        if not _decode_sets(reader.raw, reader.state, index_table, code_table, *sizes, out):
+        tables = native(index_table.reshape(-1)), native(code_table.reshape(-1))
+        sizes = len(code_table), self.width, self._index_count, self.k
+        if not _decode(reader.raw, reader.state, tables, native(found.reshape(-1)), sizes):
             raise CorruptFrameError("a range-coded payload names no symbol")
         reader.finish()
-        indices, codes = found[:, : self.k], found[:, self.k :]
-        values = self.code.decode(scale, codes, groups)
-        if step is not None:
-            self._coded(indices, codes, step)
-        return indices, values
+        return found[:, : self._index_count], found[:, self._index_count :]
+
+    def record(self, step: int, indices: Indices, codes: Codes) -> None:
+        for counts, coded in self._coded(indices, codes):
+            counts.record(step, Coded(*(each.reshape(-1) for each in coded)))
 
     def commit(self, step: int) -> None:
-        self._indices.commit(step)
-        self._codes.commit(step)
+        for counts in self._sides.values():
+            counts.commit(step)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {
@@ -210,34 +236,20 @@ class SparseRange(SparseLayout):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         for prefix, counts in self._sides.items():
-            own = {
-                key.removeprefix(prefix): each
-                for key, each in state.items()
-                if key.startswith(prefix)
-            }
+            own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
             counts.load_state_dict(own)
 
-    @property
-    def _sides(self) -> dict[str, AdaptiveCounts]:
-        """By the names that checkpoints have for them."""
-        return {"places-": self._indices, "codes-": self._codes}
-
-    def _coded(
-        self, indices: Indices, codes: np.ndarray, step: int | None
-    ) -> list[tuple[AdaptiveCounts, Coded]]:
-        """The symbols of both sides, which a step's commit will count."""
+    def _coded(self, indices: Indices, codes: Codes) -> list[tuple[AdaptiveCounts, Coded]]:
+        """The symbols of each side, axes (rows, symbols)."""
+        numbers = codes.astype(np.int64)
+        if not self._index_count:
+            units = np.broadcast_to(np.arange(self.width), codes.shape)
+            return [(self._codes, Coded(units, numbers))]
         before = np.zeros_like(indices)
         before[:, 1:] = indices[:, :-1] + 1
         contexts = np.arange(self.k) * self.width + before
-        flat = codes.astype(np.int64).reshape(-1)
-        sides = [
-            (self._indices, Coded(contexts.reshape(-1), indices.reshape(-1))),
-            (self._codes, Coded(np.zeros_like(flat), flat)),
-        ]
-        if step is not None:
-            for counts, coded in sides:
-                counts.record(step, coded)
-        return sides
+        coded = Coded(contexts, indices), Coded(np.zeros_like(numbers), numbers)
+        return list(zip(self._sides.values(), coded, strict=True))
 
 
 @lru_cache(maxsize=16)
@@ -259,218 +271,24 @@ def first_index_counts(width: int, k: int) -> np.ndarray:
 
 
 @compiled
-def _decode_sets(
-    raw: Any, state: Any, indices: Any, codes: Any, rows: int, width: int, k: int, out: Any
-) -> bool:
-    code_count = len(codes) - 1
-    for row in range(rows):
-        base, before = row * 2 * k, -1
-        for j in range(k):
+def _decode(raw: Any, state: Any, tables: Any, out: Any, sizes: Any) -> bool:
+    """Fill `out`, for each row its indices and then its codes; False where no symbol fits."""
+    indices, codes = tables
+    contexts, width, index_count, code_count = sizes
+    at, choices = 0, len(codes) // contexts - 1
+    while at < len(out):
+        before = -1
+        for j in range(index_count):
             first = (j * width + before + 1) * (width + 1)
             before = next_symbol(raw, state, indices, first, width)
             if before < 0:
                 return False
-            out[base + j] = before
-        for j in range(k):
-            found = next_symbol(raw, state, codes, 0, code_count)
+            out[at + j] = before
+        at += index_count
+        for j in range(code_count):
+            found = next_symbol(raw, state, codes, (j % contexts) * (choices + 1), choices)
             if found < 0:
                 return False
-            out[base + k + j] = found
-    return True
-
-
-@dataclass(frozen=True)
-class DenseFixed(DenseLayout):
-    """Exactly `code.bits` bits a value, rows back to back.
-
-    Attributes:
-        width: of the cut.
-        code: spells the values.
-    """
-
-    width: int
-    code: ValueCode
-
-    def payload_limit(self, rows: int, groups: int) -> int:
-        """Bytes of every payload of so many rows."""
-        return self.code.scale_bytes(groups) + packed_bytes(rows, self.width * self.code.bits)
-
-    def pack(self, values: Values, groups: int, step: int | None) -> bytes:
-        scale, codes = self.code.encode(values, groups)
-        return scale + pack(to_bits(codes, self.code.bits))
-
-    def unpack(self, payload: Payload, rows: int, groups: int, step: int | None) -> Values:
-        require_bytes(payload, self.payload_limit(rows, groups), rows)
-        view, head = memoryview(payload), self.code.scale_bytes(groups)
-        bits = unpack(view[head:], rows, self.width * self.code.bits)
-        return self.code.decode(view[:head], from_bits(bits, self.code.bits, self.width), groups)
-
-
-@dataclass(frozen=True)
-class DenseBitmap(DenseLayout):
-    """One bit a value that says whether its code is not 0, then those codes.
-
-    Attributes:
-        width: of the cut.
-        code: spells the values; 0 must be its code for zero.
-    """
-
-    width: int
-    code: ValueCode
-
-    def payload_limit(self, rows: int, groups: int) -> int:
-        map_bytes = packed_bytes(rows, self.width)
-        code_bytes = packed_bytes(rows, self.width * self.code.bits)
-        return self.code.scale_bytes(groups) + map_bytes + code_bytes
-
-    def pack(self, values: Values, groups: int, step: int | None) -> bytes:
-        scale, codes = self.code.encode(values, groups)
-        used = codes > 0
-        spelt = to_bits(codes[used][:, None], self.code.bits)
-        return scale + pack(used.astype(np.uint8)) + pack(spelt)
-
-    def unpack(self, payload: Payload, rows: int, groups: int, step: int | None) -> Values:
-        head = self.code.scale_bytes(groups)
-        body = head + packed_bytes(rows, self.width)
-        view = memoryview(payload)
-        if len(view) < body:
-            raise TruncatedFrameError(
-                "a payload ends inside its bitmap", got=f"{len(view)} bytes", want=f"{body} or more"
-            )
-        used = unpack(view[head:body], rows, self.width).astype(np.bool_)
-        codes = np.zeros((rows, self.width), np.int64)
-        spelt = unpack(view[body:], int(np.count_nonzero(used)), self.code.bits)
-        codes[used] = _nonzero_codes(spelt, self.code.bits)
-        return self.code.decode(view[:head], codes, groups)
-
-
-class DenseEnumerative(DenseLayout):
-    """A mostly zero cut with as few bits as a code without memory can have.
-
-    ceil(log2(width + 1)) bits a row say how many values are not zero, then ceil(log2 C(width, n))
-    which ones (one number among all sets of that size, rows with fewer of them first), then come
-    their codes row by row. How long a payload is tells how many values are not zero.
-
-    Args:
-        width: of the cut.
-        code: spells the values; 0 must be its code for zero.
-    """
-
-    def __init__(self, width: int, code: ValueCode) -> None:
-        self.width = width
-        self.code = code
-        self._count_bits = width.bit_length()
-        self._supports = supports(width)
-
-    def payload_limit(self, rows: int, groups: int) -> int:
-        row_bits = self._supports.bits + np.arange(self.width + 1) * self.code.bits
-        most = self._count_bits + int(row_bits.max())
-        return self.code.scale_bytes(groups) + packed_bytes(rows, most)
-
-    def pack(self, values: Values, groups: int, step: int | None) -> bytes:
-        scale, codes = self.code.encode(values, groups)
-        used = codes > 0
-        spelt = (
-            to_bits(used.sum(axis=1)[:, None], self._count_bits),
-            self._supports.to_bits(used),
-            to_bits(codes[used][:, None], self.code.bits),
-        )
-        return scale + pack(np.concatenate([bits.reshape(-1) for bits in spelt]))
-
-    def unpack(self, payload: Payload, rows: int, groups: int, step: int | None) -> Values:
-        view, head = memoryview(payload), self.code.scale_bytes(groups)
-        counts = self._counts(view[head:], rows)
-        sizes = rows * self._count_bits, int(self._supports.bits[counts].sum())
-        total = sum(sizes) + int(counts.sum()) * self.code.bits
-        bits = unpack(view[head:], 1, total)[0]
-        _, sets, spelt = np.split(bits, np.cumsum(sizes))
-        used = self._supports.from_bits(sets, counts)
-        codes = np.zeros((rows, self.width), np.int64)
-        codes[used] = _nonzero_codes(spelt.reshape(-1, self.code.bits), self.code.bits)
-        return self.code.decode(view[:head], codes, groups)
-
-    def _counts(self, body: memoryview, rows: int) -> np.ndarray:
-        """How many values of each row are not zero."""
-        bits = rows * self._count_bits
-        size = packed_bytes(1, bits)
-        if len(body) < size:
-            raise TruncatedFrameError(
-                "a payload ends inside its counts", got=f"{len(body)} bytes", want=f"{size} or more"
-            )
-        spelt = np.unpackbits(np.frombuffer(body[:size], np.uint8))[:bits]
-        counts = from_bits(spelt.reshape(rows, self._count_bits), self._count_bits, 1)[:, 0]
-        if (counts > self.width).any():
-            raise CorruptFrameError("a payload says that a row has more values than it is wide")
-        return counts
-
-
-def _nonzero_codes(spelt: Bits, code_bits: int) -> np.ndarray:
-    codes: np.ndarray = from_bits(spelt, code_bits, 1)[:, 0]
-    if (codes == 0).any():
-        raise CorruptFrameError("a payload marks a zero as a value")
-    return codes
-
-
-class DenseRange(DenseLayout):
-    """Every value, range coded with the counts of its unit.
-
-    A unit that is mostly zero costs a fraction of a bit.
-
-    Args:
-        width: of the cut.
-        code: spells the values, in at most 8 bits.
-    """
-
-    def __init__(self, width: int, code: ValueCode) -> None:
-        self.width = width
-        self.code = code
-        self._counts = AdaptiveCounts(np.full((width, 2**code.bits), _FIRST_COUNT), _WEIGHT)
-
-    def payload_limit(self, rows: int, groups: int) -> int:
-        return 1 + self.code.scale_bytes(groups) + symbols_limit_bytes(rows * self.width)
-
-    def pack(self, values: Values, groups: int, step: int | None) -> bytes:
-        scale, codes = self.code.encode(values, groups)
-        coded = self._coded(codes, step)
-        return self._counts.tag + scale + encode(self._counts.shares(coded))
-
-    def unpack(self, payload: Payload, rows: int, groups: int, step: int | None) -> Values:
-        scale, body = self._counts.split(payload, self.code.scale_bytes(groups))
-        reader = Reader(body)
-        codes = np.zeros((rows, self.width), np.int64)
-        table, out = (native(each.reshape(-1)) for each in (self._counts.cumulative, codes))
-        sizes = 2**self.code.bits, self.width
-        if not _decode_units(reader.raw, reader.state, table, *sizes, out):
-            raise CorruptFrameError("a range-coded payload names no symbol")
-        reader.finish()
-        values = self.code.decode(scale, codes, groups)
-        if step is not None:
-            self._coded(codes, step)
-        return values
-
-    def commit(self, step: int) -> None:
-        self._counts.commit(step)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return self._counts.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._counts.load_state_dict(state)
-
-    def _coded(self, codes: np.ndarray, step: int | None) -> Coded:
-        """The symbols, which a step's commit will count."""
-        units = np.broadcast_to(np.arange(self.width), codes.shape)
-        coded = Coded(units.reshape(-1), codes.astype(np.int64).reshape(-1))
-        if step is not None:
-            self._counts.record(step, coded)
-        return coded
-
-
-@compiled
-def _decode_units(raw: Any, state: Any, table: Any, count: int, width: int, out: Any) -> bool:
-    for i in range(len(out)):
-        found = next_symbol(raw, state, table, (i % width) * (count + 1), count)
-        if found < 0:
-            return False
-        out[i] = found
+            out[at + j] = found
+        at += code_count
     return True

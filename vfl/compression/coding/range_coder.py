@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from vfl.core.compiled import compiled, native
-from vfl.core.errors import CorruptFrameError, TruncatedFrameError
+from vfl.core.errors import CorruptFrameError
 from vfl.core.frame import Payload
 
 #: The largest total of a context: the interval never gets narrower than this.
@@ -179,7 +179,7 @@ def _first_number(raw: Any) -> int:
 
 
 class Coded(NamedTuple):
-    """Symbols in the order they are coded, both int64 of axes (symbols,)."""
+    """Symbols in the order they are coded, both int64 of the same axes."""
 
     contexts: Numbers
     symbols: Numbers
@@ -207,25 +207,6 @@ class AdaptiveCounts:
     def tag(self) -> bytes:
         """One byte that differs, 255 times in 256, where the counts differ."""
         return bytes([self._history & 0xFF])
-
-    def split(self, payload: Payload, scale_bytes: int) -> tuple[memoryview, memoryview]:
-        """Scales and coded symbols of a payload that begins with the tag.
-
-        Raises:
-            TruncatedFrameError: it ends before its symbols.
-            CorruptFrameError: it was coded with other counts.
-        """
-        view, body = memoryview(payload), 1 + scale_bytes
-        if len(view) < body:
-            raise TruncatedFrameError(
-                "a payload ends inside its scales", got=f"{len(view)} bytes", want=f"{body} or more"
-            )
-        if bytes(view[:1]) != self.tag:
-            raise CorruptFrameError(
-                "a range-coded payload was made with other counts",
-                fix="start the session again from its last checkpoint",
-            )
-        return view[1:body], view[body:]
 
     def shares(self, coded: Coded) -> Shares:
         """What the range coder needs of symbols."""

@@ -12,7 +12,7 @@ indices travel (`GradientCode`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -60,13 +60,11 @@ class ValueCode(ABC):
 
     Attributes:
         bits: bits a value.
+        scale_bytes: that travel ahead of the codes for each group of rows.
     """
 
     bits: int
-
-    def scale_bytes(self, groups: int) -> int:
-        """Bytes that travel ahead of the codes when the rows form `groups` groups."""
-        return 0
+    scale_bytes: ClassVar[int] = 0
 
     @abstractmethod
     def encode(self, values: Values, groups: int) -> Coded:
@@ -117,12 +115,11 @@ class RectifiedValues(ValueCode):
     and is read back as code upper / top, where top = 2^b - 1.
     """
 
+    scale_bytes = 2
+
     def __init__(self, bits: int) -> None:
         self.bits = bits
         self._top = 2**bits - 1
-
-    def scale_bytes(self, groups: int) -> int:
-        return 2 * groups
 
     def encode(self, values: Values, groups: int) -> Coded:
         grouped = values if groups == len(values) else values.reshape(1, -1)
@@ -182,11 +179,10 @@ class WholeValues(ValueCode):
 class AffineValues(ValueCode):
     """b bits a value, uniform between the ends of its group (thesis, equations 3-1 and 3-2)."""
 
+    scale_bytes = 4
+
     def __init__(self, bits: int) -> None:
         self.bits = bits
-
-    def scale_bytes(self, groups: int) -> int:
-        return 4 * groups
 
     def encode(self, values: Values, groups: int) -> Coded:
         grouped = _in_groups(values, groups)

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from markupsafe import Markup
-
 from vfl.config import GridSettings
 from vfl.config.run_folder import RunFolder
 from vfl.core.storage import read_json
@@ -29,7 +27,6 @@ from vfl.experiments.leaderboard import (
     UNDEFENDED,
     LeaderboardEntry,
     Standing,
-    Verdict,
     by_attack,
     is_ranked,
     leaderboard,
@@ -44,10 +41,10 @@ from vfl.experiments.pages.charts import (
     Series,
     ends_of,
     line_drawing,
-    map_chart,
-    scatter_chart,
+    map_drawing,
+    scatter_drawing,
 )
-from vfl.experiments.pictures import Gallery
+from vfl.experiments.pictures import kept_pictures
 from vfl.experiments.scores import OF_CELL, Row, read_scores
 from vfl.experiments.tables import Table, bytes_text, list_text, percent_text, seconds_text
 
@@ -55,13 +52,8 @@ _ANGLE_TICKS = [(0.0, "0"), (math.pi / 4, "π/4"), (math.pi / 2, "π/2"), (3 * m
                 (math.pi, "π")]  # fmt: skip
 
 
-def numbered(entries: Sequence[LeaderboardEntry]) -> dict[str, int]:
-    """The number each defense has in all drawings: its place on the leaderboard."""
-    return {entry.defense: number for number, entry in enumerate(entries, 1)}
-
-
 def style_of(number: int) -> int:
-    """The colour of a number."""
+    """The colour of a number, which is a place on the leaderboard."""
     return 1 + number % STYLES
 
 
@@ -69,85 +61,68 @@ def tradeoffs(
     entries: Sequence[LeaderboardEntry], rows: Sequence[Row], margin: float
 ) -> Iterator[Drawing]:
     """Accuracy against the worst attack at each k, then against each attack at the middle k."""
-    numbers = numbered(entries)
     leaks = [one.k for one in entries[0].standings]
     for place, k in enumerate(leaks):
-        standings = {one.defense: one.standings[place] for one in entries}
-        words = f"The worst attack at k = {k}" if k else "The worst attack"
-        values = {name: one.value.mean for name, one in standings.items()}
-        first = next(iter(standings.values()))
-        yield _tradeoff(f"worst-{k}", words, entries, numbers, values, first, margin)
-    middle = leaks[len(leaks) // 2]
-    for order, attack in enumerate(dict.fromkeys(row.attacker for row in leaked(rows, middle))):
+        title = f"The worst attack at k = {k}" if k else "The worst attack"
+        values = {one.defense: one.standings[place].value.mean for one in entries}
+        yield _tradeoff(title, entries, values, entries[0].standings[place], margin)
+    middle = len(leaks) // 2
+    allowed = leaked(rows, leaks[middle])
+    for attack in dict.fromkeys(row.attacker for row in allowed):
         values = {}
         for one in entries:
-            own = [row for row in leaked(rows, middle) if row.defense == one.defense]
-            if attack in (found := by_attack(own)):
+            found = by_attack(row for row in allowed if row.defense == one.defense)
+            if attack in found:
                 values[one.defense] = mean_of(found[attack])
-        standing = entries[0].standings[leaks.index(middle)]
-        title = f"{attack} at k = {middle}"
-        yield _tradeoff(f"attack-{order}", title, entries, numbers, values, standing, margin)
+        title = f"{attack} at k = {leaks[middle]}"
+        yield _tradeoff(title, entries, values, entries[0].standings[middle], margin)
 
 
 def _tradeoff(
-    key: str,
     title: str,
     entries: Sequence[LeaderboardEntry],
-    numbers: Mapping[str, int],
     values: Mapping[str, float],
     standing: Standing,
     margin: float,
 ) -> Drawing:
-    known = [entry for entry in entries if entry.defense in values]
-    points = [
-        Point(
-            str(numbers[one.defense]),
-            100 * one.accuracy.mean,
-            100 * values[one.defense],
-            style_of(numbers[one.defense]),
-        )
-        for one in known
-    ]
+    points, ends = [], []
+    for number, one in enumerate(entries, 1):
+        if one.defense in values:
+            x, y = 100 * one.accuracy.mean, 100 * values[one.defense]
+            points.append(Point(str(number), x, y, style_of(number)))
+            ends.append(f"{one.defense} {x:.1f} and {y:.1f}")
     baseline = 100 * standing.baseline_value.mean
     undefended = next((one for one in entries if one.defense == UNDEFENDED), None)
-    area = Area(100 * undefended.accuracy.mean - margin, baseline) if undefended else None
-    ends = "; ".join(
-        f"{one.defense} {100 * one.accuracy.mean:.1f} and {100 * values[one.defense]:.1f}"
-        for one in known
-    )
-    chart = scatter_chart(
-        key,
+    return scatter_drawing(
         title,
-        f"Test accuracy and attack success in percent: {ends}.",
+        "attack success, percent; shaded: perfect protection",
+        f"Test accuracy and attack success in percent: {'; '.join(ends)}.",
         points,
         "test accuracy, percent",
-        area,
-        [(baseline, "best baseline")],
+        area=Area(100 * undefended.accuracy.mean - margin, baseline) if undefended else None,
+        lines=[(baseline, "best baseline")],
     )
-    return Drawing(title, "attack success, percent; shaded: perfect protection", chart, ())
 
 
 def advantages(entries: Sequence[LeaderboardEntry]) -> Iterator[Drawing]:
     """The worst case above the best baseline, by leaked labels."""
-    numbers = numbered(entries)
     lines = []
-    for entry in entries:
+    for number, entry in enumerate(entries, 1):
         above = [(float(x), one.advantage) for x, one in enumerate(entry.standings)]
         points = [(x, 100 * one.mean) for x, one in above]
         whiskers = [
             (x, 100 * one.low, 100 * one.high) for x, one in above if one.half_width is not None
         ]
-        number = numbers[entry.defense]
         lines.append(Series(f"{number} {entry.defense}", points, style_of(number), whiskers))
     words = "points of the worst attack above the best baseline, 95 % intervals"
-    yield from _by_leaks("advantage", "Advantage by leaked labels", words, lines, entries[0])
+    yield from _by_leaks("Advantage by leaked labels", words, lines, entries[0])
 
 
 def attack_advantages(
     rows: Sequence[Row], entries: Sequence[LeaderboardEntry]
 ) -> Iterator[Drawing]:
     """For each defense, every attack above the best baseline by leaked labels."""
-    for number, entry in enumerate(entries):
+    for entry in entries:
         own = [row for row in rows if row.defense == entry.defense]
         points: dict[str, list[tuple[float, float]]] = {}
         for x, one in enumerate(entry.standings):
@@ -159,25 +134,23 @@ def attack_advantages(
             for order, (attack, found) in enumerate(points.items())
         ]
         words = "points of each attack above the best baseline"
-        yield from _by_leaks(f"attacks-{number}", entry.defense, words, lines, entry)
+        yield from _by_leaks(entry.defense, words, lines, entry)
 
 
 def _by_leaks(
-    key: str, title: str, words: str, lines: Sequence[Series], entry: LeaderboardEntry
+    title: str, words: str, lines: Sequence[Series], entry: LeaderboardEntry
 ) -> Iterator[Drawing]:
     """Lines over the leaked labels of an entry, as many charts as their number takes."""
     ticks = [(float(x), str(one.k)) for x, one in enumerate(entry.standings)]
+    label = "leaked labels of each class"
     for start in range(0, len(lines), STYLES):
         part = lines[start : start + STYLES]
-        label = "leaked labels of each class"
-        yield line_drawing(
-            f"{key}-{start}", title, words, ends_of(part, ".1f"), part, label, x_ticks=ticks
-        )
+        yield line_drawing(title, words, part, label, ends_of(part, ".1f"), x_ticks=ticks)
 
 
 def pictures(drawn: Mapping[str, Mapping[str, Any]]) -> Iterator[Drawing]:
     """Angles between cuts, and t-SNE maps, by defense."""
-    for number, (defense, cut) in enumerate(drawn.items()):
+    for defense, cut in drawn.items():
         bins = len(cut["same"])
         lines = [
             Series(
@@ -187,63 +160,22 @@ def pictures(drawn: Mapping[str, Mapping[str, Any]]) -> Iterator[Drawing]:
             )
             for name, word, style in (("same", "same class", 2), ("different", "two classes", 1))
         ]
-        title = f"Angles, {defense}"
         means = (cut["same_mean"], cut["different_mean"])
         words = "percent of pairs of test cuts; mean " + " and ".join(
             "none" if mean is None else f"{mean:.2f}" for mean in means
         )
         yield line_drawing(
-            f"angles-{number}", title, f"{words} rad", f"{words} rad.", lines, "angle, rad",
+            f"Angles, {defense}", f"{words} rad", lines, "angle, rad", f"{words} rad.",
             x_ticks=_ANGLE_TICKS,
         )  # fmt: skip
-        yield from _map(number, defense, cut)
-
-
-def _map(number: int, defense: str, cut: Mapping[str, Any]) -> Iterator[Drawing]:
-    if cut["map"]:
-        points = [
-            Point("", x, y, 1 + label % STYLES)
-            for (x, y), label in zip(cut["map"], cut["labels"], strict=True)
-        ]
-        title = f"t-SNE, {defense}"
-        words = f"{len(points)} test cuts, a colour a class" + (
-            "" if max(cut["labels"]) < STYLES else f"; class {STYLES} and up share them"
-        )
-        chart: Markup = map_chart(f"map-{number}", title, words, points)
-        yield Drawing(title, words, chart, ())
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """One defense at one k.
-
-    Attributes:
-        words: points of the worst attack above the best baseline.
-        verdict: what follows, which the page tints.
-        hint: the attack and what it reaches, for whoever points there.
-    """
-
-    words: str
-    verdict: Verdict
-    hint: str
-
-
-def glance(entries: Sequence[LeaderboardEntry]) -> list[tuple[str, list[Tile]]]:
-    """The advantage of the worst attack for every entry of a leaderboard, a tile for each k."""
-    return [
-        (
-            f"{number} {entry.defense}",
-            [
-                Tile(
-                    f"{100 * one.advantage.mean:+.1f}",
-                    one.verdict,
-                    f"{one.verdict}: {one.attack} reaches {100 * one.value.mean:.1f} %",
-                )
-                for one in entry.standings
-            ],
-        )
-        for number, entry in enumerate(entries, 1)
-    ]
+        if cut["map"]:
+            points = [
+                Point("", x, y, 1 + label % STYLES)
+                for (x, y), label in zip(cut["map"], cut["labels"], strict=True)
+            ]
+            shared = "" if max(cut["labels"]) < STYLES else f"; class {STYLES} and up share them"
+            words = f"{len(points)} test cuts, a colour a class{shared}"
+            yield map_drawing(f"t-SNE, {defense}", words, points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,13 +201,13 @@ def strips(folder: GridFolder) -> Iterator[Strip]:
     for cell in folder.cells():
         path = folder.cells_path / cell.name
         for one in read_scores(path / OF_CELL):
-            if (drawn := Gallery(path).get(one.key)) is None:
+            if (drawn := kept_pictures(path, one.key)) is None:
                 continue
             against = "" if cell.adversary in (HONEST, one.attack) else f" against {cell.adversary}"
             words = ", ".join(f"{name} {value:.3g}, mean picture {guess:.3g}"
                               for name, value, guess in one.measured)  # fmt: skip
-            means = (drawn.mean,) * len(drawn.true)
-            lines = [("true", drawn.true), ("found", drawn.found), ("mean", means)]
+            lines = [("true", drawn["true"]), ("found", drawn["found"])]
+            lines.append(("mean", drawn["mean"] * len(drawn["true"])))
             yield Strip(f"{one.attack}, {cell.victim}{against}", words, lines)
 
 
@@ -308,8 +240,7 @@ def attack_page(folder: GridFolder) -> dict[str, Any]:
     if entries:
         shown |= {
             "board": _board(entries, settings),
-            "ks": [one.k for one in entries[0].standings],
-            "glance": glance(entries),
+            "glance": entries,
             "standings": standings_table(entries),
             "tradeoffs": list(tradeoffs(entries, labels, settings.margin)),
             "advantages": [*advantages(entries), *attack_advantages(labels, entries)],
@@ -351,22 +282,21 @@ def _victims(folder: GridFolder, rows: Iterable[Row]) -> Table:
         own = mine.get((cell.victim, cell.adversary, cell.experiment.seed), [])
         run = RunFolder(folder.cells_path / cell.name)
         if own and (run.path / "summary.json").exists():
-            lines.append([_victim(cell), str(cell.experiment.seed), *_cost(run.summary(), own)])
+            summary = run.summary()
+            # No worst attack where none was after its labels.
+            labels = [row for row in own if row.measure in OF_LABELS]
+            worst = max(labels, key=lambda row: row.value, default=None)
+            line = [
+                _victim(cell),
+                str(cell.experiment.seed),
+                percent_text(summary["test_accuracy"]),
+                bytes_text(sum(summary["bytes_up"].values()) + sum(summary["bytes_down"].values())),
+                seconds_text(summary["seconds"]),
+                "" if worst is None else f"{worst.attack}, k = {worst.k}",
+                "" if worst is None else percent_text(worst.value),
+            ]
+            lines.append(line)
     return Table(head, lines)
-
-
-def _cost(summary: Mapping[str, Any], rows: Iterable[Row]) -> list[str]:
-    """The rest of a victim's line; no worst attack where none was after its labels."""
-    sent = sum(summary["bytes_up"].values()) + sum(summary["bytes_down"].values())
-    labels = [row for row in rows if row.measure in OF_LABELS]
-    worst = max(labels, key=lambda row: row.value, default=None)
-    return [
-        percent_text(summary["test_accuracy"]),
-        bytes_text(sent),
-        seconds_text(summary["seconds"]),
-        "" if worst is None else f"{worst.attack}, k = {worst.k}",
-        "" if worst is None else percent_text(worst.value),
-    ]
 
 
 def _counted(count: int, one: str, more: str = "") -> str:

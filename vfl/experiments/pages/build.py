@@ -19,6 +19,23 @@ PAGE = "report.html"
 _TEXT_LIMIT = 1_000_000  # characters of one text, such as a configuration
 
 
+def _shown(value: object) -> object:
+    """Text without what hides or steers; the engine escapes it afterwards. Charts are markup."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable_lines(value, _TEXT_LIMIT)
+    return value
+
+
+ENVIRONMENT = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    finalize=_shown,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
 def build_report(run_folder: Path) -> Path:
     """Write `report.html` into the folder of a run or a grid, from what it holds.
 
@@ -44,17 +61,9 @@ def render(run_folder: Path) -> str:
     Raises:
         RunFolderError: as `build_report`.
     """
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        finalize=_shown,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     if not is_grid(run_folder):
         page = run_page(run_folder)
-        return environment.get_template("run.html").render(page=page)
+        return ENVIRONMENT.get_template("run.html").render(page=page)
     folder = GridFolder(run_folder)
     attacks = folder.kind == "attacks"
     shown = attack_page(folder) if attacks else comparison_page(folder)
@@ -65,11 +74,4 @@ def render(run_folder: Path) -> str:
         "command": folder.head("command"),
         "config_text": (folder.path / CONFIG).read_text(encoding="utf-8").strip(),
     }
-    return environment.get_template("attack.html" if attacks else "compare.html").render(page=page)
-
-
-def _shown(value: object) -> object:
-    """Text without what hides or steers; the engine escapes it afterwards. Charts are markup."""
-    if isinstance(value, str) and not isinstance(value, Markup):
-        return printable_lines(value, _TEXT_LIMIT)
-    return value
+    return ENVIRONMENT.get_template("attack.html" if attacks else "compare.html").render(page=page)

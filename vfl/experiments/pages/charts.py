@@ -17,7 +17,6 @@ WIDTH, HEIGHT = 440, 250
 LEFT, RIGHT, TOP, BOTTOM = 44, 428, 34, 212
 _DOTS_UP_TO, _DOTS_IN_ALL = 30, 90
 STYLES = 8
-_LEGEND_STEP = 104
 _BAR_ROW, _BAR_HEIGHT = 50, 16
 _BAR_LEFT, _BAR_RIGHT = 4, WIDTH - 4
 _ROOM = 4  # of the y axis, below the top of a shaded area
@@ -70,87 +69,76 @@ class Scale:
         return self.start + share * (self.stop - self.start)
 
 
-def line_chart(
-    key: str,
+def line_drawing(
     title: str,
-    description: str,
-    series: Sequence[Series],
+    caption: str,
+    lines: Sequence[Series],
     x_label: str,
+    description: str = "",
+    *,
     x_from: float | None = None,
     whole_x: bool = False,
     x_ticks: Sequence[Tick] | None = None,
-    legend: bool = True,
-) -> Markup:
-    """Lines over two axes.
+) -> Drawing:
+    """Lines over two axes, with their names below.
 
     Args:
-        key: makes the ids of this chart unique in its page.
-        title: for screen readers, a few words.
-        description: for screen readers, what the lines show.
-        series: at least one point in all.
+        title: a few words.
+        caption: what the heights are.
+        lines: at least one point in all.
         x_label: written under the axis.
+        description: for screen readers, what the lines show; where they end unless it is given.
         x_from: where the x axis begins at the latest; None is the first point.
         whole_x: the x axis counts things, so no tick lies between two of them.
         x_ticks: places and words of the ticks, for an axis that is not linear.
-        legend: whether the names stand above the lines.
-
-    Returns:
-        An <svg> element.
     """
-    heights = [y for each in series for y in _heights(each)]
-    starts = [x for each in series for x, _ in each.points]
-    starts += [] if x_from is None else [x_from]
-    x_low, x_high = widened(min(starts), max(starts))
-    y_low, y_high = widened(min(heights), max(heights))
-    y_step = tick_step(y_low, y_high)
-    x_scale = Scale(x_low, x_high, LEFT, RIGHT)
-    y_scale = Scale(*enclosing(y_low, y_high, y_step), BOTTOM, TOP)
-    drawn = [each for each in series if each.points]
+    drawn = [each for each in lines if each.points]
+    xs = [x for each in drawn for x, _ in each.points] + ([] if x_from is None else [x_from])
+    ys = [y for each in drawn for _, y in each.points]
+    ys += [end for each in drawn for _, *ends in each.whiskers for end in ends]
+    x_range = widened(min(xs), max(xs))
+    x_ticks = x_ticks or _ticks(*x_range, tick_step(*x_range, 6, whole_x))
+    x_scale, y_scale, axes = _axes(x_range, ys, x_label, x_ticks)
     dotted = sum(len(each.points) for each in drawn) <= _DOTS_IN_ALL
     parts = [
-        *y_axis(y_scale, y_step),
-        *x_axis(x_scale, x_ticks or _ticks(x_low, x_high, whole_x), x_label),
+        *axes,
         *(_whiskers(each, x_scale, y_scale) for each in drawn if each.whiskers),
         *(_line(each, x_scale, y_scale, dotted) for each in drawn),
-        *(_legend(drawn) if legend else ()),
     ]
-    return svg(key, title, description, HEIGHT, parts)
+    legend = [(swatch(line.style), line.name) for line in drawn]
+    return Drawing(title, caption, svg(title, description or f"{ends_of(drawn)}.", parts), legend)
 
 
-def _heights(series: Series) -> list[float]:
-    ends = [end for _, *ends in series.whiskers for end in ends]
-    return [*ends, *(y for _, y in series.points)]
-
-
-def _ticks(low: float, high: float, whole: bool) -> list[Tick]:
-    step = tick_step(low, high, 6, whole)
-    return [(tick, tick_text(tick, step)) for tick in ticks_inside(low, high, step)]
-
-
-def y_axis(scale: Scale, step: float) -> list[Markup]:
-    """Rules and numbers at the multiples of a step."""
-    rows = [
-        (scale(tick), tick_text(tick, step)) for tick in ticks_inside(scale.low, scale.high, step)
-    ]
+def _axes(
+    x_range: tuple[float, float],
+    ys: Sequence[float],
+    x_label: str,
+    x_ticks: Sequence[Tick],
+) -> tuple[Scale, Scale, list[Markup]]:
+    """Both scales, and rules, numbers and words of the axes; heights begin and end at a rule."""
+    y_low, y_high = widened(min(ys), max(ys))
+    y_step = tick_step(y_low, y_high)
+    x_scale = Scale(*x_range, LEFT, RIGHT)
+    y_scale = Scale(*enclosing(y_low, y_high, y_step), BOTTOM, TOP)
+    rows = [(y_scale(one), text) for one, text in _ticks(y_scale.low, y_scale.high, y_step)]
     rules = "".join(f"M{LEFT} {y:.1f}H{RIGHT}" for y, _ in rows)
-    words = [
-        Markup('<text x="{}" y="{:.1f}" class="end">{}</text>').format(LEFT - 7, y + 4, text)
-        for y, text in rows
-    ]
-    return [Markup('<path class="grid" d="{}"/>').format(rules), *words]
-
-
-def x_axis(scale: Scale, ticks: Sequence[Tick], label: str) -> list[Markup]:
-    """The ticks' words and what the axis shows."""
-    words = [
-        Markup('<text x="{:.1f}" y="{}" class="mid">{}</text>').format(
-            scale(tick), BOTTOM + 17, text
-        )
-        for tick, text in ticks
-    ]
-    middle = (LEFT + RIGHT) // 2
+    number = Markup('<text x="{}" y="{:.1f}" class="end">{}</text>')
+    word = Markup('<text x="{:.1f}" y="{}" class="mid">{}</text>')
     name = Markup('<text x="{}" y="{}" class="mid label">{}</text>')
-    return [*words, name.format(middle, HEIGHT - 4, label)]
+    return (
+        x_scale,
+        y_scale,
+        [
+            Markup('<path class="grid" d="{}"/>').format(rules),
+            *(number.format(LEFT - 7, y + 4, text) for y, text in rows),
+            *(word.format(x_scale(tick), BOTTOM + 17, text) for tick, text in x_ticks),
+            name.format((LEFT + RIGHT) // 2, HEIGHT - 4, x_label),
+        ],
+    )
+
+
+def _ticks(low: float, high: float, step: float) -> list[Tick]:
+    return [(tick, tick_text(tick, step)) for tick in ticks_inside(low, high, step)]
 
 
 def _line(series: Series, x_scale: Scale, y_scale: Scale, dotted: bool) -> Markup:
@@ -173,25 +161,8 @@ def _whiskers(series: Series, x_scale: Scale, y_scale: Scale) -> Markup:
     return Markup('<path class="whisker" d="{}"/>').format(path)
 
 
-def _legend(series: Sequence[Series]) -> list[Markup]:
-    text = Markup('<text x="{}" y="18" class="label">{}</text>')
-    starts = range(LEFT, LEFT + _LEGEND_STEP * len(series), _LEGEND_STEP)
-    return [
-        _swatch(each, start) + text.format(start + 28, each.name)
-        for start, each in zip(starts, series, strict=True)
-    ]
-
-
-def _swatch(series: Series, start: int) -> Markup:
-    if len(series.points) == 1:
-        return Markup('<circle class="dot s{}" cx="{}" cy="14" r="4"/>').format(
-            series.style, start + 18
-        )
-    return Markup('<path class="line s{}" d="M{} 14h22"/>').format(series.style, start)
-
-
 def swatch(style: int) -> Markup:
-    """A short line of a style, for a legend outside of a chart."""
+    """A short line of a style, for a legend."""
     return Markup(
         '<svg viewBox="0 0 26 8" aria-hidden="true"><path class="line s{}" d="M2 4h22"/></svg>'
     ).format(style)
@@ -202,35 +173,12 @@ def ends_of(lines: Sequence[Series], digits: str = ".4g") -> str:
     return "; ".join(f"{line.name} ends at {line.points[-1][1]:{digits}}" for line in lines)
 
 
-def line_drawing(
-    key: str,
-    title: str,
-    caption: str,
-    description: str,
-    lines: Sequence[Series],
-    x_label: str,
-    whole_x: bool = False,
-    x_ticks: Sequence[Tick] | None = None,
-) -> Drawing:
-    """Lines with their names below; see `line_chart`."""
-    chart = line_chart(
-        key, title, description, lines, x_label, whole_x=whole_x, x_ticks=x_ticks, legend=False
-    )
-    return Drawing(title, caption, chart, legend_of(lines))
-
-
-def legend_of(lines: Sequence[Series]) -> list[tuple[Markup, str]]:
-    """A swatch and the name of each line."""
-    return [(swatch(line.style), line.name) for line in lines]
-
-
-def svg(key: str, title: str, description: str, height: int, parts: Sequence[Markup]) -> Markup:
+def svg(title: str, description: str, parts: Sequence[Markup], height: int = HEIGHT) -> Markup:
     """An <svg> element with its title and description; it takes the width of its place."""
-    head = Markup(
-        '<svg role="img" viewBox="0 0 {} {}" aria-labelledby="{key}-title {key}-desc">'
-        '<title id="{key}-title">{}</title><desc id="{key}-desc">{}</desc>'
-    ).format(WIDTH, height, title, description, key=key)
-    return head + Markup("").join(parts) + Markup("</svg>")
+    head = Markup('<svg role="img" viewBox="0 0 {} {}"><title>{}</title><desc>{}</desc>')
+    return (
+        head.format(WIDTH, height, title, description) + Markup("").join(parts) + Markup("</svg>")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,28 +196,25 @@ class Bar:
     text: str
 
 
-def bar_chart(key: str, title: str, description: str, bars: Sequence[Bar]) -> Markup:
-    """Stacked bars on one scale; segment n has style n + 1.
-
-    Returns:
-        An <svg> element as high as its bars need.
-    """
+def bar_drawing(title: str, caption: str, bars: Sequence[Bar]) -> Drawing:
+    """Stacked bars on one scale, as high as they need; segment n has style n + 1."""
     longest = max((sum(bar.values) for bar in bars), default=0) or 1
-    rows = [_row(bar, _BAR_ROW * position, longest) for position, bar in enumerate(bars)]
-    return svg(key, title, description, _BAR_ROW * len(bars), rows)
-
-
-def _row(bar: Bar, top: int, longest: float) -> Markup:
     words = Markup(
         '<text x="{}" y="{}" class="label">{}</text><text x="{}" y="{}" class="end">{}</text>'
-    ).format(_BAR_LEFT, top + 14, shortened(bar.name), _BAR_RIGHT, top + 14, bar.text)
+    )
     segment = Markup('<rect class="bar s{}" x="{:.1f}" y="{}" width="{:.1f}" height="{}"/>')
-    start, drawn = float(_BAR_LEFT), words
-    for style, value in enumerate(bar.values, 1):
-        length = (_BAR_RIGHT - _BAR_LEFT) * value / longest
-        drawn += segment.format(style, start, top + 20, length, _BAR_HEIGHT)
-        start += length
-    return drawn
+    parts = []
+    for position, bar in enumerate(bars):
+        top, start = _BAR_ROW * position, float(_BAR_LEFT)
+        parts.append(
+            words.format(_BAR_LEFT, top + 14, shortened(bar.name), _BAR_RIGHT, top + 14, bar.text)
+        )
+        for style, value in enumerate(bar.values, 1):
+            length = (_BAR_RIGHT - _BAR_LEFT) * value / longest
+            parts.append(segment.format(style, start, top + 20, length, _BAR_HEIGHT))
+            start += length
+    description = "; ".join(f"{bar.name} {bar.text}" for bar in bars)
+    return Drawing(title, caption, svg(title, description, parts, _BAR_ROW * len(bars)))
 
 
 def shortened(name: str, most: int = 36) -> str:
@@ -305,59 +250,53 @@ class Area:
     top: float
 
 
-def scatter_chart(
-    key: str,
+def scatter_drawing(
     title: str,
+    caption: str,
     description: str,
     points: Sequence[Point],
     x_label: str,
+    *,
+    legend: Sequence[tuple[Markup, str]] = (),
     area: Area | None = None,
     lines: Sequence[tuple[float, str]] = (),
     x_ticks: Sequence[Tick] | None = None,
-) -> Markup:
+) -> Drawing:
     """Points over two axes.
 
     Args:
-        key: makes the ids of this chart unique in its page.
-        title: for screen readers, a few words.
+        title: a few words.
+        caption: what the heights are.
         description: for screen readers, what the points show.
         points: at least one.
         x_label: written under the axis.
+        legend: of the drawing.
         area: shaded.
         lines: heights that are drawn across, with their words.
         x_ticks: places on the x axis and their words; round numbers if not given.
-
-    Returns:
-        An <svg> element.
     """
     xs = [point.x for point in points] + ([area.left] if area else [])
     ys = [point.y for point in points] + [height for height, _ in lines]
     ys += [area.top - _ROOM] if area else []
     x_low, x_high = widened(min(xs), max(xs))
-    y_low, y_high = widened(min(ys), max(ys))
-    x_step, y_step = tick_step(x_low, x_high, 6), tick_step(y_low, y_high)
-    x_scale = Scale(*enclosing(x_low, x_high, x_step), LEFT, RIGHT)
-    y_scale = Scale(*enclosing(y_low, y_high, y_step), BOTTOM, TOP)
-    locations = ticks_inside(x_scale.low, x_scale.high, x_step)
-    ticks = x_ticks or [(one, tick_text(one, x_step)) for one in locations]
-    parts = [
-        *([_shaded(area, x_scale, y_scale)] if area else []),
-        *y_axis(y_scale, y_step),
-        *x_axis(x_scale, ticks, x_label),
-        *(_across(y_scale(height), words) for height, words in lines),
-        *(_point(point, x_scale, y_scale) for point in points),
-    ]
-    return svg(key, title, description, HEIGHT, parts)
+    x_step = tick_step(x_low, x_high, 6)
+    around = enclosing(x_low, x_high, x_step)
+    x_scale, y_scale, axes = _axes(around, ys, x_label, x_ticks or _ticks(*around, x_step))
+    parts = [] if area is None else [_shaded(area, x_scale, y_scale)]
+    parts += axes
+    parts += [_across(y_scale(height), words) for height, words in lines]
+    parts += [_point(point, x_scale, y_scale) for point in points]
+    return Drawing(title, caption, svg(title, description, parts), legend)
 
 
-def map_chart(key: str, title: str, description: str, points: Sequence[Point]) -> Markup:
+def map_drawing(title: str, caption: str, points: Sequence[Point]) -> Drawing:
     """Small plain dots without axes, for a map whose distances have no unit."""
     x_low, x_high = widened(min(one.x for one in points), max(one.x for one in points))
     y_low, y_high = widened(min(one.y for one in points), max(one.y for one in points))
     x_scale, y_scale = Scale(x_low, x_high, 8, RIGHT), Scale(y_low, y_high, HEIGHT - 8, 8)
     dot = Markup('<circle class="dot s{}" cx="{:.1f}" cy="{:.1f}" r="1.8"/>')
     dots = [dot.format(one.style, x_scale(one.x), y_scale(one.y)) for one in points]
-    return svg(key, title, description, HEIGHT, dots)
+    return Drawing(title, caption, svg(title, caption, dots))
 
 
 def _shaded(area: Area, x_scale: Scale, y_scale: Scale) -> Markup:

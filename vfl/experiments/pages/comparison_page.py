@@ -23,11 +23,9 @@ from vfl.experiments.pages.charts import (
     Drawing,
     Point,
     Series,
-    Tick,
-    ends_of,
     line_drawing,
     powers,
-    scatter_chart,
+    scatter_drawing,
     swatch,
     widened,
 )
@@ -49,6 +47,10 @@ class Panel:
     words: str
     groups: Sequence[tuple[Group, int]]
 
+    def title(self, words: str) -> str:
+        """Of a chart of these groups."""
+        return f"{words}, {self.words}" if self.words else words
+
 
 def panels(groups: Sequence[Group]) -> list[Panel]:
     """What belongs into one chart each, in the order of the table."""
@@ -65,44 +67,32 @@ def panels(groups: Sequence[Group]) -> list[Panel]:
 
 
 def curves(groups: Sequence[Group], measure: str) -> Iterator[Drawing]:
-    """The drawings of every panel, as far as there is something to draw."""
-    for number, panel in enumerate(panels(groups)):
-        yield from by_epoch(panel, measure, f"epoch-{number}")
-        yield from by_bytes(panel, measure, f"bytes-{number}")
-        yield from usage(panel, f"usage-{number}")
+    """The score by epoch and by bytes, and how often units are sent, as far as there is any."""
+    word, words = score_word(measure), caption(measure, "validation rows")
+    for panel in panels(groups):
+        title = panel.title(f"{word} by epoch")
+        yield from _drawn(title, words, _lines(panel, measure), "epoch", whole_x=True)
+        lines = _lines(panel, measure, over_bytes=True)
+        logarithms = [x for line in lines for x, _ in line.points] or [0.0]
+        sizes = powers(10 ** min(logarithms), 10 ** max(logarithms))
+        ticks = [(math.log10(value), bytes_text(value)) for value in sizes]
+        label = "on the wire, both directions, logarithmic"
+        yield from _drawn(panel.title(f"{word} by bytes"), words, lines, label, x_ticks=ticks)
+        yield from usage(panel)
 
 
-def by_epoch(panel: Panel, measure: str, key: str) -> Iterator[Drawing]:
-    """The score of the validation rows after each epoch."""
-    words = caption(measure, "validation rows")
-    title = _title(f"{score_word(measure)} by epoch", panel)
-    yield from _drawn(key, title, words, _lines(panel, measure), "epoch", whole_x=True)
-
-
-def by_bytes(panel: Panel, measure: str, key: str) -> Iterator[Drawing]:
-    """The same score by the bytes that had crossed the wire until then."""
-    lines = _lines(panel, measure, over_bytes=True)
-    title, words = (
-        _title(f"{score_word(measure)} by bytes", panel),
-        caption(measure, "validation rows"),
-    )
-    logarithms = [x for line in lines for x, _ in line.points] or [0.0]
-    sizes = powers(10 ** min(logarithms), 10 ** max(logarithms))
-    ticks = [(math.log10(value), bytes_text(value)) for value in sizes]
-    label = "on the wire, both directions, logarithmic"
-    yield from _drawn(key, title, words, lines, label, x_ticks=ticks)
-
-
-def usage(panel: Panel, key: str) -> Iterator[Drawing]:
+def usage(panel: Panel) -> Iterator[Drawing]:
     """In how many test rows each unit is sent, for codecs that leave units out."""
-    shown = [(group, style) for group, style in panel.groups if _leaves_units_out(group)]
-    if shown:
-        lines = [Series(one.codec, _sorted_shares(one.trained), style) for one, style in shown]
-        title = _title("How often each unit is sent", panel)
-        words = "percent of test rows, units in order of use, mean over repeats"
-        legend = [(swatch(style), f"{one.codec}, {_never(one)}") for one, style in shown]
-        for drawing in _drawn(key, title, words, lines, "unit", whole_x=True):
-            yield replace(drawing, legend=legend)
+    shown = [
+        (group, style)
+        for group, style in panel.groups
+        if any(one.nonzeros < _NEARLY_ALL * one.units for one in group.trained)
+    ]
+    lines = [Series(one.codec, _sorted_shares(one.trained), style) for one, style in shown]
+    title = panel.title("How often each unit is sent")
+    words = "percent of test rows, units in order of use, mean over repeats"
+    for drawing in _drawn(title, words, lines, "unit", whole_x=True):
+        yield replace(drawing, legend=[(swatch(style), _never(one)) for one, style in shown])
 
 
 def score_word(measure: str) -> str:
@@ -160,34 +150,19 @@ def _sorted_shares(trained: Sequence[Measured]) -> list[tuple[float, float]]:
     return [(unit, statistics.fmean(rank)) for unit, rank in enumerate(zip(*each, strict=True), 1)]
 
 
-def _leaves_units_out(group: Group) -> bool:
-    return any(one.nonzeros < _NEARLY_ALL * one.units for one in group.trained)
-
-
 def _never(group: Group) -> str:
-    """How many units no test row sends."""
+    """A codec, and how many units no test row sends."""
     never = group.mean(lambda one: one.never_sent)
     units = group.mean(lambda one: one.units)
-    return f"{never:.3g} of {units:.3g} never"
-
-
-def _title(words: str, panel: Panel) -> str:
-    return f"{words}, {panel.words}" if panel.words else words
+    return f"{group.codec}, {never:.3g} of {units:.3g} never"
 
 
 def _drawn(
-    key: str,
-    title: str,
-    words: str,
-    lines: Sequence[Series],
-    x_label: str,
-    whole_x: bool = False,
-    x_ticks: Sequence[Tick] | None = None,
+    title: str, words: str, lines: Sequence[Series], x_label: str, **axis: Any
 ) -> Iterator[Drawing]:
-    """The lines that have points, if there are any."""
+    """A drawing of the lines that have points, if there are any."""
     if lines := [line for line in lines if line.points]:
-        ends = f"{ends_of(lines)}."
-        yield line_drawing(key, title, words, ends, lines, x_label, whole_x, x_ticks)
+        yield line_drawing(title, words, lines, x_label, **axis)
 
 
 _BEST, _OTHER = 1, 2
@@ -214,11 +189,11 @@ def frontiers(groups: Sequence[Group], measure: str) -> Iterator[Drawing]:
     """One drawing a variant, for scores that are shares; others may be better when lower."""
     if measure not in SHARES:
         return
-    for number, variant in enumerate(dict.fromkeys(group.variant for group in groups)):
+    for variant in dict.fromkeys(group.variant for group in groups):
         placed = [one for group in groups if group.variant == variant for one in _placed(group)]
         near = [one for one in placed if one.score >= max(other.score for other in placed) - _NEAR]
         if len(near) > 1:
-            yield _frontier_drawing(near, measure, variant, f"frontier-{number}")
+            yield _frontier_drawing(near, measure, variant)
 
 
 def frontier(placed: Sequence[CodecPoint]) -> list[CodecPoint]:
@@ -237,9 +212,7 @@ def _placed(group: Group) -> Iterator[CodecPoint]:
         yield CodecPoint(group, 50 * (forward + backward), 100 * group.score.mean)
 
 
-def _frontier_drawing(
-    placed: Sequence[CodecPoint], measure: str, variant: str, key: str
-) -> Drawing:
+def _frontier_drawing(placed: Sequence[CodecPoint], measure: str, variant: str) -> Drawing:
     best = frontier(placed)
     others = [one for one in placed if one not in best]
     points = [Point("", math.log10(one.share), one.score, _OTHER) for one in others]
@@ -254,20 +227,16 @@ def _frontier_drawing(
     shares = [one.share for one in placed]
     low, high = widened(min(shares), max(shares))
     words = f"{score_word(measure)} by bytes, all codecs"
-    title = f"{words}, {variant}" if variant else words
-    chart = scatter_chart(
-        key,
-        title,
+    return scatter_drawing(
+        f"{words}, {variant}" if variant else words,
+        f"percent, test rows, mean over repeats, within {_NEAR:g} points of the best; numbered: "
+        "nothing that sends less is better",
         "Best at their bytes: " + "; ".join(words for _, words in legend) + ".",
         points,
         "percent of dense float32, both directions, logarithmic",
+        legend=legend,
         x_ticks=[(math.log10(share), f"{share:g} %") for share in powers(low, high)],
     )
-    caption = (
-        f"percent, test rows, mean over repeats, within {_NEAR:g} points of the best; numbered: "
-        "nothing that sends less is better"
-    )
-    return Drawing(title, caption, chart, legend)
 
 
 def _number(number: int) -> Markup:
@@ -327,18 +296,27 @@ def alpha_drawings(groups: Sequence[Group], measure: str) -> Iterator[Drawing]:
     known = [one for one in families(groups) if any(m.trained for m in one.members.values())]
     if not known:
         return
-    score = [_series(one, lambda group: group.score, percent(measure)) for one in known]
     bars = "; bars: 95 % intervals"
+    score = [_series(one, lambda group: group.score, percent(measure)) for one in known]
     words = caption(measure, "test rows") + bars
-    yield from _drawn("alpha-score", f"{score_word(measure)} by alpha", words, score, "alpha")
+    yield from _drawn(f"{score_word(measure)} by alpha", words, score, "alpha")
     losses = [_series(one, lambda group: group.over(lambda cell: cell.train_loss)) for one in known]
-    words = "with the draws of training, mean over repeats" + bars
-    yield from _drawn("alpha-loss", "Training loss by alpha", words, losses, "alpha")
+    words = "with the draws of training, mean over repeats"
+    yield from _drawn("Training loss by alpha", words + bars, losses, "alpha")
     gaps = [_series(one, lambda group: group.over(gap), percent(measure)) for one in known]
-    words = caption(measure, "training rows less test rows, without draws") + bars
-    yield from _drawn("alpha-gap", "Generalisation gap by alpha", words, gaps, "alpha")
-    for place, family in enumerate(known):
-        yield from _loss_by_epoch(family, f"loss-{place}")
+    beside = caption(measure, "training rows less test rows, without draws") + bars
+    yield from _drawn("Generalisation gap by alpha", beside, gaps, "alpha")
+    for family in known:
+        lines = [
+            Series(
+                f"alpha = {alpha:g}",
+                mean_by_epoch(group, lambda epoch: epoch.train_loss),
+                1 + (place + 1) % STYLES,
+            )
+            for place, (alpha, group) in enumerate(sorted(family.members.items()))
+        ]
+        title = f"Training loss by epoch, {family.name}"
+        yield from _drawn(title, words, lines, "epoch", whole_x=True)
 
 
 def gap(one: Measured) -> float | None:
@@ -348,28 +326,13 @@ def gap(one: Measured) -> float | None:
     return one.train_score - one.score
 
 
-def _loss_by_epoch(family: Family, key: str) -> Iterator[Drawing]:
-    lines = [
-        Series(
-            f"alpha = {alpha:g}",
-            mean_by_epoch(group, lambda epoch: epoch.train_loss),
-            1 + (place + 1) % STYLES,
-        )
-        for place, (alpha, group) in enumerate(sorted(family.members.items()))
-    ]
-    title, words = f"Training loss by epoch, {family.name}", "with the draws of training"
-    yield from _drawn(key, title, f"{words}, mean over repeats", lines, "epoch", whole_x=True)
-
-
 def _series(
-    family: Family,
-    figure: Callable[[Group], Estimate | None],
-    scale: float = 1.0,
+    family: Family, figure: Callable[[Group], Estimate | None], scale: float = 1.0
 ) -> Series:
     found = [(alpha, figure(group)) for alpha, group in sorted(family.members.items())]
     known = [(alpha, one) for alpha, one in found if one is not None]
     whiskers = [
-        (alpha, scale * (one.mean - one.half_width), scale * (one.mean + one.half_width))
+        (alpha, scale * one.low, scale * one.high)
         for alpha, one in known
         if one.half_width is not None
     ]

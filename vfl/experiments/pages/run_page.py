@@ -1,26 +1,27 @@
 """The page of a run: three numbers, curves, how good it became, its traffic, what was revealed.
 
-A figure whose numbers were not measured is left out.
+Of the folder only `run.json` must be there; a run may have been cut short. A figure whose numbers
+were not measured is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import csv
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import RunFolderError
 from vfl.core.ledger import Traffic
+from vfl.core.storage import read_bytes, read_json, read_lines
+from vfl.core.text import as_written
 from vfl.experiments.attack_results import read_run_rows, sentences, summary_table
 from vfl.experiments.leaderboard import OF_LABELS
-from vfl.experiments.pages.charts import (
-    Bar,
-    Drawing,
-    Series,
-    bar_chart,
-    line_chart,
-)
-from vfl.experiments.pages.run_records import Epoch, Run, read_run
+from vfl.experiments.pages.charts import Bar, Drawing, Series, bar_drawing, line_drawing
 from vfl.experiments.scores import Row
 from vfl.experiments.tables import (
     NOT_MEASURED,
@@ -60,18 +61,146 @@ _MEASURES = {
 _BARS = 5
 
 
+#: The finite numbers of one epoch by name; bytes add up over epochs. A loss that became NaN is left
+#: out, and so leaves a gap in its curve.
+Epoch = Mapping[str, float]
+
+
 @dataclass(frozen=True, slots=True)
-class Headline:
-    """One of the three numbers at the top."""
+class Run:
+    """A run folder.
 
-    label: str
-    value: str
-    note: str
+    Attributes:
+        head: name, created, vfl, mode and command of its `run.json`.
+        config_text: its configuration as it was written.
+        label_party, parties: as the configuration says, else as the traffic does.
+        epochs: in order.
+        traffic: lines of the ledger.
+        environment: what it ran on.
+        summary: of the whole run, as far as it is known; codec, defense and secure mode at least.
+        sent: bytes of all parties and both directions; None where the run did not end.
+    """
 
-    @property
-    def measured(self) -> bool:
-        """Whether there is a number to show."""
-        return self.value != NOT_MEASURED
+    head: Mapping[str, str]
+    config_text: str
+    label_party: str | None
+    parties: tuple[str, ...]
+    epochs: Sequence[Epoch]
+    traffic: Sequence[Traffic]
+    environment: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    sent: float | None
+
+    def last(self, measure: str) -> float | None:
+        """The last value of a measure; None where no epoch has one."""
+        return next((one[measure] for one in reversed(self.epochs) if measure in one), None)
+
+    def figure(self, name: str) -> float | None:
+        """A number of the whole run; None where it was not measured."""
+        return _finite(self.summary).get(name)
+
+    def word(self, name: str) -> str:
+        """What the summary says by that name; empty where it says nothing."""
+        return str(self.summary.get(name) or "")
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run folder.
+
+    Raises:
+        RunFolderError: there is no run, it is of another format, or a file of it is damaged.
+    """
+    if not (folder / "run.json").is_file():
+        raise RunFolderError(
+            "there is no run in this folder",
+            where=str(folder),
+            want="a folder with run.json, as training writes it",
+            fix="give the path that vfl train printed",
+        )
+    run = RunFolder(folder)
+    head = run.about()
+    config_text = run.config() if (folder / "config.toml").exists() else ""
+    config = tomllib.loads(config_text)
+    traffic = _traffic(folder / "traffic.csv")
+    summary = {name: config.get(name) for name in ("codec", "defense", "secure")}
+    summary |= run.summary() if (folder / "summary.json").exists() else {}
+    up, down = (_finite(summary.get(name)) for name in ("bytes_up", "bytes_down"))
+    # A party that only deals has traffic and no place among those with columns.
+    parties = list(config.get("parties", {})) or [*(row.party for row in traffic), *up]
+    environment = folder / "environment.json"
+    return Run(
+        head={
+            name: str(head.get(name, "")) for name in ("name", "created", "vfl", "mode", "command")
+        },
+        config_text=config_text,
+        label_party=config.get("label", {}).get("party"),
+        parties=tuple(dict.fromkeys(parties)),
+        epochs=_epochs(folder / "metrics.jsonl"),
+        traffic=traffic,
+        environment=_record(read_json(environment), environment) if environment.exists() else {},
+        summary=summary,
+        sent=sum(up.values()) + sum(down.values()) if up or down else None,
+    )
+
+
+def _record(found: Any, path: Path) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise RunFolderError("a file of this run holds no JSON object", where=str(path))
+    return found
+
+
+def _epochs(path: Path) -> list[Epoch]:
+    epochs: list[Epoch] = []
+    for position, line in enumerate(read_lines(path) if path.exists() else (), 1):
+        known = {"epoch": float(position), **_finite(_record(line, path))}
+        if {"bytes_up", "bytes_down"} <= set(known):
+            known["total_bytes"] = known["bytes_up"] + known["bytes_down"]
+        epochs.append(known)
+    return epochs
+
+
+def _traffic(path: Path) -> list[Traffic]:
+    if not path.exists():
+        return []
+    try:
+        reader = csv.DictReader(read_bytes(path).decode().splitlines())
+    except UnicodeDecodeError:
+        raise RunFolderError("a file of this run is not text", where=str(path)) from None
+    wanted = [each.name for each in fields(Traffic)]
+    if not set(wanted) <= set(reader.fieldnames or wanted):
+        raise RunFolderError(
+            "the ledger of this run lacks a column", where=str(path), want=", ".join(wanted)
+        )
+    try:
+        return [
+            Traffic(
+                party=as_written(row["party"]),
+                direction=row["direction"],
+                phase=row["phase"],
+                frames=int(row["frames"]),
+                payload_bytes=int(row["payload_bytes"]),
+                wire_bytes=int(row["wire_bytes"]),
+                seconds=float(row["seconds"] or 0),
+            )
+            for row in reader
+        ]
+    except (TypeError, ValueError, csv.Error):
+        where = f"{path}:{reader.line_num}"
+        raise RunFolderError("the ledger of this run has a damaged line", where=where) from None
+
+
+def _finite(found: Any) -> dict[str, float]:
+    """The finite numbers of a record."""
+    record = found if isinstance(found, dict) else {}
+    return {
+        str(name): value
+        for name, value in record.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+#: One of the three numbers at the top: what it is, the number, and a note.
+Headline = tuple[str, str, str]
 
 
 def run_page(folder: Path) -> dict[str, Any]:
@@ -81,26 +210,37 @@ def run_page(folder: Path) -> dict[str, Any]:
         RunFolderError: there is no run, it is of another format, or a file of it is damaged.
     """
     run, attacked = read_run(folder), read_run_rows(folder)
-    meta = (date_text(run.created), run.mode, f"vfl {run.version}" if run.version else "")
-    head = ("Who learned", "what", "of", "phase", "times", "values")
+    head, version = run.head, run.head["vfl"]
+    meta = (date_text(head["created"]), head["mode"], f"vfl {version}" if version else "")
     return {
-        "name": run.name,
+        "name": head["name"] or folder.name,
         "meta": " · ".join(filter(None, meta)),
         "cards": (_score_card(run), _bytes_card(run), _speed_card(run)),
         "sentence": _who_held_what(run),
         "figures": drawings_of(run),
         "scores": score_lines(run),
-        "parties": traffic_lines(run.traffic, lambda row: (row.party, row.direction)),
-        "phases": traffic_lines(run.traffic, lambda row: (row.phase, row.direction)),
+        "parties": traffic_lines(run.traffic, "party"),
+        "phases": traffic_lines(run.traffic, "phase"),
         "methods": _methods(run, attacked),
-        "revealed": Table(head, run.revealed, words=4) if run.revealed else None,
+        "revealed": _revealed(run.summary.get("revealed")),
         "attacks": summary_table(attacked) if attacked else None,
         "attackers": list(sentences(attacked).items()),
-        "environment": sorted(run.environment.items()),
-        "command": run.command,
-        "weights": run.words.get("weights_sha256", ""),
+        "environment": sorted((name, str(value)) for name, value in run.environment.items()),
+        "command": head["command"],
+        "weights": run.word("weights_sha256"),
         "config_text": run.config_text.strip(),
     }
+
+
+def _revealed(found: Any) -> Table | None:
+    """Who learned what, line by line, as far as a summary says it."""
+    names = ("observer", "what", "of", "phase", "times", "values")
+    listed = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    cells = [[one.get(name, "") for name in names] for one in listed]
+    lines = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in line]
+             for line in cells]  # fmt: skip
+    head = ("Who learned", "what", "of", "phase", "times", "values")
+    return Table(head, lines, words=4) if lines else None
 
 
 def score_lines(run: Run) -> list[tuple[str, str, str]]:
@@ -119,13 +259,11 @@ def score_lines(run: Run) -> list[tuple[str, str, str]]:
     return [line for line in lines if line[1] or line[2]]
 
 
-def traffic_lines(
-    traffic: Sequence[Traffic], key: Callable[[Traffic], tuple[str, str]]
-) -> list[list[str]]:
-    """The ledger's lines added up by a name and their direction, up before down, in words."""
+def traffic_lines(traffic: Sequence[Traffic], by: str) -> list[list[str]]:
+    """The ledger's lines added up by a column and their direction, up before down, in words."""
     groups: dict[tuple[str, str], list[Traffic]] = {}
     for row in traffic:
-        groups.setdefault(key(row), []).append(row)
+        groups.setdefault((getattr(row, by), row.direction), []).append(row)
     names = list(dict.fromkeys(name for name, _ in groups))
     lines = []
     for way in sorted(groups, key=lambda way: (names.index(way[0]), way[1] != "up")):
@@ -147,30 +285,21 @@ def drawings_of(run: Run) -> list[Drawing]:
     """Loss and score by epoch, score by bytes, bytes by party: as many as can be drawn."""
     epochs, drawings = run.epochs, []
     if lines := _series(epochs, "loss", "epoch"):
-        words = _described(lines, "loss")
-        chart = line_chart("loss", "Loss by epoch", words, lines, "epoch", whole_x=True)
-        drawings.append(Drawing("Loss", "mean over rows, lower is better", chart))
-    title, caption, measure, factor = (
-        "RMSE",
-        "root mean squared error, lower is better",
-        "rmse",
-        1.0,
-    )
+        words = "mean over rows, lower is better"
+        drawings.append(line_drawing("Loss by epoch", words, lines, "epoch", whole_x=True))
+    title, measure, factor = "RMSE", "rmse", 1.0
+    words = "root mean squared error, lower is better"
     if _series(epochs, "accuracy", "epoch"):
-        title, caption, measure, factor = (
-            "Accuracy", "percent of rows, higher is better", "accuracy", 100.0
-        )  # fmt: skip
+        title, measure, factor = "Accuracy", "accuracy", 100.0
+        words = "percent of rows, higher is better"
     if lines := _series(epochs, measure, "epoch", factor):
-        words = _described(lines, title)
-        chart = line_chart("score", f"{title} by epoch", words, lines, "epoch", whole_x=True)
-        drawings.append(Drawing(title, caption, chart))
+        drawings.append(line_drawing(f"{title} by epoch", words, lines, "epoch", whole_x=True))
     largest = max((epoch.get("total_bytes", 0) for epoch in epochs), default=0)
     divisor, unit = byte_unit(largest)
     lines = _series(epochs, measure, "total_bytes", factor, divisor)
     if lines and largest:
-        label, words = f"{unit} on the wire, both directions", _described(lines, title)
-        chart = line_chart("price", f"{title} by bytes", words, lines, label, x_from=0.0)
-        drawings.append(Drawing(f"{title} by bytes", caption, chart))
+        label = f"{unit} on the wire, both directions"
+        drawings.append(line_drawing(f"{title} by bytes", words, lines, label, x_from=0.0))
     return drawings + _bytes_by_party(run.traffic)
 
 
@@ -189,11 +318,6 @@ def _series(
         if points:
             found.append(Series(part, points, style))
     return found
-
-
-def _described(lines: Sequence[Series], measure: str) -> str:
-    ends = (f"{each.name} ends at {each.points[-1][1]:.4g}" for each in lines)
-    return f"{measure}: {', '.join(ends)}."
 
 
 def _bytes_by_party(traffic: Sequence[Traffic]) -> list[Drawing]:
@@ -215,41 +339,32 @@ def _bytes_by_party(traffic: Sequence[Traffic]) -> list[Drawing]:
     caption = "strong: up, to the label party; pale: down, back from it"
     if len(totals) > _BARS:
         caption = f"the {_BARS} largest of {len(totals)}; {caption}"
-    words = "; ".join(f"{bar.name} {bar.text}" for bar in bars)
-    chart = bar_chart("bytes", "Bytes by party", words, bars)
-    return [Drawing("Bytes by party", caption, chart)]
+    return [bar_drawing("Bytes by party", caption, bars)]
 
 
 def _score_card(run: Run) -> Headline:
-    accuracy = run.figures.get("test_accuracy", run.last("test_accuracy"))
-    rmse = run.figures.get("test_rmse", run.last("test_rmse"))
-    if accuracy is None and (rmse is not None or run.last("validation_rmse") is not None):
-        return Headline("Test RMSE", number_text(rmse), _regression_note(run))
-    validation = run.last("validation_accuracy")
+    accuracy, rmse = (
+        run.last(name) if run.figure(name) is None else run.figure(name)
+        for name in ("test_accuracy", "test_rmse")
+    )
+    error, validation = run.last("validation_rmse"), run.last("validation_accuracy")
+    if accuracy is None and (rmse is not None or error is not None):
+        r2 = run.figure("test_r2")
+        note = f"R² {r2:.3f}" if r2 is not None else ""
+        note = note or ("" if error is None else f"validation {number_text(error)}")
+        return ("Test RMSE", number_text(rmse), note)
     note = "" if validation is None else f"validation {percent_text(validation)}"
-    return Headline("Test accuracy", percent_text(accuracy), note)
-
-
-def _regression_note(run: Run) -> str:
-    if "test_r2" in run.figures:
-        return f"R² {run.figures['test_r2']:.3f}"
-    validation = run.last("validation_rmse")
-    return "" if validation is None else f"validation {number_text(validation)}"
+    return ("Test accuracy", percent_text(accuracy), note)
 
 
 def _bytes_card(run: Run) -> Headline:
-    total = _total_bytes(run)
-    note = "" if total is None else _size_note(run.figures.get("wire_ratio"))
-    return Headline("On the wire", bytes_text(total), note)
-
-
-def _total_bytes(run: Run) -> float | None:
     """Of the summary, else of the ledger, else of the last epoch."""
-    if run.sent is not None:
-        return run.sent
-    if run.traffic:
-        return sum(row.wire_bytes for row in run.traffic)
-    return run.last("total_bytes")
+    total = run.sent
+    if total is None:
+        sent = [row.wire_bytes for row in run.traffic]
+        total = sum(sent) if sent else run.last("total_bytes")
+    note = "" if total is None else _size_note(run.figure("wire_ratio"))
+    return ("On the wire", bytes_text(total), note)
 
 
 def _size_note(wire_ratio: float | None) -> str:
@@ -264,12 +379,11 @@ def _size_note(wire_ratio: float | None) -> str:
 
 
 def _speed_card(run: Run) -> Headline:
-    count = len(run.epochs)
+    count, seconds = len(run.epochs), run.figure("seconds")
     epochs = f"{count} {'epoch' if count == 1 else 'epochs'}" if count else ""
-    seconds = run.figures.get("seconds")
     time = "" if seconds is None else f"in {seconds_text(seconds)}"
-    speed = number_text(run.figures.get("steps_per_second"))
-    return Headline("Steps per second", speed, " ".join(filter(None, (epochs, time))))
+    speed = number_text(run.figure("steps_per_second"))
+    return ("Steps per second", speed, " ".join(filter(None, (epochs, time))))
 
 
 def _who_held_what(run: Run) -> str:
@@ -277,7 +391,7 @@ def _who_held_what(run: Run) -> str:
     owner = run.label_party or "the label party"
     own = " together with columns of its own" if run.label_party in run.parties else ""
     model, models = "a bottom model", "their bottom models"
-    mode = run.words.get("secure", "").partition(":")[0]
+    mode = run.word("secure").partition(":")[0]
     if mode in _SHARED:
         model = models = _SHARED[mode]
     if len(features) == 1:
@@ -288,15 +402,15 @@ def _who_held_what(run: Run) -> str:
         holders = f"The feature parties held their columns and {models}"
     top = "" if mode == "permuted" else " and the top model"
     labels = f"{owner} held the labels{top}{own}"
-    return f"{holders}; {labels}. {_MODES.get(run.mode, '')}".strip()
+    return f"{holders}; {labels}. {_MODES.get(run.head['mode'], '')}".strip()
 
 
 def _methods(run: Run, attacked: Sequence[Row]) -> list[tuple[str, str]]:
     return [
-        ("Codec", run.words.get("codec", _NOT_RECORDED)),
-        ("Size by formula", _ratio_text(run.figures.get("formula_ratio"))),
-        ("Size on the wire", _ratio_text(run.figures.get("wire_ratio"))),
-        ("Defense", run.words.get("defense", _NOT_RECORDED)),
+        ("Codec", run.word("codec") or _NOT_RECORDED),
+        ("Size by formula", _ratio_text(run.figure("formula_ratio"))),
+        ("Size on the wire", _ratio_text(run.figure("wire_ratio"))),
+        ("Defense", run.word("defense") or _NOT_RECORDED),
         ("Secure", _secure(run)),
         ("Privacy", _privacy(attacked)),
     ]
@@ -304,9 +418,9 @@ def _methods(run: Run, attacked: Sequence[Row]) -> list[tuple[str, str]]:
 
 def _secure(run: Run) -> str:
     """The mode and whom it trusts with what; one machine protects nobody from its owner."""
-    secure, trust = run.words.get("secure"), run.words.get("trust")
-    words = ": ".join(filter(None, (secure, trust))) or _NOT_RECORDED
-    if secure in (None, "none") or run.mode == "federated":
+    secure = run.word("secure")
+    words = ": ".join(filter(None, (secure, run.word("trust")))) or _NOT_RECORDED
+    if secure in ("", "none") or run.head["mode"] == "federated":
         return words
     return f"{words}; here all parties ran in one place, where it protects nobody"
 

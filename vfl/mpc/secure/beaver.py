@@ -16,7 +16,6 @@ the label party. No feature party ever sees an output or a gradient.
 
 from __future__ import annotations
 
-import math
 import re
 import secrets
 import time
@@ -26,19 +25,18 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from vfl import defenses
 from vfl.compression import INFERENCE, Codec, StepContext
 from vfl.compression.none import Uncompressed
 from vfl.config.experiment import PARTY_NAME
-from vfl.core.errors import ExposedCutError, ProtocolError, RunFolderError, TruncatedFrameError
+from vfl.core.errors import ExposedCutError, ProtocolError, RunFolderError
 from vfl.core.frame import LIMIT_BYTES, Frame, Kind, Link, Payload
 from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
 from vfl.defenses import uses
+from vfl.mpc.channel import elements_of, pack, size_of, split_payload
 from vfl.mpc.ring import ELEMENT_BYTES
 from vfl.mpc.secure.base import SummedCuts, SummingMode, check_training, offers_bytes
 from vfl.mpc.secure.keys import OFFER_BYTES, TAG_BYTES, Agreement, Sealing
@@ -46,22 +44,19 @@ from vfl.mpc.secure.masks import PairwiseMasks, Ring
 from vfl.mpc.secure.shared_layer import (
     COLUMNS_BYTES,
     INPUT_BITS,
-    MOST_COLUMNS,
     OUTPUT_BITS,
     ROWS_BYTES,
     Dealer,
     LayerAxes,
     Owner,
-    OwnerAxes,
     Partner,
-    SharedAxes,
     bytes_to_deal,
     check_outputs,
     encode_gradient,
     encode_inputs,
     first_weights,
-    fits,
     products_bytes,
+    read_columns,
     updates_bytes,
 )
 from vfl.mpc.secure.sum import QUERY, TRAINING
@@ -132,16 +127,13 @@ class Beaver(SummingMode):
     def promise(self, agreed: Agreed) -> str:
         label_party, reach = agreed.label_party, self.ring_of(agreed).reach
         rounded = f"inputs rounded to 2^-{INPUT_BITS + 1}, sums within {reach / 2:.5g}"
-        if dealer := self.third_party(label_party):
-            one = len(agreed.feature_parties) == 1
-            return (
-                f"{label_party} learns {'the outputs' if one else 'the sum'} alone and no party "
-                f"has first-layer weights, unless {dealer}, which deals, colludes with "
-                f"{label_party} or a feature party; {rounded}"
-            )
+        dealer, others = self.dealer(label_party), "a feature party"
+        if dealer != label_party:
+            others = f"{label_party} or {others}"
+        what = "the outputs" if len(agreed.feature_parties) == 1 else "the sum"
         return (
-            f"{label_party} learns the sum alone and no party has first-layer weights, unless "
-            f"{label_party}, which deals, colludes with a feature party; {rounded}"
+            f"{label_party} learns {what} alone and no party has first-layer weights, unless "
+            f"{dealer}, which deals, colludes with {others}; {rounded}"
         )
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
@@ -179,11 +171,11 @@ class Beaver(SummingMode):
     def layers(
         self, columns: Mapping[str, int], width: int, label_party: str
     ) -> Mapping[str, LayerAxes]:
-        order = tuple(columns)
         if self.third_party(label_party) is not None:
-            return {name: OwnerAxes(own, width) for name, own in columns.items()}
+            return {name: LayerAxes(own, width) for name, own in columns.items()}
+        order = tuple(columns)
         return {
-            name: SharedAxes(own, columns[owner_of(name, order)], width)
+            name: LayerAxes(own, width, columns[owner_of(name, order)])
             for name, own in columns.items()
         }
 
@@ -191,7 +183,7 @@ class Beaver(SummingMode):
         return bytes_to_deal(layers, rows, trains)
 
     def label_codec(self, party: str, terms: Terms, secret: Secret) -> Codec:
-        held = None if terms.dealer is None else HeldShare(party, secret, party)
+        held = None if terms.dealer is None else Partner(party, secret, party)
         return SharedGradient(party, terms.train.learning_rate, held)
 
     def feature_round(
@@ -199,9 +191,8 @@ class Beaver(SummingMode):
     ) -> FeatureRound:
         _refuse_adversary(party, own.adversary)
         _require_linear(bottom, party, columns, terms.parties[party].width)
-        return ShareHolder(
-            party, columns, terms.parties[party].width, link, own.secret, terms.dealer
-        )
+        width = terms.parties[party].width
+        return ShareHolder(party, columns, width, link, own.secret, terms.dealer)
 
     def aggregator(
         self,
@@ -304,152 +295,6 @@ def add_masks(masks: PairwiseMasks, elements: Tensor, purpose: str, step: int) -
     flat += masks.elements(len(flat), flat.dtype, purpose, step)
 
 
-# Ring elements as payloads: 8 bytes each, little-endian, whole matrices one after the other.
-
-
-def to_bytes(elements: Tensor) -> bytes:
-    """The payload of ring elements, int64 of any shape, in row order."""
-    return elements.contiguous().numpy().astype("<i8", copy=False).tobytes()
-
-
-def size_of(shape: tuple[int, ...]) -> int:
-    """Bytes of ring elements of these axes.
-
-    >>> size_of((3, 5))
-    120
-    """
-    return ELEMENT_BYTES * math.prod(shape)
-
-
-def from_bytes(payload: Payload, shape: tuple[int, ...]) -> Tensor:
-    """The ring elements of a payload of exactly that size; int64, writable."""
-    elements = np.frombuffer(payload, "<i8").astype(np.int64)
-    return torch.from_numpy(elements).reshape(shape)
-
-
-def split_payload(payload: Payload, sizes: Sequence[int], where: str) -> list[memoryview]:
-    """The parts of a payload, by their sizes in bytes.
-
-    Raises:
-        TruncatedFrameError: it is not exactly as long as all of them.
-    """
-    if len(payload) != sum(sizes):
-        raise TruncatedFrameError(
-            "a payload of shared numbers has the wrong length",
-            where=where,
-            got=f"{len(payload)} bytes",
-            want=f"{sum(sizes)} bytes",
-        )
-    whole, start, parts = memoryview(payload), 0, []
-    for size in sizes:
-        parts.append(whole[start : start + size])
-        start += size
-    return parts
-
-
-# The role of the partner, at a feature party or at the label party.
-
-
-class HeldShare:
-    """The other share of one party's layer, at its partner.
-
-    Args:
-        owner: whose layer it is; empty until an attempt names it.
-        secret: the partner's own; its share starts from it.
-        purpose: which layer it is, for each secret and layer another.
-    """
-
-    def __init__(self, owner: str, secret: Secret, purpose: str) -> None:
-        self.share: Tensor | None = None
-        self._owner = owner
-        self._secret = secret
-        self._purpose = purpose
-        self._partner: Partner | None = None
-        self._inputs: Tensor | None = None
-
-    def begin(self, stream: PadStream, columns: int, width: int, owner: str = "") -> None:
-        """A new attempt has begun.
-
-        Args:
-            stream: what the partner shares with the dealer about this layer.
-            columns: of the layer, that of ones included.
-            width: of the outputs.
-            owner: whose layer it is, where that was not known before.
-
-        Raises:
-            RunFolderError: the share that was kept is of another layer.
-        """
-        if self.share is None:
-            self.share = first_weights(columns, width, self._secret, self._purpose)
-        if self.share.shape != (columns, width):
-            raise RunFolderError(
-                "the kept share is of another party's layer, or of another one than party "
-                f"'{owner or self._owner}' has now",
-                got=f"{len(self.share)} columns",
-                want=f"{columns} columns",
-            )
-        self._partner, self._inputs = Partner(stream), None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Columns, that of ones included, and width, once an attempt has begun."""
-        columns, width = self._kept().shape
-        return columns, width
-
-    def opened(self, step: int) -> bytes:
-        """D for the owner: the share, masked.
-
-        Raises:
-            ReusedPadError: this step, or a later one, was opened in this attempt.
-        """
-        return to_bytes(self._role().opened(self._kept(), step))
-
-    def outputs(self, inputs: Tensor, dealt: Tensor, step: int) -> Tensor:
-        """Its share of the outputs, axes (rows, width).
-
-        Args:
-            inputs: E, as the owner opened them; axes (rows, columns).
-            dealt: U V - T; axes (rows, width).
-            step: number of the exchange.
-
-        Raises:
-            ReusedPadError: asked again.
-        """
-        self._inputs = inputs
-        return self._role().outputs(inputs, dealt, step)
-
-    def share_gradient(self, gradient: Tensor, step: int) -> Tensor:
-        """G - R for the owner, where the partner has the gradient; before `change`.
-
-        Raises:
-            ReusedPadError: this exchange's gradient was shared before.
-        """
-        return self._role().share_gradient(gradient, step)
-
-    def change(self, dealt: Tensor, step: int) -> Tensor:
-        """What the share loses, axes (columns, width); `dealt` is U^T R - C.
-
-        Raises:
-            ReusedPadError: asked again.
-        """
-        assert self._inputs is not None, "no inputs were opened"
-        change = self._role().change(self._inputs, dealt, step)
-        self._inputs = None
-        return change
-
-    def move(self, change: Tensor) -> None:
-        """Take what `change` gave from the share."""
-        self.share = self._kept() - change
-
-    def _kept(self) -> Tensor:
-        assert self.share is not None, "an attempt has begun, and named its axes"
-        return self.share
-
-    def _role(self) -> Partner:
-        assert self._partner is not None, "no attempt has begun"
-        return self._partner
-
-
 # A feature party: the owner of its layer, and the partner of another's where the label party deals.
 
 
@@ -501,7 +346,7 @@ class ShareHolder:
         self.columns = columns + 1
         self._dealer = dealer
         self._own = first_weights(self.columns, width, secret, party)
-        self._other = HeldShare("", secret, "of another") if dealer is None else None
+        self._other = Partner("", secret, "of another") if dealer is None else None
         self._attempt: _Attempt | None = None
         self._pending: _Pending | None = None
 
@@ -531,9 +376,7 @@ class ShareHolder:
         else:
             deal = expect(self.link, Kind.PROTOCOL, 1, _LABEL_PARTY).payload
             key, named = split_payload(deal, [KEY_BYTES, COLUMNS_BYTES], "deal")
-            columns = int.from_bytes(named, "little")
-            if not fits(columns, self.width):
-                raise _too_many(columns)
+            columns = read_columns(named, self.width, _LABEL_PARTY)
             stream, near = PadStream(bytes(key)), Neighbours(self.party, order, keys)
             self._other.begin(stream, columns, self.width, owner_of(self.party, order))
         self._attempt = _Attempt(Owner(stream), masks, near)
@@ -542,9 +385,8 @@ class ShareHolder:
     @property
     def layers(self) -> LayerAxes:
         """The layers it has shares of, once an attempt has begun."""
-        if self._other is None:
-            return OwnerAxes(self.columns, self.width)
-        return SharedAxes(self.columns, self._other.shape[0], self.width)
+        other = 0 if self._other is None else self._other.shape[0]
+        return LayerAxes(self.columns, self.width, other)
 
     def fit(self, inputs: Callable[[], Tensor]) -> None:
         """Nothing looks at the training inputs."""
@@ -579,18 +421,21 @@ class ShareHolder:
         rows, weights = len(pending.inputs), (self.columns, self.width)
         where, total = f"step {step} of party '{self.party}'", None
         if self._other is None or attempt.near is None:
-            (masked,) = split_payload(payload, [size_of(weights)], where)
+            (masked,) = elements_of(payload, [weights], where)
         else:
             near, opened, outputs = attempt.near, (rows, self._other.shape[0]), (rows, self.width)
             sizes = [size_of(opened) + TAG_BYTES, size_of(weights) + TAG_BYTES, size_of(outputs)]
             sealed_inputs, sealed_weights, dealt = split_payload(payload, sizes, where)
-            inputs = from_bytes(near.from_owner.open(sealed_inputs, f"inputs {step}"), opened)
-            masked = memoryview(near.from_partner.open(sealed_weights, f"weights {step}"))
-            total = self._other.outputs(inputs, from_bytes(dealt, outputs), step)
-        own = attempt.owner.outputs(pending.inputs, self._own, from_bytes(masked, weights), step)
+            from_owner = near.from_owner.open(sealed_inputs, f"inputs {step}")
+            from_partner = near.from_partner.open(sealed_weights, f"weights {step}")
+            (inputs,) = elements_of(from_owner, [opened], where)
+            (masked,) = elements_of(from_partner, [weights], where)
+            (products,) = elements_of(dealt, [outputs], where)
+            total = self._other.outputs(inputs, products, step)
+        own = attempt.owner.outputs(pending.inputs, self._own, masked, step)
         total = own if total is None else own + total
         add_masks(attempt.masks, total, TRAINING if pending.trains else QUERY, step)
-        self.link.send(Frame(Kind.CUT if pending.trains else Kind.QUERY, step, to_bytes(total)))
+        self.link.send(Frame(Kind.CUT if pending.trains else Kind.QUERY, step, pack([total])))
 
     def take_gradient(self) -> None:
         """Wait for this party's share of the gradient and move its shares of the weights.
@@ -599,14 +444,13 @@ class ShareHolder:
             ProtocolError, FrameError: the shares are left as they were.
         """
         attempt, pending = self._begun(), self._under_way()
-        step, shape = pending.step, (len(pending.inputs), self.width)
+        step, shapes = pending.step, [(len(pending.inputs), self.width)]
+        shapes += [] if self._other is None else [self._other.shape]
         payload = expect(self.link, Kind.GRAD, step, _LABEL_PARTY).payload
-        sizes = [size_of(shape), *([] if self._other is None else [size_of(self._other.shape)])]
-        shared, *dealt = split_payload(payload, sizes, f"gradient of step {step}")
-        change = attempt.owner.change(pending.inputs, from_bytes(shared, shape), step)
+        shared, *dealt = elements_of(payload, shapes, f"gradient of step {step}")
+        change = attempt.owner.change(pending.inputs, shared, step)
         if self._other is not None:
-            other = self._other.change(from_bytes(dealt[0], self._other.shape), step)
-            self._other.move(other)
+            self._other.move(self._other.change(dealt[0], step))
         self._own = self._own - change
         self._pending = None
 
@@ -658,11 +502,11 @@ class ShareHolder:
         """Send the inputs, masked, and remember the exchange."""
         attempt = self._begun()
         elements = encode_inputs(inputs, self.party)
-        opened = to_bytes(attempt.owner.opened(elements, step))
+        opened: Payload = pack([attempt.owner.opened(elements, step)])
         if self._other is not None and (near := attempt.near) is not None:
-            other = self._other.opened(step)
+            weights = pack([self._other.opened(step)])
             opened = near.to_partner.seal(opened, f"inputs {step}")
-            opened += near.to_owner.seal(other, f"weights {step}")
+            opened += near.to_owner.seal(weights, f"weights {step}")
         self._pending = _Pending(step, trains, elements)
         self.link.send(Frame(_opening(trains), step, opened))
 
@@ -692,7 +536,7 @@ class SharedGradient(Uncompressed):
             the label party's weights.
     """
 
-    def __init__(self, party: str, learning_rate: float, held: HeldShare | None = None) -> None:
+    def __init__(self, party: str, learning_rate: float, held: Partner | None = None) -> None:
         self.held = held
         #: Makes a payload of the gradient, ring elements of axes (rows, width), and of the step.
         self.share: Callable[[Tensor, int], Payload] | None = None
@@ -767,26 +611,16 @@ class DealtSum(LayerSum):
             LostPeerError: a party went away.
         """
         super().begin()
-        order = self._order
+        order = tuple(self.ends)
         keys = {name: secrets.token_bytes(KEY_BYTES) for name in order}
         columns = {name: columns_of(end) for name, end in self.ends.items()}
-        self._dealers = {
-            name: Dealer(
-                PadStream(keys[name]),
-                PadStream(keys[partner_of(name, order)]),
-                columns[name],
-                end.width,
-            )
-            for name, end in self.ends.items()
-        }
+        self._dealers = {}
         for name, end in self.ends.items():
+            streams = PadStream(keys[name]), PadStream(keys[partner_of(name, order)])
+            self._dealers[name] = Dealer(*streams, columns[name], end.width)
             other = columns[owner_of(name, order)].to_bytes(COLUMNS_BYTES, "little")
             end.link.send(Frame(Kind.PROTOCOL, 1, keys[name] + other))
         return columns
-
-    @property
-    def _order(self) -> tuple[str, ...]:
-        return tuple(self.ends)
 
     def _relay(self, step: int, rows: int, trains: bool) -> None:
         """Pass on what the parties open to each other, each with the products dealt to it.
@@ -795,8 +629,8 @@ class DealtSum(LayerSum):
             ProtocolError, FrameError: a party sent something else.
             ReusedPadError: this exchange, or a later one, was dealt in this attempt.
         """
-        dealt = {name: to_bytes(dealer.deal(rows, step)) for name, dealer in self._dealers.items()}
-        kind, order = _opening(trains), self._order
+        dealt = {name: pack([dealer.deal(rows, step)]) for name, dealer in self._dealers.items()}
+        kind, order = _opening(trains), tuple(self.ends)
         opened = {name: self._opened(name, kind, step, rows) for name in order}
         for name, end in self.ends.items():
             owner, partner = owner_of(name, order), partner_of(name, order)
@@ -804,17 +638,17 @@ class DealtSum(LayerSum):
             end.link.send(Frame(kind, step, b"".join([inputs, weights, dealt[owner]])))
         if trains:  # while the parties compute their outputs
             for name, end in self.ends.items():
-                other = to_bytes(self._dealers[owner_of(name, order)].deal_update(step))
+                other = self._dealers[owner_of(name, order)].deal_update(step)
                 _codec(end).share = self._sharing(name, other)
 
-    def _sharing(self, name: str, other: bytes) -> Callable[[Tensor, int], Payload]:
+    def _sharing(self, name: str, other: Tensor) -> Callable[[Tensor, int], Payload]:
         """G - R for a party's own layer, and what is dealt for the update of its other one."""
         dealer = self._dealers[name]
-        return lambda gradient, step: to_bytes(dealer.share_gradient(gradient, step)) + other
+        return lambda gradient, step: pack([dealer.share_gradient(gradient, step), other])
 
     def _opened(self, name: str, kind: Kind, step: int, rows: int) -> list[memoryview]:
         """A party's masked inputs, and its masked share of the other layer, both sealed."""
-        other = self._dealers[owner_of(name, self._order)]
+        other = self._dealers[owner_of(name, tuple(self.ends))]
         sizes = [
             size_of((rows, self._dealers[name].columns)) + TAG_BYTES,
             size_of((other.columns, other.width)) + TAG_BYTES,
@@ -829,7 +663,7 @@ class PartnerSum(LayerSum):
     It sees inputs under masks it does not know, and has the gradient, so it sends G - R itself.
 
     Args:
-        ends: by party, in merge order; each codec has a `HeldShare`.
+        ends: by party, in merge order; each codec has a `Partner`.
         ring: what the shares of the outputs are numbers of.
         ledger, stopping: see `CutAggregator`.
         dealer: the third party's name.
@@ -880,14 +714,10 @@ class PartnerSum(LayerSum):
         Raises:
             ReusedPadError: this exchange, or a later one, was opened in this attempt.
         """
-        self._ask(step, rows, trains)
         kind = _opening(trains)
+        self._link.send(Frame(kind, step, rows.to_bytes(ROWS_BYTES, "little")))
         for end in self.ends.values():
-            end.link.send(Frame(kind, step, _held(end).opened(step)))
-
-    def _ask(self, step: int, rows: int, trains: bool) -> None:
-        """Ask the dealer for what an exchange of so many rows needs."""
-        self._link.send(Frame(_opening(trains), step, rows.to_bytes(ROWS_BYTES, "little")))
+            end.link.send(Frame(kind, step, pack([_held(end).opened(step)])))
 
     def _sum(self, exchange: Exchange, own: Sequence[Payload] = ()) -> Tensor:
         step, rows, trains = exchange.step, len(exchange.rows), exchange.trains
@@ -905,7 +735,7 @@ class PartnerSum(LayerSum):
 
     @staticmethod
     def _sharing(
-        name: str, held: HeldShare, updates: Callable[[], Mapping[str, Tensor]]
+        name: str, held: Partner, updates: Callable[[], Mapping[str, Tensor]]
     ) -> Callable[[Tensor, int], Payload]:
         """G - R for the owner; the label party's share of the weights moves."""
 
@@ -913,27 +743,21 @@ class PartnerSum(LayerSum):
             dealt = updates()[name]
             shared = held.share_gradient(gradient, step)
             held.move(held.change(dealt, step))
-            return to_bytes(shared)
+            return pack([shared])
 
         return share
 
-    def _outputs(self, step: int, rows: int, trains: bool) -> bytes:
+    def _outputs(self, step: int, rows: int, trains: bool) -> Payload:
         """The label party's own share of the sum."""
         shapes = {name: (rows, end.width) for name, end in self.ends.items()}
         dealt = self._dealt(_opening(trains), step, shapes)
-        shares = [
-            _held(end).outputs(self._opened(end, step, rows, trains), dealt[name], step)
-            for name, end in self.ends.items()
-        ]
-        return to_bytes(sum(shares[1:], start=shares[0]))
-
-    def _opened(self, end: LabelEnd, step: int, rows: int, trains: bool) -> Tensor:
-        """A party's masked inputs; axes (rows, columns)."""
-        shape = (rows, _held(end).shape[0])
-        payload = end.take(_opening(trains), step).payload
-        where = f"step {step} of party '{end.party}'"
-        (elements,) = split_payload(payload, [size_of(shape)], where)
-        return from_bytes(elements, shape)
+        shares = []
+        for name, end in self.ends.items():
+            held, where = _held(end), f"step {step} of party '{end.party}'"
+            payload = end.take(_opening(trains), step).payload
+            (inputs,) = elements_of(payload, [(rows, held.shape[0])], where)
+            shares.append(held.outputs(inputs, dealt[name], step))
+        return pack([sum(shares[1:], start=shares[0])])
 
     def _dealt(
         self, kind: Kind, step: int, shapes: Mapping[str, tuple[int, int]]
@@ -943,11 +767,9 @@ class PartnerSum(LayerSum):
         Raises:
             ProtocolError, TruncatedFrameError: something else came.
         """
-        sizes = [size_of(shape) for shape in shapes.values()]
         where = f"step {step} of party '{self._dealer}'"
-        parts = split_payload(self._take(kind, step), sizes, where)
-        named = zip(shapes.items(), parts, strict=True)
-        return {name: from_bytes(part, shape) for (name, shape), part in named}
+        parts = elements_of(self._take(kind, step), list(shapes.values()), where)
+        return dict(zip(shapes, parts, strict=True))
 
     def _take(self, kind: Kind, step: int) -> Payload:
         """Wait for the dealer's frame of this kind and step."""
@@ -960,15 +782,8 @@ def columns_of(end: LabelEnd) -> int:
     Raises:
         ProtocolError: it says something else, or more than can be shared.
     """
-    said = end.take(Kind.PROTOCOL, 1).payload
-    columns = int.from_bytes(said, "little")
-    if len(said) != COLUMNS_BYTES or not fits(columns, end.width):
-        raise ProtocolError(
-            f"party '{end.party}' told something else than columns of a layer that can be shared",
-            got=f"{len(said)} bytes",
-            want=f"a number from 1 to {MOST_COLUMNS} in {COLUMNS_BYTES} bytes",
-        )
-    return columns
+    told = end.take(Kind.PROTOCOL, 1).payload
+    return read_columns(told, end.width, f"party '{end.party}'")
 
 
 def _codec(end: LabelEnd) -> SharedGradient:
@@ -976,7 +791,7 @@ def _codec(end: LabelEnd) -> SharedGradient:
     return end.codec
 
 
-def _held(end: LabelEnd) -> HeldShare:
+def _held(end: LabelEnd) -> Partner:
     held = _codec(end).held
     assert held is not None, "the label party has a share of this layer"
     return held
@@ -1033,19 +848,17 @@ class DealerEnd:
         drawn, self._keys = self._keys, ()
         if len(drawn) != len(parts):
             raise ProtocolError("columns came twice", fix="begin a new attempt")
-        self._dealers = []
+        self._dealers, dealers = [], []
         for (name, width), key, part in zip(self._owners.items(), drawn, parts, strict=True):
-            columns = int.from_bytes(part, "little")
-            if not fits(columns, width):
-                self._dealers = []
-                raise _too_many(columns)
-            self._dealers.append(Dealer(PadStream(keys[name]), PadStream(key), columns, width))
+            columns = read_columns(part, width, _LABEL_PARTY)
+            dealers.append(Dealer(PadStream(keys[name]), PadStream(key), columns, width))
+        self._dealers = dealers
 
     @property
     def layers(self) -> Mapping[str, Layers]:
         """The layers it deals for, once an attempt has begun."""
         dealers = zip(self._owners, self._dealers, strict=True)
-        return {name: OwnerAxes(one.columns, one.width) for name, one in dealers}
+        return {name: LayerAxes(one.columns, one.width) for name, one in dealers}
 
     def serve(self) -> bool:
         """Deal for the exchange that is asked for next; False when the session is over."""
@@ -1069,11 +882,11 @@ class DealerEnd:
                 want="rows of an exchange, after keys were agreed on, or DONE",
             )
         rows, step = self._rows(frame), frame.step
-        products = [to_bytes(one.deal(rows, step)) for one in self._dealers]
-        self._send(Frame(frame.kind, step, b"".join(products)))
+        products = [one.deal(rows, step) for one in self._dealers]
+        self._send(Frame(frame.kind, step, pack(products)))
         if frame.kind is Kind.OPENING:  # while the others compute their outputs
-            updates = [to_bytes(one.deal_update(step)) for one in self._dealers]
-            self._send(Frame(Kind.GRAD, step, b"".join(updates)))
+            updates = [one.deal_update(step) for one in self._dealers]
+            self._send(Frame(Kind.GRAD, step, pack(updates)))
         return frame
 
     def _send(self, frame: Frame) -> None:
@@ -1092,10 +905,6 @@ class DealerEnd:
                 want=f"1 to {self._most_rows} rows",
             )
         return rows
-
-
-def _too_many(columns: int) -> ProtocolError:
-    return ProtocolError("a layer of so many columns cannot be shared", got=f"{columns}")
 
 
 def _dealing_limits(

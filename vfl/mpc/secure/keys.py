@@ -22,8 +22,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from vfl.core.errors import AuthenticationError, ProtocolError, ReusedPadError, TruncatedFrameError
+from vfl.core.errors import AuthenticationError, ProtocolError, ReusedPadError
 from vfl.core.frame import Payload
+from vfl.mpc.channel import split_payload
 from vfl.mpc.stream import KEY_BYTES
 from vfl.session.identity import SIGNATURE_BYTES, Identity, Pin
 
@@ -89,7 +90,9 @@ class Agreement:
         if private is None:
             raise ProtocolError("offers came twice", fix="begin a new attempt")
         keys = {}
-        for party, offer in self._split(offers).items():
+        parties, what = self.binding.parties, "the offers of keys have the wrong length"
+        parts = split_payload(offers, [OFFER_BYTES] * len(parties), None, what)
+        for party, offer in zip(parties, map(bytes, parts), strict=True):
             if party == self._party:
                 if offer != self.offer:
                     raise _not_signed(party)
@@ -99,20 +102,6 @@ class Agreement:
                 raise _not_signed(party)
             keys[party] = self._key(private, party, public)
         return keys
-
-    def _split(self, offers: Payload) -> dict[str, bytes]:
-        raw, parties = bytes(offers), self.binding.parties
-        if len(raw) != len(parties) * OFFER_BYTES:
-            raise TruncatedFrameError(
-                "the offers of keys have the wrong length",
-                got=f"{len(raw)} bytes",
-                want=f"{len(parties) * OFFER_BYTES} bytes for {len(parties)} parties",
-            )
-        starts = range(0, len(raw), OFFER_BYTES)
-        return {
-            party: raw[start : start + OFFER_BYTES]
-            for party, start in zip(parties, starts, strict=True)
-        }
 
     def _key(self, private: X25519PrivateKey, party: str, public: bytes) -> bytes:
         try:

@@ -26,26 +26,25 @@ from vfl import models
 from vfl.config import TrainSettings
 from vfl.core.errors import ExposedCutError, RunFolderError, WidthError
 from vfl.core.frame import Frame, Kind, Link
-from vfl.core.seeds import Secret
 from vfl.datasets import Split
 from vfl.models.mlp import IdentityBottom, MLPBottom
 from vfl.mpc.network import Layer
 from vfl.mpc.party import Party, traffic
-from vfl.mpc.permuted_network import (
+from vfl.mpc.rules import NAMES, P1, P2, Mode, Rules
+from vfl.mpc.secure.base import KeyedMode, check_training, offers_bytes
+from vfl.mpc.secure.description import (
     COLUMNS_BYTES,
     FACTS_BYTES,
     Facts,
-    PermutedNetwork,
     describe,
     take_description,
 )
-from vfl.mpc.relay import SEALED_BYTES, MiddleLinks, OuterLinks
-from vfl.mpc.rules import NAMES, P2, Mode, Rules
-from vfl.mpc.secure.base import KeyedMode, check_training, offers_bytes
 from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Sealing
+from vfl.mpc.secure.relay import SEALED_BYTES, MiddleLinks, OuterLinks
 from vfl.mpc.three_party import (
     HOLDERS,
     Rows,
+    ThreePartyNetwork,
     first_weights,
     most_frame_bytes,
     targets_of,
@@ -61,12 +60,10 @@ from vfl.session.secure import (
     Agreed,
     AskedParty,
     Happened,
-    Layers,
     Limits,
     LocalStreams,
     OwnRows,
     Revealed,
-    SharedLink,
     WholeNetwork,
 )
 from vfl.session.terms import Terms
@@ -86,6 +83,11 @@ class NetworkLayers:
     """The network of a session, whose sizes say how large a frame may be."""
 
     layers: tuple[Layer, ...]
+    parameters: int
+
+    def memory_bytes(self, rows: int) -> int:
+        """Not counted."""
+        return 0
 
     def wire_bytes(self, rows: int, trains: bool) -> int:
         """Not known before: index lists and dummies depend on the values. See `sent_bytes`."""
@@ -197,81 +199,39 @@ class Permuted(KeyedMode):
         return both, down | both
 
     def outer_network(
-        self,
-        party: str,
-        terms: Terms,
-        keys: Agreement,
-        stream: Link,
-        rows: OwnRows,
-        secret: Secret,
-        most_parameters: int,
-        agreed: Callable[[Mapping[str, Layers]], None] = lambda layers: None,
+        self, party: str, terms: Terms, keys: Agreement, stream: Link, rows: OwnRows
     ) -> WholeNetwork:
-        return OuterNetwork(self, party, terms, keys, stream, rows, secret, most_parameters, agreed)
+        return OuterNetwork(self, party, terms, rows, keys, stream)
 
     def middle_network(
         self,
         terms: Terms,
-        session: str,
-        attempt: int,
+        attempt: tuple[str, int],
         streams: Mapping[str, Link],
         receive_any: Callable[[], tuple[str, Frame]],
         rows: OwnRows,
-        secret: Secret,
-        agreed: Callable[[Mapping[str, Layers]], None] = lambda layers: None,
     ) -> WholeNetwork:
-        named = session, attempt
-        return MiddleNetwork(self, terms, named, streams, receive_any, rows, secret, agreed)
+        return MiddleNetwork(self, terms, rows, attempt, streams, receive_any)
 
     def local_streams(self, terms: Terms) -> LocalStreams:
-        return NamedStreams(self.roles(terms), terms.label_party)
-
-
-class NamedStreams:
-    """The streams of three threads, by the names of the parties; see `LocalStreams`."""
-
-    def __init__(self, roles: tuple[str, str, str], label_party: str) -> None:
-        self._roles = roles
-        self._star = Star(roles.index(label_party), _LOCAL_S)
-        self.outer: Mapping[str, SharedLink] = {
-            roles[role]: link for role, link in self._star.outer.items()
-        }
-        self.inner: Mapping[str, SharedLink] = {
-            roles[role]: link for role, link in self._star.inner.items()
-        }
-
-    def receive_any(self) -> tuple[str, Frame]:
-        role, frame = self._star.receive_any()
-        return self._roles[role], frame
-
-    def play(self, programs: Mapping[str, Callable[[], object]]) -> None:
-        self._star.play({self._roles.index(name): one for name, one in programs.items()})
+        return Star(self.roles(terms), terms.label_party, _LOCAL_S)
 
 
 class _End:
     """What the ends of all three parties do alike."""
 
-    def __init__(
-        self,
-        mode: Permuted,
-        party: str,
-        terms: Terms,
-        rows: OwnRows,
-        secret: Secret,
-        agreed: Callable[[Mapping[str, Layers]], None],
-    ) -> None:
+    def __init__(self, mode: Permuted, party: str, terms: Terms, rows: OwnRows) -> None:
         self.party = party
         self._mode, self._terms = mode, terms
         self._roles = mode.roles(terms)
         self._role = self._roles.index(party)
         self._label_role = self._roles.index(terms.label_party)
-        self._rows, self._secret = rows, secret
-        self._agreed = agreed
+        self._rows = rows
         self._digest = rows.digest()
         self._seen: Counter[tuple[str, str]] = Counter()
         self._revealed: dict[tuple[str, str], Revealed] = {}
         self._facts: Facts | None = None
-        self._ours: PermutedNetwork | None = None
+        self._network: ThreePartyNetwork | None = None
 
     @property
     def split(self) -> Split:
@@ -286,46 +246,67 @@ class _End:
 
     @property
     def sent_bytes(self) -> int:
-        return 0 if self._ours is None else self._ours.sent_bytes
+        if self._network is None:
+            return 0
+        return sum(each.sent.total() for each in self._network.party.channels.values())
 
     def begin(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
     ) -> None:
-        party, facts, session, attempt = self._join()
-        self._facts = facts
+        links, facts, session, attempt = self._join()
+        party, self._facts = make_party(self._role, links, self._mode.rules), facts
         about = {"terms": self._terms.digest(), "facts": facts.model_dump(mode="json")}
         party.agree(about, session, attempt)
-        rate = self._terms.train.learning_rate
-        ours = self._ours = PermutedNetwork(party, facts, self._label_role, rate)
+        network = self._network = ThreePartyNetwork(
+            party, facts.layers, facts.columns, self._label_role
+        )
         if state is None and weights is None:
             holds = self._role in HOLDERS
-            drawn = first_weights(facts.network, self._secret) if holds else None
-            ours.network.share_weights(drawn)
+            network.share_weights(first_weights(facts.layers, self._rows.secret) if holds else None)
         elif state is None and weights is not None:
-            ours.network.load_weights(weights)
-        ours.share(self._own_rows(), self._targets())
+            network.load_weights(weights)
+        own = self._own_rows()
+        for phase, count in facts.rows.items():
+            network.share_rows(phase, count, own.get(phase), f"{phase} inputs")
+        if "train" in facts.rows:
+            network.share_targets(facts.rows["train"], self._targets())
         if state is not None:
             self._restore(state)
         self._note(SETUP)
 
     def train(self, exchange: Exchange) -> None:
-        self._begun.train(exchange.rows)
+        network, rate = self._begun, self._terms.train.learning_rate
+        network.train_step(torch.from_numpy(exchange.rows), rate)
+        if not any(layer.function for layer in network.layers):
+            self._wait_for_the_dealt(network.party)
         self._note(TRAIN)
 
+    @staticmethod
+    def _wait_for_the_dealt(party: Party) -> None:
+        """P2, which is asked for no function here, would else deal all steps ahead of the others.
+
+        It stands in the middle of their streams, and carries only while it waits.
+        """
+        if party.role == P1:
+            party.channels[P2].send_bytes(b"", party.number, "online")
+        elif party.role == P2:
+            party.channels[P1].receive_bytes(party.number, 0)
+
     def outputs(self, exchange: Exchange) -> Tensor | None:
-        found = self._begun.outputs(exchange.phase, exchange.rows)
+        phase, index = exchange.phase, torch.from_numpy(exchange.rows)
+        found = self._begun.outputs(phase, index, f"{phase} outputs")
         self._note(EVALUATE)
         return found
 
     def weights(self) -> dict[str, Tensor]:
-        return {} if self._ours is None else self._ours.network.weights()
+        return {} if self._network is None else self._network.weights()
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        self._begun.network.load_weights(weights)
+        self._begun.load_weights(weights)
 
     def training_state(self) -> dict[str, Any]:
         return {
-            "network": self._begun.training_state(),
+            "network": self._begun.state_dict(),
             "inputs": self._digest,
             "revealed": [asdict(one) for one in self._revealed.values()],
         }
@@ -342,24 +323,23 @@ class _End:
                 "frames": row.frames,
                 "wire_bytes": row.wire_bytes,
             }
-            for row in traffic(self._begun.network.party)
+            for row in traffic(self._begun.party)
         ]
 
     @property
-    def _begun(self) -> PermutedNetwork:
-        assert self._ours is not None, "an attempt has begun"
-        return self._ours
+    def _begun(self) -> ThreePartyNetwork:
+        assert self._network is not None, "an attempt has begun"
+        return self._network
 
-    def _join(self) -> tuple[Party, Facts, str, int]:
-        """Keys, links and a description of the network; and which attempt of which session."""
+    def _join(self) -> tuple[Mapping[int, Link], Facts, str, int]:
+        """Links, a description of the network, and which attempt of which session it is."""
         raise NotImplementedError
 
-    def _made(self, links: Mapping[int, Link]) -> Party:
-        return make_party(self._role, links, self._mode.rules)
-
     def _tell_layers(self, facts: Facts) -> None:
-        network = NetworkLayers(tuple(facts.network))
-        self._agreed({name: network for name in self._roles if name != self._terms.label_party})
+        network = NetworkLayers(facts.layers, facts.parameters)
+        self._rows.agreed(
+            {name: network for name in self._roles if name != self._terms.label_party}
+        )
 
     def _columns(self) -> int | None:
         if self._role == P2 or self._rows.inputs is None:
@@ -410,14 +390,14 @@ class _End:
                 want=f"inputs {state['inputs'][:8]}...",
                 fix="put the table back as it was, or train anew",
             )
-        self._begun.network.load_state_dict(state["network"])
+        self._begun.load_state_dict(state["network"])
         for one in state["revealed"]:
             kept = Revealed(**one)
             self._revealed[kept.phase, kept.what] = kept
         self._seen = self._counted()
 
     def _counted(self) -> Counter[tuple[str, str]]:
-        leaks = self._begun.network.party.leakage.leaks()
+        leaks = self._begun.party.leakage.leaks()
         return Counter({(leak.what, leak.where): leak.elements for leak in leaks})
 
     def _note(self, phase: str) -> None:
@@ -437,8 +417,7 @@ class OuterNetwork(_End):
     """The end of a party with a stream to the label party only: a holder, or a dealer.
 
     Args:
-        mode, party, terms, keys, stream, rows, secret: see `SecureMode.outer_network`.
-        most_parameters, agreed: the same.
+        mode, party, terms, rows, keys, stream: see `SecureMode.outer_network`.
     """
 
     def __init__(
@@ -446,15 +425,12 @@ class OuterNetwork(_End):
         mode: Permuted,
         party: str,
         terms: Terms,
+        rows: OwnRows,
         keys: Agreement,
         stream: Link,
-        rows: OwnRows,
-        secret: Secret,
-        most_parameters: int,
-        agreed: Callable[[Mapping[str, Layers]], None],
     ) -> None:
-        super().__init__(mode, party, terms, rows, secret, agreed)
-        self._keys, self._stream, self._most = keys, stream, most_parameters
+        super().__init__(mode, party, terms, rows)
+        self._keys, self._stream = keys, stream
         self._links: OuterLinks | None = None
 
     def tell(self, verdict: bytes, step: int) -> None:
@@ -469,14 +445,14 @@ class OuterNetwork(_End):
         self._stream.send(report)
         return [self._links.receive(Kind.DONE)]
 
-    def _join(self) -> tuple[Party, Facts, str, int]:
+    def _join(self) -> tuple[Mapping[int, Link], Facts, str, int]:
         self._stream.send(Frame(Kind.PROTOCOL, 0, self._keys.offer))
         offers = expect(self._stream, Kind.PROTOCOL, 0, "the label party").payload
         ((other, key),) = self._keys.keys(offers).items()
         columns = self._columns()
         facts = take_description(self._stream, columns)
         own = None if columns is None else (columns, self._counts())
-        facts.check(own, self._role, self._most)
+        facts.check(own, self._role, self._rows.most_parameters)
         self._tell_layers(facts)
         there, back = Sealing(key, self.party, other), Sealing(key, other, self.party)
         self._links = OuterLinks(
@@ -488,7 +464,7 @@ class OuterNetwork(_End):
             also=[Kind.ACK, Kind.DONE],
         )
         binding = self._keys.binding
-        return self._made(self._links.links), facts, binding.session, binding.attempt
+        return self._links.links, facts, binding.session, binding.attempt
 
     def _counts(self) -> dict[Rows, int]:
         return {phase: len(rows) for phase, rows in self._phases().items()}
@@ -498,33 +474,26 @@ class MiddleNetwork(_End):
     """The end of the label party, which carries what the two others say to each other.
 
     Args:
-        mode, terms, streams, receive_any, rows, secret, agreed: see `SecureMode.middle_network`.
-        named: session and attempt.
+        mode, terms, rows, attempt, streams, receive_any: see `SecureMode.middle_network`.
     """
 
     def __init__(
         self,
         mode: Permuted,
         terms: Terms,
-        named: tuple[str, int],
+        rows: OwnRows,
+        attempt: tuple[str, int],
         streams: Mapping[str, Link],
         receive_any: Callable[[], tuple[str, Frame]],
-        rows: OwnRows,
-        secret: Secret,
-        agreed: Callable[[Mapping[str, Layers]], None],
     ) -> None:
-        super().__init__(mode, terms.label_party, terms, rows, secret, agreed)
-        self._named = named
-        self._streams = {self._roles.index(name): link for name, link in streams.items()}
-
-        def receive() -> tuple[int, Frame]:
-            name, frame = receive_any()
-            return self._roles.index(name), frame
-
-        self._links = MiddleLinks(self._streams, receive, also=[Kind.DONE])
+        super().__init__(mode, terms.label_party, terms, rows)
+        self._attempt = attempt
+        self._streams = streams
+        roles = {name: role for role, name in enumerate(self._roles)}
+        self._links = MiddleLinks(roles, streams, receive_any, also=[Kind.DONE])
         # The top is refused before anybody is asked; where rows stand side by side, the widths
         # that all parties agreed on are their columns.
-        self._network((terms.merged_width, 0))
+        self._layers((terms.merged_width, 0))
 
     def tell(self, verdict: bytes, step: int) -> None:
         for stream in self._streams.values():
@@ -534,36 +503,40 @@ class MiddleNetwork(_End):
         raise AssertionError("the label party alone judges")
 
     def end(self, report: Frame) -> list[Frame]:
-        roles = [self._roles.index(name) for name in self._terms.peers]
-        last = [self._links.receive(role, Kind.DONE) for role in roles]
+        last = [self._links.receive(name, Kind.DONE) for name in self._terms.peers]
         for stream in self._streams.values():
             stream.send(report)
         return last
 
-    def _join(self) -> tuple[Party, Facts, str, int]:
-        links, names = self._links.links, {name: self._roles.index(name) for name in self._roles}
+    def _join(self) -> tuple[Mapping[int, Link], Facts, str, int]:
+        links = self._links.links
         offers = b"".join(
-            bytes(expect(links[names[name]], Kind.PROTOCOL, 0, f"party '{name}'").payload)
+            expect(links[self._roles.index(name)], Kind.PROTOCOL, 0, f"party '{name}'").payload
             for name in self._terms.peers
         )
         for stream in self._streams.values():
             stream.send(Frame(Kind.PROTOCOL, 0, offers))
         facts = describe(links, self._columns(), self._facts_of)
-        return self._made(links), facts, *self._named
+        return links, facts, *self._attempt
 
     def _facts_of(self, columns: tuple[int, int]) -> Facts:
         counts = {phase: len(rows) for phase, rows in self._phases().items()}
-        facts = Facts.of(columns, counts, self._rows.classes, self._network(columns))
+        facts = Facts(
+            columns=columns,
+            rows=counts,
+            classes=self._rows.classes,
+            layers=self._layers(columns),
+        )
         self._tell_layers(facts)
         return facts
 
-    def _network(self, columns: tuple[int, int]) -> list[Layer]:
+    def _layers(self, columns: tuple[int, int]) -> tuple[Layer, ...]:
         classes, top = self._rows.classes, self._rows.top
         summed = self._terms.merge == "sum"
         width = self._terms.merged_width if summed else sum(columns)
         if not isinstance(top, nn.Module):
             top = models.make_top(top).build(width, classes if classes > 2 else 1)
-        return whole_network(columns, width if summed else None, top, classes)
+        return tuple(whole_network(columns, width if summed else None, top, classes))
 
 
 # What is refused.

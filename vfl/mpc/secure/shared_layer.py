@@ -26,8 +26,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vfl.core.errors import ReusedPadError
-from vfl.core.frame import HEADER_BYTES, LIMIT_BYTES
+from vfl.core.errors import ProtocolError, ReusedPadError, RunFolderError
+from vfl.core.frame import HEADER_BYTES, LIMIT_BYTES, Payload
 from vfl.core.seeds import Secret
 from vfl.mpc import ring
 from vfl.mpc.ring import ELEMENT_BYTES
@@ -148,26 +148,77 @@ class Owner:
 
 
 class Partner:
-    """The party that has the other share of the weights, and no inputs.
+    """The party that has the other share of one party's layer, and no inputs.
 
     It may have the gradient: then it, and not the dealer, sends the owner G - R.
 
     Args:
-        stream: what it shares with the dealer.
+        owner: whose layer it is; empty until an attempt names it.
+        secret: the partner's own; its share starts from it.
+        purpose: which layer it is, for each secret and layer another.
+
     """
 
-    def __init__(self, stream: PadStream) -> None:
-        self._stream = stream
-        self._mask: tuple[int, Tensor] | None = None
-        self._gradient: tuple[int, Tensor] | None = None
+    def __init__(self, owner: str, secret: Secret, purpose: str) -> None:
+        self._share: Tensor | None = None
+        self._axes: tuple[int, int] | None = None
+        self._owner = owner
+        self._secret = secret
+        self._purpose = purpose
+        self._stream: PadStream | None = None
 
-    def opened(self, share: Tensor, step: int) -> Tensor:
-        """D for the owner, of the share S, axes (columns, width).
+    def begin(self, stream: PadStream, columns: int, width: int, owner: str = "") -> None:
+        """A new attempt has begun.
+
+        Args:
+            stream: what the partner shares with the dealer about this layer.
+            columns: of the layer, that of ones included.
+            width: of the outputs.
+            owner: whose layer it is, where that was not known before.
 
         Raises:
-            ReusedPadError: this step, or a later one, was opened.
+            RunFolderError: the share that was kept is of another layer.
         """
-        mask = _draw(self._stream, share.shape, "weights", step)
+        if self._share is not None and self._share.shape != (columns, width):
+            raise RunFolderError(
+                "the kept share is of another party's layer, or of another one than party "
+                f"'{owner or self._owner}' has now",
+                got=f"{len(self._share)} columns",
+                want=f"{columns} columns",
+            )
+        self._axes, self._stream = (columns, width), stream
+        self._mask: tuple[int, Tensor] | None = None
+        self._gradient: tuple[int, Tensor] | None = None
+        self._inputs: Tensor | None = None
+
+    @property
+    def share(self) -> Tensor | None:
+        """S, axes (columns, width), once an attempt has named them; made when it is asked for.
+
+        So a party can refuse a layer that is too large after it was told its axes.
+        """
+        if self._share is None and self._axes is not None:
+            self._share = first_weights(*self._axes, self._secret, self._purpose)
+        return self._share
+
+    @share.setter
+    def share(self, share: Tensor | None) -> None:
+        self._share = share
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Columns, that of ones included, and width, once an attempt has begun."""
+        assert self._axes is not None, "an attempt names the axes of the share"
+        return self._axes
+
+    def opened(self, step: int) -> Tensor:
+        """D for the owner, axes (columns, width).
+
+        Raises:
+            ReusedPadError: this step, or a later one, was opened in this attempt.
+        """
+        share, stream = self._begun()
+        mask = _draw(stream, self.shape, "weights", step)
         self._mask = step, mask
         return share - mask
 
@@ -183,21 +234,23 @@ class Partner:
             ReusedPadError: asked again.
         """
         mask = _of(self._mask, step)
-        self._mask = None
+        self._inputs, self._mask = inputs, None
         return ring.matmul(inputs, mask) + dealt
 
-    def change(self, inputs: Tensor, dealt: Tensor, step: int) -> Tensor:
-        """Its share of what the weights lose, axes (columns, width).
-
-        Args:
-            inputs: E, axes (rows, columns).
-            dealt: U^T R - C; axes (columns, width).
-            step: number of the exchange.
+    def change(self, dealt: Tensor, step: int) -> Tensor:
+        """What its share loses, axes (columns, width); `dealt` is U^T R - C.
 
         Raises:
             ReusedPadError: asked again.
         """
-        mask = self._gradient_mask((len(inputs), dealt.shape[1]), step)
+        inputs, self._inputs = self._inputs, None
+        if inputs is None:
+            raise _reused(step)
+        if self._gradient is None:
+            mask = _draw(self._begun()[1], (len(inputs), dealt.shape[1]), "gradient", step)
+        else:  # this partner shared the gradient
+            mask = _of(self._gradient, step)
+            self._gradient = None
         return ring.matmul(inputs.t(), mask) + dealt
 
     def share_gradient(self, gradient: Tensor, step: int) -> Tensor:
@@ -210,17 +263,19 @@ class Partner:
         Raises:
             ReusedPadError: the gradient of this step, or of a later one, was shared.
         """
-        mask = _draw(self._stream, tuple(gradient.shape), "gradient", step)
+        mask = _draw(self._begun()[1], tuple(gradient.shape), "gradient", step)
         self._gradient = step, mask
         return gradient - mask
 
-    def _gradient_mask(self, shape: tuple[int, ...], step: int) -> Tensor:
-        """R: drawn now, or when this partner shared the gradient."""
-        if self._gradient is None:
-            return _draw(self._stream, shape, "gradient", step)
-        mask = _of(self._gradient, step)
-        self._gradient = None
-        return mask
+    def move(self, change: Tensor) -> None:
+        """Take what `change` gave from the share."""
+        self.share = self._begun()[0] - change
+
+    def _begun(self) -> tuple[Tensor, PadStream]:
+        share, stream = self.share, self._stream
+        assert share is not None, "an attempt names the axes of the share"
+        assert stream is not None, "an attempt brings a stream"
+        return share, stream
 
 
 class Dealer:
@@ -285,13 +340,17 @@ def _of(kept: tuple[int, Tensor] | None, step: int) -> Tensor:
         ReusedPadError: there is none, or it is of another step.
     """
     if kept is None or kept[0] != step:
-        raise ReusedPadError(
-            "a mask was used before, or belongs to another exchange",
-            where="first layer",
-            got=f"step {step}",
-            want="each once, in the order of the protocol",
-        )
+        raise _reused(step)
     return kept[1]
+
+
+def _reused(step: int) -> ReusedPadError:
+    return ReusedPadError(
+        "a mask was used before, or belongs to another exchange",
+        where="first layer",
+        got=f"step {step}",
+        want="each once, in the order of the protocol",
+    )
 
 
 def _draw(stream: PadStream, shape: tuple[int, ...], *purpose: str | int) -> Tensor:
@@ -300,103 +359,89 @@ def _draw(stream: PadStream, shape: tuple[int, ...], *purpose: str | int) -> Ten
     return torch.from_numpy(elements.view("<i8")).reshape(shape)
 
 
+#: Copies of a matrix that a party holds at once: as numbers, limbs, masks, sealed and not.
+_COPIES = 16
 #: A query's inputs, opened at once, must fit into a frame.
 MOST_COLUMNS = 2**15
 
 
 @dataclass(frozen=True, slots=True)
-class SharedAxes:
-    """The two layers a party has shares of.
+class LayerAxes:
+    """The layers a party has shares of: its own, and that of another whose partner it is.
 
     Attributes:
         columns: of its own layer, that of ones included.
-        other: of the layer before, whose partner it is.
-        width: of both.
+        width: of the outputs.
+        other: columns of the other layer; 0 where the label party is the partner of all.
     """
 
     columns: int
-    other: int
     width: int
+    other: int = 0
+
+    @property
+    def parameters(self) -> int:
+        """How many weights the party has shares of."""
+        return (self.columns + self.other) * self.width
+
+    def memory_bytes(self, rows: int) -> int:
+        """What the party holds at once in an exchange of so many rows, at most.
+
+        >>> LayerAxes(columns=3, width=2, other=5).memory_bytes(rows=4)
+        8192
+        """
+        elements = self.parameters + rows * (self.columns + self.other + 2 * self.width)
+        return _COPIES * ELEMENT_BYTES * elements
+
+    @property
+    def _tags_bytes(self) -> int:
+        """What two parties open to each other through the label party comes sealed, twice."""
+        return 2 * TAG_BYTES if self.other else 0
 
     def opened_bytes(self, rows: int) -> int:
         """Payload of what the party opens in an exchange: its inputs, and a share of weights."""
-        return ELEMENT_BYTES * (rows * self.columns + self.other * self.width) + 2 * TAG_BYTES
+        elements = rows * self.columns + self.other * self.width
+        return ELEMENT_BYTES * elements + self._tags_bytes
 
     def relayed_bytes(self, rows: int) -> int:
-        """Payload of what is opened to it, with the products dealt to it."""
-        elements = rows * self.other + self.columns * self.width + rows * self.width
-        return ELEMENT_BYTES * elements + 2 * TAG_BYTES
+        """Payload of what is opened to it, with the products dealt to it as a partner."""
+        elements = rows * self.other + self.columns * self.width
+        elements += rows * self.width if self.other else 0
+        return ELEMENT_BYTES * elements + self._tags_bytes
 
     def gradient_bytes(self, rows: int) -> int:
         """Payload of its share of the gradient, with what is dealt for the other layer."""
-        return ELEMENT_BYTES * (rows * self.width + self.other * self.width)
+        return ELEMENT_BYTES * (rows + self.other) * self.width
 
     def wire_bytes(self, rows: int, trains: bool) -> int:
         """Bytes the party sends and receives in an exchange, headers included.
 
-        >>> SharedAxes(columns=3, other=5, width=2).wire_bytes(rows=4, trains=True)
+        >>> LayerAxes(columns=3, width=2, other=5).wire_bytes(rows=4, trains=True)
         784
-        """
-        outputs, own, other = rows * self.width, self.columns * self.width, self.other * self.width
-        up = rows * self.columns + other + outputs
-        down = rows * self.other + own + outputs
-        elements = up + down + (outputs + other if trains else 0)
-        return ELEMENT_BYTES * elements + 4 * (TAG_BYTES + HEADER_BYTES)
-
-
-@dataclass(frozen=True, slots=True)
-class OwnerAxes:
-    """The one layer a party has a share of, where the label party has the other.
-
-    Attributes:
-        columns: that of ones included.
-        width: of the outputs.
-    """
-
-    columns: int
-    width: int
-
-    def opened_bytes(self, rows: int) -> int:
-        """Payload of what the party opens in an exchange: its inputs."""
-        return ELEMENT_BYTES * rows * self.columns
-
-    def relayed_bytes(self, rows: int) -> int:
-        """Payload of what is opened to it: the other share of its layer, of any rows."""
-        return ELEMENT_BYTES * self.columns * self.width
-
-    def gradient_bytes(self, rows: int) -> int:
-        """Payload of its share of the gradient."""
-        return ELEMENT_BYTES * rows * self.width
-
-    def wire_bytes(self, rows: int, trains: bool) -> int:
-        """Bytes the party sends and receives in an exchange, headers included.
-
-        >>> OwnerAxes(columns=3, width=2).wire_bytes(rows=4, trains=True)
+        >>> LayerAxes(columns=3, width=2).wire_bytes(rows=4, trains=True)
         336
         """
-        outputs = rows * self.width
-        elements = rows * self.columns + self.columns * self.width + outputs
-        return ELEMENT_BYTES * (elements + (outputs if trains else 0)) + 4 * HEADER_BYTES
+        outputs = ELEMENT_BYTES * rows * self.width
+        back = self.gradient_bytes(rows) if trains else 0
+        payloads = self.opened_bytes(rows) + self.relayed_bytes(rows) + outputs + back
+        return payloads + 4 * HEADER_BYTES
 
 
-#: What of a first layer, or two, a party has shares of.
-LayerAxes = SharedAxes | OwnerAxes
 #: How many rows an exchange has, as a third party that deals is asked for it.
 ROWS_BYTES = 4
 #: How many columns a layer has, as it is told when an attempt begins.
 COLUMNS_BYTES = 4
 
 
-def bytes_to_deal(layers: Sequence[OwnerAxes], rows: int, trains: bool) -> int:
+def bytes_to_deal(layers: Sequence[LayerAxes], rows: int, trains: bool) -> int:
     """Bytes that a third party sends and receives to deal for an exchange, headers included.
 
-    >>> bytes_to_deal([OwnerAxes(columns=3, width=2)], rows=4, trains=True)
+    >>> bytes_to_deal([LayerAxes(columns=3, width=2)], rows=4, trains=True)
     164
     """
-    products = sum(rows * layer.width for layer in layers)
-    updates = sum(layer.columns * layer.width for layer in layers)
-    elements = products + (updates if trains else 0)
-    return ROWS_BYTES + ELEMENT_BYTES * elements + (3 if trains else 2) * HEADER_BYTES
+    payloads = ROWS_BYTES + products_bytes([layer.width for layer in layers], rows)
+    payloads += updates_bytes(layers) if trains else 0
+    return payloads + (3 if trains else 2) * HEADER_BYTES
 
 
 def products_bytes(widths: Sequence[int], rows: int) -> int:
@@ -412,3 +457,20 @@ def updates_bytes(layers: Sequence[LayerAxes]) -> int:
 def fits(columns: int, width: int) -> bool:
     """Whether a layer of so many columns can be shared: it is opened in half a frame at most."""
     return 1 <= columns <= MOST_COLUMNS and 2 * ELEMENT_BYTES * columns * width <= LIMIT_BYTES
+
+
+def read_columns(told: Payload, width: int, sender: str) -> int:
+    """The columns of a layer of that width, as somebody told them.
+
+    Raises:
+        ProtocolError: it told something else, or more than can be shared.
+    """
+    columns = int.from_bytes(told, "little")
+    if len(told) != COLUMNS_BYTES or not fits(columns, width):
+        raise ProtocolError(
+            f"a layer of so many columns cannot be shared, which {sender} told",
+            got=f"{columns} in {len(told)} bytes",
+            want=f"a number from 1 to {MOST_COLUMNS} in {COLUMNS_BYTES} bytes, whose layer fits "
+            "half a frame",
+        )
+    return columns

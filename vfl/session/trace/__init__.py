@@ -15,8 +15,15 @@ from vfl.session.trace.recorder import (
     trace_of_masked_cuts,
 )
 from vfl.session.trace.replay import Recording, Snapshot, read, training_cuts
-from vfl.session.trace.size import check_room, expected_bytes
-from vfl.session.trace.store import EVALUATION, TRAINING, Recorded, Replayed, Trace
+from vfl.session.trace.store import (
+    EVALUATION,
+    TRAINING,
+    Recorded,
+    Replayed,
+    Trace,
+    check_room,
+    expected_bytes,
+)
 
 __all__ = [
     "EVALUATION",

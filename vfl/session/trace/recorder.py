@@ -22,8 +22,16 @@ from vfl.core.storage import Seal, pack_weights
 from vfl.datasets import PartyData, Split
 from vfl.session import Checkpoints, Exchange, Terms
 from vfl.session.party_folder import own_folder
-from vfl.session.trace.size import HELD_BYTES, check_room, expected_bytes, is_recorded, links_of
-from vfl.session.trace.store import SentFrame, Store, pack
+from vfl.session.trace.store import (
+    HELD_BYTES,
+    SentFrame,
+    Store,
+    check_room,
+    expected_bytes,
+    is_recorded,
+    links_of,
+    pack,
+)
 
 #: Where it lies in a party's part of a run.
 TRACE = "trace"
@@ -83,7 +91,7 @@ class Recorder:
             self._write()
 
     def expected_bytes(self, weights: Mapping[str, Tensor], start: int) -> int:
-        """The most bytes it will write; see `vfl.session.trace.size`."""
+        """The most bytes it will write; see `expected_bytes`."""
         return expected_bytes(self._settings, self._terms, self.party, self._split, weights, start)
 
     def begin(self, start: int, weights: Weights) -> None:

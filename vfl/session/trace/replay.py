@@ -17,8 +17,7 @@ from vfl.core.errors import DataError, RunFolderError, SpecError, UserError, nea
 from vfl.core.frame import Kind
 from vfl.core.storage import Seal, unpack_weights
 from vfl.session import Terms
-from vfl.session.trace.size import links_of
-from vfl.session.trace.store import Replayed, Store, unpack
+from vfl.session.trace.store import Replayed, Store, links_of, unpack
 
 
 class Snapshot(NamedTuple):

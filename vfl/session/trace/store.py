@@ -1,4 +1,4 @@
-"""The files of a trace, what stands in them, and a trace in memory.
+"""The files of a trace, what stands in them, how large they get, and a trace in memory.
 
 A party's trace on disk is files that are whole, and an index that says which of them count:
 
@@ -24,6 +24,7 @@ import hashlib
 import hmac
 import io
 import re
+import shutil
 import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,16 +33,20 @@ from typing import Annotated
 
 import numpy as np
 from pydantic import Field, StringConstraints, ValidationError
+from torch import Tensor
 
+from vfl import compression
 from vfl.config import TraceSettings
 from vfl.config.toml import Settings
-from vfl.core.errors import OversizedFrameError, RunFolderError
+from vfl.core.errors import ConfigError, OversizedFrameError, RunFolderError
 from vfl.core.frame import Frame, Kind
+from vfl.core.ledger import size
 from vfl.core.storage import (
     FORMAT,
     Seal,
     append_text,
     damaged,
+    pack_weights,
     read_bytes,
     read_sealed_json,
     write_pieces,
@@ -49,6 +54,7 @@ from vfl.core.storage import (
     write_text,
 )
 from vfl.core.version import VERSION
+from vfl.datasets import Split
 from vfl.session import Exchange, Terms
 
 TRAINING = (Kind.CUT, Kind.GRAD)
@@ -63,6 +69,8 @@ PARTY_BYTES = 4 * 32  # 32 characters at most
 
 #: Bytes of a line of the index, at most.
 ENTRY_BYTES = 384
+#: Frames of about so many bytes are held in memory before they become a file.
+HELD_BYTES = 16 * 2**20
 _ABOUT = "trace.json"
 _INDEX = "index.jsonl"
 _NAME = r"(frames-\d+\.npz|payload-\d+\.npy|snapshot-\d+\.safetensors)"
@@ -190,7 +198,21 @@ def unpack(known: bytes, payload: bytes, folder: Path) -> Iterator[Replayed]:
         columns["payload"] = np.load(io.BytesIO(payload), allow_pickle=False)
     except (AttributeError, EOFError, OSError, TypeError, ValueError, zipfile.BadZipFile):
         raise RunFolderError("there are no frames to read", where=str(folder)) from None
-    yield from _frames(columns)
+    rows = np.split(columns["rows"], columns["exchange_end"][:-1])
+    content, start = columns["payload"].data, 0
+    for index, end in enumerate(columns["frame_end"].tolist()):
+        exchange = columns["frame_exchange"][index]
+        yield Replayed(
+            party=str(columns["parties"][columns["frame_party"][index]]),
+            direction="up" if columns["frame_up"][index] else "down",
+            kind=Kind(int(columns["frame_kind"][index])),
+            step=int(columns["exchange_step"][exchange]),
+            payload=bytes(content[start:end]),
+            phase=str(columns["exchange_phase"][exchange]),
+            epoch=int(columns["exchange_epoch"][exchange]),
+            rows=rows[exchange],
+        )
+        start = end
 
 
 def _npy_header(count: int) -> bytes:
@@ -199,25 +221,6 @@ def _npy_header(count: int) -> bytes:
     described = {"descr": "|u1", "fortran_order": False, "shape": (count,)}
     np.lib.format.write_array_header_1_0(header, described)
     return header.getvalue()
-
-
-def _frames(columns: Mapping[str, np.ndarray]) -> Iterator[Replayed]:
-    rows = np.split(columns["rows"], columns["exchange_end"][:-1])
-    payload = columns["payload"].data
-    start = 0
-    for index, end in enumerate(columns["frame_end"].tolist()):
-        exchange = columns["frame_exchange"][index]
-        yield Replayed(
-            party=str(columns["parties"][columns["frame_party"][index]]),
-            direction="up" if columns["frame_up"][index] else "down",
-            kind=Kind(int(columns["frame_kind"][index])),
-            step=int(columns["exchange_step"][exchange]),
-            payload=bytes(payload[start:end]),
-            phase=str(columns["exchange_phase"][exchange]),
-            epoch=int(columns["exchange_epoch"][exchange]),
-            rows=rows[exchange],
-        )
-        start = end
 
 
 class Entry(Settings):
@@ -395,3 +398,77 @@ class Store:
 
 def _sealed(text: str, owner: str) -> str:
     return hashlib.sha256(f"{owner}\n{text}".encode()).hexdigest()
+
+
+def is_recorded(settings: TraceSettings, exchange: Exchange) -> bool:
+    """Whether the frames of an exchange are asked for; the test comes once, after every epoch."""
+    chosen = exchange.phase == "test" or not settings.epochs or exchange.epoch in settings.epochs
+    return chosen and exchange.phase in settings.phases
+
+
+def links_of(terms: Terms, party: str) -> list[str]:
+    """The feature parties whose links a party has an end of."""
+    return terms.feature_parties if party == terms.label_party else [party]
+
+
+def expected_bytes(
+    settings: TraceSettings,
+    terms: Terms,
+    party: str,
+    split: Split,
+    weights: Mapping[str, Tensor],
+    start: int = 0,
+) -> int:
+    """The most bytes one party's trace of a training can take, from exchange `start` on.
+
+    Args:
+        settings: what the party records.
+        terms: what was agreed.
+        party: whose trace it is.
+        split: the aligned rows.
+        weights: the party's own, for the size of a snapshot.
+        start: where a resumed training goes on.
+    """
+    codec = compression.make(terms.codec)
+    links = links_of(terms, party)
+    widths = [codec.wire_width(terms.parties[name].width) for name in links]
+    frames_bytes = files = epoch = 0
+    unwritten = False
+    for exchange in terms.schedule(split, start):
+        if exchange.epoch != epoch or exchange.saves:
+            files, unwritten = files + unwritten, False
+        epoch = exchange.epoch
+        if is_recorded(settings, exchange):
+            rows = len(exchange.rows)
+            each_way = sum(codec.payload_limit(rows, width) + FRAME_BYTES for width in widths)
+            frames_bytes += each_way * (2 if exchange.trains else 1)
+            frames_bytes += EXCHANGE_BYTES + ROW_BYTES * rows
+            unwritten = True
+    files += unwritten + frames_bytes // HELD_BYTES
+    files_bytes = files * (FILE_BYTES + PARTY_BYTES * len(links) + ENTRY_BYTES)
+    about_bytes = len(TraceHeader.of(party, settings, terms).model_dump_json())
+    # Before the first step, every so many epochs, and at the end.
+    every = settings.snapshots
+    snapshots = 1 + -(-terms.train.epochs // every) if every else 0
+    snapshots_bytes = snapshots * (
+        len(pack_weights(weights, Seal("snapshot", party, terms.run, 10**6))) + ENTRY_BYTES
+    )
+    return about_bytes + frames_bytes + files_bytes + snapshots_bytes
+
+
+def check_room(folder: Path, needed_bytes: int) -> None:
+    """Refuse a trace that the disk has no room for.
+
+    Raises:
+        ConfigError: with both sizes.
+    """
+    existing = next(path for path in [folder.resolve(), *folder.resolve().parents] if path.exists())
+    free_bytes = shutil.disk_usage(existing).free
+    if needed_bytes > free_bytes:
+        raise ConfigError(
+            "the disk has no room for the trace",
+            where=str(existing),
+            got=f"{size(free_bytes)} free",
+            want=f"up to {size(needed_bytes)}",
+            fix="fewer 'phases' or 'epochs' or rarer 'snapshots' in [trace], or a larger disk",
+        )

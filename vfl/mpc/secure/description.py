@@ -1,44 +1,27 @@
-"""One party's end of a session whose network nobody holds: what is agreed on, then the exchanges.
+"""What the parties agree on of a network that nobody holds, before the first share.
 
 The label party stands in the middle and describes the network; the others compare what it says
-with what they have, and all three compare the whole of it over links that it cannot read. Then
-each follows the schedule of the session; positions of rows are those inside the phase's own rows,
-so that a dealer without rows follows it too.
+with what they have, and all three compare the whole of it over links that it cannot read.
+Positions of rows are those inside a phase's own rows, so that a dealer without rows follows too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
-import numpy as np
-import torch
 from pydantic import Field, ValidationError
-from torch import Tensor
 
 from vfl.config.toml import Settings
 from vfl.core.errors import ConsentError, DisagreementError, ProtocolError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.mpc.network import Layer
-from vfl.mpc.party import Party
 from vfl.mpc.permuted import FUNCTIONS
-from vfl.mpc.rules import P1, P2
-from vfl.mpc.three_party import HOLDERS, Rows, ThreePartyNetwork, require_frames
+from vfl.mpc.three_party import HOLDERS, Rows, require_frames
 
 #: Most bytes of what the label party describes.
 FACTS_BYTES = 1 << 14
 COLUMNS_BYTES = 4
 _STEP = 1
-_COUNT = Field(ge=0, lt=2**32)
-
-
-class LayerFacts(Settings):
-    """A layer of the network; see `Layer`."""
-
-    inputs: int = Field(ge=1, lt=2**32)
-    outputs: int = Field(ge=1, lt=2**32)
-    function: str = Field(max_length=32)
-    bias: bool
 
 
 class Facts(Settings):
@@ -53,41 +36,23 @@ class Facts(Settings):
 
     columns: tuple[int, int]
     rows: dict[Rows, int]
-    classes: int = _COUNT
-    layers: tuple[LayerFacts, ...] = Field(min_length=1, max_length=64)
-
-    @classmethod
-    def of(
-        cls,
-        columns: tuple[int, int],
-        rows: Mapping[Rows, int],
-        classes: int,
-        layers: list[Layer],
-    ) -> Facts:
-        """Those of a network made of these layers."""
-        described = tuple(
-            LayerFacts(inputs=one.inputs, outputs=one.outputs, function=one.function, bias=one.bias)
-            for one in layers
-        )
-        return cls(columns=columns, rows=dict(rows), classes=classes, layers=described)
-
-    @property
-    def network(self) -> list[Layer]:
-        """The layers as they are computed."""
-        return [Layer(one.inputs, one.outputs, one.function, one.bias) for one in self.layers]
+    classes: int = Field(ge=0, lt=2**32)
+    layers: tuple[Layer, ...] = Field(min_length=1, max_length=64)
 
     @property
     def parameters(self) -> int:
         """How many weights the network has."""
         return sum((one.inputs + one.bias) * one.outputs for one in self.layers)
 
-    def check(self, own: tuple[int, Mapping[Rows, int]] | None, role: int, most: int) -> None:
+    def check(
+        self, own: tuple[int, Mapping[Rows, int]] | None, role: int, most: int | None
+    ) -> None:
         """Compare what the label party says with what a party has and allows.
 
         Args:
             own: columns, and rows of each phase, at P0 and P1; None at a dealer.
             role: the party's.
-            most: parameters that it consents to.
+            most: parameters that it consents to; None for any.
 
         Raises:
             DisagreementError: it has other columns or rows.
@@ -101,7 +66,7 @@ class Facts(Settings):
                 want=f"{own[0]} columns, rows {_counts(own[1])}",
                 fix="keep only the ids all parties share, with one split at all of them",
             )
-        if self.parameters > most:
+        if most is not None and self.parameters > most:
             raise ConsentError(
                 "this party does not consent to so large a network",
                 got=f"{self.parameters} parameters",
@@ -143,7 +108,7 @@ def describe(
             columns[role] = int.from_bytes(told, "little")
     found = facts((columns[0], columns[1]))
     label_role = next(role for role in range(3) if role not in links)
-    require_frames(found.network, found.columns, found.classes, label_role)
+    require_frames(found.layers, found.columns, found.classes, label_role)
     for link in links.values():
         link.send(Frame(Kind.PROTOCOL, _STEP, found.model_dump_json().encode()))
     return found
@@ -169,68 +134,6 @@ def take_description(link: Link, own_columns: int | None) -> Facts:
             "the label party describes the network in another form than this version reads",
             fix="install the same vfl version at every party",
         ) from None
-
-
-class PermutedNetwork:
-    """A party's end once all have agreed: rows are shared, then exchanges follow the schedule.
-
-    Args:
-        party: with keys agreed, over links that carry what two others say unread.
-        facts: what was agreed.
-        label_role: who has the labels.
-        learning_rate: of the mean gradient.
-    """
-
-    def __init__(self, party: Party, facts: Facts, label_role: int, learning_rate: float) -> None:
-        self.network = ThreePartyNetwork(party, facts.network, facts.columns, label_role)
-        self._facts = facts
-        self._learning_rate = learning_rate
-
-    @property
-    def sent_bytes(self) -> int:
-        """What this party has sent, headers included; to hold against what it consents to."""
-        channels = self.network.party.channels.values()
-        return sum(sum(channel.sent.values()) for channel in channels)
-
-    def share(self, rows: Mapping[Rows, Tensor], targets: Tensor | None) -> None:
-        """Share and open the rows of every phase, and the targets of a training's.
-
-        Args:
-            rows: at P0 and P1 the own columns of each phase, float64, axes (rows, columns).
-            targets: at the owner of the labels, for the training rows.
-
-        Raises:
-            RingRangeError: a value is too large; it is named by its owner.
-        """
-        for phase, count in self._facts.rows.items():
-            self.network.share_rows(phase, count, rows.get(phase), f"{phase} inputs")
-        if "train" in self._facts.rows:
-            self.network.share_targets(self._facts.rows["train"], targets)
-
-    def train(self, positions: np.ndarray) -> None:
-        """One step on training rows at these positions; see `ThreePartyNetwork.train_step`."""
-        self.network.train_step(torch.from_numpy(positions), self._learning_rate)
-        if not any(layer.function for layer in self.network.layers):
-            self._wait_for_the_dealt()
-
-    def _wait_for_the_dealt(self) -> None:
-        """P2, which is asked for no function here, would else deal all steps ahead of the others.
-
-        It stands in the middle of their streams, and carries only while it waits.
-        """
-        party = self.network.party
-        if party.role == P1:
-            party.channels[P2].send_bytes(b"", party.number, "online")
-        elif party.role == P2:
-            party.channels[P1].receive_bytes(party.number, 0)
-
-    def outputs(self, phase: Rows, positions: np.ndarray) -> Tensor | None:
-        """Logits or numbers of a phase's rows at these positions, at the label party alone."""
-        return self.network.outputs(phase, torch.from_numpy(positions), f"{phase} outputs")
-
-    def training_state(self) -> dict[str, Any]:
-        """See `ThreePartyNetwork.state_dict`."""
-        return self.network.state_dict()
 
 
 def _take(link: Link, most: int, sender: str) -> bytes:

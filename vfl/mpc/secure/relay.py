@@ -50,7 +50,7 @@ class OuterLinks:
         self._waiting: dict[Kind, deque[Frame]] = defaultdict(deque)
         self.links: dict[int, Link] = {
             middle: _Direct(stream.send, partial(self.receive, Kind.PROTOCOL)),
-            other: _Sealed(stream.send, partial(self.receive, Kind.OPENING), outgoing, incoming),
+            other: _sealed(stream.send, partial(self.receive, Kind.OPENING), outgoing, incoming),
         }
 
     def receive(self, kind: Kind) -> Frame:
@@ -73,8 +73,9 @@ class MiddleLinks:
     thread.
 
     Args:
-        streams: to the two others, by role.
-        receive_any: the next frame of whoever sends first, with its role.
+        roles: of all three, by name.
+        streams: to the two others, by name.
+        receive_any: the next frame of whoever sends first, and who it is.
         also: further kinds that come on the streams, which `receive` takes.
 
     Attributes:
@@ -84,25 +85,26 @@ class MiddleLinks:
 
     def __init__(
         self,
-        streams: Mapping[int, Link],
-        receive_any: Callable[[], tuple[int, Frame]],
+        roles: Mapping[str, int],
+        streams: Mapping[str, Link],
+        receive_any: Callable[[], tuple[str, Frame]],
         also: Iterable[Kind] = (),
     ) -> None:
-        self._streams = dict(streams)
+        self._streams = streams
         self._receive_any = receive_any
         self._kinds = {Kind.PROTOCOL, *also}
-        self._waiting: dict[int, dict[Kind, deque[Frame]]] = {
-            role: defaultdict(deque) for role in streams
+        self._waiting: dict[str, dict[Kind, deque[Frame]]] = {
+            name: defaultdict(deque) for name in streams
         }
         self.relayed_bytes = 0
         self.links: dict[int, Link] = {
-            role: _Direct(stream.send, partial(self.receive, role, Kind.PROTOCOL))
-            for role, stream in streams.items()
+            roles[name]: _Direct(stream.send, partial(self.receive, name, Kind.PROTOCOL))
+            for name, stream in streams.items()
         }
 
-    def receive(self, role: int, kind: Kind) -> Frame:
+    def receive(self, name: str, kind: Kind) -> Frame:
         """The next frame of a kind from one of the others; see `OuterLinks.receive`."""
-        waiting = self._waiting[role][kind]
+        waiting = self._waiting[name][kind]
         while not waiting:
             sender, frame = self._receive_any()
             if frame.kind is Kind.OPENING:
@@ -110,12 +112,12 @@ class MiddleLinks:
                 self._streams[receiver].send(frame)
                 self.relayed_bytes += frame.wire_bytes
             else:
-                _keep(self._waiting[sender], frame, self._kinds, f"P{sender}")
+                _keep(self._waiting[sender], frame, self._kinds, f"party '{sender}'")
         return waiting.popleft()
 
 
 class _Direct:
-    """One end of a pair whose stream is the link."""
+    """One end of a pair; by itself the stream is the link."""
 
     def __init__(self, send: Callable[[Frame], None], receive: Callable[[], Frame]) -> None:
         self.send = send
@@ -125,26 +127,23 @@ class _Direct:
         """The stream is closed by who opened it."""
 
 
-class _Sealed(_Direct):
+def _sealed(
+    send: Callable[[Frame], None],
+    receive: Callable[[], Frame],
+    outgoing: Sealing,
+    incoming: Sealing,
+) -> _Direct:
     """One end of a pair whose messages somebody else carries."""
 
-    def __init__(
-        self,
-        send: Callable[[Frame], None],
-        receive: Callable[[], Frame],
-        outgoing: Sealing,
-        incoming: Sealing,
-    ) -> None:
-        def seal(frame: Frame) -> None:
-            sealed = outgoing.seal(frame.payload, _about(frame))
-            send(Frame(Kind.OPENING, frame.step, sealed))
+    def seal(frame: Frame) -> None:
+        send(Frame(Kind.OPENING, frame.step, outgoing.seal(frame.payload, _about(frame))))
 
-        def unseal() -> Frame:
-            frame = receive()
-            opened = incoming.open(frame.payload, _about(frame))
-            return Frame(Kind.PROTOCOL, frame.step, bytearray(opened))
+    def unseal() -> Frame:
+        frame = receive()
+        opened = incoming.open(frame.payload, _about(frame))
+        return Frame(Kind.PROTOCOL, frame.step, bytearray(opened))
 
-        super().__init__(seal, unseal)
+    return _Direct(seal, unseal)
 
 
 def _about(frame: Frame) -> str:
