@@ -92,7 +92,7 @@ class Run:
         cpu_ms: of all parties.
         offline_ms: of the party that took longest with what was dealt ahead.
         bytes_setup, bytes_offline, bytes_online: of all parties; None if not counted.
-        max_error: against float64 in clear.
+        max_error: against float64 in plaintext.
     """
 
     milliseconds: float
@@ -255,7 +255,7 @@ class MpcRow:
         bytes_offline: dealt ahead of each turn, or by P2 within it; None for other systems.
         bytes_setup: keys, and openings that last for many turns; None for other systems.
         offline_ms: what dealing ahead takes, each turn, before the clock starts.
-        max_error: largest of the turns, against float64 in clear.
+        max_error: largest of the turns, against float64 in plaintext.
         hops: messages one after the other; None for other systems.
         limit_ms: what the lines alone take of these bytes and hops; None without a line.
         matmul_ms: a holder's ring products alone; None over a line, for functions, and for other

@@ -121,7 +121,7 @@ class Turn(Settings):
         cpu_ms: user and system time of all its threads between the two.
         offline_ms: work ahead of the clock that each turn needs anew; 0 if there is none.
         bytes_setup, bytes_offline, bytes_online: sent by this party; None if it cannot tell.
-        max_error: against float64 in clear, at the party that has the result.
+        max_error: against float64 in plaintext, at the party that has the result.
     """
 
     began: float
@@ -229,7 +229,7 @@ class Modelled:
         limit_s: the least any protocol of these bytes and hops can take.
         hops: messages one after the other.
         bytes_setup, bytes_offline, bytes_online: of all parties, frame headers included.
-        max_error: against float64 in clear.
+        max_error: against float64 in plaintext.
     """
 
     seconds: float

@@ -27,7 +27,7 @@ LARGEST = torch.finfo(torch.float16).max
 
 def half_bytes(values: Tensor) -> bytes:
     """Float16 bytes of a tensor; what float16 cannot hold becomes its largest number."""
-    return values.clamp(-LARGEST, LARGEST).end().numpy().tobytes()
+    return values.clamp(-LARGEST, LARGEST).half().numpy().tobytes()
 
 
 def from_half_bytes(payload: Payload, rows: int, width: int) -> Tensor:

@@ -95,7 +95,7 @@ def links(
 ) -> Iterator[Row]:
     """The batches of the last epoch's beginning and end; true logits are for the score."""
     hits = [
-        permuted.locations(first, start) == permuted.locations(second, end)[order]
+        permuted.matched_indices(first, start) == permuted.matched_indices(second, end)[order]
         for first, second, start, end in zip(before, after, old, new, strict=True)
         for order in [permuted.by_rank(first, second, signed)]
     ]
@@ -126,7 +126,7 @@ def alone(victim: permuted.Victim, inputs: Tensor, labels: Tensor, guess: float)
         for row, label in zip(inputs[:ALONE].split(1), labels[:ALONE].bool(), strict=True):
             true = logits(victim, row)
             first, second = (victim.infer(row)[1][0] for _ in range(2))
-            real = permuted.locations(first, true) == 0
+            real = permuted.matched_indices(first, true) == 0
             place = permuted.stands_out(first)
             picked.append(real[place])
             labelled.append(permuted.labels_by_place(first[place]) == label)

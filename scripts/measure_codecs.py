@@ -138,7 +138,7 @@ class Watch(Adversary):
             self.above += int((cut > 0).sum())
         elif context.training and context.step >= self.after:
             self.rows["training"] += len(cut)
-            self._count_codes(cut, self.session.clients[0].half)
+            self._count_codes(cut, self.session.clients[0].end)
         return cut
 
     def _count_codes(self, cut: Tensor, half: FeatureEnd) -> None:

@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 import torch
 from pydantic import ValidationError
-from stand_in_flower import Envelope, Flower
+from stand_in_flower import Envelope, Flower, reply_of
 
 from vfl.core.errors import ConsentError, redacted_output
 from vfl.session import SessionMessage
@@ -71,7 +71,8 @@ class Apps(Flower):
         self.file, self.replies = file, []
 
     def pull_messages(self, identifiers):
-        return []
+        failed = [one for one in self.replies if "failure" in one["session"]]
+        return [reply_of(identifier, one) for identifier in identifiers for one in failed]
 
     def _play(self, asked, name):
         content = {"session": {"message": asked.model_dump_json()}}

@@ -82,9 +82,10 @@ def joined(weights, name):
 @pytest.mark.parametrize(
     ("top", "rate", "batch", "bound"),
     [
-        ("mlp:hidden=32", 0.3, 32, 1e-5),
+        pytest.param("mlp:hidden=32", 0.3, 32, 1e-5, marks=pytest.mark.slow),
         ("mlp:hidden=32,activation=tanh", 0.05, 64, 1e-5),
-        ("mlp:hidden=32", 0.05, 64, 1e-3),  # one ReLU falls on the other side of zero
+        # One ReLU falls on the other side of zero.
+        pytest.param("mlp:hidden=32", 0.05, 64, 1e-3, marks=pytest.mark.slow),
     ],
 )
 def test_a_training_computes_what_the_plain_one_does(top, rate, batch, bound):

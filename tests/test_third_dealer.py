@@ -20,6 +20,8 @@ from vfl.mpc.secure.beaver import DealerEnd, partner_of
 from vfl.mpc.secure.shared_layer import WEIGHT_BITS, first_weights
 from vfl.session.trace import Trace
 
+TANH = "mlp:hidden=32,activation=tanh"
+
 
 @pytest.fixture(scope="module")
 def data():
@@ -34,11 +36,11 @@ def two():
 @pytest.mark.parametrize(
     ("parties", "top", "rate", "batch"),
     [
-        (("bank",), "mlp:hidden=32,activation=tanh", 0.05, 64),
-        (("bank",), "mlp:hidden=32,activation=tanh", 0.3, 32),
-        (("bank", "shop"), "mlp:hidden=32,activation=tanh", 0.05, 64),
-        (("bank", "shop", "clinic"), "mlp:hidden=32,activation=tanh", 0.3, 32),
-        (("bank", LABEL), "mlp:hidden=32,activation=tanh", 0.3, 32),
+        (("bank",), TANH, 0.05, 64),
+        pytest.param(("bank",), TANH, 0.3, 32, marks=pytest.mark.slow),
+        pytest.param(("bank", "shop"), TANH, 0.05, 64, marks=pytest.mark.slow),
+        (("bank", "shop", "clinic"), TANH, 0.3, 32),
+        (("bank", LABEL), TANH, 0.3, 32),
     ],
 )
 def test_a_training_computes_what_the_plain_one_does(parties, top, rate, batch):

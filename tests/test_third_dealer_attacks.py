@@ -27,7 +27,10 @@ from vfl.training.local import LocalSession
 
 HOLDER = "bank"
 WIDTH, EPOCHS = 8, 10
-ATTACKS = ("logistic", "fine_tuning:steps=100", "model_completion:steps=50")
+ATTACKS = [
+    ("logistic", "model_completion:steps=50"),
+    pytest.param(("fine_tuning:steps=100",), marks=pytest.mark.slow),
+]
 LEAKS, SEEDS = 2, range(3)
 
 
@@ -79,14 +82,15 @@ def untrained(data, count):
     return made
 
 
-def test_the_owners_whole_transcript_is_worth_no_more_than_nothing(data, trained):
+@pytest.mark.parametrize("attacks", ATTACKS)
+def test_the_owners_whole_transcript_is_worth_no_more_than_nothing(data, trained, attacks):
     """Labels from the owner's shares, openings, gradients and updates, against from scratch."""
     plain, diary, _ = trained
     candidates = diary.bottoms()
     begun = untrained(data, len(candidates))
     scratch = score(data, weights_of(begun[0]), "scratch")
     gains = {}
-    for spec in ATTACKS:
+    for spec in attacks:
         worth = {name: score(data, weights_of(one), spec) for name, one in candidates.items()}
         without = max(score(data, weights_of(one), spec) for one in begun)
         stolen = score(data, plain.weights()[HOLDER], spec)

@@ -54,8 +54,8 @@ def noisy():
 
 def test_a_label_party_reads_more_from_the_cuts_of_all_epochs(noisy):
     case = noisy.recalled()
-    assert left(case, "inversion:steps=300") > 1
-    assert left(case, "averaging:of=inversion:steps=300") < 0.9
+    assert left(case, "inversion:steps=150") > 1
+    assert left(case, "averaging:of=inversion:steps=150") < 0.9
     assert "label party, alone, in the training phase" in case.view.threat.sentence()
 
 
@@ -74,10 +74,10 @@ def test_a_label_party_reads_more_from_queries_that_it_repeats(noisy):
     first, second = (one.cuts[one.rows.argsort()] for one in case.view.targets.sent[:2])
     assert not torch.equal(first, second)
     assert (
-        left(case, "averaging:of=inversion:steps=300,over=queries")
+        left(case, "averaging:of=inversion:steps=150,over=queries")
         < 0.9
         < 1
-        < left(case, "inversion:steps=300")
+        < left(case, "inversion:steps=150")
     )
 
 
@@ -111,9 +111,9 @@ def test_a_feature_party_averages_the_bottoms_it_kept(noisy):
 def test_who_keeps_nothing_averages_nothing(noisy):
     once = noisy.of(received_case, 100, generator(0, "leak"), noisy.weights)
     for case, spec in (
-        (once, "averaging:of=inversion:steps=300,over=queries"),
-        (noisy.received(), "averaging:of=inversion:steps=300"),
-        (noisy.recalled(), "averaging:of=inversion:steps=300,over=queries"),
+        (once, "averaging:of=inversion:steps=150,over=queries"),
+        (noisy.received(), "averaging:of=inversion:steps=150"),
+        (noisy.recalled(), "averaging:of=inversion:steps=150,over=queries"),
     ):
         with pytest.raises(NotGrantedError):
             attempt(case, make(spec), generator(0))

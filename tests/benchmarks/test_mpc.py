@@ -24,7 +24,7 @@ LINE = Wan(mbps=80, round_trip_ms=40)
 HEADERS = 24 * 16
 DIGESTS = 3 * (32 + 16)  # of what each two agreed on, the other way
 
-#: Adds up in clear, after a while that depends on the rank; rank 1 sends rank 0 so many bytes.
+#: Adds up in plaintext, after a while that depends on the rank; rank 1 sends rank 0 so many bytes.
 SENT = 1000
 ADAPTER = """
 import socket

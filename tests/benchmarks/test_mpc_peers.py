@@ -1,4 +1,4 @@
-"""The workloads as the adapters write them, computed in clear with numpy and torch."""
+"""The workloads as the adapters write them, computed in plaintext with numpy and torch."""
 
 from types import SimpleNamespace
 

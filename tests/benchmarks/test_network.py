@@ -33,6 +33,7 @@ def test_the_model_meets_the_limit_and_never_beats_it():
     assert len(format_lines(rows).splitlines()) == 1 + len(rows)
 
 
+@pytest.mark.net
 @pytest.mark.parametrize(
     "kind",
     [

@@ -21,6 +21,7 @@ def test_every_mode_trains_on_every_path():
     assert [row.final_loss for row in rows[:4]] == [row.final_loss for row in rows[4:]]
 
 
+@pytest.mark.slow
 def test_over_a_computed_line_a_step_takes_what_bytes_and_hops_take():
     """Cuts travel at once, and both gradients leave over one line; shares open before they cut."""
     line, ms = Wan(mbps=80, round_trip_ms=40), 1e-4

@@ -64,7 +64,7 @@ def test_plain_places_are_read_back(width):
     assert (sets.from_bits(sets.to_bits(indices)) == indices).all()
 
 
-@pytest.mark.parametrize("places", [[0, 1, 100], [5, 5, 6], [7, 3, 9]])
+@pytest.mark.parametrize("indices", [[0, 1, 100], [5, 5, 6], [7, 3, 9]])
 def test_plain_places_out_of_range_or_order_are_refused(indices):
     bits = to_bits(np.array([[0, 1, 2], indices]), 7)
     with pytest.raises(CorruptFrameError, match="increasing"):

@@ -422,6 +422,62 @@ def test_damaged_files_are_typed_errors(tmp_path):
     assert fuzz_stored_files(tmp_path, 600) == 0
 
 
+def readers_of(run_folder):
+    """Everything a run left, its record and figures included, and what reads each of it."""
+    own = run_folder / "parties" / "bank"
+    party, kept = PartyFolder(own), checkpoints_of(run_folder)
+
+    def record(path):
+        opened = RunFolder.open(run_folder)
+        return opened.experiment(), opened.about(), opened.summary()
+
+    def trace(path):
+        found = read(own / "trace")
+        return list(found.decoded()), list(found.snapshots())
+
+    readers = {run_folder / name: record for name in ("run.json", "summary.json", "config.toml")}
+    for path in stored_files(run_folder):
+        if path.parent.name == "trace":
+            readers[path] = trace
+        elif path.suffix == ".checkpoint":
+            readers[path] = lambda path: [kept.load(step) for step in kept.steps()]
+        elif path.parent == own:
+            readers[path] = lambda path: [party.weights(), party.encoder(), party.classes()]
+    return readers
+
+
+def fuzz_a_run(run_folder, cases):
+    """Damage what a run left in many ways; names of files that were then loaded silently."""
+    draw, silent = random.Random(2), []
+    readers = [(path, path.read_bytes(), it) for path, it in readers_of(run_folder).items()]
+    for case in range(cases):
+        path, whole, read_it = readers[case % len(readers)]
+        content = _mutated(bytearray(whole), draw)
+        path.write_bytes(content)
+        try:
+            read_it(path)
+        except VFLError:
+            continue
+        finally:
+            path.write_bytes(whole)
+        # The last line of an index may be torn by a kill, so without its end it is left out.
+        silent += [path.name] * (content != whole and path.name != "index.jsonl")
+    return silent
+
+
+def test_damaged_files_of_a_run_are_typed_errors(trained):
+    assert fuzz_a_run(trained, 300) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of this process in /proc")
+def test_a_hundred_thousand_damaged_files_of_a_run(trained):
+    fuzz_a_run(trained, 300)
+    before = resident_bytes()
+    assert fuzz_a_run(trained, 100_000) == []
+    assert resident_bytes() - before < MEMORY_BYTES
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of this process in /proc")
 def test_a_hundred_thousand_damaged_files(tmp_path):

@@ -4,6 +4,9 @@ import pickle
 import stat
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -88,6 +91,23 @@ def test_scoped_gives_the_global_generator_back():
         assert torch.equal(torch.rand(3), first)
     with scoped(6):
         assert not torch.equal(torch.rand(3), first)
+
+
+def test_threads_draw_what_each_would_draw_alone():
+    def drawn(key, start):
+        start.wait()
+        with scoped(key):
+            found = []
+            for _ in range(20):
+                found.append(torch.rand(1).item())
+                time.sleep(0.001)  # lets another thread run
+        return found
+
+    keys = range(4)
+    with ThreadPoolExecutor(len(keys)) as pool:
+        start = threading.Barrier(len(keys))
+        together = list(pool.map(lambda key: drawn(key, start), keys))
+    assert together == [drawn(key, threading.Barrier(1)) for key in keys]
 
 
 def test_scoped_gives_the_global_generator_back_after_a_failure():

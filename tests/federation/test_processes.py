@@ -59,6 +59,18 @@ def test_a_service_that_takes_too_long(tmp_path):
         service.stop()
 
 
+def test_a_service_that_is_refused_is_not_waited_for(tmp_path):
+    script = "print('no such key'); import time; time.sleep(60)"
+    service, started = python("it", script, tmp_path / "log"), time.monotonic()
+    try:
+        with pytest.raises(LostPeerError, match="it did not start") as caught:
+            service.wait_for("ready", refusal="no such key")
+        assert caught.value.where == "no such key"
+        assert time.monotonic() - started < QUICK_PATIENCE_S
+    finally:
+        service.stop()
+
+
 def test_the_log_of_an_earlier_start_does_not_count(tmp_path):
     log = tmp_path / "log"
     log.write_text("ready\n")

@@ -141,7 +141,7 @@ class Recorded(Service):
     def __init__(self, name, command, environment, log):
         self.commands.append((list(command), dict(environment)))
 
-    def wait_for(self, marker, timeout_s=60.0):
+    def wait_for(self, marker, timeout_s=60.0, refusal=None):
         pass
 
 

@@ -14,7 +14,7 @@ def draw(*shape, seed=0, scale=1.0):
 
 
 class Plain:
-    """The same network in clear."""
+    """The same network in plaintext."""
 
     def __init__(self, layers, values):
         self.layers, self.values = layers, values

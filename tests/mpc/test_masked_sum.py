@@ -50,7 +50,7 @@ def test_the_sum_is_exact_to_half_a_step_a_party(bits, count):
     cuts = {party: cut(at, scale=scale) for at, party in enumerate(parties)}
     payloads = []
     for party in parties:
-        own = lambda count, m=masks[party]: m.words(count, ring.dtype, "cut", 4)  # noqa: E731
+        own = lambda count, m=masks[party]: m.elements(count, ring.dtype, "cut", 4)  # noqa: E731
         words = ring.encode(cuts[party], party, 4, own)
         payloads.append(words.tobytes())
     total = ring.decode(payloads, 7, 5)
@@ -182,7 +182,7 @@ def test_a_large_cut_is_masked_all_over():
             own,
             party,
             3,
-            lambda count, m=masks[party]: m.words(count, ring.dtype, "cut", 3),
+            lambda count, m=masks[party]: m.elements(count, ring.dtype, "cut", 3),
         )
         for own, party in zip(cuts, PARTIES, strict=False)
     ]

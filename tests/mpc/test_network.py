@@ -1,4 +1,4 @@
-"""Algorithms 5.3 and 5.4 against the same network in clear, with torch's own gradients."""
+"""Algorithms 5.3 and 5.4 against the same network in plaintext, with torch's own gradients."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Products with columns that a holder has in clear: right, and with what they should not tell."""
+"""Products with columns a holder has in plaintext: right, and what they must not disclose."""
 
 import pytest
 import torch

@@ -468,7 +468,7 @@ def test_no_frame_is_larger_than_a_block_and_a_batch(monkeypatch, fixed_keys, mo
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["thesis", "fast"])
 def test_mnist_as_in_figure_5_4(data_root, monkeypatch, mode):
-    """784-128-10, half of the rows: within 0.1 point of the training in clear."""
+    """784-128-10, half of the rows: within 0.1 point of the training in plaintext."""
     monkeypatch.setenv("VFL_DATA", str(data_root))
     content = settings(
         mode, "lender", "mlp:hidden=128", "mnist", 35_000, batch_size=128, learning_rate=0.1
@@ -479,5 +479,5 @@ def test_mnist_as_in_figure_5_4(data_root, monkeypatch, mode):
     truth = data["lender"].labels[data["lender"].split.test]
     accuracy = float((outputs.argmax(1) == truth).double().mean())
     assert accuracy > 0.8
-    print(f"{mode}: {session.label.history[-1]['test_accuracy']:.4f}, in clear {accuracy:.4f}")
+    print(f"{mode}: {session.label.history[-1]['test_accuracy']:.4f}, in plaintext {accuracy:.4f}")
     assert abs(session.label.history[-1]["test_accuracy"] - accuracy) <= 0.001

@@ -3,20 +3,14 @@
 import subprocess
 import sys
 
-import pytest
-
-TRAINING = """
+PROGRAMS = """
 import sys
-from vfl.cli import app
-app(["train", sys.argv[1], "--runs", sys.argv[2]], standalone_mode=False)
-"""
-CLIENT = """
-from vfl.clients.app import client_app
-client_app()
-"""
-SERVER = """
 from pathlib import Path
+from vfl.cli import app
+from vfl.clients.app import client_app
 from vfl.server.app import server_app
+app(["train", sys.argv[1], "--runs", sys.argv[2]], standalone_mode=False)
+client_app()
 server_app(Path("."))
 """
 FOUND = """
@@ -31,14 +25,14 @@ batch_size = 512
 """
 
 
-@pytest.mark.parametrize("program", [TRAINING, CLIENT, SERVER], ids=["train", "client", "server"])
-def test_no_module_of_mpc_is_imported_where_nothing_is_hidden(tmp_path, program):
+def test_no_module_of_mpc_is_imported_where_nothing_is_hidden(tmp_path):
+    """One process has all three parts of a session in it, so that Python starts once."""
     (tmp_path / "plain.toml").write_text(EXPERIMENT)
     ended = subprocess.run(
         [
             sys.executable,
             "-c",
-            program + FOUND,
+            PROGRAMS + FOUND,
             str(tmp_path / "plain.toml"),
             str(tmp_path / "run"),
         ],

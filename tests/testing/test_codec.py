@@ -56,7 +56,7 @@ class Idealised(Floats):
     """Trains with more than the wire carries."""
 
     def decode(self, payload, rows, width, context=INFERENCE):
-        return Decoded(super().decode(payload, rows, width).cut.end().float(), None)
+        return Decoded(super().decode(payload, rows, width).cut.half().float(), None)
 
     def simulate(self, cut, context=INFERENCE, grad_context=None):
         return cut * 1.0

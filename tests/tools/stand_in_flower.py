@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from vfl.clients.session import take_part
 from vfl.core.errors import ConsentError, DisagreementError, VFLError
-from vfl.session import SessionMessage, for_others
+from vfl.session import SessionMessage
 
 
 @dataclass
@@ -27,44 +27,58 @@ class Envelope:
 
 
 class Flower:
-    """Hands each session message to a thread that plays the feature party of that node."""
+    """Hands each session message to a thread that plays the feature party of that node.
 
-    def __init__(self, parties):
+    A party that refuses a session replies at once, as it does over Flower; where it `tells`, one
+    that fails does so too, else nobody ever hears of that.
+    """
+
+    def __init__(self, parties, *, tells=False):
         self.parties = parties
+        self.tells = tells
+        self._failed = {}
         self.files = {}
         self.threads = []
         self.said = []
         self.failures = []
-        self._replies = {}
 
     def get_nodes(self):
         return [Node(number, name) for number, name in enumerate(self.parties, start=1)]
 
     def push_messages(self, messages):
         (message,) = messages
-        self._replies.pop(self.parties[message.dst_node_id - 1], None)
         asked = SessionMessage.parse(str(message.content["session"]["message"]))
         name = self.parties[message.dst_node_id - 1]
+        self._failed.pop(name, None)  # of an earlier session
         thread = threading.Thread(target=self._play, args=(asked, name))
         self.threads.append(thread)
         thread.start()
         return [name]
 
     def pull_messages(self, identifiers):
-        """The replies of parties that refused a session; of no others, for nobody reads them."""
-        return [self._replies.pop(name) for name in identifiers if name in self._replies]
+        gone = [name for name in identifiers if name in self._failed]
+        return [_reply(name, self._failed.pop(name)) for name in gone]
 
     def _play(self, asked, name):
         try:
             take_part(asked, self.files[name], self.said.append)
         except VFLError as error:
             self.failures.append(error)
-            if isinstance(error, ConsentError | DisagreementError):
-                failure = json.dumps(for_others(error, name).record())
-                self._replies[name] = SimpleNamespace(
-                    metadata=SimpleNamespace(reply_to_message_id=name),
-                    has_error=lambda: False,
-                    content={"session": {"failure": failure}},
-                )
+            if self.tells or isinstance(error, ConsentError | DisagreementError):
+                self._failed[name] = error
         except SystemExit:
             pass  # the party's process ends without a word
+
+
+def _reply(name, error):
+    """What a party's app sends back when the party fails."""
+    return reply_of(name, {"session": {"failure": json.dumps(error.record())}})
+
+
+def reply_of(identifier, content):
+    """What an app sent back to a message, as Flower hands it out."""
+    return SimpleNamespace(
+        metadata=SimpleNamespace(reply_to_message_id=identifier),
+        content=content,
+        has_error=lambda: False,
+    )

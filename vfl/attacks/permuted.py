@@ -372,7 +372,7 @@ def on_grid(values: Tensor, bits: int = 20) -> Tensor:
 def plain_sums(
     layers: Sequence[Layer], weights: Mapping[str, Tensor], inputs: Tensor
 ) -> list[Tensor]:
-    """The values before each function in clear, axes (rows, outputs) each."""
+    """The values before each function in plaintext, axes (rows, outputs) each."""
     found, values = [], inputs
     for index, layer in enumerate(layers):
         sums = values @ weights[f"{index}.weight"]

@@ -68,7 +68,7 @@ class Encoded(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """A cut and what its reader must keep to encode the gradient (None: nothing)."""
+    """A cut and what its receiver must keep to encode the gradient (None: nothing)."""
 
     cut: Tensor
     saved: Any

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import math
 import secrets
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,8 +65,14 @@ def use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
+#: Held while a block draws from it; the same thread may begin another block inside.
+_GLOBAL_GENERATOR = threading.RLock()
+
+
 class scoped:
     """Run a block with torch's global generator seeded by `key`; its old state returns after.
+
+    Threads take turns: the generator is one for all of them. A block must wait for no other thread.
 
     A class, for it runs three times a training step, where `contextmanager` shows.
     """
@@ -79,6 +86,7 @@ class scoped:
     def __enter__(self) -> None:
         import torch
 
+        _GLOBAL_GENERATOR.acquire()
         self._before = torch.default_generator.get_state()
         torch.default_generator.manual_seed(self._key)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -91,6 +99,7 @@ class scoped:
         torch.default_generator.set_state(self._before)
         if self._before_cuda is not None:
             torch.cuda.set_rng_state_all(self._before_cuda)
+        _GLOBAL_GENERATOR.release()
 
 
 class Secret:

@@ -58,7 +58,7 @@ class Bottleneck(Defense):
     code, to its loss. Source: Zou et al. 2023 (MID), with the variational bound of Alemi et al.
     2017. What a top does not use, its gradients do not teach the bottoms. The code's layers
     train with the top and are saved with it; the noise of a training comes from the label party's
-    secret, a prediction has none. The cut itself is sent as it is: a reader with labelled rows
+    secret, a prediction has none. The cut itself is sent as it is: an attacker with labelled rows
     finds what the bottoms learned. It promises nothing that could be stated.
 
     Args:

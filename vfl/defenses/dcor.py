@@ -63,7 +63,7 @@ class LabelCorrelation(Defense):
     Source: Sun et al. 2022; thesis eq 4-23, its baseline. A batch gives an estimate: larger ones
     give better gradients. Only the label party runs it, while it trains; it has no state.
     Its weakness: classes move into directions of little variance, where fine-tuning does not look
-    and a reader who standardises the cut does. It promises nothing that could be stated.
+    and an attacker who standardises the cut does. It promises nothing that could be stated.
 
     Args:
         alpha: weight in the label party's loss.

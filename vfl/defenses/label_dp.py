@@ -74,7 +74,9 @@ class LabelDP(Defense):
         self.epsilon = epsilon
         self.flip = flip
         self.prior = None if prior is None else _shares(prior)
-        self._classes: int | None = None if self.prior is None else self.prior.size
+        self._classes = 0
+        self._flip = 0.0
+        self._promised = epsilon
 
     def prepare(self, kind: LabelKind) -> None:
         classes = require_classes("label_dp", kind)
@@ -91,31 +93,27 @@ class LabelDP(Defense):
                 want=f"at most {1 - 1 / classes:.4g}",
             )
         self._classes = classes
+        if self.flip is not None:
+            self._flip = self.flip
+            self._promised = max(0.0, math.log((1 - self.flip) * (classes - 1) / self.flip))
+        elif self.epsilon is not None:
+            self._flip = flip_of(self.epsilon, classes)
 
     def labels(self, labels: Tensor, secret: Secret) -> Tensor:
-        assert self._classes is not None, "prepare comes first"
+        assert self._classes, "prepare comes first"
         draws = secret.uniform((len(labels), 2), "label_dp")
         exact = labels.numpy()
         if self.prior is not None and self.epsilon is not None:
             answers = respond_with_prior(exact, self.prior, self.epsilon, draws)
         else:
-            flip = self.flip
-            if flip is None:
-                assert self.epsilon is not None, "one of the two was given"
-                flip = flip_of(self.epsilon, self._classes)
-            answers = respond(exact, self._classes, flip, draws)
+            answers = respond(exact, self._classes, self._flip, draws)
         return torch.from_numpy(answers).to(labels.dtype)
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         against = "everybody, in one training; a second one draws anew"
-        if self.epsilon is None and self._classes is None:
+        if self._promised is None:
             return (PrivacyStatement(protects="labels", against=against),)
-        epsilon = self.epsilon
-        if epsilon is None:
-            assert self.flip is not None, "one of the two was given"
-            assert self._classes is not None, "checked above"
-            epsilon = max(0.0, math.log((1 - self.flip) * (self._classes - 1) / self.flip))
-        return (PrivacyStatement("labels", against, epsilon, 0.0, "one training label"),)
+        return (PrivacyStatement("labels", against, self._promised, 0.0, "one training label"),)
 
 
 def flip_of(epsilon: float, classes: int) -> float:

@@ -86,7 +86,7 @@ class Potential(Defense):
     With `norm` each feature party's bottom ends in layer normalisation without scale and shift, so
     that cuts lie on a sphere; the thesis asks for it, angles as such do not need it.
     Both sides run it from the same spec and the halves are trained with it from the first step on;
-    it has no state. It promises nothing that could be stated: a reader who whitens the cut, has
+    it has no state. It promises nothing that could be stated: an attacker who whitens the cut, has
     unlabelled rows or reaches an earlier layer finds the classes again.
 
     Args:

@@ -1,4 +1,4 @@
-"""The few-shot probe: a cut of which a linear reader with few labels learns nothing."""
+"""The few-shot probe: a cut of which a linear classifier with few labels learns nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def probe_alignment(
         cut: axes (rows, width).
         labels: codes 0..C-1, axes (rows,).
         classes: C.
-        support: rows the reader knows; half of the batch at most.
+        support: rows the attacker knows; half of the batch at most.
         whiten: remove correlations too, by the Cholesky factor of the covariance.
 
     >>> cut = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])
@@ -68,19 +68,20 @@ def _whitened(cut: Tensor) -> Tensor:
 
 
 class Probe(Defense):
-    """The label party plays a reader with few labels and keeps the cuts from helping it.
+    """The label party plays an attacker with few labels and keeps the cuts from helping it.
 
-    It adds alpha x `probe_alignment` of each feature party's cut to its loss; the reader knows
+    It adds alpha x `probe_alignment` of each feature party's cut to its loss; the attacker knows
     `support` rows in even steps and twice as many in odd ones, so give it batches of 256 rows or
     so. A top with a hidden layer then still finds the classes. Our own, in the family of
     adversarial regularisation with a closed-form adversary (Bertinetto et al. 2019 for the ridge).
-    Only the label party runs it, while it trains; it has no state. Readers that are not linear, or
-    that have unlabelled rows, still find classes: it promises nothing that could be stated.
+    Only the label party runs it, while it trains; it has no state. Classifiers that are not
+    linear, or that have unlabelled rows, still find classes: it promises nothing that could be
+    stated.
 
     Args:
         alpha: weight in the label party's loss.
-        support: labelled rows of the reader.
-        whiten: let the reader whiten the cut first.
+        support: labelled rows of the attacker.
+        whiten: let the attacker whiten the cut first.
 
     >>> cut, labels = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]), torch.tensor([0, 1, 0, 1])
     >>> probe, logits = Probe(alpha=2, support=2), torch.zeros(4, 2)

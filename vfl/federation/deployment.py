@@ -35,6 +35,8 @@ CONNECTION = "vfl"
 _DATABASE = "superlink.db"
 #: Flower's node id and the digest of every party's registered key, by name.
 _NODES = "nodes.json"
+#: What a SuperNode says of the SuperLink's answer to a key it does not know; then it tries again.
+_UNKNOWN_KEY = "403 Forbidden"
 _START_SUPERLINK = "is the SuperLink running? start it with: vfl superlink PROJECT"
 
 
@@ -180,10 +182,10 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
         home / "supernode.log",
     )
     try:
-        service.wait_for("SuperNode ID")
+        service.wait_for("SuperNode ID", refusal=_UNKNOWN_KEY)
     except LostPeerError as problem:
         service.stop()
-        if "403 Forbidden" in service.said():
+        if _UNKNOWN_KEY in service.said():
             problem.got = "the SuperLink does not know this party's key"
             problem.fix = "the label party puts its public key into label/keys and restarts"
         if "Failed to activate SuperNode" in service.said():

@@ -162,15 +162,21 @@ class Service(Process):
                 name, command, environment, stdout=output, stderr=subprocess.STDOUT, umask=_UMASK
             )
 
-    def wait_for(self, marker: str, timeout_s: float = 60.0) -> None:
+    def wait_for(self, marker: str, timeout_s: float = 60.0, *, refusal: str | None = None) -> None:
         """Block until the log shows a text.
+
+        Args:
+            marker: the text.
+            timeout_s: how long it may take.
+            refusal: a text after which the other cannot come, however long a program tries again.
 
         Raises:
             LostPeerError: the process ended, or the text did not come in time.
         """
         deadline = monotonic() + timeout_s
-        while marker not in self.said():
-            if not self.alive or monotonic() > deadline:
+        while marker not in (said := self.said()):
+            hopeless = refusal is not None and refusal in said
+            if hopeless or not self.alive or monotonic() > deadline:
                 state = "still starting" if self.alive else f"exit {self._process.returncode}"
                 raise LostPeerError(
                     f"{self.name} did not start",

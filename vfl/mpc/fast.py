@@ -1,17 +1,17 @@
 """Mode "fast": the same protocol and the same trust, with fewer bytes and messages.
 
-What a holder owns stays in clear with it while the other's share is zero; such a tensor, and what
-is multiplied with it, are opened one way each. Other tensors are opened under one mask, both ways
-at once. Every product of a tensor uses its one opening; the dealer's share of each product is
+What a holder owns stays in plaintext with it while the other's share is zero; such a tensor, and
+what is multiplied with it, are opened one way each. Other tensors are opened under one mask, both
+ways at once. Every product of a tensor uses its one opening; the dealer's share of each product is
 fresh. Products that go to P2 keep their scale, so nothing is divided before a function. Where a
 product is divided, P0 sends the index lists of algorithm 5.1 right behind its opening.
 
-One way: X = [X_0 X_1] with X_i in clear at P_i, and W = W_0 + W_1: P_0 computes X_0 W_0 alone, on
-the rows of W that meet its columns. Of X_0 W_1 the factors are with two parties, so a mask each is
-enough (Beaver 1991): P_0 opens E = X_0 - U, P_1 opens D = W_1 - V, and X_0 W_1 = X_0 D + E V + U V,
-where P_0 computes X_0 D, P_1 knows E and V, and the dealer shares U V. The same with 0 and 1
-exchanged. So each holder multiplies what it has in clear by W_i + D, and what it knows masked by
-its V.
+One way: X = [X_0 X_1] with X_i in plaintext at P_i, and W = W_0 + W_1: P_0 computes X_0 W_0 alone,
+on the rows of W that meet its columns. Of X_0 W_1 the factors are with two parties, so a mask each
+is enough (Beaver 1991): P_0 opens E = X_0 - U, P_1 opens D = W_1 - V, and X_0 W_1 = X_0 D + E V + U
+V, where P_0 computes X_0 D, P_1 knows E and V, and the dealer shares U V. The same with 0 and 1
+exchanged. So each holder multiplies what it has in plaintext by W_i + D, and what it knows masked
+by its V.
 
 Ahead of time: masks, permutations and signs depend on no value, and products of masks on nothing
 else. So a program is followed on shapes before it runs; P2 deals and all three draw while nobody
@@ -232,7 +232,7 @@ def _add_known(z: Tensor, product: Product, holder: int) -> None:
 
 
 def _add_own(z: Tensor, product: Product, holder: int) -> None:
-    """Add to a holder's share the product of what it has in clear, X_i (W_i + D)."""
+    """Add to a holder's share the product of what it has in plaintext, X_i (W_i + D)."""
     right, own, clear = product.right, _rows(product.left, holder), product.left.part(holder)
     if right.faced is not None:
         z += matmul(clear, right.part(1 - holder) + right.difference())

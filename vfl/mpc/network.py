@@ -146,7 +146,7 @@ class Network:
             require_room(outputs, room, rules.bits, f"outputs of {_named(last)}")
 
     def reveal(self, party: Party, to: int) -> dict[str, Tensor]:
-        """The weights in clear at one party, named as in `share`; empty elsewhere."""
+        """The weights in plaintext at one party, named as in `share`; empty elsewhere."""
         found = {name: party.reveal(each, to, name) for name, each in self.weights.items()}
         return {name: value for name, value in found.items() if value is not None}
 

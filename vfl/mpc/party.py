@@ -537,7 +537,7 @@ class ShareHolder(Party):
 
         A share as it comes out of a product is one holder's openings times masks that P2 dealt:
         an equation in inputs and weights, which few and small values solve. And of what a holder
-        has in clear, its share is the value.
+        has in plaintext, its share is the value.
         """
         return elements + fresh if self.first else elements - fresh
 

@@ -363,20 +363,14 @@ def _leaves(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
 
 def _require_plain(name: str, module: nn.Module) -> None:
     """Refuse what a module does besides its own layer, for nothing of that would be done."""
-    got = fix = ""
+    what, want = "a layer does something that is not computed on shares", "layers as they are"
+    kind = type(module).__name__
     if module._forward_hooks or module._forward_pre_hooks:
-        got, fix = "forward hooks", "remove them, and write what they compute as layers"
-    elif is_parametrized(module):
-        got = "parametrized weights"
+        fix = "remove them, and write what they compute as layers"
+        raise _refused(what, name, f"{kind} with forward hooks", want, fix)
+    if is_parametrized(module):
         fix = "torch.nn.utils.parametrize.remove_parametrizations makes them plain weights"
-    if got:
-        raise PrivateLayerError(
-            "a layer does something that is not computed on shares",
-            where=_where(name),
-            got=f"{type(module).__name__} with {got}",
-            want="layers as they are",
-            fix=fix,
-        )
+        raise _refused(what, name, f"{kind} with parametrized weights", want, fix)
 
 
 def _require_own_weights(name: str, linear: nn.Linear, used: dict[int, str]) -> None:
@@ -384,12 +378,12 @@ def _require_own_weights(name: str, linear: nn.Linear, used: dict[int, str]) -> 
     for parameter in linear.parameters():
         before = used.setdefault(id(parameter), name)
         if before != name:
-            raise PrivateLayerError(
+            raise _refused(
                 "two layers have the same weights",
-                where=_where(name),
-                got=f"weights of {_where(before)}",
-                want="weights of its own for every nn.Linear",
-                fix="copy.deepcopy the layer where it comes again; functions may come again",
+                name,
+                f"weights of {_where(before)}",
+                "weights of its own for every nn.Linear",
+                "copy.deepcopy the layer where it comes again; functions may come again",
             )
 
 
@@ -401,15 +395,19 @@ def _require_shape(name: str, linear: nn.Linear, before: int | None) -> None:
         linear: it.
         before: outputs of the layer before it, if there is one.
     """
-    got = want = ""
+    what = "a layer cannot be computed with these weights"
     if not linear.weight.is_floating_point():
-        got, want = f"weights of {linear.weight.dtype}", "weights of real numbers, such as float32"
-    elif before not in (None, linear.in_features):
-        got, want = f"{linear.in_features} inputs", f"{before}, as the layer before it gives"
-    if got:
-        raise PrivateLayerError(
-            "a layer cannot be computed with these weights", where=_where(name), got=got, want=want
-        )
+        want = "weights of real numbers, such as float32"
+        raise _refused(what, name, f"weights of {linear.weight.dtype}", want)
+    if before not in (None, linear.in_features):
+        want = f"{before}, as the layer before it gives"
+        raise _refused(what, name, f"{linear.in_features} inputs", want)
+
+
+def _refused(
+    what: str, name: str, got: str, want: str, fix: str | None = None
+) -> PrivateLayerError:
+    return PrivateLayerError(what, where=_where(name), got=got, want=want, fix=fix)
 
 
 def _where(name: str) -> str:
@@ -424,12 +422,12 @@ def _function(name: str, module: nn.Module) -> str:
     elif isinstance(module, nn.Softplus):
         exact = (module.beta, module.threshold) == (1.0, 20.0)
     if not exact:
-        raise PrivateLayerError(
+        raise _refused(
             "a layer has options that are not computed on shares",
-            where=f"layer '{name}'",
-            got=repr(module),
-            want=f"nn.{type(module).__name__}() as it is by default",
-            fix="take the layer without options",
+            name,
+            repr(module),
+            f"nn.{type(module).__name__}() as it is by default",
+            "take the layer without options",
         )
     return _FUNCTIONS[type(module)]
 
@@ -441,10 +439,5 @@ def _refusal(name: str, module: nn.Module, *, follows: bool) -> PrivateLayerErro
         fix = "put an nn.Linear before it; a function comes after a linear layer"
     elif fix is None:
         fix = "write the model as an nn.Sequential of nn.Linear and element-wise functions"
-    return PrivateLayerError(
-        "a layer cannot be computed on shares",
-        where=_where(name),
-        got=kind,
-        want=f"nn.Sequential, nn.Linear, nn.Flatten, nn.Dropout, {_FUNCTION}",
-        fix=fix,
-    )
+    want = f"nn.Sequential, nn.Linear, nn.Flatten, nn.Dropout, {_FUNCTION}"
+    return _refused("a layer cannot be computed on shares", name, kind, want, fix)

@@ -50,14 +50,14 @@ class Opened:
 class SharedTensor:
     """A shared tensor as one party sees it; what it does to itself needs no message.
 
-    Fast mode opens two kinds one way: columns that one holder has in clear, and, of what is
+    Fast mode opens two kinds one way: columns that one holder has in plaintext, and, of what is
     multiplied from the right with those, the share of the holder who lacks them.
 
     Attributes:
         share: this holder's, int64; at the dealer a blank, which has a shape only.
         bits: fraction bits of the shared value.
         opened: set once the tensor was opened under a mask.
-        owned: so many first columns are P0's, the others P1's, each in clear at its owner: the
+        owned: so many first columns are P0's, the others P1's, each in plaintext at its owner: the
             other holder's share is zero. None where shares are what they are.
         faced: it is to be the right factor of a tensor of which P0 owns so many columns.
         foreseen: what P2 answers, while a program is followed ahead: P0's share of it is a pad.

@@ -223,18 +223,11 @@ class Star:
         Raises:
             VFLError: what went wrong first; the others were told.
         """
+        ends = {name: [link] for name, link in self.outer.items()}
+        inner = list(self.inner.values())
+        played = [(name, one, ends.get(name, inner)) for name, one in programs.items()]
         with ThreadPoolExecutor(len(programs), thread_name_prefix="vfl-mpc") as pool:
-            _together(
-                pool,
-                (
-                    (
-                        name,
-                        program,
-                        [self.outer[name]] if name in self.outer else self.inner.values(),
-                    )
-                    for name, program in programs.items()
-                ),
-            )
+            _together(pool, played)
 
 
 def make_party(role: int, links: Mapping[int, Link], rules: Rules) -> Party:

@@ -281,8 +281,10 @@ class _Outputs(nn.Module):
 
 def _epochs(terms: Terms, consent: Consent) -> list[tuple[str, str]]:
     """The epochs of a training, and of what a defense does before, where they are too many."""
+    if terms.mode != "train":
+        return []
     training, before = terms.train.epochs, defenses.make(terms.defense).fit_epochs
-    if terms.mode != "train" or training + before <= consent.max_epochs:
+    if training + before <= consent.max_epochs:
         return []
     more = f" and {before} before them, of defense {terms.defense}" if before else ""
     return [(f"epochs {training}{more}", f"epochs <= {consent.max_epochs}")]

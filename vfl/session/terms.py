@@ -71,16 +71,7 @@ class Terms(Settings):
     @classmethod
     def of(cls, experiment: Experiment, mode: Mode, run: str) -> Terms:
         """The public part of an experiment."""
-        public = [
-            "seed",
-            "codec",
-            "defense",
-            "merge",
-            "secure",
-            "label_party",
-            "validation",
-            "train",
-        ]
+        same = ["seed", "codec", "defense", "merge", "secure", "label_party", "validation", "train"]
         return cls(
             mode=mode,
             run=run,
@@ -89,7 +80,7 @@ class Terms(Settings):
                 for name, party in experiment.parties.items()
             },
             test=experiment.data.test,
-            **{name: getattr(experiment, name) for name in public},
+            **{name: getattr(experiment, name) for name in same},
         )
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -82,7 +82,7 @@ class PartiesSession:
     label: LabelParty | WholeNetworkLabel
 
     def __init__(
-        self, experiment: Experiment, mode: Mode, parties: Iterable[str], options: Options
+        self, experiment: Experiment, mode: Mode, parties: Collection[str], options: Options
     ) -> None:
         self.terms = Terms.of(experiment, mode, experiment.name)
         self.ledger, self._mode = Ledger(), secure.make(self.terms.secure)

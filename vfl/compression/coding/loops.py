@@ -1,7 +1,7 @@
 """Loops for machine code, and only for it: each has a twin in numpy that gives the same bits.
 
-Rows of a sparse cut are packed by `bits.IndexSet.pack_rows` and `bits.IndexSet.unpack_rows`,
-chosen by `vfl.compression.topk`, and values are quantised by `values`. Machine code checks no
+Rows of a sparse cut are packed by `bits.Enumerative.pack` and `unpack`, the largest values are
+found in `vfl.compression.topk`, and values are quantised by `values`. Machine code checks no
 bounds: a payload's length is checked before, and each rank before it is looked up.
 """
 

@@ -73,8 +73,7 @@ class SummingMode(KeyedMode):
 
     def refuse(self, agreed: Agreed) -> None:
         self.ring_of(agreed)
-        if (alone := self._alone(agreed)) is not None:
-            raise alone
+        self._refuse_alone(agreed)
         if agreed.merge != "sum":
             raise ExposedCutError(
                 "cuts side by side are seen one by one",
@@ -90,8 +89,12 @@ class SummingMode(KeyedMode):
                 want="a defense of inputs, of a party's own cut, of gradients, labels or models",
             )
 
-    def _alone(self, agreed: Agreed) -> ExposedCutError | None:
-        """Why so few feature parties are refused; None if they are not."""
+    def _refuse_alone(self, agreed: Agreed) -> None:
+        """Refuse too few feature parties for a sum to hide anything.
+
+        Raises:
+            ExposedCutError: with the reason.
+        """
         raise NotImplementedError
 
     def offer(self, end: FeatureRound | HelperRound, keys: Agreement) -> None:

@@ -226,18 +226,17 @@ class Beaver(SummingMode):
         elif isinstance(end, DealerEnd):
             end.begin(keys)
 
-    def _alone(self, agreed: Agreed) -> ExposedCutError | None:
-        third = self.third_party(agreed.label_party)
-        if len(agreed.feature_parties) >= 2 or third is not None:
-            return None
-        return ExposedCutError(
-            "one feature party has nobody to share its first layer with: the label party deals, "
-            "and a dealer that also holds a share could undo every mask",
-            got=f"1 feature party, dealer '{self.dealer(agreed.label_party)}'",
-            want="2 feature parties or more",
-            fix="secure = 'beaver:dealer=NAME' with a third party that only deals; or secure = "
-            "'none'",
-        )
+    def _refuse_alone(self, agreed: Agreed) -> None:
+        dealer = self.dealer(agreed.label_party)
+        if len(agreed.feature_parties) < 2 and dealer == agreed.label_party:
+            raise ExposedCutError(
+                "one feature party has nobody to share its first layer with: the label party "
+                "deals, and a dealer that also holds a share could undo every mask",
+                got=f"1 feature party, dealer '{dealer}'",
+                want="2 feature parties or more",
+                fix="secure = 'beaver:dealer=NAME' with a third party that only deals; or secure = "
+                "'none'",
+            )
 
 
 # Who shares with whom, and what the feature parties say to each other.

@@ -2,7 +2,7 @@
 
 The owner has the inputs X (a column of ones included) and a share A of the weights, its partner
 the other share S, W = A + S. A dealer gives both what is random (Beaver 1991); a server goes on
-with the outputs in clear, as in SPNN (Zhou et al. 2020, arXiv 2012.09364):
+with the outputs in plaintext, as in SPNN (Zhou et al. 2020, arXiv 2012.09364):
 
     forward    owner -> partner  E = X - U        partner -> owner  D = S - V
                owner:   X (A + D) + T             partner:  E V + (U V - T)       sum: X W

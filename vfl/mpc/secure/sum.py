@@ -100,15 +100,14 @@ class MaskedSum(SummingMode):
     ) -> CutAggregator:
         return SummedCuts(ends, self.ring_of(terms), ledger, stopping)
 
-    def _alone(self, agreed: Agreed) -> ExposedCutError | None:
-        if len(agreed.feature_parties) >= 2:
-            return None
-        return ExposedCutError(
-            "the sum of one cut is that cut",
-            got="1 feature party",
-            want="2 feature parties or more",
-            fix="secure = 'none', and the label party sees the cut",
-        )
+    def _refuse_alone(self, agreed: Agreed) -> None:
+        if len(agreed.feature_parties) < 2:
+            raise ExposedCutError(
+                "the sum of one cut is that cut",
+                got="1 feature party",
+                want="2 feature parties or more",
+                fix="secure = 'none', and the label party sees the cut",
+            )
 
     def _begin(
         self, end: FeatureRound | HelperRound, keys: Mapping[str, bytes], terms: Terms
