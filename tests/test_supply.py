@@ -180,6 +180,7 @@ def test_a_bill_of_materials_without_its_tool_fails(copy, tmp_path):
     assert not (copy / "dist").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cyclonedx-py") is None, reason="an environment without '.[dev]'")
 def test_the_bill_of_materials_names_what_is_installed(copy):
     subprocess.run([copy / "scripts" / "sbom", sys.executable], check=True, timeout=120)
