@@ -119,7 +119,7 @@ def test_an_evaluation_uses_the_kept_weights(deployed, trained):
     _, label = deployed
     path, summary, _ = trained
     federated.run_session(label, "evaluate", "none")
-    again = federated.summary_of(path, "evaluate")
+    again = RunFolder.open(path).evaluation()
     assert again["test_accuracy"] == summary["test_accuracy"]
     assert again["weights_sha256"] == summary["weights_sha256"]
 

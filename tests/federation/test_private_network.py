@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from vfl.config.run_folder import RunFolder
 from vfl.core.storage import read_json, read_lines
 from vfl.session import secure
 from vfl.training import federated
@@ -37,7 +38,7 @@ def opened(folders):
 def test_a_private_network_computes_what_one_process_computes(deployed):
     folder, label = deployed
     path = federated.run_session(label, "train", "private", overrides=SETTINGS)
-    summary = federated.summary_of(path, "train")
+    summary = RunFolder.open(path).summary()
     alone = run_in_process(folder, label, lambda record: None, SETTINGS)
     same = read_json(alone / "summary.json")
     assert summary["test_accuracy"] == pytest.approx(same["test_accuracy"], abs=0.003)
@@ -63,7 +64,7 @@ def test_a_private_network_computes_what_one_process_computes(deployed):
     assert kept == {}, "the label party holds no share"
 
     federated.run_session(label, "evaluate", "private")
-    again = federated.summary_of(path, "evaluate")
+    again = RunFolder.open(path).evaluation()
     assert again["test_accuracy"] == pytest.approx(summary["test_accuracy"], abs=0.003)
     federated.run_session(label, "predict", "private")
     table = pd.read_csv(path / "predictions.csv", dtype={"id": str}).set_index("id")
