@@ -94,8 +94,8 @@ def play_label(
         label = build({party: hub.link(party) for party in job.tokens})
         label.aggregator.begin()
         label.run(schedule)
-        for half in label.ends.values():
-            half.link.receive()  # its DONE: the last gradient has arrived
+        for end in label.ends.values():
+            end.link.receive()  # its DONE: the last gradient has arrived
     finally:
         hub.close()
     return label

@@ -20,7 +20,7 @@ from benchmarks.emulation import LinkModel, Wan
 from benchmarks.session import SessionJob, play_feature, play_label
 from benchmarks.worker import Parent
 from vfl import models
-from vfl.clients import FeatureParty, build_feature_party
+from vfl.clients import FeatureParty
 from vfl.config import Experiment
 from vfl.config.experiment import LabelSettings, PartySettings, TrainSettings
 from vfl.config.toml import Settings
@@ -29,7 +29,7 @@ from vfl.core.seeds import Secret, derive, generator, scoped
 from vfl.datasets import PartyData, Split
 from vfl.datasets.party import digest_of
 from vfl.mpc.secure.keys import Agreement
-from vfl.server import LabelParty, Objective, build_label_party
+from vfl.server import LabelParty, Objective
 from vfl.server.label_party import Classification, Meter
 from vfl.session import Exchange, Terms, secure
 from vfl.session.exchange import Own
@@ -382,7 +382,7 @@ def host(setup: Setup, parent: Parent) -> Measurement:
         observed = {
             party: Observed(link, party, "label", [ledger]) for party, link in links.items()
         }
-        return build_label_party(
+        return LabelParty(
             setup.data[LABEL_PARTY],
             setup.terms,
             observed,
@@ -401,7 +401,7 @@ def join(setup: Setup) -> Measurement:
 
     def build(link: TcpLink) -> FeatureParty:
         own, bottom = Own(setup.secret(name)), setup.bottoms()[name]
-        party = build_feature_party(setup.data[name], setup.terms, link, own, bottom=bottom)
+        party = FeatureParty(setup.data[name], setup.terms, link, own, bottom=bottom)
         if setup.terms.masks_cuts:
             mode, keys = secure.make(setup.terms.secure), setup.agreement(name)
             mode.offer(party.end, keys)

@@ -20,7 +20,7 @@ from benchmarks import harness
 from benchmarks.emulation import LinkModel, Wan, choose, open_network
 from benchmarks.session import SessionJob, play_feature, play_label, start
 from benchmarks.worker import BenchmarkWorker, Parent
-from vfl.clients import FeatureParty, build_feature_party
+from vfl.clients import FeatureParty
 from vfl.config import DataSettings, Experiment, with_overrides
 from vfl.config.experiment import LabelSettings, PartySettings, TrainSettings
 from vfl.config.toml import Settings
@@ -28,7 +28,7 @@ from vfl.core.errors import ConfigError
 from vfl.core.seeds import Secret
 from vfl.datasets import PartyData, load_bundled
 from vfl.experiments.plan import check_specs
-from vfl.server import LabelParty, Objective, build_label_party
+from vfl.server import LabelParty, Objective
 from vfl.session import Exchange, Terms
 from vfl.session.exchange import Own
 from vfl.session.schedule import queries, steps_per_epoch, training
@@ -311,7 +311,7 @@ def host(setup: Setup, parent: Parent) -> Marks:
     def build(links: dict[str, HubLink]) -> LabelParty:
         nonlocal label
         top = setup.job.experiment.label.top
-        label = build_label_party(
+        label = LabelParty(
             setup.data,
             setup.terms,
             links,
@@ -329,7 +329,7 @@ def join(setup: Setup) -> Marks:
     """Play a feature party over a stream."""
 
     def build(link: TcpLink) -> FeatureParty:
-        return build_feature_party(setup.data, setup.terms, link, Own(setup.secret))
+        return FeatureParty(setup.data, setup.terms, link, Own(setup.secret))
 
     play_feature(setup.job, setup.terms, build, setup.schedule())
     return Marks()

@@ -228,7 +228,7 @@ def _raise(error):
     "where",
     [
         (client, "take_part"),
-        (label_session, "build_label_party"),
+        (label_session, "LabelParty"),
         (label_session, "own_data"),
         (label_session, "_conclude"),
         (server, "read_experiment"),
@@ -243,7 +243,7 @@ def test_an_error_nobody_foresaw(parties, played, monkeypatch, where, name):
 
 
 def test_an_error_of_ours_leaves_without_what_led_to_it(played, monkeypatch):
-    monkeypatch.setattr(label_session, "build_label_party", _raise(ConsentError("told", got="x")))
+    monkeypatch.setattr(label_session, "LabelParty", _raise(ConsentError("told", got="x")))
     told = played()
     clean(told)
     assert "error[V403]: told" in told["log"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from vfl.clients import build_feature_party
+from vfl.clients import FeatureParty
 from vfl.clients.feature_party import own_bottom
 from vfl.config import Experiment
 from vfl.core.errors import DataError, SpecError, UnknownNameError, WidthError
@@ -36,7 +36,7 @@ def terms_of(mode="train", **party):
 
 def build(bank, terms=None, secret=SECRET, **options):
     label, feature = local_pair()
-    party = build_feature_party(bank, terms or terms_of(), feature, Own(secret), **options)
+    party = FeatureParty(bank, terms or terms_of(), feature, Own(secret), **options)
     return party, label
 
 

@@ -56,13 +56,13 @@ def test_a_defense_protects_only_where_an_attack_succeeds_without_it():
 def test_one_attack_that_wins_is_enough_to_leak():
     table = rows({5: 0.9}) + rows({5: 0.9}, attack="svm")
     table += rows({5: 0.3}, "half") + rows({5: 0.8}, "half", "svm")
-    locations = leaderboard(table, 0.5)
-    assert [(place.defense, place.worst.attack) for place in locations] == [
+    ranked = leaderboard(table, 0.5)
+    assert [(place.defense, place.worst.attack) for place in ranked] == [
         ("half", "svm"),
         ("none", "logistic"),
     ]
-    assert locations[0].worst.advantage.mean == pytest.approx(0.2)
-    assert locations[0].worst.verdict == "leaks"
+    assert ranked[0].worst.advantage.mean == pytest.approx(0.2)
+    assert ranked[0].worst.verdict == "leaks"
 
 
 def test_clusters_count_at_every_number_of_leaked_labels():
@@ -137,10 +137,10 @@ def test_accuracy_within_the_margin(accuracy, equal):
         row("other", "logistic", 5, seed, 0.9, accuracy=accuracy + shift)
         for seed, shift in enumerate((0.0005, -0.0005, 0.0))
     ]
-    locations = {place.defense: place for place in leaderboard(table, 0.5)}
-    assert locations["none"].difference is None
-    assert locations["other"].difference.mean == pytest.approx(accuracy - 0.95)
-    assert locations["other"].equal is equal
+    ranked = {place.defense: place for place in leaderboard(table, 0.5)}
+    assert ranked["none"].difference is None
+    assert ranked["other"].difference.mean == pytest.approx(accuracy - 0.95)
+    assert ranked["other"].equal is equal
 
 
 def test_other_measures_are_no_part_of_it():

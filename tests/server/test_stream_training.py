@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from vfl.clients import build_feature_party
+from vfl.clients import FeatureParty
 from vfl.config import Experiment
 from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
@@ -12,7 +12,7 @@ from vfl.core.storage import joint_digest
 from vfl.datasets import load_bundled
 from vfl.mpc.secure.base import binding_of
 from vfl.mpc.secure.keys import Agreement
-from vfl.server import Objective, build_label_party
+from vfl.server import LabelParty, Objective
 from vfl.session import Introduction, Terms, secure
 from vfl.session.exchange import Own
 from vfl.session.identity import Identity
@@ -102,7 +102,7 @@ def over_streams(data, settings, moments=(), tls=True):
             ends.append(link)
             own = Cutting(link, moments if name == "right" else ())
             secret = Secret.of_simulation(0, name)
-            parties[name] = build_feature_party(data[name], terms, own, Own(secret))
+            parties[name] = FeatureParty(data[name], terms, own, Own(secret))
             parties[name].start()
             schedule = terms.schedule(data[name].split)
             whole = (parties[name], schedule, identities, terms)
@@ -110,7 +110,7 @@ def over_streams(data, settings, moments=(), tls=True):
         hub.wait_all(PARTIES, 10.0)
         links = {name: Observed(hub.link(name), name, "label", [ledger]) for name in PARTIES}
         secret = Secret.of_simulation(0, "label")
-        label = build_label_party(
+        label = LabelParty(
             data["label"], terms, links, Own(secret), Objective.of(settings.label, 10),
             ledger=ledger,
         )  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from frame_targets import SPECS
 from mutate import mutated_json
 
-from vfl.clients import build_feature_party
+from vfl.clients import FeatureParty
 from vfl.compression import CODECS
 from vfl.config import Consent
 from vfl.core.errors import SpecError, VFLError
@@ -132,7 +132,7 @@ def test_session_messages(valid, data, cases):
         frame_limits(asked, own.name, own.split)
         Introduction.of(own, asked, message.session)
         link, _ = local_pair()
-        build_feature_party(own, asked, link, Own(Secret.of_simulation(0, "bank")))
+        FeatureParty(own, asked, link, Own(Secret.of_simulation(0, "bank")))
 
     assert hammer(cases, one) > cases / 3
 
@@ -174,7 +174,7 @@ def test_options_with_wild_numbers(valid, data, cases, axes):
             raise
         frame_limits(terms, own.name, own.split)
         link, _ = local_pair()
-        party = build_feature_party(own, terms, link, Own(Secret.of_simulation(0, "bank")))
+        party = FeatureParty(own, terms, link, Own(Secret.of_simulation(0, "bank")))
         if terms.secure == "none":
             party.start()
             party.begin(next(terms.schedule(own.split)))

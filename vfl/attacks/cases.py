@@ -197,7 +197,7 @@ def _latest(messages: Iterable[SentCuts], rows: int) -> tuple[Tensor, Tensor]:
 def _in_two(messages: Sequence[SentCuts], first: int, second: int) -> tuple[Evidence, Evidence]:
     """All that was sent of the first rows, and of those that follow, and what was sent last.
 
-    The schedule leaves a single row out that would be a batch of its own; then no cuts are told.
+    The schedule leaves a single row out that would be a batch of its own; then no cuts are given.
     """
     cuts, missing = _latest(messages, first + second)
 

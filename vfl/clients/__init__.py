@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from vfl.clients.feature_party import FeatureParty, build_feature_party
+from vfl.clients.feature_party import FeatureParty
 
-__all__ = ["FeatureParty", "build_feature_party"]
+__all__ = ["FeatureParty"]

@@ -169,10 +169,6 @@ class FeatureParty:
         return self.inputs.index_select(0, torch.from_numpy(exchange.rows))
 
 
-#: As a verb, for who builds one.
-build_feature_party = FeatureParty
-
-
 def own_bottom(text: str) -> models.Bottom:
     """A bottom from the party's own file: a spec, or ``package.module:Class`` of its own code.
 

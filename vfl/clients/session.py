@@ -8,8 +8,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
-from vfl.clients.feature_party import build_feature_party
-from vfl.clients.whole_network import build_whole_party
+from vfl.clients.feature_party import FeatureParty
+from vfl.clients.whole_network import WholeNetworkParty
 from vfl.config import PartyFile
 from vfl.core.errors import DisagreementError, ProtocolError, VFLError
 from vfl.core.frame import Kind
@@ -118,7 +118,7 @@ class _PartySession:
         """Play a feature party."""
         terms, data, start = self.terms, self.data, self.message.start
         assert data is not None, "who has no data deals"
-        feature = build_feature_party(
+        feature = FeatureParty(
             data,
             terms,
             link,
@@ -152,7 +152,7 @@ class _PartySession:
     def _share(self, stream: TcpLink, link: Observed, own: Own, meter: Meter) -> PartyReport:
         """Play a party of a network that nobody holds, with columns or as the dealer."""
         data, folder = self.data, self.folder
-        whole = build_whole_party(
+        whole = WholeNetworkParty(
             self.name,
             data,
             self.terms,

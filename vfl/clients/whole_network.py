@@ -130,7 +130,3 @@ class WholeNetworkParty:
     def revealed(self) -> list[Revealed]:
         """What this party learned: kinds and sizes."""
         return self.network.revealed()
-
-
-#: As a verb, for who builds one.
-build_whole_party = WholeNetworkParty

@@ -24,8 +24,8 @@ from vfl.core.frame import Frame
 from vfl.core.seeds import Secret
 from vfl.datasets import PartyData, Split
 from vfl.federation.project import LabelFolder
-from vfl.server import Objective, build_label_party
-from vfl.server.whole_network import build_whole_label
+from vfl.server import LabelParty, Objective
+from vfl.server.whole_network import WholeNetworkLabel
 from vfl.session import Terms, advice, secure
 from vfl.session.consent import dealt_bytes, expected_bytes, frame_limits
 from vfl.session.exchange import Own
@@ -163,9 +163,9 @@ def _label_weights(experiment: Experiment, terms: Terms, data: PartyData) -> dic
     own = Own(Secret.of_simulation(experiment.seed, data.name))
     objective = Objective.of(experiment.label, 1 if data.classes is None else len(data.classes))
     if secure.make(terms.secure).whole_network:
-        build_whole_label(data, terms, ("check", 0), links, _nobody, own, objective)
+        WholeNetworkLabel(data, terms, ("check", 0), links, _nobody, own, objective)
         return {}
-    return build_label_party(data, terms, links, own, objective).weights()
+    return LabelParty(data, terms, links, own, objective).weights()
 
 
 def _nobody() -> tuple[str, Frame]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vfl.server.label_party import EpochRecord, LabelParty, Objective, build_label_party
+from vfl.server.label_party import EpochRecord, LabelParty, Objective
 from vfl.server.summary import summarise
 
-__all__ = ["EpochRecord", "LabelParty", "Objective", "build_label_party", "summarise"]
+__all__ = ["EpochRecord", "LabelParty", "Objective", "summarise"]

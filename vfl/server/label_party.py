@@ -730,10 +730,6 @@ class LabelParty(AnyLabelParty):
         return logits.float()
 
 
-#: As a verb, for who builds one.
-build_label_party = LabelParty
-
-
 def _defense(data: PartyData, terms: Terms, objective: Objective) -> Defense:
     """The label party's instance, told what its labels are."""
     classes = objective.outputs if objective.task == "classification" else None

@@ -22,9 +22,9 @@ from vfl.core.frame import Frame, Kind
 from vfl.core.ledger import Ledger
 from vfl.core.storage import joint_digest, locked
 from vfl.server.federation import Federation
-from vfl.server.label_party import AnyLabelParty, Objective, build_label_party
+from vfl.server.label_party import AnyLabelParty, LabelParty, Objective
 from vfl.server.summary import summarise, write_predictions
-from vfl.server.whole_network import build_whole_label
+from vfl.server.whole_network import WholeNetworkLabel
 from vfl.session import PartyFolder, PartyReport, Terms, secure, unexpected
 from vfl.session.checkpoint import newest_common
 from vfl.session.consent import frame_limits, most_of_an_epoch
@@ -203,13 +203,13 @@ class LabelSession:
                 def receive() -> tuple[str, Frame]:
                     return receive_any(links)
 
-                whole = build_whole_label(
+                whole = WholeNetworkLabel(
                     data, terms, named, links, receive, own, objective, agreed=agreed, **more
                 )
                 whole.play(start, meter.through)
                 federation.collect(_COLLECT_S)
                 return whole, whole.reports
-            label = build_label_party(data, terms, links, own, objective, **more)
+            label = LabelParty(data, terms, links, own, objective, **more)
             if columns := label.aggregator.begin():
                 layers = mode.layers(columns, terms.merged_width, terms.label_party)
                 meter.most = most_of_an_epoch(terms, data.split, federation.agree(layers))

@@ -145,10 +145,6 @@ class WholeNetworkLabel(AnyLabelParty):
             kept.commit(exchange.step)
 
 
-#: As a verb, for who builds one.
-build_whole_label = WholeNetworkLabel
-
-
 def task_and_rows(
     data: PartyData,
     terms: Terms,

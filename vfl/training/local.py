@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from vfl.clients import FeatureParty, build_feature_party
+from vfl.clients import FeatureParty
 from vfl.config import Experiment
 from vfl.core.errors import ExposedCutError
 from vfl.core.frame import Link, Observer
@@ -18,7 +18,7 @@ from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret
 from vfl.core.storage import joint_digest
 from vfl.datasets import PartyData
-from vfl.server import EpochRecord, LabelParty, Objective, build_label_party
+from vfl.server import EpochRecord, LabelParty, Objective
 from vfl.session import CHECKPOINTS, Adversary, Checkpoints, Exchange, Mode, Terms, secure
 from vfl.session.checkpoint import newest_common
 from vfl.session.exchange import HONEST, Own
@@ -177,7 +177,7 @@ class LocalSession(PartiesSession):
         links, ends, self.helper = self._links(connect, options.get("observers", ()))
         bottoms = options.get("bottoms") or {}
         self.clients = [
-            build_feature_party(
+            FeatureParty(
                 data[name],
                 self.terms,
                 end,
@@ -187,7 +187,7 @@ class LocalSession(PartiesSession):
             )
             for name, end in ends.items()
         ]
-        self.label = build_label_party(
+        self.label = LabelParty(
             data[label],
             self.terms,
             links,

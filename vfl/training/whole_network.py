@@ -7,12 +7,12 @@ from functools import partial
 from secrets import token_hex
 from typing import Any, Unpack
 
-from vfl.clients.whole_network import WholeNetworkParty, build_whole_party
+from vfl.clients.whole_network import WholeNetworkParty
 from vfl.config import Experiment
 from vfl.core.frame import Frame, Observer
 from vfl.datasets import PartyData
 from vfl.server import Objective
-from vfl.server.whole_network import WholeNetworkLabel, build_whole_label
+from vfl.server.whole_network import WholeNetworkLabel
 from vfl.session import Mode, Terms
 from vfl.session.secure import Revealed
 from vfl.session.trace import recorders_of
@@ -57,7 +57,7 @@ class WholeNetworkSession(PartiesSession):
         self._streams = self._mode.local_streams(self.terms)
         keys = self._mode.simulated_keys(self._secrets, self.terms, session, 0)
         self._everybody: list[WholeNetworkParty] = [
-            build_whole_party(
+            WholeNetworkParty(
                 name,
                 data.get(name),
                 self.terms,
@@ -78,7 +78,7 @@ class WholeNetworkSession(PartiesSession):
                 observer(name, "up", frame)
             return name, frame
 
-        self.label = build_whole_label(
+        self.label = WholeNetworkLabel(
             data[label],
             self.terms,
             (session, 0),
