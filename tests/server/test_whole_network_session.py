@@ -4,6 +4,7 @@ Streams are real; only Flower's part is played by a stand-in.
 """
 
 import json
+import shutil
 import time
 
 import numpy as np
@@ -109,6 +110,26 @@ def test_a_training_an_evaluation_and_a_prediction(session):
     assert len(pd.read_csv(session.run / "predictions.csv")) == ROWS
 
 
+def lose(monkeypatch, name):
+    """This party's process ends once, at exchange 8."""
+    left, play = [1], WholeNetworkParty.play
+
+    def dying(party, start, through, *more):
+        def until(schedule):
+            for exchange in through(schedule):
+                if exchange.step == 8 and party.name == name and left:
+                    left.pop()
+                    raise SystemExit
+                yield exchange
+
+        return play(party, start, until, *more)
+
+    monkeypatch.setattr(WholeNetworkParty, "play", dying)
+
+
+ONE_MORE = FEDERATION | {"max_restarts": 1, "restart_timeout_s": 20.0}
+
+
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_training_goes_on_when_a_party_was_lost(session, monkeypatch, place):
     """At its next attempt everybody goes back to the last checkpoint that was committed.
@@ -122,20 +143,8 @@ def test_a_training_goes_on_when_a_party_was_lost(session, monkeypatch, place):
         spend(ledger, *about, checked=checked)
 
     monkeypatch.setattr(SessionLedger, "_spend", slowly)
-    left, play = [1], WholeNetworkParty.play
-
-    def dying(party, start, through, keep):
-        def until(schedule):
-            for exchange in through(schedule):
-                if exchange.step == 8 and party.name == session.others[place] and left:
-                    left.pop()
-                    raise SystemExit
-                yield exchange
-
-        return play(party, start, until, keep)
-
-    monkeypatch.setattr(WholeNetworkParty, "play", dying)
-    seen = session.play(federation=FEDERATION | {"max_restarts": 1, "restart_timeout_s": 20.0})
+    lose(monkeypatch, session.others[place])
+    seen = session.play(federation=ONE_MORE)
     offers = [payload for _, way, kind, step, payload in seen
               if (way, kind, step) == ("up", Kind.PROTOCOL, 0) and len(payload) == 96]  # fmt: skip
     assert len(set(offers)) == 2 * 2, "both attempts have keys of their own"
@@ -147,10 +156,31 @@ def test_a_training_goes_on_when_a_party_was_lost(session, monkeypatch, place):
 
 
 @pytest.mark.parametrize(
-    "limit", ["max_parameters = 4", "max_bytes = 5000", 'secure = ["permuted:mode=thesis*"]']
+    "limit",
+    [
+        "max_parameters = 4",
+        "max_memory_bytes = 10000",
+        "max_bytes = 5000",
+        'secure = ["permuted:mode=thesis*"]',
+    ],
 )
 def test_what_a_party_does_not_consent_to_ends_the_session(session, limit):
     session.write("bank", f"{TABLE}\n[consent]\n{limit}\n")
     with pytest.raises((PeerFailedError, MissingPartyError)):  # on the stream, or before it joins
         session.play(federation=FEDERATION | {"join_timeout_s": 0.5})
     assert "V403" in {error.code for error in session.flower.failures}
+
+
+def test_what_an_attempt_before_sent_counts_too(session, monkeypatch):
+    """Two attempts, each with its setup, send more than one: no limit that one meets is enough."""
+    (party, *_) = session.others
+    folder = session.folder / party / "store"
+    session.play()
+    (entry,) = SessionLedger(folder / "sessions", party).entries()
+    alone = entry.spent["train"].bytes_up + entry.spent["train"].bytes_down
+    for name in (*session.others, "lender"):
+        shutil.rmtree(session.folder / name / "store")
+    session.write(party, f"{TABLE}\n[consent]\nmax_bytes = {alone + 2000}\n")
+    lose(monkeypatch, session.others[1])
+    with pytest.raises(PeerFailedError, match="does not consent to go any further"):
+        session.play(federation=ONE_MORE)

@@ -25,9 +25,9 @@ from vfl.session import (
     secure,
     unexpected,
 )
-from vfl.session.consent import check_sent, frame_limits, most_of_an_epoch
+from vfl.session.consent import check_layers, check_spent, frame_limits, most_of_an_epoch
 from vfl.session.exchange import Own
-from vfl.session.ledger import Meter
+from vfl.session.ledger import Entry, Meter, Spent
 from vfl.session.party_folder import (
     own_checkpoints,
     own_data,
@@ -107,11 +107,11 @@ class _PartySession:
         ):
             link = Observed(stream, self.name, "feature", [meter, *self.recorders])
             if helps:
-                return self._help(stream, link)
+                return self._help(stream, link, meter)
             secret, device = own_secret(self.party, entry), self.party.device
             own = Own(secret, device=device, checkpoints=self.checkpoints, sent=sent)
             if self.mode.whole_network:
-                return self._share(stream, link, own, meter)
+                return self._share(stream, link, own, meter, entry)
             return self._play(stream, link, own, meter)
 
     def _play(self, stream: TcpLink, link: Observed, own: Own, meter: Meter) -> PartyReport:
@@ -149,9 +149,23 @@ class _PartySession:
             raise ProtocolError("a message out of turn", got=answer.kind.name, want="DONE")
         return report
 
-    def _share(self, stream: TcpLink, link: Observed, own: Own, meter: Meter) -> PartyReport:
+    def _share(
+        self, stream: TcpLink, link: Observed, own: Own, meter: Meter, entry: Entry
+    ) -> PartyReport:
         """Play a party of a network that nobody holds, with columns or as the dealer."""
-        data, folder = self.data, self.folder
+        data, folder, consent = self.data, self.folder, self.party.consent
+        split = None if data is None else data.split
+        # An attempt that goes on with a training sends some of it again, and its setup.
+        before = entry.spent["train"] if self.trains else Spent()
+
+        def agreed(layers: Mapping[str, Layers]) -> None:
+            check_layers(self.terms, self.name, consent, split, layers[self.name])
+            stream.agree(self._limits(layers))
+
+        def check() -> None:
+            spent = before.plus(meter.spent(coming=False))
+            check_spent(self.name, spent.bytes_up + spent.bytes_down, consent.max_bytes)
+
         whole = WholeNetworkParty(
             self.name,
             data,
@@ -161,8 +175,7 @@ class _PartySession:
             own,
             bottom=self.party.bottom,
             weights=None if self.trains or data is None else folder.weights(),
-            consent=self.party.consent,
-            agreed=lambda layers: stream.agree(self._limits(layers)),
+            agreed=agreed,
         )
 
         def keep() -> None:
@@ -174,15 +187,15 @@ class _PartySession:
             if self.trains and data is not None:
                 folder.save(data, self.terms, whole.weights())
 
-        return whole.play(self.message.start, meter.through, keep)
+        return whole.play(self.message.start, meter.through, keep, check)
 
-    def _help(self, stream: TcpLink, link: Observed) -> PartyReport:
+    def _help(self, stream: TcpLink, link: Observed, meter: Meter) -> PartyReport:
         """Play a third party without data, which deals for example; it keeps nothing."""
         helper = self.mode.helper_round(self.terms, link)
         self._agree_on_keys(helper)
         stream.agree(self._limits(helper.layers))
         while helper.serve():
-            check_sent(self.name, helper.sent_bytes, self.party.consent.max_bytes, "deal")
+            check_spent(self.name, sum(meter.bytes.values()), self.party.consent.max_bytes)
         no_weights = weights_digest({})
         if self.trains:
             self.ledger.end(self.terms.run, no_weights)

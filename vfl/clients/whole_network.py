@@ -9,17 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from vfl.config import Consent
 from vfl.core.errors import DataError
 from vfl.core.frame import Link
 from vfl.core.storage import weights_digest
 from vfl.datasets import PartyData
 from vfl.session import EarlyStopping, Exchange, PartyReport, Terms, secure
-from vfl.session.consent import check_sent
 from vfl.session.exchange import Own
 from vfl.session.secure import Layers, OwnRows, Revealed, require_honest
-
-_ANY = 2**63
 
 
 class WholeNetworkParty:
@@ -34,7 +30,6 @@ class WholeNetworkParty:
         own: what is its own.
         bottom: a model of its own, which is refused.
         weights: its shares, for evaluation and prediction.
-        consent: what it allows; everything in a process that plays all parties.
         agreed: see `SecureMode.outer_network`.
 
     Raises:
@@ -53,7 +48,6 @@ class WholeNetworkParty:
         *,
         bottom: object = None,
         weights: Mapping[str, Tensor] | None = None,
-        consent: Consent | None = None,
         agreed: Callable[[Mapping[str, Layers]], object] = lambda layers: None,
     ) -> None:
         mode = secure.make(terms.secure)
@@ -61,7 +55,7 @@ class WholeNetworkParty:
         require_honest(party, own, bottom)
         if data is not None and data.inputs is None:
             raise DataError(f"party '{party}' has no columns, so it has nothing to share")
-        rows = OwnRows(own.secret, agreed, None if consent is None else consent.max_parameters)
+        rows = OwnRows(own.secret, agreed)
         if data is not None:
             rows = replace(rows, split=data.split, inputs=data.inputs)
         self.name = party
@@ -70,13 +64,13 @@ class WholeNetworkParty:
         self.checkpoints = own.checkpoints
         self.stopping = EarlyStopping(terms.train, self.network.weights, self.network.load_weights)
         self._weights = None if terms.mode == "train" else dict(weights or {})
-        self._most_bytes = _ANY if consent is None else consent.max_bytes
 
     def play(
         self,
         start: int,
         through: Callable[[Iterable[Exchange]], Iterator[Exchange]] = iter,
         keep: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = lambda: None,
     ) -> PartyReport:
         """Go through a session from exchange `start` on; the party's last word.
 
@@ -84,9 +78,9 @@ class WholeNetworkParty:
             start: where a training goes on; a checkpoint is read if it is not 0.
             through: told every exchange.
             keep: called when all is done, before this party says so.
+            check: called after every exchange; raises where the party goes no further.
 
         Raises:
-            ConsentError: it has sent as much as it may.
             VFLError: what ended the session.
         """
         started = time.perf_counter()
@@ -107,7 +101,7 @@ class WholeNetworkParty:
                 self.network.train(exchange)
             else:
                 self.network.outputs(exchange)
-            check_sent(self.name, self.network.sent_bytes, self._most_bytes)
+            check()
             if self.stopping.judges(exchange):
                 self.stopping.obey(self.network.told(), exchange)
         report = PartyReport(

@@ -128,16 +128,27 @@ def check_dealers_consent(terms: Terms, party: str, consent: Consent) -> None:
     _refuse(party, [*differences, *_version(terms, consent)])
 
 
-def check_sent(party: str, sent_bytes: int, most_bytes: int, what: str = "send") -> None:
-    """Refuse to go on once a party has sent as much as it may; `what` it does, for the message.
+def check_layers(
+    terms: Terms, party: str, consent: Consent, split: Split | None, layers: Layers
+) -> None:
+    """Refuse to hold shares of so large layers, once it is known how large they are.
+
+    Raises:
+        ConsentError: every difference, asked and allowed.
+    """
+    _refuse(party, list(_of_layers(terms, consent, split, layers)))
+
+
+def check_spent(party: str, spent_bytes: int, most_bytes: int) -> None:
+    """Refuse to go on once a party has sent and received as much as it may.
 
     Raises:
         ConsentError: with both sizes.
     """
-    if sent_bytes > most_bytes:
+    if spent_bytes > most_bytes:
         raise ConsentError(
-            f"party '{party}' does not consent to {what} any further",
-            got=f"{sent_bytes} bytes",
+            f"party '{party}' does not consent to go any further",
+            got=f"{spent_bytes} bytes sent and received",
             want=f"bytes <= {most_bytes}",
             fix="a shorter session, or a larger max_bytes in the [consent] of its own file",
         )
@@ -240,20 +251,20 @@ def _own_layers(terms: Terms, party: str, row_shape: Shape) -> Layers | None:
 
 
 def _of_layers(
-    terms: Terms, consent: Consent, split: Split, shared: Layers | None
+    terms: Terms, consent: Consent, split: Split | None, shared: Layers | None
 ) -> Iterator[tuple[str, str]]:
-    """The shares of first layers, as ring elements, and what an exchange makes of them."""
+    """The shares of layers, as ring elements, and what an exchange makes of them."""
     if shared is None:
         return
     if (parameters := shared.parameters) > consent.max_parameters:
         yield (
-            f"shares of {parameters} parameters of first layers",
+            f"shares of {parameters} parameters",
             f"parameters <= {consent.max_parameters}",
         )
     needed = shared.memory_bytes(max(most_rows(terms, split).values()))
     if needed > consent.max_memory_bytes:
         yield (
-            f"about {needed} bytes of memory for shares of first layers",
+            f"about {needed} bytes of memory for shares",
             f"memory_bytes <= {consent.max_memory_bytes}",
         )
 

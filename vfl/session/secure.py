@@ -140,7 +140,6 @@ class HelperRound(Protocol):
 
     party: str
     link: Link
-    sent_bytes: int
 
     @property
     def layers(self) -> Mapping[str, Layers]:
@@ -156,8 +155,7 @@ class OwnRows:
 
     Attributes:
         secret: its own; first weights follow from it.
-        agreed: told the network by party, before frames of its size are sent.
-        most_parameters: of the network, that it consents to; None for any.
+        agreed: told the network by party, before frames of its size are sent; it may refuse.
         split: which aligned rows serve what; None at a dealer.
         inputs: all its aligned rows, axes (rows, ...); None without columns.
         labels: of all rows, as they are learned: codes of classes, or numbers; at their owner.
@@ -167,7 +165,6 @@ class OwnRows:
 
     secret: Secret
     agreed: Callable[[Mapping[str, Layers]], object] = lambda layers: None
-    most_parameters: int | None = None
     split: Split | None = None
     inputs: Tensor | None = None
     labels: Tensor | None = None
@@ -192,10 +189,6 @@ class WholeNetwork(Protocol):
     @property
     def split(self) -> Split:
         """How many rows each phase has; positions are those inside the phase."""
-
-    @property
-    def sent_bytes(self) -> int:
-        """What this party has sent, headers included, the attempts before this one too."""
 
     def begin(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None

@@ -810,9 +810,6 @@ class DealerEnd:
         owners: the feature parties, in merge order, each with the width of its layer.
         link: the stream to the label party.
         most_rows: rows of the largest exchange that was agreed on.
-
-    Attributes:
-        sent_bytes: what it has dealt since an attempt began, headers included.
     """
 
     def __init__(
@@ -821,14 +818,13 @@ class DealerEnd:
         self.party = party
         self._most_rows = most_rows
         self.link = link
-        self.sent_bytes = 0
         self._owners = owners
         self._keys: Sequence[bytes] = ()
         self._dealers: list[Dealer] = []
 
     def introduce(self) -> None:
         """Draw keys for a new attempt, and give the label party its own."""
-        self._dealers, self.sent_bytes = [], 0
+        self._dealers = []
         self._keys = [secrets.token_bytes(KEY_BYTES) for _ in self._owners]
         self.link.send(Frame(Kind.PROTOCOL, 1, b"".join(self._keys)))
 
@@ -882,15 +878,11 @@ class DealerEnd:
             )
         rows, step = self._rows(frame), frame.step
         products = [one.deal(rows, step) for one in self._dealers]
-        self._send(Frame(frame.kind, step, pack(products)))
+        self.link.send(Frame(frame.kind, step, pack(products)))
         if frame.kind is Kind.OPENING:  # while the others compute their outputs
             updates = [one.deal_update(step) for one in self._dealers]
-            self._send(Frame(Kind.GRAD, step, pack(updates)))
+            self.link.send(Frame(Kind.GRAD, step, pack(updates)))
         return frame
-
-    def _send(self, frame: Frame) -> None:
-        self.sent_bytes += frame.wire_bytes
-        self.link.send(frame)
 
     def _rows(self, frame: Frame) -> int:
         """How many rows are asked for; no masks are drawn for more than was agreed on."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pydantic import Field, ValidationError
 
 from vfl.config.toml import Settings
-from vfl.core.errors import ConsentError, DisagreementError, ProtocolError
+from vfl.core.errors import DisagreementError, ProtocolError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.mpc.network import Layer
 from vfl.mpc.permuted import FUNCTIONS
@@ -44,19 +44,15 @@ class Facts(Settings):
         """How many weights the network has."""
         return sum((one.inputs + one.bias) * one.outputs for one in self.layers)
 
-    def check(
-        self, own: tuple[int, Mapping[Rows, int]] | None, role: int, most: int | None
-    ) -> None:
-        """Compare what the label party says with what a party has and allows.
+    def check(self, own: tuple[int, Mapping[Rows, int]] | None, role: int) -> None:
+        """Compare what the label party says with what a party has.
 
         Args:
             own: columns, and rows of each phase, at P0 and P1; None at a dealer.
             role: the party's.
-            most: parameters that it consents to; None for any.
 
         Raises:
             DisagreementError: it has other columns or rows.
-            ConsentError: the network is larger.
             ProtocolError: the layers are no network of these columns.
         """
         if own is not None and (self.columns[role], self.rows) != (own[0], dict(own[1])):
@@ -65,13 +61,6 @@ class Facts(Settings):
                 got=f"{self.columns[role]} columns, rows {_counts(self.rows)}",
                 want=f"{own[0]} columns, rows {_counts(own[1])}",
                 fix="keep only the ids all parties share, with one split at all of them",
-            )
-        if most is not None and self.parameters > most:
-            raise ConsentError(
-                "this party does not consent to so large a network",
-                got=f"{self.parameters} parameters",
-                want=f"parameters <= {most}",
-                fix="a smaller label.top, or a larger max_parameters in the [consent] of its file",
             )
         widths = [sum(self.columns), *(one.outputs for one in self.layers)]
         fit = all(one.inputs == width for one, width in zip(self.layers, widths, strict=False))

@@ -30,6 +30,7 @@ from vfl.datasets import Split
 from vfl.models.mlp import IdentityBottom, MLPBottom
 from vfl.mpc.network import Layer
 from vfl.mpc.party import Party, traffic
+from vfl.mpc.ring import ELEMENT_BYTES
 from vfl.mpc.rules import NAMES, P1, P2, Mode, Rules
 from vfl.mpc.secure.base import KeyedMode, check_training, offers_bytes
 from vfl.mpc.secure.description import (
@@ -70,6 +71,9 @@ from vfl.session.terms import Terms
 
 #: A party sends several messages of an operation before it needs an answer, and relays more.
 _WINDOW_FRAMES = 32
+#: What a holder has at once, in ring elements, of each input, each weight, and each value of the
+#: layers in an exchange (resident memory of all three parties, halved; both modes).
+_ROW_COPIES, _WEIGHT_COPIES, _EXCHANGE_COPIES = 8, 24, 16
 #: How long a thread waits for another one, which may compute a large layer meanwhile.
 _LOCAL_S = 600.0
 _SPELLINGS = (
@@ -84,13 +88,17 @@ class NetworkLayers:
 
     layers: tuple[Layer, ...]
     parameters: int
+    rows: int
 
     def memory_bytes(self, rows: int) -> int:
-        """Not counted."""
-        return 0
+        """About what a holder has at once; the factors were measured, and rounded up."""
+        inputs = self.layers[0].inputs
+        widths = inputs + sum(one.outputs for one in self.layers)
+        held = _ROW_COPIES * self.rows * inputs + _WEIGHT_COPIES * self.parameters
+        return ELEMENT_BYTES * (held + _EXCHANGE_COPIES * rows * widths)
 
     def wire_bytes(self, rows: int, trains: bool) -> int:
-        """Not known before: index lists and dummies depend on the values. See `sent_bytes`."""
+        """Not known before: index lists and dummies depend on the values."""
         return 0
 
 
@@ -244,12 +252,6 @@ class _End:
             test = np.arange(counts.get("predict", 0))
         return Split(train, validation, test)
 
-    @property
-    def sent_bytes(self) -> int:
-        if self._network is None:
-            return 0
-        return sum(each.sent.total() for each in self._network.party.channels.values())
-
     def begin(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
     ) -> None:
@@ -336,7 +338,7 @@ class _End:
         raise NotImplementedError
 
     def _tell_layers(self, facts: Facts) -> None:
-        network = NetworkLayers(facts.layers, facts.parameters)
+        network = NetworkLayers(facts.layers, facts.parameters, sum(facts.rows.values()))
         self._rows.agreed(
             {name: network for name in self._roles if name != self._terms.label_party}
         )
@@ -452,7 +454,7 @@ class OuterNetwork(_End):
         columns = self._columns()
         facts = take_description(self._stream, columns)
         own = None if columns is None else (columns, self._counts())
-        facts.check(own, self._role, self._rows.most_parameters)
+        facts.check(own, self._role)
         self._tell_layers(facts)
         there, back = Sealing(key, self.party, other), Sealing(key, other, self.party)
         self._links = OuterLinks(
