@@ -103,7 +103,7 @@ class WholeNetworkParty:
                 self.network.outputs(exchange)
             check()
             if self.stopping.judges(exchange):
-                self.stopping.obey(self.network.told(), exchange)
+                self.stopping.obey(self.network.receive_verdict(), exchange)
         report = PartyReport(
             party=self.name,
             weights_sha256=weights_digest(self.network.weights()),

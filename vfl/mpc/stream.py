@@ -47,22 +47,22 @@ class PadStream:
         self._zeros = bytes(0)
 
     def elements32(self, count: int, *purpose: str | int) -> np.ndarray:
-        """`count` uniform words of the ring 2^32; uint32 of shape (count,). See `elements64`."""
-        return self._words(count, np.dtype("<u4"), purpose)
+        """`count` uniform elements of the ring 2^32; uint32 of shape (count,). See `elements64`."""
+        return self._elements(count, np.dtype("<u4"), purpose)
 
     def elements64(self, count: int, *purpose: str | int) -> np.ndarray:
-        """`count` uniform words of the ring 2^64; uint64 of shape (count,), the caller's own.
+        """`count` uniform elements of the ring 2^64; uint64 of shape (count,), the caller's own.
 
         Args:
-            count: how many; a longer pad begins with the words of a shorter one.
+            count: how many; a longer pad begins with the elements of a shorter one.
             purpose: what they are for, and the step as its last part if it has steps.
 
         Raises:
             ReusedPadError: the pad of this purpose and step, or of a later step, was given before.
         """
-        return self._words(count, np.dtype("<u8"), purpose)
+        return self._elements(count, np.dtype("<u8"), purpose)
 
-    def _words(
+    def _elements(
         self, count: int, dtype: np.dtype[Any], purpose: tuple[str | int, ...]
     ) -> np.ndarray:
         size = count * dtype.itemsize

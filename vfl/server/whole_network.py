@@ -139,7 +139,7 @@ class WholeNetworkLabel(AnyLabelParty):
                     torch.from_numpy(getattr(self.data.split, exchange.phase)[exchange.rows])
                 ]
             if (verdict := self._note(outputs.float(), truth, exchange)) is not None:
-                self.network.tell(verdict, exchange.step)
+                self.network.send_verdict(verdict, exchange.step)
         # Only now: the last frame of an exchange needs both others to have begun, hence saved.
         if kept is not None:
             kept.commit(exchange.step)

@@ -206,10 +206,10 @@ class WholeNetwork(Protocol):
     def outputs(self, exchange: Exchange) -> Tensor | None:
         """Logits or numbers of some rows at the label party, axes (rows, outputs)."""
 
-    def tell(self, verdict: bytes, step: int) -> None:
+    def send_verdict(self, verdict: bytes, step: int) -> None:
         """At the label party: send both others what an epoch's validation led to."""
 
-    def told(self) -> bytes:
+    def receive_verdict(self) -> bytes:
         """At another party: wait for it."""
 
     def end(self, report: Frame) -> list[Frame]:

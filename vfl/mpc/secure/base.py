@@ -135,7 +135,7 @@ class SummedCuts(CutAggregator):
 
     Args:
         ends: by party, in merge order.
-        ring: what the words are numbers of.
+        ring: of the elements that are summed.
         ledger, stopping: see `CutAggregator`.
     """
 
@@ -191,14 +191,14 @@ class SummedCuts(CutAggregator):
         return {name: end.take(Kind.PROTOCOL, 0).payload for name, end in self.ends.items()}
 
     def _sum(self, exchange: Exchange, own: Sequence[Payload] = ()) -> Tensor:
-        """The sum of what the parties send, and of the label party's own words if it adds any."""
+        """The sum of what the parties send, and of what the label party adds, if anything."""
         kind, rows = Kind.CUT if exchange.trains else Kind.QUERY, len(exchange.rows)
         first = next(iter(self.ends.values()))
-        payloads = [self._words(end, kind, exchange.step, rows) for end in self.ends.values()]
+        payloads = [self._elements(end, kind, exchange.step, rows) for end in self.ends.values()]
         payloads += own
         return self._ring.decode(payloads, rows, first.width).to(first.device)
 
-    def _words(self, end: LabelEnd, kind: Kind, step: int, rows: int) -> Payload:
+    def _elements(self, end: LabelEnd, kind: Kind, step: int, rows: int) -> Payload:
         payload = end.take(kind, step).payload
         try:
             self._ring.check(payload, rows, end.width)

@@ -27,18 +27,18 @@ from vfl.core.frame import Payload
 from vfl.mpc.ring import decode_sum, encode_onto
 from vfl.mpc.stream import PadStream
 
-#: By bits of a word: its type here, and its signed type.
+#: By bits of a ring element: its type here, and its signed type.
 _TYPES: dict[int, tuple[np.dtype[Any], np.dtype[Any]]] = {
     8: (np.dtype("u1"), np.dtype("i1")),
     16: (np.dtype("<u2"), np.dtype("<i2")),
     32: (np.dtype("<u4"), np.dtype("<i4")),
     64: (np.dtype("<u8"), np.dtype("<i8")),
 }
-#: Fraction bits unless others are asked; words of 64 bits come from products of shares.
+#: Fraction bits unless others are asked; elements of 64 bits come from products of shares.
 _FRACTIONS = {8: 3, 16: 8, 32: 16}
-#: Bytes of a pad's word.
+#: Bytes of an element of a pad.
 _PAD_BYTES = 4
-#: Gives so many words that hide a cut, the caller's own.
+#: Gives so many elements that hide a cut, the caller's own.
 Mask = Callable[[int], np.ndarray]
 
 
@@ -56,7 +56,7 @@ class Ring:
 
     @classmethod
     def of(cls, bits: int, fraction: int | None, parties: int) -> Ring:
-        """A ring of words of 8, 16 or 32 bits; without a fraction the usual one for them.
+        """A ring of elements of 8, 16 or 32 bits; without a fraction the usual one for them.
 
         Raises:
             BadOptionError: other bits, or a fraction that leaves no room for values of 1.
@@ -89,7 +89,7 @@ class Ring:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of a word."""
+        """Type of an element."""
         return _TYPES[self.bits][0]
 
     @property
@@ -97,7 +97,7 @@ class Ring:
         return _TYPES[self.bits][1]
 
     def encode(self, cut: Tensor, party: str, step: int, mask: Mask | None = None) -> np.ndarray:
-        """The masked words of a cut of axes (rows, width), in row order; axes (rows x width,).
+        """The masked elements of a cut of axes (rows, width), in row order; axes (rows x width,).
 
         Args:
             cut: float32.
@@ -116,10 +116,10 @@ class Ring:
         return elements
 
     def check(self, payload: Payload, rows: int, width: int) -> None:
-        """Refuse what cannot be the words of a cut of these axes.
+        """Refuse what cannot be the elements of a cut of these axes.
 
         Raises:
-            TruncatedFrameError: a payload that is not exactly rows x width words long.
+            TruncatedFrameError: a payload that is not exactly rows x width elements long.
         """
         wanted = rows * width * self.dtype.itemsize
         if len(payload) != wanted:
@@ -130,7 +130,7 @@ class Ring:
             )
 
     def decode(self, payloads: Sequence[Payload], rows: int, width: int) -> Tensor:
-        """The sum that masked words stand for; float32 of axes (rows, width).
+        """The sum that masked elements stand for; float32 of axes (rows, width).
 
         Args:
             payloads: one of every party; their masks sum to zero.
@@ -175,8 +175,8 @@ class PairwiseMasks:
     >>> order, key = ["bank", "shop"], bytes(32)
     >>> bank = PairwiseMasks("bank", order, {"shop": key})
     >>> shop = PairwiseMasks("shop", order, {"bank": key})
-    >>> word = np.dtype(np.uint32)
-    >>> (bank.elements(3, word, "cut", 0) + shop.elements(3, word, "cut", 0)).tolist()
+    >>> element = np.dtype(np.uint32)
+    >>> (bank.elements(3, element, "cut", 0) + shop.elements(3, element, "cut", 0)).tolist()
     [0, 0, 0]
     """
 
@@ -189,11 +189,11 @@ class PairwiseMasks:
         ]
 
     def elements(self, count: int, dtype: np.dtype[Any], purpose: str, step: int) -> np.ndarray:
-        """This party's mask of words of a ring; axes (count,), the caller's own.
+        """This party's mask of elements of a ring; axes (count,), the caller's own.
 
         Args:
-            count: how many words.
-            dtype: of a word, unsigned: sums wrap around.
+            count: how many elements.
+            dtype: of an element, unsigned: sums wrap around.
             purpose: what they are for.
             step: number of the exchange.
 

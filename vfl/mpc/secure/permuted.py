@@ -435,10 +435,10 @@ class OuterNetwork(_End):
         self._keys, self._stream = keys, stream
         self._links: OuterLinks | None = None
 
-    def tell(self, verdict: bytes, step: int) -> None:
+    def send_verdict(self, verdict: bytes, step: int) -> None:
         raise AssertionError("the label party alone judges")
 
-    def told(self) -> bytes:
+    def receive_verdict(self) -> bytes:
         assert self._links is not None, "an attempt has begun"
         return bytes(self._links.receive(Kind.ACK).payload)
 
@@ -497,11 +497,11 @@ class MiddleNetwork(_End):
         # that all parties agreed on are their columns.
         self._layers((terms.merged_width, 0))
 
-    def tell(self, verdict: bytes, step: int) -> None:
+    def send_verdict(self, verdict: bytes, step: int) -> None:
         for stream in self._streams.values():
             stream.send(Frame(Kind.ACK, step, verdict))
 
-    def told(self) -> bytes:
+    def receive_verdict(self) -> bytes:
         raise AssertionError("the label party alone judges")
 
     def end(self, report: Frame) -> list[Frame]:

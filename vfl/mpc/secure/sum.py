@@ -1,6 +1,6 @@
 """``secure = "sum"``: the label party learns the sum of the cuts alone.
 
-Every feature party sends its cut as words of a ring, under masks that cancel out in the sum.
+Every feature party sends its cut as elements of a ring, under masks that cancel out in the sum.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class MaskedSum(SummingMode):
         rows: Mapping[Kind, int],
         layers: Mapping[str, Layers] | None,
     ) -> Limits:
-        word = self.ring_of(terms).dtype.itemsize
-        up = {kind: count * terms.parties[party].width * word for kind, count in rows.items()}
+        element = self.ring_of(terms).dtype.itemsize
+        up = {kind: count * terms.parties[party].width * element for kind, count in rows.items()}
         _, down = super().limits(terms, party, rows, layers)
         return up | {Kind.PROTOCOL: OFFER_BYTES}, down | {Kind.PROTOCOL: offers_bytes(terms)}
 
@@ -134,7 +134,7 @@ class MaskedCut(Uncompressed):
 
     Args:
         party: whose cuts.
-        ring: what its words are numbers of.
+        ring: of its elements.
     """
 
     repeats: ClassVar[bool] = False
@@ -149,7 +149,7 @@ class MaskedCut(Uncompressed):
         self._masks = masks
 
     def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
-        """Masked words, each mask used once.
+        """Masked elements, each mask used once.
 
         Raises:
             RingOverflowError, NonFiniteError: the cut cannot be encoded; nothing is sent.
