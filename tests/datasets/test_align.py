@@ -137,7 +137,7 @@ def test_a_table_without_the_id_column():
         (["5", "123"], "whole numbers"),
         (["05", "12"], "text of 2 digits, zeros in front"),
         (["ab", "c"], "text of 1 to 2 characters"),
-        (pd.Series([], dtype=object), "whole numbers"),
+        (pd.Series([], dtype=object), "no rows"),
         (pd.Series([], dtype=str), "no rows"),
     ],
 )

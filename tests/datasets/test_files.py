@@ -207,8 +207,9 @@ def test_pieces_join_to_what_one_reading_gives(first, second):
     assert table.mixed() == []
     assert len(table) == 4
     want = pd.Series([*first, *second], name="x")
-    pd.testing.assert_series_equal(table["x"], want)
-    pd.testing.assert_series_equal(table["x"], want)  # and again
+    for _ in range(2):  # and again
+        found = table["x"]  # pandas before 3 has None beside text
+        pd.testing.assert_series_equal(found.where(found.notna(), np.nan), want)
 
 
 def test_missing_flags_stay_flags():

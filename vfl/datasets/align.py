@@ -188,12 +188,12 @@ def id_format(column: pd.Series) -> str:
     >>> id_format(pd.Series(["A0000017", "B0000018"]))
     'text of 8 characters'
     """
+    if not len(column):
+        return "no rows"
     if kind_of(column) == "number":
         return "whole numbers"
     ids = as_texts(column)
     sizes = sorted({len(text) for text in ids})
-    if not sizes:
-        return "no rows"
     size = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
     if not all(text.isdigit() for text in ids):
         return f"text of {size} characters"
