@@ -129,7 +129,7 @@ def superlink_environment(state: Path, party_file: Path, network_address: str) -
         network_address: host:port that SuperNodes connect to; empty for a simulation.
     """
     own = {PARTY_FILE_VARIABLE: str(party_file.resolve()), NETWORK_VARIABLE: network_address}
-    own[WORKER_VARIABLE] = "flwr-serverapp" if network_address else ""
+    own[WORKER_VARIABLE] = _stands_for("flwr-serverapp") if network_address else ""
     _write_programs(state, _OF_SUPERLINK)
     return _service_environment(state) | own
 
@@ -137,8 +137,13 @@ def superlink_environment(state: Path, party_file: Path, network_address: str) -
 def supernode_environment(state: Path, party_file: Path) -> dict[str, str]:
     """What a SuperNode runs in; see `superlink_environment`."""
     _write_programs(state, _OF_SUPERNODE)
-    own = {PARTY_FILE_VARIABLE: str(party_file.resolve()), WORKER_VARIABLE: "flwr-clientapp"}
+    own = {PARTY_FILE_VARIABLE: str(party_file.resolve())}
+    own[WORKER_VARIABLE] = _stands_for("flwr-clientapp")
     return _service_environment(state) | own
+
+
+def _stands_for(program: str) -> str:
+    return program if sys.platform == "linux" else ""
 
 
 def _service_environment(state: Path) -> dict[str, str]:

@@ -11,7 +11,8 @@ The socket lies in the folder of the local API (0700), and a caller of another u
 Which programs there are is decided by who started the worker; each checks what it always checks, so
 a bundle is looked at before it is unpacked. A fork of a process with several threads may find a
 lock that nobody will release, so a worker that has more than one does not stand: programs start
-the long way then, as they do while it is not there.
+the long way then, as they do while it is not there. It stands under Linux alone, whose list of
+threads and whose word for who calls it needs.
 
 A caller sends the length of its request, its three standard files, and the request; one byte tells
 it whether the worker takes it, and a second one the exit code. What it sends meanwhile are signals.
@@ -54,7 +55,15 @@ _PATIENCE_S = 30.0
 #: A worker that dies at once must not keep a core busy with its starts.
 _RESTART_S = 5.0
 #: What a session needs, so that no child imports it; the rest is small.
-_APPS = ("vfl.clients.app", "vfl.server.app", "pyarrow.parquet")
+_APPS = (
+    "vfl.clients.app",
+    "vfl.server.app",
+    "pyarrow.dataset",
+    "pyarrow.pandas_compat",
+    "pyarrow.parquet",
+    "safetensors.torch",
+    "httpcore",
+)
 PRELOADED = {
     "flwr-clientapp": ("flwr.supernode.runtime.run_clientapp", "flwr.supernode.cli", *_APPS),
     "flwr-serverapp": (
@@ -62,6 +71,8 @@ PRELOADED = {
         "flwr.superlink.cli",
         "flwr.cli.build",
         "flwr.supercore.control",
+        "sklearn.metrics",
+        "vfl.experiments.pages",
         "vfl.experiments.plan",
         "vfl.training.federated",
         "vfl.training.specs",
@@ -107,6 +118,7 @@ class Standing:
             return
         if code == 0:
             self._process = None
+            self._listener.close()  # nobody waits for an answer in vain
         elif monotonic() > self._started + _RESTART_S:
             print(f"vfl: the standing worker ended (exit {code}); starting it again", flush=True)
             self._start()
@@ -234,10 +246,7 @@ def _connected(folder: Path) -> Iterator[socket.socket | None]:
 
 @contextmanager
 def _address(folder: Path) -> Iterator[str]:
-    """The socket's path, by the open folder where that is possible: it may have 107 bytes."""
-    if not Path("/proc/self/fd").is_dir():
-        yield str(folder / _SOCKET)
-        return
+    """The socket's path, by the open folder: it may have 107 bytes."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{opened}/{_SOCKET}"
@@ -246,9 +255,7 @@ def _address(folder: Path) -> Iterator[str]:
 
 
 def _is_ours(connection: socket.socket) -> bool:
-    """Whether the other end is of our user; where nobody can say, the folder's mode decides."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return True
+    """Whether the other end is of our user."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return int.from_bytes(credentials[4:8], sys.byteorder) == os.getuid()
 
@@ -273,7 +280,7 @@ def stand(programs: Mapping[str, Program], preloaded: Sequence[str], life: int) 
         import_module(module)
     _first_step()
     listener = socket.socket(fileno=os.dup(0))
-    if (threads := _threads()) > 1:
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
         print(f"vfl: no worker stands here: it would have {threads} threads", flush=True)
         return
     gc.collect()
@@ -310,14 +317,9 @@ def _first_step() -> None:
     torch.optim.Adam([parameter]).step()
 
 
-def _threads() -> int:
-    tasks = Path("/proc/self/task")
-    return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
-
-
 def _give_back() -> None:
     """Return what imports allocated and freed to the operating system, where its C library can."""
-    with suppress(OSError, AttributeError):
+    with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
