@@ -131,7 +131,7 @@ def test_benchmarks_that_are_named_exist_with_their_options(page, capsys, monkey
 
 def test_the_readme_names_every_step_of_a_federation():
     named = {words[0] for words in commands_of(ROOT / "README.md")}
-    steps = {"demo", "init", "check", "superlink", "supernode", "train", "evaluate", "predict"}
+    steps = {"demo", "init", "check", "up", "train", "evaluate", "predict"}
     assert steps <= named
 
 

@@ -13,7 +13,17 @@ from vfl.core.version import VERSION
 
 COMMANDS = {
     *("demo", "init", "check", "train", "evaluate", "predict", "renew", "report", "list"),
-    *("superlink", "supernode", "compress", "compare", "explain", "doctor", "grid-worker"),
+    *(
+        "up",
+        "superlink",
+        "supernode",
+        "party-worker",
+        "compress",
+        "compare",
+        "explain",
+        "doctor",
+        "grid-worker",
+    ),
     *("grid", "attack", "sessions"),
 }
 PANELS = {"Start", "Train and predict", "Compare and attack", "Run a party", "Look up"}
@@ -68,14 +78,14 @@ def test_the_version(vfl):
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_completes_commands(vfl, monkeypatch, shell):
     monkeypatch.setenv("_VFL_COMPLETE", f"complete_{shell}")
-    monkeypatch.setenv("COMP_WORDS", "vfl superl")
+    monkeypatch.setenv("COMP_WORDS", "vfl pred")
     monkeypatch.setenv("COMP_CWORD", "1")
-    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "vfl superl")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "vfl pred")
     monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
     done = vfl()
     assert done.code == 0
-    assert "superlink" in done.out
-    assert "supernode" not in done.out
+    assert "predict" in done.out
+    assert "superlink" not in done.out
 
 
 def test_without_a_command_the_help_is_shown(vfl):

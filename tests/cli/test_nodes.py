@@ -1,4 +1,4 @@
-"""`vfl superlink` and `vfl supernode` as commands; tests/federation runs the real processes."""
+"""`vfl up` as a command; tests/federation runs the real processes."""
 
 import os
 import signal
@@ -53,7 +53,7 @@ def service(vfl, monkeypatch, tmp_path):
 
 
 def test_the_superlink_tells_its_address_and_ends_with_the_command(vfl, service):
-    done = vfl("superlink", "project")
+    done = vfl("up", "project")
     assert (done.code, done.out) == (130, "")
     assert "127.0.0.1:8000; new keys: bank" in done.err
     assert "service.log; end it with Ctrl-C" in done.err
@@ -65,7 +65,7 @@ def test_the_superlink_ends_when_keys_cannot_be_registered(vfl, service, monkeyp
         raise LostPeerError("flwr supernode failed")
 
     monkeypatch.setattr(deployment, "register_nodes", refuse)
-    assert vfl("superlink", "project").code == 3
+    assert vfl("up", "project").code == 3
     assert service.stopped == 1
 
 
@@ -79,7 +79,7 @@ def test_the_supernode_repeats_what_vfl_says_and_nothing_else(vfl, service):
             None,
         ]
     )
-    done = vfl("supernode", "project/bank/party.toml")
+    done = vfl("up", "project/bank/party.toml")
     assert (done.code, done.out) == (130, "")
     assert done.err.splitlines()[3:] == [
         "vfl: party bank takes part in one",
@@ -97,13 +97,13 @@ def test_a_service_is_ended_with_a_command_that_is_told_to_end(vfl, service, mon
         return True
 
     monkeypatch.setattr(Standing, "alive", property(lambda self: look()))
-    assert vfl("superlink", "project").code == 143
+    assert vfl("up", "project").code == 143
     assert service.stopped == 1
 
 
 def test_a_superlink_that_ends_on_its_own_is_told(vfl, service):
     service.ends = True
-    done = vfl("superlink", Path("project"))
+    done = vfl("up", Path("project"))
     assert done.code == 3
     assert "the SuperNode of bank ended" in done.err
     assert "exit 7" in done.err
@@ -121,8 +121,40 @@ def test_a_supernode_that_ends_on_its_own_is_started_again(vfl, service, monkeyp
 
     monkeypatch.setattr(deployment, "start_supernode", start)
     monkeypatch.setattr(supervise, "sleep", lambda seconds: None)
-    done = vfl("supernode", Path("project/bank/party.toml"))
+    done = vfl("up", Path("project/bank/party.toml"))
     assert done.code == 130
     assert starts == ["bank", "bank"]
     assert "the SuperNode of bank ended (exit 7); starting it again in 1 s" in done.err
     assert service.stopped == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "party"),
+    [
+        ("project", "label"),
+        ("project/label", "label"),
+        ("project/label/party.toml", "label"),
+        ("project/bank", "bank"),
+        ("project/bank/party.toml", "bank"),
+    ],
+)
+def test_up_finds_out_whose_party_it_is(vfl, service, path, party):
+    said = {"label": "the SuperLink listens on", "bank": "party bank is connected"}
+    assert said[party] in vfl("up", path).err
+
+
+def test_up_of_a_file_that_is_not_there_is_the_users_mistake(vfl, service):
+    assert vfl("up", "project/bnak/party.toml").code == 2
+    assert vfl("up", "project/nothing").code == 2
+    assert service.stopped == 0
+
+
+@pytest.mark.parametrize(
+    ("former", "path"), [("superlink", "project"), ("supernode", "project/bank/party.toml")]
+)
+def test_the_former_commands_say_todays_name(vfl, service, former, path):
+    done = vfl(former, path)
+    assert done.code == 130
+    assert f"warning: the command 'vfl {former} " in done.err
+    assert "is called 'vfl up " in done.err
+    assert "end it with Ctrl-C" in done.err

@@ -19,7 +19,7 @@ def test_a_certificate_is_renewed(vfl, label):
     renew_server(label.certificates, days=3)
     done = vfl("renew", "project")
     assert (done.code, done.out) == (0, "")
-    assert "is good for 89 days; restart vfl superlink" in done.err
+    assert "is good for 89 days; restart vfl up" in done.err
     assert days_left(label.certificates / "server.pem") == 89
 
 
@@ -64,7 +64,7 @@ def test_without_the_authoritys_key_the_message_says_what_to_do(vfl, label):
     assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize("command", [("superlink", "project"), ("train", "project")])
+@pytest.mark.parametrize("command", [("up", "project"), ("train", "project")])
 def test_a_certificate_that_ends_soon_is_spoken_of_at_the_label_party(
     vfl, label, monkeypatch, command
 ):
@@ -83,9 +83,9 @@ def test_a_party_is_told_that_the_authority_ends(vfl, label, tmp_path, monkeypat
         raise AuthenticationError("stopped here")  # what starting again does not mend
 
     monkeypatch.setattr(deployment, "start_supernode", stop)
-    assert "warning" not in vfl("supernode", "project/bank/party.toml").err
+    assert "warning" not in vfl("up", "project/bank/party.toml").err
     renew_server(label.certificates, days=5)
     short = (label.certificates / "server.pem").read_bytes()
     (tmp_path / "project/bank/ca.pem").write_bytes(short)
-    done = vfl("supernode", "project/bank/party.toml")
+    done = vfl("up", "project/bank/party.toml")
     assert "ca.pem expires in 4 days; ask the label party" in done.err

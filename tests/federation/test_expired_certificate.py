@@ -45,7 +45,7 @@ def test_an_expired_certificate(expiring):
     assert training.wait() == 2
     assert "error[V001]: a certificate has expired" in training.last_words()
     assert deployment.superlink.stop() == 143
-    again = deployment.command("superlink-again", "superlink", deployment.folder)
+    again = deployment.command("superlink-again", "up", deployment.folder)
     assert again.wait() == 2
     assert "error[V001]: a certificate has expired" in again.last_words()
     assert str(deployment.label.certificates / "server.pem") in again.last_words()

@@ -5,6 +5,7 @@ import os
 import re
 import ssl
 import subprocess
+import time
 import warnings
 from base64 import b64encode
 from datetime import UTC, datetime, timedelta
@@ -23,10 +24,12 @@ from cryptography.hazmat.primitives.serialization import (
 from vfl.core.storage import read_json
 from vfl.federation import programs
 from vfl.federation.guard import (
+    CONTROL_ROUTES,
     FLEET_BODY_BYTES,
     FLEET_ROUTES,
     RUNTIME_ROUTES,
     SECRET_HEADER,
+    Bell,
     local_guard,
     network_guard,
 )
@@ -264,6 +267,97 @@ def test_a_web_socket_is_closed(network):
     assert [message["type"] for message in sent] == ["websocket.close"]
 
 
+# --- questions for work ---------------------------------------------------------------------------
+
+ACQUIRE, START = "/v1/runtime/acquire-task", "/v1/control/start-run"
+
+
+class Held:
+    """A local guard with a bell; each question says what became of it and how long it took."""
+
+    def __init__(self):
+        self.bell = Bell()
+        self.application = Application()
+        routes = CONTROL_ROUTES | RUNTIME_ROUTES
+        self.guard = local_guard(self.application, routes, "secret", bell=self.bell)
+
+    async def ask(self, path, hangs_up_after=None):
+        began, sent = time.monotonic(), []
+        events = [{"type": "http.request", "body": b"", "more_body": False}]
+
+        async def receive():
+            if events:
+                return events.pop(0)
+            await asyncio.sleep(60 if hangs_up_after is None else hangs_up_after)
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            sent.append(message.get("status"))
+
+        await self.guard(scope_of(path, [(SECRET_HEADER, b"secret")]), receive, send)
+        return sent[:1], time.monotonic() - began
+
+
+@pytest.fixture
+def held(monkeypatch):
+    monkeypatch.setattr("vfl.federation.guard.HOLD_S", 0.5)
+    return Held()
+
+
+def test_a_question_for_work_is_held_until_there_may_be_some(held):
+    async def play():
+        first = await held.ask(ACQUIRE)
+        in_vain = await held.ask(ACQUIRE)
+        waiting = asyncio.create_task(held.ask(ACQUIRE))
+        await asyncio.sleep(0.1)
+        other = await held.ask(START)
+        return first, in_vain, await waiting, other
+
+    first, in_vain, rung, other = asyncio.run(play())
+    assert [answer for answer, _ in (first, in_vain, rung, other)] == [[200]] * 4
+    assert first[1] < 0.1
+    assert 0.45 < in_vain[1] < 2
+    assert 0.1 < rung[1] < 0.4
+    assert other[1] < 0.1
+
+
+def test_a_question_is_not_held_when_work_came_since_the_last_one(held):
+    async def play():
+        await held.ask(ACQUIRE)
+        await held.ask(START)
+        return await held.ask(ACQUIRE)
+
+    assert asyncio.run(play())[1] < 0.3
+
+
+def test_whoever_hung_up_meanwhile_is_handed_no_work(held):
+    async def play():
+        await held.ask(ACQUIRE)
+        return await held.ask(ACQUIRE, hangs_up_after=0.1)
+
+    answer, seconds = asyncio.run(play())
+    assert answer == []
+    assert seconds < 0.4
+    assert len(held.application.bodies) == 1
+
+
+def test_another_thread_may_ring(held):
+    async def play():
+        await held.ask(ACQUIRE)
+        waiting = asyncio.create_task(held.ask(ACQUIRE))
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(held.bell.ring)
+        return await waiting
+
+    assert asyncio.run(play())[1] < 0.4
+    held.bell.ring()  # nobody is there any more
+
+
+def test_without_a_bell_nothing_is_held(network):
+    _, guard = network
+    assert [ask(guard, PULL, headers=signed()) for _ in range(2)] == [(200, 1)] * 2
+
+
 # --- a real SuperLink and SuperNode -------------------------------------------------------------
 
 
@@ -480,6 +574,7 @@ def test_another_start_has_other_secrets(running, tmp_path):
 def test_what_runs_the_work_is_in_a_session_of_its_own(running):
     """Beside a caller's busy processes, Ray's workers would wait for minutes otherwise."""
     pid = running.superlink._process.pid
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [child for thread in threads for child in thread.read_text().split()]
     assert children
     assert [os.getsid(int(child)) for child in children] == [int(child) for child in children]

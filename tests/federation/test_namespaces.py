@@ -60,9 +60,9 @@ def federation(network, table):
     lender.vfl("check", "project/label")
     bank.vfl("check", "bank/party.toml")
     shop.vfl("check", "shop/party.toml")
-    lender.start("listens on", "superlink", "project/label")
-    bank.start("is connected", "supernode", "bank/party.toml")
-    shop.start("is connected", "supernode", "shop/party.toml")
+    lender.start("listens on", "up", "project/label")
+    bank.start("is connected", "up", "bank/party.toml")
+    shop.start("is connected", "up", "shop/party.toml")
     return network
 
 

@@ -165,8 +165,8 @@ def test_the_readme_has_a_command_for_each_party(project):
     assert f"vfl {VERSION}" in text
     for name in FEATURES:
         (row,) = (line for line in rows if line.startswith(f"| {name} "))
-        assert f"`vfl supernode {name}/party.toml`" in row
-    assert any("`vfl superlink label`" in row and "lender" in row for row in rows)
+        assert f"`vfl up {name}/party.toml`" in row
+    assert any("`vfl up label`" in row and "lender" in row for row in rows)
     assert any("`vfl train label`" in row for row in rows)
 
 

@@ -1,15 +1,17 @@
 """Commands and environments of Flower's processes; tests/federation starts the real ones."""
 
 import contextlib
+import hashlib
 import json
 import os
 import stat
 import sys
 import threading
-import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
+import httpx
 import pytest
 
 from vfl.config import Experiment, PartyFile, read_party_file
@@ -21,11 +23,12 @@ from vfl.core.errors import (
     UserError,
 )
 from vfl.federation import deployment
+from vfl.federation.bundle import check_bundle
 from vfl.federation.deployment import supernode_command
 from vfl.federation.processes import Service
 from vfl.federation.programs import LocalApi, flower_environment
 from vfl.federation.project import write_project
-from vfl.transport import renew_node_key, session_certificate
+from vfl.transport import public_key_bytes, renew_node_key, session_certificate
 from vfl.transport.stream import listen
 
 
@@ -172,9 +175,7 @@ def test_a_superlink_has_tls_authentication_and_a_database(project, commands):
         assert command[command.index(option) + 1] == str(path)
     assert environment["VFL_PARTY_FILE"] == str(label.party_file)
     assert environment["FLWR_HOME"] == str(label.state)
-    connection = tomllib.loads((label.state / "config.toml").read_text())["superlink"]["vfl"]
-    assert connection["address"] == "127.0.0.1:9999"  # Flower's command line never leaves here
-    assert connection["root-certificates"] == str(label.state / "local" / "ca.pem")
+    assert environment["VFL_STANDING_WORKER"] == "flwr-serverapp"
 
 
 def test_a_simulation_faces_no_network(project, commands):
@@ -183,6 +184,7 @@ def test_a_simulation_faces_no_network(project, commands):
     ((command, environment),) = commands
     assert {"--insecure", "--simulation"} <= set(command)
     assert environment["VFL_NETWORK_ADDRESS"] == ""
+    assert environment["VFL_STANDING_WORKER"] == ""
 
 
 def test_no_port_of_flower_opens_without_a_guard(tmp_path, monkeypatch):
@@ -195,7 +197,7 @@ def test_nothing_is_told_to_a_superlink_that_does_not_run(project):
     _, label = project
     with pytest.raises(LostPeerError, match="does not run here") as caught:
         deployment.submit(label, "train", "one")
-    assert "vfl superlink" in caught.value.fix
+    assert "vfl up" in caught.value.fix
 
 
 def test_a_process_that_took_the_port_is_not_shown_the_secret(project):
@@ -217,110 +219,149 @@ def _accept_one(listener, context):
         pass
 
 
+class StandInControl:
+    """Answers as a SuperLink's Control API would, and keeps what it was asked."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.asked = []
+
+    def __getattr__(self, what):
+        def call(request):
+            self.asked.append((what, request))
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return self.answer
+
+        return call
+
+    def close(self):
+        self.asked.append(("close", None))
+
+    def calls(self):
+        return [what for what, _ in self.asked if what != "close"]
+
+
 @pytest.fixture
-def flwr(tmp_path, monkeypatch):
-    """Puts a program in the place of `flwr`; its arguments are kept in a file."""
+def control(monkeypatch):
+    """Puts such a stand-in in the place of Flower's client; it is closed after each question."""
+    stand_in = StandInControl(SimpleNamespace(node_id=17, run_id=1))
     monkeypatch.setattr(deployment, "_check_superlink", lambda folder: None)
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    monkeypatch.setattr(sys, "executable", str(programs / "python"))
-    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
-
-    def put(script):
-        path = programs / "flwr"
-        path.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n{script}\n')
-        path.chmod(0o755)
-
-    return put
+    monkeypatch.setattr(deployment.programs, "control_client", lambda state: stand_in)
+    yield stand_in
+    assert len(stand_in.calls()) == stand_in.asked.count(("close", None))
 
 
-UNAVAILABLE = '{"success": false, "error-message": "Using SuperLink: vfl\\n\\nnot available"}'
-BOX = "╭─ Error ─╮\n│ not available │\n╰─────────╯"
+def refused(status, text):
+    answer = httpx.Response(status, text=text)
+    request = httpx.Request("POST", "https://127.0.0.1/")
+    return httpx.HTTPStatusError(f"status {status}", request=request, response=answer)
 
 
 @pytest.mark.parametrize(
-    "script", [f"cat <<'E'\n{UNAVAILABLE}\nE", f"cat >&2 <<'E'\n{BOX}\nE\nexit 1"]
+    ("problem", "got"),
+    [
+        (refused(400, '{"code": 5, "detail": "not \\u001b available"}'), "not ? available"),
+        (refused(500, "<html>"), "status 500"),
+        (httpx.ReadTimeout("timed out"), "timed out"),
+    ],
 )
-def test_a_command_of_flower_that_fails(project, flwr, script):
-    """It may say so in JSON with exit code 0, or in a box with another."""
+def test_a_superlink_that_refuses_is_told_in_its_words(project, control, problem, got):
     _, label = project
-    flwr(script)
-    with pytest.raises(PeerFailedError, match="flwr run failed") as caught:
+    control.answer = problem
+    with pytest.raises(PeerFailedError, match="the SuperLink refuses StartRun") as caught:
         deployment.submit(label, "train", "one")
-    assert caught.value.got == "not available"
+    assert caught.value.got == got
     assert caught.value.exit_code == 3
-    assert "vfl superlink" in caught.value.fix
+    assert "vfl up" in caught.value.fix
 
 
-def test_a_command_of_flower_that_fails_without_a_word(project, flwr):
+def test_a_run_is_submitted_with_the_bundle_and_what_it_is_for(project, control):
     _, label = project
-    flwr("exit 7")
-    with pytest.raises(PeerFailedError) as caught:
-        deployment.submit(label, "train", "one")
-    assert caught.value.got == "exit 7"
+    assert deployment.submit(label, "train", "one", ["codec=none"], {"resume": True}) == 1
+    ((what, request), _) = control.asked
+    assert what == "StartRun"
+    config = request.override_config
+    asked = {name: getattr(config[name], config[name].WhichOneof("scalar")) for name in config}
+    assert asked == {"mode": "train", "run": "one", "overrides": '["codec=none"]', "resume": True}
+    check_bundle(request.fab.content, ["vfl"])
+    assert request.fab.hash_str == hashlib.sha256(request.fab.content).hexdigest()
+    assert not request.HasField("override_federation_config")
 
 
-def test_keys_are_registered_under_their_names(project, flwr, tmp_path):
+def test_a_simulation_is_submitted_with_its_size(project, control):
     _, label = project
-    flwr("""echo '{"success": true, "node-id": "1"}'""")
+    deployment.submit(label, "train", "one", federation="num-supernodes=3")
+    assert control.asked[0][1].override_federation_config.num_supernodes == 3
+
+
+def test_a_run_has_a_state_and_a_log(project, control):
+    _, label = project
+    running = SimpleNamespace(status="running", sub_status="")
+    control.answer = SimpleNamespace(run_dict={7: SimpleNamespace(status=running)})
+    assert deployment.run_state(label, 7) == "running"
+    ended = SimpleNamespace(status="finished", sub_status="failed")
+    control.answer = SimpleNamespace(run_dict={7: SimpleNamespace(status=ended)})
+    assert deployment.run_state(label, 7) == "finished:failed"
+    control.answer = iter([SimpleNamespace(log_output="one\n"), None])
+    assert deployment.run_log(label, 7) == "one\n"
+
+
+def test_keys_are_registered_under_their_names(project, control):
+    _, label = project
     assert deployment.register_nodes(label) == ["bank"]
-    asked = (tmp_path / "asked").read_text().split()
-    assert asked[:3] == ["supernode", "register", str(label.keys / "bank.pub")]
-    assert asked[asked.index("--name") + 1] == "bank"
+    ((what, request), _) = control.asked
+    assert (what, request.name) == ("RegisterNode", "bank")
+    assert request.public_key == public_key_bytes((label.keys / "bank.pub").read_bytes())
 
 
-def test_a_partys_new_key_takes_the_place_of_the_old_one(project, flwr, tmp_path):
+def test_a_partys_new_key_takes_the_place_of_the_old_one(project, control, tmp_path):
     _, label = project
-    flwr("""echo '{"success": true, "node-id": "17"}'""")
     deployment.register_nodes(label)
     assert deployment.register_nodes(label) == ["bank"]  # this SuperLink knows no key twice
-    assert "unregister" not in (tmp_path / "asked").read_text()
+    assert "UnregisterNode" not in control.calls()
     renew_node_key(tmp_path / "node.key", label.keys / "bank.pub")
     assert deployment.register_nodes(label) == ["bank"]
-    asked = [line.split()[1:3] for line in (tmp_path / "asked").read_text().splitlines()]
-    assert asked[2:] == [["unregister", "17"], ["register", str(label.keys / "bank.pub")]]
+    assert control.calls()[2:] == ["UnregisterNode", "RegisterNode"]
+    assert control.asked[4][1].node_id == 17
 
 
-def test_an_old_key_that_cannot_be_taken_back_is_told(project, flwr):
+def test_an_old_key_that_cannot_be_taken_back_is_told(project, control):
     _, label = project
-    flwr("""echo '{"success": true, "node-id": "17"}'""")
     deployment.register_nodes(label)
     renew_node_key(label.path / "node.key", label.keys / "bank.pub")
-    flwr(f"cat <<'E'\n{UNAVAILABLE}\nE")
+    control.answer = refused(500, "")
     with pytest.raises(PeerFailedError):
         deployment.register_nodes(label)
 
 
-def test_a_new_superlink_knows_nobody(project, flwr, commands):
+def test_a_new_superlink_knows_nobody(project, control, commands):
     _, label = project
-    flwr("""echo '{"success": true, "node-id": "17"}'""")
     deployment.register_nodes(label)
     deployment.start_superlink(label)
     assert not (label.state / "nodes.json").exists()
 
 
-def test_a_superlink_that_starts_again_knows_its_keys(project, flwr):
+def test_a_superlink_that_starts_again_knows_its_keys(project, control):
     _, label = project
-    known = '{"success": false, "error-message": "[code: 23] Public key already in use."}'
-    flwr(f"echo '{known}'")
+    control.answer = refused(409, '{"code": 23, "detail": "Public key already in use."}')
     assert deployment.register_nodes(label) == []
 
 
 @pytest.mark.parametrize(
     "name", ["node-x", "Bank", "label", "bank shop", "\x1b[2J", ".hidden", "-x"]
 )
-def test_a_key_under_no_partys_name_is_not_registered(project, flwr, tmp_path, name):
+def test_a_key_under_no_partys_name_is_not_registered(project, control, tmp_path, name):
     _, label = project
-    flwr("""echo '{"success": true, "node-id": "17"}'""")
     renew_node_key(tmp_path / "node.key", label.keys / f"{name}.pub")
     with pytest.raises(UserError, match="one key a party") as caught:
         deployment.register_nodes(label)
     assert caught.value.want == "bank.pub"
     assert "\x1b" not in str(caught.value)
-    assert not (tmp_path / "asked").exists()
+    assert control.asked == []
 
 
-def test_one_key_under_two_names_and_no_key_are_told_together(project, flwr, tmp_path):
+def test_one_key_under_two_names_and_no_key_are_told_together(project, control):
     _, label = project
     text = (label.app / "experiment.toml").read_text()
     text = text.replace("[parties.bank]", "[parties.shop]\nwidth = 16\n\n[parties.bank]")
@@ -328,7 +369,6 @@ def test_one_key_under_two_names_and_no_key_are_told_together(project, flwr, tmp
     key = (label.keys / "bank.pub").read_text().split()
     (label.keys / "shop.pub").write_text(f"{key[0]} {key[1]} another comment\n")
     (label.keys / "third.pub").write_text("no key")
-    flwr("""echo '{"success": true, "node-id": "17"}'""")
     with pytest.raises(UserError) as caught:
         deployment.register_nodes(label)
     for told in (
@@ -337,14 +377,12 @@ def test_one_key_under_two_names_and_no_key_are_told_together(project, flwr, tmp
         "third.pub: this is no public key of a SuperNode",
     ):
         assert told in caught.value.what
-    assert not (tmp_path / "asked").exists()
+    assert control.asked == []
 
 
-def test_a_party_without_a_key_file_loses_its_registration(project, flwr, tmp_path):
+def test_a_party_without_a_key_file_loses_its_registration(project, control):
     _, label = project
-    flwr("""echo '{"success": true, "node-id": "17"}'""")
     deployment.register_nodes(label)
     (label.keys / "bank.pub").unlink()
     assert deployment.register_nodes(label) == []
-    asked = [line.split()[1:3] for line in (tmp_path / "asked").read_text().splitlines()]
-    assert asked[1:] == [["unregister", "17"]]
+    assert control.calls()[1:] == ["UnregisterNode"]

@@ -14,7 +14,7 @@ HOME = "FLWR_HOME"
 
 @dataclass(frozen=True)
 class Process:
-    """One running process: its id, its command line, and the folder Flower keeps files in."""
+    """One running process: its id, name and command line, and the folder Flower keeps files in."""
 
     pid: int
     command: str
@@ -28,12 +28,15 @@ def running(mark):
         try:
             status = entry.joinpath("stat").read_text().rpartition(")")[2].split()[0]
             command = entry.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            name = entry.joinpath("comm").read_text().strip()  # a fork of a worker has its own
             pairs = entry.joinpath("environ").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue  # it has just ended, or is not ours
         variables = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
         if status != "Z" and variables.get(MARK) == str(mark):
-            found.append(Process(int(entry.name), command, Path(variables.get(HOME, ""))))
+            found.append(
+                Process(int(entry.name), f"{name} {command}", Path(variables.get(HOME, "")))
+            )
     return found
 
 

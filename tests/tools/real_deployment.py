@@ -1,4 +1,4 @@
-"""A deployment of real commands: `vfl superlink`, `vfl supernode` and `vfl train`."""
+"""A deployment of real commands: `vfl up` at every party and `vfl train`."""
 
 import os
 import signal
@@ -33,6 +33,14 @@ class Command:
     @property
     def pid(self):
         return self._process.pid
+
+    def poll(self):
+        return self._process.poll()
+
+    def resident_bytes(self):
+        """Memory of its own process; 0 once that has ended."""
+        status = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return sum(1024 * int(line.split()[1]) for line in status if line.startswith("VmRSS"))
 
     def said(self):
         return self.log.read_text(errors="replace")
@@ -88,12 +96,12 @@ class Deployment:
 
     def start_superlink(self):
         before = len(self.superlink.said()) if self.superlink else 0
-        self.superlink = self.command("superlink", "superlink", self.folder)
+        self.superlink = self.command("superlink", "up", self.folder)
         self.superlink.wait_for("listens on", after=before)
 
     def start_supernode(self, side):
         file = self.folder / side / "party.toml"
-        self.nodes[side] = self.command(f"supernode-{side}", "supernode", file)
+        self.nodes[side] = self.command(f"supernode-{side}", "up", file)
 
     def train(self, *settings, resume=None):
         options = [part for text in settings for part in ("-s", text)]

@@ -41,8 +41,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "compress": study.compress,
     },
     "Run a party": {
-        "superlink": federation.superlink,
-        "supernode": federation.supernode,
+        "up": federation.up,
         "sessions": federation.sessions,
         "renew": federation.renew,
     },
@@ -52,6 +51,9 @@ for _panel, _commands in _PANELS.items():
     for _name, _command in _commands.items():
         app.command(_name, rich_help_panel=_panel)(_command)
 app.command("grid-worker", hidden=True)(study.worker)
+app.command("party-worker", hidden=True)(federation.worker)
+for _former in (federation.superlink, federation.supernode):
+    app.command(_former.__name__, hidden=True)(_former)
 
 
 def _print_version(asked: bool) -> None:

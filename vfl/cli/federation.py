@@ -1,10 +1,12 @@
-"""``vfl superlink``, ``supernode``, ``sessions`` and ``renew``: what a party runs and keeps."""
+"""``vfl up``, ``sessions`` and ``renew``: what a party runs and keeps."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,31 +14,63 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vfl.cli.output import Json, OwnFile, emit, say
-from vfl.core.errors import LostPeerError
+from vfl.core.errors import LostPeerError, RenamedWarning
 from vfl.core.ledger import size
 
 if TYPE_CHECKING:
     from vfl.config import PartyFile
     from vfl.federation.processes import Service
+    from vfl.federation.project import LabelFolder
     from vfl.session.ledger import Entry
 
 _LOOK_EVERY_S = 0.2
 _OURS = re.compile(r"vfl: |error\[V|  (where|got  |want |try  |more ) ")
 
 
-def superlink(
-    project: Annotated[
-        Path, typer.Argument(metavar="PROJECT", help="The project, or its label folder.")
+def up(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PROJECT|party.toml",
+            help="The project, or its label folder; or a feature party's own file.",
+        ),
     ] = Path(),
 ) -> None:
-    """Run the label party's SuperLink until it is interrupted; registers the parties' keys.
+    """Run a party until it is interrupted: its service of Flower, and a worker that stands by.
 
-    PROJECT is the folder that `vfl init` wrote, or the label folder in it.
+    The label party, PROJECT: the SuperLink; registers the parties' keys. A feature party or one
+    that deals, party.toml: the SuperNode, which is started again when it ends. What vfl says of
+    sessions is shown here. Meanwhile train, evaluate and predict begin at once.
     """
-    from vfl.federation import deployment
     from vfl.federation.project import LabelFolder
 
-    label = LabelFolder.find(project)
+    folder, file = (path, path / "party.toml") if path.is_dir() else (path.parent, path)
+    if (folder / "app").is_dir() or (path.is_dir() and not file.exists()):
+        _run_superlink(LabelFolder.find(folder))
+    else:
+        _run_supernode(file)
+
+
+def superlink(project: Annotated[Path, typer.Argument(metavar="PROJECT")] = Path()) -> None:
+    """Former name of `vfl up PROJECT`."""
+    _renamed("superlink PROJECT", "up PROJECT")
+    up(project)
+
+
+def supernode(party_file: OwnFile) -> None:
+    """Former name of `vfl up party.toml`."""
+    _renamed("supernode party.toml", "up party.toml")
+    up(party_file)
+
+
+def _renamed(former: str, today: str) -> None:
+    message = f"the command 'vfl {former}' is called 'vfl {today}' now"
+    warnings.warn(message, RenamedWarning, stacklevel=3)
+
+
+def _run_superlink(label: LabelFolder) -> None:
+    from vfl.federation import deployment
+
     for warning in label.certificate_warnings():
         say(warning)
     say("starting the SuperLink")
@@ -55,13 +89,8 @@ def superlink(
         service.stop()
 
 
-def supernode(
-    party_file: OwnFile,
-) -> None:
-    """Run a feature party's SuperNode until it is interrupted; tells of each session.
-
-    One that ends by itself is started again; what waiting does not mend ends the command.
-    """
+def _run_supernode(party_file: Path) -> None:
+    """One that ends by itself is started again; what waiting does not mend ends the command."""
     from vfl.config import read_party_file
     from vfl.federation import deployment
     from vfl.federation.processes import supervise
@@ -151,8 +180,8 @@ def renew(
         renew_node_key(private, public)
         say(f"wrote {private} and {public}")
         say(f"send {public.name} to the label party, for its folder keys")
-        say("when its vfl superlink was restarted with it, the old key is worth nothing any more:")
-        say("restart vfl supernode then")
+        say("when its vfl up was restarted with it, the old key is worth nothing any more:")
+        say("restart vfl up then")
         return
     if identity:
         raise typer.BadParameter("only a feature party has one", param_hint="--identity")
@@ -160,11 +189,33 @@ def renew(
     if authority:
         replace_authority(certificates)
         say(f"{certificates / 'ca.pem'} trusts a new authority and the old one")
-        say("give it to every party as its ca.pem, and let them restart vfl supernode")
+        say("give it to every party as its ca.pem, and let them restart vfl up")
         say("when all have: vfl renew PROJECT")
     else:
         days = renew_server(certificates)
-        say(f"{certificates / 'server.pem'} is good for {days} days; restart vfl superlink")
+        say(f"{certificates / 'server.pem'} is good for {days} days; restart vfl up")
+
+
+def worker(
+    life: Annotated[int, typer.Argument(metavar="FD", help="A pipe that closes with the service.")],
+) -> None:
+    """Stand ready for a party's sessions; its services start it."""
+    from vfl.cli import main
+    from vfl.federation import programs, workers
+
+    of_flower = {"flwr-clientapp": programs.clientapp, "flwr-serverapp": programs.serverapp}
+    name = os.environ[programs.WORKER_VARIABLE]
+    allowed = {name: of_flower[name], "vfl": main}
+    workers.stand(allowed, workers.PRELOADED[name], life)
+
+
+def hand_over(path: Path) -> None:
+    """End with this very command's exit code if the label party's standing worker runs it."""
+    from vfl.federation import workers
+
+    code = workers.hand_over(path, sys.argv[1:])
+    if code is not None:
+        raise typer.Exit(code)
 
 
 def _follow(service: Service) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from vfl.cli.federation import hand_over
 from vfl.cli.output import (
     Device,
     Download,
@@ -123,6 +124,7 @@ def report(
 
 
 def _on_the_federation(project: Path, settings: list[str], resume: Path | None) -> Path:
+    hand_over(project)
     from vfl.config import read_party_file
     from vfl.config.run_folder import new_run_name
     from vfl.experiments.plan import check_public
@@ -160,6 +162,7 @@ def _ask(run: Path, mode: Literal["evaluate", "predict"], device: str) -> Path:
 
     folder = RunFolder.open(run)
     if folder.mode == "federated":
+        hand_over(run)
         from vfl.training import federated
 
         return federated.run_session(federated.label_folder_of(run), mode, run.resolve().name)

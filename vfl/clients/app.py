@@ -86,7 +86,7 @@ def _own_file(context: Context, asked: SessionMessage) -> PartyFile:
         raise ConfigError(
             "this SuperNode does not know its party's file",
             want="--node-config 'party-file=\"/path/to/party.toml\"'",
-            fix="start it with: vfl supernode PARTY.toml",
+            fix="start it with: vfl up party.toml",
         )
     name = asked.terms.peers[int(position)]
     return read_party_file(Path(str(folder)) / name / "party.toml")

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-import tomli_w
 
 from vfl.config import PartyFile
 from vfl.config.party_file import tidy_store
@@ -24,20 +23,19 @@ from vfl.core.errors import (
     PeerFailedError,
     UserError,
 )
-from vfl.core.storage import read_json, sweep, write_json, write_text
+from vfl.core.storage import read_json, sweep, write_json
 from vfl.core.text import printable
 from vfl.federation import programs
-from vfl.federation.processes import Service, last_words
+from vfl.federation.processes import Service
 from vfl.federation.project import LabelFolder, node_parties
 from vfl.transport import check_not_expired, check_server, public_key_bytes
 
-CONNECTION = "vfl"
 _DATABASE = "superlink.db"
 #: Flower's node id and the digest of every party's registered key, by name.
 _NODES = "nodes.json"
 #: What a SuperNode says of the SuperLink's answer to a key it does not know; then it tries again.
 _UNKNOWN_KEY = "403 Forbidden"
-_START_SUPERLINK = "is the SuperLink running? start it with: vfl superlink PROJECT"
+_START_SUPERLINK = "is the SuperLink running? start it with: vfl up PROJECT"
 
 
 def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service:
@@ -80,7 +78,6 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
     except LostPeerError:
         service.stop()
         raise
-    _write_connection(folder)
     return service
 
 
@@ -93,6 +90,9 @@ def register_nodes(folder: LabelFolder) -> list[str]:
         UserError: a file of keys/ is no party's of the experiment, or no key of its own; all are
             named, and nothing is registered.
     """
+    with _no_deprecations():
+        from flwr.proto.control_pb2 import RegisterNodeRequest, UnregisterNodeRequest
+
     new = []
     nodes_file = folder.state / _NODES
     nodes = read_json(nodes_file) if nodes_file.exists() else {}
@@ -100,16 +100,19 @@ def register_nodes(folder: LabelFolder) -> list[str]:
     digests = {name: hashlib.sha256(key.read_bytes()).hexdigest() for name, key in keys.items()}
     for name in sorted(nodes):  # first, so that no failure leaves them
         if nodes[name]["key"] != digests.get(name):
-            _node(folder, "unregister", nodes.pop(name)["node"])
+            old = int(nodes.pop(name)["node"])
+            _ask(folder, "UnregisterNode", UnregisterNodeRequest(node_id=old))
             write_json(nodes_file, nodes)
     for name, key in keys.items():
+        public = public_key_bytes(key.read_bytes()) or b""
         try:
-            answer = _node(folder, "register", str(key), "--name", name)
+            request = RegisterNodeRequest(public_key=public, name=name)
+            answer = _ask(folder, "RegisterNode", request)
         except PeerFailedError as problem:
             if "already in use" not in str(problem.got):
                 raise
         else:
-            nodes[name] = {"node": str(answer["node-id"]), "key": digests[name]}
+            nodes[name] = {"node": str(answer.node_id), "key": digests[name]}
             write_json(nodes_file, nodes)
             new.append(name)
     return new
@@ -206,58 +209,82 @@ def submit(
     overrides: Sequence[str] = (),
     extra: Mapping[str, str | bool] | None = None,
     federation: str = "",
-) -> str:
+) -> int:
     """Hand a run to the SuperLink; Flower's id of it."""
-    if not federation:
+    with _no_deprecations():
+        from flwr.cli.build import build_fab_from_disk
+        from flwr.common.config import parse_config_args
+        from flwr.common.serde import fab_to_proto, user_config_to_proto
+        from flwr.proto.control_pb2 import StartRunRequest
+        from flwr.supercore.fab import Fab
+        from flwr.supercore.utils import simulation_config_from_json
+
+        bundle = build_fab_from_disk(folder.app)
+    request = StartRunRequest()
+    if federation:
+        options = parse_config_args([federation])
+        simulated = {name.replace("-", "_"): value for name, value in options.items()}
+        request.override_federation_config.CopyFrom(simulation_config_from_json(simulated))
+    else:
         check_not_expired(folder.certificates / "server.pem")  # no party could connect
-    config = {"mode": mode, "run": run, "overrides": json.dumps(list(overrides)), **(extra or {})}
-    file = folder.state / "run.toml"
-    write_text(file, tomli_w.dumps(config))
-    options = ["--federation-config", federation] if federation else []
-    answer = _flower(
-        folder,
-        *("run", str(folder.app), CONNECTION, "--run-config", str(file), "--format", "json"),
-        *options,
-    )
-    return str(_json(answer)["run-id"])
+    config: dict[str, bool | float | int | str] = {"mode": mode, "run": run, **(extra or {})}
+    config["overrides"] = json.dumps(list(overrides))
+    for name, value in user_config_to_proto(config).items():
+        request.override_config[name].CopyFrom(value)
+    request.fab.CopyFrom(fab_to_proto(Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})))
+    return int(_ask(folder, "StartRun", request).run_id)
 
 
-def run_state(folder: LabelFolder, run_id: str) -> str:
+def run_state(folder: LabelFolder, run_id: int) -> str:
     """What Flower says of a run, such as ``running`` or ``finished:failed``."""
-    answer = _flower(folder, "list", CONNECTION, "--run-id", run_id, "--format", "json")
-    (entry,) = _json(answer)["runs"]
-    return str(entry["status"])
+    with _no_deprecations():
+        from flwr.proto.control_pb2 import ListRunsRequest
+
+    status = _ask(folder, "ListRuns", ListRunsRequest(run_id=run_id)).run_dict[run_id].status
+    return f"{status.status}:{status.sub_status}" if status.sub_status else str(status.status)
 
 
-def run_log(folder: LabelFolder, run_id: str) -> str:
+def run_log(folder: LabelFolder, run_id: int) -> str:
     """What the ServerApp printed."""
-    return _flower(folder, "log", run_id, CONNECTION, "--show")
+    with _no_deprecations():
+        from flwr.proto.control_pb2 import StreamLogsRequest
+
+    request = StreamLogsRequest(run_id=run_id, after_timestamp=0.0)
+    return str(_ask(folder, "StreamLogs", request).log_output)
 
 
-def _node(folder: LabelFolder, what: str, which: str, *options: str) -> Any:
-    command = ("supernode", what, which, CONNECTION, *options, "--format", "json")
-    return _json(_flower(folder, *command))
+def _ask(folder: LabelFolder, what: str, request: Any) -> Any:
+    """An answer of the Control API of the SuperLink that runs for a folder; the first of several.
 
+    Raises:
+        LostPeerError: none runs.
+        PeerFailedError: it refuses; in its own words.
+    """
+    import httpx
 
-def _flower(folder: LabelFolder, *arguments: str) -> str:
     _check_superlink(folder)
-    done = subprocess.run(
-        ["flwr", *arguments],
-        env=programs.caller_environment(folder.state),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    answer = _json(done.stdout) if "json" in arguments else {}
-    if done.returncode != 0 or answer.get("success") is False:  # flwr may fail with exit code 0
-        said = answer.get("error-message") or done.stderr or done.stdout
-        raise PeerFailedError(
-            f"flwr {arguments[0]} failed",
-            got=last_words(said) or f"exit {done.returncode}",
-            fix=_START_SUPERLINK,
-        )
-    return done.stdout
+    with _no_deprecations():
+        from flwr.supercore.error import FlowerError
+    with closing(programs.control_client(folder.state)) as client:
+        try:
+            answer = getattr(client, what)(request)
+            return next(answer) if isinstance(answer, Iterator) else answer
+        except httpx.HTTPError as problem:
+            reply = getattr(problem, "response", None)
+            told = None if reply is None else FlowerError.from_json(reply.text)
+            raise PeerFailedError(
+                f"the SuperLink refuses {what}",
+                got=printable(told.message if told else str(problem)),
+                fix=_START_SUPERLINK,
+            ) from None
+
+
+@contextmanager
+def _no_deprecations() -> Iterator[None]:
+    """Flower and what it imports use what other packages deprecate; no user can help that."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 def _check_superlink(folder: LabelFolder) -> None:
@@ -272,16 +299,3 @@ def _check_superlink(folder: LabelFolder) -> None:
     except LostPeerError as problem:
         problem.fix = _START_SUPERLINK
         raise
-
-
-def _json(text: str) -> Any:
-    start = text.find("{")
-    return json.loads(text[start:]) if start >= 0 else {}
-
-
-def _write_connection(folder: LabelFolder) -> None:
-    """Tell Flower's command line how to reach the SuperLink: by its local API."""
-    api = programs.local_api(folder.state)
-    connection = {"address": api.address, "root-certificates": str(api.ca)}
-    content = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
-    write_text(folder.state / "config.toml", tomli_w.dumps(content))

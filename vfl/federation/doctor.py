@@ -324,7 +324,7 @@ def superlink_here(address: str, bind_host: str, ca: Path) -> Iterator[Check]:
     """The label party's own SuperLink: its port is free, or it is ours that listens."""
     host, port = split_address(address)
     if port_is_free(bind_host or host, port):
-        yield Check("superlink port", "OK", f"{port} is free; vfl superlink will listen there")
+        yield Check("superlink port", "OK", f"{port} is free; vfl up will listen there")
         return
     local = "127.0.0.1" if bind_host in ("0.0.0.0", "::") else host
     try:

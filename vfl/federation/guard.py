@@ -11,6 +11,9 @@ guards before the application, each with a listening socket of its own:
 
 No decision looks at the address of the caller, so a proxy in front, a forwarded-for header or an
 IPv4 address in the form of IPv6 change nothing. Refusals come before the body is read.
+
+Flower's programs ask for work every few seconds, and a session would wait for that in several
+places. So a guard holds such a question until there may be work, see `Bell`.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import math
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -94,8 +98,56 @@ LOCAL_BODY_BYTES = 16 * 1024 * 1024
 #: Time for a whole body, and how many of one party are read at once; a SuperNode sends two.
 BODY_TIMEOUT_S = 30.0
 FLEET_BODIES_AT_ONCE = 8
+#: Questions for work, and requests that may bring some.
+_ASKING = {"/v1/runtime/acquire-task", "/v1/fleet/pull-messages"}
+_BRINGING = {"/v1/control/start-run", "/v1/runtime/push-messages", "/v1/runtime/push-object"}
+#: How long a question is held, and how long what comes in pieces may still be coming.
+HOLD_S = 2.0
+_PIECES_S = 0.03
 #: Who calls, as far as the headers prove it; None for whoever may not pass.
 Caller = Callable[[Scope], Awaitable[bytes | None]]
+
+
+class Bell:
+    """Rings when there may be work; one for all guards of a service.
+
+    Whoever asks is held until it rings, `HOLD_S` at most, and not at all if it has rung since the
+    same caller asked last.
+    """
+
+    def __init__(self) -> None:
+        self._rings = 0
+        self._heard: dict[object, int] = {}
+        self._ringing = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def ring(self) -> None:
+        """Let everybody ask who waits; from any thread."""
+        self._rings += 1
+        if self._loop:
+            with suppress(RuntimeError):  # the server has ended
+                self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._ringing.set()
+        self._ringing = asyncio.Event()
+
+    async def wait(self, caller: object, receive: Receive) -> bool:
+        """Hold a question; whether its caller is still there."""
+        self._loop = asyncio.get_running_loop()
+        gone = False
+        if self._heard.get(caller) == self._rings:
+            hung_up = asyncio.ensure_future(receive())
+            rung = asyncio.ensure_future(self._ringing.wait())
+            first = asyncio.FIRST_COMPLETED
+            await asyncio.wait([hung_up, rung], timeout=HOLD_S, return_when=first)
+            gone = hung_up.done()
+            for waiting in (hung_up, rung):
+                waiting.cancel()
+            if rung.done() and not gone:
+                await asyncio.sleep(_PIECES_S)
+        self._heard[caller] = self._rings
+        return not gone
 
 
 class Guard:
@@ -108,6 +160,7 @@ class Guard:
         caller: who calls.
         acceptable: whether the body says what its sender may say.
         bodies_at_once: of one caller.
+        bell: what questions for work are held for; without one they go through at once.
     """
 
     def __init__(
@@ -118,6 +171,7 @@ class Guard:
         caller: Caller,
         acceptable: Acceptable,
         bodies_at_once: float = math.inf,
+        bell: Bell | None = None,
     ) -> None:
         self._application = application
         self._routes = routes
@@ -126,6 +180,7 @@ class Guard:
         self._acceptable = acceptable
         self._bodies_at_once = bodies_at_once
         self._reading: Counter[bytes] = Counter()
+        self._bell = bell
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one connection's event scope, as ASGI wants."""
@@ -155,7 +210,13 @@ class Guard:
             return None
         if not self._acceptable(scope["path"], body):
             return await _refuse(send, 403)
+        path, bell = scope["path"], self._bell
+        if bell and path in _ASKING and not await bell.wait((caller, path), receive):
+            return None  # whoever hung up must be handed no work
         await self._application(scope, _replayed(body, receive), send)
+        if bell and path in _BRINGING:
+            bell.ring()
+        return None
 
     def _has_route(self, scope: Scope) -> bool:
         # The raw path, too: a path that needed decoding is none of ours, whatever it decodes to.
@@ -181,7 +242,10 @@ class _TooLargeError(Exception):
 
 
 def network_guard(
-    application: Application, is_registered: IsRegistered, acceptable: Acceptable
+    application: Application,
+    is_registered: IsRegistered,
+    acceptable: Acceptable,
+    bell: Bell | None = None,
 ) -> Guard:
     """The guard that other machines meet: Fleet, for registered SuperNodes.
 
@@ -192,6 +256,7 @@ def network_guard(
         application: Flower's.
         is_registered: whether a SuperNode with a public key is registered.
         acceptable: whether the body of a request may reach the application.
+        bell: see `Guard`.
     """
 
     async def caller(scope: Scope) -> bytes | None:
@@ -206,7 +271,7 @@ def network_guard(
         return key if await asyncio.to_thread(_is_signed, key, signed, signature) else None
 
     limits = FLEET_ROUTES, FLEET_BODY_BYTES
-    return Guard(application, *limits, caller, acceptable, FLEET_BODIES_AT_ONCE)
+    return Guard(application, *limits, caller, acceptable, FLEET_BODIES_AT_ONCE, bell)
 
 
 def _is_signed(key: bytes, signed: bytes, signature: bytes) -> bool:
@@ -227,6 +292,7 @@ def local_guard(
     routes: frozenset[str],
     secret: str,
     acceptable: Acceptable = lambda path, body: True,
+    bell: Bell | None = None,
 ) -> Guard:
     """A guard on the loopback, for whoever knows the secret of this start.
 
@@ -235,13 +301,14 @@ def local_guard(
         routes: exact paths.
         secret: what the header must hold; other users of the machine do not know it.
         acceptable: whether the body of a request may reach the application.
+        bell: see `Guard`.
     """
 
     async def caller(scope: Scope) -> bytes | None:
         shown = _header(scope, SECRET_HEADER)
         return b"owner" if hmac.compare_digest(shown, secret.encode()) else None
 
-    return Guard(application, routes, LOCAL_BODY_BYTES, caller, acceptable)
+    return Guard(application, routes, LOCAL_BODY_BYTES, caller, acceptable, bell=bell)
 
 
 def _header(scope: Scope, name: str) -> bytes:

@@ -5,7 +5,7 @@ first on the PATH of a service; each calls a function of this file, which change
 is wanted of Flower and goes on with Flower's own program:
 
 - `superlink`, `supernode`: what listens is a guard of `vfl.federation.guard`
-- `superexec`, `flwr`: requests carry the local secret
+- `superexec`: requests carry the local secret, and sessions are forks of a standing worker
 - `serverapp`, `clientapp`, `simulation`: the same, and only an accepted bundle is unpacked
 - `refuse`: every other program by which Flower runs code
 
@@ -24,8 +24,11 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,9 +41,11 @@ from vfl.federation.guard import (
     CONTROL_ROUTES,
     RUNTIME_ROUTES,
     SECRET_HEADER,
+    Bell,
     local_guard,
     network_guard,
 )
+from vfl.federation.workers import Standing
 from vfl.transport import session_certificate
 from vfl.transport.stream import listen
 
@@ -49,9 +54,13 @@ PARTY_FILE_VARIABLE = "VFL_PARTY_FILE"
 LOCAL_API_VARIABLE = "VFL_LOCAL_API"
 #: host:port of the SuperLink's network port; empty for a simulation, which has none.
 NETWORK_VARIABLE = "VFL_NETWORK_ADDRESS"
+#: Which program of Flower the service's standing worker runs; without it none stands.
+WORKER_VARIABLE = "VFL_STANDING_WORKER"
 #: A service prints it once all its ports are open.
 READY = "vfl: all ports are open"
 
+#: Between a program's questions for work, and between a SuperNode's looks for a reply.
+POLL_S = 0.1
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -62,7 +71,12 @@ _QUIET = {
     # One thread a process: two parties and a label party share a small machine, and weights are
     # equal bit for bit only where sums are added in the same order.
     "OMP_NUM_THREADS": "1",
+    # The guard holds questions for work until there is some, so they may follow each other.
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(POLL_S),
 }
+_AGAIN_S = 1.0
+#: How long a ServerApp waits at its end for its last lines to reach the SuperLink.
+_LAST_LINES_S = 0.5
 #: Each would open one more port of Flower's, without a guard before it.
 _UNGUARDED = {"FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"}
 HOST = "127.0.0.1"
@@ -70,7 +84,6 @@ _SECRET_BYTES = 32
 #: The service restarts long before.
 _DAYS = 3650.0
 _PROGRAMS = {
-    "flwr": "flwr",
     "flower-superexec": "superexec",
     "flower-superlink": "superlink",
     "flower-supernode": "supernode",
@@ -116,21 +129,25 @@ def superlink_environment(state: Path, party_file: Path, network_address: str) -
         network_address: host:port that SuperNodes connect to; empty for a simulation.
     """
     own = {PARTY_FILE_VARIABLE: str(party_file.resolve()), NETWORK_VARIABLE: network_address}
+    own[WORKER_VARIABLE] = _stands_for("flwr-serverapp") if network_address else ""
     _write_programs(state, _OF_SUPERLINK)
-    return caller_environment(state) | own
+    return _service_environment(state) | own
 
 
 def supernode_environment(state: Path, party_file: Path) -> dict[str, str]:
     """What a SuperNode runs in; see `superlink_environment`."""
     _write_programs(state, _OF_SUPERNODE)
-    return caller_environment(state) | {PARTY_FILE_VARIABLE: str(party_file.resolve())}
+    own = {PARTY_FILE_VARIABLE: str(party_file.resolve())}
+    own[WORKER_VARIABLE] = _stands_for("flwr-clientapp")
+    return _service_environment(state) | own
 
 
-def caller_environment(state: Path) -> dict[str, str]:
-    """What Flower's command line runs in, to talk to the SuperLink of a folder.
+def _stands_for(program: str) -> str:
+    return program if sys.platform == "linux" else ""
 
-    Our programs are found first, and they find the local API.
-    """
+
+def _service_environment(state: Path) -> dict[str, str]:
+    """Our programs are found first, and they find the local API."""
     environment = flower_environment(state)
     return environment | {
         "PATH": f"{(state / 'bin').resolve()}{os.pathsep}{environment['PATH']}",
@@ -204,7 +221,7 @@ class LocalApi:
             raise LostPeerError(
                 "this service of Flower does not run here",
                 where=str(self.folder),
-                fix="start it with: vfl superlink PROJECT, or vfl supernode PARTY.toml",
+                fix="start it with: vfl up PROJECT, or vfl up party.toml",
             ) from None
 
     @property
@@ -245,22 +262,22 @@ async def _serve_superlink(
     app: Any, options: Mapping[str, Any], api: LocalApi, listeners: Sequence[Any]
 ) -> None:
     """Serve Flower's application at both ports until a signal comes."""
-    routes = CONTROL_ROUTES | RUNTIME_ROUTES
-    local = local_guard(app, routes, api.secret, _registers_by_name)
+    routes, bell = CONTROL_ROUTES | RUNTIME_ROUTES, Bell()
+    local = local_guard(app, routes, api.secret, _registers_by_name, bell)
     servers = [_server(local, options, api.certificate, api.key)]
     if len(listeners) > 1:
-        network = network_guard(app, _registered(app), _names_its_sender)
+        network = network_guard(app, _registered(app), _names_its_sender, bell)
         files = Path(options["ssl_certfile"]), Path(options["ssl_keyfile"])
         servers.append(_server(network, options, *files, lifespan="off"))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, _stop, servers)
+        loop.add_signal_handler(number, _stop, servers, bell)
     tasks = []
     for server, listener in zip(servers, reversed(listeners), strict=True):
         tasks.append(asyncio.create_task(server.serve(sockets=[listener])))
         while not server.started:
             if tasks[-1].done():  # it ended before it began, with the reason if it has one
-                _stop(servers)
+                _stop(servers, bell)
                 await tasks[-1]
                 sys.exit(1)
             await asyncio.sleep(0.01)
@@ -268,7 +285,7 @@ async def _serve_superlink(
     _start_superexec(api)
     print(READY, flush=True)
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    _stop(servers)  # one port alone is of no use
+    _stop(servers, bell)  # one port alone is of no use
     await asyncio.gather(*tasks)
 
 
@@ -298,9 +315,10 @@ def _server(
     )
 
 
-def _stop(servers: Sequence[Any]) -> None:
+def _stop(servers: Sequence[Any], bell: Bell) -> None:
     for server in servers:
         server.should_exit = True
+    bell.ring()  # a server ends when it has answered
 
 
 def _registered(app: Any) -> Callable[[bytes], Any]:
@@ -346,15 +364,26 @@ def supernode() -> None:
     with _printed_errors():
         names = ("uvicorn", "start_client_internal", "flower_supernode")
         command = _module("flwr.supernode.cli.flower_supernode", *names)
+        internal = _module("flwr.supernode.start_client_internal", "time")
         api = LocalApi.begin(Path(os.environ[LOCAL_API_VARIABLE]))
     sys.argv += ["--isolation", "process"]
     sys.argv += ["--superexec-auth-secret-file", str(api.superexec_secret)]
     sys.argv += ["--ssl-ca-certfile", str(api.ca)]
     sys.argv += ["--ssl-certfile", str(api.certificate), "--ssl-keyfile", str(api.key)]
-    uvicorn, start = command.uvicorn, command.start_client_internal
+    uvicorn, start, bell = command.uvicorn, command.start_client_internal, Bell()
+
+    waited = 0.0
+
+    def sleep(seconds: float) -> None:
+        """Flower's loop waits long for a message, and then shortly for its reply."""
+        nonlocal waited
+        if seconds < waited:
+            bell.ring()  # the message is where the guard's callers find it
+        waited = seconds
+        time.sleep(min(seconds, POLL_S))
 
     def configure(app: Any, **options: Any) -> Any:
-        guard = local_guard(app, RUNTIME_ROUTES, api.secret)
+        guard = local_guard(app, RUNTIME_ROUTES, api.secret, bell=bell)
         api.listens_on(options["port"])
         return uvicorn.Config(guard, **options, proxy_headers=False, server_header=False)
 
@@ -364,6 +393,7 @@ def supernode() -> None:
 
     command.uvicorn = SimpleNamespace(Config=configure, Server=uvicorn.Server)
     command.start_client_internal = start_with_superexec
+    internal.time = SimpleNamespace(sleep=sleep)
     command.flower_supernode()
 
 
@@ -372,31 +402,42 @@ def _start_superexec(api: LocalApi) -> None:
 
     In a session of its own, as Flower starts it: a terminal's Ctrl+C is for the service, and Linux
     shares a busy machine between sessions, where the low priority of Ray's workers would starve
-    them beside whatever else the caller runs.
+    them beside whatever else the caller runs. One that dies is started again.
     """
     command = ["flower-superexec", "--runtime-api-address", api.address]
     command += ["--root-certificates", str(api.ca), "--parent-pid", str(os.getpid())]
     command += ["--superexec-auth-secret-file", str(api.superexec_secret)]
-    subprocess.Popen(command, start_new_session=True)
+
+    def keep() -> None:
+        while True:
+            code = subprocess.Popen(command, start_new_session=True).wait()
+            time.sleep(_AGAIN_S)  # by then a service that ends has taken this thread along
+            print(f"vfl: SuperExec ended (exit {code}); starting it again", flush=True)
+
+    threading.Thread(target=keep, daemon=True).start()
 
 
 # --- programs that call a service ---------------------------------------------------------------
 
 
-def flwr() -> None:
-    """Flower's command line, with the secret of the SuperLink it talks to."""
-    _show_secret()
-    _module("flwr.cli.app", "app").app()
-
-
 def superexec() -> None:
-    """Flower's SuperExec, with the secret of its service."""
+    """Flower's SuperExec, with the secret of its service and a standing worker."""
     _show_secret()
+    name = "flwr.supercore.superexec.executor.subprocess_executor"
+    if program := os.environ.get(WORKER_VARIABLE):
+        executor = _module(name, "subprocess", "SubprocessExecutor")
+        command = [sys.executable, "-P", "-m", "vfl", "party-worker"]
+        worker = Standing(Path(os.environ[LOCAL_API_VARIABLE]), program, command)
+        executor.subprocess = SimpleNamespace(Popen=worker.popen, DEVNULL=subprocess.DEVNULL)
+        executor.SubprocessExecutor.reconcile = lambda executor: worker.keep()
     _module("flwr.supercore.cli", "flower_superexec").flower_superexec()
 
 
 def serverapp() -> None:
     """Flower's ServerApp process, for a bundle the label party accepts."""
+    with _printed_errors():
+        runtime = _module("flwr.superlink.runtime.run_serverapp", "flush_logs")
+    runtime.flush_logs = partial(runtime.flush_logs, timeout=_LAST_LINES_S)
     _run_bundle("flwr.superlink.runtime.run_serverapp", "flwr.superlink.cli", "flwr_serverapp")
 
 
@@ -426,10 +467,27 @@ def _show_secret() -> None:
     def make_with_secret(self: Any, base_url: str, **options: Any) -> None:
         make(self, base_url, **options)
         if base_url == f"https://{api.address}":
-            self._client.headers[SECRET_HEADER] = api.secret
-            self._client.follow_redirects = False
+            _carry_secret(self, api)
 
     client.__init__ = make_with_secret
+
+
+def _carry_secret(client: Any, api: LocalApi) -> None:
+    client._client.headers[SECRET_HEADER] = api.secret
+    client._client.follow_redirects = False
+
+
+def control_client(state: Path) -> Any:
+    """Flower's client of a SuperLink's Control API, with its secret; to be closed.
+
+    Args:
+        state: the label party's folder for Flower.
+    """
+    api = local_api(state)
+    client = _module("flwr.supercore.control", "ControlHttpClient").ControlHttpClient
+    made = client.from_server_address(api.address, False, api.ca.read_bytes(), ())
+    _carry_secret(made, api)
+    return made
 
 
 def _run_bundle(runtime: str, command: str, function: str) -> None:

@@ -94,6 +94,6 @@ def _own_file(named: str) -> Path:
         raise ConfigError(
             "the label party's own file is not known",
             want=f"{PARTY_FILE_VARIABLE} in the environment of the SuperLink",
-            fix="start it with: vfl superlink PROJECT",
+            fix="start it with: vfl up PROJECT",
         )
     return Path(path)

@@ -17,7 +17,7 @@ from vfl.core.text import printable, printable_lines
 from vfl.federation import deployment
 from vfl.federation.project import LabelFolder
 
-_TICK_S = 0.2
+_TICK_S = 0.1
 _ASK_FLOWER_EVERY_S = 5.0
 _END_S = 20.0
 #: The line of a traceback that names what was raised.
@@ -138,15 +138,16 @@ def _record(line: str, run: Path) -> Any:
         raise RunFolderError("a line of this file is no record", where=where) from None
 
 
-def _wait_for_flower(folder: LabelFolder, run_id: str) -> None:
+def _wait_for_flower(folder: LabelFolder, run_id: int) -> None:
     """Let the run's own process end before anybody stops the SuperLink under it."""
     deadline = time.monotonic() + _END_S
     while time.monotonic() < deadline:
         if deployment.run_state(folder, run_id).startswith("finished"):
             return
+        time.sleep(_TICK_S)
 
 
-def _check_alive(folder: LabelFolder, run_id: str, outcomes: Sequence[Path]) -> None:
+def _check_alive(folder: LabelFolder, run_id: int, outcomes: Sequence[Path]) -> None:
     state = deployment.run_state(folder, run_id)
     if not state.startswith("finished") or any(path.exists() for path in outcomes):
         return

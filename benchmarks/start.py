@@ -1,0 +1,211 @@
+"""How long sessions take to begin on a federation whose parties stand, and what that costs idle.
+
+SuperLink, SuperNodes and their workers run on this machine, as `vfl up` starts them. Train,
+evaluate and predict are commands of their own, timed from their start: until every party is on the
+stream, which is just before the first exchange, and until the command ends. Beside them stand
+memory and CPU of each process of a party while nothing happens.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from os import sysconf
+from pathlib import Path
+from statistics import median
+
+from benchmarks import harness
+from vfl.config import read_party_file
+from vfl.core.errors import LostPeerError, UserError
+from vfl.federation import deployment, workers
+from vfl.federation.processes import Service, last_words
+from vfl.federation.project import LabelFolder
+from vfl.training import demo
+
+TURNS, IDLE_S = 5, 20.0
+_SIDES = ("left", "right")
+_LOOK_S = 0.01
+_PATIENCE_S = 120.0
+#: By then the processes of the last session have ended.
+_REST_S = 3.0
+_STAND_BY = "vfl: a worker stands by"
+
+
+@dataclass(frozen=True, slots=True)
+class StartRow:
+    """One measurement; what it did not measure is None.
+
+    Attributes:
+        what: a command, or a process of a party.
+        joined_s, end_s: median seconds until every party was there, and until the end.
+        resident_mb, own_mb: memory of an idle process in 10^6 bytes, and what no other shares.
+        cpu_percent: of one core, idle.
+    """
+
+    what: str
+    joined_s: float | None = None
+    end_s: float | None = None
+    resident_mb: float | None = None
+    own_mb: float | None = None
+    cpu_percent: float | None = None
+
+
+def bench_start(
+    turns: int = TURNS, idle_s: float = IDLE_S, say: Callable[[str], None] = harness.silent
+) -> list[StartRow]:
+    """Measure sessions of the demo's project, trained for one epoch.
+
+    Args:
+        turns: of each command.
+        idle_s: how long nothing happens.
+        say: told what is being done.
+
+    Raises:
+        UserError: a system that does not list its processes.
+        LostPeerError: something did not start, or a command failed.
+    """
+    if not sys.platform.startswith("linux"):
+        raise UserError("processes are measured under Linux only", got=sys.platform)
+    with tempfile.TemporaryDirectory() as name, ExitStack() as services:
+        folder = Path(name) / "project"
+        label = demo.write_demo(folder, ["train.epochs=1"])
+        say("starting the parties")
+        standing = list(_start(folder, label, services))
+        rows = []
+        times: dict[str, list[tuple[float, float]]] = {}
+        for turn in range(turns):
+            say(f"turn {turn + 1} of {turns}")
+            run = folder
+            for mode in ("train", "evaluate", "predict"):
+                times.setdefault(mode, []).append(_command(label, mode, run))
+                run = max((label.path / "store" / "runs").iterdir(), key=_changed)
+        for mode, each in times.items():
+            joined, ends = zip(*each, strict=True)
+            rows.append(StartRow(f"vfl {mode}", median(joined), median(ends)))
+        say(f"waiting for {idle_s:g} s")
+        return rows + _idle({service.name: service.pid for service in standing}, idle_s)
+
+
+def _start(folder: Path, label: LabelFolder, services: ExitStack) -> Iterator[Service]:
+    superlink = deployment.start_superlink(label)
+    services.callback(superlink.stop)
+    deployment.register_nodes(label)
+    started = [superlink]
+    for side in _SIDES:
+        file = folder / side / "party.toml"
+        started.append(deployment.start_supernode(read_party_file(file), file))
+        services.callback(started[-1].stop)
+    for service in started:
+        service.wait_for(_STAND_BY, _PATIENCE_S)
+        yield service
+
+
+def _changed(path: Path) -> float:
+    return path.stat().st_mtime
+
+
+def _command(label: LabelFolder, mode: str, path: Path) -> tuple[float, float]:
+    """Seconds until the parties were there, and until the command ended."""
+    notes = {file: file.read_text() for file in label.path.rglob("notes.txt")}
+    command = [sys.executable, "-m", "vfl", mode, str(path)]
+    began, joined = time.monotonic(), 0.0
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        while process.poll() is None:
+            if not joined:
+                new = (
+                    file.read_text().removeprefix(notes.get(file, ""))
+                    for file in label.path.rglob("notes.txt")
+                )
+                here = max((text.count(" is here:") for text in new), default=0)
+                joined = time.monotonic() - began if here == len(_SIDES) else 0.0
+            time.sleep(_LOOK_S)
+        ended = time.monotonic() - began
+        output.seek(0)
+        if process.returncode or not joined:
+            raise LostPeerError(f"vfl {mode} failed", got=last_words(output.read()))
+    return joined, ended
+
+
+def _idle(services: dict[str, int], seconds: float) -> list[StartRow]:
+    """Memory and CPU of services and of what they started, while nothing happens."""
+    time.sleep(_REST_S)
+    processes = {pid: name for name, top in services.items() for pid in _family(top)}
+    before = {pid: _cpu_s(pid) for pid in processes}
+    time.sleep(seconds)
+    return [
+        StartRow(
+            f"{name}{'' if pid == services[name] else ': ' + _called(pid)}",
+            resident_mb=_memory_mb(pid, "Rss"),
+            own_mb=_memory_mb(pid, "Private_Clean") + _memory_mb(pid, "Private_Dirty"),
+            cpu_percent=100 * (_cpu_s(pid) - before[pid]) / seconds,
+        )
+        for pid, name in processes.items()
+    ]
+
+
+def _family(pid: int) -> Iterator[int]:
+    yield pid
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in thread.read_text().split():
+            yield from _family(int(child))
+
+
+def _called(pid: int) -> str:
+    name = Path(f"/proc/{pid}/comm").read_text().strip()
+    return "its worker" if name == workers.NAME else "its SuperExec"
+
+
+def _memory_mb(pid: int, field: str) -> float:
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    found = re.search(rf"^{field}:\s+(\d+) kB$", text, re.MULTILINE)
+    assert found is not None, f"Linux tells {field}"
+    return 1024 * int(found[1]) / 1e6
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / sysconf("SC_CLK_TCK")
+
+
+def format_rows(rows: Sequence[StartRow]) -> str:
+    """The measurements for people."""
+    lines = [f"{'':<36}joined s   end s      MB  own MB   CPU %"]
+    for row in rows:
+        figures = (
+            f"{'-' if value is None else format(value, f'.{digits}f'):>8}"
+            for value, digits in (
+                (row.joined_s, 2),
+                (row.end_s, 2),
+                (row.resident_mb, 0),
+                (row.own_mb, 0),
+                (row.cpu_percent, 1),
+            )
+        )
+        lines.append(f"{row.what:<36}{''.join(figures)}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The command line."""
+    options = harness.parser(
+        "start", "How long sessions take to begin where parties stand, and their cost.", quick=True
+    )
+    options.add_argument("--turns", type=int, default=TURNS, help="of each command; %(default)s")
+
+    def run(asked: Namespace) -> list[StartRow]:
+        turns, idle_s = (1, 1.0) if asked.quick else (asked.turns, IDLE_S)
+        return bench_start(turns, idle_s, harness.say)
+
+    harness.run(options, run, format_rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,404 @@
+"""A party's standing worker: a process that has imported everything, and forks a child a session.
+
+Most of the time before a session's first exchange is the start of processes: Python, torch, Flower.
+So beside each service stands one process that has done this once. Whoever wants a program to run
+connects to its socket, and gets a fork of it that runs the program:
+
+- Flower's SuperExec, for the ClientApp or ServerApp of a session (`Standing`)
+- a command of the label party, for itself (`hand_over`)
+
+The socket lies in the folder of the local API (0700), and a caller of another user is not answered.
+Which programs there are is decided by who started the worker; each checks what it always checks, so
+a bundle is looked at before it is unpacked. A fork of a process with several threads may find a
+lock that nobody will release, so a worker that has more than one does not stand: programs start
+the long way then, as they do while it is not there. It stands under Linux alone, whose list of
+threads and whose word for who calls it needs.
+
+A caller sends the length of its request, its three standard files, and the request; one byte tells
+it whether the worker takes it, and a second one the exit code. What it sends meanwhile are signals.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from vfl.core.errors import LostPeerError
+from vfl.core.storage import PRIVATE_FILE, private_folder
+from vfl.core.version import VERSION
+
+Program = Callable[[], object]
+
+#: What a worker is called where processes are listed; its children are called as their programs.
+NAME = "vfl-worker"
+_SOCKET = "worker"
+_WAITING = 16
+_TAKEN, _NOT_TAKEN = b"+", b"-"
+_LENGTH_BYTES = 4
+_MOST_BYTES = 1 << 20
+#: A worker that has just begun answers when it has imported everything.
+_PATIENCE_S = 30.0
+#: A worker that dies at once must not keep a core busy with its starts.
+_RESTART_S = 5.0
+#: What a session needs, so that no child imports it; the rest is small.
+_APPS = (
+    "vfl.clients.app",
+    "vfl.server.app",
+    "pyarrow.dataset",
+    "pyarrow.pandas_compat",
+    "pyarrow.parquet",
+    "safetensors.torch",
+    "httpcore",
+)
+PRELOADED = {
+    "flwr-clientapp": ("flwr.supernode.runtime.run_clientapp", "flwr.supernode.cli", *_APPS),
+    "flwr-serverapp": (
+        "flwr.superlink.runtime.run_serverapp",
+        "flwr.superlink.cli",
+        "flwr.cli.build",
+        "flwr.supercore.control",
+        "sklearn.metrics",
+        "vfl.experiments.pages",
+        "vfl.experiments.plan",
+        "vfl.training.federated",
+        "vfl.training.specs",
+        *_APPS,
+    ),
+}
+#: Arrow's second allocator, which nobody uses, would have a thread.
+_ENVIRONMENT = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+_forked = False
+
+
+# --- whoever wants a program to run --------------------------------------------------------------
+
+
+class Standing:
+    """Keeps the worker of a service, and starts programs through it.
+
+    Args:
+        folder: of the service's local API.
+        program: the only one of Flower's that the worker runs.
+        command: starts the worker; its standard input is the socket it answers.
+    """
+
+    def __init__(self, folder: Path, program: str, command: Sequence[str]) -> None:
+        self._folder = folder
+        self._program = program
+        self._command = command
+        private_folder(folder)
+        self._listener = socket.socket(socket.AF_UNIX)
+        with _address(folder) as address:
+            Path(address).unlink(missing_ok=True)
+            self._listener.bind(address)
+            Path(address).chmod(PRIVATE_FILE)
+        self._listener.listen(_WAITING)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._life: int | None = None
+        self._others: list[subprocess.Popen[bytes]] = []
+        self._start()
+
+    def keep(self) -> None:
+        """Start the worker again if it has died. One that ended by itself cannot stand here."""
+        if self._process is None or (code := self._process.poll()) is None:
+            return
+        if code == 0:
+            self._process = None
+            self._listener.close()  # nobody waits for an answer in vain
+        elif monotonic() > self._started + _RESTART_S:
+            print(f"vfl: the standing worker ended (exit {code}); starting it again", flush=True)
+            self._start()
+
+    def popen(self, command: Sequence[str], **options: Any) -> None:
+        """Start a program and leave it alone; in the place of `subprocess.Popen`."""
+        if command[0] == self._program and self._process and self._process.poll() is None:
+            with open(os.devnull, "r+b") as nothing, _connected(self._folder) as connection:
+                files = (0, nothing.fileno(), nothing.fileno()) if options else (0, 1, 2)
+                if connection and _ask(connection, command, files, follows=False):
+                    return
+        self._others = [one for one in self._others if one.poll() is None]
+        self._others.append(subprocess.Popen(command, **options))
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id; None if none can stand here."""
+        return self._process.pid if self._process else None
+
+    def close(self) -> None:
+        """End the worker, and wait for what was started without it; its children go on."""
+        self._listener.close()
+        if self._life is not None:
+            os.close(self._life)
+        for process in filter(None, [self._process, *self._others]):
+            process.wait(_PATIENCE_S)
+
+    def _start(self) -> None:
+        self._started = monotonic()
+        life, other = os.pipe()  # the worker ends when this process does
+        os.set_inheritable(life, True)
+        self._process = subprocess.Popen(
+            [*self._command, str(life)],
+            stdin=self._listener.fileno(),
+            pass_fds=[life],
+            env={**os.environ, **_ENVIRONMENT},
+        )
+        os.close(life)
+        if self._life is not None:
+            os.close(self._life)
+        self._life = other
+
+
+def hand_over(path: Path, arguments: Sequence[str]) -> int | None:
+    """Let the label party's standing worker run a `vfl` command in this process's place.
+
+    Args:
+        path: a project, its label folder, or a run in its store.
+        arguments: of the command.
+
+    Returns:
+        The exit code; None if no worker takes it, and the caller has to run it itself.
+
+    Raises:
+        LostPeerError: the process that ran it died.
+    """
+    folder = _api_folder(path)
+    if _forked or folder is None:
+        return None
+    with _connected(folder) as connection:
+        if not connection or not _ask(connection, ["vfl", *arguments], (0, 1, 2), follows=True):
+            return None
+        connection.settimeout(None)
+        while True:
+            try:
+                code = connection.recv(1)
+                break
+            except (KeyboardInterrupt, SystemExit) as told:
+                interrupted = isinstance(told, KeyboardInterrupt)
+                with suppress(OSError):
+                    number = signal.SIGINT if interrupted else signal.SIGTERM
+                    connection.sendall(bytes([number]))
+    if not code:
+        raise LostPeerError(
+            "the process that ran this command ended",
+            where=str(folder / _SOCKET),
+            fix="run it again: a standing worker that died is started again",
+        )
+    return code[0]
+
+
+def _api_folder(path: Path) -> Path | None:
+    for place in (path, path / "label", *path.resolve().parents):
+        if (place / "app" / "experiment.toml").exists():
+            return place / "flower" / "local"
+    return None
+
+
+def _ask(
+    connection: socket.socket, arguments: Sequence[str], files: Sequence[int], *, follows: bool
+) -> bool:
+    """Ask for a program with these standard files; whether the worker runs it."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    try:
+        request = {
+            "of": _identity(),
+            "arguments": list(arguments),
+            "directory": os.getcwd(),
+            "environment": dict(os.environ),
+            "umask": umask,
+            "follows": follows,
+        }
+        text = json.dumps(request).encode()
+        socket.send_fds(connection, [len(text).to_bytes(_LENGTH_BYTES, "little")], list(files))
+        connection.sendall(text)
+        return connection.recv(1) == _TAKEN
+    except OSError:
+        return False
+
+
+@contextmanager
+def _connected(folder: Path) -> Iterator[socket.socket | None]:
+    """A connection to the worker that answers in a folder; None without one of this user."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_PATIENCE_S)
+        try:
+            with _address(folder) as address:
+                connection.connect(address)
+            ours = _is_ours(connection)
+        except OSError:
+            ours = False
+        yield connection if ours else None
+
+
+@contextmanager
+def _address(folder: Path) -> Iterator[str]:
+    """The socket's path, by the open folder: it may have 107 bytes."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{opened}/{_SOCKET}"
+    finally:
+        os.close(opened)
+
+
+def _is_ours(connection: socket.socket) -> bool:
+    """Whether the other end is of our user."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int.from_bytes(credentials[4:8], sys.byteorder) == os.getuid()
+
+
+def _identity() -> list[str]:
+    """What two processes share that run the same vfl."""
+    return [VERSION, sys.executable, __file__]
+
+
+# --- the worker ----------------------------------------------------------------------------------
+
+
+def stand(programs: Mapping[str, Program], preloaded: Sequence[str], life: int) -> None:
+    """Be a standing worker: import, then fork a child for each request until `life` closes.
+
+    Args:
+        programs: by name, what a caller may ask for.
+        preloaded: modules to import.
+        life: a pipe that closes with the process that keeps the worker.
+    """
+    for module in preloaded:
+        import_module(module)
+    _first_step()
+    listener = socket.socket(fileno=os.dup(0))
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
+        print(f"vfl: no worker stands here: it would have {threads} threads", flush=True)
+        return
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy what it only looks at
+    _give_back()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    _call_itself(NAME)
+    print("vfl: a worker stands by", flush=True)
+    while life not in select.select([listener.fileno(), life], [], [])[0]:
+        if connection := _fork_for_one(listener):
+            with connection:
+                _forked_child(listener, life)
+                _play(connection, programs)
+            return
+
+
+def _fork_for_one(listener: socket.socket) -> socket.socket | None:
+    """In a new child the connection of whoever asked; None in the worker itself."""
+    with suppress(OSError):  # no more files or processes: the caller hears nothing
+        connection, _ = listener.accept()
+        try:
+            if _is_ours(connection) and os.fork() == 0:
+                return connection.dup()
+        finally:
+            connection.close()
+    return None
+
+
+def _first_step() -> None:
+    """The first step of an optimiser imports half of torch."""
+    torch = import_module("torch")
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    torch.optim.Adam([parameter]).step()
+
+
+def _give_back() -> None:
+    """Return what imports allocated and freed to the operating system, where its C library can."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _forked_child(listener: socket.socket, life: int) -> None:
+    global _forked
+    _forked = True
+    listener.close()
+    os.close(life)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    import_module("numpy").random.seed()  # Python does this for `random` alone
+
+
+def _play(connection: socket.socket, programs: Mapping[str, Program]) -> None:
+    connection.settimeout(_PATIENCE_S)
+    head, files, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, 3)
+    for target, file in enumerate(files):
+        os.dup2(file, target)
+        os.close(file)
+    if not head:  # whoever asked is gone
+        return
+    request = _read(connection, int.from_bytes(head, "little"))
+    if request["of"] != _identity() or request["arguments"][0] not in programs:
+        connection.sendall(_NOT_TAKEN)
+        return
+    os.chdir(request["directory"])
+    os.umask(request["umask"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv = request["arguments"]
+    _call_itself(sys.argv[0])
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    connection.sendall(_TAKEN)  # whoever has given up meanwhile is gone, and nothing runs
+    if not request["follows"]:
+        connection.close()
+        programs[sys.argv[0]]()
+        return
+    connection.settimeout(None)
+    done = threading.Event()
+    threading.Thread(target=_pass_signals_on, args=(connection, done), daemon=True).start()
+    code = 1
+    try:
+        programs[sys.argv[0]]()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    finally:
+        done.set()
+        sys.stdout.flush()
+        with suppress(OSError):
+            connection.sendall(bytes([code & 0xFF]))
+
+
+def _read(connection: socket.socket, length: int) -> Any:
+    if length > _MOST_BYTES:
+        raise LostPeerError("a request to the standing worker is too long")
+    text = bytearray()
+    while len(text) < length:
+        piece = connection.recv(length - len(text))
+        if not piece:
+            raise LostPeerError("whoever asked the standing worker is gone")
+        text += piece
+    return json.loads(text)
+
+
+def _pass_signals_on(connection: socket.socket, done: threading.Event) -> None:
+    """What the caller's terminal tells the caller is for us; one that is gone wants nothing."""
+    number = signal.SIGINT
+    while number == signal.SIGINT:
+        number = signal.SIGTERM
+        with suppress(OSError, ValueError):
+            number = signal.Signals((connection.recv(1) or bytes([number]))[0])
+        if not done.is_set():
+            os.kill(os.getpid(), number)
+
+
+def _call_itself(name: str) -> None:
+    """What `ps` and `top` show."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
