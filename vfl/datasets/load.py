@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from vfl.core.errors import BadOptionError, DataError, MissingDataError
-from vfl.datasets.align import Ids, align, sort_by_id
+from vfl.datasets.alignment.join import Ids, align, sort_by_id
 from vfl.datasets.encode import Encoder, PictureEncoder, TableEncoder, encode_labels
 from vfl.datasets.files import column_names, read_table
 from vfl.datasets.named import read_bundled

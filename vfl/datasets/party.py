@@ -17,7 +17,7 @@ from vfl.datasets.table import BLOCK_ROWS, Classes
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vfl.datasets.align import Ids
+    from vfl.datasets.alignment.join import Ids
     from vfl.datasets.encode import Encoder
 
 
