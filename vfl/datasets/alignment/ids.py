@@ -25,7 +25,7 @@ PREVIEW = "plain+space+case+decimal+zeros+date"
 #: Between the columns of a composite id, in settings; and between their texts.
 _COLUMNS, _UNIT = "+", "\x1f"
 _DECIMAL = re.compile(r"\+?(-?[0-9]+)(?:\.0*)?")
-_ZEROS = re.compile(r"(-?)0+(?=[0-9])")
+_ZEROS = re.compile(r"\A(-?)0+(?=[0-9])")
 _DATE = re.compile(r"(\d{1,4})([-/. ])(\d{1,2})\2(\d{1,4})(?:[T ]00:00(?::00(?:\.0*)?)?Z?)?", re.A)
 _DIGITS = re.compile(r"(\d{4})(\d\d)(\d\d)", re.A)
 
