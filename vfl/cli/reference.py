@@ -13,7 +13,16 @@ from vfl.core.registry import Registry
 
 #: The families of plug-ins, and the names of several attacks at once.
 Family = Literal[
-    "codecs", "defenses", "secure", "attacks", "packs", "adversaries", "bottoms", "tops"
+    "codecs",
+    "defenses",
+    "secure",
+    "attacks",
+    "packs",
+    "adversaries",
+    "bottoms",
+    "tops",
+    "alignments",
+    "id_rules",
 ]
 
 
@@ -26,7 +35,7 @@ def listing(
     """List codecs, defenses, attacks and models with their options.
 
     A family is codecs, defenses, secure, attacks, packs (several attacks by one name), adversaries,
-    bottoms or tops; without one, all are listed.
+    bottoms, tops, alignments or id_rules; without one, all are listed.
     """
     rows = [
         row
@@ -73,6 +82,8 @@ def _registries() -> dict[str, Registry[Any]]:
     from vfl.attacks import ATTACKS
     from vfl.attacks.active import ADVERSARIES
     from vfl.compression import CODECS
+    from vfl.datasets.alignment.ids import ID_RULES
+    from vfl.datasets.alignment.protocols import PROTOCOLS
     from vfl.defenses import DEFENSES
     from vfl.models import BOTTOMS, TOPS
     from vfl.session.secure import SECURE
@@ -85,6 +96,8 @@ def _registries() -> dict[str, Registry[Any]]:
         "adversaries": ADVERSARIES,
         "bottoms": BOTTOMS,
         "tops": TOPS,
+        "alignments": PROTOCOLS,
+        "id_rules": ID_RULES,
     }
 
 

@@ -32,6 +32,9 @@ class DataSettings(Settings):
         id: column that names a row, needed when parties have files of their own.
         separator, missing: how a CSV is written; further texts that mean a missing cell.
         id_type: "text" compares ids letter by letter; "number" reads 007 and 7 as the same.
+        id_rules: how ids of several parties are written alike before a private alignment.
+        alignment: folder of a private alignment of the parties' own files, relative to the
+            experiment's file (in process only).
         validation, test: shares of the rows.
         rows: use only the first rows of the source.
         folds, fold: test on the rows of one fold, counted from 1, of so many equal ones with as
@@ -46,6 +49,8 @@ class DataSettings(Settings):
     separator: str = ","
     missing: tuple[str, ...] = ()
     id_type: Literal["text", "number"] = "text"
+    id_rules: Spec = "plain"
+    alignment: str | None = None
     validation: Share = 0.1
     test: Share = 0.2
     rows: int | None = Field(default=None, ge=1)
@@ -347,6 +352,8 @@ def _located(experiment: Experiment, folder: Path) -> Experiment:
     data = experiment.data
     if Path(data.source).suffix:
         data = data.model_copy(update={"source": str(folder / data.source)})
+    if data.alignment is not None:
+        data = data.model_copy(update={"alignment": str(folder / data.alignment)})
     parties = {
         name: party.model_copy(update={"source": str(folder / party.source)})
         if party.source

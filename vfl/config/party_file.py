@@ -11,9 +11,12 @@ from vfl.config.experiment import PartyName, TraceSettings
 from vfl.config.toml import Locations, Settings, first_keys, read_toml
 from vfl.core.storage import close_to_others, sweep
 
-_STORE_FOLDERS = ("sessions", "runs", "flower")
+_STORE_FOLDERS = ("sessions", "runs", "flower", "alignments")
 #: All that vfl puts into a party's store.
 STORE = frozenset({*_STORE_FOLDERS, "secret", "secret-for-trials"})
+
+
+AlignmentName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
 
 class OwnData(Settings):
@@ -22,7 +25,9 @@ class OwnData(Settings):
     Attributes:
         source: CSV or Parquet file, relative to the party file.
         predict: file with the rows to predict; None predicts those of `source`.
-        id: column both sides name a row by.
+        id: column both sides name a row by; several joined with plus signs, with an alignment.
+        alignment, predict_alignment: names of private alignments, of which this party's positions
+            give the rows of `source` and of `predict`, and their order.
         columns: names or globs of feature columns; without them, all but id and label for a party
             that sends a cut.
         label: label column, at the label party.
@@ -40,6 +45,8 @@ class OwnData(Settings):
     separator: str = ","
     missing: tuple[str, ...] = ()
     id_type: Literal["text", "number"] = "text"
+    alignment: AlignmentName | None = None
+    predict_alignment: AlignmentName | None = None
 
 
 class Consent(Settings):
@@ -63,6 +70,9 @@ class Consent(Settings):
         max_parties: with columns, in one session.
         max_batch_size: rows of one training batch.
         max_rows: different rows of the table that a session may ask for.
+        min_common: ids that all parties of an alignment must have; with fewer nobody is told more.
+        min_ids: ids that every other party's set must have in an alignment.
+        max_alignments: a day; each may tell whether one more id is here.
         max_epsilon: of one row's inputs, under all names of runs together; a session without an
             epsilon is refused then. None sets no limit.
         versions: vfl versions the party agrees to run; empty means the installed one.
@@ -84,6 +94,9 @@ class Consent(Settings):
     max_parties: Annotated[int, Field(ge=1)] = 64
     max_batch_size: Annotated[int, Field(ge=1)] = 65_536
     max_rows: Annotated[int, Field(ge=1)] = 100_000_000
+    min_common: Annotated[int, Field(ge=1)] = 100
+    min_ids: Annotated[int, Field(ge=1)] = 100
+    max_alignments: Annotated[int, Field(ge=0)] = 10
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     versions: tuple[str, ...] = ()
     bundles: tuple[Annotated[str, StringConstraints(pattern=r"^(vfl|[0-9a-f]{64})$")], ...] = (
@@ -180,6 +193,10 @@ class PartyFile(Settings):
     def run_path(self, run: str) -> Path:
         """Where this party keeps a run."""
         return self.store_path / "runs" / run
+
+    def alignment_path(self, name: str) -> Path:
+        """Where this party keeps the versions of an alignment."""
+        return self.store_path / "alignments" / name
 
     @property
     def store_path(self) -> Path:

@@ -8,7 +8,7 @@ split=Split(train=1258, validation=180, test=359))
 
 from __future__ import annotations
 
-from vfl.datasets.align import align, sort_by_id
+from vfl.datasets.alignment.join import align, sort_by_id
 from vfl.datasets.encode import TASKS, Encoder, TableEncoder, encode_labels, read_encoder
 from vfl.datasets.files import read_table
 from vfl.datasets.load import (

@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vfl.core.errors import BadOptionError, DataError, MissingDataError
-from vfl.datasets.align import Ids, align, sort_by_id
+from vfl.core.errors import BadOptionError, DataError, MisalignedError, MissingDataError
+from vfl.datasets.alignment.ids import id_columns
+from vfl.datasets.alignment.join import Ids, align, sort_by_id
+from vfl.datasets.alignment.positions import Alignment
 from vfl.datasets.encode import Encoder, PictureEncoder, TableEncoder, encode_labels
 from vfl.datasets.files import column_names, read_table
 from vfl.datasets.named import read_bundled
@@ -142,6 +144,7 @@ def load_table(
     test: float = 0.2,
     form: TableFormat | None = None,
     fold: Fold | None = None,
+    alignments: Path | None = None,
 ) -> dict[str, PartyData]:
     """One table whose columns are dealt to parties, or one a party, joined by their ids.
 
@@ -159,6 +162,8 @@ def load_table(
         test: share of the aligned rows.
         form: how the files are written.
         fold: its rows are the test rows, and `validation` is a share of the others.
+        alignments: folder of a private alignment, which gives the rows and their order; in it a
+            folder a party.
 
     Raises:
         MissingDataError, MissingColumnError, SharedColumnError, LabelLeakError, MisalignedError,
@@ -168,11 +173,15 @@ def load_table(
     frames: Mapping[str, Table]
     labelled: Table
     ids: Ids | None
+    digest: bytes | None = None
     if isinstance(source, Mapping):
         assert id_column is not None, "tables of several are joined by their ids"
         tables = _tables(source, [*party_columns, label_party], id_column, form)
-        aligned = align(tables, id_column, form.id_type)
-        frames, ids = aligned.frames, aligned.ids
+        if alignments is None:
+            aligned = align(tables, id_column, form.id_type)
+            frames, ids = aligned.frames, aligned.ids
+        else:
+            frames, ids, digest = _privately_aligned(tables, id_column, label_party, alignments)
         labelled, whose = frames[label_party], f"the label of '{label_party}'"
     else:
         labelled, ids = read_sorted(source, id_column, "the table", form)
@@ -200,8 +209,28 @@ def load_table(
     labels, classes = encode_labels(labelled[label], task)
     split = _split(labels, task, seed, validation, test, fold)
     inputs = {party: fit_inputs(frames[party], own, split) for party, own in columns.items()}
-    rows = AlignedRows.of(len(labelled), split, ids)
+    rows = AlignedRows.of(len(labelled), split, ids, digest)
     return rows.parties(inputs, label_party, labels, classes)
+
+
+def _privately_aligned(
+    tables: Mapping[str, Table], id_column: str, label_party: str, folder: Path
+) -> tuple[dict[str, Table], Ids, bytes]:
+    """Each party's rows in the common order, the label party's ids of them, and their digest."""
+    found = {party: Alignment.newest(folder / party, party) for party in tables}
+    if len({one.key for one in found.values()}) > 1:
+        raise MisalignedError(
+            "the parties' positions are of different alignments",
+            where=str(folder),
+            got=", ".join(f"'{party}': version {one.version}" for party, one in found.items()),
+            fix="vfl align, for all parties together",
+        )
+    applied = {
+        party: one.applied(tables[party], id_column, f"party '{party}'")
+        for party, one in found.items()
+    }
+    frames: dict[str, Table] = {party: frame for party, (frame, _) in applied.items()}
+    return frames, applied[label_party][1], found[label_party].digest
 
 
 def _tables(
@@ -215,9 +244,15 @@ def _tables(
             want="a file for every party, once one party has a file of its own",
         )
     return {
-        party: read_table(own, form, [id_column], f"parties.{party}.source")
+        party: read_table(own, form, _columns_of(id_column, own, form), f"parties.{party}.source")
         for party, own in sources.items()
     }
+
+
+def _columns_of(id_column: str, source: Source, form: TableFormat | None) -> list[str]:
+    """The columns of an id that the table has, which are read as text."""
+    names = column_names(source, form)
+    return [name for name in id_columns(id_column, names) if name in names]
 
 
 def _split(
@@ -242,6 +277,7 @@ def load_own(
     form: TableFormat | None = None,
     left_out: str | None = None,
     setting: str = "data.columns",
+    alignment: Alignment | None = None,
 ) -> PartyData:
     """A party's data for training, rows sorted by id; of the file its own columns alone are kept.
 
@@ -262,6 +298,7 @@ def load_own(
         form: how the file is written.
         left_out: somebody else's label in this file, which is no feature either.
         setting: what names the columns, for messages.
+        alignment: gives the rows and their order instead of sorting by id.
 
     Raises:
         MissingDataError, MissingColumnError, LabelLeakError, MisalignedError, TooFewRowsError,
@@ -269,21 +306,31 @@ def load_own(
     """
     names = column_names(source, form, "data.source")
     own = own_columns(names, columns or (), name, label or left_out, id_column, setting)
-    if id_column is not None:
-        check_column(names, id_column, f"the id column of party '{name}'", "data.id")
+    _check_id(names, id_column, name, alignment)
     if label is not None:
         check_column(names, label, f"the label of '{name}'", "data.label")
     elif not own:
         raise DataError(f"party '{name}' has neither columns nor a label")
     kept = own if label is None else [*own, label]
-    frame, ids = read_sorted(source, id_column, f"party '{name}'", form, columns=kept)
+    frame, ids = read_sorted(source, id_column, f"party '{name}'", form, columns=kept, by=alignment)
     split = split_rows(len(frame), seed, validation, test)
     labels: np.ndarray | None = None
     classes: Classes | None = None
     if label is not None:
         labels, classes = encode_labels(frame[label], task)
-    rows = AlignedRows.of(len(frame), split, ids)
+    rows = AlignedRows.of(len(frame), split, ids, None if alignment is None else alignment.digest)
     return rows.party(name, fit_inputs(frame, own, split, shape), labels, classes)
+
+
+def _check_id(
+    names: Sequence[str], id_column: str | None, party: str, alignment: Alignment | None
+) -> None:
+    """Refuse an id column that the table lacks; those of a composite id are for alignments."""
+    columns = [] if id_column is None else [id_column]
+    if alignment is not None and id_column is not None:
+        columns = id_columns(id_column, names)
+    for each in columns:
+        check_column(names, each, f"the id column of party '{party}'", "data.id")
 
 
 def load_for_prediction(
@@ -292,6 +339,7 @@ def load_for_prediction(
     id_column: str | None,
     encoder: Encoder | None,
     form: TableFormat | None = None,
+    alignment: Alignment | None = None,
 ) -> PartyData:
     """A party's data for prediction on new rows: all of them test rows, none with a label.
 
@@ -304,22 +352,24 @@ def load_for_prediction(
         encoder: the one its training left behind (`PartyData.encoder`, `read_encoder`); None for a
             party without inputs.
         form: how the file is written.
+        alignment: gives the rows and their order instead of sorting by id.
 
     Raises:
         MissingDataError, MissingColumnError, MisalignedError, DataError: see `vfl.core.errors`.
     """
     names, kept = column_names(source, form, "data.predict"), list(encoder.names) if encoder else []
-    if id_column is not None:
-        check_column(names, id_column, f"the id column of party '{name}'", "data.id")
+    _check_id(names, id_column, name, alignment)
     for each in kept:
         check_column(names, each, f"the encoder's '{each}'", "data.predict")
     # Of a table without ids that gives no inputs, its rows are all there is to know.
     columns = kept if kept or id_column else None
-    frame, ids = read_sorted(source, id_column, f"party '{name}'", form, "data.predict", columns)
+    whose, setting = f"party '{name}'", "data.predict"
+    frame, ids = read_sorted(source, id_column, whose, form, setting, columns, by=alignment)
     nothing = np.empty(0, dtype=np.int64)
     split = Split(train=nothing, validation=nothing, test=np.arange(len(frame), dtype=np.int64))
     inputs = Inputs(encoder.transform(frame), encoder) if encoder else NO_INPUTS
-    return AlignedRows.of(len(frame), split, ids).party(name, inputs)
+    rows = AlignedRows.of(len(frame), split, ids, None if alignment is None else alignment.digest)
+    return rows.party(name, inputs)
 
 
 def read_sorted(
@@ -329,10 +379,11 @@ def read_sorted(
     form: TableFormat | None,
     setting: str = "data.source",
     columns: Sequence[str] | None = None,
+    by: Alignment | None = None,
 ) -> tuple[Table, Ids | None]:
     """A table in ascending order of its ids, and the ids; as it stands, and None, without ids.
 
-    Of `columns`, if they are given, and the ids alone.
+    Of `columns`, if they are given, and the ids alone. `by` gives the rows and their order instead.
 
     Raises:
         MissingDataError, DataError: no readable table.
@@ -341,6 +392,10 @@ def read_sorted(
     form = form or TableFormat()
     if id_column is None:
         return read_table(source, form, setting=setting, columns=columns), None
+    if by is not None:
+        names = _columns_of(id_column, source, form)
+        kept = None if columns is None else list(dict.fromkeys([*names, *columns]))
+        return by.applied(read_table(source, form, names, setting, kept), id_column, where)
     kept = None if columns is None else [id_column, *columns]
     frame = read_table(source, form, [id_column], setting, kept)
     return sort_by_id(frame, id_column, where, form.id_type)
@@ -359,7 +414,9 @@ def own_columns(
     Raises:
         MissingColumnError, LabelLeakError, DataError: see `pick_columns` and `check_features`.
     """
-    leave_out = [name for name in (label, ids) if name is not None]
+    names = list(names)
+    leave_out = [label] if label is not None else []
+    leave_out += id_columns(ids, names) if ids is not None else []
     columns = pick_columns(names, patterns, f"party '{party}'", leave_out, setting)
     check_features(party, columns, label, ids, setting)
     return columns

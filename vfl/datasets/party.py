@@ -17,7 +17,7 @@ from vfl.datasets.table import BLOCK_ROWS, Classes
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vfl.datasets.align import Ids
+    from vfl.datasets.alignment.join import Ids
     from vfl.datasets.encode import Encoder
 
 
@@ -111,9 +111,11 @@ class AlignedRows:
     digest: bytes
 
     @classmethod
-    def of(cls, rows: int, split: Split, ids: Ids | None = None) -> AlignedRows:
-        """Rows in their final order."""
-        return cls(split, ids, digest_of(np.arange(rows) if ids is None else ids))
+    def of(
+        cls, rows: int, split: Split, ids: Ids | None = None, digest: bytes | None = None
+    ) -> AlignedRows:
+        """Rows in their final order; `digest` is that of a private alignment, if there was one."""
+        return cls(split, ids, digest or digest_of(np.arange(rows) if ids is None else ids))
 
     def party(
         self,

@@ -28,6 +28,7 @@ from vfl.datasets import (
     load_own,
     read_encoder,
 )
+from vfl.datasets.alignment.positions import Alignment
 from vfl.session.checkpoint import CHECKPOINTS, Checkpoints
 from vfl.session.ledger import Entry, SessionLedger
 from vfl.session.terms import Terms
@@ -127,7 +128,9 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
     with party.locations.located(PartyFile):
         if terms.mode == "predict":
             encoder = own_folder(party, terms).encoder()
-            return load_for_prediction(party.party, party.predict_path, own.id, encoder, form)
+            given = _own_alignment(party, own.predict_alignment)
+            source = party.predict_path
+            return load_for_prediction(party.party, source, own.id, encoder, form, given)
         return load_own(
             party.party,
             party.source_path,
@@ -140,7 +143,13 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
             terms.test,
             own.shape,
             form,
+            alignment=_own_alignment(party, own.alignment),
         )
+
+
+def _own_alignment(party: PartyFile, name: str | None) -> Alignment | None:
+    """The last version of the alignment that the party's own file names."""
+    return None if name is None else Alignment.newest(party.alignment_path(name), party.party)
 
 
 #: Named by what it does: whoever knows the file's origin knows every draw.

@@ -71,6 +71,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
         data.test,
         TableFormat(data.separator, data.missing, data.id_type),
         fold,
+        None if data.alignment is None else Path(data.alignment),
     )
 
 

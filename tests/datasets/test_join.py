@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vfl.core.errors import MisalignedError, MissingColumnError
-from vfl.datasets.align import align, id_format, sort_by_id
+from vfl.datasets.alignment.join import align, id_format, sort_by_id
 from vfl.datasets.party import digest_of
 
 IDS = st.lists(st.integers(0, 60), min_size=1, max_size=40, unique=True)

@@ -1,0 +1,197 @@
+"""Private set intersection of two parties, half of the ids in common, beside other systems.
+
+Ours are played in a process of their own, all roles in it; openmined-psi also has both sides in one
+process, SPU two processes over the loopback. CPU seconds are of all roles together.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks import harness
+from benchmarks.worker import BenchmarkWorker, Parent
+from vfl.config.toml import Settings
+from vfl.core.errors import BadOptionError
+from vfl.datasets.alignment import ristretto
+from vfl.datasets.alignment.protocols import Own, play
+
+#: Ids of each party, by system.
+SIZES: Mapping[str, Sequence[int]] = {
+    "server_aided": (10_000, 100_000, 1_000_000),
+    "ecdh": (10_000, 100_000),
+    "openmined": (10_000, 100_000),
+    "spu-ecdh": (10_000, 100_000),
+    "spu-rr22": (10_000, 100_000, 1_000_000),
+}
+#: The systems of a peer that is named on the command line.
+PEERS = {"openmined": ("openmined",), "spu": ("spu-ecdh", "spu-rr22")}
+_PEER = Path(__file__).parent / "peers" / "psi_peer.py"
+_WAIT_S = 900
+
+
+class PsiJob(Settings):
+    """One intersection of ours."""
+
+    spec: str
+    ids: int
+
+
+class PsiRow(Settings):
+    """What one intersection took.
+
+    Attributes:
+        system: a protocol of ours, or another system.
+        ids: of each party.
+        seconds: wall clock.
+        cpu_s: of all parties, and of the helper where there is one.
+        party_bytes: that the party that sends and receives most does; None where not counted.
+        common: how many ids were found; half are right.
+        skipped: why nothing was measured.
+    """
+
+    system: str
+    ids: int
+    seconds: float | None = None
+    cpu_s: float | None = None
+    party_bytes: int | None = None
+    common: int | None = None
+    skipped: str | None = None
+
+
+def bench_psi(
+    most_ids: int = 1_000_000,
+    peers: Sequence[str] = (),
+    *,
+    say: Callable[[str], None] = harness.silent,
+) -> list[PsiRow]:
+    """Measure every system at each of its sizes.
+
+    Args:
+        most_ids: larger sizes are left out.
+        peers: such as ``spu=/opt/spu/bin/python``: a peer and the Python that has it installed.
+        say: told one line about each intersection.
+
+    Raises:
+        BadOptionError: no such peer, or nothing to measure.
+    """
+    pythons = dict(map(_peer, peers))
+    if not any(size <= most_ids for size in SIZES["ecdh"]):
+        want = f"at least {SIZES['ecdh'][0]}"
+        raise BadOptionError("nothing to measure", got=f"{most_ids} ids", want=want)
+    rows = []
+    for ids in sorted({size for sizes in SIZES.values() for size in sizes if size <= most_ids}):
+        for system in (system for system, sizes in SIZES.items() if ids in sizes):
+            say(f"{system}: {ids} ids")
+            peer = next((name for name, of in PEERS.items() if system in of), None)
+            if peer is None:
+                rows.append(_ours(PsiJob(spec=system, ids=ids)))
+            elif peer in pythons:
+                rows.append(_theirs(system, ids, pythons[peer]))
+            else:
+                rows.append(PsiRow(system=system, ids=ids, skipped=f"no --peer {peer}=PYTHON"))
+    return rows
+
+
+def ids_of(rank: int, count: int) -> list[bytes]:
+    """A party's ids; those of two parties have half in common.
+
+    >>> len(set(ids_of(0, 100)) & set(ids_of(1, 100)))
+    50
+    """
+    first = rank * (count - count // 2)
+    return [b"person-%09d" % number for number in range(first, first + count)]
+
+
+def measure(job: PsiJob) -> PsiRow:
+    """Play all roles in this process."""
+    if job.spec == "ecdh":
+        ristretto.random_points(1)  # libsodium is loaded
+    owns = [Own(name, ids_of(rank, job.ids)) for rank, name in enumerate(("bank", "label"))]
+    began, cpu = time.perf_counter(), time.process_time()
+    found, traffic = play(job.spec, owns, "label")
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+    return PsiRow(
+        system=job.spec,
+        ids=job.ids,
+        seconds=seconds,
+        cpu_s=cpu,
+        party_bytes=max(traffic.of(name) for name in found),
+        common=len(found["bank"]),
+    )
+
+
+def work(parent: Parent) -> None:
+    """Measure whatever is asked for."""
+    for job in parent.each(PsiJob):
+        parent.put(measure(job))
+
+
+def format_psi(rows: Sequence[PsiRow]) -> str:
+    """The rows for people."""
+    lines = [f"{'system':<14}{'ids':>10}{'seconds':>10}{'CPU s':>10}{'MiB a party':>13}  common"]
+    for row in rows:
+        start = f"{row.system:<14}{row.ids:>10}"
+        if row.skipped:
+            lines.append(f"{start}  skipped: {row.skipped}")
+            continue
+        size = "-" if row.party_bytes is None else f"{row.party_bytes / 2**20:.2f}"
+        right = "" if row.common == row.ids // 2 else f", WRONG: {row.ids // 2} are"
+        lines.append(
+            f"{start}{row.seconds:>10.2f}{row.cpu_s:>10.2f}{size:>13}  {row.common}{right}"
+        )
+    return "\n".join(lines)
+
+
+def _ours(job: PsiJob) -> PsiRow:
+    if job.spec == "ecdh" and not ristretto.available():
+        return PsiRow(system=job.spec, ids=job.ids, skipped="libsodium is not installed")
+    with BenchmarkWorker("psi") as worker:
+        worker.put(job)
+        return worker.get(PsiRow)
+
+
+def _theirs(system: str, ids: int, python: str) -> PsiRow:
+    command = [python, "-I", str(_PEER), system, str(ids)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_WAIT_S)
+        found = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as problem:
+        return PsiRow(system=system, ids=ids, skipped=f"it failed: {type(problem).__name__}")
+    return PsiRow(system=system, ids=ids, **found)
+
+
+def _peer(spec: str) -> tuple[str, str]:
+    name, _, python = spec.partition("=")
+    if name not in PEERS or not python:
+        want = f"{' or '.join(PEERS)}, '=' and the Python that has it installed"
+        raise BadOptionError("no peer like that", where="option 'peer'", got=f"'{spec}'", want=want)
+    return name, python
+
+
+def main() -> None:
+    """The command line."""
+    options = harness.parser("psi", "Private set intersection, beside openmined-psi and SPU.")
+    options.add_argument(
+        "--most", type=int, default=1_000_000, help="leave larger sets out; %(default)s ids"
+    )
+    options.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME=PYTHON",
+        help="openmined or spu, and the Python that has it installed; once for each",
+    )
+
+    def run(asked: Namespace) -> list[PsiRow]:
+        return bench_psi(asked.most, asked.peer, say=harness.say)
+
+    harness.run(options, run, format_psi)
+
+
+if __name__ == "__main__":
+    main()

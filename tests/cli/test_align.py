@@ -1,0 +1,50 @@
+import json
+
+import pytest
+from cut_tables import cut, real_table
+
+EXPERIMENT = """\
+[data]
+id = "key"
+source = "label.csv"
+[parties.bank]
+source = "bank.csv"
+[parties.shop]
+source = "shop.csv"
+[label]
+column = "y"
+[train]
+epochs = 1
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path, data_root):
+    frame, label = real_table(data_root, "bank")
+    common = cut(frame, label, tmp_path, overlap=0.9, rows=600)
+    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+    return len(common)
+
+
+def test_preview_align_and_train(vfl, experiment):
+    done = vfl("align", "experiment.toml")
+    assert done.code == 2
+    assert "no ids are common" in done.err
+    done = vfl("align", "experiment.toml", "--preview", "--protocol", "server_aided")
+    last = done.out.splitlines()[-2].split()
+    assert last[:2] == ["plain+space+case+decimal+zeros", str(experiment)]
+    rules = ("-s", "data.id_rules=decimal+zeros")
+    done = vfl("align", "experiment.toml", *rules)
+    assert f"common rows      {experiment}" in done.out
+    command = next(line for line in done.out.splitlines() if line.startswith("then")).split()
+    assert command[1:3] == ["vfl", "train"]
+    assert vfl(*command[2:], *rules).code == 0
+    done = vfl("align", "experiment.toml", *rules, "--json")
+    facts = json.loads(done.out)
+    assert (facts["common"], facts["reused"]) == (experiment, True)
+
+
+def test_a_protocol_that_is_none_is_refused(vfl, experiment):
+    done = vfl("align", "experiment.toml", "--protocol", "ecd")
+    assert done.code == 2
+    assert "did you mean 'ecdh'?" in done.err

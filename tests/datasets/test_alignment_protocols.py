@@ -1,0 +1,282 @@
+"""Private set intersection: against sets, what crosses, and who is told what."""
+
+import hashlib
+import secrets
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vfl.core.errors import BadOptionError, ConsentError, MissingPackageError, ProtocolError
+from vfl.datasets.alignment import ristretto
+from vfl.datasets.alignment.protocols import (
+    HELPER,
+    PROTOCOLS,
+    Bounds,
+    Own,
+    Receive,
+    Send,
+    common_rows,
+    play,
+    tags_of,
+)
+
+ANY = Bounds(0, 2**28, 0)
+SPECS = ["server_aided", "server_aided:pad=70", "ecdh", "ecdh:pad=70"]
+NAMES = ["bank", "shop", "label", "post"]
+#: RFC 9496, appendix A.3: hash of 64 bytes to a point.
+VECTOR = (
+    "5d1be09e3d0c82fc538112490e35701979d99e06ca3e2b5b54bffe8b4dc772c1"
+    "4d98b696a1bbfb5ca32c436cc61c16563790306c79eaca7705668b47dffe5bb6",
+    "3066f82a1a747d45120d1740f14358531a8f04bbffe6a819f86dfe50f44a0a46",
+)
+
+
+def owns(*sets, bounds=None):
+    return [
+        Own(name, [b"id %d" % each for each in own], bounds or ANY)
+        for name, own in zip(NAMES, sets, strict=False)
+    ]
+
+
+def label_of(parties):
+    return "label" if len(parties) > 2 else parties[-1].party
+
+
+def test_every_protocol_is_tested():
+    assert {spec.partition(":")[0] for spec in SPECS} == set(PROTOCOLS.names())
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@settings(max_examples=15, deadline=None)
+@given(
+    sets=st.lists(st.lists(st.integers(0, 40), unique=True, max_size=30), min_size=2, max_size=4)
+)
+def test_positions_are_those_of_the_common_ids_in_one_order(spec, sets):
+    brought = owns(*sets)
+    found, traffic = play(spec, brought, label_of(brought))
+    orders = [[own.ids[row] for row in found[own.party]] for own in brought]
+    assert all(order == orders[0] for order in orders)
+    assert sorted(orders[0]) == sorted(set.intersection(*(set(own.ids) for own in brought)))
+    assert (HELPER in {each for pair in traffic.messages for each in pair}) == spec.startswith("s")
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_no_id_crosses_and_nothing_repeats_in_a_second_run(spec):
+    marker = b"planted marker of a person"
+    parties = [Own(name, [marker, b"other", *(b"%d" % n for n in range(60))]) for name in NAMES]
+    wires = []
+    for _ in range(2):
+        wire = []
+        play(spec, parties, "label", lambda sender, to, payload, wire=wire: wire.append(payload))
+        assert marker not in b"".join(wire)
+        plain = {hashlib.new(name, marker).digest() for name in ("sha256", "sha512", "blake2b")}
+        assert not any(digest[:16] in b"".join(wire) for digest in plain)
+        assert ristretto.points_of([marker]) not in b"".join(wire)
+        wires.append({payload[i : i + 16] for payload in wire for i in range(0, len(payload), 16)})
+    assert not {piece for piece in wires[0] & wires[1] if len(piece) == 16 and any(piece[1:])}
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_bytes_and_messages_are_what_the_docstring_says(spec):
+    padded = 70 if "pad" in spec else 60
+    common = 40
+    left, right = owns(range(60), range(20, 80))
+    _, traffic = play(spec, [left, right], "shop")
+    sent = traffic.payload_bytes
+    if spec.startswith("server"):
+        assert sent == {
+            ("shop", "bank"): 16,
+            **{(name, HELPER): 8 + 16 * padded + 1 for name in ("bank", "shop")},
+            **{(HELPER, name): 1 + -(-padded // 8) + 1 for name in ("bank", "shop")},
+        }
+    else:
+        assert sent["shop", "bank"] == 32 * padded + 16 * padded + 1
+        assert sent["bank", "shop"] == 32 * padded + 1 + 4 * common + 1
+
+
+def test_padded_sets_of_other_sizes_look_alike():
+    shapes = set()
+    for spec in ("server_aided:pad=50", "ecdh:pad=50"):
+        for size in (20, 45):
+            _, traffic = play(spec, owns(range(size), range(10, 20)), "shop")
+            shapes.add((spec, tuple(sorted(traffic.payload_bytes.items()))))
+    assert len(shapes) == 2
+
+
+@pytest.mark.parametrize("spec", ["server_aided", "ecdh"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_label_party_that_asks_for_one_id_is_refused_and_learns_nothing(spec, count):
+    """Its set is made of ids that nobody has, and the one it asks about."""
+    told = []
+    asked = [5, *range(10_000, 10_100)]
+    parties = owns(*[range(100)] * (count - 1), bounds=Bounds(50, 10**6, 10))
+    names = [*(own.party for own in parties), "lender"]
+    lender = Own("lender", [b"id %d" % each for each in asked], ANY)
+    with pytest.raises(ConsentError) as caught:
+        play(spec, [*parties, lender], "lender", lambda *message: told.append(message))
+    assert "1 ids in common, of 100 of its own" in str(caught.value)
+    last = [payload for _, to, payload in told if to == "lender"][-1]
+    assert last == b"\0"
+    without = []
+    asked[0] = 9_999
+    lender = Own("lender", [b"id %d" % each for each in asked], ANY)
+    with pytest.raises(ConsentError):
+        play(spec, [*parties, lender], "lender", lambda *message: without.append(message))
+    assert shapes_to("lender", told) == shapes_to("lender", without)
+    assert names[-1] == "lender"
+
+
+def shapes_to(party, messages):
+    return [(sender, len(payload)) for sender, to, payload in messages if to == party]
+
+
+def test_a_set_that_is_too_small_is_refused_before_it_is_used():
+    sent = []
+    parties = owns(range(100), range(3), bounds=Bounds(50))
+    with pytest.raises(ConsentError, match="so small a set") as caught:
+        play("ecdh", parties, "shop", lambda *message: sent.append(message))
+    assert caught.value.got == "3 ids of 'shop'"
+    assert [(sender, to) for sender, to, _ in sent if sender == "bank"] == [("bank", "shop")]
+
+
+def driven(role, *answers):
+    """What a role sends when it hears these answers."""
+    sent, step, heard = [], next(role), list(answers)
+    while True:
+        if isinstance(step, Send):
+            sent.append(step)
+            step = next(role)
+        else:
+            assert isinstance(step, Receive)
+            if not heard:
+                return sent
+            step = role.send(heard.pop(0))
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        (b"k" * 15,),
+        (b"k" * 16, b""),
+        (b"k" * 16, b"\x01"),
+        (b"k" * 16, b"\x02\xff"),
+        (b"k" * 16, b"\x01\xff\xff"),
+    ],
+)
+def test_a_party_refuses_what_a_helper_cannot_have_said(answers):
+    own = Own("bank", [b"1", b"2"])
+    with pytest.raises(ProtocolError):
+        driven(PROTOCOLS.make("server_aided").role(own, ["bank", "label"], "label"), *answers)
+
+
+def test_a_random_tag_that_is_called_common_is_refused():
+    own = Own("bank", [b"1", b"2"])
+    role = PROTOCOLS.make("server_aided:pad=8").role(own, ["bank", "label"], "label")
+    with pytest.raises(ProtocolError, match="random tag"):
+        driven(role, b"k" * 16, b"\x01\xff")
+
+
+@pytest.mark.parametrize("tags", [b"x", b"b" * 16 + b"a" * 16, b"a" * 32])
+def test_a_helper_refuses_tags_that_are_no_set(tags):
+    helper = PROTOCOLS.make("server_aided").helping(["bank", "label"], "label")
+    with pytest.raises(ProtocolError):
+        driven(helper, bytes(8) + tags, bytes(8) + b"a" * 16)
+
+
+@pytest.mark.parametrize("bounds", [Bounds(50), Bounds(0, 2)])
+def test_a_helper_compares_no_set_of_a_size_that_somebody_refuses(bounds):
+    told = []
+    parties = owns(range(100), range(3), range(40), bounds=ANY)
+    parties[0] = Own("bank", parties[0].ids, bounds)
+    with pytest.raises(ConsentError):
+        play("server_aided", parties, "label", lambda *message: told.append(message))
+    assert {payload for sender, _, payload in told if sender == HELPER} == {b"\0"}
+
+
+def test_an_id_that_is_sent_twice_does_not_count_twice():
+    """The label party repeats the one id it asks about, to seem to have many in common."""
+    one = Own("label", [b"id 5"] * 100, ANY)
+    with pytest.raises(ProtocolError, match="twice"):
+        play("ecdh", [*owns(range(100), bounds=Bounds(50, 10**6, 10)), one], "label")
+
+
+@pytest.mark.parametrize("points", [b"\xff" * 32, bytes(32), b"\x01" * 32, b"x" * 31])
+def test_what_is_no_point_is_refused(points):
+    own = Own("bank", [b"1", b"2"], ANY)
+    with pytest.raises(ProtocolError, match="no points"):
+        driven(PROTOCOLS.make("ecdh").role(own, ["bank", "label"], "label"), points)
+
+
+@pytest.mark.parametrize("answer", [b"", b"\x01\0\0", b"\x01" + bytes(8), b"\x01\x07\0\0\0", b"\2"])
+def test_a_label_party_refuses_positions_that_cannot_be(answer):
+    own = Own("label", [b"1", b"2"])
+    point = ristretto.random_points(1)
+    with pytest.raises(ProtocolError):
+        driven(PROTOCOLS.make("ecdh").role(own, ["bank", "label"], "label"), point, answer)
+
+
+def test_points_are_those_of_the_standard():
+    given, wanted = map(bytes.fromhex, VECTOR)
+    from_hash, _ = ristretto._functions()
+    found = ristretto._mapped(1, lambda row, out: from_hash(out, given))
+    assert found == wanted
+
+
+def test_multiplications_commute_and_are_those_of_the_group():
+    points, two = ristretto.points_of([b"a", b"b"]), (2).to_bytes(32, "little")
+    left, right = ristretto.fresh_scalar(), ristretto.fresh_scalar()
+    both = ristretto.multiply(ristretto.multiply(points, left), right)
+    assert both == ristretto.multiply(ristretto.multiply(points, right), left)
+    product = int.from_bytes(left, "little") * int.from_bytes(right, "little") % ristretto._ORDER
+    assert both == ristretto.multiply(points, product.to_bytes(32, "little"))
+    assert ristretto.multiply(points, two) != points
+    with pytest.raises(ProtocolError):
+        ristretto.multiply(bytes(32), left)
+
+
+def test_without_libsodium_the_cure_is_told(monkeypatch):
+    monkeypatch.setattr(ristretto, "_LIBRARIES", ("no-such-library",))
+    monkeypatch.setitem(__import__("sys").modules, "rbcl", None)
+    ristretto._functions.cache_clear()
+    try:
+        assert not ristretto.available()
+        with pytest.raises(MissingPackageError, match="libsodium"):
+            ristretto.points_of([b"a"])
+    finally:
+        ristretto._functions.cache_clear()
+
+
+def test_tags_are_keyed_blake2b():
+    key = secrets.token_bytes(16)
+    (tag,) = tags_of([b"7"], key)
+    assert bytes(tag) == hashlib.blake2b(b"7", digest_size=16, key=key).digest()
+
+
+@given(
+    st.lists(st.sets(st.integers(0, 30), max_size=20), min_size=1, max_size=3), st.integers(0, 8)
+)
+def test_tags_that_begin_alike_are_told_apart(sets, shared):
+    """Tags that share their first bytes, up to all that are compared at first."""
+    tags = [
+        np.array(
+            [[7] * shared + [n] + [0] * (15 - shared) for n in sorted(own, reverse=True)], np.uint8
+        ).reshape(-1, 16)
+        for own in sets
+    ]
+    common = sorted(set.intersection(*sets))
+    for own, rows in zip(tags, common_rows(tags), strict=True):
+        assert [int(own[row, shared]) for row in rows] == common
+
+
+@pytest.mark.parametrize("spec", ["ecdh:pad=5", "server_aided:pad=5"])
+def test_a_padding_that_hides_too_little_is_refused(spec):
+    with pytest.raises(BadOptionError, match="more ids than the padding hides"):
+        play(spec, owns(range(6), range(2)), "shop")
+
+
+@pytest.mark.parametrize("spec", ["ecdh:pad=-1", "server_aided:pad=1000000000"])
+def test_a_padding_that_cannot_be_is_refused(spec):
+    with pytest.raises(BadOptionError):
+        PROTOCOLS.make(spec)

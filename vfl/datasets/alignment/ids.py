@@ -1,0 +1,246 @@
+"""Ids of several parties written alike, by rules that all of them agree on.
+
+A spec of rules is ``case+decimal+zeros``; they act from left to right, on each column of a
+composite id. Before any rule a cell is text without blanks around it, and a whole number that is
+stored as a float has no point.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from datetime import date
+from typing import Literal
+
+import numpy as np
+
+from vfl.core.errors import MisalignedError
+from vfl.core.registry import Registry, parts, require_choice
+from vfl.datasets.table import Table, as_texts, check_column, column_blocks, spaced
+
+#: All rules, in the order in which a preview adds them.
+PREVIEW = "plain+space+case+decimal+zeros+date"
+#: Between the columns of a composite id, in settings; and between their texts.
+_COLUMNS, _UNIT = "+", "\x1f"
+_DECIMAL = re.compile(r"\+?(-?[0-9]+)(?:\.0*)?")
+_ZEROS = re.compile(r"\A(-?)0+(?=[0-9])")
+_DATE = re.compile(r"(\d{1,4})([-/. ])(\d{1,2})\2(\d{1,4})(?:[T ]00:00(?::00(?:\.0*)?)?Z?)?", re.A)
+_DIGITS = re.compile(r"(\d{4})(\d\d)(\d\d)", re.A)
+
+
+class IdRule(ABC):
+    """A rule that makes ids alike which are written differently; applying it twice is once."""
+
+    @abstractmethod
+    def apply(self, text: str) -> str:
+        """One column of an id, as the rule writes it."""
+
+
+class Plain(IdRule):
+    """Change nothing.
+
+    >>> Plain().apply("0017")
+    '0017'
+    """
+
+    def apply(self, text: str) -> str:
+        return text
+
+
+class Space(IdRule):
+    """Leave out white space, also inside an id.
+
+    >>> Space().apply("DE 12 34")
+    'DE1234'
+    """
+
+    def apply(self, text: str) -> str:
+        return "".join(text.split())
+
+
+class Case(IdRule):
+    """Read capital and small letters alike, and the same letter in another width (NFKC).
+
+    >>> Case().apply("Ab-7")
+    'ab-7'
+    """
+
+    def apply(self, text: str) -> str:
+        if text.isascii():
+            return text.lower()
+        return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+
+
+class Decimal(IdRule):
+    """Read a whole number without its sign of plus and without a fraction of zeros.
+
+    >>> Decimal().apply("79499.0"), Decimal().apply("+7"), Decimal().apply("7.5")
+    ('79499', '7', '7.5')
+    """
+
+    def apply(self, text: str) -> str:
+        found = _DECIMAL.fullmatch(text)
+        return found[1] if found else text
+
+
+class Zeros(IdRule):
+    """Leave out zeros in front of a whole number.
+
+    >>> Zeros().apply("00050379"), Zeros().apply("0"), Zeros().apply("007a")
+    ('50379', '0', '007a')
+    """
+
+    def apply(self, text: str) -> str:
+        digits = text.removeprefix("-")
+        return _ZEROS.sub(r"\1", text, count=1) if digits.isascii() and digits.isdigit() else text
+
+
+class Date(IdRule):
+    """Write a date as year-month-day; what is no date of that order stays.
+
+    Args:
+        order: of day, month and year where the year does not come first.
+
+    >>> Date(order="dmy").apply("3.11.1985"), Date().apply("1985-11-03 00:00:00")
+    ('1985-11-03', '1985-11-03')
+    """
+
+    def __init__(self, order: Literal["dmy", "mdy"] = "dmy") -> None:
+        require_choice("order", order, ("dmy", "mdy"))
+        self.order = order
+
+    def apply(self, text: str) -> str:
+        if found := _DIGITS.fullmatch(text):
+            year, month, day = found.groups()
+        elif found := _DATE.fullmatch(text):
+            first, _, second, third = found.groups()
+            if len(first) == 4:
+                year, month, day = first, second, third
+            else:
+                day, month = (first, second) if self.order == "dmy" else (second, first)
+                year = third
+        else:
+            return text
+        try:
+            return date(int(year), int(month), int(day)).isoformat() if len(year) == 4 else text
+        except ValueError:
+            return text
+
+
+_HERE = "vfl.datasets.alignment.ids"
+ID_RULES = Registry(
+    "id rule",
+    IdRule,  # type: ignore[type-abstract]
+    {
+        "plain": f"{_HERE}:Plain",
+        "space": f"{_HERE}:Space",
+        "case": f"{_HERE}:Case",
+        "decimal": f"{_HERE}:Decimal",
+        "zeros": f"{_HERE}:Zeros",
+        "date": f"{_HERE}:Date",
+    },
+    "vfl.id_rules",
+)
+
+
+def make_rules(spec: str) -> list[IdRule]:
+    """The rules that a spec joins with plus signs.
+
+    Raises:
+        SpecError: see `Registry.make`.
+    """
+    return [ID_RULES.make(part) for part in parts(spec)]
+
+
+def prefixes(spec: str) -> list[str]:
+    """The specs a preview compares: the first rule, the first two, and so on.
+
+    >>> prefixes("plain+case+zeros")
+    ['plain', 'plain+case', 'plain+case+zeros']
+    """
+    rules = parts(spec)
+    return ["+".join(rules[: count + 1]) for count in range(len(rules))]
+
+
+def id_columns(name: str, columns: Sequence[str]) -> list[str]:
+    """The columns of an id: one of that name, or those that plus signs join.
+
+    >>> id_columns("last+born", ["last", "born", "age"])
+    ['last', 'born']
+    """
+    return [name] if name in columns else [each.strip() for each in name.split(_COLUMNS)]
+
+
+def read_ids(table: Table, name: str, where: str) -> np.ndarray:
+    """The ids of a table as text, in the order of its rows; axes (rows,), dtype object.
+
+    Args:
+        table: the party's own.
+        name: its id column, or several joined with plus signs.
+        where: whose it is, for the message.
+
+    Raises:
+        MissingColumnError: the table lacks such a column.
+        MisalignedError: rows without an id, counted.
+    """
+    known = list(table.columns)
+    names = id_columns(name, known)
+    for each in names:
+        check_column(known, each, f"the id column of {where}", "data.id")
+    texts = [
+        np.concatenate([as_texts(block) for block in column_blocks(table, each)])
+        if len(table)
+        else np.empty(0, dtype=object)
+        for each in names
+    ]
+    missing = int(np.logical_or.reduce([[cell is None for cell in each] for each in texts]).sum())
+    if missing:
+        raise MisalignedError(
+            f"rows of {where} have no id",
+            where=f"column '{name}'",
+            got=f"{spaced(missing)} of {spaced(len(table))} rows",
+            want="one id a row",
+        )
+    if len(texts) == 1:
+        return texts[0]
+    joined = np.empty(len(table), dtype=object)
+    joined[:] = [_UNIT.join(row) for row in zip(*texts, strict=True)]
+    return joined
+
+
+def normalise(ids: np.ndarray, spec: str) -> list[bytes]:
+    """Ids as a protocol compares them: UTF-8, each column after all rules.
+
+    >>> normalise(np.array(["0017", "18.0"], dtype=object), "decimal+zeros")
+    [b'17', b'18']
+    """
+    rules = [rule for rule in make_rules(spec) if not isinstance(rule, Plain)]
+
+    def written(text: str) -> str:
+        for rule in rules:
+            text = rule.apply(text)
+        return text
+
+    if not any(_UNIT in text for text in ids[:1]):
+        return [written(text).encode() for text in ids]
+    return [_UNIT.join(map(written, text.split(_UNIT))).encode() for text in ids]
+
+
+def check_unique(keys: Sequence[bytes], ids: np.ndarray, where: str, spec: str) -> None:
+    """Refuse ids that do not tell rows apart.
+
+    Raises:
+        MisalignedError: how many rows repeat an id, as it is in the table and after the rules.
+    """
+    repeated = len(keys) - len(set(keys))
+    if repeated:
+        before = len(ids) - len(set(ids.tolist()))
+        raise MisalignedError(
+            f"the rows of {where} cannot be told apart by their ids",
+            where=f"id rules {spec}",
+            got=f"{spaced(repeated)} rows repeat the id of another, {spaced(before)} in the table",
+            want="one id a row, none of them twice",
+            fix=None if before == repeated else "leave out the rule that joins them: --preview",
+        )

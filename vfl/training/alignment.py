@@ -1,0 +1,176 @@
+"""Private alignment with every party in this process: each has its own file, keys and positions."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vfl.config import Experiment, check_one_process
+from vfl.core.errors import ConfigError, MisalignedError, MissingDataError, RunFolderError
+from vfl.datasets import TableFormat, read_table
+from vfl.datasets.alignment.ids import check_unique, id_columns, normalise, prefixes, read_ids
+from vfl.datasets.alignment.join import MIN_OVERLAP
+from vfl.datasets.alignment.positions import Agreed, Alignment, ids_digest, key_of, last_version
+from vfl.datasets.alignment.protocols import Bounds, Own, Traffic, play
+from vfl.datasets.files import column_names
+from vfl.datasets.table import spaced
+
+NAME = "alignment"
+_ANY = Bounds(min_ids=0, min_common=0)
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """What an alignment came to.
+
+    Attributes:
+        common: rows that all parties have.
+        ids: rows of each party.
+        reused: whether the last version still holds, and nothing was sent.
+        versions: by party.
+        traffic: what crossed; None where nothing did.
+    """
+
+    common: int
+    ids: Mapping[str, int]
+    reused: bool
+    versions: Mapping[str, int]
+    traffic: Traffic | None
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a rule gains, in counts.
+
+    Attributes:
+        rules: those before it, and it.
+        common: ids that all parties have, each counted once.
+        gained: more than without it.
+        changed: ids that the rules change, by party.
+        repeated: rows whose id another row has, by party.
+    """
+
+    rules: str
+    common: int
+    gained: int
+    changed: Mapping[str, int]
+    repeated: Mapping[str, int]
+
+
+def align(experiment: Experiment, protocol: str, folder: Path) -> Aligned:
+    """Find the common rows of the parties' own files, and keep each party's positions.
+
+    Args:
+        experiment: whose parties have files of their own; `data.id` and `data.id_rules`.
+        protocol: a spec of `vfl.datasets.alignment.protocols.PROTOCOLS`.
+        folder: a folder a party is written there.
+
+    Raises:
+        ConfigError: the parties have no files of their own.
+        MisalignedError: missing or repeated ids, or hardly any in common; counts only.
+        DataError, SpecError: see `vfl.datasets` and `Registry.make`.
+    """
+    ids, rules = _ids(experiment), experiment.data.id_rules
+    agreed = Agreed(NAME, tuple(ids), rules, protocol)
+    if kept := _still_good(ids, agreed, folder):
+        common = len(next(iter(kept.values())).positions)
+        return _aligned(common, ids, {party: one.version for party, one in kept.items()}, None)
+    owns = []
+    for party, own in ids.items():
+        keys = normalise(own, rules)
+        check_unique(keys, own, f"party '{party}'", rules)
+        owns.append(Own(party, keys, _ANY))
+    found, traffic = play(protocol, owns, experiment.label.party)
+    common = len(found[owns[0].party])
+    if not common or common < MIN_OVERLAP * min(map(len, ids.values())):
+        raise MisalignedError(
+            f"{'only ' if common else ''}{spaced(common) if common else 'no'} ids are common",
+            where=f"id rules {rules}",
+            got=", ".join(f"'{party}': {spaced(len(own))} ids" for party, own in ids.items()),
+            want="the same ids at every party, alike after the rules",
+            fix="vfl align FILE --preview counts what each rule would gain",
+        )
+    key = key_of(secrets.token_hex(16), agreed, common)
+    versions = {}
+    for party, positions in found.items():
+        versions[party] = last_version(folder / party) + 1
+        table, count = ids_digest(ids[party]), len(ids[party])
+        one = Alignment(party, agreed, versions[party], key, table, count, positions)
+        one.keep(folder / party)
+    return _aligned(common, ids, versions, traffic)
+
+
+def preview(experiment: Experiment, protocol: str, rules: str) -> list[Gain]:
+    """What each rule gains when it is added to those before it; by the protocol, in counts.
+
+    Raises:
+        ConfigError, MisalignedError, DataError, SpecError: see `align`.
+    """
+    ids, gains = _ids(experiment), list[Gain]()
+    for spec in prefixes(rules):
+        keys = {party: normalise(own, spec) for party, own in ids.items()}
+        owns = [Own(party, list(dict.fromkeys(each)), _ANY) for party, each in keys.items()]
+        found, _ = play(protocol, owns, experiment.label.party)
+        common = len(found[owns[0].party])
+        plain = {party: normalise(own, "plain") for party, own in ids.items()}
+        gains.append(
+            Gain(
+                rules=spec,
+                common=common,
+                gained=common - gains[-1].common if gains else common,
+                changed={
+                    party: sum(a != b for a, b in zip(each, plain[party], strict=True))
+                    for party, each in keys.items()
+                },
+                repeated={party: len(each) - len(set(each)) for party, each in keys.items()},
+            )
+        )
+    return gains
+
+
+def _ids(experiment: Experiment) -> dict[str, np.ndarray]:
+    """Each party's ids as its own file has them; feature parties in merge order, then labels."""
+    check_one_process(experiment)
+    data, label = experiment.data, experiment.label.party
+    sources = {name: own.source for name, own in experiment.parties.items() if own.source}
+    if not sources:
+        raise ConfigError(
+            "only parties with files of their own can be aligned",
+            fix='source = "FILE" in the [parties.NAME] of each',
+        )
+    sources.setdefault(label, data.source)
+    form, found = TableFormat(data.separator, data.missing), {}
+    for party, source in sources.items():
+        names, where = column_names(source, form), f"party '{party}'"
+        columns = [name for name in id_columns(str(data.id), names) if name in names]
+        table = read_table(source, form, columns, f"parties.{party}.source", columns or None)
+        found[party] = read_ids(table, str(data.id), where)
+    return found
+
+
+def _still_good(
+    ids: Mapping[str, np.ndarray], agreed: Agreed, folder: Path
+) -> dict[str, Alignment]:
+    """Each party's last version, if all are of one alignment and no table has other ids now."""
+    try:
+        kept = {party: Alignment.newest(folder / party, party) for party in ids}
+    except (MissingDataError, RunFolderError):
+        return {}
+    same = len({one.key for one in kept.values()}) == 1
+    good = all(one.agreed == agreed and one.holds(ids[party]) for party, one in kept.items())
+    return kept if same and good else {}
+
+
+def _aligned(
+    common: int,
+    ids: Mapping[str, Any],
+    versions: Mapping[str, int],
+    traffic: Traffic | None,
+) -> Aligned:
+    sizes = {party: len(own) for party, own in ids.items()}
+    return Aligned(common, sizes, traffic is None, versions, traffic)
