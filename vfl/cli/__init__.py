@@ -37,6 +37,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Compare and attack": {
         "compare": study.compare,
+        "value": study.value,
         "grid": study.grid,
         "attack": study.attack,
         "compress": study.compress,

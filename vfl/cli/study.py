@@ -1,4 +1,4 @@
-"""``vfl compare``, ``grid``, ``attack`` and ``compress``: what codecs, defenses and attacks do."""
+"""``vfl compare``, ``value``, ``grid``, ``attack``, ``compress``: parties, codecs, attacks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def compare(
     from vfl.training.specs import read_checked
 
     experiment, locations = read_checked(path, overrides)
-    experiment = experiment.model_copy(update={"grid": None})
+    experiment = experiment.model_copy(update={"grid": None, "value": None})
     comparison = comparison_of(experiment, locations)
     cells = chosen(comparison.cells, only) if only else list(comparison.cells)
     if dry_run:
@@ -89,6 +89,65 @@ def compare(
     folder.write(experiment, comparison.cells, command, comparison.notes)
     failed = _train_cells(folder, cells, jobs, device, download)
     table, content = write_results(folder)
+    page = _print_results(folder.path, table, json)
+    if json:
+        emit(content | {"report": str(page)})
+    _exit_with_failures(failed)
+
+
+def value(
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="EXPERIMENT.toml", help="An experiment file, with [value] or not."),
+    ],
+    codec: Annotated[
+        list[str] | None, typer.Option(metavar="SPEC", help="A codec whose price counts. Repeat.")
+    ] = None,
+    defense: Annotated[
+        list[str] | None, typer.Option(metavar="SPEC", help="A defense, likewise. Repeat.")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="0,1,2", help="One training of each kind a seed.")
+    ] = None,
+    measure: Annotated[
+        str | None, typer.Option(help="Otherwise auc, or rmse of a regression.")
+    ] = None,
+    settings: Set = None,
+    out: Out = None,
+    jobs: Jobs = 1,
+    dry_run: DryRun = False,
+    download: Download = False,
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
+    """Measure what joining buys: each party alone, split, all columns in one place.
+
+    Every training has the rows that all parties share. The same command goes on where an earlier
+    one stopped, and trains only what is new.
+    """
+    given = {
+        "codecs": codec,
+        "defenses": defense,
+        "seeds": _numbers(seeds),
+        "measure": measure,
+    }
+    overrides = [*(settings or []), *_overrides(given, "value.")]
+    from vfl.config import ValueSettings
+    from vfl.experiments import GridFolder
+    from vfl.experiments.value import value_cells, write_value
+    from vfl.training.specs import read_checked
+
+    experiment, _ = read_checked(path, overrides)
+    alone = {"compare": None, "grid": None, "value": experiment.value or ValueSettings()}
+    experiment = experiment.model_copy(update=alone)
+    cells = value_cells(experiment)
+    if dry_run:
+        print("\n".join(cell.title for cell in cells))
+        return
+    folder = GridFolder(out or Path("runs") / experiment.name)
+    folder.write(experiment, cells, _command("value", path, overrides))
+    failed = _train_cells(folder, cells, jobs, device, download)
+    table, content = write_value(folder)
     page = _print_results(folder.path, table, json)
     if json:
         emit(content | {"report": str(page)})
@@ -156,7 +215,7 @@ def grid(
         print("\n".join(cell.title for cell in cells))
         return
     folder = room.GridFolder(out or Path("runs") / experiment.name)
-    experiment = experiment.model_copy(update={"compare": None})
+    experiment = experiment.model_copy(update={"compare": None, "value": None})
     folder.write(experiment, cells, _command("grid", path, overrides))
     failed = _train_cells(folder, cells, jobs, device, download)
     table, rows = write_attack_results(folder)

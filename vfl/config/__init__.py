@@ -15,7 +15,7 @@ from vfl.config.experiment import (
     read_experiment,
     with_overrides,
 )
-from vfl.config.grid import PACKS, WANTED, CompareSettings, GridSettings
+from vfl.config.grid import PACKS, WANTED, CompareSettings, GridSettings, ValueSettings
 from vfl.config.party_file import Consent, OwnData, PartyFile, is_party_file, read_party_file
 from vfl.config.toml import Locations, to_toml
 
@@ -35,6 +35,7 @@ __all__ = [
     "PartySettings",
     "TraceSettings",
     "TrainSettings",
+    "ValueSettings",
     "check_one_process",
     "check_project",
     "is_party_file",

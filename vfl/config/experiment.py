@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from vfl.config.grid import CompareSettings, GridSettings
+from vfl.config.grid import CompareSettings, GridSettings, ValueSettings
 from vfl.config.toml import MoreMistakes, Settings, check, override, read_toml, several
 from vfl.core.errors import ConfigError
 
@@ -223,6 +223,7 @@ class Experiment(Settings):
     federation: FederationSettings = FederationSettings()
     compare: CompareSettings | None = None
     grid: GridSettings | None = None
+    value: ValueSettings | None = None
 
     @property
     def feature_parties(self) -> list[str]:

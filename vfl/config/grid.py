@@ -249,6 +249,24 @@ class GridSettings(Settings):
         return listed
 
 
+class ValueSettings(Settings):
+    """What `vfl value` trains beside each party alone, and all in one place.
+
+    Attributes:
+        codecs, defenses: specs whose price is measured, each in the split training.
+        seeds: one training of each kind a seed.
+        measure: what is compared, as the records name it after ``test_``; AUC unless it is named,
+            or the root of the mean squared error of a regression.
+    """
+
+    codecs: Annotated[tuple[str, ...], BeforeValidator(several)] = ()
+    defenses: Annotated[tuple[str, ...], BeforeValidator(several)] = ()
+    seeds: Seeds = (0, 1, 2, 3, 4)
+    measure: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")] | None = None
+
+    _distinct = field_validator("codecs", "defenses", "seeds")(_no_doubles)
+
+
 def unpacked(attacks: Iterable[str]) -> tuple[str, ...]:
     """Specs with packs opened, each once, in the order in which they were named.
 

@@ -42,7 +42,7 @@ _SPELLING = 40
 #: In the place of an adversary: nobody tampers.
 HONEST = "none"
 
-Kind = Literal["codecs", "attacks"]
+Kind = Literal["codecs", "attacks", "value"]
 
 
 @dataclass(frozen=True)
@@ -179,6 +179,8 @@ class GridFolder:
 
 def kind_of(experiment: Experiment) -> Kind:
     """What a grid of this experiment is for: what it compares."""
+    if experiment.value is not None:
+        return "value"
     return "codecs" if experiment.grid is None else "attacks"
 
 
@@ -247,7 +249,7 @@ _DIGITS = 12
 #: Rooms whose modules plug-ins are made of; the lists of their members are no part of any.
 _PLUG_INS = ("vfl.attacks.", "vfl.compression.", "vfl.defenses.", "vfl.models.")
 #: Tables of an experiment that nothing trained follows from.
-LISTS = frozenset({"compare", "grid"})
+LISTS = frozenset({"compare", "grid", "value"})
 
 
 def experiment_digest(experiment: Experiment) -> str:

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vfl.clients import FeatureParty
 from vfl.compression import Codec
@@ -52,6 +52,7 @@ def train_cell(
     device: str = "cpu",
     trace: TraceSettings | None = None,
     adversaries: Mapping[str, Adversary] | None = None,
+    bottoms: Mapping[str, nn.Module] | None = None,
 ) -> None:
     """Train a cell, or go on from its last checkpoint, unless it is trained; then tidy up.
 
@@ -62,6 +63,7 @@ def train_cell(
         device: where the models run.
         trace: what is recorded meanwhile, which changes no weight; None is what the cell says.
         adversaries: dishonest parties that have begun, by name.
+        bottoms: modules with first weights instead of the experiment's specs, by party.
     """
     experiment = cell.experiment if trace is None else recording(cell.experiment, trace)
     path = folder.cells_path / cell.name
@@ -76,6 +78,7 @@ def train_cell(
             resume=path.exists(),
             data=data,
             adversaries=adversaries,
+            bottoms=bottoms,
             device=device,
         )
     for checkpoints in path.glob(f"parties/*/{CHECKPOINTS}"):

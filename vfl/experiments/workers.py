@@ -17,6 +17,7 @@ from vfl.experiments.attack_grid import attack_cell
 from vfl.experiments.cells import CODEC, FAILURE, Cell, GridFolder, discard_if_stale
 from vfl.experiments.checks import require_test_rows
 from vfl.experiments.training import DataCache, measure_cell, train_cell
+from vfl.experiments.value import run_value_cell
 from vfl.federation import processes
 
 _PACKAGE = Path(__file__).parents[1]
@@ -37,8 +38,14 @@ def run_cell(cell: Cell, folder: GridFolder, cache: DataCache, device: str = "cp
     path = folder.cells_path / cell.name
     try:
         (path / FAILURE).unlink(missing_ok=True)
-        data = cache.of(cell.experiment)
+        rows_of = cell.experiment
+        if folder.kind == "value":  # a cell's own parties stand in for those of the file
+            rows_of = folder.experiment().model_copy(update={"seed": cell.experiment.seed})
+        data = cache.of(rows_of)
         require_test_rows(cell.experiment, data)
+        if folder.kind == "value":
+            run_value_cell(cell, folder, data, device)
+            return
         discard_if_stale(cell, folder, data)
         if folder.kind == "attacks":
             attack_cell(cell, folder, data, device)

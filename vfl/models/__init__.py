@@ -14,7 +14,7 @@ A model of the user's own needs no name: `bring` imports it from a path.
 from __future__ import annotations
 
 from vfl.core.registry import Registry
-from vfl.models.base import Bottom, Shape, Top
+from vfl.models.base import Bottom, Shape, Top, merged
 from vfl.models.bring import bring, bring_top
 
 BOTTOMS: Registry[Bottom] = Registry(
@@ -28,6 +28,7 @@ BOTTOMS: Registry[Bottom] = Registry(
         "vit": "vfl.models.pictures:ViTBottom",
         "gru4rec": "vfl.models.sequences:GRU4RecBottom",
         "textcnn": "vfl.models.sequences:TextCNNBottom",
+        "periodic": "vfl.models.periodic:PeriodicBottom",
         "identity": "vfl.models.mlp:IdentityBottom",
     },
     group="vfl.models.bottoms",
@@ -60,4 +61,5 @@ __all__ = [
     "bring_top",
     "make_bottom",
     "make_top",
+    "merged",
 ]

@@ -6,9 +6,10 @@ Initial weights are drawn from torch's global generator, so callers build inside
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -179,6 +180,33 @@ def whole_numbers(rows: Tensor, most: int, name: str, option: str) -> Tensor:
             fix=f"give '{name}' a larger '{option}', or inputs that are numbers of {option}",
         )
     return rows.long()
+
+
+class _Merged(nn.Module):
+    def __init__(self, parts: Sequence[nn.Module], shapes: Sequence[Shape], merge: str) -> None:
+        super().__init__()
+        self.parts, self.shapes, self.merge = nn.ModuleList(parts), shapes, merge
+
+    def forward(self, rows: Tensor) -> Tensor:
+        columns = torch.split(rows, [math.prod(shape) for shape in self.shapes], dim=1)
+        own = zip(self.parts, columns, self.shapes, strict=True)
+        cuts = [part(some.reshape(-1, *shape)) for part, some, shape in own]
+        return torch.stack(cuts).sum(0) if self.merge == "sum" else torch.cat(cuts, dim=1)
+
+
+def merged(parts: Sequence[nn.Module], shapes: Sequence[Shape], merge: str) -> nn.Module:
+    """Several bottoms as one, over flat rows that hold their columns one party's after another's.
+
+    Args:
+        parts: the bottoms, which stay the modules they are.
+        shapes: axes of one row of each.
+        merge: "concat" puts their cuts side by side, "sum" adds them.
+
+    >>> both = merged([nn.Linear(2, 3), nn.Flatten()], [(2,), (1, 1, 4)], "concat")
+    >>> both(torch.zeros(5, 6)).shape
+    torch.Size([5, 7])
+    """
+    return _Merged(parts, shapes, merge)
 
 
 def channels_last(module: nn.Module) -> nn.Module:

@@ -127,6 +127,8 @@ def _wrong_specs(content: Mapping[str, Any]) -> Iterator[tuple[Setting, SpecErro
         (("grid", "codecs"), partial(_check_listed, partial(_check_codec, widths))),
         (("grid", "adversaries"), partial(_check_listed, _check_adversary)),
         (("grid", "attacks"), partial(_check_listed, _check_attack)),
+        (("value", "defenses"), partial(_check_listed, defended)),
+        (("value", "codecs"), partial(_check_listed, partial(_check_codec, widths))),
     ]
     checks += [
         (setting, spec, check) for setting, check in lists for spec in _list(content, *setting)

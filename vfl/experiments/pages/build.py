@@ -13,6 +13,7 @@ from vfl.experiments.cells import CONFIG, GridFolder, is_grid
 from vfl.experiments.pages.attack_page import attack_page
 from vfl.experiments.pages.comparison_page import comparison_page
 from vfl.experiments.pages.run_page import run_page
+from vfl.experiments.pages.value_page import value_page
 from vfl.experiments.tables import date_text
 
 PAGE = "report.html"
@@ -65,8 +66,9 @@ def render(run_folder: Path) -> str:
         page = run_page(run_folder)
         return ENVIRONMENT.get_template("run.html").render(page=page)
     folder = GridFolder(run_folder)
-    attacks = folder.kind == "attacks"
-    shown = attack_page(folder) if attacks else comparison_page(folder)
+    makers = {"attacks": attack_page, "codecs": comparison_page, "value": value_page}
+    templates = {"attacks": "attack.html", "codecs": "compare.html", "value": "value.html"}
+    shown = makers[folder.kind](folder)
     meta = (date_text(folder.head("created")), shown["count"], f"vfl {folder.head('vfl')}")
     page = shown | {
         "name": folder.experiment().name,
@@ -74,4 +76,4 @@ def render(run_folder: Path) -> str:
         "command": folder.head("command"),
         "config_text": (folder.path / CONFIG).read_text(encoding="utf-8").strip(),
     }
-    return ENVIRONMENT.get_template("attack.html" if attacks else "compare.html").render(page=page)
+    return ENVIRONMENT.get_template(templates[folder.kind]).render(page=page)

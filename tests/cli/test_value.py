@@ -1,0 +1,120 @@
+"""`vfl value`: each party alone, split, in one place, and the price of codecs and defenses."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from vfl.core.seeds import generator
+
+FILE = """\
+name = "joined"
+data = { source = "table.csv", validation = 0.1, test = 0.3 }
+label = { party = "lender", column = "label", top = "mlp:hidden=16" }
+train = { epochs = 12, batch_size = 32, learning_rate = 5e-3 }
+
+[parties.bank]
+width = 8
+bottom = "mlp:hidden=16"
+columns = ["b*"]
+
+[parties.lender]
+width = 8
+bottom = "periodic:hidden=16,frequencies=4,size=4"
+columns = ["l*"]
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    """The label is the sign of a sum of one column of each party: neither knows it alone."""
+    import torch
+
+    numbers = torch.randn(600, 4, generator=generator(0, "value")).numpy()
+    table = pd.DataFrame(numbers, columns=["b1", "b2", "l1", "l2"])
+    table["label"] = np.where(table.b1 + table.l1 > 0, "yes", "no")
+    table.to_csv(tmp_path / "table.csv", index=False)
+    path = tmp_path / "joined.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_joining_is_worth_what_the_columns_say(vfl, file, tmp_path):
+    options = ("--seeds", "0,1,2", "--codec", "topk:k=2")
+    plan = vfl("value", file, *options, "--dry-run")
+    assert plan.code == 0
+    one_seed = [line.removesuffix(" seed=0") for line in plan.out.splitlines()[:7]]
+    assert one_seed == [
+        "lender alone",
+        "lender alone, gradient boosting",
+        "bank alone",
+        "gradient boosting, all columns",
+        "the same network, in one place",
+        "split",
+        "codec topk:k=2",
+    ]
+    done = vfl("value", file, *options, "--json")
+    assert done.code == 0, done.err
+    content = json.loads(done.out)
+    auc = {one["training"]: one["auc"]["mean"] for one in content["trainings"]}
+    assert auc["split"] > 0.97
+    # Of two equal normal parts, the sign of the sum is known by one with an AUC of 0.75 + 1/12.
+    for alone in ("bank alone", "lender alone", "lender alone, gradient boosting"):
+        assert 0.7 < auc[alone] < 0.9
+    assert abs(auc["split"] - auc["the same network, in one place"]) < 0.02
+    assert auc["gradient boosting, all columns"] > 0.94
+    said = content["sentences"]
+    assert any(one.startswith("split less bank alone") and "buys" in one for one in said)
+    by_name = {one["training"]: one for one in content["trainings"]}
+    assert by_name["bank alone"]["bytes"] == 0 < by_name["codec topk:k=2"]["bytes"]
+    assert by_name["codec topk:k=2"]["bytes"] < by_name["split"]["bytes"]
+
+    page = (tmp_path / "runs/joined/report.html").read_text()
+    assert '<th scope="row">bank alone</th>' in page
+    assert "<script" not in page
+    again = vfl("value", file, *options, "--json")
+    assert json.loads(again.out)["trainings"] == content["trainings"]
+    assert "of 21" not in again.err  # nothing was trained anew
+    assert vfl("report", tmp_path / "runs/joined").code == 0
+
+
+def test_figures_of_gradient_boosting_are_scikit_learns(vfl, file, tmp_path):
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.metrics import roc_auc_score
+
+    from vfl.config import read_experiment
+    from vfl.training.run import load_data
+
+    done = vfl("value", file, "--seeds", "3", "-s", "data.validation=0", "--json")
+    assert done.code == 0, done.err
+    found = {one["training"]: one["scores"]["3"] for one in json.loads(done.out)["trainings"]}
+    data = load_data(read_experiment(file, ["seed=3", "data.validation=0"]))
+    columns = np.hstack([data["bank"].inputs.numpy(), data["lender"].inputs.numpy()])
+    truth, split = data["lender"].labels.numpy(), data["lender"].split
+    options = {"max_iter": 300, "learning_rate": 0.05, "early_stopping": False}
+    trees = HistGradientBoostingClassifier(**options, random_state=3)
+    trees.fit(columns[split.train], truth[split.train])
+    chances = trees.predict_proba(columns[split.test])[:, 1]
+    expected = roc_auc_score(truth[split.test], chances)
+    assert found["gradient boosting, all columns"] == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_regression_is_compared_by_its_error(vfl, file, tmp_path):
+    table = pd.read_csv(tmp_path / "table.csv")
+    table["label"] = table.b1 + table.l1
+    table.to_csv(tmp_path / "table.csv", index=False)
+    options = ("-s", "label.task=regression", "--seeds", "0,1,2", "--defense", "layer_norm")
+    done = vfl("value", file, *options, "--json")
+    assert done.code == 0, done.err
+    content = json.loads(done.out)
+    rmse = {one["training"]: one["rmse"]["mean"] for one in content["trainings"]}
+    assert rmse["split"] < 0.5 < rmse["bank alone"]
+    assert any("split less bank alone: -" in one and "buys" in one for one in content["sentences"])
+
+
+def test_a_wrong_codec_is_told_before_anything_is_trained(vfl, file, tmp_path):
+    done = vfl("value", file, "--codec", "topkk")
+    assert done.code == 2
+    assert "did you mean 'topk'?" in done.err
+    assert not (tmp_path / "runs").exists()
