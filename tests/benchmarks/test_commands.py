@@ -17,7 +17,7 @@ from benchmarks.training_step import PATHS
 from benchmarks.wan import WanRow
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("step", "secure", "codecs", "wan", "network", "memory", "mpc")
+NAMES = ("step", "secure", "codecs", "wan", "network", "memory", "mpc", "serving")
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class Consent(Settings):
             where a third party deals.
         parties: names that must be among the feature parties of a secure mode; their keys are
             pinned, so nobody can play them.
-        modes: train, evaluate, predict.
+        modes: train, evaluate, predict, serve.
         max_width: values a row of the cut may have, before the codec and behind it.
         max_epochs: epochs of one training, those in which a defense makes the bottom included.
         max_bytes: bytes one session may send and receive, estimated before it starts.
@@ -63,6 +63,9 @@ class Consent(Settings):
         max_parties: with columns, in one session.
         max_batch_size: rows of one training batch.
         max_rows: different rows of the table that a session may ask for.
+        max_rows_per_second: that may be asked while serving; more is refused for the moment.
+        max_queries: how often any one row may be asked in one session that serves; None sets no
+            limit.
         max_epsilon: of one row's inputs, under all names of runs together; a session without an
             epsilon is refused then. None sets no limit.
         versions: vfl versions the party agrees to run; empty means the installed one.
@@ -75,7 +78,7 @@ class Consent(Settings):
     secure: tuple[str, ...] = ("*",)
     min_parties: Annotated[int, Field(ge=1, le=64)] | None = None
     parties: tuple[PartyName, ...] = ()
-    modes: tuple[str, ...] = ("train", "evaluate", "predict")
+    modes: tuple[str, ...] = ("train", "evaluate", "predict", "serve")
     max_width: Annotated[int, Field(ge=1)] = 256
     max_epochs: Annotated[int, Field(ge=1)] = 100
     max_bytes: Annotated[int, Field(ge=1)] = 10_000_000_000
@@ -84,6 +87,8 @@ class Consent(Settings):
     max_parties: Annotated[int, Field(ge=1)] = 64
     max_batch_size: Annotated[int, Field(ge=1)] = 65_536
     max_rows: Annotated[int, Field(ge=1)] = 100_000_000
+    max_rows_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10_000.0
+    max_queries: Annotated[int, Field(ge=1)] | None = None
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     versions: tuple[str, ...] = ()
     bundles: tuple[Annotated[str, StringConstraints(pattern=r"^(vfl|[0-9a-f]{64})$")], ...] = (

@@ -125,7 +125,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
     if columns is None:
         columns = ("*",) if party.party in terms.parties else ()
     with party.locations.located(PartyFile):
-        if terms.mode == "predict":
+        if terms.mode in ("predict", "serve"):
             encoder = own_folder(party, terms).encoder()
             return load_for_prediction(party.party, party.predict_path, own.id, encoder, form)
         return load_own(
