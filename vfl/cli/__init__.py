@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from vfl.cli import align, federation, project, reference, study, training
+from vfl.cli import align, federation, project, reference, serving, study, training
 from vfl.core.errors import VFLError, file_mistake, redacted_output, redacted_traceback
 from vfl.core.version import VERSION
 
@@ -33,6 +33,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "train": training.train,
         "evaluate": training.evaluate,
         "predict": training.predict,
+        "serve": serving.serve,
         "report": training.report,
     },
     "Compare and attack": {

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from vfl.clients.feature_party import FeatureParty
+from vfl.clients.serving import ServedParty
 from vfl.clients.whole_network import WholeNetworkParty
 from vfl.config import PartyFile
 from vfl.core.errors import DisagreementError, ProtocolError, VFLError
@@ -36,6 +37,7 @@ from vfl.session.party_folder import (
     own_secret,
 )
 from vfl.session.secure import FeatureRound, HelperRound, Layers
+from vfl.session.serving import Requests, require_servable
 from vfl.session.trace import Recorder, own_recorders, recording
 from vfl.transport import Hello, LinkLimits, Observed, TcpLink, Timeouts
 
@@ -82,6 +84,8 @@ class _PartySession:
             check_dealers_consent(self.terms, self.name, party.consent)
             return
         _check_asked(party, self.terms)
+        if self.terms.mode == "serve":
+            require_servable(self.terms)
         self.data = data = own_data(party, self.terms)
         inputs = None if self.mode.whole_network else data.inputs
         check_consent(
@@ -128,6 +132,10 @@ class _PartySession:
         )
         if self.mode.needs_keys:
             self._agree_on_keys(feature.end)
+        if terms.mode == "serve":
+            requests = Requests(data.split.test, self.party.consent, meter)
+            ServedParty(feature, requests).run(self.say)
+            return self._conclude(feature, link)
         limits = self._limits()
         if (layers := feature.end.layers) is not None:  # their bytes are known by now
             check_consent(terms, self.name, self.party.consent, data.split, layers)
@@ -142,6 +150,10 @@ class _PartySession:
         if self.trains:
             self.ledger.end(terms.run, feature.weights_digest())
             self.folder.save(data, terms, feature.weights())
+        return self._conclude(feature, link)
+
+    def _conclude(self, feature: FeatureParty, link: Observed) -> PartyReport:
+        """Say the last word, and wait for the label party's."""
         report = self._report(feature.weights_digest())
         link.send(report.frame())
         answer = link.receive()

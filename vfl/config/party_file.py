@@ -59,7 +59,7 @@ class Consent(Settings):
             where a third party deals.
         parties: names that must be among the feature parties of a secure mode; their keys are
             pinned, so nobody can play them.
-        modes: train, evaluate, predict.
+        modes: train, evaluate, predict, serve.
         max_width: values a row of the cut may have, before the codec and behind it.
         max_epochs: epochs of one training, those in which a defense makes the bottom included.
         max_bytes: bytes one session may send and receive, estimated before it starts.
@@ -73,6 +73,9 @@ class Consent(Settings):
         min_common: ids that all parties of an alignment must have; with fewer nobody is told more.
         min_ids: ids that every other party's set must have in an alignment.
         max_alignments: a day; each may tell whether one more id is here.
+        max_rows_per_second: that may be asked while serving; more is refused for the moment.
+        max_queries: how often any one row may be asked in one session that serves; None sets no
+            limit.
         max_epsilon: of one row's inputs, under all names of runs together; a session without an
             epsilon is refused then. None sets no limit.
         versions: vfl versions the party agrees to run; empty means the installed one.
@@ -85,7 +88,7 @@ class Consent(Settings):
     secure: tuple[str, ...] = ("*",)
     min_parties: Annotated[int, Field(ge=1, le=64)] | None = None
     parties: tuple[PartyName, ...] = ()
-    modes: tuple[str, ...] = ("train", "evaluate", "predict")
+    modes: tuple[str, ...] = ("train", "evaluate", "predict", "serve")
     max_width: Annotated[int, Field(ge=1)] = 256
     max_epochs: Annotated[int, Field(ge=1)] = 100
     max_bytes: Annotated[int, Field(ge=1)] = 10_000_000_000
@@ -97,6 +100,8 @@ class Consent(Settings):
     min_common: Annotated[int, Field(ge=1)] = 100
     min_ids: Annotated[int, Field(ge=1)] = 100
     max_alignments: Annotated[int, Field(ge=0)] = 10
+    max_rows_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10_000.0
+    max_queries: Annotated[int, Field(ge=1)] | None = None
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     versions: tuple[str, ...] = ()
     bundles: tuple[Annotated[str, StringConstraints(pattern=r"^(vfl|[0-9a-f]{64})$")], ...] = (

@@ -54,6 +54,8 @@ class Kind(IntEnum):
     PROTOCOL = 9  # for protocols that run over the same link
     OPENING = 10  # training: masked operands that the label party relays
     QUERY_OPENING = 11  # the same in evaluation and prediction
+    ASK = 12  # while serving: the rows of the next query, or nothing to learn who is there
+    REFUSAL = 13  # while serving: no query comes for these rows, and why
 
 
 #: Largest payloads that are accepted: of every kind, or by kind, where the others carry nothing.

@@ -165,6 +165,11 @@ class Federation:
                 self._pending.pop(reply.metadata.reply_to_message_id, None)
             time.sleep(_POLL_S)
 
+    def close(self) -> None:
+        """End the streams; closing twice is harmless."""
+        if self._hub is not None:
+            self._hub.close()
+
     def __enter__(self) -> Federation:
         return self
 

@@ -50,6 +50,7 @@ from vfl.session.exchange import (
     check_finite,
     check_shape,
     drop_gradients,
+    filled,
     gather,
     optimizer_factory,
     restore,
@@ -694,13 +695,33 @@ class LabelParty(AnyLabelParty):
     @torch.no_grad()
     def _evaluate(self, exchange: Exchange) -> None:
         inputs, labels = self._rows(exchange)
-        set_training(self.model, False)
-        cuts = self._cuts(exchange, inputs)
-        outputs = self._defense.logits(self._top(cuts), StepContext(exchange.step))
+        outputs = self.outputs_of(self.query(exchange, inputs), exchange.step)
         truth = None if labels is None else labels.to(self._compute.device)
         if (verdict := self._note(outputs, truth, exchange)) is not None:
             for end in self.ends.values():
                 end.confirm(exchange.step, verdict)
+
+    @torch.no_grad()
+    def query(self, exchange: Exchange, inputs: Tensor | None) -> dict[str, Tensor]:
+        """The cuts of a query by party, or the feature parties' sum; axes (rows, width) each.
+
+        Args:
+            exchange: which rows.
+            inputs: the label party's own columns of them; None without any.
+        """
+        set_training(self.model, False)
+        return self._cuts(exchange, inputs)
+
+    @torch.no_grad()
+    def outputs_of(self, cuts: Mapping[str, Tensor], step: int) -> Tensor:
+        """What the top makes of a query's cuts; axes (rows, outputs)."""
+        rows = len(next(iter(cuts.values())))
+        outputs = self._top({name: filled(cut) for name, cut in cuts.items()})[:rows]
+        return self._defense.logits(outputs, StepContext(step))
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        """Outputs as a prediction writes them: logits of classes, or numbers in own units."""
+        return self._task.answers(outputs).cpu()
 
     def _rows(self, exchange: Exchange) -> tuple[Tensor | None, Tensor | None]:
         rows = torch.from_numpy(exchange.rows)
@@ -713,7 +734,8 @@ class LabelParty(AnyLabelParty):
         own: dict[str, Tensor] = {}
         if "bottom" in self.model and inputs is not None:
             with self._own_draws.at(exchange.step), self._compute.forward():
-                cut = self.model["bottom"](inputs.to(self._compute.device)).float()
+                whole = inputs if exchange.trains else filled(inputs)
+                cut = self.model["bottom"](whole.to(self._compute.device)).float()[: len(inputs)]
             own[self.data.name] = cut
             check_shape(cut, len(inputs), self.terms.parties[self.data.name].width, self.data.name)
         found = own | self.aggregator.cuts(exchange)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from importlib import import_module
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from flwr.serverapp import Grid
 
@@ -13,6 +14,7 @@ from vfl.config.run_folder import RunFolder
 from vfl.core.errors import (
     CheckpointError,
     LostPeerError,
+    MissingPartyError,
     PeerFailedError,
     StorageError,
     VFLError,
@@ -20,9 +22,10 @@ from vfl.core.errors import (
 )
 from vfl.core.frame import Frame, Kind
 from vfl.core.ledger import Ledger
-from vfl.core.storage import joint_digest, locked
+from vfl.core.storage import joint_digest, locked, write_json
 from vfl.server.federation import Federation
 from vfl.server.label_party import AnyLabelParty, LabelParty, Objective
+from vfl.server.serving import ServingParty
 from vfl.server.summary import summarise, write_predictions
 from vfl.server.whole_network import WholeNetworkLabel
 from vfl.session import PartyFolder, PartyReport, Terms, secure, unexpected
@@ -37,10 +40,32 @@ from vfl.session.party_folder import (
     own_ledger,
     own_secret,
 )
+from vfl.session.serving import require_servable
 from vfl.session.trace import own_recorders, recording
 from vfl.transport import receive_any
 
 _COLLECT_S = 10.0
+_LOSSES = (LostPeerError, MissingPartyError)
+_MOST_ATTEMPTS = 1000  # a message names no later one; its session is new in each
+
+
+class Front(Protocol):
+    """What has rows answered while the label party serves; see `vfl.serving`.
+
+    Attributes:
+        welcome: where it listens, for people.
+    """
+
+    welcome: str
+
+    def play(self, serving: ServingParty) -> None:
+        """Ask for rows until it is told to end; what ends the session early is raised."""
+
+    def lost(self, error: VFLError) -> bool:
+        """Answer with an error until everybody is back; whether to wait for that."""
+
+    def close(self) -> None:
+        """Answer nobody any more."""
 
 
 def run_session(
@@ -75,7 +100,10 @@ def run_session(
             folder = RunFolder.open(path)
         try:
             session = LabelSession(grid, experiment, party, terms, folder, simulation)
-            label, reports = session.play()
+            try:
+                label, reports = session.play()
+            finally:
+                session.close()
             if terms.mode == "train":
                 session.ledger.end(terms.run, label.weights_digest())
             _conclude(folder, own_folder(party, terms), label, reports)
@@ -110,6 +138,12 @@ class LabelSession:
         self.data = own_data(party, terms, experiment.label.task)
         self.checkpoints = own_checkpoints(party, terms)
         self.ledger = own_ledger(party)
+        self.front: Front | None = None
+        if terms.mode == "serve":
+            require_servable(terms)
+            # By name, as secure modes are: only who serves needs what an HTTP server needs.
+            self.front = import_module("vfl.serving.front").open_front(party, terms, self.data)
+            self.say(self.front.welcome)
 
     def say(self, line: str) -> None:
         """One line about the session, in the log and in the run's folder."""
@@ -134,6 +168,11 @@ class LabelSession:
             own = Own(secret, device=device, checkpoints=self.checkpoints, sent=sent)
             return self._play(own, meter)
 
+    def close(self) -> None:
+        """Stop what answers others while it serves."""
+        if self.front is not None:
+            self.front.close()
+
     def _play(self, own: Own, meter: Meter) -> tuple[AnyLabelParty, list[PartyReport]]:
         settings = self.experiment.federation
         restarts = 0
@@ -142,11 +181,17 @@ class LabelSession:
         most: int | None = None
         for attempt in count():
             again = resumed or attempt > 0
+            attempt = min(attempt, _MOST_ATTEMPTS)
             patience = settings.restart_timeout_s if again else settings.join_timeout_s
             start = self._start(most)
             try:
                 return self._attempt(patience, attempt, start, own, meter)
-            except LostPeerError as loss:
+            except _LOSSES as loss:
+                if self.front is not None and self.front.lost(loss):
+                    self.say(f"{loss.what}; serving goes on when everybody is here")
+                    continue
+                if not isinstance(loss, LostPeerError):
+                    raise
                 if self.checkpoints is None or restarts == settings.max_restarts:
                     raise
                 restarts += 1
@@ -154,6 +199,9 @@ class LabelSession:
                 where = f"restart {restarts} of {settings.max_restarts}, from exchange {step}"
                 self.say(f"{loss.what}; {where}")
             except PeerFailedError as failure:
+                if self.front is not None and self.front.lost(failure):
+                    self.say(f"{failure.what}; serving goes on when everybody is here")
+                    continue
                 if failure.peer_code != CheckpointError.code or start == 0:
                     raise
                 most = start - 1
@@ -214,14 +262,29 @@ class LabelSession:
                 layers = mode.layers(columns, terms.merged_width, terms.label_party)
                 meter.most = most_of_an_epoch(terms, data.split, federation.agree(layers))
             label.resume(start)
+            if self.front is not None:
+                serving = ServingParty(label)
+                try:
+                    self.front.play(serving)
+                finally:
+                    meter.rows += label.progress.asked_rows
+                serving.close()
+                return self._end(label, federation)
             schedule = meter.through(label.stopping.follow(terms.schedule(data.split, start)))
             weights = {party.party: label.weights}
             with recording(recorders, schedule, start, weights, _say) as exchanges:
                 label.run(exchanges)
-            ends = label.ends
-            reports = [PartyReport.of(end.link.receive(), name) for name, end in ends.items()]
-            for link in [*(end.link for end in ends.values()), *label.aggregator.helpers]:
-                link.send(Frame(Kind.DONE))
+            return self._end(label, federation)
+
+    def _end(
+        self, label: LabelParty, federation: Federation
+    ) -> tuple[AnyLabelParty, list[PartyReport]]:
+        """Take everybody's last word, and say ours."""
+        ends = label.ends
+        reports = [PartyReport.of(end.link.receive(), name) for name, end in ends.items()]
+        for link in [*(end.link for end in ends.values()), *label.aggregator.helpers]:
+            link.send(Frame(Kind.DONE))
+        federation.close()
         federation.collect(_COLLECT_S)
         return label, reports
 
@@ -234,6 +297,9 @@ def _conclude(
     weights = joint_digest([*digests, (label.data.name, label.weights_digest())])
     if terms.mode != "train":
         folder.check_weights(weights)
+    if terms.mode == "serve":
+        write_json(folder.path / "served.json", {"rows": label.progress.asked_rows})
+        return
     summary = summarise(label, weights, str(folder.path))
     if terms.mode == "predict":
         write_predictions(folder.path / "predictions.csv", label.data, label.outputs, own.classes())

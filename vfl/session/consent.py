@@ -26,7 +26,7 @@ from vfl.models.footprint import footprint
 from vfl.session import secure
 from vfl.session.handshake import REPORT_LIMIT_BYTES
 from vfl.session.ledger import Spent
-from vfl.session.schedule import QUERY_ROWS, steps_per_epoch
+from vfl.session.schedule import QUERY_ROWS, REFUSAL_BYTES, ROW_BYTES, steps_per_epoch
 from vfl.session.secure import Layers
 from vfl.session.terms import Terms
 from vfl.transport.handshake import ANSWER_LIMIT_BYTES
@@ -372,6 +372,8 @@ def frame_limits(
     down |= {Kind.DONE: 0, Kind.ERROR: ANSWER_LIMIT_BYTES}
     if party != terms.dealer:
         down[Kind.ACK] = _ANSWER_BYTES
+    if terms.mode == "serve":
+        down[Kind.ASK], up[Kind.REFUSAL] = ROW_BYTES * rows[Kind.QUERY], REFUSAL_BYTES
     return LinkLimits(_at_most_a_frame(up), _at_most_a_frame(down))
 
 

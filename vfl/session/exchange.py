@@ -238,6 +238,18 @@ def optimizer_factory(settings: TrainSettings) -> OptimizerFactory:
     return partial(_SGD, lr=rate, momentum=settings.momentum, weight_decay=decay)
 
 
+#: Fewest rows a query's forward pass has. Libraries multiply fewer by other routines, whose last
+#: bits differ, so that a row's answer would tell how many others were asked with it.
+_FULL_ROWS = 32
+
+
+def filled(rows: Tensor) -> Tensor:
+    """The rows of a query, the last one repeated up to the fewest a forward pass has."""
+    if not 0 < len(rows) < _FULL_ROWS:
+        return rows
+    return torch.cat([rows, rows[-1:].expand(_FULL_ROWS - len(rows), *rows.shape[1:])])
+
+
 def set_training(model: nn.Module, training: bool) -> None:
     """Put a model into its training or evaluation mode, unless it is there already."""
     if model.training is not training:
@@ -497,7 +509,7 @@ class FeatureEnd(_End):
         set_training(self.model, False)
         with torch.no_grad():
             guarded = StepContext(context.step, secret=self._secret)
-            return self._forward(inputs.to(self._compute.device), guarded, None).cpu()
+            return self._forward(inputs.to(self._compute.device), guarded, None, query=True).cpu()
 
     def take_receipt(self, step: int) -> bytes:
         """Wait until the label party has the query; what it says to it."""
@@ -552,12 +564,17 @@ class FeatureEnd(_End):
         self._pending.append(_Pending(cut, inputs, kept, context, stash))
         return payload
 
-    def _forward(self, inputs: Tensor, context: StepContext, stash: Stash | None) -> Tensor:
+    def _forward(
+        self, inputs: Tensor, context: StepContext, stash: Stash | None, *, query: bool = False
+    ) -> Tensor:
+        rows, inputs = len(inputs), filled(inputs) if query else inputs
         with self._compute.forward():
             cut = self._through("bottom", inputs, stash).float()
         check_shape(cut, len(inputs), self.width, self.party)
-        cut = self.defense.embedding(cut, context)
-        return self._through("codec", cut, stash) if "codec" in self.model else cut
+        cut = self.defense.embedding(cut[:rows], context)
+        if "codec" not in self.model:
+            return cut
+        return self._through("codec", filled(cut) if query else cut, stash)[:rows]
 
     def _through(self, part: str, values: Tensor, stash: Stash | None) -> Tensor:
         if stash is not None:
@@ -680,7 +697,7 @@ class LabelEnd(_End):
     def receive_query(self, step: int, rows: int) -> Tensor:
         """Wait for a cut to evaluate; axes (rows, width). `confirm` answers it."""
         cut = self._receive(Kind.QUERY, StepContext(step), rows)[0].to(self.device)
-        return cut if self.adapter is None else self.adapter(cut)
+        return cut if self.adapter is None else self.adapter(filled(cut))[:rows]
 
     def confirm(self, step: int, verdict: bytes = b"") -> None:
         """Tell the party that its query is here, and what followed from it."""

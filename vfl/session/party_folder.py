@@ -126,7 +126,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
     if columns is None:
         columns = ("*",) if party.party in terms.parties else ()
     with party.locations.located(PartyFile):
-        if terms.mode == "predict":
+        if terms.mode in ("predict", "serve"):
             encoder = own_folder(party, terms).encoder()
             given = _own_alignment(party, own.predict_alignment)
             source = party.predict_path

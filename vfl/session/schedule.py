@@ -20,6 +20,8 @@ from vfl.core.seeds import permutation
 
 Phase = Literal["train", "validation", "test", "predict"]
 QUERY_ROWS = 1024
+#: While serving: a row on the wire, and why rows are refused.
+ROW_BYTES, REFUSAL_BYTES = 4, 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from vfl.datasets import Split
 from vfl.session import secure
 from vfl.session.schedule import Exchange, asking, starting, training
 
-Mode = Literal["train", "evaluate", "predict"]
+Mode = Literal["train", "evaluate", "predict", "serve"]
 _NAMED = 4
 SHORT = 80  #: characters of a setting that are told as they are
 
@@ -34,7 +34,7 @@ class Terms(Settings):
     """What label party and feature parties agree on before the first step.
 
     Attributes:
-        mode: train, evaluate or predict.
+        mode: train, evaluate, predict, or serve: a prediction whose rows are asked for one by one.
         run: name of the run; weights are stored under it at each party.
         parties: everybody with columns, in merge order (the label party too, if it has any).
         version: vfl version of the label party.

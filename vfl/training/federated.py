@@ -26,6 +26,7 @@ _OUTCOMES = {
     "train": "summary.json",
     "evaluate": "evaluation.json",
     "predict": "predictions.csv",
+    "serve": "served.json",
 }
 
 
@@ -56,7 +57,7 @@ def run_session(
 
     Args:
         folder: the label party's.
-        mode: train, evaluate or predict.
+        mode: train, evaluate, predict or serve.
         run: name of the run.
         overrides: changes to the experiment, as ``key=value``.
         on_epoch: called with each epoch's record as it comes.

@@ -1,0 +1,574 @@
+"""`vfl serve` beside one process that has all columns: latency, throughput, and parties that die.
+
+Both answer the same requests about the same network over HTTP on the loopback, with FastAPI and
+uvicorn, one thread for torch in each process. Split: the label party and two feature parties, a
+process each, with TLS streams between them, as a federation has them; Flower's one message a
+session is written to a pipe instead. Monolith: the three models in one FastAPI process, a forward
+pass a request. Loads alternate in one run, so that ratios are of neighbours in time.
+
+With ``--kill-s`` one feature party after the other is killed and started again while clients ask:
+every answer is compared with the prediction of its row, every failure must be a 503 that names a
+party, and the memory of the label party is read at the beginning and at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+
+from benchmarks import harness
+from vfl import models
+from vfl.config import Experiment, read_party_file
+from vfl.core.errors import VFLError
+from vfl.core.seeds import use_one_thread
+from vfl.datasets import load_own
+from vfl.serving.front import Asked, ServeSettings, scores, settings_file
+
+PARTIES, ROWS, COLUMNS = ("bank", "shop"), 2000, 10
+CLIENTS, SECONDS, ROUNDS = (1, 8, 64), 5.0, 3
+QUICK_SECONDS = 0.5
+_START_S = 120.0
+RUN = "run"
+CONTENT = {
+    "name": "serving",
+    "parties": {name: {"width": 16, "bottom": "mlp:hidden=64"} for name in PARTIES},
+    "label": {"party": "lender", "top": "mlp:hidden=32"},
+    "train": {"epochs": 1, "batch_size": 256},
+    "federation": {"rejoin_window_s": 2.0, "step_timeout_s": 20.0, "join_timeout_s": 60.0},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServingRow:
+    """What one load gave.
+
+    Attributes:
+        server: "split" or "monolith".
+        clients: how many asked at once, each one row at a time.
+        requests_per_second: over all rounds.
+        p50_ms, p99_ms: of a request, as its client sees it.
+        throughput_ratio, p99_ratio: to the monolith of the same clients; 1 for itself.
+        failed: requests that were answered otherwise than by 200.
+    """
+
+    server: str
+    clients: int
+    requests_per_second: float
+    p50_ms: float
+    p99_ms: float
+    throughput_ratio: float
+    p99_ratio: float
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRow:
+    """What clients met while parties died.
+
+    Attributes:
+        seconds: of load.
+        kills: parties killed.
+        answered, unavailable: requests with 200, and with a 503 that names a feature party.
+        wrong: answers that are not the prediction of their row.
+        other: anything else.
+        longest_outage_s: from the first failure to the next answer.
+        rss_first_mb, rss_last_mb: resident memory of the label party after warm-up and at the end.
+    """
+
+    seconds: float
+    kills: int
+    answered: int
+    unavailable: int
+    wrong: int
+    other: int
+    longest_outage_s: float
+    rss_first_mb: float
+    rss_last_mb: float
+
+
+@dataclass(frozen=True)
+class _Envelope:
+    """A message that needs no running Flower."""
+
+    content: Any
+    dst_node_id: int
+    message_type: str
+    ttl: float
+
+
+class Pipes:
+    """Flower's part at the label party: a message starts the process of its party.
+
+    Args:
+        folder: holds every party's own.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def get_nodes(self) -> list[Any]:
+        """A node a party, always online."""
+        return [SimpleNamespace(node_id=i, name=name) for i, name in enumerate(PARTIES, start=1)]
+
+    def push_messages(self, messages: Sequence[Any]) -> list[str]:
+        """Start a party anew with its message; an earlier process of it ends by itself."""
+        (message,) = messages
+        name = PARTIES[message.dst_node_id - 1]
+        party = _start("party", self.folder, name, stdin=subprocess.PIPE)
+        assert party.stdin is not None, "a pipe was asked for"
+        party.stdin.write(str(message.content["session"]["message"]).encode())
+        party.stdin.close()
+        self.processes[name] = party
+        (self.folder / f"{name}.pid").write_text(str(party.pid))
+        threading.Thread(target=party.wait, daemon=True).start()
+        return [name]
+
+    def pull_messages(self, identifiers: Sequence[str]) -> list[Any]:
+        """No reply ever comes early."""
+        return []
+
+    def close(self) -> None:
+        """Let every party end, then see to it."""
+        for party in self.processes.values():
+            try:
+                party.wait(10)
+            except subprocess.TimeoutExpired:
+                party.kill()
+                party.wait()
+
+
+def _start(*words: object, stdin: int | None = None) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "benchmarks.serving", *map(str, words)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    output = subprocess.DEVNULL  # standard output is the measurement's
+    return subprocess.Popen(command, stdin=stdin, stdout=output, env=environment)
+
+
+def play_party(folder: Path, name: str) -> None:
+    """One feature party, whose message comes on standard input."""
+    from vfl.clients.session import take_part
+    from vfl.session import SessionMessage
+
+    use_one_thread()
+    message = SessionMessage.parse(sys.stdin.read())
+    try:
+        take_part(message, read_party_file(folder / name / "party.toml"))
+    except VFLError as error:  # another party died, and the session begins anew
+        print(str(error).splitlines()[0], file=sys.stderr)
+
+
+def play_label(folder: Path) -> None:
+    """The label party: it trains, predicts, and serves until it is told to end."""
+    from vfl.server import federation, session
+    from vfl.session import Terms
+
+    use_one_thread()
+    session._COLLECT_S = 0.0  # nobody replies
+    vars(federation)["Message"] = _Envelope
+    experiment = Experiment.model_validate(CONTENT)
+    party, pipes = read_party_file(folder / "lender" / "party.toml"), Pipes(folder)
+    settings_file_of = party.run_path(RUN)
+    for mode in ("train", "predict", "serve"):
+        if mode == "serve":
+            settings_file(settings_file_of, ServeSettings(port=0, max_requests_per_second=1e9))
+        terms = Terms.of(experiment, mode, RUN)
+        session.run_session(pipes, experiment, party, terms)  # type: ignore[arg-type]
+        pipes.close()
+
+
+def play_monolith(folder: Path) -> None:
+    """All columns, all models and FastAPI in one process; the same answer, a pass a request."""
+    use_one_thread()
+    data = {
+        name: load_own(name, folder / name / "data.csv", "id", ("*",), None, "", 0)
+        for name in PARTIES
+    }
+    bottoms = {name: models.make_bottom("mlp:hidden=64").build((COLUMNS,), 16) for name in PARTIES}
+    top = models.make_top("mlp:hidden=32").build(32, 2)
+    ids = data["bank"].ids
+    assert ids is not None, "tables have ids"
+    at = {str(each): row for row, each in enumerate(ids.tolist())}
+    inputs = {name: each.inputs for name, each in data.items()}
+    for module in (*bottoms.values(), top):
+        module.eval()
+    app = FastAPI()
+
+    @app.post("/predict")
+    async def predict(asked: Asked) -> JSONResponse:
+        rows = torch.tensor([at[str(each)] for each in asked.ids])
+        with torch.no_grad():
+            cuts = [bottoms[name](inputs[name].index_select(0, rows)) for name in PARTIES]  # type: ignore[union-attr]
+            outputs = top(torch.cat(cuts, dim=1))
+        return JSONResponse({"predictions": scores(outputs, ("0", "1"))})
+
+    @app.get("/ready")
+    async def ready() -> dict[str, bool]:
+        return {"ready": True}
+
+    config = uvicorn.Config(app, port=0, log_level="critical", access_log=False, ws="none")
+    server = uvicorn.Server(config)
+
+    def tell() -> None:
+        while not server.started:
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        (folder / "monolith.json").write_text(json.dumps({"address": f"http://127.0.0.1:{port}"}))
+
+    threading.Thread(target=tell, daemon=True).start()
+    server.run()
+
+
+def write_tables(folder: Path) -> list[str]:
+    """Everybody's folder; the ids."""
+    draw, ids = np.random.default_rng(0), [f"r{row:05}" for row in range(ROWS)]
+    signal_of = np.zeros(ROWS)
+    for name in PARTIES:
+        cells = draw.normal(size=(ROWS, COLUMNS))
+        signal_of += cells[:, 0]
+        _party(folder / name, name, ids, {f"c{i}": cells[:, i] for i in range(COLUMNS)})
+    _party(
+        folder / "lender", "lender", ids, {"paid": (signal_of > 0).astype(int)}, 'label = "paid"\n'
+    )
+    return ids
+
+
+def _party(
+    folder: Path, name: str, ids: list[str], columns: dict[str, Any], more: str = ""
+) -> None:
+    folder.mkdir(parents=True)
+    pd.DataFrame({"id": ids, **columns}).to_csv(folder / "data.csv", index=False)
+    text = f'party = "{name}"\n[data]\nsource = "data.csv"\nid = "id"\n{more}'
+    limits = "[consent]\nmax_rows_per_second = 1e9\nmax_bytes = 1000000000000\n"
+    (folder / "party.toml").write_text(text + limits)
+
+
+@dataclass
+class Load:
+    """What clients met.
+
+    Attributes:
+        seconds: of each answered request.
+        statuses: how many of each.
+        checked: told id, status and body of every answer.
+    """
+
+    address: str
+    token: str
+    ids: list[str]
+    checked: Callable[[str, int, bytes], None] = lambda each, status, body: None
+    seconds: list[float] = field(default_factory=list)
+    statuses: Counter[int] = field(default_factory=Counter)
+    lasted_s: float = 0.0
+
+    def run(self, clients: int, seconds: float) -> None:
+        """Ask with so many clients at once, each for one row after the other."""
+        asyncio.run(self._all(clients, seconds))
+
+    async def _all(self, clients: int, seconds: float) -> None:
+        began = time.perf_counter()
+        until = began + seconds
+        await asyncio.gather(*(self._client(number, until) for number in range(clients)))
+        self.lasted_s += time.perf_counter() - began
+
+    async def _client(self, number: int, until: float) -> None:
+        host, port = self.address.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        at = number * 31
+        while time.perf_counter() < until:
+            each = self.ids[at % len(self.ids)]
+            at += 1
+            body = json.dumps({"ids": [each]}).encode()
+            head = (
+                f"POST /predict HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {self.token}\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            asked = time.perf_counter()
+            writer.write(head.encode() + body)
+            lines = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
+            size = next(int(one.split(b":")[1]) for one in lines if one.startswith(b"content-len"))
+            answer = await reader.readexactly(size)
+            status = int(lines[0].split()[1])
+            self.statuses[status] += 1
+            if status == 200:
+                self.seconds.append(time.perf_counter() - asked)
+            else:
+                await asyncio.sleep(0.05)  # nobody hammers a service that is away
+            self.checked(each, status, answer)
+        writer.close()
+
+
+class Servers:
+    """Both servers over tables of their own; a context manager that ends every process."""
+
+    def __init__(self, *, monolith: bool = True) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="vfl-serving-")
+        self.folder = Path(self._folder.name)
+        self.ids = write_tables(self.folder)
+        self.run = self.folder / "lender" / "store" / "runs" / RUN
+        self._processes = [_start("label", self.folder)]
+        if monolith:
+            self._processes.append(_start("monolith", self.folder))
+
+    def __enter__(self) -> Servers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        (self.run / "serving.stop").touch()
+        label, *others = self._processes
+        try:
+            label.wait(60)
+        except subprocess.TimeoutExpired:
+            label.kill()
+            label.wait()
+        for other in others:
+            other.terminate()
+            other.wait(10)
+        self._folder.cleanup()
+
+    def load(self, server: str) -> Load:
+        """A load on one of them, which is waited for."""
+        if server == "monolith":
+            return Load(_address(self.folder / "monolith.json"), "", self.ids)
+        address = _address(self.run / "serving.json")
+        _wait(lambda: _ready(address))
+        return Load(address, (self.run / "serve.token").read_text().strip(), self.ids)
+
+    @property
+    def label_pid(self) -> int:
+        """The label party's process."""
+        return self._processes[0].pid
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _START_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise VFLError(f"a server did not start within {_START_S:g} s")
+        time.sleep(0.05)
+
+
+def _address(path: Path) -> str:
+    _wait(path.exists)
+    time.sleep(0.1)
+    return str(json.loads(path.read_text())["address"])
+
+
+def _ready(address: str) -> bool:
+    from urllib.error import URLError
+    from urllib.request import urlopen
+
+    try:
+        with urlopen(address + "/ready", timeout=5):
+            return True
+    except (URLError, OSError):
+        return False
+
+
+def bench_serving(
+    clients: Sequence[int] = CLIENTS,
+    seconds: float = SECONDS,
+    rounds: int = ROUNDS,
+    say: Callable[[str], None] = harness.silent,
+) -> list[ServingRow]:
+    """Measure both servers in turns.
+
+    Args:
+        clients: how many ask at once.
+        seconds: of one turn.
+        rounds: turns of each.
+        say: told one line about each load.
+    """
+    rows = []
+    with Servers() as servers:
+        for count in clients:
+            loads = {server: servers.load(server) for server in ("monolith", "split")}
+            for load in loads.values():
+                load.run(count, min(1.0, seconds))  # warm-up
+                load.seconds.clear()
+                load.statuses.clear()
+                load.lasted_s = 0.0
+            for _ in range(rounds):
+                for load in loads.values():
+                    load.run(count, seconds)
+            say(f"{count} clients: {len(loads['split'].seconds)} requests to the split server")
+            base = loads["monolith"]
+            rows += [_row(server, count, load, base) for server, load in loads.items()]
+    return rows
+
+
+def _row(server: str, clients: int, load: Load, base: Load) -> ServingRow:
+    def rate(one: Load) -> float:
+        return len(one.seconds) / one.lasted_s
+
+    p50, p99 = np.percentile(load.seconds, [50, 99])
+    return ServingRow(
+        server=server,
+        clients=clients,
+        requests_per_second=rate(load),
+        p50_ms=1000 * float(p50),
+        p99_ms=1000 * float(p99),
+        throughput_ratio=rate(load) / rate(base),
+        p99_ratio=float(p99 / np.percentile(base.seconds, 99)),
+        failed=sum(load.statuses.values()) - load.statuses[200],
+    )
+
+
+def bench_faults(
+    seconds: float,
+    every_s: float,
+    clients: int = 4,
+    say: Callable[[str], None] = harness.silent,
+) -> list[FaultRow]:
+    """Load while one feature party after the other is killed.
+
+    Args:
+        seconds: of load.
+        every_s: between two kills.
+        clients: how many ask at once.
+        say: told one line about each kill.
+    """
+    counts: Counter[str] = Counter()
+    outage = [0.0, 0.0]  # since when, and the longest
+    with Servers(monolith=False) as servers:
+        load = servers.load("split")
+        table = pd.read_csv(servers.run / "predictions.csv", dtype=str).set_index("id")
+        expected = {
+            str(each): [np.float32(cell) for cell in row[1:]]
+            for each, row in zip(table.index, table.to_numpy(), strict=True)
+        }
+
+        def checked(each: str, status: int, body: bytes) -> None:
+            told, now = json.loads(body), time.monotonic()
+            if status == 200:
+                got = [np.float32(p) for p in told["predictions"][0]["probabilities"]]
+                counts["answered" if got == expected[each] else "wrong"] += 1
+                if outage[0]:
+                    outage[:] = [0.0, max(outage[1], now - outage[0])]
+                return
+            named = status == 503 and set(str(told.get("party")).split(", ")) <= set(PARTIES)
+            counts["unavailable" if named else "other"] += 1
+            outage[0] = outage[0] or now
+
+        load.checked = checked
+        load.run(clients, min(5.0, seconds))
+        first = _resident_mb(servers.label_pid)
+        stop, kills = threading.Event(), 0
+
+        def kill() -> None:
+            nonlocal kills
+            while not stop.wait(every_s):
+                name = PARTIES[kills % len(PARTIES)]
+                pid = int((servers.folder / f"{name}.pid").read_text())
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue  # it is on its way back
+                kills += 1
+                say(f"killed {name}")
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            load.run(clients, seconds)
+        finally:
+            stop.set()
+            killer.join()
+        _wait(lambda: _ready(load.address))
+        load.run(clients, min(5.0, seconds))
+        last = _resident_mb(servers.label_pid)
+    return [
+        FaultRow(
+            seconds=seconds,
+            kills=kills,
+            answered=counts["answered"],
+            unavailable=counts["unavailable"],
+            wrong=counts["wrong"],
+            other=counts["other"],
+            longest_outage_s=outage[1],
+            rss_first_mb=first,
+            rss_last_mb=last,
+        )
+    ]
+
+
+def _resident_mb(pid: int) -> float:
+    """Resident memory of a process; 0 where the system has no /proc."""
+    path = Path(f"/proc/{pid}/status")
+    if not path.exists():
+        return 0.0
+    line = next(each for each in path.read_text().splitlines() if each.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
+def format_serving(rows: Sequence[ServingRow]) -> str:
+    """The rows as a table."""
+    lines = [f"{'server':<10}{'clients':>8}{'req/s':>10}{'p50 ms':>9}{'p99 ms':>9}{'x req/s':>9}"
+             f"{'x p99':>8}{'failed':>8}"]  # fmt: skip
+    lines += [
+        f"{row.server:<10}{row.clients:>8}{row.requests_per_second:>10.1f}{row.p50_ms:>9.2f}"
+        f"{row.p99_ms:>9.2f}{row.throughput_ratio:>9.2f}{row.p99_ratio:>8.2f}{row.failed:>8}"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def format_faults(rows: Sequence[FaultRow]) -> str:
+    """What happened, a line each."""
+    (row,) = rows
+    return (
+        f"{row.kills} kills in {row.seconds:g} s: {row.answered} answered as predicted, "
+        f"{row.wrong} wrong, {row.unavailable} times a 503 that names a party, {row.other} others;"
+        f"\nlongest outage {row.longest_outage_s:.1f} s; label party {row.rss_first_mb:.0f} MB at "
+        f"first, {row.rss_last_mb:.0f} MB at last"
+    )
+
+
+def formatted(rows: Sequence[Any]) -> str:
+    """Either measurement's rows, for people."""
+    return format_faults(rows) if isinstance(rows[0], FaultRow) else format_serving(rows)
+
+
+def main() -> None:
+    """Measure, or play one process of a measurement."""
+    roles = {"party": play_party, "label": play_label, "monolith": play_monolith}
+    if len(sys.argv) > 2 and sys.argv[1] in roles:
+        roles[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])  # type: ignore[operator]
+        return
+    options = harness.parser("serving", __doc__ or "", quick=True)
+    options.add_argument("--clients", type=harness.numbers, default=list(CLIENTS), metavar="N,N")
+    options.add_argument("--seconds", type=float, help="of one turn, or of the load with --kill-s")
+    options.add_argument("--kill-s", type=float, help="kill a party every so many seconds instead")
+
+    def measure(asked: Namespace) -> Sequence[ServingRow] | Sequence[FaultRow]:
+        if asked.kill_s is not None:
+            return bench_faults(asked.seconds or 600.0, asked.kill_s, say=harness.say)
+        seconds = asked.seconds or (QUICK_SECONDS if asked.quick else SECONDS)
+        return bench_serving(asked.clients, seconds, 1 if asked.quick else ROUNDS, harness.say)
+
+    harness.run(options, measure, formatted)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Load on a served model: what the figures are of, and what clients meet while parties die."""
+
+import numpy as np
+import pytest
+
+from benchmarks.serving import (
+    FaultRow,
+    Load,
+    ServingRow,
+    _row,
+    bench_faults,
+    bench_serving,
+    format_faults,
+    format_serving,
+)
+
+
+def load(seconds, lasted, failures=0):
+    one = Load("", "", [], seconds=list(seconds), lasted_s=lasted)
+    one.statuses.update({200: len(seconds), 503: failures})
+    return one
+
+
+def test_ratios_are_of_the_monolith():
+    base, split = load([0.001] * 100, 1.0), load(np.linspace(0.002, 0.004, 50), 1.0, failures=3)
+    row = _row("split", 8, split, base)
+    assert (row.requests_per_second, row.throughput_ratio, row.failed) == (50, 0.5, 3)
+    assert row.p50_ms == pytest.approx(3.0)
+    assert row.p99_ratio == pytest.approx(np.percentile(split.seconds, 99) / 0.001)
+    assert _row("monolith", 8, base, base).throughput_ratio == 1
+
+
+def test_what_is_printed():
+    row = ServingRow("split", 8, 812.5, 9.1, 20.4, 0.61, 2.1, 0)
+    head, line = format_serving([row]).splitlines()
+    assert head.split()[:2] == ["server", "clients"]
+    assert line.split() == ["split", "8", "812.5", "9.10", "20.40", "0.61", "2.10", "0"]
+    faults = FaultRow(60.0, 1, 900, 20, 0, 0, 6.25, 300.0, 301.0)
+    assert "900 answered as predicted, 0 wrong, 20 times a 503" in format_faults([faults])
+
+
+@pytest.mark.net
+def test_both_servers_answer_every_request():
+    rows = bench_serving([2], seconds=1.0, rounds=1)
+    assert [(row.server, row.failed) for row in rows] == [("monolith", 0), ("split", 0)]
+
+
+@pytest.mark.net
+def test_parties_that_are_killed_cost_no_wrong_answer():
+    (row,) = bench_faults(seconds=45.0, every_s=20.0)
+    assert row.kills >= 1
+    assert row.answered > 100
+    assert row.unavailable > 0
+    assert (row.wrong, row.other) == (0, 0)
+    assert row.rss_last_mb < row.rss_first_mb + 50

@@ -1,0 +1,571 @@
+"""A served row is the predicted row: in one process, and over real streams, through HTTP."""
+
+import csv
+import json
+import shutil
+import ssl
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from played_session import PlayedSession, stand_in
+from stand_in_flower import Flower
+from websockets.sync.client import connect as websocket
+
+from vfl.clients.serving import ServedParty
+from vfl.config import Experiment
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import VFLError
+from vfl.serving.front import ServeSettings, settings_file
+from vfl.serving.local import serve
+from vfl.session.party_folder import own_ledger
+from vfl.training import run
+from vfl.transport import session_certificate
+
+PARTIES, ROWS = ("bank", "shop"), 90
+CONTENT = {
+    "name": "scored",
+    "parties": {name: {"width": 4} for name in PARTIES},
+    "label": {"party": "lender", "top": "mlp:hidden=8"},
+    "train": {"epochs": 1, "batch_size": 20},
+    "federation": {"step_timeout_s": 5.0, "rejoin_window_s": 1.0},
+}
+
+
+class Client:
+    """What a caller of the service has: its address and the token."""
+
+    def __init__(self, address, token, context=None):
+        self.address, self.token, self._context = address, token, context
+
+    def ask(self, path, body=None, token=None):
+        shown = self.token if token is None else token
+        headers = {"Authorization": f"Bearer {shown}", "Content-Type": "application/json"}
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(self.address + path, data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=20, context=self._context) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as refusal:
+            with refusal:
+                return refusal.code, refusal.read().decode()
+
+    def predict(self, *ids, **more):
+        status, text = self.ask("/predict", {"ids": list(ids), **more})
+        return status, json.loads(text)
+
+    def wait_ready(self, ready=True, timeout_s=30.0):
+        deadline = time.monotonic() + timeout_s
+        while (self.ask("/ready")[0] == 200) is not ready:
+            assert time.monotonic() < deadline, self.ask("/ready")
+            time.sleep(0.05)
+
+
+class Serving:
+    """A session that serves, in a thread; `stop` ends it and raises what ended it otherwise."""
+
+    def __init__(self, folder, play, context=None):
+        self.folder, self.problem, self._play = folder, None, play
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        state = folder / "serving.json"
+        deadline = time.monotonic() + 30
+        while not state.exists() and self._thread.is_alive():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        if self.problem:
+            raise self.problem
+        address = json.loads(state.read_text())["address"]
+        token = (folder / "serve.token").read_text().strip()
+        self.client = Client(address, token, context)
+
+    def _run(self):
+        try:
+            self._play()
+        except BaseException as problem:
+            self.problem = problem
+
+    def stop(self):
+        (self.folder / "serving.stop").touch()
+        self._thread.join(timeout=30)
+        assert not self._thread.is_alive()
+        if self.problem:
+            raise self.problem
+
+
+def predicted(folder):
+    """What `vfl predict` wrote: prediction and probabilities by id, as they stand in the file."""
+    with (folder / "predictions.csv").open(newline="") as file:
+        _, *rows = csv.reader(file)
+    return {row[0]: (row[1], [np.float32(cell) for cell in row[2:]]) for row in rows}
+
+
+def same(answer, expected):
+    """Bit for bit: the same float32 numbers."""
+    got = [np.float32(value) for value in answer["probabilities"]]
+    return str(answer["prediction"]) == expected[0] and got == expected[1]
+
+
+def settings(**more):
+    return ServeSettings(port=0, **more)
+
+
+# In one process
+
+
+@pytest.fixture(scope="module")
+def trained_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("store")
+    torch.set_num_threads(1)
+    content = {k: v for k, v in CONTENT.items() if k != "federation"}
+    content |= {"data": {"source": "breast_cancer"}, "label": {"top": "mlp:hidden=8"}}
+    summary = run.train(Experiment.model_validate(content), folder / "runs", "run")
+    path = folder / "runs" / "run"
+    run.predict(RunFolder.open(path))
+    assert summary["run"] == str(path)
+    return path
+
+
+@pytest.fixture
+def local(trained_run):
+    begun = []
+
+    def start(**more):
+        begun.append(Serving(trained_run, lambda: serve(trained_run, settings(**more))))
+        begun[-1].client.wait_ready()
+        return begun[-1].client
+
+    yield start
+    for serving in begun:
+        serving.stop()
+
+
+def test_a_row_is_answered_as_predicted_whoever_shares_its_batch(local, trained_run):
+    expected, client = predicted(trained_run), local()
+    ids = list(expected)
+    for batch in ([ids[0]], ids[3:5], ids[:100], [ids[7], ids[2], ids[7]]):
+        status, told = client.predict(*batch)
+        assert status == 200
+        assert told["version"] == "scored"
+        pairs = zip(told["predictions"], batch, strict=True)
+        assert all(same(answer, expected[each]) for answer, each in pairs)
+
+
+def test_requests_at_the_same_time_share_batches_and_keep_their_answers(local, trained_run):
+    expected, client, wrong = predicted(trained_run), local(wait_ms=20), []
+
+    def ask(each):
+        status, told = client.predict(each)
+        if status != 200 or not same(told["predictions"][0], expected[each]):
+            wrong.append(status)
+
+    threads = [threading.Thread(target=ask, args=(each,)) for each in list(expected)[:40]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    figures = dict(
+        line.rsplit(" ", 1) for line in client.ask("/metrics")[1].splitlines() if line[0] != "#"
+    )
+    assert int(figures["vfl_rows_total"]) == 40
+    assert int(figures["vfl_batches_total"]) < 40
+    assert figures['vfl_party_up{party="bank"}'] == "1"
+
+
+def test_contributions_add_up_to_what_the_row_moved(local, trained_run):
+    client, ids = local(explain=True), list(predicted(trained_run))
+    _, first = client.predict(ids[0], explain=True)
+    _, other = client.predict(ids[1], explain=True)
+    moved = []
+    for told in (first, other):
+        assert set(told["contributions"]) == set(PARTIES)
+        total = np.sum(list(told["contributions"].values()), axis=0)
+        logits = np.log(told["predictions"][0]["probabilities"])
+        moved.append((logits[1] - logits[0]) - (total[1] - total[0]))
+    assert moved[0] == pytest.approx(moved[1], abs=1e-3)  # the reference, the same for both
+
+
+def test_a_cache_asks_nobody_twice(local, trained_run):
+    client, each = local(cache_rows=10), next(iter(predicted(trained_run)))
+    answers = [client.predict(each)[1]["predictions"] for _ in range(3)]
+    assert answers[0] == answers[1] == answers[2]
+    assert "vfl_asked_rows_total 1\n" in client.ask("/metrics")[1]
+
+
+MARK, KNOWN = "Zq8marked", "an id of the table"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "token", "status"),
+    [
+        ("/predict", {"ids": [MARK]}, None, 404),
+        ("/predict", {"ids": [MARK]}, "wrong" + MARK, 401),
+        ("/metrics", None, "", 401),
+        ("/openapi.json", None, None, 200),
+        ("/predict", {"ids": MARK}, None, 422),
+        ("/predict", {MARK: [1]}, None, 422),
+        ("/predict", {"ids": []}, None, 422),
+        ("/predict", b"{" + MARK.encode(), None, 422),
+        ("/predict", {"ids": [KNOWN], "columns": {MARK: [1]}}, None, 422),
+        ("/predict", {"ids": ["1"] * 300}, None, 413),
+        ("/predict", {"ids": ["1"], "more": "x" * 70_000}, None, 413),
+        ("/predict", {"ids": [KNOWN], "explain": True}, None, 403),
+        ("/" + MARK, None, None, 404),
+        ("/health", None, "", 200),
+        ("/", None, "", 200),
+    ],
+)
+def test_what_is_refused_and_that_nothing_is_repeated(
+    local, trained_run, capfd, path, body, token, status
+):
+    client = local(max_body_bytes=65_536)
+    if isinstance(body, dict) and body.get("ids") == [KNOWN]:
+        body = {**body, "ids": [next(iter(predicted(trained_run)))]}
+    got, text = client.ask(path, body, token)
+    assert got == status
+    seen = [text, client.ask("/metrics")[1], *capfd.readouterr()]
+    assert not any(MARK in each for each in seen)
+
+
+def test_an_address_that_asks_too_often_is_refused_for_a_while(local):
+    client = local(max_requests_per_second=20.0)
+    statuses = [client.ask("/health")[0] for _ in range(60)]
+    assert 429 in statuses
+    time.sleep(0.5)
+    assert client.ask("/health")[0] == 200
+
+
+# In a browser
+
+BROWSER = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+
+
+class Browser:
+    """A page of a real browser, driven over its DevTools protocol."""
+
+    def __init__(self, folder):
+        flags = ["--headless", "--no-sandbox", "--remote-debugging-port=0", "--disable-gpu"]
+        command = [BROWSER, *flags, f"--user-data-dir={folder}", "about:blank"]
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        listening = next(line for line in self._process.stderr if "listening on ws://" in line)
+        at = listening.split("ws://")[1].split("/")[0]
+        with urllib.request.urlopen(f"http://{at}/json", timeout=20) as answer:
+            page = next(one for one in json.load(answer) if one["type"] == "page")
+        self._open = ExitStack()
+        url = page["webSocketDebuggerUrl"]
+        self._socket = self._open.enter_context(websocket(url, max_size=None))
+        self._number = 0
+
+    def call(self, method, **parameters):
+        self._number += 1
+        self._socket.send(json.dumps({"id": self._number, "method": method, "params": parameters}))
+        while (told := json.loads(self._socket.recv(timeout=30))).get("id") != self._number:
+            pass
+        return told["result"]
+
+    def value(self, script):
+        told = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        return told["result"].get("value")
+
+    def wait_for(self, script, timeout_s=30.0):
+        deadline = time.monotonic() + timeout_s
+        while not self.value(script):
+            assert time.monotonic() < deadline, self.value("document.body.innerText")
+            time.sleep(0.1)
+
+    def close(self):
+        self._open.close()
+        self._process.terminate()
+        self._process.wait(20)
+        self._process.stderr.close()
+
+
+@pytest.fixture
+def browser(tmp_path):
+    page = Browser(tmp_path)
+    yield page
+    page.close()
+
+
+def ask_page(browser, token, each):
+    for name, value in (("token", token), ("id", each)):
+        browser.value(f"document.getElementById('{name}').value = {json.dumps(value)}")
+    browser.value("document.getElementById('explain').checked = true")
+    browser.value("document.getElementById('ask').click()")
+
+
+@pytest.mark.net
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed here")
+def test_a_person_asks_on_the_page(local, trained_run, browser):
+    client, (each, (prediction, _)) = (
+        local(explain=True),
+        next(iter(predicted(trained_run).items())),
+    )
+    browser.call("Page.navigate", url=client.address + "/")
+    browser.wait_for("document.readyState == 'complete' && !!document.getElementById('ask')")
+    ask_page(browser, "wrong", each)
+    browser.wait_for("document.getElementById('error').textContent.includes('token')")
+    ask_page(browser, client.token, "<b>nobody</b>")
+    browser.wait_for("document.getElementById('error').textContent.includes('not known')")
+    ask_page(browser, client.token, each)
+    browser.wait_for("!document.getElementById('answer').hidden")
+    assert browser.value("document.getElementById('prediction').textContent") == prediction
+    shown = browser.value("document.getElementById('answer').innerText")
+    assert all(word in shown for word in (*PARTIES, "Shapley", "ms at the service", "scored"))
+    assert browser.value("document.getElementById('error').textContent") == ""
+
+
+# Over real streams
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch):
+    """Three folders, a trained run, and what `vfl predict` says of new rows."""
+    stand_in(monkeypatch)
+    draw, played = np.random.default_rng(0), PlayedSession(tmp_path, Flower(PARTIES), CONTENT)
+    ids = [f"Zq8id{row:03}" for row in range(ROWS)]
+    for name in (*PARTIES, "lender"):
+        (tmp_path / name).mkdir()
+        columns = {"a": draw.normal(size=ROWS), "b": draw.normal(size=ROWS)}
+        if name == "lender":
+            columns = {"paid": [f"class{row % 2}" for row in range(ROWS)]}
+        pd.DataFrame({"id": ids, **columns}).to_csv(tmp_path / name / "data.csv", index=False)
+        more = 'label = "paid"\n' if name == "lender" else ""
+        text = f'party = "{name}"\n[data]\nsource = "data.csv"\nid = "id"\n{more}[consent]\n'
+        played.write(name, text)
+    played.introduce(*PARTIES)
+    return played
+
+
+def start(session, **changes):
+    settings_file(session.run, settings(timeout_s=3.0))
+    return Serving(session.run, lambda: session.play("serve", **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"codec": "topk:k=2,values=8"},
+        {"merge": "sum", "secure": "sum"},
+        {"defense": "layer_norm"},
+    ],
+    ids=["plain", "codec", "secure sum", "defense"],
+)
+def test_streams_answer_as_predicted(session, changes):
+    session.play("train", **changes)
+    session.play("predict", **changes)
+    expected = predicted(session.run)
+    serving = start(session, **changes)
+    try:
+        serving.client.wait_ready()
+        for batch in (["Zq8id005"], ["Zq8id089", "Zq8id000"], list(expected)):
+            status, told = serving.client.predict(*batch)
+            assert status == 200
+            pairs = zip(told["predictions"], batch, strict=True)
+            assert all(same(answer, expected[each]) for answer, each in pairs)
+    finally:
+        serving.stop()
+    assert session.flower.failures == []
+    said = "answered 93 rows, 90 different ones, each at most 2 times; refused 0 requests"
+    assert sorted(session.flower.said) == [f"party {name} {said}" for name in PARTIES]
+    for name in PARTIES:
+        (entry,) = own_ledger(session.flower.files[name]).entries()
+        spent = entry.spent["serve"]
+        assert (spent.sessions, spent.rows, spent.passes) == (1, 93, 2)
+
+
+def consent(session, name, text):
+    path = session.folder / name / "party.toml"
+    session.write(name, path.read_text() + text + "\n")
+
+
+def test_a_party_that_does_not_serve_refuses_the_session(session):
+    session.play("train")
+    consent(session, "shop", 'modes = ["train", "predict"]')
+    serving = start(session)
+    with pytest.raises(VFLError, match="does not consent"):
+        serving.stop()
+    assert not (session.run / "serving.json").exists()
+
+
+def test_a_row_asked_too_often_is_refused_and_nobody_else(session):
+    session.play("train")
+    consent(session, "shop", "max_queries = 2")
+    serving = start(session)
+    client, answers = serving.client, []
+    try:
+        client.wait_ready()
+        statuses = [client.predict("Zq8id001")[0] for _ in range(3)]
+        assert statuses == [200, 200, 403]
+        settings_file(session.run, settings())
+
+        def ask(each):
+            answers.append((each, *client.predict(each)))
+
+        threads = [threading.Thread(target=ask, args=(f"Zq8id00{n}",)) for n in range(1, 7)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        serving.stop()
+    refused = [(each, told["party"]) for each, status, told in answers if status == 403]
+    assert refused == [("Zq8id001", "shop")]
+    assert sum(status == 200 for _, status, _ in answers) == 5
+
+
+@pytest.mark.parametrize(
+    ("limit", "statuses"),
+    [("max_rows_per_second = 0.001", [200, 429]), ("max_bytes = 20000", [200, 403])],
+)
+def test_more_than_a_party_allows_is_refused_by_name(session, limit, statuses):
+    session.play("train")
+    consent(session, "bank", limit)
+    serving = start(session)
+    try:
+        serving.client.wait_ready()
+        got, ids = [], [f"Zq8id{row:03}" for row in range(ROWS)]
+        for _ in range(14):
+            status, told = serving.client.predict(*ids)
+            got.append(status)
+            if status != 200:
+                assert told["party"] == "bank"
+                break
+    finally:
+        serving.stop()
+    assert sorted(set(got)) == statuses
+
+
+def test_epsilon_ends_what_may_be_asked(session):
+    noisy = {"defense": "clipped_noise:norm=4,sigma=8"}
+    session.play("train", **noisy)
+    (entry,) = own_ledger(session.flower.files["bank"]).entries()
+    left = 2.5 * entry.epsilon
+    consent(session, "bank", f"max_epsilon = {entry.spent_epsilon + left}")
+    serving = start(session, **noisy)
+    try:
+        serving.client.wait_ready()
+        statuses = [serving.client.predict("Zq8id001")[0] for _ in range(4)]
+        assert statuses == [200, 200, 403, 403]
+        assert serving.client.predict("Zq8id002")[0] == 200  # a first pass of another row
+    finally:
+        serving.stop()
+    (entry,) = own_ledger(session.flower.files["bank"]).entries()
+    assert entry.spent["serve"].passes == 2
+
+
+def test_a_party_that_dies_is_named_until_it_is_back(session, monkeypatch):
+    session.play("train")
+    session.play("predict")
+    expected, dying, real = predicted(session.run), threading.Event(), ServedParty.answer
+
+    def answer(self):
+        if dying.is_set() and self._feature.name == "shop":
+            dying.clear()
+            raise SystemExit
+        return real(self)
+
+    monkeypatch.setattr(ServedParty, "answer", answer)
+    serving = start(session)
+    client = serving.client
+    try:
+        client.wait_ready()
+        for _ in range(2):
+            dying.set()
+            client.predict("Zq8id000")  # the one it still answers, or not
+            seen = []
+            deadline = time.monotonic() + 30
+            while not (seen and seen[-1][0] == 200 and any(one[0] == 503 for one in seen)):
+                assert time.monotonic() < deadline, seen
+                seen.append(client.predict("Zq8id007"))
+            for status, told in seen:
+                if status == 200:
+                    assert same(told["predictions"][0], expected["Zq8id007"])
+                else:
+                    assert (status, told["party"]) == (503, "shop")
+        assert "vfl_sessions_lost_total 2\n" in client.ask("/metrics")[1]
+    finally:
+        serving.stop()
+
+
+def test_no_id_is_in_a_log_or_a_metric(session, capfd):
+    session.play("train")
+    serving = start(session)
+    try:
+        serving.client.wait_ready()
+        serving.client.predict("Zq8id001", "Zq8idless")
+        serving.client.predict("Zq8id001")
+        metrics = serving.client.ask("/metrics")[1]
+    finally:
+        serving.stop()
+    notes = (session.run / "notes.txt").read_text()
+    assert not any("Zq8" in text for text in (metrics, notes, *capfd.readouterr()))
+
+
+def client_certificate():
+    """A key, and the certificate that it signed for itself; PEM."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "caller")])
+    signed = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    form = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return signed.public_bytes(Encoding.PEM), key.private_bytes(*form)
+
+
+def test_mutual_tls_lets_in_whoever_has_a_certificate(trained_run, tmp_path):
+    mine = session_certificate(["127.0.0.1"])
+    caller, callers_key = client_certificate()
+    files = {"ca.pem": mine.ca_pem, "cert.pem": mine.cert_pem, "key.pem": mine.key_pem}
+    files |= {"caller.pem": caller, "caller-key.pem": callers_key}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    at = {name: str(tmp_path / name) for name in files}
+    options = settings(certificate=at["cert.pem"], key=at["key.pem"], client_ca=at["caller.pem"])
+    known = ssl.create_default_context(cafile=at["ca.pem"])
+    stranger = ssl.create_default_context(cafile=at["ca.pem"])
+    known.load_cert_chain(at["caller.pem"], at["caller-key.pem"])
+    serving = Serving(trained_run, lambda: serve(trained_run, options), known)
+    try:
+        serving.client.wait_ready()
+        assert serving.client.ask("/health")[0] == 200
+        outsider = Client(serving.client.address, serving.client.token, stranger)
+        with pytest.raises(OSError, match=r"certificate|alert|EOF|reset|closed"):
+            outsider.ask("/health")
+    finally:
+        serving.stop()
+
+
+def test_without_tls_it_stays_on_this_machine(trained_run):
+    with pytest.raises(VFLError, match="stays on its own machine"):
+        serve(trained_run, ServeSettings(host="0.0.0.0", port=0))
+
+
+def test_a_token_that_others_can_read_is_refused(trained_run, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("x" * 40)
+    token.chmod(0o644)
+    with pytest.raises(VFLError, match="others may read the token"):
+        serve(trained_run, settings(token=str(token)))

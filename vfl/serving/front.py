@@ -1,0 +1,484 @@
+"""HTTP at the label party: routes, who may ask, limits; and the server in its thread."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import os
+import secrets
+import ssl
+import stat
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, MutableMapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vfl.config import PartyFile
+from vfl.config.toml import Settings
+from vfl.core.errors import MissingPackageError, RunFolderError, UserError, VFLError
+from vfl.core.storage import read_json, write_json, write_text
+from vfl.datasets import PartyData
+from vfl.server.serving import ServingParty
+from vfl.serving.service import Service, Unavailable
+from vfl.session import Terms
+from vfl.session.party_folder import own_folder
+from vfl.session.schedule import QUERY_ROWS
+from vfl.transport.stream import require_loopback
+
+try:
+    import uvicorn
+    from fastapi import FastAPI, Request
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+    from pydantic import BaseModel
+except ImportError as absence:  # they come with Flower today
+    raise MissingPackageError(
+        "serving needs packages that are not here",
+        got=str(absence.name),
+        fix="pip install 'vfl[serve]'",
+    ) from None
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_TOKEN_FILE, SETTINGS_FILE, STATE_FILE, STOP_FILE = (
+    "serve.token", "serve.json", "serving.json", "serving.stop",
+)  # fmt: skip
+#: Paths that tell nothing of anybody's data, and need no token.
+_OPEN = ("/", "/health", "/ready")
+_CLIENTS = 4096  # whose rate is remembered
+_START_S = 10.0
+
+
+class ServeSettings(Settings):
+    """How the label party's service listens, and what one client may do.
+
+    Attributes:
+        host, port: where it listens; port 0 takes a free one. Beyond this machine with TLS only.
+        token: file of the token that clients show, readable by its owner alone; made if missing.
+        certificate, key: PEM files for TLS.
+        client_ca: PEM file of the authority whose certificates clients must have (mutual TLS).
+        wait_ms: how long a batch waits for more requests.
+        timeout_s: most time for a request.
+        max_ids: rows of one request.
+        max_body_bytes: of one request.
+        max_requests_per_second: of one client address; a second's worth may come at once.
+        explain: whether contributions of parties are told; asks for 32 rows more, once.
+        cache_rows: answers that are kept in memory; 0 keeps none.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65535)
+    token: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    client_ca: str | None = None
+    wait_ms: float = Field(default=0.0, ge=0, le=1000)
+    timeout_s: float = Field(default=5.0, gt=0, le=600)
+    max_ids: int = Field(default=256, ge=1, le=QUERY_ROWS)
+    max_body_bytes: int = Field(default=1 << 20, ge=1, le=1 << 28)
+    max_requests_per_second: float = Field(default=10_000.0, gt=0)
+    explain: bool = False
+    cache_rows: int = Field(default=0, ge=0)
+
+
+def token_in(path: Path) -> str:
+    """The token that clients show; made by the operating system's generator if there is none.
+
+    Raises:
+        UserError: others may read the file, or it holds no token.
+    """
+    if not path.exists():
+        write_text(path, secrets.token_urlsafe(32) + "\n")
+    if stat.S_IMODE(os.stat(path).st_mode) & 0o077:
+        raise UserError(
+            "others may read the token of the service",
+            where=str(path),
+            want="mode 0600",
+            fix=f"chmod 600 {path}",
+        )
+    token = path.read_text(encoding="ascii", errors="replace").strip()
+    if len(token) < 16:
+        raise UserError("this file holds no token", where=str(path), want="16 characters or more")
+    return token
+
+
+class Asked(BaseModel):
+    """The body of `POST /predict`.
+
+    Attributes:
+        ids: of rows in the label party's own table.
+        columns: the label party's own columns of these rows in place of its table's, by name.
+        explain: also tell what each party contributed to the first row.
+    """
+
+    ids: Annotated[list[str | int], Field(min_length=1)]
+    columns: dict[str, list[str | int | float | None]] | None = None
+    explain: bool = False
+
+
+class Guard:
+    """In front of the application: token, rate and size, before anything is parsed.
+
+    Args:
+        app: what is guarded.
+        token: what clients show as `Authorization: Bearer TOKEN`.
+        settings: the limits.
+        service: where refusals are counted.
+    """
+
+    def __init__(self, app: Any, token: str, settings: ServeSettings, service: Service) -> None:
+        self._app, self._service, self._settings = app, service, settings
+        self._token = f"Bearer {token}".encode()
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, as ASGI hands it over."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        headers = dict(scope["headers"])
+        status, why = self._refusal(scope, headers)
+        body = b""
+        while not status:
+            try:
+                message = await asyncio.wait_for(receive(), self._settings.timeout_s)
+            except TimeoutError:
+                status, why = 408, "the body did not come in time"
+                break
+            if message["type"] != "http.request":
+                return
+            body += message.get("body", b"")
+            if len(body) > self._settings.max_body_bytes:
+                status, why = 413, "the body is too large"
+            elif not message.get("more_body", False):
+                break
+        if status:
+            self._service.figures.add("responses_total", f'status="{status}"')
+            await JSONResponse({"error": why}, status)(scope, receive, send)
+            return
+        given = False
+
+        async def whole() -> MutableMapping[str, Any]:
+            nonlocal given
+            if given:
+                return await receive()
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def counted(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                self._service.figures.add("responses_total", f'status="{message["status"]}"')
+            await send(message)
+
+        await self._app(scope, whole, counted)
+
+    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[int, str]:
+        client = scope["client"][0] if scope.get("client") else ""
+        if not self._allow(client):
+            return 429, "too many requests from this address"
+        shown = headers.get(b"authorization", b"")
+        if not hmac.compare_digest(shown, self._token) and scope["path"] not in _OPEN:
+            return 401, "the token is missing or wrong"
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length[:12]) > self._settings.max_body_bytes:
+            return 413, "the body is too large"
+        return 0, ""
+
+    def _allow(self, client: str) -> bool:
+        now, rate = time.monotonic(), self._settings.max_requests_per_second
+        burst = max(1.0, rate)
+        tokens, at = self._buckets.pop(client, (burst, now))
+        tokens = min(burst, tokens + (now - at) * rate)
+        self._buckets[client] = (tokens - 1 if tokens >= 1 else tokens, now)
+        if len(self._buckets) > _CLIENTS:
+            self._buckets.popitem(last=False)
+        return tokens >= 1
+
+
+class Rows:
+    """The rows that can be asked for: where an id stands, and what its own columns become.
+
+    Args:
+        data: the label party's rows.
+    """
+
+    def __init__(self, data: PartyData) -> None:
+        rows = data.split.test
+        ids = rows.tolist() if data.ids is None else data.ids[rows].tolist()
+        self._at = {str(each): row for each, row in zip(ids, rows.tolist(), strict=True)}
+        self._encoder = data.encoder
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def positions(self, ids: list[str | int]) -> np.ndarray | None:
+        """Positions of ids, int64; None where one is not known."""
+        found = [self._at.get(str(each)) for each in ids]
+        known = [row for row in found if row is not None]
+        return np.array(known, dtype=np.int64) if len(known) == len(found) else None
+
+    def inputs(self, columns: dict[str, list[Any]], rows: int) -> Tensor | None:
+        """The label party's inputs from columns of a request; None where they do not fit."""
+        if self._encoder is None or set(columns) != set(self._encoder.names):
+            return None
+        if any(len(cells) != rows for cells in columns.values()):
+            return None
+        try:
+            return torch.from_numpy(self._encoder.transform(pd.DataFrame(columns)))
+        except (VFLError, ValueError, TypeError):  # which may quote a cell
+            return None
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the label party's own columns."""
+        return [] if self._encoder is None else [str(name) for name in self._encoder.names]
+
+
+def application(
+    service: Service,
+    rows: Rows,
+    classes: tuple[str | int, ...] | None,
+    version: str,
+    settings: ServeSettings,
+) -> FastAPI:
+    """The routes.
+
+    Args:
+        service: answers them.
+        rows: which rows can be asked for.
+        classes: what outputs stand for; None for a regression.
+        version: name of the run that answers.
+        settings: the limits.
+    """
+    app = FastAPI(title="vfl", version=version, docs_url=None, redoc_url=None)
+    page = resources.files("vfl.serving").joinpath("page.html").read_text(encoding="utf-8")
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        """FastAPI's own answer quotes what it was sent."""
+        what = "the body is not {ids: [...], columns?: {...}, explain?: bool}"
+        return JSONResponse({"error": what}, 422)
+
+    @app.exception_handler(Unavailable)
+    async def unavailable(request: Request, absence: Unavailable) -> JSONResponse:
+        told = {"error": f"party {absence.party}: {absence.why}", "party": absence.party}
+        return JSONResponse(told, absence.status, {"Retry-After": "1"})
+
+    @app.get("/", response_class=HTMLResponse)
+    async def index() -> HTMLResponse:
+        """A page for a person."""
+        policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+        policy += "connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
+        return HTMLResponse(page, headers={"Content-Security-Policy": policy})
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """Whether the process lives."""
+        return {"status": "alive"}
+
+    @app.get("/ready")
+    async def ready() -> JSONResponse:
+        """Whether rows can be answered; if not, who is missing."""
+        missing = service.missing
+        body = {"ready": missing is None} | ({} if missing is None else {"party": missing})
+        return JSONResponse(body, 200 if missing is None else 503)
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> PlainTextResponse:
+        """Counts for Prometheus."""
+        return PlainTextResponse(service.metrics(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/model")
+    async def model() -> dict[str, Any]:
+        """What answers: the run, its classes, its parties, the label party's own columns."""
+        return {
+            "version": version,
+            "classes": None if classes is None else list(classes),
+            "parties": service.parties,
+            "columns": rows.columns,
+            "rows": len(rows),
+            "explains": settings.explain,
+        }
+
+    @app.post("/predict")
+    async def predict(asked: Asked) -> JSONResponse:
+        """Scores of rows, in the order of their ids."""
+        started = time.perf_counter()
+        if len(asked.ids) > settings.max_ids:
+            return JSONResponse({"error": f"more than {settings.max_ids} ids"}, 413)
+        if asked.explain and not settings.explain:
+            return JSONResponse({"error": "contributions are not told: --explain"}, 403)
+        found = rows.positions(asked.ids)
+        if found is None:
+            return JSONResponse({"error": "an id is not known here"}, 404)
+        inputs = None
+        if asked.columns is not None:
+            inputs = rows.inputs(asked.columns, len(asked.ids))
+            if inputs is None or len(set(found.tolist())) < len(found):
+                what = "the columns are not those of the label party's model, or an id came twice"
+                return JSONResponse({"error": what}, 422)
+        result = await service.predict(found, inputs, asked.explain)
+        body: dict[str, Any] = {
+            "version": version,
+            "predictions": scores(result.outputs, classes),
+            "milliseconds": round(1000 * (time.perf_counter() - started), 3),
+        }
+        if result.contributions:
+            shares = {name: value.tolist() for name, value in result.contributions.items()}
+            body["contributions"] = shares
+        return JSONResponse(body)
+
+    return app
+
+
+def scores(outputs: Tensor, classes: tuple[str | int, ...] | None) -> list[dict[str, Any]]:
+    """What outputs of axes (rows, outputs) say, as `vfl predict` writes it."""
+    if classes is None:
+        return [{"prediction": float(value)} for value in outputs[:, 0]]
+    shares = torch.softmax(outputs, dim=1)
+    best = shares.argmax(dim=1).tolist()
+    return [
+        {"prediction": classes[index], "probabilities": row}
+        for index, row in zip(best, shares.tolist(), strict=True)
+    ]
+
+
+class HttpFront:
+    """A service that listens; see `vfl.server.session.Front`.
+
+    Args:
+        terms: of the session.
+        data: the label party's rows.
+        classes: what outputs stand for.
+        settings: how it listens.
+        folder: of the run; its `serving.json` says where it listens, its `serving.stop` ends it.
+
+    Raises:
+        UserError: the address cannot be listened on, or is open to others without TLS.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        data: PartyData,
+        classes: tuple[str | int, ...] | None,
+        settings: ServeSettings,
+        folder: Path,
+    ) -> None:
+        if settings.certificate is None:
+            require_loopback(settings.host)
+        self._state, stop = folder / STATE_FILE, folder / STOP_FILE
+        stop.unlink(missing_ok=True)
+        self.service = Service(
+            terms.feature_parties,
+            wait_ms=settings.wait_ms,
+            timeout_s=settings.timeout_s,
+            cache_rows=settings.cache_rows,
+            ended=stop.exists,
+        )
+        token_file = Path(settings.token or folder / _TOKEN_FILE)
+        token = token_in(token_file)
+        app = application(self.service, Rows(data), classes, terms.run, settings)
+        config = uvicorn.Config(
+            Guard(app, token, settings, self.service),
+            host=settings.host,
+            port=settings.port,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=1024,
+            ssl_certfile=settings.certificate,
+            ssl_keyfile=settings.key,
+            ssl_ca_certs=settings.client_ca,
+            ssl_cert_reqs=ssl.CERT_REQUIRED if settings.client_ca else ssl.CERT_NONE,
+        )
+        if settings.certificate is not None:
+            config.load()
+            assert config.ssl is not None, "a certificate was given"
+            config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._serve, name="vfl-http", daemon=True)
+        self._thread.start()
+        self.port = self._listening(settings)
+        scheme = "http" if settings.certificate is None else "https"
+        self.address = f"{scheme}://{settings.host}:{self.port}"
+        self.welcome = f"listens at {self.address}; clients show the token in {token_file}"
+        write_json(self._state, {"address": self.address, "process": os.getpid()})
+
+    def play(self, serving: ServingParty) -> None:
+        """See `Service.play`."""
+        self.service.play(serving)
+
+    def lost(self, error: VFLError) -> bool:
+        """See `Service.lost`."""
+        return self.service.lost(error)
+
+    def close(self) -> None:
+        """Stop listening; closing twice is harmless."""
+        self.service.stop()
+        self._server.should_exit = True
+        self._thread.join(_START_S)
+        self._state.unlink(missing_ok=True)
+
+    def _serve(self) -> None:
+        try:
+            self._server.run()
+        except SystemExit:  # uvicorn's word for a port that is taken
+            self._server.should_exit = True
+
+    def _listening(self, settings: ServeSettings) -> int:
+        deadline = time.monotonic() + _START_S
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            if self._server.started:
+                return int(self._server.servers[0].sockets[0].getsockname()[1])
+            time.sleep(0.01)
+        raise UserError(
+            "cannot listen for clients",
+            where=f"{settings.host}:{settings.port}",
+            fix="choose another --port, or 0 for a free one",
+        )
+
+
+def open_front(party: PartyFile, terms: Terms, data: PartyData) -> HttpFront:
+    """The service of a session of the label party's own, as its run folder's settings say.
+
+    Raises:
+        RunFolderError: what `vfl serve` wrote there cannot be read.
+        UserError: see `HttpFront`.
+    """
+    folder = party.run_path(terms.run)
+    return HttpFront(terms, data, own_folder(party, terms).classes(), read_settings(folder), folder)
+
+
+def read_settings(folder: Path) -> ServeSettings:
+    """The settings that `settings_file` left; the defaults without any."""
+    path = folder / SETTINGS_FILE
+    if not path.exists():
+        return ServeSettings()
+    try:
+        return ServeSettings.model_validate(read_json(path))
+    except ValueError:
+        raise RunFolderError("settings of the service cannot be read", where=str(path)) from None
+
+
+def settings_file(folder: Path, settings: ServeSettings) -> None:
+    """Leave settings where the process that serves finds them."""
+    write_json(folder / SETTINGS_FILE, json.loads(settings.model_dump_json()))

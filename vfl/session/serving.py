@@ -1,0 +1,165 @@
+"""A session that stays open: the label party asks for rows when somebody wants to know of them.
+
+    label party     ASK: positions of some rows, in ascending order
+    feature party   QUERY: their cut, through the defense and codec of any prediction; or REFUSAL
+    label party     ACK, or the next thing; DONE ends the session
+
+An ASK without rows asks who is there, and is answered by a REFUSAL without a reason. A feature
+party counts how often each of its rows was asked, and may refuse rows by its own file; a refusal
+ends no session.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from enum import IntEnum
+
+import numpy as np
+
+from vfl.config import Consent
+from vfl.core.errors import ConsentError, ExposedCutError, ProtocolError
+from vfl.core.frame import Frame, Kind
+from vfl.session import secure
+from vfl.session.ledger import Meter, Spent
+from vfl.session.schedule import QUERY_ROWS, ROW_BYTES
+from vfl.session.terms import Terms
+
+_ROW = np.dtype(f"<u{ROW_BYTES}")
+#: Rows, passes and bytes that are written to the ledger of sessions before they are sent.
+_BLOCK_ROWS, _BLOCK_PASSES = 1 << 16, 1 << 10
+
+
+class Refused(IntEnum):
+    """Why a feature party sends no cut of some rows."""
+
+    BUSY = 1  # more rows a second than it allows
+    OFTEN = 2  # one of the rows was asked as often as it may be
+    SPENT = 3  # bytes or epsilon are used up
+
+
+def require_servable(terms: Terms) -> None:
+    """Refuse secure modes that cannot answer rows as they are asked.
+
+    Raises:
+        ExposedCutError: the mode shares weights between parties.
+    """
+    mode = secure.make(terms.secure)
+    if mode.shares_weights or mode.whole_network:
+        raise ExposedCutError(
+            "a network whose layers are shared cannot be served row by row",
+            got=f"secure = '{terms.secure}'",
+            want="secure = 'none' or 'sum'; vfl predict RUN answers a whole table",
+        )
+
+
+def request(step: int, rows: np.ndarray) -> Frame:
+    """The frame that asks for rows.
+
+    >>> len(request(0, np.array([3, 7])).payload)
+    8
+    """
+    return Frame(Kind.ASK, step, rows.astype(_ROW).tobytes())
+
+
+class Requests:
+    """What a feature party is asked for while it serves, counted and held against its file.
+
+    Args:
+        allowed: positions that may be asked, ascending.
+        consent: the party's own limits.
+        meter: of the session; what is sent is in the ledger of sessions before it is sent.
+        clock: seconds that only grow.
+
+    Attributes:
+        rows, different, most: rows answered, how many different ones, and how often the one
+            that was asked most.
+        refused: requests that were refused, by reason.
+    """
+
+    def __init__(
+        self,
+        allowed: np.ndarray,
+        consent: Consent,
+        meter: Meter,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.refused = dict.fromkeys(Refused, 0)
+        self.rows = self.different = self.most = 0
+        self._consent, self._meter, self._clock = consent, meter, clock
+        self._counts = np.full(int(allowed.max(initial=-1)) + 1, -1, dtype=np.int64)
+        self._counts[allowed] = 0
+        self._burst = max(consent.max_rows_per_second, QUERY_ROWS)
+        self._tokens, self._filled_at = float(self._burst), clock()
+        self._written_rows = self._written_passes = 0
+
+    def admit(self, frame: Frame) -> np.ndarray | Refused | None:
+        """The positions to answer, why they are refused, or None where no row is asked.
+
+        Raises:
+            ProtocolError: not rows of this session in ascending order.
+        """
+        if not frame.payload:
+            return None
+        rows = self._positions(frame)
+        refusal = self._refusal(rows)
+        if refusal is not None:
+            self.refused[refusal] += 1
+            return refusal
+        counts = self._counts[rows] + 1
+        self._counts[rows] = counts
+        self._tokens -= len(rows)
+        self.rows += len(rows)
+        self.different += int((counts == 1).sum())
+        self.most = max(self.most, int(counts.max()))
+        self._meter.rows, self._meter.passes = self.rows, self.most
+        return rows
+
+    def summary(self) -> str:
+        """What was asked, in counts."""
+        refused = sum(self.refused.values())
+        return (
+            f"answered {self.rows} rows, {self.different} different ones, each at most "
+            f"{self.most} times; refused {refused} requests"
+        )
+
+    def _positions(self, frame: Frame) -> np.ndarray:
+        if len(frame.payload) % ROW_BYTES == 0:
+            rows = np.frombuffer(frame.payload, _ROW).astype(np.int64)
+            ascending = bool((np.diff(rows) > 0).all()) and int(rows[-1]) < len(self._counts)
+            if ascending and len(rows) <= QUERY_ROWS and bool((self._counts[rows] >= 0).all()):
+                return rows
+        raise ProtocolError(
+            "the label party asks for rows that this session does not have",
+            where=f"step {frame.step}",
+            got=f"{len(frame.payload)} bytes",
+            want="positions of rows to predict, in ascending order",
+        )
+
+    def _refusal(self, rows: np.ndarray) -> Refused | None:
+        now, rate = self._clock(), self._consent.max_rows_per_second
+        self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * rate)
+        self._filled_at = now
+        if self._tokens < len(rows):
+            return Refused.BUSY
+        passes, limit = int(self._counts[rows].max()) + 1, self._consent.max_queries
+        if limit is not None and passes > limit:
+            return Refused.OFTEN
+        if sum(self._meter.bytes.values()) > self._consent.max_bytes:
+            return Refused.SPENT
+        return None if self._written(len(rows), max(passes, self.most)) else Refused.SPENT
+
+    def _written(self, rows: int, passes: int) -> bool:
+        """Whether the ledger of sessions has what is about to be sent; it may not allow it."""
+        if self.rows + rows <= self._written_rows and passes <= self._written_passes:
+            return True
+        # With a limit on epsilon every pass is asked for, or the last ones could not be used.
+        more = passes - self.most if self._consent.max_epsilon is not None else _BLOCK_PASSES
+        self._meter.most = Spent(rows=_BLOCK_ROWS, passes=more)
+        try:
+            self._meter.reserve()
+        except ConsentError:
+            self._meter.passes = self.most
+            return False
+        self._written_rows, self._written_passes = self.rows + _BLOCK_ROWS, self.most + more
+        return True
