@@ -87,7 +87,7 @@ _RUNTIME = (
 )
 #: What a registered SuperNode may call.
 FLEET_ROUTES = frozenset(f"/v1/fleet/{name}" for name in _FLEET)
-#: What `flwr` calls for vfl, and what the processes of a run call.
+#: What `vfl` calls, and what the processes of a run call.
 CONTROL_ROUTES = frozenset(f"/v1/control/{name}" for name in _CONTROL)
 RUNTIME_ROUTES = frozenset(f"/v1/runtime/{name}" for name in _RUNTIME)
 
