@@ -30,7 +30,7 @@ def test_preview_align_and_train(vfl, experiment):
     done = vfl("align", "experiment.toml")
     assert done.code == 2
     assert "no ids are common" in done.err
-    done = vfl("align", "experiment.toml", "--preview", "--protocol", "server_aided")
+    done = vfl("align", "experiment.toml", "--preview", "-s", "align.protocol=server_aided")
     last = done.out.splitlines()[-2].split()
     assert last[:2] == ["plain+space+case+decimal+zeros", str(experiment)]
     rules = ("-s", "data.id_rules=decimal+zeros")
@@ -45,6 +45,6 @@ def test_preview_align_and_train(vfl, experiment):
 
 
 def test_a_protocol_that_is_none_is_refused(vfl, experiment):
-    done = vfl("align", "experiment.toml", "--protocol", "ecd")
+    done = vfl("align", "experiment.toml", "-s", "align.protocol=ecd")
     assert done.code == 2
     assert "did you mean 'ecdh'?" in done.err

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vfl.cli.output import Json, Set, emit
+from vfl.cli.output import Json, Set, emit, say
 from vfl.core.ledger import size
 
 
@@ -15,13 +15,11 @@ def align(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="EXPERIMENT.toml", help="An experiment whose parties have their own files."
+            metavar="EXPERIMENT.toml|PROJECT",
+            help="An experiment whose parties have their own files, or a project.",
         ),
     ],
     settings: Set = None,
-    protocol: Annotated[
-        str, typer.Option(help="How common ids are found: ecdh or server_aided, :pad=IDS.")
-    ] = "ecdh",
     preview: Annotated[
         bool, typer.Option("--preview", help="Count what each id rule would gain; keep nothing.")
     ] = False,
@@ -32,15 +30,20 @@ def align(
 ) -> None:
     """Find the rows that all parties have, without showing ids.
 
-    Every party is played in this process, from its own file. What is kept are positions, in the
-    folder that `data.alignment` names; training and predicting then take these rows. A version is
-    used again until a table has other ids.
+    Of an experiment every party is played in this process, from its own file; positions go to the
+    folder that `data.alignment` names. A project aligns on its SuperLink with the SuperNodes that
+    are connected; every party keeps its own positions, and its own file names them: `alignment` in
+    `[data]`. Settings are `data.id_rules` and those of `[align]`, such as align.protocol=ecdh.
     """
+    if path.is_dir():
+        _on_the_federation(path, settings or [], preview, json)
+        return
     from vfl.config import read_experiment
     from vfl.datasets.alignment.ids import PREVIEW
     from vfl.training import alignment
 
     experiment = read_experiment(path, settings or [])
+    protocol = experiment.align.protocol
     if preview:
         gains = alignment.preview(experiment, protocol, rules or PREVIEW)
         if json:
@@ -68,3 +71,32 @@ def align(
     print(f"{'positions':<16} {folder}")
     if experiment.data.alignment is None:
         print(f"{'then':<16} vfl train {path} -s data.alignment={folder}")
+
+
+def _on_the_federation(project: Path, settings: list[str], preview: bool, json: bool) -> None:
+    from vfl.config.run_folder import new_run_name
+    from vfl.core.storage import read_json
+    from vfl.federation.project import LabelFolder
+    from vfl.training import federated
+    from vfl.training.specs import spec_mistakes
+
+    if preview:
+        raise typer.BadParameter(
+            "only an experiment in one process has one", param_hint="--preview"
+        )
+    label = LabelFolder.find(project)
+    for warning in label.certificate_warnings():
+        say(warning)
+    align = label.experiment(settings, spec_mistakes).align
+    name = new_run_name("align")
+    say(f"submitting alignment {name}")
+    run = federated.run_session(label, "align", name, overrides=settings, on_note=say)
+    facts = read_json(run / federated.OUTCOMES["align"])
+    if json:
+        emit(facts)
+        return
+    print(f"{'common rows':<16} {facts['common']} of {facts['ids']}, version {facts['version']}")
+    for party, count in facts["bytes"].items():
+        print(f"{party:<16} {size(count)} sent and received")
+    setting = "alignment" if align.table == "source" else "predict_alignment"
+    print(f'{"then":<16} {setting} = "{align.name}" in [data] of every party.toml')

@@ -38,6 +38,7 @@ from vfl.session.party_folder import (
 )
 from vfl.session.secure import FeatureRound, HelperRound, Layers
 from vfl.session.serving import Requests, require_servable
+from vfl.session.terms import AlignTerms
 from vfl.session.trace import Recorder, own_recorders, recording
 from vfl.transport import Hello, LinkLimits, Observed, TcpLink, Timeouts
 
@@ -63,6 +64,10 @@ def take_part(
             before, and nothing else was sent.
         VFLError: anything else that ended the session; the label party was told.
     """
+    if isinstance(message.terms, AlignTerms):
+        from vfl.clients.alignment import take_part_in_alignment
+
+        return take_part_in_alignment(message, message.terms, party, say)
     return _PartySession(message, party, say).play()
 
 

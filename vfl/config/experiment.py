@@ -14,6 +14,7 @@ from vfl.core.errors import ConfigError
 
 PARTY_NAME = r"^[a-z][a-z0-9_-]{0,31}$"
 PartyName = Annotated[str, StringConstraints(pattern=PARTY_NAME)]
+AlignmentName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 Share = Annotated[float, Field(ge=0, lt=1)]
 #: A plug-in by name, with options; every party is sent it.
 Spec = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[ -~]*$")]
@@ -198,6 +199,20 @@ class FederationSettings(Settings):
     restart_timeout_s: Seconds = 180.0
 
 
+class AlignSettings(Settings):
+    """How `vfl align` finds the rows that all parties have.
+
+    Attributes:
+        protocol: how common ids are found, as a spec.
+        name: of the alignment; party files name it. In process `data.alignment` is its folder.
+        table: whose rows: of the parties' tables, or of the files they predict.
+    """
+
+    protocol: Spec = "ecdh"
+    name: AlignmentName = "alignment"
+    table: Literal["source", "predict"] = "source"
+
+
 class Experiment(Settings):
     """A whole experiment; every default is written out in the run folder's config.toml.
 
@@ -218,6 +233,7 @@ class Experiment(Settings):
     data: DataSettings = DataSettings()
     parties: Annotated[dict[PartyName, PartySettings], Field(min_length=1, max_length=64)]
     label: LabelSettings = LabelSettings()
+    align: AlignSettings = AlignSettings()
     train: TrainSettings = TrainSettings()
     trace: TraceSettings = TraceSettings()
     federation: FederationSettings = FederationSettings()

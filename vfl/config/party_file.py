@@ -7,16 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, StringConstraints, model_validator
 
-from vfl.config.experiment import PartyName, TraceSettings
+from vfl.config.experiment import AlignmentName, PartyName, TraceSettings
 from vfl.config.toml import Locations, Settings, first_keys, read_toml
 from vfl.core.storage import close_to_others, sweep
 
 _STORE_FOLDERS = ("sessions", "runs", "flower", "alignments")
 #: All that vfl puts into a party's store.
 STORE = frozenset({*_STORE_FOLDERS, "secret", "secret-for-trials"})
-
-
-AlignmentName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
 
 class OwnData(Settings):
@@ -59,7 +56,7 @@ class Consent(Settings):
             where a third party deals.
         parties: names that must be among the feature parties of a secure mode; their keys are
             pinned, so nobody can play them.
-        modes: train, evaluate, predict, serve.
+        modes: train, evaluate, predict, serve, align.
         max_width: values a row of the cut may have, before the codec and behind it.
         max_epochs: epochs of one training, those in which a defense makes the bottom included.
         max_bytes: bytes one session may send and receive, estimated before it starts.
@@ -88,7 +85,7 @@ class Consent(Settings):
     secure: tuple[str, ...] = ("*",)
     min_parties: Annotated[int, Field(ge=1, le=64)] | None = None
     parties: tuple[PartyName, ...] = ()
-    modes: tuple[str, ...] = ("train", "evaluate", "predict", "serve")
+    modes: tuple[str, ...] = ("train", "evaluate", "predict", "serve", "align")
     max_width: Annotated[int, Field(ge=1)] = 256
     max_epochs: Annotated[int, Field(ge=1)] = 100
     max_bytes: Annotated[int, Field(ge=1)] = 10_000_000_000

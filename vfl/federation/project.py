@@ -153,7 +153,7 @@ def _write_identities(folder: Path, parties: Sequence[str]) -> None:
 
 def _experiment_text(experiment: Experiment) -> str:
     head = "# What every party of this experiment is told. No data, no paths: those are in each\n"
-    of_one_process = set(DataSettings.model_fields) - {"validation", "test"}
+    of_one_process = set(DataSettings.model_fields) - {"validation", "test", "id_rules"}
     text = to_toml(experiment, {"data": of_one_process, "trace": True})
     return f"{head}# party's own party.toml.\n\n{text}"
 

@@ -24,6 +24,7 @@ from vfl.core.errors import (
 )
 from vfl.server.session import run_session
 from vfl.session import Terms
+from vfl.session.terms import AlignTerms
 
 PARTY_FILE_VARIABLE = "VFL_PARTY_FILE"
 
@@ -53,9 +54,13 @@ def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
     overrides = json.loads(str(config["overrides"]))
     party = read_party_file(_own_file(str(config["label-file"])))
     experiment = read_experiment(folder / "experiment.toml", overrides)
-    if config["resume"] or config["mode"] != "train":
+    mode, run = str(config["mode"]), str(config["run"])
+    if config["resume"] or mode not in ("train", "align"):
         experiment = _as_trained(experiment, party.run_path(str(config["run"])))
-    terms = Terms.of(experiment, str(config["mode"]), str(config["run"]))  # type: ignore[arg-type]
+    if mode == "align":
+        terms: Terms = AlignTerms.asked(experiment, run)
+    else:
+        terms = Terms.of(experiment, mode, run)  # type: ignore[arg-type]
     run_session(
         grid,
         experiment,

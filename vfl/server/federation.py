@@ -115,6 +115,7 @@ class Federation:
         self._start = start
         self._nodes = self._wait_for_nodes()
         certificate = session_certificate([self.settings.stream_host])
+        aligns = self.terms.mode == "align"  # who multiplies points says nothing for minutes
         self._ca_pem = certificate.ca_pem.decode()
         self._hub = TcpHub(
             self.settings.bind_host or self.settings.stream_host,
@@ -122,7 +123,7 @@ class Federation:
             Admission(self.session, {}, self._admit, self.join_timeout_s, self._limits),
             certificate,
             Timeouts(
-                step_s=self.settings.step_timeout_s,
+                step_s=IDLE_TIMEOUT_S if aligns else self.settings.step_timeout_s,
                 rejoin_window_s=self.settings.rejoin_window_s,
             ),
             self.terms.window_frames,
@@ -254,6 +255,7 @@ class Federation:
         check_introduction(introduction, self.terms, self.own, self.session)
         self._node_of[party] = name
         what = "it deals" if party == self.terms.dealer else f"{introduction.rows} rows, same order"
+        what = "it has ids" if self.terms.mode == "align" else what
         self.say(f"party {party} is here: {what}")
         return {}
 

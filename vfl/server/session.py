@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from itertools import count
@@ -23,6 +24,7 @@ from vfl.core.errors import (
 from vfl.core.frame import Frame, Kind
 from vfl.core.ledger import Ledger
 from vfl.core.storage import joint_digest, locked, write_json
+from vfl.server.alignment import run_alignment
 from vfl.server.federation import Federation
 from vfl.server.label_party import AnyLabelParty, LabelParty, Objective
 from vfl.server.serving import ServingParty
@@ -41,6 +43,7 @@ from vfl.session.party_folder import (
     own_secret,
 )
 from vfl.session.serving import require_servable
+from vfl.session.terms import AlignTerms
 from vfl.session.trace import own_recorders, recording
 from vfl.transport import receive_any
 
@@ -96,9 +99,14 @@ def run_session(
             folder = RunFolder.reopen(path)
         elif terms.mode == "train":
             folder = RunFolder.create(path, experiment, "federated", "vfl train PROJECT")
+        elif terms.mode == "align":
+            folder = RunFolder.create(path, experiment, "federated", "vfl align PROJECT")
         else:
             folder = RunFolder.open(path)
         try:
+            if isinstance(terms, AlignTerms):
+                run_alignment(grid, experiment, party, terms, folder, _told(folder), simulation)
+                return
             session = LabelSession(grid, experiment, party, terms, folder, simulation)
             try:
                 label, reports = session.play()
@@ -147,8 +155,7 @@ class LabelSession:
 
     def say(self, line: str) -> None:
         """One line about the session, in the log and in the run's folder."""
-        _say(line)
-        self.folder.note(line)
+        _told(self.folder)(line)
 
     def play(self) -> tuple[AnyLabelParty, list[PartyReport]]:
         """Play it to its end; a training goes on from its last checkpoint when a party is lost.
@@ -309,6 +316,16 @@ def _conclude(
         return
     own.save(label.data, terms, label.weights())
     folder.finish(summary, label.ledger)
+
+
+def _told(folder: RunFolder) -> Callable[[str], None]:
+    """Says a line in the log and in a run's folder."""
+
+    def say(line: str) -> None:
+        _say(line)
+        folder.note(line)
+
+    return say
 
 
 def _say(line: str) -> None:

@@ -34,6 +34,8 @@ from vfl.transport.link import LinkLimits
 
 #: What the label party answers a query with, of which at most one byte an epoch says something.
 _ANSWER_BYTES = 1
+#: A piece of an alignment's message.
+PIECE_LIMIT_BYTES = 2**18
 #: Numbers that a codec's coding, and noise on a cut, hold at once for each number of the cut.
 _NUMBERS_A_VALUE = 32
 #: Numbers that a defense's `fit` keeps of every parameter it trains: Adam's, and one to work with.
@@ -126,6 +128,15 @@ def check_dealers_consent(terms: Terms, party: str, consent: Consent) -> None:
     """
     differences = [*_of_any_party(terms, consent), *_epochs(terms, consent)]
     _refuse(party, [*differences, *_version(terms, consent)])
+
+
+def check_alignment(terms: Terms, party: str, consent: Consent) -> None:
+    """Refuse an alignment that asks for more than a party allows; sizes follow as they are seen.
+
+    Raises:
+        ConsentError: every difference, asked and allowed.
+    """
+    _refuse(party, [*_of_any_party(terms, consent), *_version(terms, consent)])
 
 
 def check_layers(
@@ -366,6 +377,9 @@ def frame_limits(
         layers: what each party has shares of, where first layers are shared; a feature party knows
             its own entry alone. Until it is told, only what is said before it is let through.
     """
+    if terms.mode == "align":
+        pieces = {Kind.PROTOCOL: PIECE_LIMIT_BYTES, Kind.ERROR: ANSWER_LIMIT_BYTES}
+        return LinkLimits(pieces, pieces | {Kind.DONE: 0})
     rows = most_rows(terms, split)
     up, down = secure.make(terms.secure).limits(terms, party, rows, layers)
     up |= {Kind.DONE: REPORT_LIMIT_BYTES, Kind.ERROR: ANSWER_LIMIT_BYTES}

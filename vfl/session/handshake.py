@@ -31,7 +31,7 @@ from vfl.core.errors import (
 from vfl.core.frame import Frame, Kind
 from vfl.core.version import VERSION
 from vfl.datasets import PartyData
-from vfl.session.terms import SHORT, Terms, differing
+from vfl.session.terms import SHORT, AlignTerms, Terms, differing
 
 _HEX = r"^[0-9a-f]{64}$"
 Short = Annotated[str, StringConstraints(max_length=SHORT, pattern=r"^[ -~]*$")]
@@ -108,8 +108,8 @@ def check_introduction(
             want=want,
             fix=f"send both sides the same experiment: terms {digests}",
         )
-    if party == terms.dealer:
-        return  # it has no rows
+    if party == terms.dealer or terms.mode == "align":
+        return  # it has no rows, or they are to be found
     if introduction.rows != own.rows:
         raise MisalignedError(
             f"the tables of '{party}' and '{own.name}' have different rows",
@@ -181,7 +181,7 @@ class SessionMessage(Settings):
     rejoin_window_s: Seconds
     start: int = Field(default=0, ge=0, lt=MAX_STEPS)
     attempt: int = Field(default=0, ge=0, le=1000)
-    terms: Terms
+    terms: AlignTerms | Terms
 
     @field_validator("host")
     @classmethod

@@ -11,14 +11,14 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from vfl.config import Experiment, TrainSettings
-from vfl.config.experiment import PartyName, Share, Spec
+from vfl.config.experiment import AlignmentName, PartyName, Share, Spec
 from vfl.config.toml import Settings
 from vfl.core.version import VERSION
 from vfl.datasets import Split
 from vfl.session import secure
 from vfl.session.schedule import Exchange, asking, starting, training
 
-Mode = Literal["train", "evaluate", "predict", "serve"]
+Mode = Literal["train", "evaluate", "predict", "serve", "align"]
 _NAMED = 4
 SHORT = 80  #: characters of a setting that are told as they are
 
@@ -34,7 +34,8 @@ class Terms(Settings):
     """What label party and feature parties agree on before the first step.
 
     Attributes:
-        mode: train, evaluate, predict, or serve: a prediction whose rows are asked for one by one.
+        mode: train, evaluate, predict, or serve: a prediction whose rows are asked for one by one;
+            align only as `AlignTerms`.
         run: name of the run; weights are stored under it at each party.
         parties: everybody with columns, in merge order (the label party too, if it has any).
         version: vfl version of the label party.
@@ -146,6 +147,45 @@ class Terms(Settings):
                 self.train.checkpoint_every,
             )
         return asking("test" if self.mode == "evaluate" else "predict", split.test)
+
+
+class AlignTerms(Terms):
+    """What is agreed on before an alignment; of a training's settings it has none.
+
+    Attributes:
+        rules, protocol, name, table: see `DataSettings.id_rules` and `AlignSettings`.
+    """
+
+    mode: Literal["align"] = "align"
+    rules: Spec
+    protocol: Spec
+    name: AlignmentName
+    table: Literal["source", "predict"]
+
+    @classmethod
+    def asked(cls, experiment: Experiment, run: str) -> AlignTerms:
+        """The public part of an experiment that an alignment needs."""
+        parties = {name: PartyTerms(width=1, bottom="linear") for name in experiment.parties}
+        return cls(
+            run=run,
+            seed=experiment.seed,
+            codec="none",
+            defense="none",
+            merge="concat",
+            secure="none",
+            parties=parties,
+            label_party=experiment.label.party,
+            validation=0,
+            test=0,
+            train=TrainSettings(),
+            rules=experiment.data.id_rules,
+            **experiment.align.model_dump(),
+        )
+
+    @property
+    def everybody(self) -> tuple[str, ...]:
+        """All parties with ids, in an order all agree on."""
+        return (*self.feature_parties, self.label_party)
 
 
 def differing(theirs: Mapping[str, str], ours: Mapping[str, str]) -> tuple[str, str]:

@@ -22,11 +22,12 @@ _ASK_FLOWER_EVERY_S = 5.0
 _END_S = 20.0
 #: The line of a traceback that names what was raised.
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*\.)?\w*(Error|Exception): ")
-_OUTCOMES = {
+OUTCOMES = {
     "train": "summary.json",
     "evaluate": "evaluation.json",
     "predict": "predictions.csv",
     "serve": "served.json",
+    "align": "alignment.json",
 }
 
 
@@ -57,7 +58,7 @@ def run_session(
 
     Args:
         folder: the label party's.
-        mode: train, evaluate, predict or serve.
+        mode: train, evaluate, predict, serve or align.
         run: name of the run.
         overrides: changes to the experiment, as ``key=value``.
         on_epoch: called with each epoch's record as it comes.
@@ -72,7 +73,7 @@ def run_session(
         VFLError: what ended the session, in the words of the party that failed.
     """
     path = read_party_file(folder.party_file).run_path(run)
-    outcome = path / _OUTCOMES[mode]
+    outcome = path / OUTCOMES[mode]
     failure = path / "failure.json"
     if mode == "train" and outcome.exists():
         raise RunFolderError("this run has ended; there is nothing to resume", where=str(path))

@@ -210,7 +210,8 @@ class EcdhPsi(Protocol):
     Every id is hashed to a point, and every point is multiplied with the secret scalar of each
     party in turn; equal ids end at equal points. A set goes round through all other parties and
     ends at the first one that is not the label party, which compares 16 bytes of each point and
-    tells everybody the positions, the label party last. Owners send their points shuffled.
+    tells everybody the positions, the label party last. Owners send their points shuffled. No party
+    may read what two others send each other: it could compare sets that are under the same scalars.
 
     Learned: the party that compares, how many ids each party's set has and how many each group of
     parties shares, which of its own are among them included; with two parties that is the common

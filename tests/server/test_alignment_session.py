@@ -1,0 +1,272 @@
+"""A session that aligns over real streams; only Flower's part is played by a stand-in."""
+
+import threading
+import warnings
+
+import pandas as pd
+import pytest
+from cut_tables import TABLES, cut, real_table
+from stand_in_flower import Envelope, Flower
+
+from vfl.config import Experiment, read_party_file
+from vfl.core.errors import ConfigError, DisagreementError, PeerFailedError, ProtocolError, VFLError
+from vfl.core.storage import read_json
+from vfl.datasets.alignment import ristretto
+from vfl.datasets.alignment.positions import Alignment
+from vfl.session import Terms
+from vfl.session.alignment import PairSeals, Post
+from vfl.session.identity import Identity
+from vfl.session.terms import AlignTerms
+
+with warnings.catch_warnings():  # importing Flower uses what newer clicks deprecate
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from vfl.server.session import run_session
+
+PARTIES = ("bank", "shop")
+PARTY = """\
+party = "{name}"
+[data]
+source = "{name}.csv"
+predict = "{name}.csv"
+id = "key"
+{alignment}
+{label}
+[consent]
+{consent}
+"""
+
+
+class Played:
+    """A federation over files that lie in one folder."""
+
+    def __init__(self, folder, parties, label, flower):
+        self.folder, self.parties, self.label, self.flower = folder, parties, label, flower
+        self.runs = 0
+        self.write()
+
+    def write(self, alignment="", **consents):
+        for name in (*self.parties, "label"):
+            text = PARTY.format(
+                name=name,
+                alignment=alignment,
+                label=f'label = "{self.label}"' if name == "label" else "",
+                consent=consents.get(name, ""),
+            )
+            own = self.folder / f"own-{name}"
+            own.mkdir(exist_ok=True)
+            (own / "party.toml").write_text(text.replace('"' + name + ".csv", f'"../{name}.csv'))
+            self.flower.files[name] = read_party_file(own / "party.toml")
+            identity = Identity.fresh()
+            identity.keep_at(own / "identity.key")
+            for other in self.parties:
+                identity.public.keep_at(self.folder / f"own-{other}" / "peers" / f"{name}.pub")
+
+    def experiment(self, **align):
+        return Experiment.model_validate(
+            {
+                "data": {"id_rules": "decimal+zeros"},
+                "align": align,
+                "parties": {name: {"width": 4} for name in self.parties},
+                "label": {"party": "label", "top": "linear"},
+                "train": {"epochs": 1, "batch_size": 64},
+                "federation": {"join_timeout_s": 20.0, "rejoin_window_s": 1.0},
+            }
+        )
+
+    def run(self, mode, run=None, **align):
+        self.runs += 1
+        experiment, run = self.experiment(**align), run or f"run-{self.runs}"
+        if mode == "align":
+            terms = AlignTerms.asked(experiment, run)
+        else:
+            terms = Terms.of(experiment, mode, run)
+        try:
+            run_session(self.flower, experiment, self.flower.files["label"], terms)
+        finally:
+            for thread in self.flower.threads:
+                thread.join(timeout=60)
+        return self.flower.files["label"].run_path(run)
+
+    def kept(self, name, alignment="alignment"):
+        party = self.flower.files[name]
+        return Alignment.newest(party.alignment_path(alignment), name)
+
+    def order(self, name):
+        keys = pd.read_csv(self.folder / f"{name}.csv", dtype=str)["key"]
+        return [int(float(keys[row])) for row in self.kept(name).positions]
+
+
+@pytest.fixture
+def make(tmp_path, data_root, monkeypatch):
+    for room in ("session", "alignment"):
+        monkeypatch.setattr(f"vfl.server.{room}._COLLECT_S", 0.0)
+    monkeypatch.setattr("vfl.server.federation.Message", Envelope)
+
+    def played(name="bank", parties=PARTIES, overlap=0.8, rows=700):
+        frame, label = real_table(data_root, name)
+        common = cut(frame, label, tmp_path, overlap=overlap, rows=rows)
+        if parties == ("bank",):
+            keys = [
+                pd.read_csv(tmp_path / f"{one}.csv", dtype=str)["key"] for one in ("bank", "label")
+            ]
+            common = set.intersection(*({int(key) for key in each} for each in keys))
+        return Played(tmp_path, parties, label, Flower(parties, tells=True)), common
+
+    return played
+
+
+@pytest.mark.parametrize("overlap", [0.6, 0.9])
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_three_parties_find_the_same_people(make, name, overlap):
+    federation, common = make(name, overlap=overlap)
+    run = federation.run("align")
+    orders = [federation.order(party) for party in (*PARTIES, "label")]
+    assert orders[0] == orders[1] == orders[2]
+    assert set(orders[0]) == common
+    facts = read_json(run / "alignment.json")
+    assert facts["common"] == len(common)
+    assert all(count > 32 * 2 * 300 for count in facts["bytes"].values())
+
+
+def test_two_parties_then_train_and_predict_on_what_was_found(make):
+    federation, common = make(parties=("bank",))
+    with pytest.raises(VFLError):
+        federation.run("train")
+    federation.run("align")
+    federation.run("align", table="predict", name="later", protocol="ecdh:pad=900")
+    federation.write('alignment = "alignment"\npredict_alignment = "later"')
+    federation.run("train", "trained")
+    run = federation.run("predict", "trained")
+    predicted = pd.read_csv(run / "predictions.csv", dtype=str)
+    assert set(map(int, predicted["id"])) == common
+
+
+def test_messages_in_many_pieces(make, monkeypatch):
+    monkeypatch.setattr("vfl.session.alignment.PIECE_LIMIT_BYTES", 1000)
+    federation, common = make()
+    federation.run("align")
+    assert set(federation.order("shop")) == common
+
+
+def test_nothing_planted_crosses_or_is_written_elsewhere(make, tmp_path, monkeypatch, capfd):
+    federation, common = make()
+    for name in (*PARTIES, "label"):
+        cells = pd.read_csv(tmp_path / f"{name}.csv", dtype=str)
+        cells["key"] = "planted-marker-" + cells["key"].map(lambda key: str(int(float(key))))
+        cells.to_csv(tmp_path / f"{name}.csv", index=False)
+    wire, frame = [], Post.frame
+
+    def recorded(self, **options):
+        made = frame(self, **options)
+        wire.append(bytes(made.payload))
+        return made
+
+    monkeypatch.setattr(Post, "frame", recorded)
+    run = federation.run("align")
+    assert read_json(run / "alignment.json")["common"] == len(common)
+    assert len(b"".join(wire)) > 32 * 3 * 400
+    assert b"planted-marker" not in b"".join(wire)
+    written = [path for path in tmp_path.rglob("own-*/**/*") if path.is_file()]
+    assert len([path for path in written if path.suffix == ".positions"]) == 3
+    assert not [path for path in written if b"planted-marker" in path.read_bytes()]
+    assert "planted-marker" not in "".join(capfd.readouterr()) + "".join(federation.flower.said)
+
+
+@pytest.fixture
+def relayed(monkeypatch):
+    """What the label party carries from one feature party to the other."""
+    found, take = [], Post.take
+
+    def recorded(self, frame):
+        got = take(self, frame)
+        if got is not None and threading.current_thread() is threading.main_thread():
+            found.append(got)
+        return got
+
+    monkeypatch.setattr(Post, "take", recorded)
+    return lambda: [payload for to, payload in found if to != "label"]
+
+
+def test_the_label_party_reads_nothing_that_it_carries(make, relayed):
+    """It would see its own ids and the shop's under the shop's scalar alone."""
+    federation, _ = make()
+    federation.run("align")
+    large = [payload for payload in relayed() if len(payload) > 32 * 300]
+    assert large
+    for payload in large:
+        with pytest.raises(ProtocolError):
+            ristretto.multiply(payload[: len(payload) // 32 * 32], ristretto.fresh_scalar())
+
+
+def test_the_label_party_cannot_put_its_own_keys_between(make, monkeypatch):
+    federation, _ = make()
+    agree = PairSeals._agree
+    forged = PairSeals(
+        federation.flower.files["bank"], AlignTerms.asked(federation.experiment(), "x"), "x" * 32
+    )._offer
+    monkeypatch.setattr(
+        PairSeals, "_agree", lambda self, sender, offer: agree(self, sender, forged)
+    )
+    with pytest.raises(VFLError):
+        federation.run("align")
+    assert any("is not of party" in str(error) for error in federation.flower.failures)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_label_party_that_asks_for_one_id_hears_no_count(make, tmp_path, there):
+    """Its file holds ids it made up, and the one it wonders about."""
+    federation, common = make()
+    asked = [min(common) if there else 9_999, *range(100_000, 100_300)]
+    pd.DataFrame({"key": asked, federation.label: 0}).to_csv(tmp_path / "label.csv", index=False)
+    federation.write(bank="min_common = 50", shop="min_common = 50")
+    with pytest.raises(PeerFailedError) as caught:
+        federation.run("align")
+    told = str(caught.value)
+    assert "does not consent to this alignment" in told
+    assert "common" not in told
+    assert any(f"{int(there)} ids in common" in line for line in federation.flower.said)
+    assert not any("in common" in str(error) for error in federation.flower.failures)
+    for name in (*PARTIES, "label"):
+        assert not list((tmp_path / f"own-{name}").rglob("*.positions"))
+
+
+@pytest.mark.parametrize(
+    ("consent", "said"),
+    [
+        ("min_ids = 5000", "so small a set"),
+        ('modes = ["train"]', ""),
+        ("max_alignments = 0", ""),
+    ],
+)
+def test_what_a_party_does_not_allow_is_refused(make, consent, said):
+    federation, _ = make()
+    federation.write(bank=consent)
+    with pytest.raises(VFLError) as caught:
+        federation.run("align")
+    assert "consent" in str(caught.value)
+    assert not said or any(said in line for line in federation.flower.said)
+
+
+def test_alignments_of_a_day_are_counted_before_they_begin(make):
+    federation, _ = make(parties=("bank",))
+    federation.write(bank="max_alignments = 2\nmin_common = 100000")
+    for _ in range(2):
+        with pytest.raises(VFLError, match="does not consent to this alignment"):
+            federation.run("align")
+    with pytest.raises(VFLError, match="so many alignments a day"):
+        federation.run("align")
+
+
+def test_a_helper_is_for_one_process(make):
+    federation, _ = make()
+    with pytest.raises(ConfigError, match="needs a helper"):
+        federation.run("align", protocol="server_aided")
+
+
+def test_a_message_of_a_training_is_no_alignment(make):
+    federation, _ = make()
+    terms = Terms.of(federation.experiment(), "align", "x")
+    with pytest.raises((DisagreementError, VFLError)):
+        run_session(
+            federation.flower, federation.experiment(), federation.flower.files["label"], terms
+        )

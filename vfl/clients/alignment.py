@@ -1,0 +1,86 @@
+"""A feature party's way through a session that aligns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from vfl.clients.session import attached
+from vfl.config import PartyFile
+from vfl.core.errors import ConsentError, DisagreementError
+from vfl.core.frame import Kind
+from vfl.core.version import VERSION
+from vfl.datasets.alignment.protocols import Send
+from vfl.session import Introduction, PartyReport, SessionMessage
+from vfl.session.alignment import OwnAlignment, PairSeals, Player, Post, refused
+from vfl.session.consent import check_alignment, frame_limits
+from vfl.session.terms import AlignTerms
+
+
+def take_part_in_alignment(
+    message: SessionMessage, terms: AlignTerms, party: PartyFile, say: Callable[[str], None]
+) -> PartyReport:
+    """Play one feature party: check consent, answer every frame, keep the positions.
+
+    Args:
+        message: what Flower brought.
+        terms: of it.
+        party: the party's own file.
+        say: the party's own log, told the counts that nobody else is told.
+
+    Raises:
+        ConsentError: the session asks for more than the file allows; where that is about common
+            ids, without a count.
+        VFLError: anything else that ended the session; the label party was told.
+    """
+    began, name = time.perf_counter(), party.party
+    if name not in terms.feature_parties or party.data is None:
+        raise DisagreementError(
+            f"party '{name}' has no ids for this session", want=", ".join(terms.feature_parties)
+        )
+    check_alignment(terms, name, party.consent)
+    own = OwnAlignment(party, terms)
+    introduction = Introduction(
+        party=name,
+        version=VERSION,
+        terms=terms.digest(),
+        settings=terms.settings(),
+        rows=0,
+        row_order="0" * 64,
+    )
+    seals = PairSeals(party, terms, message.session)
+    post, kept, asked = Post(terms.everybody, own.most_bytes), None, None
+    post.add(seals.offers())
+    with attached(message, introduction, frame_limits(terms, name, None)) as link:
+        while True:
+            for sent in _advance(own.player, say):
+                post.add(seals.seal(sent))
+            if own.player.positions is not None and kept is None:
+                kept = own.keep(message.session)
+                say(f"{len(kept.positions)} of {kept.ids} rows are common, version {kept.version}")
+            if asked is not None:
+                link.send(post.frame(done=kept is not None))
+            asked = link.receive()
+            if asked.kind is Kind.DONE:
+                break
+            if (got := post.take(asked)) is not None:
+                content, ready = seals.open(*got)
+                post.add(ready)
+                if content is not None:
+                    own.player.give(got[0], content)
+    digest = "0" * 64 if kept is None else kept.key
+    seconds = time.perf_counter() - began
+    return PartyReport(party=name, weights_sha256=digest, seconds=seconds)
+
+
+def _advance(player: Player, say: Callable[[str], None]) -> list[Send]:
+    """Go on with the role; why it refuses stays in the party's own log.
+
+    Raises:
+        ConsentError: without a count, for every other party would hear it.
+    """
+    try:
+        return player.advance()
+    except ConsentError as error:
+        say(f"refused: {error.what}; {error.got}; wanted {error.want}")
+        raise refused() from None

@@ -1,0 +1,88 @@
+"""The label party's way through a session that aligns: its own role, and the post of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from flwr.serverapp import Grid
+
+from vfl.config import Experiment, PartyFile
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import ProtocolError
+from vfl.core.frame import Frame, Kind
+from vfl.core.ledger import Ledger
+from vfl.core.storage import write_json
+from vfl.datasets import PartyData, Split
+from vfl.server.federation import Federation
+from vfl.session.alignment import OwnAlignment, Post
+from vfl.session.consent import check_alignment
+from vfl.session.terms import AlignTerms
+from vfl.transport import ObservedPoll
+
+OUTCOME = "alignment.json"
+_COLLECT_S = 10.0
+
+
+def run_alignment(
+    grid: Grid,
+    experiment: Experiment,
+    party: PartyFile,
+    terms: AlignTerms,
+    folder: RunFolder,
+    say: Callable[[str], None],
+    simulation: bool = False,
+) -> None:
+    """Align with every feature party, and keep the label party's positions.
+
+    Raises:
+        ConsentError: a party refuses; it says why in its own log alone.
+        VFLError: what else ended the session.
+    """
+    check_alignment(terms, party.party, party.consent)
+    own, ledger = OwnAlignment(party, terms), Ledger()
+    nothing = np.empty(0, dtype=np.int64)
+    rowless = PartyData(party.party, None, None, None, Split(nothing, nothing, nothing), b"")
+    settings = experiment.federation
+    with Federation(
+        grid, terms, settings, rowless, settings.join_timeout_s, say, simulation=simulation
+    ) as federation:
+        links = federation.join([ledger])
+        _carry(own, links)
+        kept = own.keep(federation.session)
+        for link in links.values():
+            link.send(Frame(Kind.DONE))
+        federation.collect(_COLLECT_S)
+    say(f"{len(kept.positions)} of {kept.ids} rows are common, version {kept.version}")
+    sent = dict.fromkeys(links, 0)
+    for row in ledger.rows():
+        sent[row.party] += row.wire_bytes
+    facts = {"common": len(kept.positions), "ids": kept.ids, "version": kept.version}
+    write_json(folder.path / OUTCOME, facts | {"name": terms.name, "bytes": sent})
+
+
+def _carry(own: OwnAlignment, links: dict[str, ObservedPoll]) -> None:
+    """Ask every party in turn, until all have their result."""
+    terms, me = own.terms, own.party.party
+    posts = {name: Post(terms.everybody, own.most_bytes) for name in links}
+    while own.player.positions is None or not all(post.done for post in posts.values()):
+        moved = False
+        for sent in own.player.advance():
+            posts[sent.to].put(me, sent.payload)
+        for name, link in links.items():
+            asked = posts[name].frame()
+            link.send(asked)
+            answer = link.receive()
+            moved = moved or max(len(asked.payload), len(answer.payload)) > 2 or posts[name].done
+            if (got := posts[name].take(answer)) is None:
+                continue
+            to, payload = got
+            moved = True
+            if to == me:
+                own.player.give(name, payload)
+            elif to in posts and to != name:
+                posts[to].put(name, payload)
+            else:
+                raise ProtocolError(f"party '{name}' writes to itself")
+        if not moved and not all(post.done for post in posts.values()):
+            raise ProtocolError("the parties of an alignment wait for each other")

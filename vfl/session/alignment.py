@@ -1,0 +1,330 @@
+"""A session that aligns: a party's role of the protocol, its messages in frames, and its consent.
+
+The label party asks every other party in turn: a frame there carries a piece of a message or
+nothing, and so does the one that answers it. Messages between two feature parties go through the
+label party too, sealed: it would else see its own ids and a feature party's under one key, and
+could compare them without anybody's consent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from vfl.config import PartyFile
+from vfl.core.errors import AuthenticationError, ConfigError, ConsentError, ProtocolError
+from vfl.core.frame import Frame, Kind
+from vfl.core.storage import Seal, locked, read_sealed_json, write_sealed_json
+from vfl.datasets import TableFormat, read_table
+from vfl.datasets.alignment.ids import check_unique, id_columns, normalise, read_ids
+from vfl.datasets.alignment.positions import Agreed, Alignment, ids_digest, key_of, last_version
+from vfl.datasets.alignment.protocols import PROTOCOLS, Bounds, Own, Receive, Role, Send
+from vfl.datasets.alignment.ristretto import POINT_BYTES
+from vfl.datasets.files import column_names
+from vfl.session.consent import PIECE_LIMIT_BYTES
+from vfl.session.identity import Identity, read_pins
+from vfl.session.terms import AlignTerms
+
+_PIECE, _LAST, _DONE = 1, 2, 4
+_HEAD_BYTES = 2
+_PUBLIC_BYTES = 32
+_OFFER_OR_SEAL_BYTES = 96
+_BEGUN = "begun.json"
+_DAY_S = 24 * 3600.0
+
+
+class Post:
+    """Messages of one link, a piece a frame.
+
+    Args:
+        parties: everybody, in an order all agree on.
+        most_bytes: of one message.
+
+    Attributes:
+        done: whether the other end has its result.
+    """
+
+    def __init__(self, parties: Sequence[str], most_bytes: int) -> None:
+        self.done = False
+        self._parties, self._most = list(parties), most_bytes
+        self._outgoing: deque[bytes] = deque()
+        self._coming = bytearray()
+        self._count = 0
+
+    def put(self, party: str, payload: bytes) -> None:
+        """A message for, or from, a party."""
+        index, size = self._parties.index(party), PIECE_LIMIT_BYTES - _HEAD_BYTES
+        starts = range(0, max(1, len(payload)), size)
+        for start in starts:
+            flags = _PIECE | (_LAST if start == starts[-1] else 0)
+            self._outgoing.append(bytes([flags, index]) + payload[start : start + size])
+
+    def add(self, messages: Sequence[Send]) -> None:
+        """Several messages, each for the party it names."""
+        for sent in messages:
+            self.put(sent.to, sent.payload)
+
+    def frame(self, *, done: bool = False) -> Frame:
+        """The next piece, or a frame without one; a result is told when nothing is left to send."""
+        self._count += 1
+        if self._outgoing:
+            return Frame(Kind.PROTOCOL, self._count, self._outgoing.popleft())
+        return Frame(Kind.PROTOCOL, self._count, bytes([_DONE if done else 0, 0]))
+
+    def take(self, frame: Frame) -> tuple[str, bytes] | None:
+        """The message that is whole with this frame, and the party it names; None without one.
+
+        Raises:
+            ProtocolError: it is no piece of an alignment, or too long with those before it.
+        """
+        head = bytes(frame.payload[:_HEAD_BYTES])
+        if frame.kind is not Kind.PROTOCOL or len(head) < _HEAD_BYTES:
+            raise ProtocolError("a message out of turn", got=frame.kind.name, want="PROTOCOL")
+        flags, index = head
+        self.done = self.done or bool(flags & _DONE)
+        if not flags & _PIECE:
+            return None
+        self._coming += frame.payload[_HEAD_BYTES:]
+        if len(self._coming) > self._most or index >= len(self._parties):
+            raise ProtocolError(
+                "an alignment message is too long, or of nobody",
+                got=f"{len(self._coming)} bytes",
+                want=f"at most {self._most} bytes",
+            )
+        if not flags & _LAST:
+            return None
+        whole, self._coming = bytes(self._coming), bytearray()
+        return self._parties[index], whole
+
+
+class Player:
+    """A role that goes as far as the messages it was given let it.
+
+    Attributes:
+        positions: its result; None until it has one.
+    """
+
+    def __init__(self, role: Role) -> None:
+        self.positions: np.ndarray | None = None
+        self._role, self._inbox = role, dict[str, deque[bytes]]()
+        self._waits: Send | Receive | None = None
+
+    def give(self, sender: str, payload: bytes) -> None:
+        """A message for it."""
+        self._inbox.setdefault(sender, deque()).append(payload)
+
+    def advance(self) -> list[Send]:
+        """What it sends until it waits for something that is not there.
+
+        Raises:
+            ConsentError, ProtocolError: see `vfl.datasets.alignment.protocols`.
+        """
+        sent: list[Send] = []
+        step = self._waits
+        try:
+            while self.positions is None:
+                if step is None:
+                    step = next(self._role)
+                elif isinstance(step, Send):
+                    sent.append(step)
+                    step = next(self._role)
+                elif box := self._inbox.get(step.sender):
+                    payload = box.popleft()
+                    if len(payload) > step.most_bytes:
+                        raise ProtocolError(f"'{step.sender}' sent more than is accepted")
+                    step = self._role.send(payload)
+                else:
+                    break
+        except StopIteration as end:
+            self.positions = end.value
+        self._waits = step
+        return sent
+
+
+class PairSeals:
+    """Keeps messages between feature parties from the label party that carries them.
+
+    Each offers every other an X25519 key (RFC 7748) of this session, signed with its identity key.
+    The two keys of a pair, one a direction, follow by HKDF (RFC 5869) from the shared secret, bound
+    to session, terms and both offers; messages are sealed with AES-256-GCM and counted.
+
+    Args:
+        party: the party's own file, with its identity key and the others' pinned ones.
+        terms: what was agreed.
+        session: names this attempt.
+
+    Raises:
+        MissingDataError, DataError: an identity key or a pin is missing, where one is needed.
+    """
+
+    def __init__(self, party: PartyFile, terms: AlignTerms, session: str) -> None:
+        self._me = party.party
+        self.others = [name for name in terms.feature_parties if name != self._me]
+        facts = [session, terms.digest(), *terms.everybody]
+        self._binding = hashlib.sha256(json.dumps(facts).encode()).digest()
+        self._private = X25519PrivateKey.generate()
+        self._sealing, self._opening = dict[str, AESGCM](), dict[str, AESGCM]()
+        self._counts, self._waiting = Counter[str](), dict[str, list[bytes]]()
+        self._offer = b""
+        if self.others:
+            self._pins = read_pins(party.beside(party.identity.peers), self.others)
+            public = self._private.public_key().public_bytes_raw()
+            identity = Identity.kept_at(party.beside(party.identity.key))
+            self._offer = public + identity.sign(self._signed(self._me, public))
+
+    def offers(self) -> list[Send]:
+        """The first message to every other feature party."""
+        return [Send(name, self._offer) for name in self.others]
+
+    def seal(self, sent: Send) -> list[Send]:
+        """A message as it crosses; nothing while the other one's offer is not here."""
+        if sent.to not in self.others:
+            return [sent]
+        if sent.to not in self._sealing:
+            self._waiting.setdefault(sent.to, []).append(sent.payload)
+            return []
+        sealed = self._sealing[sent.to].encrypt(self._nonce(f"to {sent.to}"), sent.payload, None)
+        return [Send(sent.to, sealed)]
+
+    def open(self, sender: str, payload: bytes) -> tuple[bytes | None, list[Send]]:
+        """A message that came: its content, None for an offer; and what can be sent now.
+
+        Raises:
+            AuthenticationError: its sender has not signed the offer, or sealed the message.
+        """
+        if sender not in self.others:
+            return payload, []
+        if sender not in self._opening:
+            self._agree(sender, payload)
+            held = self._waiting.pop(sender, [])
+            return None, [one for each in held for one in self.seal(Send(sender, each))]
+        try:
+            nonce = self._nonce(f"from {sender}")
+            return self._opening[sender].decrypt(nonce, payload, None), []
+        except InvalidTag:
+            raise _not_of(sender) from None
+
+    def _agree(self, sender: str, offer: bytes) -> None:
+        public, signature = offer[:_PUBLIC_BYTES], offer[_PUBLIC_BYTES:]
+        if not self._pins[sender].has_signed(self._signed(sender, public), signature):
+            raise _not_of(sender)
+        try:
+            shared = self._private.exchange(X25519PublicKey.from_public_bytes(public))
+        except ValueError:
+            raise _not_of(sender) from None
+        for ciphers, one, two, offers in (
+            (self._sealing, self._me, sender, self._offer + offer),
+            (self._opening, sender, self._me, offer + self._offer),
+        ):
+            info = b"vfl alignment pair 1" + json.dumps([one, two]).encode() + offers
+            key = HKDF(hashes.SHA256(), 32, salt=self._binding, info=info).derive(shared)
+            ciphers[sender] = AESGCM(key)
+
+    def _signed(self, party: str, public: bytes) -> bytes:
+        return b"vfl alignment offer 1" + self._binding + party.encode() + b"\0" + public
+
+    def _nonce(self, way: str) -> bytes:
+        self._counts[way] += 1
+        return self._counts[way].to_bytes(12, "big")
+
+
+def _not_of(sender: str) -> AuthenticationError:
+    return AuthenticationError(
+        f"a message of this alignment is not of party '{sender}'",
+        want="a signature by the key that is pinned in peers, and its seal",
+    )
+
+
+class OwnAlignment:
+    """One party's part of an alignment: its ids, its consent, and what it keeps.
+
+    Args:
+        party: its own file.
+        terms: what was agreed.
+
+    Raises:
+        ConsentError: more alignments today than its file allows.
+        ConfigError: a protocol that needs a helper.
+        DataError: see `read_ids` and `check_unique`; counts only.
+    """
+
+    def __init__(self, party: PartyFile, terms: AlignTerms) -> None:
+        protocol = PROTOCOLS.make(terms.protocol)
+        if protocol.helper:
+            raise ConfigError(
+                f"alignment '{terms.protocol}' needs a helper that no project has",
+                fix="-s align.protocol=ecdh; an experiment in one process can have one",
+            )
+        self.party, self.terms = party, terms
+        self.folder = party.alignment_path(terms.name)
+        own, where = party.table, f"party '{party.party}'"
+        source = party.predict_path if terms.table == "predict" else party.source_path
+        form = TableFormat(own.separator, own.missing)
+        names = column_names(source, form, f"data.{terms.table}")
+        columns = [name for name in id_columns(own.id, names) if name in names]
+        table = read_table(source, form, columns, f"data.{terms.table}", columns or None)
+        self.ids = read_ids(table, own.id, where)
+        keys = normalise(self.ids, terms.rules)
+        check_unique(keys, self.ids, where, terms.rules)
+        self._count_this()
+        consent = party.consent
+        bounds = Bounds(consent.min_ids, consent.max_rows, consent.min_common)
+        brought = Own(party.party, keys, bounds)
+        self.player = Player(protocol.role(brought, terms.everybody, terms.label_party))
+        self.most_bytes = POINT_BYTES * consent.max_rows + _OFFER_OR_SEAL_BYTES
+
+    def keep(self, session: str) -> Alignment:
+        """Write the result as the next version.
+
+        Args:
+            session: names this attempt, the same at every party.
+        """
+        terms, positions = self.terms, self.player.positions
+        assert positions is not None, "the role has ended"
+        agreed = Agreed(terms.name, terms.everybody, terms.rules, terms.protocol)
+        made = Alignment(
+            party=self.party.party,
+            agreed=agreed,
+            version=last_version(self.folder) + 1,
+            key=key_of(session, agreed, len(positions)),
+            table=ids_digest(self.ids),
+            ids=len(self.ids),
+            positions=positions,
+        )
+        made.keep(self.folder)
+        return made
+
+    def _count_this(self) -> None:
+        """Note that an alignment begins, on the disk before anything is sent."""
+        folder, name = self.folder.parent, self.party.party
+        path, seal = folder / _BEGUN, Seal("alignments begun", name, "")
+        with locked(folder, _DAY_S):
+            times = read_sealed_json(path, seal)["times"] if path.exists() else []
+            now = time.time()
+            times = [each for each in times if now - _DAY_S < each <= now]
+            if len(times) >= self.party.consent.max_alignments:
+                raise ConsentError(
+                    f"party '{name}' does not consent to so many alignments a day",
+                    got=f"{len(times)} in the last 24 hours",
+                    want=f"at most {self.party.consent.max_alignments}",
+                    fix="max_alignments in the [consent] of its own file",
+                )
+            write_sealed_json(path, {"times": [*times, now]}, seal)
+
+
+def refused() -> ConsentError:
+    """What the others are told where a party refuses: no count, for that could be the answer."""
+    return ConsentError(
+        "a party does not consent to this alignment",
+        fix="its own log says why; compare how both write their ids",
+    )
