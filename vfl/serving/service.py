@@ -46,12 +46,14 @@ class Request:
         rows: positions, as they were asked for.
         inputs: the label party's own inputs in place of its table's, axes (rows, ...).
         explain: whether contributions of the first row are wanted.
+        model: what positions and answers are of.
         done: called by the session's thread with what came of it.
     """
 
     rows: np.ndarray
     inputs: Tensor | None
     explain: bool
+    model: object
     done: Callable[[Result | Unavailable], None]
     dropped: bool = False
 
@@ -102,7 +104,7 @@ class Service:
     """Takes requests from HTTP, and has them answered by whoever plays a session.
 
     Args:
-        parties: the feature parties.
+        owner: the label party.
         wait_ms: how long a batch waits for more requests; 0 takes what is there.
         batch_rows: most rows of a batch.
         timeout_s: most time for a request.
@@ -111,12 +113,15 @@ class Service:
 
     Attributes:
         figures: counts of what happened.
+        parties: the feature parties of the model that is served.
+        model: what is served; answers are of no other, however a switch falls.
         missing: who is waited for; None while rows can be answered.
+        was_ready: whether rows of this model could be answered once.
     """
 
     def __init__(
         self,
-        parties: list[str],
+        owner: str,
         *,
         wait_ms: float = 0.0,
         batch_rows: int = QUERY_ROWS,
@@ -124,11 +129,13 @@ class Service:
         cache_rows: int = 0,
         ended: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.parties, self.figures = parties, Figures()
-        self.missing: str | None = ", ".join(parties)
+        self.owner, self.figures = owner, Figures()
+        self.parties: list[str] = []
+        self.model: object = None
+        self.missing: str | None = owner
         self.timeout_s = timeout_s
         self._wait_s, self._batch_rows = wait_ms / 1000, min(batch_rows, QUERY_ROWS)
-        self._ended, self._closed, self._was_ready = ended, False, False
+        self._ended, self._closed, self.was_ready = ended, False, False
         self._waiting: deque[Request] = deque()
         self._changed = threading.Condition()
         self._cache: OrderedDict[int, Tensor] = OrderedDict()
@@ -136,10 +143,15 @@ class Service:
         self._serving: ServingParty | None = None
         self._asked_at: float | None = None
 
+    def show(self, model: object, parties: list[str]) -> None:
+        """Serve this model from the next session on; between two sessions."""
+        self.model, self.parties, self.was_ready = model, parties, False
+        self.missing = ", ".join(parties)
+
     async def predict(
-        self, rows: np.ndarray, inputs: Tensor | None = None, explain: bool = False
+        self, model: object, rows: np.ndarray, inputs: Tensor | None = None, explain: bool = False
     ) -> Result:
-        """Answers for some rows, in their order; called on the event loop.
+        """Answers for some rows of a model, in their order; called on the event loop.
 
         Raises:
             Unavailable: a party is missing, refuses or does not answer in time.
@@ -155,7 +167,7 @@ class Service:
         def done(result: Result | Unavailable) -> None:
             loop.call_soon_threadsafe(set_once, result)
 
-        request = Request(rows, inputs, explain, done)
+        request = Request(rows, inputs, explain, model, done)
         with self._changed:
             self._waiting.append(request)
             self._changed.notify()
@@ -178,8 +190,8 @@ class Service:
         Raises:
             VFLError: what ended the session; everybody who waits is told who is missing.
         """
-        self._serving, self.missing, self._was_ready = serving, None, True
         self._cache.clear()
+        self._serving, self.missing, self.was_ready = serving, None, True
         checked = time.monotonic()
         try:
             while not self._stops():
@@ -196,12 +208,13 @@ class Service:
             raise
         finally:
             self._asked_at = self._serving = None
-            self.missing = self.missing or "the service, which ends,"
+            if self.missing is None:
+                self._give_up(self.owner)
 
     def lost(self, error: VFLError) -> bool:
         """Whether the session is to be begun again; not before everybody was here once."""
         refused = getattr(error, "peer_code", None) in ("V402", "V403")
-        if self._stops() or refused or not (self._was_ready or isinstance(error, _ABSENT)):
+        if self._stops() or refused or not (self.was_ready or isinstance(error, _ABSENT)):
             return False
         self.figures.add("sessions_lost_total")
         time.sleep(_TICK_S)
@@ -238,7 +251,7 @@ class Service:
 
     def _slowest(self) -> str:
         serving = self._serving
-        return (serving and serving.waits_for) or self.missing or "the label party"
+        return (serving and serving.waits_for) or self.missing or self.owner
 
     def _stops(self) -> bool:
         return self._closed or self._ended()
@@ -258,7 +271,9 @@ class Service:
                 if taken and (alone or rows + len(first.rows) > self._batch_rows):
                     break
                 self._waiting.popleft()
-                if not first.dropped:
+                if first.model is not self.model:
+                    first.done(Unavailable(self.owner, "another model has taken over"))
+                elif not first.dropped:
                     taken.append(first)
                     rows += len(first.rows)
                     if alone:
