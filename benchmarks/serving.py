@@ -260,7 +260,8 @@ def _party(
     folder.mkdir(parents=True)
     pd.DataFrame({"id": ids, **columns}).to_csv(folder / "data.csv", index=False)
     text = f'party = "{name}"\n[data]\nsource = "data.csv"\nid = "id"\n{more}'
-    limits = "[consent]\nmax_rows_per_second = 1e9\nmax_bytes = 1000000000000\n"
+    limits = '[consent]\nmodes = ["train", "predict", "serve"]\n'
+    limits += "max_rows_per_second = 1e9\nmax_bytes = 1000000000000\n"
     (folder / "party.toml").write_text(text + limits)
 
 

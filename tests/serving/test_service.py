@@ -396,6 +396,7 @@ def session(tmp_path, monkeypatch):
         pd.DataFrame({"id": ids, **columns}).to_csv(tmp_path / name / "data.csv", index=False)
         more = 'label = "paid"\n' if name == "lender" else ""
         text = f'party = "{name}"\n[data]\nsource = "data.csv"\nid = "id"\n{more}[consent]\n'
+        text += "" if name == "lender" else 'modes = ["train", "predict", "serve"]\n'
         played.write(name, text)
     played.introduce(*PARTIES)
     return played
@@ -446,7 +447,8 @@ def consent(session, name, text):
 
 def test_a_party_that_does_not_serve_refuses_the_session(session):
     session.play("train")
-    consent(session, "shop", 'modes = ["train", "predict"]')
+    path = session.folder / "shop" / "party.toml"
+    session.write("shop", path.read_text().replace("modes", "# modes"))  # it says nothing of modes
     serving = start(session)
     with pytest.raises(VFLError, match="does not consent"):
         serving.stop()

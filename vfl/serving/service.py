@@ -11,7 +11,7 @@ import asyncio
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,14 +47,14 @@ class Request:
         inputs: the label party's own inputs in place of its table's, axes (rows, ...).
         explain: whether contributions of the first row are wanted.
         model: what positions and answers are of.
-        done: called by the session's thread with what came of it.
+        future: what comes of it, on the event loop.
     """
 
     rows: np.ndarray
     inputs: Tensor | None
     explain: bool
     model: object
-    done: Callable[[Result | Unavailable], None]
+    future: asyncio.Future[Result | Unavailable]
     dropped: bool = False
 
 
@@ -159,20 +159,13 @@ class Service:
         loop, started = asyncio.get_running_loop(), time.monotonic()
         self._check_here(started)
         future: asyncio.Future[Result | Unavailable] = loop.create_future()
-
-        def set_once(result: Result | Unavailable) -> None:
-            if not future.done():
-                future.set_result(result)
-
-        def done(result: Result | Unavailable) -> None:
-            loop.call_soon_threadsafe(set_once, result)
-
-        request = Request(rows, inputs, explain, model, done)
+        request = Request(rows, inputs, explain, model, future)
         with self._changed:
             self._waiting.append(request)
             self._changed.notify()
         try:
-            result = await asyncio.wait_for(future, self.timeout_s)
+            async with asyncio.timeout(self.timeout_s):
+                result = await future
         except TimeoutError:
             self.figures.add("timeouts_total")
             raise Unavailable(self._slowest(), "it did not answer in time") from None
@@ -272,7 +265,7 @@ class Service:
                     break
                 self._waiting.popleft()
                 if first.model is not self.model:
-                    first.done(Unavailable(self.owner, "another model has taken over"))
+                    _settle([(first, Unavailable(self.owner, "another model has taken over"))])
                 elif not first.dropped:
                     taken.append(first)
                     rows += len(first.rows)
@@ -293,10 +286,10 @@ class Service:
             name = refusal.reason.name.lower()
             self.figures.add("refusals_total", f'party="{refusal.party}",reason="{name}"')
             why = "it takes no more rows now" if busy else "it does not consent to this request"
-            batch[0].done(Unavailable(refusal.party, why, 429 if busy else 403))
+            _settle([(batch[0], Unavailable(refusal.party, why, 429 if busy else 403))])
         except BaseException:
-            for request in batch:
-                request.done(Unavailable(serving.waits_for or "a party", "it went away"))
+            gone = Unavailable(serving.waits_for or ", ".join(self.parties), "it went away")
+            _settle([(request, gone) for request in batch])
             raise
 
     def _ask(self, serving: ServingParty, batch: list[Request]) -> None:
@@ -315,13 +308,15 @@ class Service:
             if inputs is None:
                 self._keep(fresh)
             known |= fresh
+        results = list[tuple[Request, Result | Unavailable]]()
         for request in batch:
             outputs = torch.stack([known[row] for row in request.rows.tolist()])
             shares: Mapping[str, Tensor] = {}
             if request.explain:
                 at = int(np.searchsorted(asked, request.rows[0]))
                 shares = serving.contributions(answer.cuts, at)
-            request.done(Result(outputs, shares))
+            results.append((request, Result(outputs, shares)))
+        _settle(results)
 
     def _cached(self, rows: np.ndarray) -> dict[int, Tensor]:
         found = {row: self._cache[row] for row in rows.tolist() if row in self._cache}
@@ -341,8 +336,20 @@ class Service:
         with self._changed:
             self.missing = party
             left, self._waiting = self._waiting, deque()
-        for request in left:
-            request.done(Unavailable(party, "it went away"))
+        gone = Unavailable(party, "it went away")
+        _settle([(request, gone) for request in left])
+
+
+def _settle(results: Sequence[tuple[Request, Result | Unavailable]]) -> None:
+    """Hand over what came of requests, in one call to their event loop."""
+
+    def on_loop() -> None:
+        for request, result in results:
+            if not request.future.done():
+                request.future.set_result(result)
+
+    if results:
+        results[0][0].future.get_loop().call_soon_threadsafe(on_loop)
 
 
 _ABSENT: tuple[type[PeerError], ...] = (MissingPartyError,)
