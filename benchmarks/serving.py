@@ -48,7 +48,7 @@ from vfl.serving.front import Asked, ServeSettings, scores, settings_file
 PARTIES, ROWS, COLUMNS = ("bank", "shop"), 2000, 10
 CLIENTS, SECONDS, ROUNDS = (1, 8, 64), 5.0, 3
 QUICK_SECONDS = 0.5
-_START_S = 120.0
+_START_S = 300.0
 RUN = "run"
 CONTENT = {
     "name": "serving",
@@ -179,8 +179,8 @@ def play_party(folder: Path, name: str) -> None:
         print(str(error).splitlines()[0], file=sys.stderr)
 
 
-def play_label(folder: Path) -> None:
-    """The label party: it trains, predicts, and serves until it is told to end."""
+def play_label(folder: Path, *modes: str) -> None:
+    """The label party: it goes through some modes, the last of which serves until it is ended."""
     from vfl.server import federation, session
     from vfl.session import Terms
 
@@ -190,10 +190,10 @@ def play_label(folder: Path) -> None:
     experiment = Experiment.model_validate(CONTENT)
     party, pipes = read_party_file(folder / "lender" / "party.toml"), Pipes(folder)
     settings_file_of = party.run_path(RUN)
-    for mode in ("train", "predict", "serve"):
+    for mode in modes:
         if mode == "serve":
             settings_file(settings_file_of, ServeSettings(port=0, max_requests_per_second=1e9))
-        terms = Terms.of(experiment, mode, RUN)
+        terms = Terms.of(experiment, mode, RUN)  # type: ignore[arg-type]
         session.run_session(pipes, experiment, party, terms)  # type: ignore[arg-type]
         pipes.close()
 
@@ -260,7 +260,8 @@ def _party(
     folder.mkdir(parents=True)
     pd.DataFrame({"id": ids, **columns}).to_csv(folder / "data.csv", index=False)
     text = f'party = "{name}"\n[data]\nsource = "data.csv"\nid = "id"\n{more}'
-    limits = "[consent]\nmax_rows_per_second = 1e9\nmax_bytes = 1000000000000\n"
+    limits = '[consent]\nmodes = ["train", "predict", "serve"]\n'
+    limits += "max_rows_per_second = 1e9\nmax_bytes = 1000000000000\n"
     (folder / "party.toml").write_text(text + limits)
 
 
@@ -327,7 +328,8 @@ class Servers:
         self.folder = Path(self._folder.name)
         self.ids = write_tables(self.folder)
         self.run = self.folder / "lender" / "store" / "runs" / RUN
-        self._processes = [_start("label", self.folder)]
+        modes = ["train", "serve"] if monolith else ["train", "predict", "serve"]
+        self._processes = [_start("label", self.folder, *modes)]
         if monolith:
             self._processes.append(_start("monolith", self.folder))
 

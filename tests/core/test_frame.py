@@ -75,7 +75,7 @@ def test_other_programs_are_no_peers_of_another_version():
         from_bytes(changed(4, 0x16))
 
 
-@pytest.mark.parametrize("kind", [0, 12, 255])
+@pytest.mark.parametrize("kind", [0, 14, 255])
 def test_an_unknown_kind(kind):
     with pytest.raises(CorruptFrameError, match="unknown kind"):
         from_bytes(changed(5, kind))

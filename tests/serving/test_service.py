@@ -20,7 +20,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from played_session import PlayedSession, stand_in
+from played_session import PlayedSession, run_session, stand_in
 from stand_in_flower import Flower
 from websockets.sync.client import connect as websocket
 
@@ -28,8 +28,9 @@ from vfl.clients.serving import ServedParty
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import VFLError
-from vfl.serving.front import ServeSettings, settings_file
+from vfl.serving.front import ServeSettings, settings_file, switch
 from vfl.serving.local import serve
+from vfl.session import Terms
 from vfl.session.party_folder import own_ledger
 from vfl.training import run
 from vfl.transport import session_certificate
@@ -158,7 +159,7 @@ def test_a_row_is_answered_as_predicted_whoever_shares_its_batch(local, trained_
     for batch in ([ids[0]], ids[3:5], ids[:100], [ids[7], ids[2], ids[7]]):
         status, told = client.predict(*batch)
         assert status == 200
-        assert told["version"] == "scored"
+        assert told["version"] == "run"
         pairs = zip(told["predictions"], batch, strict=True)
         assert all(same(answer, expected[each]) for answer, each in pairs)
 
@@ -203,6 +204,56 @@ def test_a_cache_asks_nobody_twice(local, trained_run):
     answers = [client.predict(each)[1]["predictions"] for _ in range(3)]
     assert answers[0] == answers[1] == answers[2]
     assert "vfl_asked_rows_total 1\n" in client.ask("/metrics")[1]
+
+
+def wait_for_version(client, version):
+    deadline = time.monotonic() + 30
+    while True:
+        status, text = client.ask("/model")
+        if status == 200 and json.loads(text)["version"] == version:
+            return client.wait_ready()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_switch_goes_to_another_run_and_back(local, trained_run):
+    content = CONTENT | {"name": "other", "data": {"source": "breast_cancer"}, "seed": 3}
+    content = {k: v for k, v in content.items() if k != "federation"}
+    content["label"] = {"top": "mlp:hidden=8"}
+    other = trained_run.parent / "other"
+    if not other.exists():
+        run.train(Experiment.model_validate(content), trained_run.parent, "other")
+        run.predict(RunFolder.open(other))
+    client, stopped, seen = local(), threading.Event(), []
+    expected = {folder.name: predicted(folder) for folder in (trained_run, other)}
+    ids = {name: list(rows) for name, rows in expected.items()}
+    both = next(each for each in ids["run"] if each in expected["other"])
+
+    def ask_on():
+        while not stopped.is_set():
+            seen.append(client.predict(both))
+
+    thread = threading.Thread(target=ask_on)
+    thread.start()
+    try:
+        for folder in (other, trained_run, trained_run / "missing", other):
+            switch(trained_run, folder)
+            if folder.exists():
+                wait_for_version(client, folder.name)
+    finally:
+        stopped.set()
+        thread.join()
+    for status, told in seen:
+        if status == 200:
+            assert same(told["predictions"][0], expected[told["version"]][both])
+        else:
+            assert (status, told["party"]) == (503, "label")
+    assert {told["version"] for status, told in seen if status == 200} == {"run", "other"}
+
+
+def test_nothing_is_switched_where_nothing_serves(trained_run):
+    with pytest.raises(VFLError, match="no service began with this run"):
+        switch(trained_run, trained_run)
 
 
 MARK, KNOWN = "Zq8marked", "an id of the table"
@@ -324,7 +375,7 @@ def test_a_person_asks_on_the_page(local, trained_run, browser):
     browser.wait_for("!document.getElementById('answer').hidden")
     assert browser.value("document.getElementById('prediction').textContent") == prediction
     shown = browser.value("document.getElementById('answer').innerText")
-    assert all(word in shown for word in (*PARTIES, "Shapley", "ms at the service", "scored"))
+    assert all(word in shown for word in (*PARTIES, "Shapley", "ms at the service", "model run"))
     assert browser.value("document.getElementById('error').textContent") == ""
 
 
@@ -345,6 +396,7 @@ def session(tmp_path, monkeypatch):
         pd.DataFrame({"id": ids, **columns}).to_csv(tmp_path / name / "data.csv", index=False)
         more = 'label = "paid"\n' if name == "lender" else ""
         text = f'party = "{name}"\n[data]\nsource = "data.csv"\nid = "id"\n{more}[consent]\n'
+        text += "" if name == "lender" else 'modes = ["train", "predict", "serve"]\n'
         played.write(name, text)
     played.introduce(*PARTIES)
     return played
@@ -395,7 +447,8 @@ def consent(session, name, text):
 
 def test_a_party_that_does_not_serve_refuses_the_session(session):
     session.play("train")
-    consent(session, "shop", 'modes = ["train", "predict"]')
+    path = session.folder / "shop" / "party.toml"
+    session.write("shop", path.read_text().replace("modes", "# modes"))  # it says nothing of modes
     serving = start(session)
     with pytest.raises(VFLError, match="does not consent"):
         serving.stop()
@@ -500,6 +553,37 @@ def test_a_party_that_dies_is_named_until_it_is_back(session, monkeypatch):
         assert "vfl_sessions_lost_total 2\n" in client.ask("/metrics")[1]
     finally:
         serving.stop()
+
+
+def test_streams_switch_to_another_run_and_stay_where_that_fails(session):
+    session.play("train")
+    session.play("predict")
+    session.flower.tells = True
+    experiment, lender = session.experiment(seed=3), session.flower.files["lender"]
+    for name in ("other", "broken"):
+        for mode in ("train", "predict"):
+            run_session(session.flower, experiment, lender, Terms.of(experiment, mode, name))
+    shutil.rmtree(session.folder / "shop" / "store" / "runs" / "broken")
+    runs = session.run.parent
+    serving = start(session)
+    try:
+        serving.client.wait_ready()
+        for asked, served in (("other", "other"), ("broken", "other"), ("run", "run")):
+            switch(session.run, runs / asked)
+            notes = session.run / "notes.txt"
+            if asked != served:
+                deadline = time.monotonic() + 30
+                while f"going back to {served}" not in notes.read_text():
+                    assert time.monotonic() < deadline, notes.read_text()
+                    time.sleep(0.05)
+            wait_for_version(serving.client, served)
+            expected = predicted(runs / served)
+            status, told = serving.client.predict("Zq8id011")
+            assert (status, told["version"]) == (200, served)
+            assert same(told["predictions"][0], expected["Zq8id011"])
+    finally:
+        serving.stop()
+    assert json.loads((session.run / "served.json").read_text())["served"][-1] == "run"
 
 
 def test_no_id_is_in_a_log_or_a_metric(session, capfd):

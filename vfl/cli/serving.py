@@ -34,17 +34,28 @@ def serve(
     explain: Annotated[
         bool, typer.Option("--explain", help="Tell what each party contributed, if asked.")
     ] = False,
+    switch: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OTHER", help="Have the service that began with RUN go on with this run."
+        ),
+    ] = None,
     cache_rows: Annotated[int, typer.Option(help="Answers kept in memory; 0 keeps none.")] = 0,
 ) -> None:
     """Serve a run's predictions over HTTP until it is interrupted.
 
     RUN is the folder that `vfl train` printed. On a federation the feature parties answer from
     their own SuperNodes, for the rows of the file that each names in its own `data.predict`; in
-    process, for the test rows of the experiment.
+    process, for the test rows of the experiment. `--switch OTHER` has a service that runs already
+    go on with another run; with RUN itself it goes back.
     """
     from vfl.config.run_folder import RunFolder
+    from vfl.serving import front
     from vfl.serving.front import ServeSettings, settings_file
 
+    if switch is not None:
+        front.switch(RunFolder.open(run).path, RunFolder.open(switch).path)
+        return
     if (certificate is None) is not (key is None):
         raise typer.BadParameter("--certificate and --key belong together")
     if client_ca is not None and certificate is None:
@@ -76,7 +87,7 @@ def serve(
     from vfl.serving.local import serve as serve_here
 
     use_one_thread()
-    serve_here(folder.path, settings, lambda front: say(f"vfl {front.welcome}"))
+    serve_here(folder.path, settings, lambda begun: say(begun.welcome))
 
 
 def _on_the_federation(run: Path) -> None:

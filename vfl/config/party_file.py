@@ -56,7 +56,7 @@ class Consent(Settings):
             where a third party deals.
         parties: names that must be among the feature parties of a secure mode; their keys are
             pinned, so nobody can play them.
-        modes: train, evaluate, predict, serve, align.
+        modes: train, evaluate, predict, align; and serve, which a file has to name.
         max_width: values a row of the cut may have, before the codec and behind it.
         max_epochs: epochs of one training, those in which a defense makes the bottom included.
         max_bytes: bytes one session may send and receive, estimated before it starts.
@@ -85,7 +85,7 @@ class Consent(Settings):
     secure: tuple[str, ...] = ("*",)
     min_parties: Annotated[int, Field(ge=1, le=64)] | None = None
     parties: tuple[PartyName, ...] = ()
-    modes: tuple[str, ...] = ("train", "evaluate", "predict", "serve", "align")
+    modes: tuple[str, ...] = ("train", "evaluate", "predict", "align")
     max_width: Annotated[int, Field(ge=1)] = 256
     max_epochs: Annotated[int, Field(ge=1)] = 100
     max_bytes: Annotated[int, Field(ge=1)] = 10_000_000_000

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from itertools import count
+from pathlib import Path
 from typing import Any, Protocol
 
 from flwr.serverapp import Grid
@@ -24,6 +25,8 @@ from vfl.core.errors import (
 from vfl.core.frame import Frame, Kind
 from vfl.core.ledger import Ledger
 from vfl.core.storage import joint_digest, locked, write_json
+from vfl.datasets import PartyData
+from vfl.datasets.table import Classes
 from vfl.server.alignment import run_alignment
 from vfl.server.federation import Federation
 from vfl.server.label_party import AnyLabelParty, LabelParty, Objective
@@ -57,9 +60,19 @@ class Front(Protocol):
 
     Attributes:
         welcome: where it listens, for people.
+        was_ready: whether rows of what is shown could be answered once.
     """
 
     welcome: str
+    was_ready: bool
+
+    def show(
+        self, version: str, parties: list[str], data: PartyData, classes: Classes | None
+    ) -> None:
+        """What the next session serves."""
+
+    def following(self) -> Path | None:
+        """The folder of the run to go on with, told once; None ends the service."""
 
     def play(self, serving: ServingParty) -> None:
         """Ask for rows until it is told to end; what ends the session early is raised."""
@@ -79,6 +92,7 @@ def run_session(
     *,
     resume: bool = False,
     simulation: bool = False,
+    front: Front | None = None,
 ) -> None:
     """One session at the label party, its run folder included.
 
@@ -89,10 +103,14 @@ def run_session(
         terms: what the session is about.
         resume: whether the run's folder is there already.
         simulation: whether Flower simulates the nodes; see `Federation`.
+        front: what has rows answered; a session that serves opens one without it.
 
     Raises:
         VFLError: told to every party that is still there, and left in the run folder.
     """
+    if terms.mode == "serve" and front is None:
+        _serve(grid, experiment, party, terms, simulation)
+        return
     path = party.run_path(terms.run)
     with locked(path):
         if resume:
@@ -107,11 +125,8 @@ def run_session(
             if isinstance(terms, AlignTerms):
                 run_alignment(grid, experiment, party, terms, folder, _told(folder), simulation)
                 return
-            session = LabelSession(grid, experiment, party, terms, folder, simulation)
-            try:
-                label, reports = session.play()
-            finally:
-                session.close()
+            session = LabelSession(grid, experiment, party, terms, folder, simulation, front)
+            label, reports = session.play()
             if terms.mode == "train":
                 session.ledger.end(terms.run, label.weights_digest())
             _conclude(folder, own_folder(party, terms), label, reports)
@@ -125,6 +140,48 @@ def run_session(
             raise problem from None  # Flower logs what comes out; what led to it may quote a cell
 
 
+def _serve(
+    grid: Grid, experiment: Experiment, party: PartyFile, terms: Terms, simulation: bool
+) -> None:
+    """Serve a run, and then whichever other one is asked for; one that fails leaves what was."""
+    first = RunFolder.open(party.run_path(terms.run))
+    served: list[str] = []
+    before: tuple[Experiment, Terms] | None = None
+    front: Front | None = None
+    try:
+        # By name, as secure modes are: only who serves needs what an HTTP server needs.
+        front = import_module("vfl.serving.front").open_front(party, terms.run)
+        while True:
+            try:
+                run_session(grid, experiment, party, terms, simulation=simulation, front=front)
+            except VFLError as error:
+                if before is None or front.was_ready:
+                    raise
+                first.note(f"{error.what}; going back to {before[1].run}")
+                (experiment, terms), before = before, None
+                continue
+            served.append(terms.run)
+            following = front.following()
+            if following is None:
+                break
+            before = experiment, terms
+            try:
+                trained = RunFolder.open(following).experiment()
+            except VFLError as error:
+                first.note(f"{error.what}; going on with {terms.run}")
+                continue
+            experiment = trained.model_copy(update={"federation": experiment.federation})
+            terms = Terms.of(experiment, "serve", following.name)
+        write_json(first.path / "served.json", {"served": served})
+    except VFLError as error:
+        with suppress(StorageError):
+            first.fail(error)
+        raise
+    finally:
+        if front is not None:
+            front.close()
+
+
 class LabelSession:
     """The label party's way through one session, restarts after lost parties included."""
 
@@ -136,6 +193,7 @@ class LabelSession:
         terms: Terms,
         folder: RunFolder,
         simulation: bool = False,
+        front: Front | None = None,
     ) -> None:
         self.grid = grid
         self.experiment = experiment
@@ -146,12 +204,12 @@ class LabelSession:
         self.data = own_data(party, terms, experiment.label.task)
         self.checkpoints = own_checkpoints(party, terms)
         self.ledger = own_ledger(party)
-        self.front: Front | None = None
-        if terms.mode == "serve":
+        self.front = front
+        if front is not None:
             require_servable(terms)
-            # By name, as secure modes are: only who serves needs what an HTTP server needs.
-            self.front = import_module("vfl.serving.front").open_front(party, terms, self.data)
-            self.say(self.front.welcome)
+            classes = own_folder(party, terms).classes()
+            front.show(terms.run, terms.feature_parties, self.data, classes)
+            self.say(front.welcome)
 
     def say(self, line: str) -> None:
         """One line about the session, in the log and in the run's folder."""
@@ -174,11 +232,6 @@ class LabelSession:
             secret, device = own_secret(self.party, entry), self.party.device
             own = Own(secret, device=device, checkpoints=self.checkpoints, sent=sent)
             return self._play(own, meter)
-
-    def close(self) -> None:
-        """Stop what answers others while it serves."""
-        if self.front is not None:
-            self.front.close()
 
     def _play(self, own: Own, meter: Meter) -> tuple[AnyLabelParty, list[PartyReport]]:
         settings = self.experiment.federation
@@ -305,7 +358,6 @@ def _conclude(
     if terms.mode != "train":
         folder.check_weights(weights)
     if terms.mode == "serve":
-        write_json(folder.path / "served.json", {"rows": label.progress.asked_rows})
         return
     summary = summarise(label, weights, str(folder.path))
     if terms.mode == "predict":

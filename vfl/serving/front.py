@@ -9,10 +9,12 @@ import os
 import secrets
 import ssl
 import stat
+import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,11 +29,11 @@ from vfl.config import PartyFile
 from vfl.config.toml import Settings
 from vfl.core.errors import MissingPackageError, RunFolderError, UserError, VFLError
 from vfl.core.storage import read_json, write_json, write_text
+from vfl.core.version import VERSION
 from vfl.datasets import PartyData
+from vfl.datasets.table import Classes
 from vfl.server.serving import ServingParty
 from vfl.serving.service import Service, Unavailable
-from vfl.session import Terms
-from vfl.session.party_folder import own_folder
 from vfl.session.schedule import QUERY_ROWS
 from vfl.transport.stream import require_loopback
 
@@ -52,13 +54,14 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-_TOKEN_FILE, SETTINGS_FILE, STATE_FILE, STOP_FILE = (
-    "serve.token", "serve.json", "serving.json", "serving.stop",
+_TOKEN_FILE, SETTINGS_FILE, STATE_FILE, STOP_FILE, NEXT_FILE = (
+    "serve.token", "serve.json", "serving.json", "serving.stop", "serving.next",
 )  # fmt: skip
 #: Paths that tell nothing of anybody's data, and need no token.
 _OPEN = ("/", "/health", "/ready")
 _CLIENTS = 4096  # whose rate is remembered
 _START_S = 10.0
+_SWITCH_S = 0.0002
 
 
 class ServeSettings(Settings):
@@ -152,10 +155,11 @@ class Guard:
             return
         headers = dict(scope["headers"])
         status, why = self._refusal(scope, headers)
-        body = b""
+        body, deadline = b"", time.monotonic() + self._settings.timeout_s
         while not status:
             try:
-                message = await asyncio.wait_for(receive(), self._settings.timeout_s)
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    message = await receive()
             except TimeoutError:
                 status, why = 408, "the body did not come in time"
                 break
@@ -248,23 +252,29 @@ class Rows:
         return [] if self._encoder is None else [str(name) for name in self._encoder.names]
 
 
-def application(
-    service: Service,
-    rows: Rows,
-    classes: tuple[str | int, ...] | None,
-    version: str,
-    settings: ServeSettings,
-) -> FastAPI:
+@dataclass(frozen=True, eq=False)
+class Model:
+    """What is served: one run.
+
+    Attributes:
+        version: name of the run.
+        rows: which can be asked for.
+        classes: what outputs stand for; None for a regression.
+    """
+
+    version: str
+    rows: Rows
+    classes: Classes | None
+
+
+def application(service: Service, settings: ServeSettings) -> FastAPI:
     """The routes.
 
     Args:
-        service: answers them.
-        rows: which rows can be asked for.
-        classes: what outputs stand for; None for a regression.
-        version: name of the run that answers.
+        service: answers them, with the `Model` it has now.
         settings: the limits.
     """
-    app = FastAPI(title="vfl", version=version, docs_url=None, redoc_url=None)
+    app = FastAPI(title="vfl", version=VERSION, docs_url=None, redoc_url=None)
     page = resources.files("vfl.serving").joinpath("page.html").read_text(encoding="utf-8")
 
     @app.exception_handler(RequestValidationError)
@@ -305,36 +315,37 @@ def application(
     @app.get("/model")
     async def model() -> dict[str, Any]:
         """What answers: the run, its classes, its parties, the label party's own columns."""
+        now = _model(service)
         return {
-            "version": version,
-            "classes": None if classes is None else list(classes),
+            "version": now.version,
+            "classes": None if now.classes is None else list(now.classes),
             "parties": service.parties,
-            "columns": rows.columns,
-            "rows": len(rows),
+            "columns": now.rows.columns,
+            "rows": len(now.rows),
             "explains": settings.explain,
         }
 
     @app.post("/predict")
     async def predict(asked: Asked) -> JSONResponse:
         """Scores of rows, in the order of their ids."""
-        started = time.perf_counter()
+        started, now = time.perf_counter(), _model(service)
         if len(asked.ids) > settings.max_ids:
             return JSONResponse({"error": f"more than {settings.max_ids} ids"}, 413)
         if asked.explain and not settings.explain:
             return JSONResponse({"error": "contributions are not told: --explain"}, 403)
-        found = rows.positions(asked.ids)
+        found = now.rows.positions(asked.ids)
         if found is None:
             return JSONResponse({"error": "an id is not known here"}, 404)
         inputs = None
         if asked.columns is not None:
-            inputs = rows.inputs(asked.columns, len(asked.ids))
+            inputs = now.rows.inputs(asked.columns, len(asked.ids))
             if inputs is None or len(set(found.tolist())) < len(found):
                 what = "the columns are not those of the label party's model, or an id came twice"
                 return JSONResponse({"error": what}, 422)
-        result = await service.predict(found, inputs, asked.explain)
+        result = await service.predict(now, found, inputs, asked.explain)
         body: dict[str, Any] = {
-            "version": version,
-            "predictions": scores(result.outputs, classes),
+            "version": now.version,
+            "predictions": scores(result.outputs, now.classes),
             "milliseconds": round(1000 * (time.perf_counter() - started), 3),
         }
         if result.contributions:
@@ -345,7 +356,18 @@ def application(
     return app
 
 
-def scores(outputs: Tensor, classes: tuple[str | int, ...] | None) -> list[dict[str, Any]]:
+def _model(service: Service) -> Model:
+    """What is served now.
+
+    Raises:
+        Unavailable: nothing yet.
+    """
+    if not isinstance(service.model, Model):
+        raise Unavailable(service.owner, "it is starting")
+    return service.model
+
+
+def scores(outputs: Tensor, classes: Classes | None) -> list[dict[str, Any]]:
     """What outputs of axes (rows, outputs) say, as `vfl predict` writes it."""
     if classes is None:
         return [{"prediction": float(value)} for value in outputs[:, 0]]
@@ -361,11 +383,10 @@ class HttpFront:
     """A service that listens; see `vfl.server.session.Front`.
 
     Args:
-        terms: of the session.
-        data: the label party's rows.
-        classes: what outputs stand for.
+        owner: the label party.
         settings: how it listens.
-        folder: of the run; its `serving.json` says where it listens, its `serving.stop` ends it.
+        folder: of the run that is served first; its `serving.json` says where it listens, its
+            `serving.stop` ends it, and its `serving.next` names the run to go on with.
 
     Raises:
         UserError: the address cannot be listened on, or is open to others without TLS.
@@ -373,26 +394,26 @@ class HttpFront:
 
     def __init__(
         self,
-        terms: Terms,
-        data: PartyData,
-        classes: tuple[str | int, ...] | None,
+        owner: str,
         settings: ServeSettings,
         folder: Path,
     ) -> None:
         if settings.certificate is None:
             require_loopback(settings.host)
-        self._state, stop = folder / STATE_FILE, folder / STOP_FILE
-        stop.unlink(missing_ok=True)
+        self._state, self._next = folder / STATE_FILE, folder / NEXT_FILE
+        stop = folder / STOP_FILE
+        for stale in (stop, self._next):
+            stale.unlink(missing_ok=True)
         self.service = Service(
-            terms.feature_parties,
+            owner,
             wait_ms=settings.wait_ms,
             timeout_s=settings.timeout_s,
             cache_rows=settings.cache_rows,
-            ended=stop.exists,
+            ended=lambda: stop.exists() or self._next.exists(),
         )
         token_file = Path(settings.token or folder / _TOKEN_FILE)
         token = token_in(token_file)
-        app = application(self.service, Rows(data), classes, terms.run, settings)
+        app = application(self.service, settings)
         config = uvicorn.Config(
             Guard(app, token, settings, self.service),
             host=settings.host,
@@ -414,6 +435,8 @@ class HttpFront:
             config.load()
             assert config.ssl is not None, "a certificate was given"
             config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
+        # The event loop and the session take turns many times a batch; 5 ms would be most of it.
+        sys.setswitchinterval(_SWITCH_S)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve, name="vfl-http", daemon=True)
         self._thread.start()
@@ -422,6 +445,25 @@ class HttpFront:
         self.address = f"{scheme}://{settings.host}:{self.port}"
         self.welcome = f"listens at {self.address}; clients show the token in {token_file}"
         write_json(self._state, {"address": self.address, "process": os.getpid()})
+
+    def show(
+        self, version: str, parties: list[str], data: PartyData, classes: Classes | None
+    ) -> None:
+        """What the next session serves; see `Model`."""
+        self.service.show(Model(version, Rows(data), classes), parties)
+
+    def following(self) -> Path | None:
+        """The folder of the run to go on with, told once; None ends the service."""
+        if not self._next.exists():
+            return None
+        named = Path(self._next.read_text(encoding="utf-8").strip())
+        self._next.unlink()
+        return named
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether the model that is shown has answered, or could have."""
+        return self.service.was_ready
 
     def play(self, serving: ServingParty) -> None:
         """See `Service.play`."""
@@ -457,15 +499,15 @@ class HttpFront:
         )
 
 
-def open_front(party: PartyFile, terms: Terms, data: PartyData) -> HttpFront:
-    """The service of a session of the label party's own, as its run folder's settings say.
+def open_front(party: PartyFile, run: str) -> HttpFront:
+    """The service of the label party's own run, as its folder's settings say.
 
     Raises:
         RunFolderError: what `vfl serve` wrote there cannot be read.
         UserError: see `HttpFront`.
     """
-    folder = party.run_path(terms.run)
-    return HttpFront(terms, data, own_folder(party, terms).classes(), read_settings(folder), folder)
+    folder = party.run_path(run)
+    return HttpFront(party.party, read_settings(folder), folder)
 
 
 def read_settings(folder: Path) -> ServeSettings:
@@ -477,6 +519,21 @@ def read_settings(folder: Path) -> ServeSettings:
         return ServeSettings.model_validate(read_json(path))
     except ValueError:
         raise RunFolderError("settings of the service cannot be read", where=str(path)) from None
+
+
+def switch(folder: Path, to: Path) -> None:
+    """Have the service that began with the run in `folder` go on with another.
+
+    Raises:
+        UserError: nothing serves from that folder.
+    """
+    if not (folder / STATE_FILE).exists():
+        raise UserError(
+            "no service began with this run",
+            where=str(folder),
+            fix="vfl serve RUN starts one; --switch names the run it began with first",
+        )
+    write_text(folder / NEXT_FILE, f"{to.resolve()}\n")
 
 
 def settings_file(folder: Path, settings: ServeSettings) -> None:

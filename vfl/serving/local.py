@@ -8,6 +8,7 @@ from pathlib import Path
 from vfl.clients.serving import ServedParty
 from vfl.config import Consent
 from vfl.config.run_folder import RunFolder
+from vfl.core.errors import VFLError
 from vfl.core.storage import locked
 from vfl.server.serving import ServingParty
 from vfl.serving.front import HttpFront, ServeSettings
@@ -53,15 +54,29 @@ def serve(
         ExposedCutError: its secure mode cannot be served.
         RunFolderError, UserError: see `trained` and `HttpFront`.
     """
-    folder = RunFolder.open(run)
-    with locked(folder.path):
-        session = trained(folder, load_data(folder.experiment()), "serve")
-        require_servable(session.terms)
-        assert isinstance(session, LocalSession), "nobody's networks were refused"
-        data = session.label.data
-        front = HttpFront(session.terms, data, data.classes, settings, folder.path)
-        try:
+    first = RunFolder.open(run)
+    session = _session(first)
+    front = HttpFront(session.label.data.name, settings, first.path)
+    version = first.path.name
+    try:
+        while True:
+            label = session.label.data
+            front.show(version, session.terms.feature_parties, label, label.classes)
             ready(front)
             front.play(serving_of(session))
-        finally:
-            front.close()
+            if (following := front.following()) is None:
+                return
+            try:
+                session, version = _session(RunFolder.open(following)), following.name
+            except VFLError as error:  # what cannot be served leaves what was
+                print(f"{error.what}; going on with {version}", flush=True)
+    finally:
+        front.close()
+
+
+def _session(folder: RunFolder) -> LocalSession:
+    with locked(folder.path):
+        session = trained(folder, load_data(folder.experiment()), "serve")
+    require_servable(session.terms)
+    assert isinstance(session, LocalSession), "networks that nobody holds were refused"
+    return session

@@ -11,7 +11,7 @@ import asyncio
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,13 +46,15 @@ class Request:
         rows: positions, as they were asked for.
         inputs: the label party's own inputs in place of its table's, axes (rows, ...).
         explain: whether contributions of the first row are wanted.
-        done: called by the session's thread with what came of it.
+        model: what positions and answers are of.
+        future: what comes of it, on the event loop.
     """
 
     rows: np.ndarray
     inputs: Tensor | None
     explain: bool
-    done: Callable[[Result | Unavailable], None]
+    model: object
+    future: asyncio.Future[Result | Unavailable]
     dropped: bool = False
 
 
@@ -102,7 +104,7 @@ class Service:
     """Takes requests from HTTP, and has them answered by whoever plays a session.
 
     Args:
-        parties: the feature parties.
+        owner: the label party.
         wait_ms: how long a batch waits for more requests; 0 takes what is there.
         batch_rows: most rows of a batch.
         timeout_s: most time for a request.
@@ -111,12 +113,15 @@ class Service:
 
     Attributes:
         figures: counts of what happened.
+        parties: the feature parties of the model that is served.
+        model: what is served; answers are of no other, however a switch falls.
         missing: who is waited for; None while rows can be answered.
+        was_ready: whether rows of this model could be answered once.
     """
 
     def __init__(
         self,
-        parties: list[str],
+        owner: str,
         *,
         wait_ms: float = 0.0,
         batch_rows: int = QUERY_ROWS,
@@ -124,11 +129,13 @@ class Service:
         cache_rows: int = 0,
         ended: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.parties, self.figures = parties, Figures()
-        self.missing: str | None = ", ".join(parties)
+        self.owner, self.figures = owner, Figures()
+        self.parties: list[str] = []
+        self.model: object = None
+        self.missing: str | None = owner
         self.timeout_s = timeout_s
         self._wait_s, self._batch_rows = wait_ms / 1000, min(batch_rows, QUERY_ROWS)
-        self._ended, self._closed, self._was_ready = ended, False, False
+        self._ended, self._closed, self.was_ready = ended, False, False
         self._waiting: deque[Request] = deque()
         self._changed = threading.Condition()
         self._cache: OrderedDict[int, Tensor] = OrderedDict()
@@ -136,10 +143,15 @@ class Service:
         self._serving: ServingParty | None = None
         self._asked_at: float | None = None
 
+    def show(self, model: object, parties: list[str]) -> None:
+        """Serve this model from the next session on; between two sessions."""
+        self.model, self.parties, self.was_ready = model, parties, False
+        self.missing = ", ".join(parties)
+
     async def predict(
-        self, rows: np.ndarray, inputs: Tensor | None = None, explain: bool = False
+        self, model: object, rows: np.ndarray, inputs: Tensor | None = None, explain: bool = False
     ) -> Result:
-        """Answers for some rows, in their order; called on the event loop.
+        """Answers for some rows of a model, in their order; called on the event loop.
 
         Raises:
             Unavailable: a party is missing, refuses or does not answer in time.
@@ -147,20 +159,13 @@ class Service:
         loop, started = asyncio.get_running_loop(), time.monotonic()
         self._check_here(started)
         future: asyncio.Future[Result | Unavailable] = loop.create_future()
-
-        def set_once(result: Result | Unavailable) -> None:
-            if not future.done():
-                future.set_result(result)
-
-        def done(result: Result | Unavailable) -> None:
-            loop.call_soon_threadsafe(set_once, result)
-
-        request = Request(rows, inputs, explain, done)
+        request = Request(rows, inputs, explain, model, future)
         with self._changed:
             self._waiting.append(request)
             self._changed.notify()
         try:
-            result = await asyncio.wait_for(future, self.timeout_s)
+            async with asyncio.timeout(self.timeout_s):
+                result = await future
         except TimeoutError:
             self.figures.add("timeouts_total")
             raise Unavailable(self._slowest(), "it did not answer in time") from None
@@ -178,8 +183,8 @@ class Service:
         Raises:
             VFLError: what ended the session; everybody who waits is told who is missing.
         """
-        self._serving, self.missing, self._was_ready = serving, None, True
         self._cache.clear()
+        self._serving, self.missing, self.was_ready = serving, None, True
         checked = time.monotonic()
         try:
             while not self._stops():
@@ -196,12 +201,13 @@ class Service:
             raise
         finally:
             self._asked_at = self._serving = None
-            self.missing = self.missing or "the service, which ends,"
+            if self.missing is None:
+                self._give_up(self.owner)
 
     def lost(self, error: VFLError) -> bool:
         """Whether the session is to be begun again; not before everybody was here once."""
         refused = getattr(error, "peer_code", None) in ("V402", "V403")
-        if self._stops() or refused or not (self._was_ready or isinstance(error, _ABSENT)):
+        if self._stops() or refused or not (self.was_ready or isinstance(error, _ABSENT)):
             return False
         self.figures.add("sessions_lost_total")
         time.sleep(_TICK_S)
@@ -238,7 +244,7 @@ class Service:
 
     def _slowest(self) -> str:
         serving = self._serving
-        return (serving and serving.waits_for) or self.missing or "the label party"
+        return (serving and serving.waits_for) or self.missing or self.owner
 
     def _stops(self) -> bool:
         return self._closed or self._ended()
@@ -258,7 +264,9 @@ class Service:
                 if taken and (alone or rows + len(first.rows) > self._batch_rows):
                     break
                 self._waiting.popleft()
-                if not first.dropped:
+                if first.model is not self.model:
+                    _settle([(first, Unavailable(self.owner, "another model has taken over"))])
+                elif not first.dropped:
                     taken.append(first)
                     rows += len(first.rows)
                     if alone:
@@ -278,10 +286,10 @@ class Service:
             name = refusal.reason.name.lower()
             self.figures.add("refusals_total", f'party="{refusal.party}",reason="{name}"')
             why = "it takes no more rows now" if busy else "it does not consent to this request"
-            batch[0].done(Unavailable(refusal.party, why, 429 if busy else 403))
+            _settle([(batch[0], Unavailable(refusal.party, why, 429 if busy else 403))])
         except BaseException:
-            for request in batch:
-                request.done(Unavailable(serving.waits_for or "a party", "it went away"))
+            gone = Unavailable(serving.waits_for or ", ".join(self.parties), "it went away")
+            _settle([(request, gone) for request in batch])
             raise
 
     def _ask(self, serving: ServingParty, batch: list[Request]) -> None:
@@ -300,13 +308,15 @@ class Service:
             if inputs is None:
                 self._keep(fresh)
             known |= fresh
+        results = list[tuple[Request, Result | Unavailable]]()
         for request in batch:
             outputs = torch.stack([known[row] for row in request.rows.tolist()])
             shares: Mapping[str, Tensor] = {}
             if request.explain:
                 at = int(np.searchsorted(asked, request.rows[0]))
                 shares = serving.contributions(answer.cuts, at)
-            request.done(Result(outputs, shares))
+            results.append((request, Result(outputs, shares)))
+        _settle(results)
 
     def _cached(self, rows: np.ndarray) -> dict[int, Tensor]:
         found = {row: self._cache[row] for row in rows.tolist() if row in self._cache}
@@ -326,8 +336,20 @@ class Service:
         with self._changed:
             self.missing = party
             left, self._waiting = self._waiting, deque()
-        for request in left:
-            request.done(Unavailable(party, "it went away"))
+        gone = Unavailable(party, "it went away")
+        _settle([(request, gone) for request in left])
+
+
+def _settle(results: Sequence[tuple[Request, Result | Unavailable]]) -> None:
+    """Hand over what came of requests, in one call to their event loop."""
+
+    def on_loop() -> None:
+        for request, result in results:
+            if not request.future.done():
+                request.future.set_result(result)
+
+    if results:
+        results[0][0].future.get_loop().call_soon_threadsafe(on_loop)
 
 
 _ABSENT: tuple[type[PeerError], ...] = (MissingPartyError,)

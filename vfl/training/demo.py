@@ -45,7 +45,10 @@ def write_demo(folder: Path, overrides: Sequence[str] = ()) -> LabelFolder:
     )
     experiment = with_overrides(draft, overrides)
     own: dict[str, dict[str, Any]] = {
-        side: {"node": {"superlink": superlink, "api_port": port}}
+        side: {
+            "node": {"superlink": superlink, "api_port": port},
+            "consent": {"modes": ["train", "evaluate", "predict", "serve"]},
+        }
         for side, port in zip(_SIDES, node_ports, strict=True)
     }
     own["label"] = {"data": {"label": "digit"}}

@@ -405,8 +405,8 @@ def _both(
     (high, low), (theirs, more) = left, right
     if not len(theirs):
         return theirs, more
-    places = np.minimum(np.searchsorted(theirs, high), len(theirs) - 1)
-    same = (theirs[places] == high) & (more[places] == low)
+    found = np.minimum(np.searchsorted(theirs, high), len(theirs) - 1)
+    same = (theirs[found] == high) & (more[found] == low)
     return high[same], low[same]
 
 
