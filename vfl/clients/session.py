@@ -142,6 +142,8 @@ class _PartySession:
         if self.trains:
             self.ledger.end(terms.run, feature.weights_digest())
             self.folder.save(data, terms, feature.weights())
+        if terms.mode == "predict":
+            self.folder.save_predicted(data)
         report = self._report(feature.weights_digest())
         link.send(report.frame())
         answer = link.receive()
@@ -173,6 +175,8 @@ class _PartySession:
                 self.ledger.end(self.terms.run, whole.weights_digest())
             if self.trains and data is not None:
                 folder.save(data, self.terms, whole.weights())
+            if self.terms.mode == "predict" and data is not None:
+                folder.save_predicted(data)
 
         return whole.play(self.message.start, meter.through, keep)
 
