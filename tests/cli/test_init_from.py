@@ -1,6 +1,7 @@
 """`vfl init --from`: party files of tables nobody described, which check and train as they are."""
 
 import json
+import os
 import tomllib
 from pathlib import Path
 
@@ -20,14 +21,14 @@ def init(vfl, label):
 
 
 def test_three_organisations_train_and_predict_with_no_file_edited(vfl, tmp_path):
-    frame, label = write_organisations(tmp_path, "pima-diabetes")
+    frame, label = write_organisations(tmp_path, "breast-cancer")
     done = init(vfl, label)
     assert (done.code, done.out) == (0, ""), done.err
     assert "vfl train project/trial.toml" in done.err
     done = vfl("train", "project/trial.toml", "-s", "train.epochs=8", "--json")
     assert done.code == 0, done.err
     figures = json.loads(done.out)
-    assert figures["test_auc"] > 0.65
+    assert figures["test_auc"] > 0.95
     again = json.loads(vfl("evaluate", figures["run"], "--json").out)
     assert again["test_auc"] == figures["test_auc"]
     found = json.loads(vfl("predict", figures["run"], "--json").out)
@@ -41,6 +42,7 @@ def test_three_organisations_train_and_predict_with_no_file_edited(vfl, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("VFL_DATA" not in os.environ, reason="files below VFL_DATA")
 @pytest.mark.parametrize("name", sorted(TABLES))
 def test_every_real_table_trains_as_it_was_found(vfl, tmp_path, name):
     _, label = write_organisations(tmp_path, name, rows=4000)
@@ -58,7 +60,7 @@ def test_every_real_table_trains_as_it_was_found(vfl, tmp_path, name):
 
 
 def test_what_was_found_is_in_the_files(vfl, tmp_path):
-    _, label = write_organisations(tmp_path, "pima-diabetes")
+    _, label = write_organisations(tmp_path, "breast-cancer")
     assert init(vfl, label).code == 0
     lender, bank, shop = (
         read_party_file(Path("project") / name / "party.toml") for name in ("label", "bank", "shop")
@@ -86,7 +88,7 @@ def test_what_was_found_is_in_the_files(vfl, tmp_path):
 
 
 def test_one_organisation_describes_its_own_table(vfl, tmp_path):
-    write_organisations(tmp_path, "pima-diabetes")
+    write_organisations(tmp_path, "breast-cancer")
     done = vfl("init", "--from", "bank.csv")
     assert done.code == 0, done.err
     party = read_party_file(tmp_path / "party.toml")
@@ -103,7 +105,7 @@ def test_one_organisation_describes_its_own_table(vfl, tmp_path):
 
 
 def test_a_label_party_alone_and_a_party_elsewhere(vfl, tmp_path):
-    _, label = write_organisations(tmp_path, "pima-diabetes")
+    _, label = write_organisations(tmp_path, "breast-cancer")
     done = vfl("init", "loans", "--from", "lender=lender.csv", "--party", "bank", "--label", label)
     assert done.code == 2
     lender = ("--label-party", "lender", "--label", label)
@@ -127,7 +129,7 @@ def test_a_label_party_alone_and_a_party_elsewhere(vfl, tmp_path):
     ],
 )
 def test_mistakes(vfl, tmp_path, given, told):
-    write_organisations(tmp_path, "pima-diabetes", rows=50)
+    write_organisations(tmp_path, "breast-cancer", rows=50)
     done = vfl("init", *given)
     assert done.code == 2
     assert told in done.err
@@ -135,7 +137,7 @@ def test_mistakes(vfl, tmp_path, given, told):
 
 def test_a_database_of_a_party(vfl, tmp_path):
     duckdb = pytest.importorskip("duckdb")
-    write_organisations(tmp_path, "pima-diabetes")
+    write_organisations(tmp_path, "breast-cancer")
     with duckdb.connect("bank.db") as connection:
         connection.execute("CREATE TABLE bank AS SELECT * FROM 'bank.csv'")
     done = vfl("init", "--from", "bank=duckdb:bank.db", "--query", "SELECT * FROM bank")
@@ -144,11 +146,11 @@ def test_a_database_of_a_party(vfl, tmp_path):
     assert {one["name"]: one["kind"] for one in facts["columns"]}["opened"] == "date"
     assert facts["rows"] == len(pd.read_csv("bank.csv"))
     tables = ("--from", "bank=duckdb:bank.db", "--from", "lender=lender.csv")
-    label = ("--label-party", "lender", "--label", "column_8")
+    label = ("--label-party", "lender", "--label", "target")
     done = vfl("init", "p", *tables, "--query", "bank=SELECT * FROM bank", *label)
     assert done.code == 0, done.err
     data = load_data(read_experiment(Path("p/trial.toml")))
-    assert data["bank"].rows == data["lender"].rows > 500
+    assert data["bank"].rows == data["lender"].rows > 400
 
 
 def test_unfamiliar_cells_are_told_with_a_prediction(vfl, tmp_path):
