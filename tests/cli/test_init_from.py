@@ -104,6 +104,16 @@ def test_one_organisation_describes_its_own_table(vfl, tmp_path):
     assert "there is a party file already" in again.err
 
 
+def test_a_label_that_is_measured_is_checked_as_it_was_found(vfl, tmp_path):
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame({"id": range(200), "x": draw.normal(size=200)})
+    frame.assign(price=3.5 * frame["x"]).to_csv("houses.csv", index=False)
+    assert vfl("init", "--from", "houses.csv", "--label", "price").code == 0
+    done = vfl("check", "party.toml")
+    assert done.code == 0, done.err
+    assert "look at 'x': tells the label (R2 0." in done.out or "nearly the label" in done.out
+
+
 def test_a_label_party_alone_and_a_party_elsewhere(vfl, tmp_path):
     _, label = write_organisations(tmp_path, "breast-cancer")
     done = vfl("init", "loans", "--from", "lender=lender.csv", "--party", "bank", "--label", label)

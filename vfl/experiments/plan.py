@@ -24,7 +24,7 @@ from vfl.core.errors import DataError
 from vfl.core.frame import Frame
 from vfl.core.seeds import Secret
 from vfl.datasets import PartyData, Split, TableEncoder
-from vfl.datasets.describe import describe
+from vfl.datasets.describe import TableReport, describe
 from vfl.federation.project import LabelFolder
 from vfl.server import LabelParty, Objective
 from vfl.server.whole_network import WholeNetworkLabel
@@ -91,7 +91,7 @@ def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, A
         split, owners = data.split, {party.party: _label_weights(experiment, terms, data)}
     registered = sorted(key.stem for key in label.keys.glob("*.pub"))
     facts |= _rows(split) | {"keys_of": registered} | _traffic(experiment, split)
-    facts |= {"columns": _columns(party, data)}
+    facts |= {"columns": _columns(_described(party), data)}
     facts["privacy"] = _privacy(experiment, data)
     return facts | _trace(party.trace, terms, split, owners, party.store_path)
 
@@ -108,10 +108,15 @@ def of_party_file(path: Path) -> dict[str, Any]:
     draft = Experiment.model_validate(
         {"parties": {"other" if party.table.label else party.party: {}}}
     )
-    data = _own_data(party, path, Terms.of(draft, "train", "check"), "classification")
+    found = None
+    task = "classification"
+    if party.table.label:  # what it is for is said by the project, which is not here
+        found = _described(party)
+        task = found.task or task
+    data = _own_data(party, path, Terms.of(draft, "train", "check"), task)
     inputs = None if data.inputs is None else "x".join(map(str, data.inputs.shape[1:]))
     facts |= {"rows": data.rows, "inputs": inputs, "secure_sum": keys_of(party)}
-    facts |= {"columns": _columns(party, data)}
+    facts |= {"columns": _columns(found or _described(party), data)}
     # How large its trace gets depends on the session's terms; the party is told when one starts.
     return facts | ({"trace": party.trace.model_dump(mode="json")} if party.trace.enabled else {})
 
@@ -161,10 +166,15 @@ def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyDat
         raise
 
 
-def _columns(party: PartyFile, data: PartyData) -> list[dict[str, Any]]:
+def _described(party: PartyFile) -> TableReport:
+    own = party.table
+    with party.locations.located(PartyFile):
+        return describe(party.source_path, table_format(own), own.id, own.label)
+
+
+def _columns(found: TableReport, data: PartyData) -> list[dict[str, Any]]:
     """What the columns of a party's table hold, and how many inputs each became."""
-    own, encoder = party.table, data.encoder
-    found = describe(party.source_path, table_format(own), own.id, own.label)
+    encoder = data.encoder
     if isinstance(encoder, TableEncoder):
         widths = {column.name: column.width for column in encoder.columns}
     else:
