@@ -1,7 +1,8 @@
-"""How much memory a party takes to load its table and hand out batches.
+"""How much memory a party takes to describe its table, to load it and to hand out batches.
 
 Each measurement is a process of its own, and counts from its size right after the imports to its
-peak. The aim: no more than 1.5 times the party's float32 inputs and 64 MB.
+peak. The aim of loading: no more than 1.5 times the party's float32 inputs and 64 MB; of
+describing, which makes no inputs: 24 bytes a row, for the ids, and 160 MB.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,7 @@ from benchmarks.worker import BenchmarkWorker, Parent
 from vfl.config import Experiment, PartyFile
 from vfl.config.toml import Settings
 from vfl.core.errors import BadOptionError, UserError
+from vfl.datasets.describe import describe
 from vfl.session import Terms
 from vfl.session.party_folder import own_data
 
@@ -35,15 +37,31 @@ BESIDE_BYTES = 64_000_000
 
 
 IdKind = Literal["text", "number"]
-Role = Literal["feature", "label"]
+Role = Literal["feature", "label", "mixed", "describe"]
 CASES: tuple[tuple[Role, IdKind], ...] = (
     ("feature", "text"),
     ("feature", "number"),
     ("label", "text"),
     ("label", "number"),
+    ("mixed", "number"),
+    ("describe", "number"),
 )
+TOWNS, DATE_INPUTS = 20, 5
+DESCRIBED_BYTES, DESCRIBED_BYTES_A_ROW = 160_000_000, 24
 BATCHES = 100
 BATCH_ROWS = 256
+
+
+class Asked(Settings):
+    """What is to be measured.
+
+    Attributes:
+        party: whose table.
+        describes: whether it is only described, as `vfl init` does.
+    """
+
+    party: PartyFile
+    describes: bool = False
 
 
 class Peak(Settings):
@@ -63,7 +81,8 @@ class MemoryRow:
     """One measurement.
 
     Attributes:
-        role: a feature party, or a label party that has inputs too.
+        role: a feature party, a label party that has inputs too, a feature party with a category
+            with gaps and a date besides, or a label party that describes its table.
         ids: what the id column holds.
         peak_mb, limit_mb: megabytes (10^6 bytes) above the size after the imports.
         load_s: seconds until the data were there.
@@ -93,7 +112,7 @@ def bench_memory(
 
     Args:
         rows: of the table; at least 10.
-        columns: that are inputs; there are ids and a label besides.
+        columns: of numbers that are inputs; there are ids, a label, a category and a date besides.
         form: the kind of file.
         cases: which parties.
         say: told what is being done.
@@ -110,7 +129,6 @@ def bench_memory(
         )
     if not sys.platform.startswith("linux"):
         raise UserError("the peak of a process can be read under Linux only", got=sys.platform)
-    limit = 1.5 * 4 * rows * columns + BESIDE_BYTES
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / f"table.{form}"
         say(f"writing {table.name}: {rows} rows, {columns} columns")
@@ -118,13 +136,24 @@ def bench_memory(
         found = []
         for role, ids in cases:
             say(f"{role} party, {ids} ids")
-            peak = _measure(_party(table, role, ids))
+            peak = _measure(Asked(party=_party(table, role, ids), describes=role == "describe"))
+            limit = _limit_bytes(role, rows, columns)
             found.append(MemoryRow(role, ids, peak.peak_bytes / 1e6, limit / 1e6, peak.load_s))
     return found
 
 
+def _limit_bytes(role: Role, rows: int, columns: int) -> float:
+    if role == "describe":
+        return DESCRIBED_BYTES + DESCRIBED_BYTES_A_ROW * rows
+    width = columns + (TOWNS + 1 + DATE_INPUTS if role == "mixed" else 0)
+    return 1.5 * 4 * rows * width + BESIDE_BYTES
+
+
 def write_table(path: Path, rows: int, columns: int) -> None:
-    """Random numbers with both kinds of ids, in no order, and a label; block by block."""
+    """Random numbers with both kinds of ids, in no order, and a label; block by block.
+
+    A tenth of the towns is missing.
+    """
     draw = np.random.default_rng(0)
     numbers = draw.permutation(rows)
     writer = None
@@ -133,7 +162,13 @@ def write_table(path: Path, rows: int, columns: int) -> None:
         block = {f"x{n}": draw.normal(3, 7, len(own)).round(4) for n in range(columns)}
         texts = [f"c{number:07d}" for number in own]
         paid = draw.integers(0, 2, len(own))
-        table = pa.table({"text": texts, "number": own, **block, "paid": paid})
+        town = pa.array(
+            [f"town {code}" for code in draw.integers(0, TOWNS, len(own))],
+            mask=draw.random(len(own)) < 0.1,
+        )
+        day = pa.array(draw.integers(15_000, 19_000, len(own)), pa.int32()).cast(pa.date32())
+        others = {"paid": paid, "town": town, "day": day}
+        table = pa.table({"text": texts, "number": own, **block, **others})
         writer = writer or _writer(path, table.schema)
         writer.write_table(table)
     assert writer is not None, "there are rows"
@@ -147,15 +182,18 @@ def _writer(path: Path, schema: pa.Schema) -> pa.csv.CSVWriter | pa.parquet.Parq
 
 
 def _party(table: Path, role: Role, ids: IdKind) -> PartyFile:
-    data = {"source": str(table), "id": ids, "columns": ["x*"]}
-    if role == "label":
+    data: dict[str, Any] = {"source": str(table), "id": ids, "columns": ["x*"]}
+    if role in ("label", "describe"):
         data["label"] = "paid"
+    if role == "mixed":
+        data["columns"] += ["town", "day"]
+        data |= {} if table.suffix == ".parquet" else {"dates": {"day": "%Y-%m-%d"}}
     return PartyFile.model_validate({"party": "bank", "data": data})
 
 
-def _measure(party: PartyFile) -> Peak:
+def _measure(asked: Asked) -> Peak:
     with BenchmarkWorker("memory") as worker:
-        worker.put(party)
+        worker.put(asked)
         return worker.get(Peak)
 
 
@@ -170,8 +208,14 @@ def format_rows(rows: Sequence[MemoryRow]) -> str:
     return "\n".join(lines)
 
 
-def measure(party: PartyFile) -> Peak:
-    """Load a party's data and take batches of them."""
+def measure(asked: Asked) -> Peak:
+    """Load a party's data and take batches of them, or describe its table."""
+    party = asked.party
+    if asked.describes:
+        before, began = _resident_bytes("VmRSS"), time.perf_counter()
+        describe(party.source_path, None, None, party.table.label)
+        load_s = time.perf_counter() - began
+        return Peak(peak_bytes=_resident_bytes("VmHWM") - before, load_s=load_s)
     terms = Terms.of(Experiment.model_validate({"parties": {party.party: {}}}), "train", "memory")
     before = _resident_bytes("VmRSS")
     began = time.perf_counter()
@@ -194,7 +238,7 @@ def _resident_bytes(field: str) -> int:
 
 def work(parent: Parent) -> None:
     """Measure once, for a process has one peak."""
-    parent.put(measure(parent.get(PartyFile)))
+    parent.put(measure(parent.get(Asked)))
 
 
 def main() -> None:
@@ -205,9 +249,14 @@ def main() -> None:
     options.add_argument("--rows", type=int, default=ROWS, help="rows of the table; %(default)s")
     options.add_argument("--columns", type=int, default=COLUMNS, help="number columns; %(default)s")
     options.add_argument("--format", default="csv", help="csv or parquet")
+    options.add_argument("--role", help="feature, label, mixed or describe alone")
 
     def run(asked: Namespace) -> list[MemoryRow]:
-        return bench_memory(asked.rows, asked.columns, asked.format, say=harness.say)
+        cases = [case for case in CASES if asked.role in (None, case[0])]
+        if not cases:
+            roles = sorted({role for role, _ in CASES})
+            raise BadOptionError("no such role", got=asked.role, want=", ".join(roles))
+        return bench_memory(asked.rows, asked.columns, asked.format, cases=cases, say=harness.say)
 
     if not all(row.kept for row in harness.run(options, run, format_rows)):
         sys.exit(1)

@@ -293,3 +293,19 @@ def test_no_file_of_ours_prints_a_traceback_by_itself():
     printing = ("print_exc", "format_exc", "print_exception", "format_exception", "exc_info=")
     files = [path for path in package.rglob("*.py") if any(x in path.read_text() for x in printing)]
     assert files == [package / "core" / "errors.py"]
+
+
+def test_unfamiliar_cells_are_counted_at_their_own_party_alone(parties, played):
+    assert "summary.json" in played()
+    rows = (parties / "bank" / "data.csv").read_text()
+    (parties / "bank" / "new.csv").write_text(rows.replace(",1.0", ",", 1))
+    edit(parties / "bank" / "party.toml", lambda text: f'{text}predict = "new.csv"\n')
+    told = played("predict")
+    assert "predictions.csv" in told
+    mine = parties / "bank" / "store" / "runs" / "run" / "parties" / "bank" / "predicted.json"
+    found = json.loads(mine.read_text())
+    assert found == {"rows": ROWS, "unfamiliar": {"b": {"new_missing": 1}}}
+    theirs = parties / "lender" / "store" / "runs" / "run" / "parties"
+    assert json.loads((theirs / "lender" / "predicted.json").read_text())["unfamiliar"] == {}
+    assert not (theirs / "bank" / "predicted.json").exists()
+    assert "new_missing" not in told["log"] + told["r"]

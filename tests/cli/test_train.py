@@ -86,6 +86,7 @@ def test_prediction_and_report(vfl, trained):
         "predictions": f"{figures['run']}/predictions.csv",
         "rows": 114,
         "run": figures["run"],
+        "unfamiliar": {},
     }
     assert len(pd.read_csv(found["predictions"])) == 114
     assert vfl("predict", figures["run"]).out == f"114 rows in {found['predictions']}\n"

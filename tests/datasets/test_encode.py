@@ -13,7 +13,13 @@ from hypothesis.extra import numpy as arrays
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from vfl.core.errors import BadOptionError, DataError, MissingColumnError
-from vfl.datasets.encode import PictureEncoder, TableEncoder, encode_labels, read_encoder
+from vfl.datasets.encode import (
+    PictureEncoder,
+    TableEncoder,
+    Unfamiliar,
+    encode_labels,
+    read_encoder,
+)
 
 
 def test_numbers_as_scikit_learn_standardises_the_training_rows():
@@ -113,13 +119,12 @@ def test_a_category_reads_alike_as_number_and_as_text():
 @pytest.mark.parametrize(
     "column",
     [
-        pd.Series([datetime.datetime(2020, 1, 1)]),
         pd.Series([b"x"]),
         pd.Series([[1]]),
         pd.Series([1j]),
     ],
 )
-def test_dates_and_odd_things_are_refused_by_name(column):
+def test_odd_things_are_refused_by_name(column):
     with pytest.raises(DataError, match="column 'when' holds something"):
         TableEncoder.fit(column.to_frame("when"))
     with pytest.raises(DataError, match="'when'"):
@@ -275,3 +280,76 @@ def test_an_unknown_task_comes_with_the_nearest():
     with pytest.raises(BadOptionError, match="no task is called 'regresion'") as caught:
         encode_labels(pd.Series([1.0]), "regresion")
     assert "did you mean 'regression'?" in str(caught.value)
+
+
+def test_dates_become_days_month_and_weekday():
+    """Against the calendar of the standard library."""
+    days = [datetime.date(2020, 1, 31), datetime.date(2021, 7, 4), datetime.date(2019, 12, 2)]
+    frame = pd.DataFrame({"since": [day.strftime("%d.%m.%Y") for day in days]})
+    encoder = TableEncoder.fit(frame, dates={"since": "%d.%m.%Y"})
+    got = encoder.transform(frame)
+    ordinals = np.array([day.toordinal() for day in days])
+    months = np.array([2 * np.pi * (day.month - 1) / 12 for day in days])
+    weekdays = np.array([2 * np.pi * day.weekday() / 7 for day in days])
+    want = [
+        (ordinals - np.median(ordinals)) / ordinals.std(),
+        np.sin(months),
+        np.cos(months),
+        np.sin(weekdays),
+        np.cos(weekdays),
+    ]
+    np.testing.assert_allclose(got, np.stack(want, axis=1), atol=1e-6)
+    for cells in (days, pd.to_datetime(days), pd.to_datetime(days).tz_localize("UTC")):
+        own = TableEncoder.fit(pd.DataFrame({"since": cells}))
+        np.testing.assert_allclose(own.transform(pd.DataFrame({"since": cells})), got, atol=1e-6)
+    assert read_encoder(encoder.to_json()) == encoder
+    assert "2020" not in repr(encoder)
+
+
+def test_a_text_that_is_no_date_is_refused_with_counts():
+    encoder = TableEncoder.fit(pd.DataFrame({"d": ["2020-01-31"]}), dates={"d": "%Y-%m-%d"})
+    with pytest.raises(DataError, match="'d' is not a column of dates") as caught:
+        encoder.transform(pd.DataFrame({"d": ["31.12.2020", None, "2020-02-30"]}))
+    assert caught.value.got.startswith("2 cells")
+    assert "31.12" not in str(caught.value)
+    dated = pd.DataFrame({"x": pd.to_datetime(["2020-01-31"])})
+    numbers = TableEncoder.fit(pd.DataFrame({"x": [1.0, 2.0]}))
+    with pytest.raises(DataError, match="'x' holds something"):
+        numbers.transform(dated)
+
+
+def test_what_no_training_row_held_is_zeros_and_counted():
+    training = pd.DataFrame(
+        {
+            "town": ["Ulm", "Bonn", "Ulm"],
+            "job": ["a", None, "b"],
+            "age": [20.0, 30.0, 40.0],
+            "since": ["2020-01-01", "2020-02-01", "2020-03-01"],
+        }
+    )
+    encoder = TableEncoder.fit(training, dates={"since": "%Y-%m-%d"})
+    later = pd.DataFrame(
+        {
+            "town": ["Jena", None, "Jena"],
+            "job": [None, "c", "a"],
+            "age": [None, 30.0, None],
+            "since": [None, "2020-02-01", "2020-02-01"],
+        }
+    )
+    counter = Unfamiliar()
+    got = encoder.transform(later, counter)
+    assert counter.counts == {
+        "town": {"unseen_categories": 2, "new_missing": 1},
+        "job": {"unseen_categories": 1},
+        "age": {"new_missing": 2},
+        "since": {"new_missing": 1},
+    }
+    assert not got[:, :2].any()  # town
+    assert not got[0, 6:].any()  # since
+    assert got[0, 5] == got[2, 5] == 0  # age: as the mean
+    some = Unfamiliar(np.array([False, True, False]))
+    encoder.transform(later, some)
+    assert some.counts == {"town": {"new_missing": 1}, "job": {"unseen_categories": 1}}
+    none = Unfamiliar()
+    encoder.transform(training, none)
+    assert none.counts == {}

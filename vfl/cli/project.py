@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,8 +50,34 @@ def demo(
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder.")],
-    party: Annotated[list[str], typer.Option(help="A feature party; give it once for each.")],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FOLDER", help="A new folder; without one, a party file beside the one table."
+        ),
+    ] = None,
+    party: Annotated[
+        list[str] | None, typer.Option(help="A feature party; give it once for each.")
+    ] = None,
+    tables: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="[PARTY=]TABLE",
+            help="A table (CSV, Parquet, database) that is looked at; once for each party.",
+        ),
+    ] = None,
+    label: Annotated[str, typer.Option(help="The label column of its table.")] = "",
+    ids: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--id", metavar="[PARTY=]COLUMN", help="The id column, where it is not found."
+        ),
+    ] = None,
+    queries: Annotated[
+        list[str] | None,
+        typer.Option("--query", metavar="[PARTY=]SQL", help="What is asked of a database."),
+    ] = None,
     label_party: Annotated[str, typer.Option(help="The party with the labels.")] = "label",
     dealer: Annotated[
         str, typer.Option(help="A party without data that deals, for shared first layers.")
@@ -60,18 +88,37 @@ def init(
 ) -> None:
     """Write a project: experiment, Flower app, trial certificates and keys, a file a party.
 
-    FOLDER is a new one. Its README.md tells each party's command.
+    FOLDER is a new one. Its README.md tells each party's command. Tables given with --from are
+    looked at: their party files say how they are written, what their columns are, and what to look
+    at; trial.toml trains with all of them in one process. With --from TABLE alone, a party.toml is
+    written beside that table.
     """
     from vfl.config import Experiment, PartyFile
     from vfl.config.toml import check
-    from vfl.federation.project import write_project
+    from vfl.core.errors import ConfigError
+    from vfl.federation.project import write_project, write_trial
 
+    given = (tables or [], ids or [], queries or [])
+    found = _described(*given, label, label_party, project=folder is not None)
+    if folder is None:
+        _write_party_file(found, label, party or dealer)
+        return
+    party = [*(party or []), *(name for name in found if name not in (label_party, *(party or [])))]
+    if not party:
+        raise ConfigError(
+            "a project needs a feature party", fix="--party NAME, or --from NAME=TABLE for another"
+        )
+    own_columns = [label_party] if label_party in found and found[label_party].features else []
     superlink, stream_port, api_port = f"{host}:8000", 8001, 9094
     experiment = check(
         {
             "name": folder.resolve().name,
-            **(_shared(party, dealer) if dealer else {"parties": {name: {} for name in party}}),
-            "label": {"party": label_party},
+            **(
+                _shared(party, dealer)
+                if dealer
+                else {"parties": {name: {} for name in [*party, *own_columns]}}
+            ),
+            "label": {"party": label_party} | _task(found.get(label_party)),
             "federation": {
                 "superlink": superlink,
                 "stream_host": host,
@@ -86,13 +133,146 @@ def init(
     own |= {dealer: {"role": "dealer"}} if dealer else {}
     for position, settings in enumerate(own.values()):
         settings["node"] = {"superlink": superlink, "api_port": api_port + position}
-    own[label_party] = {"data": table | {"label": "label"}}
+    own[label_party] = {"data": table | {"label": label or "label"}}
+    for name, one in found.items():
+        own[name]["data"] = one.data
     files = {
         name: check({"party": name, **settings}, PartyFile, where="the arguments")
         for name, settings in own.items()
     }
-    write_project(folder, experiment, files, host)
+    write_project(folder, experiment, files, host, {name: one.lines for name, one in found.items()})
+    for name, one in found.items():
+        _say_notes(name, one)
+    if label and set(experiment.parties) | {label_party} <= set(found):
+        say(f"vfl train {write_trial(folder, experiment, label)} trains in one process")
     say(f"wrote {folder}; {folder / 'README.md'} has each party's command")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A table that was looked at, as a party file tells it.
+
+    Attributes:
+        source: as it was given.
+        data: settings of [data].
+        features: names of the columns that become inputs.
+        lines: the table of columns.
+        notes: those of its lines that ask for a look.
+        task: what the label is for.
+    """
+
+    source: str
+    data: dict[str, Any]
+    features: list[str]
+    lines: list[str]
+    notes: list[str]
+    task: str | None
+
+
+def _described(
+    tables: list[str],
+    ids: list[str],
+    queries: list[str],
+    label: str,
+    label_party: str,
+    project: bool,
+) -> dict[str, _Found]:
+    """The tables by party, looked at; one without a party is called as its file."""
+    from vfl.core.errors import ConfigError
+    from vfl.core.storage import database_beside, is_database
+    from vfl.datasets.describe import describe, tells_label
+
+    sources = dict(_named(text, "") for text in tables)
+    if len(sources) < len(tables) or ("" in sources and len(tables) > 1):
+        raise ConfigError("of several tables each has a party of its own", fix="--from NAME=TABLE")
+    if "" in sources:
+        source = sources.pop("")
+        sources[_party_of(source)] = source
+    if label and project and sources and label_party not in sources:
+        raise ConfigError(
+            f"the label party '{label_party}' has no table",
+            got=", ".join(sources),
+            fix=f"--from {label_party}=TABLE, or --label-party NAME of one of them",
+        )
+    if sources and not label and label_party in sources:
+        raise ConfigError("the label party's table needs its label", fix="--label COLUMN")
+    asked, by_hand = (dict(_named(text, "") for text in given) for given in (queries, ids))
+    reports = {}
+    for name, source in sources.items():
+        own_label = label if label and (name == label_party or not project) else None
+        id_column = by_hand.get(name, by_hand.get(""))
+        query = asked.get(name, asked.get(""))
+        reports[name] = describe(source, None, id_column, own_label, query=query)
+    alike = {report.form.id_type for report in reports.values()}
+    beyond = [
+        line
+        for name, report in reports.items()
+        if label and name != label_party and label_party in reports
+        for line in tells_label(
+            (sources[label_party], reports[label_party]), (sources[name], report), name
+        )
+    ]
+    found = {}
+    for name, report in reports.items():
+        source = sources[name]
+        settings = report.settings() | ({"id_type": "text"} if len(alike) > 1 else {})
+        place = str(Path(source).resolve())
+        if is_database(source):
+            place = database_beside(source, Path.cwd())
+        # What another party's columns tell of the label is the label party's to know.
+        lines = report.lines() + (beyond if name == label_party else [])
+        notes = [line for line in lines if line.startswith(("look at ", "note: "))]
+        data = {"source": place} | settings
+        found[name] = _Found(source, data, report.features, lines, notes, report.task)
+    return found
+
+
+def _named(text: str, otherwise: str) -> tuple[str, str]:
+    """The party and the rest of ``PARTY=REST``, or of a rest alone."""
+    match = re.fullmatch(r"([a-z][a-z0-9_-]{0,31})=(.*)", text, re.DOTALL)
+    return (match[1], match[2]) if match else (otherwise, text)
+
+
+def _party_of(source: str) -> str:
+    """A party's name from that of its table."""
+    stem = re.sub(r"[^a-z0-9_-]+", "-", Path(source).name.partition(".")[0].lower()).strip("-_")
+    return stem[:32] if stem[:1].isalpha() else "party"
+
+
+def _task(found: _Found | None) -> dict[str, str]:
+    return {} if found is None or found.task is None else {"task": found.task}
+
+
+def _say_notes(name: str, found: _Found) -> None:
+    say(f"{name}: {len(found.features)} columns of {found.source} become inputs")
+    for line in found.notes:
+        say(f"  {line}")
+
+
+def _write_party_file(found: dict[str, _Found], label: str, others: object) -> None:
+    """A party's own file beside its one table."""
+    from vfl.config import PartyFile
+    from vfl.config.toml import check
+    from vfl.core.errors import ConfigError, RunFolderError
+    from vfl.core.storage import is_database, write_text
+    from vfl.federation.project import party_text
+
+    if len(found) != 1 or others:
+        raise ConfigError(
+            "a project needs a folder", fix="vfl init FOLDER ..., or vfl init --from TABLE alone"
+        )
+    ((name, own),) = found.items()
+    beside = Path() if is_database(own.source) else Path(own.source).parent
+    path = beside / "party.toml"
+    if path.exists():
+        raise RunFolderError("there is a party file already", where=str(path), fix="move it away")
+    source = own.source if is_database(own.source) else Path(own.source).name
+    party = check(
+        {"party": name, "data": own.data | {"source": source}}, PartyFile, where="the table"
+    )
+    write_text(path, party_text(party, has_node=not label, notes=own.lines))
+    _say_notes(name, own)
+    say(f"wrote {path}; vfl check {path} shows what becomes of the table")
 
 
 def check(
@@ -140,10 +320,15 @@ def check(
         emit(facts)
         return
     advice = facts.pop("advice", [])
+    columns = facts.pop("columns", [])
     for name, value in facts.items():
         print(f"{name.replace('_', ' '):<24} {_shown(name, value)}")
     for line in advice:
         print(f"{'advice':<24} {line}")
+    if columns:
+        from vfl.datasets.describe import ColumnReport, table_of_columns
+
+        print("\n".join(table_of_columns([ColumnReport(**column) for column in columns])))
     print("no mistake found")
 
 

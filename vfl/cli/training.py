@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -21,6 +21,7 @@ from vfl.cli.output import (
     show,
     show_training,
 )
+from vfl.core.text import printable
 
 
 def train(
@@ -99,10 +100,34 @@ def predict(run: Run, device: Device = "cpu", json: Json = False) -> None:
     table = _ask(run, "predict", device) / "predictions.csv"
     with table.open() as lines:
         rows = sum(1 for _ in lines) - 1
+    unfamiliar = _unfamiliar(run)
     if json:
-        emit({"predictions": str(table), "rows": rows, "run": str(run)})
-    else:
-        print(f"{rows} rows in {table}")
+        emit(
+            {
+                "predictions": str(table),
+                "rows": rows,
+                "run": str(run),
+                "unfamiliar": unfamiliar,
+            }
+        )
+        return
+    print(f"{rows} rows in {table}")
+    for party, columns in unfamiliar.items():
+        for column, counts in columns.items():
+            told = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items())
+            print(f"{party}: column '{printable(column)}': {told}")
+
+
+def _unfamiliar(run: Path) -> dict[str, Any]:
+    """Cells of the predicted rows that the training rows had nothing like, by party, where known.
+
+    On a federation the label party knows its own alone.
+    """
+    from vfl.session import PartyFolder
+
+    folders = sorted((run / "parties").glob("*"))
+    found = {folder.name: PartyFolder(folder).predicted() for folder in folders}
+    return {name: own["unfamiliar"] for name, own in found.items() if own and own["unfamiliar"]}
 
 
 def report(

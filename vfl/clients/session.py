@@ -155,6 +155,8 @@ class _PartySession:
         if self.trains:
             self.ledger.end(terms.run, feature.weights_digest())
             self.folder.save(data, terms, feature.weights())
+        if terms.mode == "predict":
+            self.folder.save_predicted(data)
         return self._conclude(feature, link)
 
     def _conclude(self, feature: FeatureParty, link: Observed) -> PartyReport:
@@ -203,6 +205,8 @@ class _PartySession:
                 self.ledger.end(self.terms.run, whole.weights_digest())
             if self.trains and data is not None:
                 folder.save(data, self.terms, whole.weights())
+            if self.terms.mode == "predict" and data is not None:
+                folder.save_predicted(data)
 
         return whole.play(self.message.start, meter.through, keep, check)
 

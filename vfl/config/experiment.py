@@ -77,7 +77,7 @@ class PartySettings(Settings):
         width: width of its cut.
         bottom: its model, as a spec.
         columns: names or globs of its columns; None takes an even share in file order.
-        source: its own file (in process only).
+        source: its own table, or the party.toml that describes it (in process only).
         shape: one row as a picture (channels, height, width); None keeps a row of columns.
     """
 
@@ -305,6 +305,11 @@ def with_overrides(experiment: Experiment, overrides: Sequence[str]) -> Experime
     return check(content, Experiment, where="the overrides")
 
 
+def is_file_of_party(source: str) -> bool:
+    """Whether a party's source is its own file, which describes its table."""
+    return source.endswith(".toml")
+
+
 def check_one_process(experiment: Experiment) -> None:
     """Refuse an experiment that does not say where one process that plays everybody finds rows.
 
@@ -324,7 +329,8 @@ def check_one_process(experiment: Experiment) -> None:
             "a table needs 'label.column', the column that is learned",
             fix='[label] with column = "NAME"',
         )
-    if data.id is None and any(party.source for party in experiment.parties.values()):
+    tables = [party.source for party in experiment.parties.values() if party.source]
+    if data.id is None and any(not is_file_of_party(source) for source in tables):
         raise ConfigError(
             "parties with files of their own need 'data.id', the column they share",
             fix='[data] with id = "NAME"',

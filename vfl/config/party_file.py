@@ -9,7 +9,7 @@ from pydantic import Field, PrivateAttr, StringConstraints, model_validator
 
 from vfl.config.experiment import AlignmentName, PartyName, TraceSettings
 from vfl.config.toml import Locations, Settings, first_keys, read_toml
-from vfl.core.storage import close_to_others, sweep
+from vfl.core.storage import close_to_others, database_beside, is_database, sweep
 
 _STORE_FOLDERS = ("sessions", "runs", "flower", "alignments")
 #: All that vfl puts into a party's store.
@@ -20,7 +20,9 @@ class OwnData(Settings):
     """The party's own table.
 
     Attributes:
-        source: CSV or Parquet file, relative to the party file.
+        source: CSV or Parquet file, relative to the party file; or a database, "duckdb:FILE" or the
+            URL that SQLAlchemy knows it by.
+        query, predict_query: what is asked of a database; None predicts the rows of `query`.
         predict: file with the rows to predict; None predicts those of `source`.
         id: column both sides name a row by; several joined with plus signs, with an alignment.
         alignment, predict_alignment: names of private alignments, of which this party's positions
@@ -29,17 +31,24 @@ class OwnData(Settings):
             that sends a cut.
         label: label column, at the label party.
         shape: one row as a picture (channels, height, width).
-        separator, missing: how a CSV is written; further texts that mean a missing cell.
-        id_type: "text" compares ids letter by letter; "number" reads 007 and 7 as the same.
+        separator, encoding, decimal, missing: how a CSV is written; the last are further texts
+            that mean a missing cell.
+        dates: columns of text that hold dates, and how they are written, such as "%d.%m.%Y".
+        id_type: "text" compares ids letter by letter; "number" reads 007, 7 and 7.0 as the same.
     """
 
     source: str
     id: str
     predict: str | None = None
+    query: str | None = None
+    predict_query: str | None = None
     columns: tuple[str, ...] | None = None
     label: str | None = None
     shape: tuple[int, ...] | None = None
     separator: str = ","
+    encoding: Literal["utf-8", "utf-8-sig", "utf-16", "latin-1"] = "utf-8"
+    decimal: Literal[".", ","] = "."
+    dates: dict[str, str] | None = None
     missing: tuple[str, ...] = ()
     id_type: Literal["text", "number"] = "text"
     alignment: AlignmentName | None = None
@@ -183,14 +192,18 @@ class PartyFile(Settings):
         return Locations.of(self._path) if self._path else Locations()
 
     @property
-    def source_path(self) -> Path:
-        """The table's path."""
-        return self.beside(self.table.source)
+    def source_path(self) -> Path | str:
+        """The table's path, or its database."""
+        return self._source(self.table.source)
 
     @property
-    def predict_path(self) -> Path:
-        """The table of rows to predict."""
-        return self.beside(self.table.predict or self.table.source)
+    def predict_path(self) -> Path | str:
+        """The table of rows to predict, or its database."""
+        return self._source(self.table.predict or self.table.source)
+
+    def _source(self, name: str) -> Path | str:
+        folder = self._path.parent if self._path else Path()
+        return database_beside(name, folder) if is_database(name) else self.beside(name)
 
     def run_path(self, run: str) -> Path:
         """Where this party keeps a run."""

@@ -556,3 +556,29 @@ def joint_digest(digests: Iterable[tuple[str, str]]) -> str:
     """One digest for a whole model from each party's own, in name order."""
     text = "".join(f"{party}:{digest}\n" for party, digest in sorted(digests))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+#: Databases in a file; `vfl.datasets.sql` reads them.
+DUCKDB, SQLITE = "duckdb:", "sqlite:///"
+
+
+def is_database(source: object) -> bool:
+    """Whether a source is a database.
+
+    >>> is_database("duckdb:loans.db"), is_database("sqlite:///loans.db"), is_database("loans.csv")
+    (True, True, False)
+    """
+    return isinstance(source, str) and (source.startswith(DUCKDB) or "://" in source)
+
+
+def database_beside(source: str, folder: Path) -> str:
+    """A database whose file lies relative to a folder; any other one stays as it is.
+
+    >>> database_beside("duckdb:loans.db", Path("/data"))
+    'duckdb:/data/loans.db'
+    """
+    for scheme in (DUCKDB, SQLITE):
+        file = source.removeprefix(scheme)
+        if file != source and file not in ("", ":memory:") and "$" not in file:
+            return f"{scheme}{folder / file}"
+    return source

@@ -1,9 +1,14 @@
 """Columns as numbers: a party's table as float32 inputs, its labels as codes or numbers.
 
 An encoder is fitted on the training rows alone. Numbers are standardised, booleans become 0 and 1,
-texts one column a category of the training rows. A column that lacked cells in the training rows
-gets one more column, 1 where the cell is missing. Columns that are pixels share one mean and one
-spread.
+texts one column a category of the training rows. Dates become days since the median of the
+training rows, in units of their spread, and month and weekday as points of a circle. A column that
+lacked cells in the training rows gets one more column, 1 where the cell is missing. Columns that
+are pixels share one mean and one spread.
+
+Rows that come later may hold what no training row held: an unseen category and a cell that is
+missing in a column that was complete are zeros, as a number at the mean is. `Unfamiliar` counts
+them.
 """
 
 from __future__ import annotations
@@ -11,9 +16,10 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -23,10 +29,12 @@ from vfl.core.errors import BadOptionError, DataError, nearest
 from vfl.datasets.table import (
     Classes,
     Table,
+    as_dates,
     as_numbers,
     as_texts,
     check_column,
     column_blocks,
+    is_date,
     kind_of,
     mean_and_std,
     number_blocks,
@@ -34,6 +42,34 @@ from vfl.datasets.table import (
 )
 
 MAX_CATEGORIES = 100
+NO_DATES: Mapping[str, str] = MappingProxyType({})
+
+
+class Unfamiliar:
+    """Counts cells that the training rows had nothing like, by column and by what they are.
+
+    Args:
+        rows: which rows count, booleans of axes (rows,); None counts all.
+    """
+
+    def __init__(self, rows: np.ndarray | None = None) -> None:
+        self._rows = rows
+        self.counts: dict[str, dict[str, int]] = {}
+
+    def note(self, column: str, what: str, start: int, cells: np.ndarray) -> None:
+        """Count the cells of a block of rows.
+
+        Args:
+            column: its name.
+            what: "unseen_categories" or "new_missing".
+            start: the block's first row.
+            cells: which cells are meant, booleans of axes (rows of the block,).
+        """
+        if self._rows is not None:
+            cells = cells & self._rows[start : start + len(cells)]
+        if found := int(cells.sum()):
+            own = self.counts.setdefault(column, {})
+            own[what] = own.get(what, 0) + found
 
 
 class Encoder(ABC):
@@ -43,8 +79,13 @@ class Encoder(ABC):
     names: tuple[str, ...]  #: the columns it reads, in order
 
     @abstractmethod
-    def transform(self, frame: Table) -> np.ndarray:
-        """Inputs of a table's rows, float32, axes (rows, ...)."""
+    def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
+        """Inputs of a table's rows, float32, axes (rows, ...).
+
+        Args:
+            frame: the table.
+            unfamiliar: counts what the training rows had nothing like.
+        """
 
     def to_json(self) -> str:
         """Everything learnt; it holds categories and means, so it stays with its party."""
@@ -64,18 +105,18 @@ class NumberColumn:
     def width(self) -> int:
         return 1 + self.indicator
 
-    def write(self, blocks: Iterable[pd.Series], out: np.ndarray) -> None:
+    def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
         """Fill `out`, axes (rows, width), which holds zeros."""
-        start = 0
-        for values in number_blocks(blocks):
+        for start, values in _placed(number_blocks(blocks)):
             part = out[start : start + len(values)]
-            start += len(values)
             missing = np.isnan(values)
             if self.scale:
                 part[:, 0] = (values - self.mean) / self.scale
                 part[missing, 0] = 0.0
             if self.indicator:
                 part[:, 1] = missing
+            else:
+                counter.note(self.name, "new_missing", start, missing)
 
 
 @dataclass(frozen=True)
@@ -90,23 +131,77 @@ class TextColumn:
     def width(self) -> int:
         return len(self.categories) + self.indicator
 
-    def write(self, blocks: Iterable[pd.Series], out: np.ndarray) -> None:
+    def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
         """Fill `out`, axes (rows, width), which holds zeros."""
         position_of = {category: position for position, category in enumerate(self.categories)}
-        start = 0
-        for block in blocks:
+        for start, block in _placed(blocks):
             part = out[start : start + len(block)]
-            start += len(block)
             codes, found = pd.factorize(block)  # a missing cell has code -1: the last position
             read = [position_of.get(text, -1) for text in as_texts(pd.Series(found))]
             positions = np.array([*read, -1], dtype=np.int64)[codes]
             known = np.flatnonzero(positions >= 0)
             part[known, positions[known]] = 1.0
+            counter.note(self.name, "unseen_categories", start, (positions < 0) & (codes >= 0))
             if self.indicator:
-                part[:, -1] = block.isna().to_numpy()
+                part[:, -1] = codes < 0
+            else:
+                counter.note(self.name, "new_missing", start, codes < 0)
 
 
-Column = NumberColumn | TextColumn
+@dataclass(frozen=True)
+class DateColumn:
+    """``(days - median) / scale``, then sine and cosine of month and of weekday; missing is zeros.
+
+    Attributes:
+        written: how texts are written; None where the table holds dates as such.
+        median, scale: of the days since 1970 in the training rows; scale 0 where all are alike.
+    """
+
+    WIDTH: ClassVar[int] = 5
+
+    name: str
+    indicator: bool
+    written: str | None
+    median: float = field(repr=False)
+    scale: float = field(repr=False)
+
+    @property
+    def width(self) -> int:
+        return self.WIDTH + self.indicator
+
+    def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
+        """Fill `out`, axes (rows, width), which holds zeros."""
+        for start, block in _placed(blocks):
+            part = out[start : start + len(block)]
+            dates = as_dates(block, self.written)
+            missing = np.asarray(dates.isna())
+            if self.scale:
+                part[:, 0] = (_days(dates) - self.median) / self.scale
+            for first, turns in ((1, (dates.month - 1) / 12), (3, dates.day_of_week / 7)):
+                angle = 2 * math.pi * np.asarray(turns, dtype=float)
+                part[:, first], part[:, first + 1] = np.sin(angle), np.cos(angle)
+            part[missing] = 0.0
+            if self.indicator:
+                part[:, -1] = missing
+            else:
+                counter.note(self.name, "new_missing", start, missing)
+
+
+Column = NumberColumn | TextColumn | DateColumn
+
+
+def _placed(blocks: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """Blocks of rows, each with the position of its first one."""
+    start = 0
+    for block in blocks:
+        yield start, block
+        start += len(block)
+
+
+def _days(dates: pd.DatetimeIndex) -> np.ndarray:
+    """Days since 1970, float64; missing ones are NaN."""
+    since = dates - pd.Timestamp(0, tz="UTC")
+    return np.asarray(since / pd.Timedelta(days=1), dtype=float)
 
 
 @dataclass(frozen=True)
@@ -117,17 +212,27 @@ class TableEncoder(Encoder):
     columns: tuple[Column, ...]
 
     @classmethod
-    def fit(cls, frame: Table, max_categories: int = MAX_CATEGORIES) -> TableEncoder:
+    def fit(
+        cls,
+        frame: Table,
+        max_categories: int = MAX_CATEGORIES,
+        dates: Mapping[str, str] = NO_DATES,
+    ) -> TableEncoder:
         """Learn means, spreads and categories.
 
         Args:
             frame: the training rows only, and only the party's columns.
             max_categories: most categories one text column may have.
+            dates: columns of text that hold dates, and how they are written.
 
         Raises:
-            DataError: a column of dates or mixed things, infinite numbers, too many categories.
+            DataError: a column of mixed things, infinite numbers, too many categories.
         """
-        return cls(tuple(_fit_column(frame[name], max_categories) for name in frame.columns))
+        return cls(
+            tuple(
+                _fit_column(frame[name], max_categories, dates.get(name)) for name in frame.columns
+            )
+        )
 
     @property
     def names(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -138,7 +243,7 @@ class TableEncoder(Encoder):
         """How many columns `transform` gives."""
         return sum(column.width for column in self.columns)
 
-    def transform(self, frame: Table) -> np.ndarray:
+    def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
         """Inputs of any rows of the same columns, float32, axes (rows, columns).
 
         Raises:
@@ -146,16 +251,22 @@ class TableEncoder(Encoder):
             DataError: text where the training rows had numbers.
         """
         out = np.zeros((len(frame), self.width), dtype=np.float32)
-        start = 0
+        counter, start = unfamiliar or Unfamiliar(), 0
         for column in self.columns:
             check_column(frame.columns, column.name, f"the encoder's '{column.name}'")
-            column.write(column_blocks(frame, column.name), out[:, start : start + column.width])
+            own = out[:, start : start + column.width]
+            column.write(column_blocks(frame, column.name), own, counter)
             start += column.width
         return out
 
 
-def _fit_column(column: pd.Series, max_categories: int) -> Column:
+def _fit_column(column: pd.Series, max_categories: int, written: str | None) -> Column:
     name, indicator = str(column.name), bool(column.isna().any())
+    if written is not None or is_date(column):
+        days = _days(as_dates(column, written))
+        present = days[~np.isnan(days)]
+        median = float(np.median(present)) if present.size else 0.0
+        return DateColumn(name, indicator, written, median, mean_and_std(days)[1])
     kind = kind_of(column)
     if kind == "text":
         return TextColumn(name, indicator, _categories(column, max_categories))
@@ -215,7 +326,7 @@ class PictureEncoder(Encoder):
         pixels = _pixels(frame, names)
         return cls(names, shape, *mean_and_std(pixels))
 
-    def transform(self, frame: Table) -> np.ndarray:
+    def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
         """Pictures of any rows, float32, axes (rows, channels, height, width); 0 where missing.
 
         Raises:

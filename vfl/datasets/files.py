@@ -20,6 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vfl.core.errors import DataError, MissingDataError, nearest
+from vfl.core.storage import is_database
+from vfl.datasets.sql import query_blocks
 from vfl.datasets.table import (
     BLOCK_ROWS,
     Kind,
@@ -56,6 +58,8 @@ def read_table(
     """
     if isinstance(source, pd.DataFrame):
         return _kept(_uniquely_named(source, "the frame"), columns)
+    if is_database(source):
+        return _spilled(_asked(str(source), form or TableFormat(), columns))
     path = _existing(source, setting)
     with _readable(path):
         if path.suffix == ".parquet":
@@ -76,6 +80,8 @@ def column_names(
     """
     if isinstance(source, pd.DataFrame):
         return list(_uniquely_named(source, "the frame").columns)
+    if is_database(source):
+        return list(next(_asked(str(source), form or TableFormat(), None)).columns)
     path = _existing(source, setting)
     with _readable(path):
         if path.suffix == ".parquet":
@@ -119,7 +125,8 @@ def _readable(path: Path) -> Iterator[None]:
             where=str(path),
             got=type(error).__name__,
             want="CSV (.csv, .csv.gz) with a line of column names, or Parquet (.parquet)",
-            fix="check the ending of the name, the separator and the encoding (UTF-8)",
+            fix="check the ending of the name, the separator and the encoding; vfl init --from "
+            "TABLE finds them",
         ) from None
 
 
@@ -133,7 +140,13 @@ def _uniquely_named(frame: pd.DataFrame, where: str) -> pd.DataFrame:
 def _csv_names(path: Path, form: TableFormat) -> list[str]:
     # Two lines, because pandas reads a longer second one here as an error, later as an index.
     top = pd.read_csv(
-        path, sep=form.separator, header=None, nrows=2, dtype=str, skipinitialspace=True
+        path,
+        sep=form.separator,
+        encoding=form.encoding,
+        header=None,
+        nrows=2,
+        dtype=str,
+        skipinitialspace=True,
     )
     check_names(top.iloc[0], str(path))
     return [str(name) for name in top.iloc[0]]
@@ -147,23 +160,37 @@ def _read_csv(
     with pd.read_csv(
         path,
         sep=form.separator,
+        encoding=form.encoding,
+        decimal=form.decimal,
         na_values=list(form.missing),
         dtype=dict.fromkeys(text_columns, str),
         skipinitialspace=True,
         low_memory=False,  # one type a column in all of a reading
         chunksize=BLOCK_ROWS,
     ) as readings:
-        first = _kept(next(readings), columns)
-        if len(first) < BLOCK_ROWS:
-            return first
-        table = Spill(list(first.columns))
-        table.add(first)
-        del first
-        for frame in readings:
-            table.add(frame)
-    mixed = table.mixed()
+        table = _spilled(_kept(frame, columns) for frame in readings)
+    mixed = table.mixed() if isinstance(table, Spill) else []
     # In one reading a single text makes its column text; so read those columns as text throughout.
     return _read_csv(path, form, [*text_columns, *mixed], columns) if mixed else table
+
+
+def _asked(source: str, form: TableFormat, columns: Sequence[str] | None) -> Iterator[pd.DataFrame]:
+    """What a database answers, some rows at a time."""
+    for frame in query_blocks(source, form.query, BLOCK_ROWS):
+        yield _kept(_uniquely_named(frame, "data.query"), columns)
+
+
+def _spilled(frames: Iterator[pd.DataFrame]) -> Table:
+    """One table of many blocks of rows; a frame if there are few."""
+    first = next(frames)
+    if len(first) < BLOCK_ROWS:
+        return first
+    table = Spill(list(first.columns))
+    table.add(first)
+    del first
+    for frame in frames:
+        table.add(frame)
+    return table
 
 
 class ParquetTable(LargeTable):
@@ -228,6 +255,8 @@ class Spill(LargeTable):
         """
         for name in self.columns:
             cells = pa.array(frame[name], from_pandas=True)
+            if isinstance(cells, pa.ChunkedArray):  # of texts that were joined from several parts
+                cells = pa.concat_arrays(cells.chunks)
             batch = pa.record_batch([cells], names=[""])
             start, size = self._write(batch.serialize())
             self._pieces[name].append(Piece(start, size, batch.schema, _kind(cells)))

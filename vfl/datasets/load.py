@@ -7,6 +7,7 @@ party of a federation reads its own file and nobody else's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,14 @@ from vfl.core.errors import BadOptionError, DataError, MisalignedError, MissingD
 from vfl.datasets.alignment.ids import id_columns
 from vfl.datasets.alignment.join import Ids, align, sort_by_id
 from vfl.datasets.alignment.positions import Alignment
-from vfl.datasets.encode import Encoder, PictureEncoder, TableEncoder, encode_labels
+from vfl.datasets.encode import (
+    NO_DATES,
+    Encoder,
+    PictureEncoder,
+    TableEncoder,
+    Unfamiliar,
+    encode_labels,
+)
 from vfl.datasets.files import column_names, read_table
 from vfl.datasets.named import read_bundled
 from vfl.datasets.party import NO_INPUTS, AlignedRows, Inputs, PartyData
@@ -25,6 +33,7 @@ from vfl.datasets.split import Fold, Split, split_fixed, split_fold, split_parts
 from vfl.datasets.table import (
     Classes,
     Part,
+    Renamed,
     Source,
     Table,
     TableFormat,
@@ -176,7 +185,8 @@ def load_table(
     digest: bytes | None = None
     if isinstance(source, Mapping):
         assert id_column is not None, "tables of several are joined by their ids"
-        tables = _tables(source, [*party_columns, label_party], id_column, form)
+        composite = alignments is not None
+        tables = _tables(source, [*party_columns, label_party], id_column, form, composite)
         if alignments is None:
             aligned = align(tables, id_column, form.id_type)
             frames, ids = aligned.frames, aligned.ids
@@ -208,9 +218,100 @@ def load_table(
         check_owners(columns)
     labels, classes = encode_labels(labelled[label], task)
     split = _split(labels, task, seed, validation, test, fold)
-    inputs = {party: fit_inputs(frames[party], own, split) for party, own in columns.items()}
+    inputs = {
+        party: fit_inputs(frames[party], own, split, dates=form.dates)
+        for party, own in columns.items()
+    }
     rows = AlignedRows.of(len(labelled), split, ids, digest)
     return rows.parties(inputs, label_party, labels, classes)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnTable:
+    """A party's table as its owner describes it.
+
+    Attributes:
+        source: the file, frame or database.
+        id_column: the column of ids.
+        columns: names and globs of its features; None takes all but id and label.
+        form: how it is written.
+        shape: (channels, height, width) when the columns are pixels.
+    """
+
+    source: Source
+    id_column: str
+    columns: Sequence[str] | None = None
+    form: TableFormat = field(default_factory=TableFormat)
+    shape: Sequence[int] | None = None
+
+
+_ID, _CELLS = "id", "cells "
+
+
+def load_parties(
+    tables: Mapping[str, OwnTable],
+    party_columns: Mapping[str, Sequence[str] | None],
+    label_party: str,
+    label: str,
+    task: str,
+    seed: int,
+    validation: float = 0.1,
+    test: float = 0.2,
+    fold: Fold | None = None,
+) -> dict[str, PartyData]:
+    """Tables that each owner has described, joined by their ids, for one process that plays all.
+
+    Args:
+        tables: by party, the label party's among them; ids may have another name in each.
+        party_columns: what the experiment asks of the parties with columns; None takes what their
+            owners name.
+        label_party: who gets the labels, from its own table.
+        label: the label column.
+        task: "classification" or "regression".
+        seed: the run's public seed.
+        validation: share of the aligned rows.
+        test: share of the aligned rows.
+        fold: its rows are the test rows, and `validation` is a share of the others.
+
+    Raises:
+        UserError: see `load_table`.
+    """
+    kinds = {own.form.id_type for own in tables.values()}
+    if len(kinds) > 1:
+        raise DataError(
+            "the parties compare ids in different ways",
+            where="data.id_type",
+            got=" and ".join(sorted(kinds)),
+            want="the same id_type in every party's file",
+        )
+    named, columns = {}, {}
+    for name, own in tables.items():
+        known = column_names(own.source, own.form, f"the table of '{name}'")
+        check_column(known, own.id_column, f"the id column of party '{name}'", "data.id")
+        asked = party_columns[name] or own.columns or ("*",) if name in party_columns else ()
+        hidden = label if name == label_party else None
+        columns[name] = own_columns(known, asked, name, hidden, own.id_column, "data.columns")
+        kept = [*columns[name], *([label] if hidden else [])]
+        if hidden:
+            check_column(known, label, f"the label of '{name}'", "label.column")
+        texts = [own.id_column] * own.form.text_ids
+        frame = read_table(own.source, own.form, texts, columns=[own.id_column, *kept])
+        # A name of a column cannot be that of the id, whatever its owner calls it.
+        named[name] = Renamed(frame, {_ID: own.id_column} | {_CELLS + each: each for each in kept})
+    aligned = align(named, _ID, kinds.pop())
+    frames = {
+        name: Renamed(frame, {each[len(_CELLS) :]: each for each in frame.columns if each != _ID})
+        for name, frame in aligned.frames.items()
+    }
+    labels, classes = encode_labels(frames[label_party][label], task)
+    split = _split(labels, task, seed, validation, test, fold)
+    inputs = {
+        name: fit_inputs(frames[name], own, split, tables[name].shape, tables[name].form.dates)
+        for name, own in columns.items()
+    }
+    rows = AlignedRows.of(len(labels), split, aligned.ids)
+    order = [*party_columns, *({label_party} - set(party_columns))]
+    return rows.parties({name: inputs[name] for name in order}, label_party, labels, classes)
 
 
 def _privately_aligned(
@@ -234,8 +335,13 @@ def _privately_aligned(
 
 
 def _tables(
-    sources: Mapping[str, Source], parties: Sequence[str], id_column: str, form: TableFormat
+    sources: Mapping[str, Source],
+    parties: Sequence[str],
+    id_column: str,
+    form: TableFormat,
+    composite: bool,
 ) -> dict[str, Table]:
+    """Each party's table; the ids of an alignment may be composite, and are always text."""
     without = [party for party in parties if party not in sources]
     if without:
         raise MissingDataError(
@@ -243,8 +349,14 @@ def _tables(
             where=f"parties.{without[0]}.source",
             want="a file for every party, once one party has a file of its own",
         )
+    plain = [id_column] * form.text_ids
     return {
-        party: read_table(own, form, _columns_of(id_column, own, form), f"parties.{party}.source")
+        party: read_table(
+            own,
+            form,
+            _columns_of(id_column, own, form) if composite else plain,
+            f"parties.{party}.source",
+        )
         for party, own in sources.items()
     }
 
@@ -319,7 +431,8 @@ def load_own(
     if label is not None:
         labels, classes = encode_labels(frame[label], task)
     rows = AlignedRows.of(len(frame), split, ids, None if alignment is None else alignment.digest)
-    return rows.party(name, fit_inputs(frame, own, split, shape), labels, classes)
+    inputs = fit_inputs(frame, own, split, shape, form.dates if form else NO_DATES)
+    return rows.party(name, inputs, labels, classes)
 
 
 def _check_id(
@@ -367,7 +480,10 @@ def load_for_prediction(
     frame, ids = read_sorted(source, id_column, whose, form, setting, columns, by=alignment)
     nothing = np.empty(0, dtype=np.int64)
     split = Split(train=nothing, validation=nothing, test=np.arange(len(frame), dtype=np.int64))
-    inputs = Inputs(encoder.transform(frame), encoder) if encoder else NO_INPUTS
+    counter = Unfamiliar()
+    inputs = NO_INPUTS
+    if encoder:
+        inputs = Inputs(encoder.transform(frame, counter), encoder, counter.counts)
     rows = AlignedRows.of(len(frame), split, ids, None if alignment is None else alignment.digest)
     return rows.party(name, inputs)
 
@@ -397,7 +513,7 @@ def read_sorted(
         kept = None if columns is None else list(dict.fromkeys([*names, *columns]))
         return by.applied(read_table(source, form, names, setting, kept), id_column, where)
     kept = None if columns is None else [id_column, *columns]
-    frame = read_table(source, form, [id_column], setting, kept)
+    frame = read_table(source, form, [id_column] * form.text_ids, setting, kept)
     return sort_by_id(frame, id_column, where, form.id_type)
 
 
@@ -423,7 +539,11 @@ def own_columns(
 
 
 def fit_inputs(
-    frame: Table, columns: Sequence[str], split: Split, shape: Sequence[int] | None = None
+    frame: Table,
+    columns: Sequence[str],
+    split: Split,
+    shape: Sequence[int] | None = None,
+    dates: Mapping[str, str] = NO_DATES,
 ) -> Inputs:
     """Inputs of all rows by an encoder that saw the training rows only.
 
@@ -432,6 +552,7 @@ def fit_inputs(
         columns: its resolved columns.
         split: which rows are training rows.
         shape: (channels, height, width) when the columns are pixels.
+        dates: columns of text that hold dates, and how they are written.
 
     Raises:
         DataError: see `TableEncoder.fit` and `PictureEncoder.fit`.
@@ -440,9 +561,14 @@ def fit_inputs(
         return NO_INPUTS
     training = Part.of(frame, split.train, columns)
     encoder: Encoder = (
-        PictureEncoder.fit(training, tuple(shape)) if shape else TableEncoder.fit(training)
+        PictureEncoder.fit(training, tuple(shape))
+        if shape
+        else TableEncoder.fit(training, dates=dates)
     )
-    return Inputs(encoder.transform(frame), encoder)
+    tested = np.zeros(len(frame), dtype=bool)
+    tested[split.test] = True
+    counter = Unfamiliar(tested)
+    return Inputs(encoder.transform(frame, counter), encoder, counter.counts)
 
 
 def partition_columns(columns: Sequence[str], parties: Sequence[str]) -> dict[str, list[str]]:

@@ -6,7 +6,8 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
     from vfl.datasets.alignment.join import Ids
     from vfl.datasets.encode import Encoder
+
+
+Counts = Mapping[str, Mapping[str, int]]
+NO_COUNTS: Counts = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +43,8 @@ class PartyData:
         encoder: what turned the party's table into `inputs`; kept beside its bottom model.
         row_weights: float32, axes (rows,), not negative: how much each row counts in the training
             loss, at the label party; None counts all alike. Evaluation counts all rows alike.
+        unfamiliar: cells of the test rows that the training rows had nothing like, by column and
+            kind; they stay with the party.
     """
 
     name: str
@@ -49,6 +56,7 @@ class PartyData:
     ids: Ids | None = None
     encoder: Encoder | None = None
     row_weights: Tensor | None = None
+    unfamiliar: Counts = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -87,10 +95,15 @@ def digest_of(ids: Ids) -> bytes:
 
 
 class Inputs(NamedTuple):
-    """One party's model inputs, axes (rows, ...), and what made them; None where there is none."""
+    """One party's model inputs, axes (rows, ...), and what made them; None where there is none.
+
+    Attributes:
+        unfamiliar: cells of the test rows that the training rows had nothing like; `Unfamiliar`.
+    """
 
     array: np.ndarray | None = None
     encoder: Encoder | None = None
+    unfamiliar: Counts = NO_COUNTS
 
 
 NO_INPUTS = Inputs()
@@ -134,6 +147,7 @@ class AlignedRows:
             ids_digest=self.digest,
             ids=self.ids,
             encoder=inputs.encoder,
+            unfamiliar=inputs.unfamiliar,
         )
 
     def parties(

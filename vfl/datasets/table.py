@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal, Protocol
@@ -42,12 +42,24 @@ class TableFormat:
     Attributes:
         separator: between the cells of a CSV line.
         missing: further texts that mean a missing cell in a CSV, such as "?".
-        id_type: "text" compares ids letter by letter; "number" reads 007 and 7 as the same id.
+        id_type: "text" compares ids letter by letter; "number" reads 007, 7 and 7.0 as the same id.
+        encoding, decimal: of a CSV's text, and the sign before the decimals of its numbers.
+        dates: columns of text that hold dates, and how they are written, as `strptime` says it.
+        query: what is asked of a database.
     """
 
     separator: str = ","
     missing: tuple[str, ...] = ()
     id_type: IdType = "text"
+    encoding: str = "utf-8"
+    decimal: str = "."
+    dates: Mapping[str, str] = field(default_factory=dict)
+    query: str | None = None
+
+    @property
+    def text_ids(self) -> bool:
+        """Whether ids of a CSV are read letter by letter."""
+        return self.id_type == "text"
 
 
 class Table(Protocol):
@@ -186,6 +198,39 @@ def kind_of(column: pd.Series) -> Kind:
     return kind
 
 
+def is_date(column: pd.Series) -> bool:
+    """Whether a column holds dates or times as such, not as text."""
+    if column.dtype == object:
+        return pd.api.types.infer_dtype(column, skipna=True) in ("date", "datetime", "datetime64")
+    return bool(pd.api.types.is_datetime64_any_dtype(column.dtype))
+
+
+def as_dates(column: pd.Series, written: str | None = None) -> pd.DatetimeIndex:
+    """A column as times in UTC, axes (rows,), missing cells as NaT.
+
+    Args:
+        column: dates, or texts.
+        written: how texts are written, as `strptime` says it.
+
+    Raises:
+        DataError: cells that are no such date.
+    """
+    if written is not None and not is_date(column):
+        column = pd.Series(as_texts(column), name=column.name)
+    read = pd.DatetimeIndex(pd.to_datetime(column, format=written, errors="coerce", utc=True))
+    unread = int(np.asarray(read.isna()).sum()) - int(column.isna().sum())
+    if unread > 0:
+        raise DataError(
+            f"column '{column.name}' is not a column of dates",
+            where="data.dates",
+            got=f"{spaced(unread)} cells that are no date as the setting says it",
+            want="dates that are all written alike",
+            fix="name the table's own sign of a missing cell in the option 'missing', or leave "
+            "the column out",
+        )
+    return read
+
+
 def as_numbers(column: pd.Series) -> np.ndarray:
     """A column as float64 of shape (rows,), missing cells as NaN.
 
@@ -232,6 +277,29 @@ def as_texts(column: pd.Series) -> np.ndarray:
     found = np.full(len(column), None, dtype=object)
     found[present] = [_text(cell) for cell in column.to_numpy(dtype=object)[present]]
     return found
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Renamed:
+    """A table whose columns have other names, of which only these are there.
+
+    Attributes:
+        table: where the cells are.
+        names: its names by the new ones.
+    """
+
+    table: Table
+    names: Mapping[str, str]
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.names)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, name: str, /) -> pd.Series:
+        return self.table[self.names[name]].rename(name)
 
 
 def _text(cell: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from vfl.config import (
 from vfl.core.errors import DataError
 from vfl.core.frame import Frame
 from vfl.core.seeds import Secret
-from vfl.datasets import PartyData, Split
+from vfl.datasets import PartyData, Split, TableEncoder
+from vfl.datasets.describe import TableReport, describe
 from vfl.federation.project import LabelFolder
 from vfl.server import LabelParty, Objective
 from vfl.server.whole_network import WholeNetworkLabel
@@ -30,7 +32,7 @@ from vfl.session import Terms, advice, secure
 from vfl.session.consent import dealt_bytes, expected_bytes, frame_limits
 from vfl.session.exchange import Own
 from vfl.session.identity import keys_of
-from vfl.session.party_folder import own_data
+from vfl.session.party_folder import own_data, table_format
 from vfl.session.schedule import steps_per_epoch
 from vfl.session.secure import Layers, promise, shares_weights, third_party
 from vfl.session.trace import check_room
@@ -89,6 +91,7 @@ def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, A
         split, owners = data.split, {party.party: _label_weights(experiment, terms, data)}
     registered = sorted(key.stem for key in label.keys.glob("*.pub"))
     facts |= _rows(split) | {"keys_of": registered} | _traffic(experiment, split)
+    facts |= {"columns": _columns(_described(party), data)}
     facts["privacy"] = _privacy(experiment, data)
     return facts | _trace(party.trace, terms, split, owners, party.store_path)
 
@@ -105,9 +108,15 @@ def of_party_file(path: Path) -> dict[str, Any]:
     draft = Experiment.model_validate(
         {"parties": {"other" if party.table.label else party.party: {}}}
     )
-    data = _own_data(party, path, Terms.of(draft, "train", "check"), "classification")
+    found = None
+    task = "classification"
+    if party.table.label:  # what it is for is said by the project, which is not here
+        found = _described(party)
+        task = found.task or task
+    data = _own_data(party, path, Terms.of(draft, "train", "check"), task)
     inputs = None if data.inputs is None else "x".join(map(str, data.inputs.shape[1:]))
     facts |= {"rows": data.rows, "inputs": inputs, "secure_sum": keys_of(party)}
+    facts |= {"columns": _columns(found or _described(party), data)}
     # How large its trace gets depends on the session's terms; the party is told when one starts.
     return facts | ({"trace": party.trace.model_dump(mode="json")} if party.trace.enabled else {})
 
@@ -155,6 +164,22 @@ def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyDat
     except DataError as mistake:
         mistake.fix = mistake.fix or f"[data] in {file} says which table and columns"
         raise
+
+
+def _described(party: PartyFile) -> TableReport:
+    own = party.table
+    with party.locations.located(PartyFile):
+        return describe(party.source_path, table_format(own), own.id, own.label)
+
+
+def _columns(found: TableReport, data: PartyData) -> list[dict[str, Any]]:
+    """What the columns of a party's table hold, and how many inputs each became."""
+    encoder = data.encoder
+    if isinstance(encoder, TableEncoder):
+        widths = {column.name: column.width for column in encoder.columns}
+    else:
+        widths = dict.fromkeys(encoder.names, 1) if encoder else {}
+    return [asdict(column.as_used(widths.get(column.name, 0))) for column in found.columns]
 
 
 def _label_weights(experiment: Experiment, terms: Terms, data: PartyData) -> dict[str, Tensor]:

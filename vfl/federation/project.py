@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import tomli_w
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from vfl.config import (
@@ -31,6 +32,7 @@ from vfl.config.party_file import tidy_store
 from vfl.config.toml import MoreMistakes
 from vfl.core.errors import RunFolderError, UserError
 from vfl.core.storage import close_to_others, private_folder, sweep, write_text
+from vfl.core.text import printable
 from vfl.core.version import VERSION
 from vfl.federation import bundle
 from vfl.session.identity import Identity
@@ -96,7 +98,11 @@ class LabelFolder:
 
 
 def write_project(
-    folder: Path, experiment: Experiment, parties: Mapping[str, PartyFile], host: str
+    folder: Path,
+    experiment: Experiment,
+    parties: Mapping[str, PartyFile],
+    host: str,
+    notes: Mapping[str, Sequence[str]] | None = None,
 ) -> LabelFolder:
     """Write a whole project with certificates and keys for a trial.
 
@@ -105,6 +111,7 @@ def write_project(
         experiment: the public part.
         parties: every party's own file, the label party's included.
         host: name or address the SuperLink is reached by.
+        notes: lines about a party's table, for the head of its file.
 
     Raises:
         RunFolderError: the folder holds something already.
@@ -124,7 +131,8 @@ def write_project(
     private_folder(label.keys)
     for name, party in parties.items():
         own = label.path if name == experiment.label.party else folder / name
-        write_text(own / "party.toml", _party_text(party, has_node=name in nodes))
+        told = (notes or {}).get(name, ())
+        write_text(own / "party.toml", party_text(party, name in nodes, told))
         if name in nodes:
             shutil.copy(label.certificates / "ca.pem", own / "ca.pem")
             shutil.move(label.certificates / f"{name}.key", own / "node.key")
@@ -132,6 +140,31 @@ def write_project(
     _write_identities(folder, nodes)
     _write_readme(folder, experiment)
     return label
+
+
+def write_trial(folder: Path, experiment: Experiment, label_column: str) -> Path:
+    """Write an experiment in which one process plays every party of a project; its file.
+
+    Args:
+        folder: of a project whose parties' files name tables of this machine.
+        experiment: the project's.
+        label_column: of the label party's table.
+    """
+    sources = {
+        name: f"{'label' if name == experiment.label.party else name}/party.toml"
+        for name in experiment.parties
+    }
+    content = experiment.model_dump(mode="json", exclude_none=True, exclude={"federation", "trace"})
+    content["data"] = {"source": "label/party.toml"} | {
+        name: content["data"][name] for name in ("validation", "test")
+    }
+    content["label"]["column"] = label_column
+    for name, source in sources.items():
+        content["parties"][name]["source"] = source
+    head = "# Every party of this project in one process, with the tables their own files name.\n\n"
+    path = folder / "trial.toml"
+    write_text(path, head + tomli_w.dumps(content))
+    return path
 
 
 def node_parties(experiment: Experiment) -> list[str]:
@@ -158,12 +191,15 @@ def _experiment_text(experiment: Experiment) -> str:
     return f"{head}# party's own party.toml.\n\n{text}"
 
 
-def _party_text(party: PartyFile, has_node: bool) -> str:
+def party_text(party: PartyFile, has_node: bool, notes: Sequence[str] = ()) -> str:
+    """A party's own file, with what was found of its table at its head."""
     head = (
         f"# What party '{party.party}' keeps to itself: its data, its key, what it consents to.\n"
     )
     leave_out = {} if has_node else {"consent": True, "node": True, "identity": True}
-    return f"{head}# Paths start at this file's folder.\n\n{to_toml(party, leave_out)}"
+    found = "".join(f"# {printable(line)}".rstrip() + "\n" for line in notes)
+    found = f"#\n{found}" if found else ""
+    return f"{head}# Paths start at this file's folder.\n{found}\n{to_toml(party, leave_out)}"
 
 
 def _write_readme(folder: Path, experiment: Experiment) -> None:

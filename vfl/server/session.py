@@ -361,6 +361,7 @@ def _conclude(
         return
     summary = summarise(label, weights, str(folder.path))
     if terms.mode == "predict":
+        own.save_predicted(label.data)
         write_predictions(folder.path / "predictions.csv", label.data, label.outputs, own.classes())
         return
     if terms.mode == "evaluate":

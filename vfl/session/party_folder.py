@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from vfl.config import PartyFile
+from vfl.config import OwnData, PartyFile
 from vfl.core.errors import RunFolderError
 from vfl.core.seeds import Secret
 from vfl.core.storage import (
     Seal,
     load_weights,
+    read_json,
     read_sealed_json,
     save_weights,
     weights_digest,
+    write_json,
     write_sealed_json,
 )
 from vfl.datasets import (
@@ -34,6 +37,7 @@ from vfl.session.ledger import Entry, SessionLedger
 from vfl.session.terms import Terms
 
 _WEIGHTS, _ENCODER, _RECORD = "weights.safetensors", "encoder.json", "party.json"
+_PREDICTED = "predicted.json"
 
 
 class PartyFolder:
@@ -84,6 +88,16 @@ class PartyFolder:
             )
         return weights
 
+    def save_predicted(self, data: PartyData) -> None:
+        """Keep how many cells of the predicted rows the training rows had nothing like."""
+        record = {"rows": len(data.split.test), "unfamiliar": dict(data.unfamiliar)}
+        write_json(self.path / _PREDICTED, record)
+
+    def predicted(self) -> dict[str, Any] | None:
+        """What `save_predicted` kept of the last prediction; None where there was none."""
+        path = self.path / _PREDICTED
+        return read_json(path) if path.exists() else None
+
     def encoder(self) -> Encoder | None:
         """What turned the party's table into inputs; None for a party without columns.
 
@@ -108,6 +122,12 @@ class PartyFolder:
         return Seal(kind, self.path.name, run)
 
 
+def table_format(own: OwnData) -> TableFormat:
+    """How a party's table is written, as its own file says it."""
+    how = (own.separator, own.missing, own.id_type, own.encoding, own.decimal)
+    return TableFormat(*how, own.dates or {}, own.query)
+
+
 def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
     """The rows a session is about, as this party holds them.
 
@@ -120,14 +140,14 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
         DataError: see `vfl.datasets.load_own`.
         RunFolderError: a prediction for a run this party has not trained.
     """
-    own = party.table
-    form = TableFormat(own.separator, own.missing, own.id_type)
+    own, form = party.table, table_format(party.table)
     columns = own.columns
     if columns is None:
         columns = ("*",) if party.party in terms.parties else ()
     with party.locations.located(PartyFile):
         if terms.mode in ("predict", "serve"):
             encoder = own_folder(party, terms).encoder()
+            form = replace(form, query=own.predict_query or own.query)
             given = _own_alignment(party, own.predict_alignment)
             source = party.predict_path
             return load_for_prediction(party.party, source, own.id, encoder, form, given)

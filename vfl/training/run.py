@@ -7,9 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Unpack
 
-from vfl.config import Experiment, check_one_process
+from vfl.config import Experiment, check_one_process, read_party_file
+from vfl.config.experiment import is_file_of_party
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import VFLError
+from vfl.core.errors import ConfigError, VFLError
 from vfl.core.storage import joint_digest, locked, weights_digest
 from vfl.datasets import (
     Fold,
@@ -19,9 +20,11 @@ from vfl.datasets import (
     load_bundled,
     load_table,
 )
+from vfl.datasets.load import OwnTable, load_parties
 from vfl.server import EpochRecord, summarise
 from vfl.server.summary import revealed, write_predictions
 from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms, secure
+from vfl.session.party_folder import table_format
 from vfl.training.local import LocalSession, Options
 from vfl.training.whole_network import WholeNetworkSession
 
@@ -59,6 +62,18 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
     sources = {name: party.source for name, party in experiment.parties.items() if party.source}
     if sources:
         sources.setdefault(label.party, data.source)
+    if any(is_file_of_party(source) for source in sources.values()):
+        return load_parties(
+            {name: _own_table(name, source) for name, source in sources.items()},
+            {name: party.columns for name, party in experiment.parties.items()},
+            label.party,
+            label.column,
+            label.task,
+            seed,
+            data.validation,
+            data.test,
+            fold,
+        )
     return load_table(
         sources or data.source,
         data.id,
@@ -73,6 +88,19 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
         fold,
         None if data.alignment is None else Path(data.alignment),
     )
+
+
+def _own_table(name: str, source: str) -> OwnTable:
+    """A party's table as its own file describes it."""
+    if not is_file_of_party(source):
+        raise ConfigError(
+            "once one party's source is a party file, every party's is",
+            where=f"parties.{name}.source",
+            got=source,
+        )
+    party = read_party_file(Path(source))
+    own = party.table
+    return OwnTable(party.source_path, own.id, own.columns, table_format(own), own.shape)
 
 
 def session_of(
@@ -205,5 +233,7 @@ def predict(folder: RunFolder, device: str = "cpu") -> Path:
     label = data[experiment.label.party]
     with locked(folder.path):
         session = trained(folder, data, "predict", device).run()
+        for party, own in data.items():
+            PartyFolder(folder.party(party)).save_predicted(own)
         write_predictions(path, label, session.label.outputs, label.classes)
     return path

@@ -1,0 +1,209 @@
+"""What is found of a table whose owner says nothing: how it is written, what columns are."""
+
+import gzip
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from vfl.core.errors import DataError
+from vfl.datasets.describe import _auc, describe, sniff, tells_label
+
+ROWS = 1000
+
+
+def lent(rows=ROWS):
+    draw = np.random.default_rng(0)
+    income, paid = draw.normal(size=rows).round(3), draw.random(rows) < 0.1
+    return pd.DataFrame(
+        {
+            "income": income,
+            "customer": [f"{key:08d}" for key in draw.permutation(rows)],
+            "town": draw.choice(["Köln", "Bonn", "Ulm"], rows),
+            "since": (
+                pd.Timestamp("2020-01-31") + pd.to_timedelta(draw.integers(0, 99, rows), "D")
+            ).strftime("%d.%m.%Y"),
+            "rating": np.where(draw.random(rows) < 0.25, np.nan, income + 1),
+            "remark": [f"text {n} zq8" for n in range(rows)],
+            "country": "zq8land",
+            "paid again": np.where(paid, "j", "n"),
+            "call": paid + draw.normal(size=rows) * 0.5,
+            "paid": np.where(paid, "zq8yes", "zq8no"),
+        }
+    )
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(name="loans.csv", **how):
+        path = tmp_path / name
+        frame = lent()
+        frame.to_parquet(path) if name.endswith("parquet") else frame.to_csv(
+            path, index=False, **how
+        )
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("how", "want"),
+    [
+        ({}, (",", "utf-8", ".")),
+        ({"sep": ";", "decimal": ",", "encoding": "latin-1"}, (";", "latin-1", ",")),
+        ({"sep": "\t", "encoding": "utf-8-sig"}, ("\t", "utf-8-sig", ".")),
+        ({"sep": "|", "encoding": "utf-16", "decimal": ","}, ("|", "utf-16", ",")),
+    ],
+)
+def test_how_a_csv_is_written(written, how, want):
+    path = written(**how)
+    form = sniff(path)
+    assert (form.separator, form.encoding, form.decimal) == want
+    report = describe(path)
+    plain = describe(lent())
+    assert [(one.name, one.kind) for one in report.columns if one.kind != "date"] == [
+        (one.name, one.kind) for one in plain.columns if one.kind != "date"
+    ]
+
+
+def test_a_compressed_csv_and_parquet_are_found_alike(written, tmp_path):
+    csv = written()
+    (tmp_path / "small.csv.gz").write_bytes(gzip.compress(csv.read_bytes()))
+    kinds = [
+        [one.kind for one in describe(path).columns]
+        for path in (csv, tmp_path / "small.csv.gz", written("loans.parquet"))
+    ]
+    assert kinds[0] == kinds[1] == kinds[2]
+
+
+def test_every_kind_of_column(written):
+    report = describe(written(), label="paid")
+    kinds = {one.name: (one.kind, one.inputs) for one in report.columns}
+    assert kinds == {
+        "income": ("number", 1),
+        "customer": ("id", 0),
+        "town": ("category", 3),
+        "since": ("date", 5),
+        "rating": ("number", 2),
+        "remark": ("text", 0),
+        "country": ("constant", 0),
+        "paid again": ("category", 2),
+        "call": ("number", 1),
+        "paid": ("label", 0),
+    }
+    assert (report.id, report.form.id_type) == ("customer", "number")
+    assert report.form.dates == {"since": "%d.%m.%Y"}
+    gaps = {one.name: one.missing for one in report.columns}
+    assert gaps["rating"] == lent()["rating"].isna().mean()
+    rare = lent()["paid"].value_counts(normalize=True).min()
+    assert f"2 classes, the rarest with {rare:.1%} of the rows" in report.notes
+    assert "class_weight" in report.notes[1]
+
+
+def test_columns_that_tell_the_label(written):
+    report = describe(written(), label="paid")
+    notes = {one.name: one.notes[0] for one in report.columns if one.notes}
+    assert set(notes) == {"paid again", "call"}
+    assert notes["paid again"].startswith("nearly the label itself (AUC 1.00 alone, on 500")
+    assert notes["call"].startswith("tells the label (AUC 0.")
+
+
+def test_a_column_of_noise_never_tells_the_label():
+    """Fitted and scored on the same rows, a text of many categories would tell it by heart."""
+    draw = np.random.default_rng(1)
+    for seed in range(5):
+        frame = pd.DataFrame({"id": range(300), "y": draw.integers(0, 2, 300)})
+        frame["code"] = [f"c{n}" for n in draw.integers(0, 150, 300)]
+        frame["number"] = draw.normal(size=300)
+        report = describe(frame, label="y")
+        assert [one.name for one in report.columns if one.notes] == [], seed
+        assert all(0.35 < one.score < 0.65 for one in report.columns if one.score is not None)
+
+
+def test_the_area_as_scikit_learn_has_it():
+    draw = np.random.default_rng(2)
+    scores, positive = draw.integers(0, 9, 500).astype(float), draw.random(500) < 0.3
+    area, error = _auc(scores, positive)
+    assert area == pytest.approx(roc_auc_score(positive, scores))
+    again = [draw.integers(0, 500, 500) for _ in range(400)]
+    spread = np.std([_auc(scores[rows], positive[rows])[0] for rows in again])
+    assert error == pytest.approx(spread, rel=0.25)
+
+
+def test_a_regression_is_scored_by_what_it_explains():
+    draw = np.random.default_rng(3)
+    x = draw.normal(size=2000)
+    frame = pd.DataFrame({"id": range(2000), "x": x, "z": draw.normal(size=2000), "y": 3 * x})
+    report = describe(frame, label="y")
+    scores = {one.name: one.score for one in report.columns}
+    assert report.task == "regression"
+    assert scores["x"] > 0.95
+    assert abs(scores["z"]) < 0.1
+
+
+def test_another_partys_columns_tell_the_label_too():
+    frame = lent()
+    ids = frame["customer"].astype(int)
+    lender = frame[["customer", "town", "paid"]]
+    shop = pd.DataFrame({"id": ids, "call": frame["call"], "since": pd.to_datetime("2020-01-01")})
+    shop = shop.sample(frac=0.8, random_state=0)
+    reports = describe(lender, label="paid"), describe(shop)
+    (line,) = tells_label((lender, reports[0]), (shop, reports[1]), "shop")
+    assert line.startswith("look at 'call' of shop: tells the label (AUC 0.")
+
+
+def test_signs_of_a_missing_cell(tmp_path):
+    lines = [f"{n},{'?' if n % 3 else 'a'},{'-' if n % 5 == 0 else n / 7},-x" for n in range(50)]
+    (tmp_path / "odd.csv").write_text("\n".join(["id,kind,size,sign", *lines]) + "\n50,b,1,-\n")
+    report = describe(tmp_path / "odd.csv")
+    assert set(report.form.missing) == {"?", "-"}
+    assert {one.name: one.kind for one in report.columns}["size"] == "number"
+
+
+@pytest.mark.parametrize(
+    ("ids", "want"),
+    [
+        (["00050379", "79499", "59342"], "number"),
+        ([79499.0, 3.0, 17.0], "number"),
+        (["A1", "B2", "C3"], "text"),
+    ],
+)
+def test_ids_of_several_types(ids, want):
+    report = describe(pd.DataFrame({"x": [0.5, 1.5, 0.25], "number": ids}))
+    assert (report.id, report.form.id_type) == ("number", want)
+
+
+def test_dates_that_two_readings_fit_are_told():
+    frame = pd.DataFrame({"id": range(3), "day": ["01/02/2020", "03/04/2020", "05/06/2021"]})
+    (_, day) = describe(frame).columns
+    assert (day.kind, "cannot be told apart" in day.notes[0]) == ("date", True)
+    frame["day"] = ["21/02/2020", "03/04/2020", "05/06/2021"]
+    assert describe(frame).columns[1].notes == ()
+    frame["day"] = [20200221, 20200403, 20210605]
+    assert describe(frame).form.dates == {"day": "%Y%m%d"}
+
+
+def test_no_cell_is_told(written):
+    path = written()
+    report = describe(path, label="paid")
+    told = "\n".join(report.lines()) + repr(report.settings())
+    assert "zq8" not in told
+    assert "Bonn" not in told
+    assert "00000017" not in told
+
+
+def test_a_first_line_of_data_is_refused_without_it(tmp_path):
+    (tmp_path / "pima.csv").write_text("6,148,72.918\n1,85,66\n")
+    with pytest.raises(DataError, match="no line of column names") as caught:
+        describe(tmp_path / "pima.csv")
+    assert "918" not in str(caught.value).replace(str(tmp_path), "")
+    (tmp_path / "years.csv").write_text("id,2019,2020\na,1,2\nb,3,4\n")
+    assert describe(tmp_path / "years.csv").id == "id"
+
+
+def test_a_table_whose_ids_repeat_is_refused_with_counts():
+    frame = pd.DataFrame({"customer_id": [1, 1, 2, None], "x": [0.5, 0.5, 0.5, 0.1]})
+    with pytest.raises(DataError, match="no column of this table names its rows") as caught:
+        describe(frame)
+    assert caught.value.got == "'customer_id': 1 missing, 2 different ids, 4 rows"
