@@ -6,6 +6,8 @@ from vfl.attacks import ATTACKS
 from vfl.attacks.active import ADVERSARIES
 from vfl.compression import CODECS
 from vfl.config.grid import PACKS
+from vfl.datasets.alignment.ids import ID_RULES
+from vfl.datasets.alignment.protocols import PROTOCOLS
 from vfl.defenses import DEFENSES
 from vfl.models import BOTTOMS, TOPS
 from vfl.session.secure import SECURE
@@ -18,6 +20,8 @@ FAMILIES = {
     "adversaries": ADVERSARIES,
     "bottoms": BOTTOMS,
     "tops": TOPS,
+    "alignments": PROTOCOLS,
+    "id_rules": ID_RULES,
 }
 
 

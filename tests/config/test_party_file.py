@@ -48,7 +48,8 @@ def test_a_party_that_says_nothing_about_consent(folder):
     consent = read_party_file(folder / "party.toml").consent
     assert consent == Consent()
     assert consent.codecs == consent.defenses == ("*",)
-    assert consent.modes == ("train", "evaluate", "predict")
+    assert consent.modes == ("train", "evaluate", "predict", "align")
+    assert (consent.min_common, consent.min_ids, consent.max_alignments) == (100, 100, 10)
     assert (consent.max_width, consent.max_epochs) == (256, 100)
     assert consent.max_bytes == 10**10
     assert consent.versions == ()

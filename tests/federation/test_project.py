@@ -91,6 +91,7 @@ def test_the_bundle_reads_back_as_the_experiment(project):
     assert set(tomllib.loads((label.app / "experiment.toml").read_text())["data"]) == {
         "validation",
         "test",
+        "id_rules",
     }
     app = tomllib.loads((label.app / "pyproject.toml").read_text())
     assert app["project"]["name"] == "loans"
