@@ -55,7 +55,7 @@ CONTENT = {
     "parties": {name: {"width": 16, "bottom": "mlp:hidden=64"} for name in PARTIES},
     "label": {"party": "lender", "top": "mlp:hidden=32"},
     "train": {"epochs": 1, "batch_size": 256},
-    "federation": {"rejoin_window_s": 2.0, "step_timeout_s": 20.0, "join_timeout_s": 60.0},
+    "federation": {"rejoin_window_s": 8.0, "step_timeout_s": 30.0, "join_timeout_s": 180.0},
 }
 
 

@@ -247,7 +247,8 @@ def test_a_switch_goes_to_another_run_and_back(local, trained_run):
         if status == 200:
             assert same(told["predictions"][0], expected[told["version"]][both])
         else:
-            assert (status, told["party"]) == (503, "label")
+            assert status == 503
+            assert told["party"] in ("label", ", ".join(PARTIES))  # who ends, who is waited for
     assert {told["version"] for status, told in seen if status == 200} == {"run", "other"}
 
 
