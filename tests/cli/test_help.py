@@ -14,7 +14,7 @@ from vfl.core.version import VERSION
 COMMANDS = {
     *("demo", "init", "check", "train", "evaluate", "predict", "renew", "report", "list"),
     *("superlink", "supernode", "compress", "compare", "explain", "doctor", "grid-worker"),
-    *("grid", "attack", "sessions"),
+    *("grid", "attack", "sessions", "value", "export"),
 }
 PANELS = {"Start", "Train and predict", "Compare and attack", "Run a party", "Look up"}
 MOST_SECONDS = 0.6

@@ -32,6 +32,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "train": training.train,
         "evaluate": training.evaluate,
         "predict": training.predict,
+        "export": training.export,
         "report": training.report,
     },
     "Compare and attack": {
