@@ -113,3 +113,13 @@ def test_tables_lie_beside_the_experiment_wherever_a_command_starts(vfl, loans, 
     monkeypatch.chdir(loans.parent)
     again = figures_of(vfl("evaluate", elsewhere / figures["run"], "--json"))
     assert again["test_loss"] == figures["test_loss"]
+
+
+def test_a_half_is_exported_and_another_is_told_what_is_wrong(vfl, breast_cancer, tmp_path):
+    vfl("train", breast_cancer, "-s", "train.epochs=1")
+    (run,) = (tmp_path / "runs").iterdir()
+    party = next(one.name for one in (run / "parties").iterdir())
+    done = vfl("export", run, "--party", party, "--to", "torch", "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    assert str(tmp_path / "out" / "card.json") in done.out
+    assert vfl("export", run, "--party", "nobody", "--to", "torch").code == 2

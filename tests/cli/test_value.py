@@ -118,3 +118,36 @@ def test_a_wrong_codec_is_told_before_anything_is_trained(vfl, file, tmp_path):
     assert done.code == 2
     assert "did you mean 'topk'?" in done.err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("merge", ["concat", "sum"])
+def test_the_network_in_one_place_is_the_one_that_is_split(file, tmp_path, merge):
+    """From the same first weights both trainings give the same answers, up to rounding."""
+    import copy
+
+    from vfl import models
+    from vfl.config import read_experiment
+    from vfl.core.seeds import scoped
+    from vfl.experiments.value import CENTRAL, gathered, value_cells
+    from vfl.training.run import load_data, train
+
+    experiment = read_experiment(file, [f"merge={merge}", "train.epochs=3", "seed=0"])
+    data = load_data(experiment)
+    (cell,) = (
+        one
+        for one in value_cells(experiment)
+        if one.about["what"] == CENTRAL and one.about["repeat"] == "0"
+    )
+    with scoped(5):
+        built = {
+            name: models.make_bottom(experiment.parties[name].bottom).build((2,), 8)
+            for name in data
+        }
+    whole = models.merged([copy.deepcopy(built[name]) for name in data], [(2,), (2,)], merge)
+    (stand_in,) = cell.experiment.parties
+    split = train(experiment, tmp_path, "split", data=data, bottoms=built)
+    rows = gathered(cell, data)
+    central = train(cell.experiment, tmp_path, "central", data=rows, bottoms={stand_in: whole})
+    assert central["test_loss"] == pytest.approx(split["test_loss"], rel=1e-4)
+    assert central["test_auc"] == pytest.approx(split["test_auc"], abs=1e-4)
+    assert split["test_auc"] > 0.6

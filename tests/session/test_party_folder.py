@@ -1,3 +1,5 @@
+import dataclasses
+
 import pandas as pd
 import pytest
 import torch
@@ -105,3 +107,54 @@ def test_weights_of_another_end_of_the_same_run_are_refused(folder, tables, term
     reseal_weights(folder.path / "weights.safetensors", lambda state: state.popitem())
     with pytest.raises(RunFolderError, match="not those the training ended with"):
         folder.weights()
+
+
+def test_a_card_says_what_a_half_is_and_shows_no_cell(folder, tables, terms):
+    folder.save(tables["bank"], terms, WEIGHTS)
+    card = folder.card()
+    assert card["role"] == "feature party"
+    assert card["model"]["weights_sha256"] == weights_digest(WEIGHTS)
+    assert card["model"]["numbers"] == 7
+    assert sum(card["data"]["rows"].values()) == 40
+    assert card["test_figures"] == "known to the label party"
+    assert card["terms"] == terms.model_dump(mode="json")
+    assert card["privacy"]["cuts"] == f"{terms.label_party} sees every cut"
+    text = (folder.path / "card.json").read_text()
+    assert not [word for word in ("north", "south", "r000", "income", "town") if word in text]
+
+
+def test_a_label_partys_card_has_the_figures(tmp_path, tables, terms):
+    folder = PartyFolder(tmp_path / "parties" / terms.label_party)
+    folder.save(tables["lender"], terms, WEIGHTS, {"test_auc": 0.75})
+    assert folder.card()["role"] == "label party"
+    assert folder.card()["test_figures"] == {"test_auc": 0.75}
+    text = (folder.path / "card.json").read_text()
+    assert '"no"' not in text
+    assert '"yes"' not in text
+
+
+def test_a_card_states_what_a_defense_promises(folder, tables, terms):
+    noisy = terms.model_copy(update={"defense": "clipped_noise:sigma=1"})
+    folder.save(tables["bank"], noisy, WEIGHTS)
+    (states, *_) = folder.card()["privacy"]["states"]
+    assert states.startswith("inputs against")
+
+
+def test_the_owner_alone_can_tell_whether_a_table_is_that_of_the_training(folder, tables, terms):
+    folder.save(tables["bank"], terms, WEIGHTS)
+    first = folder.card()["data"]["hmac_sha256"]
+    assert folder.is_of(tables["bank"])
+    changed = dataclasses.replace(tables["bank"], inputs=tables["bank"].inputs.clone())
+    changed.inputs[7, 0] += 1e-6
+    assert not folder.is_of(changed)
+    folder.save(tables["bank"], terms, WEIGHTS)  # whoever guesses the table cannot try it out
+    assert folder.card()["data"]["hmac_sha256"] != first
+
+
+def test_the_card_of_other_weights_is_refused(folder, tables, terms, tmp_path):
+    folder.save(tables["bank"], terms, WEIGHTS)
+    other = PartyFolder(tmp_path / "other" / "bank")
+    other.save(tables["bank"], terms, {**WEIGHTS, "steps": torch.tensor(5)})
+    (folder.path / "card.json").write_bytes((other.path / "card.json").read_bytes())
+    with pytest.raises(RunFolderError, match="other weights"):
+        folder.card()

@@ -34,6 +34,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "evaluate": training.evaluate,
         "predict": training.predict,
         "serve": serving.serve,
+        "export": training.export,
         "report": training.report,
     },
     "Compare and attack": {

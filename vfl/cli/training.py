@@ -1,4 +1,4 @@
-"""``vfl train``, ``evaluate``, ``predict`` and ``report``: a training, and what follows from it."""
+"""``vfl train``, ``evaluate``, ``predict``, ``export`` and ``report``: a training, and its use."""
 
 from __future__ import annotations
 
@@ -128,6 +128,36 @@ def _unfamiliar(run: Path) -> dict[str, Any]:
     folders = sorted((run / "parties").glob("*"))
     found = {folder.name: PartyFolder(folder).predicted() for folder in folders}
     return {name: own["unfamiliar"] for name, own in found.items() if own and own["unfamiliar"]}
+
+
+def export(
+    run: Run,
+    party: Annotated[str, typer.Option(help="Whose half; its files must be on this host.")],
+    to: Annotated[
+        Literal["onnx", "torch"], typer.Option(help="ONNX, or a torch.export program.")
+    ] = "onnx",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Otherwise export beside the weights.")
+    ] = None,
+    bottom: Annotated[
+        str | None, typer.Option(help="The bottom, where the party's own file named it.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write one party's half as a file that runs without vfl, with its card and its encoder.
+
+    The file of a feature party turns rows of inputs into a cut, that of the label party cuts into
+    answers. The encoder turns a table into those inputs; it holds categories and means of the
+    party's table, so all of this stays with the party.
+    """
+    from vfl.training.export import export_half
+
+    made = export_half(run, party, to, out, bottom)
+    if json:
+        emit(made)
+    else:
+        for name, value in made.items():
+            print(f"{name:<16} {'not compared' if value is None else value}")
 
 
 def report(

@@ -103,7 +103,7 @@ def run_value_cell(
     from vfl.experiments.training import train_cell
 
     what, path = cell.about["what"], folder.cells_path / cell.name
-    rows = data if len(cell.experiment.parties) > 1 or _is_split(cell) else _gathered(cell, data)
+    rows = data if len(cell.experiment.parties) > 1 or _is_split(cell) else gathered(cell, data)
     discard_if_stale(cell, folder, rows)
     if BOOSTING in what:
         _boost(cell, folder, rows)
@@ -123,7 +123,7 @@ def _is_split(cell: Cell) -> bool:
     return not cell.about["party"] and what != CENTRAL and BOOSTING not in what
 
 
-def _gathered(cell: Cell, data: Mapping[str, PartyData]) -> dict[str, PartyData]:
+def gathered(cell: Cell, data: Mapping[str, PartyData]) -> dict[str, PartyData]:
     """The columns of one party, or of all, at the stand-in; labels alone at the label party."""
     import torch
 

@@ -18,7 +18,7 @@ _MOST_FREQUENCIES = 1024
 class PeriodicEmbedding(nn.Module):
     """relu(W_j [sin(2 pi c_j x_j), cos(2 pi c_j x_j)] + b_j) for every number x_j of a row.
 
-    "PLR" of Gorishniy, Rubachev and Babenko (2022), section 3.3, equation 6: c_j is learned, and
+    "PLR" of Gorishniy, Rubachev and Babenko (2022), section 3.3: c_j is learned, and
     starts normal with deviation sigma; every column has weights W_j of its own.
 
     Args:

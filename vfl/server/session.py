@@ -31,7 +31,7 @@ from vfl.server.alignment import run_alignment
 from vfl.server.federation import Federation
 from vfl.server.label_party import AnyLabelParty, LabelParty, Objective
 from vfl.server.serving import ServingParty
-from vfl.server.summary import summarise, write_predictions
+from vfl.server.summary import summarise, test_figures, write_predictions
 from vfl.server.whole_network import WholeNetworkLabel
 from vfl.session import PartyFolder, PartyReport, Terms, secure, unexpected
 from vfl.session.checkpoint import newest_common
@@ -367,7 +367,7 @@ def _conclude(
     if terms.mode == "evaluate":
         folder.evaluated(summary)
         return
-    own.save(label.data, terms, label.weights())
+    own.save(label.data, terms, label.weights(), test_figures(summary))
     folder.finish(summary, label.ledger)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,11 @@ def summarise(party: AnyLabelParty, weights_sha256: str, run: str) -> dict[str, 
         "weights_sha256": weights_sha256,
         "run": run,
     }
+
+
+def test_figures(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the test rows alone, for the label party's card."""
+    return {name: value for name, value in summary.items() if name.startswith("test_")}
 
 
 def revealed(terms: Terms, progress: Progress) -> list[Revealed]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
+import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from vfl import defenses
 from vfl.config import OwnData, PartyFile
 from vfl.core.errors import RunFolderError
 from vfl.core.seeds import Secret
@@ -32,19 +36,23 @@ from vfl.datasets import (
     read_encoder,
 )
 from vfl.datasets.alignment.positions import Alignment
+from vfl.session import secure
 from vfl.session.checkpoint import CHECKPOINTS, Checkpoints
 from vfl.session.ledger import Entry, SessionLedger
 from vfl.session.terms import Terms
 
 _WEIGHTS, _ENCODER, _RECORD = "weights.safetensors", "encoder.json", "party.json"
 _PREDICTED = "predicted.json"
+CARD = "card.json"
+_KEY_BYTES = 32
 
 
 class PartyFolder:
     """Reads and writes one party's files of one run; they never leave the party.
 
-    The record names the run and holds the digest of the weights, and all three files are sealed: a
-    folder of another party, or files of two runs, are refused.
+    The record names the run and holds the digest of the weights, and all files are sealed: a folder
+    of another party, or files of two runs, are refused. The folder can be moved to another host;
+    `card.json` says to people what it is, and holds no row, no category and no weight.
 
     Args:
         path: the folder; its name is the party's.
@@ -53,8 +61,24 @@ class PartyFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def save(self, data: PartyData, terms: Terms, weights: Mapping[str, Tensor]) -> None:
-        """Keep what evaluation and prediction need; the record is written last."""
+    def save(
+        self,
+        data: PartyData,
+        terms: Terms,
+        weights: Mapping[str, Tensor],
+        figures: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Keep what evaluation and prediction need, and a card; the record is written last.
+
+        Args:
+            data: the rows of the training.
+            terms: what was agreed on.
+            weights: what the training ended with.
+            figures: of the test rows, which the label party alone knows.
+        """
+        key = secrets.token_bytes(_KEY_BYTES)
+        card = _card(self.path.name, data, terms, weights, figures or {}, key)
+        write_sealed_json(self.path / CARD, card, self._seal("card", terms.run))
         save_weights(self.path / _WEIGHTS, weights, self._seal("weights", terms.run))
         encoder = None if data.encoder is None else json.loads(data.encoder.to_json())
         if encoder is not None:
@@ -65,6 +89,8 @@ class PartyFolder:
             "classes": classes,
             "encodes": encoder is not None,
             "weights": weights_digest(weights),
+            "shape": None if data.inputs is None else list(data.inputs.shape[1:]),
+            "data_key": key.hex(),
             "terms": terms.model_dump(mode="json"),
         }
         write_sealed_json(self.path / _RECORD, record, self._seal("party's part", terms.run))
@@ -115,6 +141,45 @@ class PartyFolder:
         classes = self._record()["classes"]
         return None if classes is None else tuple(classes)
 
+    def terms(self) -> Terms:
+        """What the training was about."""
+        return Terms.model_validate(self._record()["terms"])
+
+    def shape(self) -> tuple[int, ...] | None:
+        """Axes of one row of its inputs; None for a label party without columns.
+
+        Raises:
+            RunFolderError: an earlier version wrote the folder, and did not note it.
+        """
+        record = self._record()
+        if "shape" not in record:
+            raise RunFolderError(
+                "this part of a run does not say what shape its rows have",
+                where=str(self.path / _RECORD),
+                fix="train again with this version",
+            )
+        return None if record["shape"] is None else tuple(record["shape"])
+
+    def card(self) -> dict[str, Any]:
+        """What the card says.
+
+        Raises:
+            RunFolderError: it is missing, or not the card of these weights.
+        """
+        record = self._record()
+        card = read_sealed_json(self.path / CARD, self._seal("card", record["run"]))
+        if card["model"]["weights_sha256"] != record["weights"]:
+            raise RunFolderError(
+                "this card is of other weights than those beside it", where=str(self.path / CARD)
+            )
+        return card
+
+    def is_of(self, data: PartyData) -> bool:
+        """Whether the training had these rows, columns and labels."""
+        key = bytes.fromhex(self._record()["data_key"])
+        digest: str = self.card()["data"]["hmac_sha256"]
+        return hmac.compare_digest(digest, _data_digest(data, key))
+
     def _record(self) -> dict[str, Any]:
         return read_sealed_json(self.path / _RECORD, self._seal("party's part", None))
 
@@ -126,6 +191,59 @@ def table_format(own: OwnData) -> TableFormat:
     """How a party's table is written, as its own file says it."""
     how = (own.separator, own.missing, own.id_type, own.encoding, own.decimal)
     return TableFormat(*how, own.dates or {}, own.query)
+
+
+def _card(
+    name: str,
+    data: PartyData,
+    terms: Terms,
+    weights: Mapping[str, Tensor],
+    figures: Mapping[str, Any],
+    key: bytes,
+) -> dict[str, Any]:
+    """What people need to know of a half: counts, digests, figures and terms."""
+    is_label, asked = name == terms.label_party, terms.parties.get(name)
+    states = [str(one) for one in defenses.make(terms.defense).privacy()]
+    split = data.split
+    rows = {part: len(getattr(split, part)) for part in ("train", "validation", "test")}
+    return {
+        "role": "label party" if is_label else "feature party",
+        "model": {
+            "half": "the top, and the bottom of its own columns" if is_label else "a bottom",
+            "bottom": None if asked is None else asked.bottom,
+            "width": None if asked is None else asked.width,
+            "numbers": sum(one.numel() for one in weights.values()),
+            "weights_sha256": weights_digest(weights),
+        },
+        "data": {
+            "rows": rows,
+            "row_shape": None if data.inputs is None else list(data.inputs.shape[1:]),
+            "classes": None if data.classes is None else len(data.classes),
+            "hmac_sha256": _data_digest(data, key),
+            "key": "in party.json, which stays with the owner: nobody else can guess rows by it",
+        },
+        "privacy": {
+            "cuts": secure.promise(terms),
+            "secure": terms.secure,
+            "defense": terms.defense,
+            "codec": terms.codec,
+            "states": states or ["nothing is promised about what cuts or weights tell"],
+            "attacks": "not measured by this card; see vfl attack",
+        },
+        "test_figures": dict(figures)
+        or ("known to the label party" if not is_label else "not measured"),
+        "terms": terms.model_dump(mode="json"),
+    }
+
+
+def _data_digest(data: PartyData, key: bytes) -> str:
+    """HMAC-SHA256 of a party's inputs, labels and order of rows."""
+    digest = hmac.new(key, data.ids_digest, hashlib.sha256)
+    for one in (data.inputs, data.labels):
+        if one is not None:
+            digest.update(f"{one.dtype}|{tuple(one.shape)}|".encode())
+            digest.update(one.reshape(-1).numpy().data)
+    return digest.hexdigest()
 
 
 def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:

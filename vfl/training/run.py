@@ -22,7 +22,7 @@ from vfl.datasets import (
 )
 from vfl.datasets.load import OwnTable, load_parties
 from vfl.server import EpochRecord, summarise
-from vfl.server.summary import revealed, write_predictions
+from vfl.server.summary import revealed, test_figures, write_predictions
 from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms, secure
 from vfl.session.party_folder import table_format
 from vfl.training.local import LocalSession, Options
@@ -178,12 +178,14 @@ def train(
         except VFLError as error:
             folder.fail(error)
             raise
-        weights = session.weights()
+        weights, label = session.weights(), experiment.label.party
+        summary = summarise(session.label, session.weights_digest(), str(folder.path))
+        figures = test_figures(summary)
         for party, own in data.items():
-            PartyFolder(folder.party(party)).save(own, session.terms, weights[party])
+            known = figures if party == label else None
+            PartyFolder(folder.party(party)).save(own, session.terms, weights[party], known)
         for party, adversary in (options.get("adversaries") or {}).items():
             _learned(folder, party, experiment).save(0, adversary.training_state())
-        summary = summarise(session.label, session.weights_digest(), str(folder.path))
         summary |= accounts_of(session)
         folder.finish(summary, session.ledger)
         return summary

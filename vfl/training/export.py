@@ -1,0 +1,288 @@
+"""One party's half as a file that other programs run: ONNX, or a program of `torch.export`.
+
+Nothing of another party is needed. What is written computes what the party computes at inference,
+up to the codec of a feature party, which makes bytes of the cut that stands here.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vfl.clients import FeatureParty
+from vfl.clients.feature_party import own_bottom
+from vfl.compression import StepContext
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import MissingPackageError, RunFolderError, SpecError
+from vfl.core.seeds import Secret, generator
+from vfl.core.storage import joint_digest, weights_digest, write_bytes, write_json, write_text
+from vfl.datasets import PartyData
+from vfl.datasets.split import Split
+from vfl.server import LabelParty, Objective
+from vfl.session import FeatureEnd, PartyFolder, Terms
+from vfl.session.exchange import SUM, Own
+from vfl.session.secure import nobodys_bottom, shares_weights
+from vfl.transport.link import local_pair
+
+#: How far a file's answers may be from torch's: float32 sums in another order.
+TOLERANCE = 1e-4
+_ROWS = 7
+
+
+def export_half(
+    run: Path, party: str, to: Literal["onnx", "torch"], out: Path | None, bottom: str | None = None
+) -> dict[str, Any]:
+    """Write a half with its card and encoder.
+
+    Args:
+        run: the run's folder, or that of the party in it.
+        party: whose half.
+        to: the form.
+        out: where; a folder beside the weights unless it is given.
+        bottom: the party's own bottom, where its file named one.
+
+    Returns:
+        What was written, and the largest difference of its answers to torch's on random inputs,
+        relative to the largest answer; None where the runtime is not installed.
+
+    Raises:
+        RunFolderError: the half is not there, damaged, or another run's.
+        MissingPackageError: the form needs a package that is not installed.
+        SpecError: nobody has this half, or it cannot be written in this form.
+    """
+    if to == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
+        raise MissingPackageError(
+            "a half is written as ONNX with packages that are not installed",
+            want="onnx and onnxscript",
+            fix="pip install 'vfl[onnx]', or --to torch",
+        )
+    own = PartyFolder(run / "parties" / party)
+    half = _half(run, own, bottom).eval()
+    names, sample = list(half.inputs), half.sample()
+    target = out or own.path / "export"
+    path = target / f"{half.stem}.{'onnx' if to == 'onnx' else 'pt2'}"
+    with torch.no_grad():
+        expected = half(*sample)
+        program = _program(half, sample)
+        found = program.module()(*sample) if to == "torch" else None
+    with tempfile.TemporaryDirectory() as aside:  # for their owner alone, and gone afterwards
+        draft = Path(aside) / path.name
+        if to == "onnx":
+            _to_onnx(program, half, sample, draft)
+        else:
+            program.example_inputs = None  # torch would store them as a pickle
+            torch.export.save(program, str(draft))
+        content = draft.read_bytes()
+    write_bytes(path, content)
+    if to == "onnx":
+        found = _run_onnx(path, names, sample)
+    worst = None if found is None else _difference(found, expected)
+    if worst is not None and worst > TOLERANCE:
+        path.unlink()
+        raise SpecError(
+            f"the {to} file does not compute what the half computes",
+            got=f"a relative difference of {worst:.1e}",
+            want=f"at most {TOLERANCE:.0e}",
+        )
+    made = {"half": str(path), "inputs": ", ".join(names), "output": half.output}
+    card = {key: value for key, value in own.card().items() if key != "sha256"}
+    write_json(target / "card.json", card | {"exported": {**made, "half": path.name}})
+    made["card"] = str(target / "card.json")
+    if (encoder := own.encoder()) is not None:
+        write_text(target / "encoder.json", encoder.to_json() + "\n")
+        made["encoder"] = str(target / "encoder.json")
+    return made | {"difference": worst}
+
+
+class _Half(nn.Module):
+    """What a half computes at inference.
+
+    Attributes:
+        inputs: axes of one row of each input, by name.
+        output: what it gives.
+        stem: of the file's name.
+    """
+
+    inputs: Mapping[str, tuple[int, ...]]
+    output: str
+    stem: str
+
+    def sample(self) -> tuple[Tensor, ...]:
+        """Random rows of every input; no row of anybody's."""
+        drawn = generator(0, "export")
+        return tuple(torch.randn(_ROWS, *x, generator=drawn) for x in self.inputs.values())
+
+
+class _FeatureHalf(_Half):
+    """From rows of inputs to the cut that the codec encodes."""
+
+    stem, output = "bottom", "cut"
+
+    def __init__(self, end: FeatureEnd, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.inputs = {"columns": shape}
+        self.model, self._defense = end.model, end.defense
+
+    def forward(self, columns: Tensor) -> Tensor:
+        return self.cut(columns, StepContext())
+
+    def cut(self, columns: Tensor, context: StepContext) -> Tensor:
+        """The cut; the defense may draw from the context's secret."""
+        cut = self._defense.embedding(self.model["bottom"](columns).float(), context)
+        made: Tensor = self.model["codec"](cut) if "codec" in self.model else cut
+        return made
+
+
+class _LabelHalf(_Half):
+    """From decoded cuts, and the party's own columns if it has any, to answers."""
+
+    stem = "top"
+
+    def __init__(self, party: LabelParty, task: nn.Module, shape: tuple[int, ...] | None) -> None:
+        super().__init__()
+        terms, self.model, self._party = party.terms, party.model, [party]
+        masked = terms.masks_cuts
+        senders = {SUM: terms.feature_parties[0]} if masked else {x: x for x in party.ends}
+        self._names = list(senders)
+        self.inputs = {
+            f"cut_{'sum' if name == SUM else name}": (
+                party.ends[one].wire_width if not masked else terms.parties[one].width,
+            )
+            for name, one in senders.items()
+        }
+        if shape is not None:
+            self.inputs |= {"columns": shape}
+        regression = task.name == "regression"
+        self.output = "answers in the labels' own units" if regression else "logits, one a class"
+
+    def forward(self, *values: Tensor) -> Tensor:
+        party = self._party[0]
+        terms = party.terms
+        cuts = dict(zip(self._names, values, strict=False))
+        for name in cuts:
+            if f"codec-{name}" in self.model:
+                cuts[name] = self.model[f"codec-{name}"](cuts[name])
+        if "bottom" in self.model:
+            cuts[terms.label_party] = self.model["bottom"](values[-1]).float()
+        parts = [cuts[name] for name in [*terms.parties, SUM] if name in cuts]
+        merged = torch.cat(parts, 1) if terms.merge == "concat" else sum(parts[1:], start=parts[0])
+        logits = party._defense.logits(self.model["top"](merged).float(), StepContext())
+        answers: Tensor = party._task.answers(logits)
+        return answers.float()
+
+
+def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
+    """A party's half with the weights its training ended with.
+
+    Raises:
+        RunFolderError: they are not there, or another run's.
+        SpecError: no party has it, or what it sends cannot be computed without its secret.
+    """
+    terms, weights = own.terms(), own.weights()
+    _check_run(run, terms, own, weights)
+    if shares_weights(terms):
+        raise nobodys_bottom(own.path.name)
+    terms = terms.model_copy(update={"mode": "predict"})
+    shape, name = own.shape(), own.path.name
+    nothing = np.zeros(0, dtype=np.int64)
+    inputs = None if shape is None else torch.zeros(0, *shape)
+    classes = own.classes()
+    data = PartyData(name, inputs, None, classes, Split(nothing, nothing, nothing), b"")
+    mine = Own(Secret(secrets.token_bytes(32)))
+    try:
+        if name == terms.label_party:
+            folder = RunFolder.open(run)
+            links = {one: local_pair()[0] for one in terms.feature_parties}
+            outputs = 1 if classes is None else len(classes)
+            objective = Objective.of(folder.experiment().label, outputs)
+            party = LabelParty(data, terms, links, mine, objective, weights=weights)
+            return _LabelHalf(party, party.model["task"], shape)
+        asked = (
+            None
+            if bottom is None
+            else own_bottom(bottom).build(shape or (), terms.parties[name].width)
+        )
+        end = FeatureParty(data, terms, local_pair()[1], mine, bottom=asked, weights=weights).end
+    except RuntimeError:  # torch: names or shapes of weights differ, and it would list them all
+        raise RunFolderError(
+            "these weights are of another model than the one the run names",
+            where=str(own.path),
+            fix="name the party's own bottom with --bottom, as its party.toml does",
+        ) from None
+    if not isinstance(end, FeatureEnd):
+        raise nobodys_bottom(name)
+    half = _FeatureHalf(end, shape or ())
+    rows = half.eval().sample()[0]
+    drawn = [half.cut(rows, StepContext(secret=Secret(secrets.token_bytes(32)))) for _ in range(2)]
+    if not torch.equal(*drawn):
+        raise SpecError(
+            "this half answers with noise, which a file without the party's secret leaves out",
+            got=f"defense = '{terms.defense}'",
+            fix="serve it with vfl, or train with noise in training only",
+        )
+    return half
+
+
+def _check_run(run: Path, terms: Terms, own: PartyFolder, weights: Mapping[str, Tensor]) -> None:
+    """Refuse a half of another run, where all halves are here and their joint digest is known."""
+    everybody = list(dict.fromkeys([*terms.parties, terms.label_party]))
+    folders = {name: PartyFolder(own.path.parent / name) for name in everybody}
+    if (run / "summary.json").exists() and all(one.path.exists() for one in folders.values()):
+        others = {x: one.weights() for x, one in folders.items() if x != own.path.name}
+        digests = [(x, weights_digest(state)) for x, state in others.items()]
+        own_digest = (own.path.name, weights_digest(weights))
+        RunFolder.open(run).check_weights(joint_digest([*digests, own_digest]))
+
+
+def _program(half: _Half, sample: Sequence[Tensor]) -> torch.export.ExportedProgram:
+    rows = torch.export.Dim("rows")
+    axes: Any = [{0: rows} for _ in sample]
+    shapes = tuple(axes) if isinstance(half, _FeatureHalf) else (tuple(axes),)
+    try:
+        return torch.export.export(half, tuple(sample), dynamic_shapes=shapes, strict=False)
+    except Exception as problem:
+        raise SpecError(
+            "this half cannot be written as a program",
+            got=type(problem).__name__,
+            fix="a model of torch's own layers, without branches on the values of rows",
+        ) from None
+
+
+def _to_onnx(
+    program: torch.export.ExportedProgram, half: _Half, sample: Sequence[Tensor], path: Path
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter's own parts
+        torch.onnx.export(
+            program,
+            tuple(sample),
+            str(path),
+            input_names=list(half.inputs),
+            output_names=["cut" if isinstance(half, _FeatureHalf) else "answers"],
+            external_data=False,
+            verbose=False,
+        )
+
+
+def _run_onnx(path: Path, names: Sequence[str], sample: Sequence[Tensor]) -> Tensor | None:
+    if not find_spec("onnxruntime"):
+        return None
+    import onnxruntime
+
+    session: Any = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    values = {name: one.numpy() for name, one in zip(names, sample, strict=True)}
+    return torch.from_numpy(session.run(None, values)[0])
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    largest = max(float(expected.abs().max()), 1e-12)
+    return float((found - expected).abs().max()) / largest
