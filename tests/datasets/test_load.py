@@ -27,10 +27,11 @@ from vfl.datasets import (
     load_bundled,
     load_for_prediction,
     load_own,
+    load_parties,
     load_table,
     read_encoder,
 )
-from vfl.datasets.load import partition_columns
+from vfl.datasets.load import OwnTable, partition_columns
 
 
 def customers(rows: int = 60) -> pd.DataFrame:
@@ -183,6 +184,10 @@ def test_mistakes_of_an_experiment(changes, error):
     assert type(caught.value) is error
 
 
+def own(sources, id_column="customer"):
+    return {party: OwnTable(source, id_column) for party, source in sources.items()}
+
+
 def test_one_table_a_party_joined_by_ids(tmp_path):
     frame = customers()
     frame["customer"] = [f"{n:04d}" for n in frame["customer"]]
@@ -191,7 +196,7 @@ def test_one_table_a_party_joined_by_ids(tmp_path):
     )
     frame[["customer", "basket", "paid"]].iloc[5:].to_parquet(tmp_path / "shop.parquet")
     sources = {"bank": tmp_path / "bank.csv", "shop": tmp_path / "shop.parquet"}
-    apart = load_table(sources, "customer", "paid", TWO, "shop", "classification", seed=0)
+    apart = load_parties(own(sources), TWO, "shop", "paid", "classification", seed=0)
     joint = load_two(frame.iloc[5:])
     for party in ("bank", "shop"):
         torch.testing.assert_close(apart[party].inputs, joint[party].inputs)
@@ -202,17 +207,10 @@ def test_one_table_a_party_joined_by_ids(tmp_path):
 def test_tables_a_party_lacks_or_leaves_unused():
     frame = customers()
     with pytest.raises(MissingDataError, match="party 'shop' has no table"):
-        load_table({"bank": frame}, "customer", "paid", TWO, "bank", "classification", 0)
+        load_parties(own({"bank": frame}), TWO, "bank", "paid", "classification", 0)
+    tables = own(dict.fromkeys(["bank", "shop", "post"], frame))
     with pytest.raises(DataError, match="party 'post' has no columns"):
-        load_table(
-            dict.fromkeys(["bank", "shop", "post"], frame),
-            "customer",
-            "paid",
-            TWO,
-            "shop",
-            "classification",
-            0,
-        )
+        load_parties(tables, TWO, "shop", "paid", "classification", 0)
 
 
 def test_a_digest_belongs_to_one_session_and_follows_its_formula():
@@ -244,7 +242,8 @@ def tables() -> dict[str, pd.DataFrame]:
 
 
 def test_each_party_alone_loads_what_the_joint_form_gives_it(tables):
-    joint = load_table(tables, "id", "paid", {"bank": ["*"]}, "shop", "classification", seed=4)
+    named, columns = own(tables, "id"), {"bank": ["*"]}
+    joint = load_parties(named, columns, "shop", "paid", "classification", seed=4)
     bank = load_own("bank", tables["bank"], "id", ["*"], None, "classification", seed=4)
     shop = load_own("shop", tables["shop"], "id", None, "paid", "classification", seed=4)
     assert torch.equal(bank.inputs, joint["bank"].inputs)

@@ -9,7 +9,14 @@ from cut_tables import TABLES, cut, real_table
 from stand_in_flower import Envelope, Flower
 
 from vfl.config import Experiment, read_party_file
-from vfl.core.errors import ConfigError, DisagreementError, PeerFailedError, ProtocolError, VFLError
+from vfl.core.errors import (
+    ConfigError,
+    DisagreementError,
+    MissingDataError,
+    PeerFailedError,
+    ProtocolError,
+    VFLError,
+)
 from vfl.core.storage import read_json
 from vfl.datasets.alignment import ristretto
 from vfl.datasets.alignment.positions import Alignment
@@ -27,9 +34,8 @@ PARTY = """\
 party = "{name}"
 [data]
 source = "{name}.csv"
-predict = "{name}.csv"
+{predict}
 id = "key"
-{alignment}
 {label}
 [consent]
 {consent}
@@ -44,11 +50,11 @@ class Played:
         self.runs = 0
         self.write()
 
-    def write(self, alignment="", **consents):
+    def write(self, predict="", **consents):
         for name in (*self.parties, "label"):
             text = PARTY.format(
                 name=name,
-                alignment=alignment,
+                predict=predict.format(name=name),
                 label=f'label = "{self.label}"' if name == "label" else "",
                 consent=consents.get(name, ""),
             )
@@ -61,10 +67,10 @@ class Played:
             for other in self.parties:
                 identity.public.keep_at(self.folder / f"own-{other}" / "peers" / f"{name}.pub")
 
-    def experiment(self, **align):
+    def experiment(self, alignment=None, **align):
         return Experiment.model_validate(
             {
-                "data": {"id_rules": "decimal+zeros"},
+                "data": {"id_rules": "decimal+zeros", "alignment": alignment},
                 "align": align,
                 "parties": {name: {"width": 4} for name in self.parties},
                 "label": {"party": "label", "top": "linear"},
@@ -87,9 +93,9 @@ class Played:
                 thread.join(timeout=60)
         return self.flower.files["label"].run_path(run)
 
-    def kept(self, name, alignment="alignment"):
-        party = self.flower.files[name]
-        return Alignment.newest(party.alignment_path(alignment), name)
+    def kept(self, name):
+        folder = self.flower.files[name].alignment_path("alignment")
+        return Alignment.newest(folder, name)
 
     def order(self, name):
         keys = pd.read_csv(self.folder / f"{name}.csv", dtype=str)["key"]
@@ -133,12 +139,28 @@ def test_two_parties_then_train_and_predict_on_what_was_found(make):
     with pytest.raises(VFLError):
         federation.run("train")
     federation.run("align")
-    federation.run("align", table="predict", name="later", protocol="ecdh:pad=900")
-    federation.write('alignment = "alignment"\npredict_alignment = "later"')
-    federation.run("train", "trained")
-    run = federation.run("predict", "trained")
+    federation.run("train", "trained", alignment="alignment")
+    run = federation.run("predict", "trained", alignment="alignment")
     predicted = pd.read_csv(run / "predictions.csv", dtype=str)
     assert set(map(int, predicted["id"])) == common
+
+
+def test_rows_to_predict_have_positions_of_their_own(make):
+    federation, common = make(parties=("bank",))
+    federation.run("align")
+    federation.run("train", "trained", alignment="alignment")
+    for name in ("bank", "label"):
+        table = pd.read_csv(federation.folder / f"{name}.csv", dtype=str)
+        table[::-3].to_csv(federation.folder / f"{name}-later.csv", index=False)
+    loose = "min_common = 10\nmin_ids = 10"
+    federation.write('predict = "../{name}-later.csv"', bank=loose, label=loose)
+    with pytest.raises(MissingDataError, match="has no alignment"):
+        federation.run("predict", "trained", alignment="alignment")
+    federation.run("align", table="predict", protocol="ecdh:pad=900")
+    run = federation.run("predict", "trained", alignment="alignment")
+    predicted = set(map(int, pd.read_csv(run / "predictions.csv", dtype=str)["id"]))
+    assert predicted
+    assert predicted < common
 
 
 def test_messages_in_many_pieces(make, monkeypatch):

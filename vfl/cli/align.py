@@ -32,13 +32,14 @@ def align(
 
     Of an experiment every party is played in this process, from its own file; positions go to the
     folder that `data.alignment` names. A project aligns on its SuperLink with the SuperNodes that
-    are connected; every party keeps its own positions, and its own file names them: `alignment` in
-    `[data]`. Settings are `data.id_rules` and those of `[align]`, such as align.protocol=ecdh.
+    are connected; every party keeps its own positions under that name. Settings are `data.id_rules`
+    and those of `[align]`, such as align.protocol=ecdh.
     """
     if path.is_dir():
         _on_the_federation(path, settings or [], preview, json)
         return
     from vfl.config import read_experiment
+    from vfl.config.experiment import UNNAMED_ALIGNMENT
     from vfl.datasets.alignment.ids import PREVIEW
     from vfl.training import alignment
 
@@ -57,7 +58,7 @@ def align(
             )
             print(f"{gain.rules:<40}{gain.common:>10}{gain.gained:>+10}  {own}")
         return
-    folder = Path(experiment.data.alignment or path.resolve().parent / alignment.NAME)
+    folder = Path(experiment.data.alignment or path.resolve().parent / UNNAMED_ALIGNMENT)
     done = alignment.align(experiment, protocol, folder)
     sent = {party: done.traffic.of(party) if done.traffic else 0 for party in done.ids}
     if json:
@@ -87,7 +88,7 @@ def _on_the_federation(project: Path, settings: list[str], preview: bool, json: 
     label = LabelFolder.find(project)
     for warning in label.certificate_warnings():
         say(warning)
-    align = label.experiment(settings, spec_mistakes).align
+    experiment = label.experiment(settings, spec_mistakes)
     name = new_run_name("align")
     say(f"submitting alignment {name}")
     run = federated.run_session(label, "align", name, overrides=settings, on_note=say)
@@ -98,5 +99,8 @@ def _on_the_federation(project: Path, settings: list[str], preview: bool, json: 
     print(f"{'common rows':<16} {facts['common']} of {facts['ids']}, version {facts['version']}")
     for party, count in facts["bytes"].items():
         print(f"{party:<16} {size(count)} sent and received")
-    setting = "alignment" if align.table == "source" else "predict_alignment"
-    print(f'{"then":<16} {setting} = "{align.name}" in [data] of every party.toml')
+    if experiment.align.table == "predict":
+        print(f"{'then':<16} vfl predict RUN")
+        return
+    named = "" if experiment.data.alignment else f" -s data.alignment={facts['name']}"
+    print(f"{'then':<16} vfl train {project}{named}")

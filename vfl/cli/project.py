@@ -85,6 +85,9 @@ def init(
     host: Annotated[
         str, typer.Option(help="Name or address the label party is reached by.")
     ] = "127.0.0.1",
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Party files consent to serving as well.")
+    ] = False,
 ) -> None:
     """Write a project: experiment, Flower app, trial certificates and keys, a file a party.
 
@@ -118,6 +121,7 @@ def init(
                 if dealer
                 else {"parties": {name: {} for name in [*party, *own_columns]}}
             ),
+            "data": _alignment_of(found),
             "label": {"party": label_party} | _task(found.get(label_party)),
             "federation": {
                 "superlink": superlink,
@@ -136,6 +140,11 @@ def init(
     own[label_party] = {"data": table | {"label": label or "label"}}
     for name, one in found.items():
         own[name]["data"] = one.data
+    if serve:
+        for settings in own.values():
+            settings["consent"] = {
+                "modes": [*PartyFile.model_fields["consent"].default.modes, "serve"]
+            }
     files = {
         name: check({"party": name, **settings}, PartyFile, where="the arguments")
         for name, settings in own.items()
@@ -241,6 +250,14 @@ def _party_of(source: str) -> str:
 
 def _task(found: _Found | None) -> dict[str, str]:
     return {} if found is None or found.task is None else {"task": found.task}
+
+
+def _alignment_of(found: dict[str, _Found]) -> dict[str, str]:
+    """How rows of tables that were looked at are found together: `vfl align` comes first."""
+    if not found:
+        return {}
+    numbers = all(one.data["id_type"] == "number" for one in found.values())
+    return {"alignment": "alignment"} | ({"id_rules": "decimal+zeros"} if numbers else {})
 
 
 def _say_notes(name: str, found: _Found) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,7 +15,10 @@ from vfl.core.errors import ConfigError
 
 PARTY_NAME = r"^[a-z][a-z0-9_-]{0,31}$"
 PartyName = Annotated[str, StringConstraints(pattern=PARTY_NAME)]
-AlignmentName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+ALIGNMENT_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+AlignmentName = Annotated[str, StringConstraints(pattern=ALIGNMENT_NAME)]
+#: What an alignment is called that the experiment has not named.
+UNNAMED_ALIGNMENT = "alignment"
 Share = Annotated[float, Field(ge=0, lt=1)]
 #: A plug-in by name, with options; every party is sent it.
 Spec = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[ -~]*$")]
@@ -34,8 +38,8 @@ class DataSettings(Settings):
         separator, missing: how a CSV is written; further texts that mean a missing cell.
         id_type: "text" compares ids letter by letter; "number" reads 007 and 7 as the same.
         id_rules: how ids of several parties are written alike before a private alignment.
-        alignment: folder of a private alignment of the parties' own files, relative to the
-            experiment's file (in process only).
+        alignment: a private alignment of the parties' own tables, which gives their rows and the
+            order: its folder, relative to the experiment's file; in a project its name.
         validation, test: shares of the rows.
         rows: use only the first rows of the source.
         folds, fold: test on the rows of one fold, counted from 1, of so many equal ones with as
@@ -51,7 +55,7 @@ class DataSettings(Settings):
     missing: tuple[str, ...] = ()
     id_type: Literal["text", "number"] = "text"
     id_rules: Spec = "plain"
-    alignment: str | None = None
+    alignment: Annotated[str, Field(min_length=1)] | None = None
     validation: Share = 0.1
     test: Share = 0.2
     rows: int | None = Field(default=None, ge=1)
@@ -204,12 +208,11 @@ class AlignSettings(Settings):
 
     Attributes:
         protocol: how common ids are found, as a spec.
-        name: of the alignment; party files name it. In process `data.alignment` is its folder.
-        table: whose rows: of the parties' tables, or of the files they predict.
+        table: whose rows: of the parties' tables, or of the files they predict. The alignment is
+            named by `data.alignment`.
     """
 
     protocol: Spec = "ecdh"
-    name: AlignmentName = "alignment"
     table: Literal["source", "predict"] = "source"
 
 
@@ -255,6 +258,11 @@ class Experiment(Settings):
     def validation(self) -> float:
         """Share of rows that every epoch ends with."""
         return self.data.validation
+
+    @property
+    def has_own_tables(self) -> bool:
+        """Whether one process plays parties whose tables it names."""
+        return any(party.source for party in self.parties.values())
 
     @property
     def is_table(self) -> bool:
@@ -356,6 +364,14 @@ def check_project(experiment: Experiment) -> None:
             got=", ".join(found),
             fix="put them in [data] of that party's own party.toml",
         )
+    named = experiment.data.alignment
+    if named is not None and not re.fullmatch(ALIGNMENT_NAME, named):
+        raise ConfigError(
+            "a project's alignment has a name, and no folder",
+            where="data.alignment",
+            got=named,
+            fix=f'alignment = "{UNNAMED_ALIGNMENT}"',
+        )
     if experiment.data.folds:
         raise ConfigError(
             "folds are made where all labels are, and a project's feature parties have none",
@@ -375,7 +391,7 @@ def _located(experiment: Experiment, folder: Path) -> Experiment:
     data = experiment.data
     if Path(data.source).suffix:
         data = data.model_copy(update={"source": str(folder / data.source)})
-    if data.alignment is not None:
+    if data.alignment is not None and experiment.has_own_tables:
         data = data.model_copy(update={"alignment": str(folder / data.alignment)})
     parties = {
         name: party.model_copy(update={"source": str(folder / party.source)})

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, StringConstraints, model_validator
 
-from vfl.config.experiment import AlignmentName, PartyName, TraceSettings
+from vfl.config.experiment import PartyName, TraceSettings
 from vfl.config.toml import Locations, Settings, first_keys, read_toml
 from vfl.core.storage import close_to_others, database_beside, is_database, sweep
 
@@ -25,8 +25,6 @@ class OwnData(Settings):
         query, predict_query: what is asked of a database; None predicts the rows of `query`.
         predict: file with the rows to predict; None predicts those of `source`.
         id: column both sides name a row by; several joined with plus signs, with an alignment.
-        alignment, predict_alignment: names of private alignments, of which this party's positions
-            give the rows of `source` and of `predict`, and their order.
         columns: names or globs of feature columns; without them, all but id and label for a party
             that sends a cut.
         label: label column, at the label party.
@@ -51,8 +49,6 @@ class OwnData(Settings):
     dates: dict[str, str] | None = None
     missing: tuple[str, ...] = ()
     id_type: Literal["text", "number"] = "text"
-    alignment: AlignmentName | None = None
-    predict_alignment: AlignmentName | None = None
 
 
 class Consent(Settings):
@@ -209,9 +205,18 @@ class PartyFile(Settings):
         """Where this party keeps a run."""
         return self.store_path / "runs" / run
 
-    def alignment_path(self, name: str) -> Path:
-        """Where this party keeps the versions of an alignment."""
-        return self.store_path / "alignments" / name
+    @property
+    def predicts_others(self) -> bool:
+        """Whether the rows to predict are others than those of the table."""
+        return self.table.predict is not None or self.table.predict_query is not None
+
+    def alignment_path(self, name: str, *, of_predicted: bool = False) -> Path:
+        """Where this party keeps the versions of an alignment: of its table, or of rows to predict.
+
+        Those are the same where its file names no others.
+        """
+        rows = "predict" if of_predicted and self.predicts_others else "source"
+        return self.store_path / "alignments" / name / rows
 
     @property
     def store_path(self) -> Path:

@@ -15,6 +15,7 @@ from vfl.datasets.load import (
     load_bundled,
     load_for_prediction,
     load_own,
+    load_parties,
     load_table,
 )
 from vfl.datasets.named import SOURCES
@@ -38,6 +39,7 @@ __all__ = [
     "load_bundled",
     "load_for_prediction",
     "load_own",
+    "load_parties",
     "load_table",
     "pick_columns",
     "read_encoder",

@@ -21,11 +21,10 @@ import pandas as pd
 
 from vfl.core.errors import DataError
 from vfl.core.storage import is_database
-from vfl.datasets.align import align
+from vfl.datasets.alignment.join import align
 from vfl.datasets.encode import MAX_CATEGORIES, DateColumn
 from vfl.datasets.files import column_names, read_table
 from vfl.datasets.table import (
-    Renamed,
     Source,
     Table,
     TableFormat,
@@ -552,33 +551,23 @@ def tells_label(
     """
     (source, own), (others, report) = labelled, other
     assert own.label is not None, "a label is there"
-    tables = {
-        "label": Renamed(read_table(source, own.form), {"id": own.id, "label": own.label}),
-        party: _with_id(read_table(others, report.form), report),
-    }
+    tables = {_LABELLED: read_table(source, own.form), party: read_table(others, report.form)}
+    names = {_LABELLED: str(own.id), party: str(report.id)}
     alike = own.form.id_type == report.form.id_type
-    frames = align(tables, "id", own.form.id_type if alike else "text").frames
-    labels = frames["label"]
-    facts = {"label": _facts(labels, "label", own.form)}
-    truth = _truth(labels, "label", facts, own.task, len(labels))
+    frames = align(tables, names, own.form.id_type if alike else "text").frames
+    labels = frames[_LABELLED]
+    facts = {own.label: _facts(labels, own.label, own.form)}
+    truth = _truth(labels, own.label, facts, own.task, len(labels))
     lines = []
     for name in report.features:
-        fact = _facts(frames[party], _CELLS + name, _renamed_dates(report.form))
+        fact = _facts(frames[party], name, report.form)
         if fact.kind != "other":
             _, notes = _told(frames[party], fact, truth)
             lines += [f"look at '{name}' of {party}: {note}" for note in notes]
     return lines
 
 
-_CELLS = "cells "  # before a column's name: whatever it is called, it is not called as the id
-
-
-def _with_id(table: Table, report: TableReport) -> Renamed:
-    return Renamed(table, {"id": report.id} | {_CELLS + name: name for name in report.features})
-
-
-def _renamed_dates(form: TableFormat) -> TableFormat:
-    return replace(form, dates={_CELLS + name: written for name, written in form.dates.items()})
+_LABELLED = "the label party"  # no party's name has a space
 
 
 def _alone(table: Table, fact: _Facts, truth: _Truth) -> tuple[float, float]:

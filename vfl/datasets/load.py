@@ -32,8 +32,8 @@ from vfl.datasets.sources import Bundled, SetFormat
 from vfl.datasets.split import Fold, Split, split_fixed, split_fold, split_parts, split_rows
 from vfl.datasets.table import (
     Classes,
+    IdType,
     Part,
-    Renamed,
     Source,
     Table,
     TableFormat,
@@ -142,7 +142,7 @@ def _scaled(strip: np.ndarray, data: Bundled) -> np.ndarray:
 
 
 def load_table(
-    source: Source | Mapping[str, Source],
+    source: Source,
     id_column: str | None,
     label: str,
     party_columns: Mapping[str, Sequence[str]],
@@ -153,76 +153,43 @@ def load_table(
     test: float = 0.2,
     form: TableFormat | None = None,
     fold: Fold | None = None,
-    alignments: Path | None = None,
 ) -> dict[str, PartyData]:
-    """One table whose columns are dealt to parties, or one a party, joined by their ids.
+    """One table whose columns are dealt to parties.
 
     Args:
-        source: a CSV or Parquet file, or a frame; or one by party, the label party's among them,
-            of which rows that some party lacks are left out.
-        id_column: rows are sorted by it; None keeps the order of the one table. Of several it has
-            the same name in each.
+        source: a CSV or Parquet file, or a frame.
+        id_column: rows are sorted by it; None keeps the order of the table.
         label: the label column.
         party_columns: names and globs by party; none for a label party without columns.
-        label_party: who gets the labels, from its own table if each has one.
+        label_party: who gets the labels.
         task: "classification" or "regression".
         seed: the run's public seed.
-        validation: share of the aligned rows.
-        test: share of the aligned rows.
-        form: how the files are written.
+        validation: share of the rows.
+        test: share of the rows.
+        form: how the file is written.
         fold: its rows are the test rows, and `validation` is a share of the others.
-        alignments: folder of a private alignment, which gives the rows and their order; in it a
-            folder a party.
 
     Raises:
         MissingDataError, MissingColumnError, SharedColumnError, LabelLeakError, MisalignedError,
         TooFewRowsError, DataError: see `vfl.core.errors`; messages hold names and counts only.
     """
     form = form or TableFormat()
-    frames: Mapping[str, Table]
-    labelled: Table
-    ids: Ids | None
-    digest: bytes | None = None
-    if isinstance(source, Mapping):
-        assert id_column is not None, "tables of several are joined by their ids"
-        composite = alignments is not None
-        tables = _tables(source, [*party_columns, label_party], id_column, form, composite)
-        if alignments is None:
-            aligned = align(tables, id_column, form.id_type)
-            frames, ids = aligned.frames, aligned.ids
-        else:
-            frames, ids, digest = _privately_aligned(tables, id_column, label_party, alignments)
-        labelled, whose = frames[label_party], f"the label of '{label_party}'"
-    else:
-        labelled, ids = read_sorted(source, id_column, "the table", form)
-        frames, whose = dict.fromkeys(party_columns, labelled), "the label"
-    check_column(labelled.columns, label, whose, "label.column")
+    table, ids = read_sorted(source, id_column, "the table", form)
+    check_column(table.columns, label, "the label", "label.column")
     columns = {
         party: own_columns(
-            frame.columns,
-            party_columns.get(party, ()),
-            party,
-            label,
-            id_column,
-            f"parties.{party}.columns",
+            table.columns, asked, party, label, id_column, f"parties.{party}.columns"
         )
-        for party, frame in frames.items()
+        for party, asked in party_columns.items()
     }
-    idle = [party for party, own in columns.items() if not own and party != label_party]
-    if idle or not any(columns.values()):
-        raise DataError(
-            f"party '{idle[0]}' has no columns" if idle else "no party has any columns",
-            want="at least one column for every party but the label party",
-        )
-    if not isinstance(source, Mapping):
-        check_owners(columns)
-    labels, classes = encode_labels(labelled[label], task)
+    _check_busy(columns, label_party)
+    check_owners(columns)
+    labels, classes = encode_labels(table[label], task)
     split = _split(labels, task, seed, validation, test, fold)
     inputs = {
-        party: fit_inputs(frames[party], own, split, dates=form.dates)
-        for party, own in columns.items()
+        party: fit_inputs(table, own, split, dates=form.dates) for party, own in columns.items()
     }
-    rows = AlignedRows.of(len(labelled), split, ids, digest)
+    rows = AlignedRows.of(len(table), split, ids)
     return rows.parties(inputs, label_party, labels, classes)
 
 
@@ -232,7 +199,7 @@ class OwnTable:
 
     Attributes:
         source: the file, frame or database.
-        id_column: the column of ids.
+        id_column: the column of ids; several joined with plus signs, with an alignment.
         columns: names and globs of its features; None takes all but id and label.
         form: how it is written.
         shape: (channels, height, width) when the columns are pixels.
@@ -245,9 +212,6 @@ class OwnTable:
     shape: Sequence[int] | None = None
 
 
-_ID, _CELLS = "id", "cells "
-
-
 def load_parties(
     tables: Mapping[str, OwnTable],
     party_columns: Mapping[str, Sequence[str] | None],
@@ -258,8 +222,11 @@ def load_parties(
     validation: float = 0.1,
     test: float = 0.2,
     fold: Fold | None = None,
+    alignments: Path | None = None,
 ) -> dict[str, PartyData]:
-    """Tables that each owner has described, joined by their ids, for one process that plays all.
+    """Tables of several owners, joined by their ids, for one process that plays all parties.
+
+    Rows that some party lacks are left out. A column called as the label is nobody's feature.
 
     Args:
         tables: by party, the label party's among them; ids may have another name in each.
@@ -272,11 +239,56 @@ def load_parties(
         validation: share of the aligned rows.
         test: share of the aligned rows.
         fold: its rows are the test rows, and `validation` is a share of the others.
+        alignments: folder of a private alignment, which gives the rows and their order; in it a
+            folder a party.
 
     Raises:
         UserError: see `load_table`.
     """
-    kinds = {own.form.id_type for own in tables.values()}
+    order = [*party_columns, *({label_party} - set(party_columns))]
+    if without := [party for party in order if party not in tables]:
+        raise MissingDataError(
+            f"party '{without[0]}' has no table",
+            where=f"parties.{without[0]}.source",
+            want="a file for every party, once one party has a file of its own",
+        )
+    named, columns = dict[str, Table](), dict[str, list[str]]()
+    for name, own in tables.items():
+        known = column_names(own.source, own.form, f"parties.{name}.source")
+        ids = [own.id_column] if alignments is None else id_columns(own.id_column, known)
+        for each in ids:
+            check_column(known, each, f"the id column of party '{name}'", "data.id")
+        asked = party_columns[name] or own.columns or ("*",) if name in party_columns else ()
+        whose = f"parties.{name}.columns"
+        columns[name] = own_columns(known, asked, name, label, own.id_column, whose)
+        kept = [*ids, *columns[name]]
+        if name == label_party:
+            check_column(known, label, f"the label of '{name}'", "label.column")
+            kept.append(label)
+        texts = ids if own.form.text_ids or alignments is not None else []
+        named[name] = read_table(own.source, own.form, texts, f"parties.{name}.source", kept)
+    _check_busy(columns, label_party)
+    common: Ids
+    if alignments is None:
+        names = {name: own.id_column for name, own in tables.items()}
+        aligned = align(named, names, _common_id_type(tables))
+        frames, common, digest = aligned.frames, aligned.ids, None
+    else:
+        frames, common, digest = _privately_aligned(tables, named, label_party, alignments)
+    labels, classes = encode_labels(frames[label_party][label], task)
+    split = _split(labels, task, seed, validation, test, fold)
+    inputs = {
+        name: fit_inputs(
+            frames[name], columns[name], split, tables[name].shape, tables[name].form.dates
+        )
+        for name in order
+    }
+    rows = AlignedRows.of(len(labels), split, common, digest)
+    return rows.parties(inputs, label_party, labels, classes)
+
+
+def _common_id_type(tables: Mapping[str, OwnTable]) -> IdType:
+    kinds: set[IdType] = {own.form.id_type for own in tables.values()}
     if len(kinds) > 1:
         raise DataError(
             "the parties compare ids in different ways",
@@ -284,41 +296,14 @@ def load_parties(
             got=" and ".join(sorted(kinds)),
             want="the same id_type in every party's file",
         )
-    named, columns = {}, {}
-    for name, own in tables.items():
-        known = column_names(own.source, own.form, f"the table of '{name}'")
-        check_column(known, own.id_column, f"the id column of party '{name}'", "data.id")
-        asked = party_columns[name] or own.columns or ("*",) if name in party_columns else ()
-        hidden = label if name == label_party else None
-        columns[name] = own_columns(known, asked, name, hidden, own.id_column, "data.columns")
-        kept = [*columns[name], *([label] if hidden else [])]
-        if hidden:
-            check_column(known, label, f"the label of '{name}'", "label.column")
-        texts = [own.id_column] * own.form.text_ids
-        frame = read_table(own.source, own.form, texts, columns=[own.id_column, *kept])
-        # A name of a column cannot be that of the id, whatever its owner calls it.
-        named[name] = Renamed(frame, {_ID: own.id_column} | {_CELLS + each: each for each in kept})
-    aligned = align(named, _ID, kinds.pop())
-    frames = {
-        name: Renamed(frame, {each[len(_CELLS) :]: each for each in frame.columns if each != _ID})
-        for name, frame in aligned.frames.items()
-    }
-    labels, classes = encode_labels(frames[label_party][label], task)
-    split = _split(labels, task, seed, validation, test, fold)
-    inputs = {
-        name: fit_inputs(frames[name], own, split, tables[name].shape, tables[name].form.dates)
-        for name, own in columns.items()
-    }
-    rows = AlignedRows.of(len(labels), split, aligned.ids)
-    order = [*party_columns, *({label_party} - set(party_columns))]
-    return rows.parties({name: inputs[name] for name in order}, label_party, labels, classes)
+    return kinds.pop()
 
 
 def _privately_aligned(
-    tables: Mapping[str, Table], id_column: str, label_party: str, folder: Path
-) -> tuple[dict[str, Table], Ids, bytes]:
+    tables: Mapping[str, OwnTable], named: Mapping[str, Table], label_party: str, folder: Path
+) -> tuple[dict[str, Part], Ids, bytes]:
     """Each party's rows in the common order, the label party's ids of them, and their digest."""
-    found = {party: Alignment.newest(folder / party, party) for party in tables}
+    found = {party: Alignment.newest(folder / party, party) for party in named}
     if len({one.key for one in found.values()}) > 1:
         raise MisalignedError(
             "the parties' positions are of different alignments",
@@ -327,38 +312,20 @@ def _privately_aligned(
             fix="vfl align, for all parties together",
         )
     applied = {
-        party: one.applied(tables[party], id_column, f"party '{party}'")
+        party: one.applied(named[party], tables[party].id_column, f"party '{party}'")
         for party, one in found.items()
     }
-    frames: dict[str, Table] = {party: frame for party, (frame, _) in applied.items()}
+    frames = {party: frame for party, (frame, _) in applied.items()}
     return frames, applied[label_party][1], found[label_party].digest
 
 
-def _tables(
-    sources: Mapping[str, Source],
-    parties: Sequence[str],
-    id_column: str,
-    form: TableFormat,
-    composite: bool,
-) -> dict[str, Table]:
-    """Each party's table; the ids of an alignment may be composite, and are always text."""
-    without = [party for party in parties if party not in sources]
-    if without:
-        raise MissingDataError(
-            f"party '{without[0]}' has no table",
-            where=f"parties.{without[0]}.source",
-            want="a file for every party, once one party has a file of its own",
+def _check_busy(columns: Mapping[str, Sequence[str]], label_party: str) -> None:
+    idle = [party for party, own in columns.items() if not own and party != label_party]
+    if idle or not any(columns.values()):
+        raise DataError(
+            f"party '{idle[0]}' has no columns" if idle else "no party has any columns",
+            want="at least one column for every party but the label party",
         )
-    plain = [id_column] * form.text_ids
-    return {
-        party: read_table(
-            own,
-            form,
-            _columns_of(id_column, own, form) if composite else plain,
-            f"parties.{party}.source",
-        )
-        for party, own in sources.items()
-    }
 
 
 def _columns_of(id_column: str, source: Source, form: TableFormat | None) -> list[str]:

@@ -279,29 +279,6 @@ def as_texts(column: pd.Series) -> np.ndarray:
     return found
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Renamed:
-    """A table whose columns have other names, of which only these are there.
-
-    Attributes:
-        table: where the cells are.
-        names: its names by the new ones.
-    """
-
-    table: Table
-    names: Mapping[str, str]
-
-    @property
-    def columns(self) -> list[str]:
-        return list(self.names)
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __getitem__(self, name: str, /) -> pd.Series:
-        return self.table[self.names[name]].rename(name)
-
-
 def _text(cell: object) -> str:
     if isinstance(cell, float | np.floating) and float(cell).is_integer():
         return str(int(cell))

@@ -24,6 +24,7 @@ from vfl.core.errors import DataError
 from vfl.core.frame import Frame
 from vfl.core.seeds import Secret
 from vfl.datasets import PartyData, Split, TableEncoder
+from vfl.datasets.alignment.positions import last_version
 from vfl.datasets.describe import TableReport, describe
 from vfl.federation.project import LabelFolder
 from vfl.server import LabelParty, Objective
@@ -86,12 +87,17 @@ def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, A
     facts = check_public(experiment, label.locations(overrides))
     party = read_party_file(label.party_file)
     terms = Terms.of(experiment, "train", experiment.name)
+    waiting = {}
+    if terms.alignment and not last_version(party.alignment_path(terms.alignment)):
+        # Before the first alignment every row of the table counts.
+        terms = terms.model_copy(update={"alignment": None})
+        waiting = {"alignment": f"none yet: vfl align {label.path}"}
     data = _own_data(party, label.party_file, terms, experiment.label.task)
     with label.locations(overrides).located(Experiment):
         split, owners = data.split, {party.party: _label_weights(experiment, terms, data)}
     registered = sorted(key.stem for key in label.keys.glob("*.pub"))
     facts |= _rows(split) | {"keys_of": registered} | _traffic(experiment, split)
-    facts |= {"columns": _columns(_described(party), data)}
+    facts |= waiting | {"columns": _columns(_described(party), data)}
     facts["privacy"] = _privacy(experiment, data)
     return facts | _trace(party.trace, terms, split, owners, party.store_path)
 

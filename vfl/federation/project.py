@@ -39,6 +39,9 @@ from vfl.session.identity import Identity
 from vfl.session.secure import third_party
 from vfl.transport import expiry_warning, write_trial_certificates
 
+#: The settings of [data] that a project's experiment has; tables are in each party's own file.
+OF_A_PROJECT = {"validation", "test", "id_rules", "alignment"}
+
 
 class LabelFolder:
     """The label party's folder of a project."""
@@ -156,7 +159,7 @@ def write_trial(folder: Path, experiment: Experiment, label_column: str) -> Path
     }
     content = experiment.model_dump(mode="json", exclude_none=True, exclude={"federation", "trace"})
     content["data"] = {"source": "label/party.toml"} | {
-        name: content["data"][name] for name in ("validation", "test")
+        name: content["data"][name] for name in ("validation", "test", "id_rules")
     }
     content["label"]["column"] = label_column
     for name, source in sources.items():
@@ -186,7 +189,7 @@ def _write_identities(folder: Path, parties: Sequence[str]) -> None:
 
 def _experiment_text(experiment: Experiment) -> str:
     head = "# What every party of this experiment is told. No data, no paths: those are in each\n"
-    of_one_process = set(DataSettings.model_fields) - {"validation", "test", "id_rules"}
+    of_one_process = set(DataSettings.model_fields) - OF_A_PROJECT
     text = to_toml(experiment, {"data": of_one_process, "trace": True})
     return f"{head}# party's own party.toml.\n\n{text}"
 

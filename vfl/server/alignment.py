@@ -58,7 +58,7 @@ def run_alignment(
     for row in ledger.rows():
         sent[row.party] += row.wire_bytes
     facts = {"common": len(kept.positions), "ids": kept.ids, "version": kept.version}
-    write_json(folder.path / OUTCOME, facts | {"name": terms.name, "bytes": sent})
+    write_json(folder.path / OUTCOME, facts | {"name": terms.alignment, "bytes": sent})
 
 
 def _carry(own: OwnAlignment, links: dict[str, ObservedPoll]) -> None:

@@ -13,6 +13,7 @@ import json
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -25,14 +26,13 @@ from vfl.config import PartyFile
 from vfl.core.errors import AuthenticationError, ConfigError, ConsentError, ProtocolError
 from vfl.core.frame import Frame, Kind
 from vfl.core.storage import Seal, locked, read_sealed_json, write_sealed_json
-from vfl.datasets import TableFormat, read_table
-from vfl.datasets.alignment.ids import check_unique, id_columns, normalise, read_ids
+from vfl.datasets.alignment.ids import check_unique, normalise, read_own_ids
 from vfl.datasets.alignment.positions import Agreed, Alignment, ids_digest, key_of, last_version
 from vfl.datasets.alignment.protocols import PROTOCOLS, Bounds, Own, Receive, Role, Send
 from vfl.datasets.alignment.ristretto import POINT_BYTES
-from vfl.datasets.files import column_names
 from vfl.session.consent import PIECE_LIMIT_BYTES
 from vfl.session.identity import Identity, read_pins
+from vfl.session.party_folder import table_format
 from vfl.session.terms import AlignTerms
 
 _PIECE, _LAST, _DONE = 1, 2, 4
@@ -266,14 +266,13 @@ class OwnAlignment:
                 fix="-s align.protocol=ecdh; an experiment in one process can have one",
             )
         self.party, self.terms = party, terms
-        self.folder = party.alignment_path(terms.name)
+        self.folder = party.alignment_path(terms.alignment, of_predicted=terms.table == "predict")
         own, where = party.table, f"party '{party.party}'"
         source = party.predict_path if terms.table == "predict" else party.source_path
-        form = TableFormat(own.separator, own.missing)
-        names = column_names(source, form, f"data.{terms.table}")
-        columns = [name for name in id_columns(own.id, names) if name in names]
-        table = read_table(source, form, columns, f"data.{terms.table}", columns or None)
-        self.ids = read_ids(table, own.id, where)
+        form = table_format(own)
+        if terms.table == "predict":
+            form = replace(form, query=own.predict_query or own.query)
+        self.ids = read_own_ids(source, own.id, form, where)
         keys = normalise(self.ids, terms.rules)
         check_unique(keys, self.ids, where, terms.rules)
         self._count_this()
@@ -291,7 +290,7 @@ class OwnAlignment:
         """
         terms, positions = self.terms, self.player.positions
         assert positions is not None, "the role has ended"
-        agreed = Agreed(terms.name, terms.everybody, terms.rules, terms.protocol)
+        agreed = Agreed(terms.alignment, terms.everybody, terms.rules, terms.protocol)
         made = Alignment(
             party=self.party.party,
             agreed=agreed,

@@ -266,7 +266,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
         if terms.mode in ("predict", "serve"):
             encoder = own_folder(party, terms).encoder()
             form = replace(form, query=own.predict_query or own.query)
-            given = _own_alignment(party, own.predict_alignment)
+            given = _own_alignment(party, terms)
             source = party.predict_path
             return load_for_prediction(party.party, source, own.id, encoder, form, given)
         return load_own(
@@ -281,13 +281,17 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
             terms.test,
             own.shape,
             form,
-            alignment=_own_alignment(party, own.alignment),
+            alignment=_own_alignment(party, terms),
         )
 
 
-def _own_alignment(party: PartyFile, name: str | None) -> Alignment | None:
-    """The last version of the alignment that the party's own file names."""
-    return None if name is None else Alignment.newest(party.alignment_path(name), party.party)
+def _own_alignment(party: PartyFile, terms: Terms) -> Alignment | None:
+    """The last version of the alignment that was agreed on; None where rows are joined by ids."""
+    if terms.alignment is None:
+        return None
+    of_predicted = terms.mode in ("predict", "serve")
+    folder = party.alignment_path(terms.alignment, of_predicted=of_predicted)
+    return Alignment.newest(folder, party.party)
 
 
 #: Named by what it does: whoever knows the file's origin knows every draw.

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from vfl.config import Experiment, TrainSettings
-from vfl.config.experiment import AlignmentName, PartyName, Share, Spec
+from vfl.config.experiment import UNNAMED_ALIGNMENT, AlignmentName, PartyName, Share, Spec
 from vfl.config.toml import Settings
 from vfl.core.version import VERSION
 from vfl.datasets import Split
@@ -38,6 +38,8 @@ class Terms(Settings):
             align only as `AlignTerms`.
         run: name of the run; weights are stored under it at each party.
         parties: everybody with columns, in merge order (the label party too, if it has any).
+        alignment: name of the private alignment of which each party's own positions give the rows
+            and their order; None takes the rows by their ids.
         version: vfl version of the label party.
     """
 
@@ -53,6 +55,7 @@ class Terms(Settings):
     validation: Share
     test: Share
     train: TrainSettings
+    alignment: AlignmentName | None = None
     version: str = Field(default=VERSION, max_length=32, pattern=r"^[ -~]+$")
 
     @model_validator(mode="after")
@@ -81,6 +84,7 @@ class Terms(Settings):
                 for name, party in experiment.parties.items()
             },
             test=experiment.data.test,
+            alignment=None if experiment.has_own_tables else experiment.data.alignment,
             **{name: getattr(experiment, name) for name in same},
         )
 
@@ -153,19 +157,21 @@ class AlignTerms(Terms):
     """What is agreed on before an alignment; of a training's settings it has none.
 
     Attributes:
-        rules, protocol, name, table: see `DataSettings.id_rules` and `AlignSettings`.
+        rules, protocol, table: see `DataSettings.id_rules` and `AlignSettings`.
+        alignment: the name it gets.
     """
 
     mode: Literal["align"] = "align"
     rules: Spec
     protocol: Spec
-    name: AlignmentName
+    alignment: AlignmentName
     table: Literal["source", "predict"]
 
     @classmethod
     def asked(cls, experiment: Experiment, run: str) -> AlignTerms:
         """The public part of an experiment that an alignment needs."""
         parties = {name: PartyTerms(width=1, bottom="linear") for name in experiment.parties}
+        data, align = experiment.data, experiment.align
         return cls(
             run=run,
             seed=experiment.seed,
@@ -178,8 +184,10 @@ class AlignTerms(Terms):
             validation=0,
             test=0,
             train=TrainSettings(),
-            rules=experiment.data.id_rules,
-            **experiment.align.model_dump(),
+            rules=data.id_rules,
+            protocol=align.protocol,
+            alignment=data.alignment or UNNAMED_ALIGNMENT,
+            table=align.table,
         )
 
     @property

@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from vfl.config import Experiment, check_one_process
+from vfl.config.experiment import UNNAMED_ALIGNMENT
 from vfl.core.errors import ConfigError, MisalignedError, MissingDataError, RunFolderError
-from vfl.datasets import TableFormat, read_table
-from vfl.datasets.alignment.ids import check_unique, id_columns, normalise, prefixes, read_ids
+from vfl.datasets.alignment.ids import check_unique, normalise, prefixes, read_own_ids
 from vfl.datasets.alignment.join import MIN_OVERLAP
 from vfl.datasets.alignment.positions import Agreed, Alignment, ids_digest, key_of, last_version
 from vfl.datasets.alignment.protocols import Bounds, Own, Traffic, play
-from vfl.datasets.files import column_names
 from vfl.datasets.table import spaced
+from vfl.training.run import own_tables
 
-NAME = "alignment"
 _ANY = Bounds(min_ids=0, min_common=0)
 
 
@@ -76,7 +75,7 @@ def align(experiment: Experiment, protocol: str, folder: Path) -> Aligned:
         DataError, SpecError: see `vfl.datasets` and `Registry.make`.
     """
     ids, rules = _ids(experiment), experiment.data.id_rules
-    agreed = Agreed(NAME, tuple(ids), rules, protocol)
+    agreed = Agreed(UNNAMED_ALIGNMENT, tuple(ids), rules, protocol)
     if kept := _still_good(ids, agreed, folder):
         common = len(next(iter(kept.values())).positions)
         return _aligned(common, ids, {party: one.version for party, one in kept.items()}, None)
@@ -136,21 +135,16 @@ def preview(experiment: Experiment, protocol: str, rules: str) -> list[Gain]:
 def _ids(experiment: Experiment) -> dict[str, np.ndarray]:
     """Each party's ids as its own file has them; feature parties in merge order, then labels."""
     check_one_process(experiment)
-    data, label = experiment.data, experiment.label.party
-    sources = {name: own.source for name, own in experiment.parties.items() if own.source}
-    if not sources:
+    tables = own_tables(experiment)
+    if not tables:
         raise ConfigError(
             "only parties with files of their own can be aligned",
             fix='source = "FILE" in the [parties.NAME] of each',
         )
-    sources.setdefault(label, data.source)
-    form, found = TableFormat(data.separator, data.missing), {}
-    for party, source in sources.items():
-        names, where = column_names(source, form), f"party '{party}'"
-        columns = [name for name in id_columns(str(data.id), names) if name in names]
-        table = read_table(source, form, columns, f"parties.{party}.source", columns or None)
-        found[party] = read_ids(table, str(data.id), where)
-    return found
+    return {
+        party: read_own_ids(own.source, own.id_column, own.form, f"party '{party}'")
+        for party, own in tables.items()
+    }
 
 
 def _still_good(

@@ -59,12 +59,9 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
             fold=fold,
         )
     assert label.column is not None, "checked above"
-    sources = {name: party.source for name, party in experiment.parties.items() if party.source}
-    if sources:
-        sources.setdefault(label.party, data.source)
-    if any(is_file_of_party(source) for source in sources.values()):
+    if tables := own_tables(experiment):
         return load_parties(
-            {name: _own_table(name, source) for name, source in sources.items()},
+            tables,
             {name: party.columns for name, party in experiment.parties.items()},
             label.party,
             label.column,
@@ -73,9 +70,10 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
             data.validation,
             data.test,
             fold,
+            None if data.alignment is None else Path(data.alignment),
         )
     return load_table(
-        sources or data.source,
+        data.source,
         data.id,
         label.column,
         {name: party.columns or ("*",) for name, party in experiment.parties.items()},
@@ -86,8 +84,24 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
         data.test,
         TableFormat(data.separator, data.missing, data.id_type),
         fold,
-        None if data.alignment is None else Path(data.alignment),
     )
+
+
+def own_tables(experiment: Experiment) -> dict[str, OwnTable]:
+    """Each party's table, where parties have tables of their own, or party files that name them.
+
+    Raises:
+        ConfigError: only some are party files.
+    """
+    data, label = experiment.data, experiment.label.party
+    sources = {name: party.source for name, party in experiment.parties.items() if party.source}
+    if not sources:
+        return {}
+    sources.setdefault(label, data.source)
+    if any(is_file_of_party(source) for source in sources.values()):
+        return {name: _own_table(name, source) for name, source in sources.items()}
+    form = TableFormat(data.separator, data.missing, data.id_type)
+    return {name: OwnTable(source, str(data.id), None, form) for name, source in sources.items()}
 
 
 def _own_table(name: str, source: str) -> OwnTable:

@@ -18,7 +18,16 @@ import numpy as np
 
 from vfl.core.errors import MisalignedError
 from vfl.core.registry import Registry, parts, require_choice
-from vfl.datasets.table import Table, as_texts, check_column, column_blocks, spaced
+from vfl.datasets.files import column_names, read_table
+from vfl.datasets.table import (
+    Source,
+    Table,
+    TableFormat,
+    as_texts,
+    check_column,
+    column_blocks,
+    spaced,
+)
 
 #: All rules, in the order in which a preview adds them.
 PREVIEW = "plain+space+case+decimal+zeros+date"
@@ -208,6 +217,13 @@ def read_ids(table: Table, name: str, where: str) -> np.ndarray:
     joined = np.empty(len(table), dtype=object)
     joined[:] = [_UNIT.join(row) for row in zip(*texts, strict=True)]
     return joined
+
+
+def read_own_ids(source: Source, name: str, form: TableFormat, where: str) -> np.ndarray:
+    """The ids of a party's file, letter by letter, without its other columns; see `read_ids`."""
+    known = column_names(source, form, f"the table of {where}")
+    names = [each for each in id_columns(name, known) if each in known]
+    return read_ids(read_table(source, form, names, columns=names or None), name, where)
 
 
 def normalise(ids: np.ndarray, spec: str) -> list[bytes]:

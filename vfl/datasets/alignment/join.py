@@ -51,26 +51,29 @@ class Aligned:
         return f"Aligned(parties={list(self.frames)}, rows={len(self.ids)})"
 
 
-def align(frames: Mapping[str, Table], id_column: str, id_type: IdType = "text") -> Aligned:
+def align(
+    frames: Mapping[str, Table], id_column: str | Mapping[str, str], id_type: IdType = "text"
+) -> Aligned:
     """Keep the rows whose id every party has, sorted by id.
 
     Args:
         frames: tables by party.
-        id_column: the column of ids, of the same name in every table.
+        id_column: the column of ids; by party where it has not the same name in every table.
         id_type: how ids are compared; see `TableFormat`.
 
     Raises:
         MissingColumnError: a table without that column.
         MisalignedError: missing or repeated ids, or hardly any in common.
     """
+    named = dict.fromkeys(frames, id_column) if isinstance(id_column, str) else id_column
     found = {
-        party: sorted_ids(frame, id_column, f"party '{party}'", id_type)
+        party: sorted_ids(frame, named[party], f"party '{party}'", id_type)
         for party, frame in frames.items()
     }
     ids = {party: np.asarray(own) for party, (_, own) in found.items()}
     common = reduce(lambda left, right: np.intersect1d(left, right, True), ids.values())
     if not len(common) or len(common) < MIN_OVERLAP * min(map(len, ids.values())):
-        columns = {party: frame[id_column] for party, frame in frames.items()}
+        columns = {party: frame[named[party]] for party, frame in frames.items()}
         raise _mismatch(ids, columns, id_type, len(common))
     aligned = {
         party: Part.of(frames[party], order[np.searchsorted(ids[party], common)])
