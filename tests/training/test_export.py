@@ -1,8 +1,11 @@
 """A half leaves vfl as one file that computes the same, and a run's halves can be moved."""
 
 import json
+import os
 import shutil
 import stat
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -157,6 +160,15 @@ def test_no_pickle_lies_in_a_torch_program(run):
     (examples,) = (name for name in inside if name.endswith((".pkl", ".pt")))
     assert inside[examples] == b""  # torch's reader asks for the file, and not for rows in it
     assert not [name for name, content in inside.items() if content.startswith(b"\x80\x02")]
+
+
+def test_nothing_is_prepared_to_be_reported_to_the_makers_of_a_runtime(tmp_path):
+    pytest.importorskip("onnxruntime")
+    program = "import vfl.training.export, onnxruntime"
+    quiet = {name: value for name, value in os.environ.items() if not name.startswith("ORT_")}
+    quiet |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    subprocess.run([sys.executable, "-c", program], env=quiet, check=True, timeout=60)
+    assert not [path for path in tmp_path.rglob("*") if "onnxruntime" in path.name]
 
 
 def test_the_half_of_another_run_is_refused(tmp_path):

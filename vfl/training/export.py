@@ -6,6 +6,7 @@ up to the codec of a feature party, which makes bytes of the cut that stands her
 
 from __future__ import annotations
 
+import os
 import secrets
 import tempfile
 import warnings
@@ -32,6 +33,9 @@ from vfl.session import FeatureEnd, PartyFolder, Terms
 from vfl.session.exchange import SUM, Own
 from vfl.session.secure import nobodys_bottom, shares_weights
 from vfl.transport.link import local_pair
+
+# ONNX Runtime 1.29 and later report their use to its makers unless told not to before the import.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 #: How far a file's answers may be from torch's: float32 sums in another order.
 TOLERANCE = 1e-4
