@@ -22,8 +22,37 @@ Device = Annotated[
     str, typer.Option(help="Where all models run in this process; a party file names its own.")
 ]
 
+
+
+def newest_run(path: Path | None) -> Path | None:
+    """The run at a path: the folder itself, or the last run that ended well below a project."""
+    if path is None or (path / "run.json").exists():
+        return path
+    from vfl.config import read_party_file
+    from vfl.core.errors import RunFolderError
+    from vfl.federation.project import LabelFolder
+
+    try:
+        runs = read_party_file(LabelFolder.find(path).party_file).store_path / "runs"
+    except RunFolderError:
+        return path  # the command says what is missing there
+    ended = list(runs.glob("*/summary.json"))
+    if not ended:
+        raise RunFolderError(
+            "no run of this project has ended well", where=str(runs), fix=f"vfl train {path}"
+        )
+    return max(ended, key=lambda summary: summary.stat().st_mtime_ns).parent
+
+
 OwnFile = Annotated[Path, typer.Argument(metavar="party.toml", help="The party's own file.")]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that vfl train printed.")]
+Run = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN|PROJECT",
+        help="The folder that vfl train printed, or a project for its last run.",
+        callback=newest_run,
+    ),
+]
 Download = Annotated[bool, typer.Option("--download", help="Fetch a data set that is not here.")]
 
 _PER_PARTY = ("bytes_up", "bytes_down")
