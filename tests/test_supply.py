@@ -23,7 +23,8 @@ INTERNALS = {"flwr": "what vfl starts and guards of it has no public name"}
 def requirements():
     extras = PROJECT["optional-dependencies"].values()
     lines = [*PROJECT["dependencies"], *(line for extra in extras for line in extra)]
-    return [Requirement(line) for line in lines]
+    needed = [Requirement(line) for line in lines]
+    return [one for one in needed if one.name != PROJECT["name"]]  # extras that name others
 
 
 def pinned():

@@ -153,7 +153,7 @@ def test_training_over_a_line(bench, monkeypatch):
 
 def test_a_party_over_its_limit_is_marked_and_the_exit_status_says_so(bench, monkeypatch):
     rows = [memory.MemoryRow("feature", "text", 100.0, 184.0, 5.0)]
-    monkeypatch.setattr(memory, "bench_memory", lambda *arguments, say: rows)
+    monkeypatch.setattr(memory, "bench_memory", lambda *arguments, **options: rows)
     done = bench("memory", "--json")
     assert done.code == 0
     assert [row["peak_mb"] for row in json.loads(done.out)] == [100.0]

@@ -24,7 +24,7 @@ COMMANDS = {
         "doctor",
         "grid-worker",
     ),
-    *("grid", "attack", "sessions", "align", "value", "export"),
+    *("grid", "attack", "sessions", "align", "value", "export", "serve"),
 }
 PANELS = {"Start", "Train and predict", "Compare and attack", "Run a party", "Look up"}
 MOST_SECONDS = 0.6

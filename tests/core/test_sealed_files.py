@@ -152,7 +152,7 @@ def everything(folder):
     party = PartyFolder(folder / "parties" / "bank")
     trace = read(folder / "parties" / "bank" / "trace")
     kept = checkpoints_of(folder)
-    loaded = [party.weights(), party.encoder(), party.classes(), kept.committed()]
+    loaded = [*own_files(party), kept.committed()]
     loaded += [kept.load(step) for step in kept.steps()]
     return [*loaded, list(trace.decoded()), list(trace.snapshots())]
 
@@ -422,6 +422,10 @@ def test_damaged_files_are_typed_errors(tmp_path):
     assert fuzz_stored_files(tmp_path, 600) == 0
 
 
+def own_files(party):
+    return [party.weights(), party.encoder(), party.classes(), party.card()]
+
+
 def readers_of(run_folder):
     """Everything a run left, its record and figures included, and what reads each of it."""
     own = run_folder / "parties" / "bank"
@@ -442,7 +446,7 @@ def readers_of(run_folder):
         elif path.suffix == ".checkpoint":
             readers[path] = lambda path: [kept.load(step) for step in kept.steps()]
         elif path.parent == own:
-            readers[path] = lambda path: [party.weights(), party.encoder(), party.classes()]
+            readers[path] = lambda path: own_files(party)
     return readers
 
 

@@ -1,4 +1,4 @@
-"""The tutorial's own commands, in order, on a real federation: two tables to an answered request."""
+"""The commands of the tutorial, in order, on a real federation: two tables to an answer."""
 
 import json
 import os

@@ -128,7 +128,11 @@ def test_a_command_runs_in_the_worker_as_in_its_own_process(standing, folder, tm
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, None)])
 def test_signals_reach_the_command(standing, folder, number, code):
-    ends = "import signal, sys; signal.signal(15, lambda *_: sys.exit(143));"
+    # A shell that runs tests in the background has them ignore the interrupt.
+    ends = (
+        "import signal, sys; signal.signal(15, lambda *_: sys.exit(143));"
+        "signal.signal(2, signal.default_int_handler);"
+    )
     command = [sys.executable, "-c", ends + HANDING, str(folder), "wait", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert [process.stdout.readline() for _ in range(2)] == ["handed\n", "waiting\n"]

@@ -22,6 +22,7 @@ OTHER = {
     "optimizer": "sgd",
     "keep": "best",
     "precision": "bfloat16",
+    "alignment": "later",
 }
 
 

@@ -23,7 +23,6 @@ Device = Annotated[
 ]
 
 
-
 def newest_run(path: Path | None) -> Path | None:
     """The run at a path: the folder itself, or the last run that ended well below a project."""
     if path is None or (path / "run.json").exists():

@@ -55,7 +55,7 @@ class Terms(Settings):
     validation: Share
     test: Share
     train: TrainSettings
-    alignment: AlignmentName | None = None
+    alignment: AlignmentName | None
     version: str = Field(default=VERSION, max_length=32, pattern=r"^[ -~]+$")
 
     @model_validator(mode="after")
