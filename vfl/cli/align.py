@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from vfl.cli.federation import hand_over
 from vfl.cli.output import Json, Set, emit, say
 from vfl.core.ledger import size
 
@@ -75,6 +76,7 @@ def align(
 
 
 def _on_the_federation(project: Path, settings: list[str], preview: bool, json: bool) -> None:
+    hand_over(project)
     from vfl.config.run_folder import new_run_name
     from vfl.core.storage import read_json
     from vfl.federation.project import LabelFolder

@@ -12,6 +12,8 @@ import typer
 from vfl.cli.output import Json, Set, emit, say, say_epoch, show_training
 from vfl.core.ledger import size
 
+_MOST_NOTES = 4  # of a table, on the screen
+
 if TYPE_CHECKING:
     from vfl.config import Experiment
 
@@ -262,8 +264,10 @@ def _alignment_of(found: dict[str, _Found]) -> dict[str, str]:
 
 def _say_notes(name: str, found: _Found) -> None:
     say(f"{name}: {len(found.features)} columns of {found.source} become inputs")
-    for line in found.notes:
+    for line in found.notes[:_MOST_NOTES]:
         say(f"  {line}")
+    if more := len(found.notes[_MOST_NOTES:]):
+        say(f"  and {more} more, at the head of its party.toml")
 
 
 def _write_party_file(found: dict[str, _Found], label: str, others: object) -> None:

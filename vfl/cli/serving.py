@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from vfl.cli.federation import hand_over
 from vfl.cli.output import Run, say
 
 _END_S = 30.0
@@ -92,6 +93,7 @@ def serve(
 
 def _on_the_federation(run: Path) -> None:
     """Submit the session and follow it; an interrupt ends it in good order."""
+    hand_over(run)
     from vfl.serving.front import STOP_FILE
     from vfl.training import federated
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +36,8 @@ _DATABASE = "superlink.db"
 _NODES = "nodes.json"
 #: What a SuperNode says of the SuperLink's answer to a key it does not know; then it tries again.
 _UNKNOWN_KEY = "403 Forbidden"
+#: How long a command waits for a SuperLink that somebody is just starting, and how often it looks.
+START_PATIENCE_S, _LOOK_S = 15.0, 0.2
 _START_SUPERLINK = "is the SuperLink running? start it with: vfl up PROJECT"
 
 
@@ -233,6 +236,25 @@ def submit(
         request.override_config[name].CopyFrom(value)
     request.fab.CopyFrom(fab_to_proto(Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})))
     return int(_ask(folder, "StartRun", request).run_id)
+
+
+def wait_for_superlink(folder: LabelFolder, say: Callable[[str], None]) -> None:
+    """Let a SuperLink that is just being started come up.
+
+    Raises:
+        LostPeerError: none runs, and none came in time.
+    """
+    deadline, told = time.monotonic() + START_PATIENCE_S, False
+    while True:
+        try:
+            return _check_superlink(folder)
+        except LostPeerError:
+            if time.monotonic() > deadline:
+                raise
+        if not told:
+            say(f"waiting for the SuperLink, which vfl up {folder.path} starts")
+            told = True
+        time.sleep(_LOOK_S)
 
 
 def run_state(folder: LabelFolder, run_id: int) -> str:

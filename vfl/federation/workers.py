@@ -56,7 +56,9 @@ _PATIENCE_S = 30.0
 _RESTART_S = 5.0
 #: What a session needs, so that no child imports it; the rest is small.
 _APPS = (
+    "vfl.clients.alignment",
     "vfl.clients.app",
+    "vfl.clients.serving",
     "vfl.server.app",
     "pyarrow.dataset",
     "pyarrow.pandas_compat",
@@ -74,6 +76,7 @@ PRELOADED = {
         "sklearn.metrics",
         "vfl.experiments.pages",
         "vfl.experiments.plan",
+        "vfl.serving.front",
         "vfl.training.federated",
         "vfl.training.specs",
         *_APPS,

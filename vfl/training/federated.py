@@ -86,6 +86,8 @@ def run_session(
         followed.append(
             _FollowedFile(path / "metrics.jsonl", lambda line: on_epoch(_record(line, path)))
         )
+    if not federation:
+        deployment.wait_for_superlink(folder, on_note)
     run_id = deployment.submit(folder, mode, run, overrides, extra, federation)
     asked = time.monotonic()
     while not (outcome.exists() or failure.exists()):
