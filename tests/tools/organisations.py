@@ -34,8 +34,8 @@ def real_table(name, rows=None):
     return frame.rename(columns=names), label
 
 
-def write_organisations(folder, name, rows=None, seed=0):
-    """Three files of one table; each lacks a tenth of the rows and has an order of its own.
+def write_organisations(folder, name, rows=None, seed=0, overlap=0.9):
+    """Three files of one table; each has a share of the rows, in an order of its own.
 
     lender.csv has the label, a semicolon, decimal commas, latin-1 and ids with zeros in front;
     bank.csv ids such as 79499.0, dates and gaps; shop.parquet whole numbers and real dates.
@@ -61,7 +61,7 @@ def write_organisations(folder, name, rows=None, seed=0):
     shop["since"] = days
     shop["country"] = "XY"
     lender, bank, shop = (
-        own.iloc[draw.permutation(len(frame))[: round(0.9 * len(frame))]]
+        own.iloc[draw.permutation(len(frame))[: round(overlap * len(frame))]]
         for own in (lender, bank, shop)
     )
     how = {"sep": ";", "decimal": ",", "encoding": "latin-1"}

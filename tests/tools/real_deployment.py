@@ -72,19 +72,22 @@ class Command:
 
 
 class Deployment:
-    """The demo's project with every command running; `close` ends them and looks what is left."""
+    """A project with every command running; `close` ends them and looks what is left.
 
-    def __init__(self, folder, *settings):
-        self.folder = Path(folder)
-        self.label = demo.write_demo(self.folder, ["federation.join_timeout_s=90.0", *settings])
+    It is the demo's, unless `write` writes another one and gives its label folder.
+    """
+
+    def __init__(self, folder, *settings, sides=SIDES, write=demo.write_demo):
+        self.folder, self.sides = Path(folder), sides
+        self.label = write(self.folder, ["federation.join_timeout_s=90.0", *settings])
         self.nodes = {}
-        self.trainings = 0
+        self.trainings = self.asked = 0
         self.superlink = None
         self._commands = []
 
     def start(self):
         self.start_superlink()
-        for side in SIDES:
+        for side in self.sides:
             self.start_supernode(side)
         for node in self.nodes.values():
             node.wait_for("is connected")
@@ -109,6 +112,11 @@ class Deployment:
             options += ["--resume", self.run(resume)]
         self.trainings += 1
         return self.command(f"train-{self.trainings}", "train", self.folder, *options)
+
+    def ask(self, what, *arguments):
+        """Another command of the label party."""
+        self.asked += 1
+        return self.command(f"{what}-{self.asked}", what, *arguments)
 
     def run(self, training):
         """The folder of a training's run."""

@@ -14,6 +14,7 @@ from vfl.core.errors import VFLError, file_mistake, redacted_output, redacted_tr
 from vfl.core.version import VERSION
 
 app = typer.Typer(
+    rich_markup_mode="markdown",
     name="vfl",
     help="Train one network on columns that belong to different organisations.",
     no_args_is_help=True,
