@@ -200,6 +200,29 @@ def test_nothing_is_told_to_a_superlink_that_does_not_run(project):
     assert "vfl up" in caught.value.fix
 
 
+def test_a_superlink_that_is_being_started_is_waited_for(project, monkeypatch):
+    _, label = project
+    told, looks = [], []
+
+    def comes_up(folder):
+        looks.append(folder)
+        if len(looks) < 3:
+            raise LostPeerError("not yet")
+
+    monkeypatch.setattr(deployment, "_LOOK_S", 0.0)
+    monkeypatch.setattr(deployment, "_check_superlink", comes_up)
+    deployment.wait_for_superlink(label, told.append)
+    assert (len(looks), len(told)) == (3, 1)
+    assert f"vfl up {label.path}" in told[0]
+
+
+def test_a_superlink_that_does_not_come_is_told_of(project, monkeypatch):
+    _, label = project
+    monkeypatch.setattr(deployment, "START_PATIENCE_S", 0.0)
+    with pytest.raises(LostPeerError, match="does not run here"):
+        deployment.wait_for_superlink(label, lambda line: None)
+
+
 def test_a_process_that_took_the_port_is_not_shown_the_secret(project):
     """It cannot have the certificate that the SuperLink made at its start."""
     _, label = project

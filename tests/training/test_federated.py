@@ -37,6 +37,7 @@ def follow(label, monkeypatch):
         path = read_party_file(label.party_file).run_path("one")
         monkeypatch.setattr(federated, "_TICK_S", 0.0)
         monkeypatch.setattr(federated, "_ASK_FLOWER_EVERY_S", -1.0)
+        monkeypatch.setattr(deployment, "wait_for_superlink", lambda *_: None)
         monkeypatch.setattr(deployment, "submit", lambda *_: submitted(path))
         monkeypatch.setattr(deployment, "run_state", state if callable(state) else lambda *_: state)
         notes, epochs = [], []
