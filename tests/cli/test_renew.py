@@ -72,7 +72,7 @@ def test_a_certificate_that_ends_soon_is_spoken_of_at_the_label_party(
         raise LostPeerError("stopped here")
 
     monkeypatch.setattr(deployment, "start_superlink", stop)
-    monkeypatch.setattr(deployment, "submit", stop)
+    monkeypatch.setattr(deployment, "wait_for_superlink", stop)
     assert "warning" not in vfl(*command).err
     renew_server(label.certificates, days=5)
     assert "server.pem expires in 4 days; renew it with: vfl renew" in vfl(*command).err
