@@ -287,8 +287,6 @@ class Experiment(Settings):
         given = [name for name in by_name if getattr(self.data, name) is not None]
         if given and self.is_table:
             raise ValueError(f"data.{given[0]} is for data sets by name, and this is a table")
-        if self.data.bins and not self.is_table:
-            raise ValueError("data.bins is for tables, and this is a data set by name")
         judged = self.train.patience > 0 or self.train.keep == "best"
         if judged and self.data.validation == 0:
             raise ValueError("train.patience and train.keep = 'best' need data.validation > 0")
@@ -328,9 +326,15 @@ def check_one_process(experiment: Experiment) -> None:
     """Refuse an experiment that does not say where one process that plays everybody finds rows.
 
     Raises:
-        ConfigError: a table without the names of its columns, or columns of what is no table.
+        ConfigError: a table without the names of its columns, or columns or bins of what is none.
     """
     data = experiment.data
+    if data.bins and not experiment.is_table:
+        raise ConfigError(
+            "'data.bins' is for tables",
+            got=f"the data set '{data.source}'",
+            fix="leave 'bins' out, or name a CSV or Parquet file as 'data.source'",
+        )
     naming = [name for name, party in experiment.parties.items() if party.columns]
     if naming and not experiment.is_table:
         raise ConfigError(

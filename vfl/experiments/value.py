@@ -154,7 +154,9 @@ def for_trees(data: PartyData) -> Tensor | None:
     if inputs is None or not any(isinstance(column, BinnedColumn) for column in columns):
         return inputs
     made = []
-    for column, own in zip(columns, inputs.split([c.width for c in columns], dim=1), strict=True):
+    for column, own in zip(
+        columns, torch.split(inputs, [c.width for c in columns], dim=1), strict=True
+    ):
         bins = len(column.edges) - 1 if isinstance(column, BinnedColumn) else 0
         made += [own[:, :bins].sum(1, keepdim=True)] * bool(bins) + [own[:, bins:]]
     return torch.cat(made, dim=1)
