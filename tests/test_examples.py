@@ -12,11 +12,12 @@ import pytest
 from vfl.attacks import ATTACKS
 from vfl.attacks.active import ADVERSARIES
 from vfl.compression import CODECS
-from vfl.config import read_experiment
+from vfl.config import read_experiment, with_overrides
 from vfl.defenses import DEFENSES
 from vfl.experiments.plan import check_specs, of_experiment
+from vfl.experiments.value import value_cells
 from vfl.testing import AdversaryContract, AttackContract, DefenseContract
-from vfl.training.run import train
+from vfl.training.run import load_data, train
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAMS = {
@@ -127,6 +128,27 @@ def test_the_attack_from_outside_reads_more_from_cuts_than_from_columns(outputs)
     assert len(values) == 3
     assert all(reached > raw for reached, raw in values)
     assert values[0][0] < values[-1][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "cells", "inputs"),
+    [
+        ("adult", None, 35, None),
+        ("bank_marketing", "bank-marketing", 51, (45211, 59)),
+        ("credit_default", "credit-default", 51, (30000, 90)),
+    ],
+)
+def test_what_joining_buys_on_real_tables(name, folder, cells, inputs, data_root):
+    experiment = read_experiment(EXAMPLES / "value" / f"{name}.toml")
+    check_specs(experiment)
+    assert len(value_cells(experiment)) == cells
+    if folder is None:
+        return
+    table = data_root / folder / experiment.data.source.rpartition("/")[2]
+    if not table.exists():
+        pytest.skip(f"{folder} is not here")
+    data = load_data(with_overrides(experiment, [f"data.source={table}"]))
+    assert tuple(data["lender"].inputs.shape) == inputs
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

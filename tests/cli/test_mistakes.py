@@ -38,6 +38,7 @@ def mistake(done):
         ("data.source=absent.csv", "a table needs 'label.column'"),
         ("data.test=0.0001", "no row is left for test"),
         ("parties.radiology.columns=['a']", "is for tables"),
+        ("data.bins=8", "'data.bins' is for tables"),
     ],
 )
 @pytest.mark.parametrize("command", ["check", "train"])

@@ -151,3 +151,22 @@ def test_the_network_in_one_place_is_the_one_that_is_split(file, tmp_path, merge
     assert central["test_loss"] == pytest.approx(split["test_loss"], rel=1e-4)
     assert central["test_auc"] == pytest.approx(split["test_auc"], abs=1e-4)
     assert split["test_auc"] > 0.6
+
+
+def test_boosting_has_a_number_in_bins_as_one_column(tmp_path):
+    """Trees ask which of two rows has more of it, so the order is all that must stay."""
+    from vfl.datasets import TableFormat, load_own
+    from vfl.experiments.value import for_trees
+
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"x": rng.normal(size=200), "y": rng.random(200), "t": ["a", "b"] * 100})
+    table.loc[::9, "y"] = np.nan
+    own = ("bank", table, None, ["*"], None, "classification", 0)
+    plain, binned = load_own(*own), load_own(*own, form=TableFormat(bins=8))
+    assert binned.inputs.shape[1] > plain.inputs.shape[1] == 5
+    assert for_trees(plain) is plain.inputs
+    found, train = for_trees(binned)[plain.split.train], plain.inputs[plain.split.train]
+    assert (found[:, 2:] == train[:, 2:]).all()  # whether y is missing, and the texts
+    assert found[:, 0].argsort().tolist() == train[:, 0].argsort().tolist()
+    there = train[:, 2] == 0
+    assert found[there, 1].argsort().tolist() == train[there, 1].argsort().tolist()

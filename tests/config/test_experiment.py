@@ -1,7 +1,15 @@
 import pytest
 from pydantic import ValidationError
 
-from vfl.config import Experiment, read_experiment, to_toml, with_overrides
+from vfl.config import (
+    Experiment,
+    PartyFile,
+    check_one_process,
+    check_project,
+    read_experiment,
+    to_toml,
+    with_overrides,
+)
 from vfl.core.errors import ConfigError
 
 FULL = """\
@@ -141,3 +149,20 @@ def test_sixty_four_parties_are_the_most():
         Experiment.model_validate({"parties": parties})
     del parties["p0"]
     assert len(Experiment.model_validate({"parties": parties}).feature_parties) == 64
+
+
+def test_bins_of_a_project_are_each_partys_own():
+    experiment = Experiment.model_validate({"parties": {"bank": {}}, "data": {"bins": 8}})
+    with pytest.raises(ConfigError, match="each party's own file"):
+        check_project(experiment)
+    with pytest.raises(ConfigError, match="is for tables"):
+        check_one_process(experiment)
+
+
+@pytest.mark.parametrize(
+    ("bins", "shape", "told"), [(8, [1, 2, 2], "picture"), (2000, None, "1024")]
+)
+def test_bins_that_a_party_cannot_have(bins, shape, told):
+    data = {"source": "x.csv", "id": "id", "bins": bins} | ({"shape": shape} if shape else {})
+    with pytest.raises(ValueError, match=told):
+        PartyFile.model_validate({"party": "bank", "data": data})

@@ -353,3 +353,84 @@ def test_what_no_training_row_held_is_zeros_and_counted():
     none = Unfamiliar()
     encoder.transform(training, none)
     assert none.counts == {}
+
+
+def number_column(cells, bins):
+    (column,) = TableEncoder.fit(pd.DataFrame({"x": cells}), bins=bins).columns
+    return column
+
+
+def in_bins(column, cells):
+    return TableEncoder((column,)).transform(pd.DataFrame({"x": cells}))
+
+
+def test_bins_are_what_the_paper_writes():
+    """Gorishniy et al. 2022, equation 1, on training rows; the edges are quantiles of them."""
+    cells = np.random.default_rng(0).gamma(1.0, 3.0, 200)
+    frame = pd.DataFrame({"x": np.concatenate([cells, cells + 1000])})
+    encoder = TableEncoder.fit(frame.iloc[:200], bins=8)  # a fit on all rows would show
+    edges = encoder.columns[0].edges
+    assert edges == tuple(np.quantile(cells, np.linspace(0, 1, 9), method="higher"))
+    got = encoder.transform(frame.iloc[:200])
+    assert got.dtype == np.float32
+    assert got.shape == (200, 8)
+    for row, x in enumerate(cells):
+        for place in range(8):
+            low, high = edges[place], edges[place + 1]
+            if x < low and place > 0:
+                want = 0.0
+            elif x >= high and place < 7:
+                want = 1.0
+            else:
+                want = (x - low) / (high - low)
+            assert got[row, place] == pytest.approx(want, abs=1e-6)
+    assert (encoder.transform(frame.iloc[200:]) == 1).all()  # beyond: as the largest
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6, width=32, allow_subnormal=False), min_size=2, max_size=60).filter(
+        lambda cells: np.ptp(cells) > 1e-3
+    ),
+    st.integers(1, 20),
+)
+def test_bins_lead_back_to_the_number(cells, bins):
+    column = number_column(cells, bins)
+    assert 1 <= column.width <= bins
+    assert column.edges[0] == min(cells)
+    assert column.edges[-1] == max(cells)
+    got = in_bins(column, [*cells, min(cells) - 1, max(cells) + 1]).astype(np.float64)
+    back = column.edges[0] + got @ np.diff(column.edges)
+    want = [*cells, min(cells), max(cells)]
+    np.testing.assert_allclose(back, want, atol=1e-5 * np.ptp(cells))
+
+
+def test_a_value_that_most_rows_have_takes_few_bins():
+    """No capital gain: plain quantiles would leave two edges for all the others."""
+    gains = np.concatenate([np.zeros(9200), np.arange(1, 801)])
+    assert len(np.unique(np.quantile(gains, np.linspace(0, 1, 17)))) == 3
+    edges = number_column(gains, 16).edges
+    assert len(edges) == 17
+    assert max(np.diff(edges)) <= 60
+
+
+def test_a_missing_number_in_bins_is_the_training_median():
+    training = pd.DataFrame({"x": [1.0, 2.0, 9.0, None], "y": [1.0, 2.0, 3.0, 4.0]})
+    encoder, counter = TableEncoder.fit(training, bins=2), Unfamiliar()
+    got = encoder.transform(pd.DataFrame({"x": [2.0, None], "y": [2.5, None]}), counter)
+    np.testing.assert_array_equal(got[:, 2], [0, 1])
+    np.testing.assert_array_equal(got[0, :2], got[1, :2])
+    np.testing.assert_array_equal(got[0, 3:], got[1, 3:])
+    assert counter.counts == {"y": {"new_missing": 1}}
+
+
+def test_bins_are_of_numbers_alone_and_stay_in_the_encoder():
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame({"x": rng.normal(77.125, 1, 40), "b": rng.random(40) > 0.5, "c": 5.0})
+    frame["t"] = ["a", "b"] * 20
+    encoder = TableEncoder.fit(frame, bins=4)
+    assert [column.width for column in encoder.columns] == [4, 1, 1, 2]
+    assert not encoder.transform(frame)[:, 5].any()  # alike in every row
+    again = read_encoder(encoder.to_json())
+    assert again == encoder
+    assert again.transform(frame).tobytes() == encoder.transform(frame).tobytes()
+    assert "77." not in repr(encoder)

@@ -11,12 +11,14 @@ import torch
 from sealed import reseal_json, weights_at
 from sklearn.datasets import load_diabetes
 
-from vfl.config import Experiment, read_experiment
+from vfl.config import DataSettings, Experiment, read_experiment, read_party_file
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import MissingDataError, NonFiniteError, RunFolderError
+from vfl.core.errors import ConfigError, MissingDataError, NonFiniteError, RunFolderError
 from vfl.core.storage import FORMAT, joint_digest, read_json, read_lines, weights_digest, write_json
 from vfl.core.version import VERSION
-from vfl.session import PartyFolder
+from vfl.datasets import load_for_prediction
+from vfl.session import PartyFolder, Terms
+from vfl.session.party_folder import own_data
 from vfl.session.trace import Trace
 from vfl.training.run import evaluate, load_data, predict, train
 
@@ -293,6 +295,42 @@ def test_parties_with_tables_in_other_orders_train_the_same_model(diabetes, regr
     assert apart["weights_sha256"] == summary["weights_sha256"]
     assert apart["test_rmse"] == summary["test_rmse"]
     assert evaluate(RunFolder.open(tmp_path / "apart"))["test_rmse"] == summary["test_rmse"]
+
+
+def test_bins_in_one_table_and_in_party_files_train_the_same_model(diabetes, regression, tmp_path):
+    """And a federated party, which reads its own file alone, has the same inputs."""
+    folder, frame = diabetes
+    data = {"source": str(folder / "all.csv"), "id": "patient", "bins": 8}
+    one = of_one_table(folder).model_copy(update={"data": DataSettings(**data)})
+    summary = train(one, tmp_path, "one")
+    assert summary["weights_sha256"] != regression[1]["weights_sha256"]
+    inputs = load_data(one)
+    tables = {"clinic": "clinic.parquet", "laboratory": "laboratory.parquet"}
+    tables |= {"hospital": "hospital.csv"}
+    for party, table in tables.items():
+        lines = [f'party = "{party}"', "[data]", f'source = "{folder / table}"', 'id = "patient"']
+        lines += ['label = "target"'] if party == "hospital" else ["bins = 8"]
+        (tmp_path / f"{party}.toml").write_text("\n".join(lines))
+        own = own_data(
+            read_party_file(tmp_path / f"{party}.toml"), Terms.of(one, "train", "x"), "regression"
+        )
+        if party != "hospital":
+            assert torch.equal(own.inputs, inputs[party].inputs)
+    parties = {
+        name: {"width": 8, "source": str(tmp_path / f"{name}.toml")}
+        for name in ("clinic", "laboratory")
+    }
+    source = {"source": str(tmp_path / "hospital.toml"), "id": "patient"}
+    apart = experiment_of(name="diabetes", data=source, parties=parties, **REGRESSION)
+    assert train(apart, tmp_path, "apart")["weights_sha256"] == summary["weights_sha256"]
+    with pytest.raises(ConfigError, match="each party's own file"):
+        load_data(apart.model_copy(update={"data": DataSettings(**source, bins=8)}))
+    stored = PartyFolder(RunFolder.open(tmp_path / "one").party("clinic")).encoder()
+    again = load_for_prediction("clinic", folder / "clinic.parquet", "patient", stored)
+    assert torch.equal(again.inputs, inputs["clinic"].inputs)
+    rmse = pd.read_csv(predict(RunFolder.open(tmp_path / "one"))).set_index("id")["prediction"]
+    truth = frame.set_index("patient").loc[rmse.index, "target"]
+    assert np.sqrt(np.mean((rmse - truth) ** 2)) == pytest.approx(summary["test_rmse"], rel=1e-5)
 
 
 def test_classes_of_a_table_have_probabilities(diabetes, tmp_path):

@@ -24,6 +24,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Spec = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[ -~]*$")]
 #: A day: longer than any wait between parties is meant to be.
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+MAX_BINS = 1024
 #: Numbers of a frame's step, an unsigned 32-bit field.
 MAX_STEPS = 2**32
 
@@ -41,6 +42,8 @@ class DataSettings(Settings):
         alignment: a private alignment of the parties' own tables, which gives their rows and the
             order: its folder, relative to the experiment's file; in a project its name.
         validation, test: shares of the rows.
+        bins: most bins a number of a table is told by (`vfl.datasets.encode.BinnedColumn`); 0
+            standardises numbers. A party's own file says it for its own table.
         rows: use only the first rows of the source.
         folds, fold: test on the rows of one fold, counted from 1, of so many equal ones with as
             many rows of each class; `validation` is then a share of the other rows.
@@ -58,6 +61,7 @@ class DataSettings(Settings):
     alignment: Annotated[str, Field(min_length=1)] | None = None
     validation: Share = 0.1
     test: Share = 0.2
+    bins: int = Field(default=0, ge=0, le=MAX_BINS)
     rows: int | None = Field(default=None, ge=1)
     folds: int | None = Field(default=None, ge=2)
     fold: int = Field(default=1, ge=1)
@@ -322,9 +326,15 @@ def check_one_process(experiment: Experiment) -> None:
     """Refuse an experiment that does not say where one process that plays everybody finds rows.
 
     Raises:
-        ConfigError: a table without the names of its columns, or columns of what is no table.
+        ConfigError: a table without the names of its columns, or columns or bins of what is none.
     """
     data = experiment.data
+    if data.bins and not experiment.is_table:
+        raise ConfigError(
+            "'data.bins' is for tables",
+            got=f"the data set '{data.source}'",
+            fix="leave 'bins' out, or name a CSV or Parquet file as 'data.source'",
+        )
     naming = [name for name, party in experiment.parties.items() if party.columns]
     if naming and not experiment.is_table:
         raise ConfigError(
@@ -364,6 +374,7 @@ def check_project(experiment: Experiment) -> None:
             got=", ".join(found),
             fix="put them in [data] of that party's own party.toml",
         )
+    check_bins_of_parties(experiment)
     named = experiment.data.alignment
     if named is not None and not re.fullmatch(ALIGNMENT_NAME, named):
         raise ConfigError(
@@ -383,6 +394,21 @@ def check_project(experiment: Experiment) -> None:
             "a project's experiment.toml switches on nobody's trace",
             got="[trace]",
             fix="put it in the party.toml of the party that wants to record its own side",
+        )
+
+
+def check_bins_of_parties(experiment: Experiment) -> None:
+    """Refuse bins for parties whose own files say how their tables are read.
+
+    Raises:
+        ConfigError: `data.bins` is set.
+    """
+    if experiment.data.bins:
+        raise ConfigError(
+            "each party's own file says what its numbers become",
+            where="data.bins",
+            got=str(experiment.data.bins),
+            fix="put 'bins' in [data] of that party's own party.toml",
         )
 
 

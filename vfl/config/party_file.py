@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, StringConstraints, model_validator
 
-from vfl.config.experiment import PartyName, TraceSettings
+from vfl.config.experiment import MAX_BINS, PartyName, TraceSettings
 from vfl.config.toml import Locations, Settings, first_keys, read_toml
 from vfl.core.storage import close_to_others, database_beside, is_database, sweep
 
@@ -33,6 +33,7 @@ class OwnData(Settings):
             that mean a missing cell.
         dates: columns of text that hold dates, and how they are written, such as "%d.%m.%Y".
         id_type: "text" compares ids letter by letter; "number" reads 007, 7 and 7.0 as the same.
+        bins: most bins a number is told by; 0 standardises numbers.
     """
 
     source: str
@@ -49,6 +50,13 @@ class OwnData(Settings):
     dates: dict[str, str] | None = None
     missing: tuple[str, ...] = ()
     id_type: Literal["text", "number"] = "text"
+    bins: int = Field(default=0, ge=0, le=MAX_BINS)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> OwnData:
+        if self.bins and self.shape:
+            raise ValueError("bins are of plain columns, and shape makes a picture of them")
+        return self
 
 
 class Consent(Settings):

@@ -188,7 +188,7 @@ def describe(
         dates = {name: fact.written for name, fact in facts.items() if fact.written}
         form = replace(form, id_type="number" if whole else "text", dates=dates)
     truth = _truth(table, label, facts, task, len(table)) if label is not None else None
-    columns = tuple(_report(table, fact, ids, label, truth) for fact in facts.values())
+    columns = tuple(_report(table, fact, ids, label, truth, form.bins) for fact in facts.values())
     notes = () if truth is None else truth.notes
     return TableReport(
         len(table), columns, form, ids, label, None if truth is None else truth.task, notes
@@ -474,9 +474,9 @@ def _cells(
 
 
 def _report(
-    table: Table, fact: _Facts, ids: str, label: str | None, truth: _Truth | None
+    table: Table, fact: _Facts, ids: str, label: str | None, truth: _Truth | None, bins: int
 ) -> ColumnReport:
-    kind, becomes, inputs = _becomes(fact)
+    kind, becomes, inputs = _becomes(fact, bins)
     notes: list[str] = []
     score = None
     if fact.either:
@@ -503,7 +503,7 @@ def _report(
     )
 
 
-def _becomes(fact: _Facts) -> tuple[Role, str, int]:
+def _becomes(fact: _Facts, bins: int) -> tuple[Role, str, int]:
     """A column's kind, what it becomes, and how many inputs that is."""
     more, also = (1, ", and whether it is missing") if fact.missing else (0, "")
     if fact.different is not None and fact.different <= 1 and not (fact.missing and fact.different):
@@ -513,6 +513,9 @@ def _becomes(fact: _Facts) -> tuple[Role, str, int]:
     if fact.kind == "date":
         words = "days since the median, month and weekday as points of a circle"
         return "date", f"{DateColumn.WIDTH + more} inputs: {words}{also}", DateColumn.WIDTH + more
+    if fact.kind == "number" and bins:
+        inputs = min(bins, (fact.different or bins + 1) - 1) + more
+        return "number", f"{inputs} input{'s' * (inputs > 1)}: one a bin{also}", inputs
     if fact.kind in ("number", "boolean"):
         of = "standardised" if fact.kind == "number" else "0 or 1"
         return fact.kind, f"{1 + more} input{'s' * more}: {of}{also}", 1 + more

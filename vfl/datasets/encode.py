@@ -1,14 +1,14 @@
 """Columns as numbers: a party's table as float32 inputs, its labels as codes or numbers.
 
-An encoder is fitted on the training rows alone. Numbers are standardised, booleans become 0 and 1,
-texts one column a category of the training rows. Dates become days since the median of the
-training rows, in units of their spread, and month and weekday as points of a circle. A column that
-lacked cells in the training rows gets one more column, 1 where the cell is missing. Columns that
-are pixels share one mean and one spread.
+An encoder is fitted on the training rows alone. Numbers are standardised, or told by the bins that
+they reach (`bins`); booleans become 0 and 1, texts one column a category of the training rows.
+Dates become days since the median of the training rows, in units of their spread, and month and
+weekday as points of a circle. A column that lacked cells in the training rows gets one more column,
+1 where the cell is missing. Columns that are pixels share one mean and one spread.
 
 Rows that come later may hold what no training row held: an unseen category and a cell that is
-missing in a column that was complete are zeros, as a number at the mean is. `Unfamiliar` counts
-them.
+missing in a column that was complete are zeros, as a number at the mean is; of a number in bins, a
+missing cell is the median. `Unfamiliar` counts them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -120,6 +121,61 @@ class NumberColumn:
 
 
 @dataclass(frozen=True)
+class BinnedColumn:
+    """One input a bin: 0 below it, 1 above it, and within it how far the number has come.
+
+    Piecewise-linear encoding of Gorishniy, Rubachev and Babenko (2022), equation 1. The first and
+    the last bin are held to 0 and 1 too, so a number beyond the training rows is as their extreme.
+    A missing cell is the median.
+
+    Attributes:
+        median: of the training rows.
+        edges: of the bins, ascending; one more than there are bins.
+    """
+
+    name: str
+    indicator: bool
+    median: float = field(repr=False)
+    edges: tuple[float, ...] = field(repr=False)
+
+    @property
+    def width(self) -> int:
+        return len(self.edges) - 1 + self.indicator
+
+    def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
+        """Fill `out`, axes (rows, width), which holds zeros."""
+        for start, values in _placed(number_blocks(blocks)):
+            part = out[start : start + len(values)]
+            missing = np.isnan(values)
+            present = np.where(missing, self.median, values)
+            for place, (low, high) in enumerate(pairwise(self.edges)):
+                part[:, place] = ((present - low) / (high - low)).clip(0, 1)
+            if self.indicator:
+                part[:, -1] = missing
+            else:
+                counter.note(self.name, "new_missing", start, missing)
+
+
+def bin_edges(values: np.ndarray, bins: int) -> tuple[float, ...]:
+    """Quantiles of numbers, of which none counts as often as it is there.
+
+    Plain quantiles spend most bins on a value that most rows have, such as no capital gain; here
+    a value counts at most as often as a bin has rows. Edges that fall on one value are one.
+
+    Args:
+        values: at least two different ones, none missing.
+        bins: at most so many.
+
+    >>> bin_edges(np.array([0.0] * 96 + [1.0, 2.0, 3.0, 4.0]), bins=4)
+    (0.0, 1.0, 2.0, 3.0, 4.0)
+    """
+    cells, counts = np.unique(values, return_counts=True)
+    counted = np.minimum(counts, len(values) / bins).cumsum()
+    wanted = np.linspace(counted[0], counted[-1], bins + 1)
+    return tuple(np.unique(cells[np.searchsorted(counted, wanted)]).tolist())
+
+
+@dataclass(frozen=True)
 class TextColumn:
     """One column a category, in sorted order; an unknown category is all zeros."""
 
@@ -187,7 +243,7 @@ class DateColumn:
                 counter.note(self.name, "new_missing", start, missing)
 
 
-Column = NumberColumn | TextColumn | DateColumn
+Column = NumberColumn | BinnedColumn | TextColumn | DateColumn
 
 
 def _placed(blocks: Iterable[Any]) -> Iterator[tuple[int, Any]]:
@@ -217,20 +273,23 @@ class TableEncoder(Encoder):
         frame: Table,
         max_categories: int = MAX_CATEGORIES,
         dates: Mapping[str, str] = NO_DATES,
+        bins: int = 0,
     ) -> TableEncoder:
-        """Learn means, spreads and categories.
+        """Learn means, spreads or bins, and categories.
 
         Args:
             frame: the training rows only, and only the party's columns.
             max_categories: most categories one text column may have.
             dates: columns of text that hold dates, and how they are written.
+            bins: most bins of a number; 0 standardises numbers instead.
 
         Raises:
             DataError: a column of mixed things, infinite numbers, too many categories.
         """
         return cls(
             tuple(
-                _fit_column(frame[name], max_categories, dates.get(name)) for name in frame.columns
+                _fit_column(frame[name], max_categories, dates.get(name), bins)
+                for name in frame.columns
             )
         )
 
@@ -260,7 +319,7 @@ class TableEncoder(Encoder):
         return out
 
 
-def _fit_column(column: pd.Series, max_categories: int, written: str | None) -> Column:
+def _fit_column(column: pd.Series, max_categories: int, written: str | None, bins: int) -> Column:
     name, indicator = str(column.name), bool(column.isna().any())
     if written is not None or is_date(column):
         days = _days(as_dates(column, written))
@@ -272,7 +331,11 @@ def _fit_column(column: pd.Series, max_categories: int, written: str | None) -> 
         return TextColumn(name, indicator, _categories(column, max_categories))
     if kind == "boolean":
         return NumberColumn(name, indicator, mean=0.0, scale=1.0)
-    mean, scale = mean_and_std(as_numbers(column))
+    numbers = as_numbers(column)
+    mean, scale = mean_and_std(numbers)
+    if bins and scale:
+        present = numbers[~np.isnan(numbers)]
+        return BinnedColumn(name, indicator, float(np.median(present)), bin_edges(present, bins))
     return NumberColumn(name, indicator, mean, scale)
 
 

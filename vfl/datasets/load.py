@@ -18,7 +18,6 @@ from vfl.datasets.alignment.ids import id_columns
 from vfl.datasets.alignment.join import Ids, align, sort_by_id
 from vfl.datasets.alignment.positions import Alignment
 from vfl.datasets.encode import (
-    NO_DATES,
     Encoder,
     PictureEncoder,
     TableEncoder,
@@ -186,9 +185,7 @@ def load_table(
     check_owners(columns)
     labels, classes = encode_labels(table[label], task)
     split = _split(labels, task, seed, validation, test, fold)
-    inputs = {
-        party: fit_inputs(table, own, split, dates=form.dates) for party, own in columns.items()
-    }
+    inputs = {party: fit_inputs(table, own, split, form=form) for party, own in columns.items()}
     rows = AlignedRows.of(len(table), split, ids)
     return rows.parties(inputs, label_party, labels, classes)
 
@@ -278,9 +275,7 @@ def load_parties(
     labels, classes = encode_labels(frames[label_party][label], task)
     split = _split(labels, task, seed, validation, test, fold)
     inputs = {
-        name: fit_inputs(
-            frames[name], columns[name], split, tables[name].shape, tables[name].form.dates
-        )
+        name: fit_inputs(frames[name], columns[name], split, tables[name].shape, tables[name].form)
         for name in order
     }
     rows = AlignedRows.of(len(labels), split, common, digest)
@@ -398,7 +393,7 @@ def load_own(
     if label is not None:
         labels, classes = encode_labels(frame[label], task)
     rows = AlignedRows.of(len(frame), split, ids, None if alignment is None else alignment.digest)
-    inputs = fit_inputs(frame, own, split, shape, form.dates if form else NO_DATES)
+    inputs = fit_inputs(frame, own, split, shape, form)
     return rows.party(name, inputs, labels, classes)
 
 
@@ -510,7 +505,7 @@ def fit_inputs(
     columns: Sequence[str],
     split: Split,
     shape: Sequence[int] | None = None,
-    dates: Mapping[str, str] = NO_DATES,
+    form: TableFormat | None = None,
 ) -> Inputs:
     """Inputs of all rows by an encoder that saw the training rows only.
 
@@ -519,18 +514,18 @@ def fit_inputs(
         columns: its resolved columns.
         split: which rows are training rows.
         shape: (channels, height, width) when the columns are pixels.
-        dates: columns of text that hold dates, and how they are written.
+        form: which columns of text hold dates, and what numbers become.
 
     Raises:
         DataError: see `TableEncoder.fit` and `PictureEncoder.fit`.
     """
     if not columns:
         return NO_INPUTS
-    training = Part.of(frame, split.train, columns)
+    training, form = Part.of(frame, split.train, columns), form or TableFormat()
     encoder: Encoder = (
         PictureEncoder.fit(training, tuple(shape))
         if shape
-        else TableEncoder.fit(training, dates=dates)
+        else TableEncoder.fit(training, dates=form.dates, bins=form.bins)
     )
     tested = np.zeros(len(frame), dtype=bool)
     tested[split.test] = True

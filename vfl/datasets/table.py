@@ -37,7 +37,7 @@ Source = Path | str | pd.DataFrame
 
 @dataclass(frozen=True)
 class TableFormat:
-    """How a party's file is written.
+    """How a party's file is written, and what its numbers become.
 
     Attributes:
         separator: between the cells of a CSV line.
@@ -46,6 +46,7 @@ class TableFormat:
         encoding, decimal: of a CSV's text, and the sign before the decimals of its numbers.
         dates: columns of text that hold dates, and how they are written, as `strptime` says it.
         query: what is asked of a database.
+        bins: most bins a number is told by; 0 standardises numbers.
     """
 
     separator: str = ","
@@ -55,6 +56,7 @@ class TableFormat:
     decimal: str = "."
     dates: Mapping[str, str] = field(default_factory=dict)
     query: str | None = None
+    bins: int = 0
 
     @property
     def text_ids(self) -> bool:

@@ -48,6 +48,8 @@ _RUNS = Path("runs")
 
 #: Compute of an exchange, both sides: a small network's; a larger one gains less than is told.
 _STEP_S = 0.001
+#: Fewer validation rows than that say little of one epoch beside another.
+_FEW_ROWS = 100
 
 
 def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -71,6 +73,7 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         if own.inputs is not None
     }
     facts |= _rows(split) | _labels(experiment, label) | {"inputs": columns}
+    facts |= _judges(experiment, split)
     facts |= _traffic(experiment, split, _shared(experiment, data))
     facts |= comparison_facts(experiment, locations) | attack_facts(experiment, data, locations)
     facts["privacy"] = _privacy(experiment, label)
@@ -97,6 +100,7 @@ def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, A
         split, owners = data.split, {party.party: _label_weights(experiment, terms, data)}
     registered = sorted(key.stem for key in label.keys.glob("*.pub"))
     facts |= _rows(split) | {"keys_of": registered} | _traffic(experiment, split)
+    facts |= _judges(experiment, split)
     facts |= waiting | {"columns": _columns(_described(party), data)}
     facts["privacy"] = _privacy(experiment, data)
     return facts | _trace(party.trace, terms, split, owners, party.store_path)
@@ -162,6 +166,15 @@ def link_advice(
         "exchanges_per_second": round(1 / cost.period_s(train.batch_size, train.in_flight), 1),
         "advice": lines + advice.warnings(train.batch_size, train.in_flight),
     }
+
+
+def _judges(experiment: Experiment, split: Split) -> dict[str, Any]:
+    """A word of caution where few rows choose the epoch: a lucky first one may stay."""
+    train, rows = experiment.train, len(split.validation)
+    if rows >= _FEW_ROWS or not (train.patience or train.keep == "best"):
+        return {}
+    cure = 'a larger data.validation, or train.keep = "last" without patience'
+    return {"chosen_by_few_rows": f"{rows} validation rows choose the epoch; try {cure}"}
 
 
 def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyData:

@@ -23,7 +23,7 @@ from vfl.experiments.statistics import Estimate, resampled
 from vfl.experiments.tables import SHARES, Table, left_out, write_tables
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from vfl.datasets import PartyData
 
@@ -128,6 +128,8 @@ def gathered(cell: Cell, data: Mapping[str, PartyData]) -> dict[str, PartyData]:
     import torch
 
     label, (stand_in,) = data[cell.experiment.label.party], cell.experiment.parties
+    if BOOSTING in cell.about["what"]:
+        data = {name: replace(one, inputs=for_trees(one)) for name, one in data.items()}
     if cell.about["party"]:
         chosen = data[cell.about["party"]]
         inputs = chosen.inputs
@@ -136,6 +138,28 @@ def gathered(cell: Cell, data: Mapping[str, PartyData]) -> dict[str, PartyData]:
         inputs = torch.cat([x.flatten(1) for x in _inputs(data)], dim=1)
     own = replace(chosen, name=stand_in, inputs=inputs, labels=None, classes=None, row_weights=None)
     return {stand_in: own, label.name: replace(label, inputs=None, encoder=None)}
+
+
+def for_trees(data: PartyData) -> Tensor | None:
+    """A party's inputs, where a number in bins is one column again.
+
+    The sum of its bins rises with the number, and how large a column is otherwise is nothing to
+    trees.
+    """
+    import torch
+
+    from vfl.datasets.encode import BinnedColumn
+
+    inputs, columns = data.inputs, getattr(data.encoder, "columns", ())
+    if inputs is None or not any(isinstance(column, BinnedColumn) for column in columns):
+        return inputs
+    made = []
+    for column, own in zip(
+        columns, torch.split(inputs, [c.width for c in columns], dim=1), strict=True
+    ):
+        bins = len(column.edges) - 1 if isinstance(column, BinnedColumn) else 0
+        made += [own[:, :bins].sum(1, keepdim=True)] * bool(bins) + [own[:, bins:]]
+    return torch.cat(made, dim=1)
 
 
 def _inputs(data: Mapping[str, PartyData]) -> list[Any]:

@@ -190,7 +190,7 @@ class PartyFolder:
 def table_format(own: OwnData) -> TableFormat:
     """How a party's table is written, as its own file says it."""
     how = (own.separator, own.missing, own.id_type, own.encoding, own.decimal)
-    return TableFormat(*how, own.dates or {}, own.query)
+    return TableFormat(*how, own.dates or {}, own.query, own.bins)
 
 
 def _card(

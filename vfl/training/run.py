@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from vfl.config import Experiment, check_one_process, read_party_file
-from vfl.config.experiment import is_file_of_party
+from vfl.config.experiment import check_bins_of_parties, is_file_of_party
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConfigError, VFLError
 from vfl.core.storage import joint_digest, locked, weights_digest
@@ -82,7 +82,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
         seed,
         data.validation,
         data.test,
-        TableFormat(data.separator, data.missing, data.id_type),
+        TableFormat(data.separator, data.missing, data.id_type, bins=data.bins),
         fold,
     )
 
@@ -91,7 +91,7 @@ def own_tables(experiment: Experiment) -> dict[str, OwnTable]:
     """Each party's table, where parties have tables of their own, or party files that name them.
 
     Raises:
-        ConfigError: only some are party files.
+        ConfigError: only some are party files, or `data.bins` is set beside them.
     """
     data, label = experiment.data, experiment.label.party
     sources = {name: party.source for name, party in experiment.parties.items() if party.source}
@@ -99,8 +99,9 @@ def own_tables(experiment: Experiment) -> dict[str, OwnTable]:
         return {}
     sources.setdefault(label, data.source)
     if any(is_file_of_party(source) for source in sources.values()):
+        check_bins_of_parties(experiment)
         return {name: _own_table(name, source) for name, source in sources.items()}
-    form = TableFormat(data.separator, data.missing, data.id_type)
+    form = TableFormat(data.separator, data.missing, data.id_type, bins=data.bins)
     return {name: OwnTable(source, str(data.id), None, form) for name, source in sources.items()}
 
 
