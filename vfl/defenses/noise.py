@@ -20,12 +20,13 @@ from vfl.core.seeds import Secret
 from vfl.defenses.base import (
     Defense,
     LabelKind,
-    PrivacyStatement,
     refuse_batch_norm,
     refuse_hooks_on_labels,
     refuse_mixing,
     require_equal_weights,
 )
+from vfl.privacy import PrivacyStatement
+from vfl.privacy.statement import Unit
 
 Law = Literal["gaussian", "laplace"]
 #: Less noise hides nothing, and its epsilon is lost in the rounding of float64.
@@ -100,13 +101,24 @@ class RowNoise:
         return self.clip(rows, unit) + noise.to(rows)
 
     def promise(
-        self, protects: str, party: str, against: str, unit: str
+        self, protects: str, party: str, against: str, unit: Unit
     ) -> tuple[PrivacyStatement, ...]:
-        """What the noise promises against a party, and its epsilon of one `unit`."""
+        """What the noise promises against a party, and its epsilon of one exchange."""
         if self.epsilon is None:
             return (PrivacyStatement(protects, f"{party}, by noise without a bound"),)
-        against = f"{party}, {against}"
-        return (PrivacyStatement(protects, against, self.epsilon, self.delta, unit),)
+        law = "Laplace mechanism" if self.law == "laplace" else "analytic Gaussian mechanism"
+        return (
+            PrivacyStatement(
+                protects,
+                f"{party}, {against}",
+                self.epsilon,
+                self.delta,
+                unit,
+                "exchange",
+                "replace",
+                accountant=law,
+            ),
+        )
 
 
 def fingerprint(rows: Tensor) -> str:
@@ -203,10 +215,10 @@ class GradientNoise(Defense):
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         against = (
-            "in one exchange and for the top as it is then; it adds up over exchanges and parties,"
-            " and what the top learns from true labels is not counted"
+            "by one gradient of a row and for the top as it is then; it adds up over exchanges and"
+            " parties, and what the top learns from true labels is not counted"
         )
-        return self._noise.promise("labels", "a feature party", against, "one gradient of a row")
+        return self._noise.promise("labels", "a feature party", against, "label")
 
 
 class ClippedNoise(Defense):
@@ -265,10 +277,14 @@ class ClippedNoise(Defense):
         return self._noise.noised(cut, context.secret, "clipped_noise", phase, context.step)
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        when = "sent in training or as a query" if self.queries else "sent in training only"
+        when = (
+            "by one cut of a row, sent in training or as a query"
+            if self.queries
+            else "by one sent in training only"
+        )
         against = (
             f"{when}, for the bottom as it is then; it adds up over epochs and queries, and what"
             " the bottom learns from other rows is not counted"
         )
-        promised = self._noise.promise("inputs", "the label party", against, "one cut of a row")
+        promised = self._noise.promise("inputs", "the label party", against, "record")
         return tuple(replace(one, training_only=not self.queries) for one in promised)
