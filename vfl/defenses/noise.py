@@ -26,6 +26,7 @@ from vfl.defenses.base import (
     require_equal_weights,
 )
 from vfl.privacy import PrivacyStatement
+from vfl.privacy.accountants import gaussian_epsilon
 from vfl.privacy.statement import Unit
 
 Law = Literal["gaussian", "laplace"]
@@ -128,37 +129,6 @@ def fingerprint(rows: Tensor) -> str:
     session, equal noise on both would show their difference.
     """
     return hashlib.sha256(rows.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
-
-
-def gaussian_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
-    """The least epsilon of Gaussian noise, exact for every epsilon.
-
-    The root of Phi(s/2 - e/s) - exp(e) Phi(-s/2 - e/s) = delta in e, s = sensitivity / sigma
-    (Balle and Wang 2018). The classic formula holds below epsilon 1 only.
-
-    >>> round(gaussian_epsilon(sigma=3.7306, sensitivity=1.0, delta=1e-5), 4)
-    1.0
-    """
-    ratio = sensitivity / sigma
-
-    def excess(epsilon: float) -> float:
-        near, far = ratio / 2 - epsilon / ratio, -ratio / 2 - epsilon / ratio
-        return math.exp(_log_phi(near)) - math.exp(epsilon + _log_phi(far)) - delta
-
-    if excess(0.0) <= 0:
-        return 0.0
-    low, high = 0.0, 1.0
-    while excess(high) > 0:
-        low, high = high, 2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-    return high
-
-
-def _log_phi(at: float) -> float:
-    exact = torch.tensor(at, dtype=torch.float64, device="cpu")  # also where a model is counted
-    return float(torch.special.log_ndtr(exact))
 
 
 class GradientNoise(Defense):
