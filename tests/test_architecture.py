@@ -13,8 +13,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = {
     0: "core",
-    1: "config compression datasets models transport",
-    2: "defenses privacy session",
+    1: "config compression datasets models privacy transport",
+    2: "defenses session",
     3: "attacks clients mpc server",
     4: "federation training",
     5: "estimators experiments serving",

@@ -25,6 +25,7 @@ COMMANDS = {
         "grid-worker",
     ),
     *("grid", "attack", "sessions", "align", "value", "export", "serve"),
+    "privacy",
 }
 PANELS = {"Start", "Train and predict", "Compare and attack", "Run a party", "Look up"}
 MOST_SECONDS = 0.6

@@ -31,6 +31,7 @@ from vfl.federation.project import LabelFolder, write_project
 from vfl.mpc import PadStream, private
 from vfl.mpc.ring import encode
 from vfl.mpc.secure.masks import Ring
+from vfl.privacy import PrivacyStatement, added
 from vfl.session import Checkpoints, Introduction, Terms, check_consent, check_introduction
 from vfl.session.handshake import PartyReport
 from vfl.training.run import load_data
@@ -250,6 +251,15 @@ def a_softmax_on_shares():
     private(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Softmax(1)))
 
 
+def epsilons_of_two_units():
+    label = PrivacyStatement("labels", "everybody", 1.0, unit="label", relation="replace")
+    outsider = "outsider with the model"
+    record = PrivacyStatement(
+        "records", outsider, 1.0, unit="record", relation="add or remove", adversary=outsider
+    )
+    added([label, record])
+
+
 PROVOCATIONS = {
     "V001": named_like_a_folder,
     "V003": four_mistakes,
@@ -288,6 +298,7 @@ PROVOCATIONS = {
     "V501": same_pad_twice,
     "V601": secure_side_by_side,
     "V602": beyond_the_ring,
+    "V603": epsilons_of_two_units,
 }
 
 

@@ -173,8 +173,13 @@ def test_the_sign_of_a_number_joins_nothing():
 def test_a_promise_in_words():
     plain = PrivacyStatement("labels", "everybody")
     assert str(plain) == "labels against everybody (no epsilon)"
-    bound = PrivacyStatement("labels", "everybody", 2.0, 0.0, "one label")
-    assert str(bound) == "labels against everybody: epsilon 2 for one label"
+    bound = PrivacyStatement(
+        "labels", "everybody", 2.0, 0.0, "label", relation="replace", accountant="a coin"
+    )
+    assert str(bound) == (
+        "labels against everybody: epsilon 2 for one label in one training"
+        " (replace; adversary: partner; accountant: a coin)"
+    )
 
 
 class Peeking(Defense):

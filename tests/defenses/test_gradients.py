@@ -48,8 +48,8 @@ class TestTpsl:
 
     def test_its_promise_is_of_an_epoch(self):
         (promise,) = make("tpsl:epsilon=0.5").privacy()
-        assert (promise.epsilon, promise.unit) == (0.5, "one label in one epoch")
-        assert str(promise).endswith(": epsilon 0.5 for one label in one epoch")
+        assert (promise.epsilon, promise.unit, promise.per) == (0.5, "label", "epoch")
+        assert ": epsilon 0.5 for one label in one epoch (" in str(promise)
 
     def test_what_it_has_no_meaning_for(self):
         with pytest.raises(SpecError, match="the labels of a regression"):

@@ -46,7 +46,7 @@ def test_the_epsilons_of_the_papers_sweep(flip, epsilon):
     (promise,) = defense.privacy()
     assert promise.epsilon == pytest.approx(epsilon, abs=0.005)
     assert flip_of(promise.epsilon, 10) == pytest.approx(flip)
-    assert (promise.unit, promise.delta) == ("one training label", 0.0)
+    assert (promise.unit, promise.per, promise.delta) == ("label", "training", 0.0)
 
 
 def test_flips_follow_from_the_label_partys_secret():

@@ -121,7 +121,7 @@ class TestClippedNoise:
     def test_its_promise(self):
         (promise,) = make("clipped_noise:norm=7,sigma=2").privacy()
         assert promise.epsilon == gaussian_epsilon(2.0, 2.0, 1e-5)
-        assert (promise.protects, promise.unit) == ("inputs", "one cut of a row")
+        assert (promise.protects, promise.unit, promise.per) == ("inputs", "record", "exchange")
         assert "training only" in make("clipped_noise:queries=false").privacy()[0].against
         assert make("clipped_noise:norm=inf").privacy()[0].epsilon is None
 

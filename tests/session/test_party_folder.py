@@ -137,7 +137,8 @@ def test_a_card_states_what_a_defense_promises(folder, tables, terms):
     noisy = terms.model_copy(update={"defense": "clipped_noise:sigma=1"})
     folder.save(tables["bank"], noisy, WEIGHTS)
     (states, *_) = folder.card()["privacy"]["states"]
-    assert states.startswith("inputs against")
+    assert states["text"].startswith("inputs against")
+    assert (states["unit"], states["adversary"]) == ("record", "partner")
 
 
 def test_the_owner_alone_can_tell_whether_a_table_is_that_of_the_training(folder, tables, terms):

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from vfl.cli import align, federation, project, reference, serving, study, training
+from vfl.cli import align, federation, privacy, project, reference, serving, study, training
 from vfl.core.errors import VFLError, file_mistake, redacted_output, redacted_traceback
 from vfl.core.version import VERSION
 
@@ -55,6 +55,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
 for _panel, _commands in _PANELS.items():
     for _name, _command in _commands.items():
         app.command(_name, rich_help_panel=_panel)(_command)
+app.add_typer(privacy.privacy, name="privacy", rich_help_panel="Compare and attack")
 app.command("grid-worker", hidden=True)(study.worker)
 app.command("party-worker", hidden=True)(federation.worker)
 for _former in (federation.superlink, federation.supernode):

@@ -103,6 +103,8 @@ def show(summary: Mapping[str, Any]) -> None:
         print(f"{'of dense fp32':<16} {summary['wire_ratio']:.2%} ({summary['codec']})")
     if summary.get("secure", "none") != "none":
         print(f"{'secure':<16} {summary['secure']}: {summary['trust']}")
+    for stated in summary.get("privacy", ()):
+        print(f"{'privacy':<16} {stated['text']}")
     if summary.get("steps_per_second"):
         print(f"{'steps a second':<16} {summary['steps_per_second']}")
     print(f"{'run':<16} {summary['run']}")

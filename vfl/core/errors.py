@@ -15,6 +15,7 @@
           WidthError           V104
           PrivateLayerError    V105
           ExposedCutError      V601
+          PrivacyError         V603
         DataError              V200
           MissingDataError     V201
           MissingColumnError   V203
@@ -268,6 +269,10 @@ class ReusedPadError(VFLError, code="V501"):
 
 class ExposedCutError(SpecError, code="V601"):
     """A setting would expose what a secure mode hides."""
+
+
+class PrivacyError(SpecError, code="V603"):
+    """A promise of differential privacy would be untrue, or is no promise of one thing."""
 
 
 class RingOverflowError(UserError, code="V602"):

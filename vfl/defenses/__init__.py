@@ -13,11 +13,11 @@ from vfl.defenses.base import (
     Chain,
     Defense,
     LabelKind,
-    PrivacyStatement,
     Side,
     protects,
     uses,
 )
+from vfl.privacy import PrivacyStatement
 
 DEFENSES: Registry[Defense] = Registry(
     kind="defense",

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from vfl.compression import StepContext
 from vfl.core.errors import SpecError
 from vfl.core.seeds import Secret
+from vfl.privacy import PrivacyStatement
 
 Side = Literal["feature", "label", "both"]
 
@@ -52,33 +53,6 @@ FIT_ROWS = 128
 MOST_EPOCHS = 100_000
 MOST_STEPS = 10**9
 MOST_ROWS = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class PrivacyStatement:
-    """What a defense promises, in terms that can be checked.
-
-    Attributes:
-        protects: "labels", "inputs" or "model".
-        against: the attacker the promise is about, in one sentence.
-        epsilon, delta: differential privacy of one `unit`; None where there is no such guarantee.
-        unit: what the guarantee is about ("one label"); empty without a guarantee.
-        training_only: queries, those of the training included, are not covered.
-    """
-
-    protects: str
-    against: str
-    epsilon: float | None = None
-    delta: float | None = None
-    unit: str = ""
-    training_only: bool = False
-
-    def __str__(self) -> str:
-        text = f"{self.protects} against {self.against}"
-        if self.epsilon is None:
-            return f"{text} (no epsilon)"
-        delta = f", delta {self.delta:g}" if self.delta else ""
-        return f"{text}: epsilon {self.epsilon:.4g}{delta} for {self.unit}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,11 @@ from torch import Tensor
 
 from vfl.compression import StepContext
 from vfl.core.registry import require, require_range
-from vfl.defenses.base import MOST_ROWS, Defense, PrivacyStatement
+from vfl.defenses.base import (
+    MOST_ROWS,
+    Defense,
+)
+from vfl.privacy import PrivacyStatement
 
 
 class GradientAveraging(Defense):

@@ -22,11 +22,11 @@ from vfl.defenses.base import (
     Batch,
     Defense,
     LabelKind,
-    PrivacyStatement,
     refuse_hooks_on_labels,
     require_classes,
     require_equal_weights,
 )
+from vfl.privacy import PrivacyStatement
 
 
 class LabelDP(Defense):
@@ -113,7 +113,20 @@ class LabelDP(Defense):
         against = "everybody, in one training; a second one draws anew"
         if self._promised is None:
             return (PrivacyStatement(protects="labels", against=against),)
-        return (PrivacyStatement("labels", against, self._promised, 0.0, "one training label"),)
+        return (_promise(against, self._promised),)
+
+
+def _promise(against: str, epsilon: float) -> PrivacyStatement:
+    """Of one label; whatever follows, weights and predictions too, only processes the answers."""
+    return PrivacyStatement(
+        "labels",
+        against,
+        epsilon,
+        0.0,
+        "label",
+        relation="replace",
+        accountant="randomised response",
+    )
 
 
 def flip_of(epsilon: float, classes: int) -> float:
@@ -275,7 +288,7 @@ class TwoStageLabelDP(Defense):
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         against = "everybody, in one training; a second one draws anew"
-        return (PrivacyStatement("labels", against, self.epsilon, 0.0, "one training label"),)
+        return (_promise(against, self.epsilon),)
 
     def state_dict(self) -> Mapping[str, Tensor]:
         return {"told": self._answers, "seen": self._outputs}

@@ -21,10 +21,10 @@ from vfl.defenses.base import (
     FIT_ROWS,
     MOST_EPOCHS,
     Defense,
-    PrivacyStatement,
     uses,
 )
 from vfl.defenses.components import Components, fit_bytes
+from vfl.privacy import PrivacyStatement
 
 Kind = Literal["random", "pca", "autoencoder"]
 #: A covariance of more takes minutes to decompose.

@@ -15,8 +15,13 @@ from torch import Tensor
 
 from vfl.compression import StepContext
 from vfl.core.registry import require_choice, require_range
-from vfl.defenses.base import Defense, LabelKind, PrivacyStatement, require_two_classes
+from vfl.defenses.base import (
+    Defense,
+    LabelKind,
+    require_two_classes,
+)
 from vfl.defenses.noise import fingerprint
+from vfl.privacy import PrivacyStatement
 
 Shape = Literal["optimal", "iso"]
 _GOLDEN = (math.sqrt(5) - 1) / 2

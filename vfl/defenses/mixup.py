@@ -18,10 +18,10 @@ from vfl.defenses.base import (
     Defense,
     LabelKind,
     Loss,
-    PrivacyStatement,
     require_classes,
     require_equal_weights,
 )
+from vfl.privacy import PrivacyStatement
 
 _MOST_SEED = 2**63 - 1
 

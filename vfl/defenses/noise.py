@@ -20,12 +20,14 @@ from vfl.core.seeds import Secret
 from vfl.defenses.base import (
     Defense,
     LabelKind,
-    PrivacyStatement,
     refuse_batch_norm,
     refuse_hooks_on_labels,
     refuse_mixing,
     require_equal_weights,
 )
+from vfl.privacy import PrivacyStatement
+from vfl.privacy.accountants import gaussian_epsilon
+from vfl.privacy.statement import Unit
 
 Law = Literal["gaussian", "laplace"]
 #: Less noise hides nothing, and its epsilon is lost in the rounding of float64.
@@ -100,13 +102,24 @@ class RowNoise:
         return self.clip(rows, unit) + noise.to(rows)
 
     def promise(
-        self, protects: str, party: str, against: str, unit: str
+        self, protects: str, party: str, against: str, unit: Unit
     ) -> tuple[PrivacyStatement, ...]:
-        """What the noise promises against a party, and its epsilon of one `unit`."""
+        """What the noise promises against a party, and its epsilon of one exchange."""
         if self.epsilon is None:
             return (PrivacyStatement(protects, f"{party}, by noise without a bound"),)
-        against = f"{party}, {against}"
-        return (PrivacyStatement(protects, against, self.epsilon, self.delta, unit),)
+        law = "Laplace mechanism" if self.law == "laplace" else "analytic Gaussian mechanism"
+        return (
+            PrivacyStatement(
+                protects,
+                f"{party}, {against}",
+                self.epsilon,
+                self.delta,
+                unit,
+                "exchange",
+                "replace",
+                accountant=law,
+            ),
+        )
 
 
 def fingerprint(rows: Tensor) -> str:
@@ -116,37 +129,6 @@ def fingerprint(rows: Tensor) -> str:
     session, equal noise on both would show their difference.
     """
     return hashlib.sha256(rows.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
-
-
-def gaussian_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
-    """The least epsilon of Gaussian noise, exact for every epsilon.
-
-    The root of Phi(s/2 - e/s) - exp(e) Phi(-s/2 - e/s) = delta in e, s = sensitivity / sigma
-    (Balle and Wang 2018). The classic formula holds below epsilon 1 only.
-
-    >>> round(gaussian_epsilon(sigma=3.7306, sensitivity=1.0, delta=1e-5), 4)
-    1.0
-    """
-    ratio = sensitivity / sigma
-
-    def excess(epsilon: float) -> float:
-        near, far = ratio / 2 - epsilon / ratio, -ratio / 2 - epsilon / ratio
-        return math.exp(_log_phi(near)) - math.exp(epsilon + _log_phi(far)) - delta
-
-    if excess(0.0) <= 0:
-        return 0.0
-    low, high = 0.0, 1.0
-    while excess(high) > 0:
-        low, high = high, 2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-    return high
-
-
-def _log_phi(at: float) -> float:
-    exact = torch.tensor(at, dtype=torch.float64, device="cpu")  # also where a model is counted
-    return float(torch.special.log_ndtr(exact))
 
 
 class GradientNoise(Defense):
@@ -203,10 +185,10 @@ class GradientNoise(Defense):
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         against = (
-            "in one exchange and for the top as it is then; it adds up over exchanges and parties,"
-            " and what the top learns from true labels is not counted"
+            "by one gradient of a row and for the top as it is then; it adds up over exchanges and"
+            " parties, and what the top learns from true labels is not counted"
         )
-        return self._noise.promise("labels", "a feature party", against, "one gradient of a row")
+        return self._noise.promise("labels", "a feature party", against, "label")
 
 
 class ClippedNoise(Defense):
@@ -265,10 +247,14 @@ class ClippedNoise(Defense):
         return self._noise.noised(cut, context.secret, "clipped_noise", phase, context.step)
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        when = "sent in training or as a query" if self.queries else "sent in training only"
+        when = (
+            "by one cut of a row, sent in training or as a query"
+            if self.queries
+            else "by one sent in training only"
+        )
         against = (
             f"{when}, for the bottom as it is then; it adds up over epochs and queries, and what"
             " the bottom learns from other rows is not counted"
         )
-        promised = self._noise.promise("inputs", "the label party", against, "one cut of a row")
+        promised = self._noise.promise("inputs", "the label party", against, "record")
         return tuple(replace(one, training_only=not self.queries) for one in promised)

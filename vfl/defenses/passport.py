@@ -6,7 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from vfl.core.registry import require_range
-from vfl.defenses.base import Defense, PrivacyStatement
+from vfl.defenses.base import (
+    Defense,
+)
+from vfl.privacy import PrivacyStatement
 
 _MOST_PASSPORTS = 1024
 

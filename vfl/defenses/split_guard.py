@@ -11,7 +11,12 @@ from torch import Tensor
 from vfl.compression import StepContext
 from vfl.core.errors import HijackError
 from vfl.core.registry import require, require_range
-from vfl.defenses.base import MOST_STEPS, Batch, Defense, PrivacyStatement
+from vfl.defenses.base import (
+    MOST_STEPS,
+    Batch,
+    Defense,
+)
+from vfl.privacy import PrivacyStatement
 
 _STEEPNESS, _EXPONENT = 5.0, 2
 _FAKE, _REGULAR, _OTHER = range(3)

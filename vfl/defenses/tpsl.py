@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,12 +17,12 @@ from vfl.defenses.base import (
     Defense,
     LabelKind,
     Loss,
-    PrivacyStatement,
     refuse_hooks_on_labels,
     require_classes,
     require_equal_weights,
 )
 from vfl.defenses.noise import fingerprint
+from vfl.privacy import PrivacyStatement
 
 
 class TranscriptPrivacy(Defense):
@@ -72,7 +73,8 @@ class TranscriptPrivacy(Defense):
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         against = "everybody, in one epoch; it adds up over epochs, and every training draws anew"
-        return (PrivacyStatement("labels", against, self.epsilon, 0.0, "one label in one epoch"),)
+        one = PrivacyStatement("labels", against, self.epsilon, 0.0, "label", "epoch")
+        return (replace(one, relation="replace", accountant="Laplace mechanism"),)
 
 
 def logit_noise(draws: np.ndarray, epsilon: float) -> np.ndarray:

@@ -32,6 +32,7 @@ from vfl.core.storage import weights_digest
 from vfl.datasets import PartyData
 from vfl.defenses import Defense, LabelKind
 from vfl.defenses.base import Undefended
+from vfl.privacy import PrivacyStatement
 from vfl.server.quality import (
     classification_quality,
     reduced,
@@ -478,6 +479,10 @@ class AnyLabelParty:
         """What it learned beside what terms and counts say: kinds and sizes."""
         return []
 
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        """What is promised to whoever has a row or a label in this session."""
+        return ()
+
     def _go_through(self, schedule: Iterable[Exchange], step: Callable[[Exchange], None]) -> None:
         """Take one step after the other, and make the record of each epoch."""
         for epoch, exchanges in groupby(schedule, key=lambda exchange: exchange.epoch):
@@ -614,6 +619,9 @@ class LabelParty(AnyLabelParty):
         """The label party's own weights and states; they never leave it."""
         state = gather(self.model, self._stateful())
         return {name: value.cpu() for name, value in state.items()}
+
+    def privacy(self) -> tuple[PrivacyStatement, ...]:
+        return self._defense.privacy()
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Restore what `weights` gave."""

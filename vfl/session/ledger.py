@@ -448,10 +448,10 @@ def total_epsilon(entries: Iterable[Entry]) -> float:
 
 
 def _bound(terms: Terms, party: str, now: str) -> Entry:
-    stated = [  # for inputs; the least counts
+    stated = [  # for a row's inputs in one exchange; the least counts, other units never do
         (one.epsilon, one.delta or 0.0, one.training_only)
         for one in defenses.make(terms.defense).privacy()
-        if one.protects == "inputs" and one.epsilon is not None
+        if one.epsilon is not None and one.kind[:3] == ("inputs", "record", "exchange")
     ]
     epsilon, delta, training_only = min(stated, default=(None, None, False))
     return Entry(

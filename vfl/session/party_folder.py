@@ -203,7 +203,7 @@ def _card(
 ) -> dict[str, Any]:
     """What people need to know of a half: counts, digests, figures and terms."""
     is_label, asked = name == terms.label_party, terms.parties.get(name)
-    states = [str(one) for one in defenses.make(terms.defense).privacy()]
+    states = [one.as_dict() for one in defenses.make(terms.defense).privacy()]
     split = data.split
     rows = {part: len(getattr(split, part)) for part in ("train", "validation", "test")}
     return {
@@ -227,7 +227,7 @@ def _card(
             "secure": terms.secure,
             "defense": terms.defense,
             "codec": terms.codec,
-            "states": states or ["nothing is promised about what cuts or weights tell"],
+            "states": states or "nothing is promised about what cuts or weights tell",
             "attacks": "not measured by this card; see vfl attack",
         },
         "test_figures": dict(figures)

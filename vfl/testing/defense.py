@@ -17,6 +17,7 @@ from vfl.compression import INFERENCE, StepContext
 from vfl.core.errors import SpecError
 from vfl.core.seeds import Secret, generator, scoped
 from vfl.defenses import Chain, Defense, LabelKind, PrivacyStatement, Side, make, uses
+from vfl.privacy.statement import ADVERSARIES, RELATIONS, SPANS, UNITS
 from vfl.testing.base import Contract, global_states, require_still
 
 ROWS = 9
@@ -163,9 +164,15 @@ class DefenseContract(Contract):
             assert not own, f"{', '.join(own)} never run at side '{defense.side}'"
         for promise in defense.privacy():
             assert isinstance(promise, PrivacyStatement)
-            assert promise.protects in ("labels", "inputs", "model")
+            assert promise.protects in ("labels", "inputs", "records", "model")
             assert promise.against, "against whom?"
-            assert (promise.epsilon is None) == (not promise.unit), "epsilon and unit go together"
+            has_epsilon = promise.epsilon is not None
+            for what in (promise.unit, promise.relation, promise.accountant):
+                assert bool(what) == has_epsilon, "epsilon and unit go together"
+            assert promise.unit in UNITS
+            assert promise.relation in RELATIONS
+            assert promise.adversary in ADVERSARIES
+            assert promise.per in SPANS
             assert promise.epsilon is None or promise.epsilon >= 0
             assert promise.delta is None or 0 <= promise.delta < 1
             assert promise.against in str(promise)

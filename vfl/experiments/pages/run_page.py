@@ -413,6 +413,7 @@ def _methods(run: Run, attacked: Sequence[Row]) -> list[tuple[str, str]]:
         ("Defense", run.word("defense") or _NOT_RECORDED),
         ("Secure", _secure(run)),
         ("Privacy", _privacy(attacked)),
+        ("Promises", _promises(run)),
     ]
 
 
@@ -423,6 +424,15 @@ def _secure(run: Run) -> str:
     if secure in ("", "none") or run.head["mode"] == "federated":
         return words
     return f"{words}; here all parties ran in one place, where it protects nobody"
+
+
+def _promises(run: Run) -> str:
+    """Each promise by itself: those of different units are never added up."""
+    stated = run.summary.get("privacy")
+    if not isinstance(stated, list):
+        return _NOT_RECORDED
+    texts = [str(one.get("text", "")) for one in stated if isinstance(one, dict)]
+    return ". ".join(filter(None, texts)) or "nothing is promised"
 
 
 def _privacy(attacked: Sequence[Row]) -> str:

@@ -1,0 +1,46 @@
+"""`vfl privacy`: from noise to epsilon, and back."""
+
+import json
+
+import pytest
+
+from vfl.privacy.accountants import gaussian_epsilon
+
+KNOWN = {"moments": 1.2586, "strong_composition": 9.3536, "rdp": 1.0355, "pld": 0.947}
+
+
+def test_the_command_prints_all_four(vfl):
+    words = ("--sampling-rate", ".01", "--noise", "4", "--steps", "10000", "--delta", "1e-5")
+    told = json.loads(vfl("privacy", "epsilon", *words, "--json").out)
+    for name, value in KNOWN.items():
+        if told[name] is not None:
+            assert told[name] == pytest.approx(value, rel=0.005)
+    assert "1.03549" in vfl("privacy", "epsilon", *words).out
+
+
+def test_the_command_and_back(vfl):
+    planned = ("--rows", "60000", "--batch-size", "600", "--epochs", "100", "--delta", "1e-5")
+    found = json.loads(vfl("privacy", "noise", "--epsilon", "2", *planned, "--json").out)
+    assert (found["steps"], found["sampling_rate"]) == (10_000, 0.01)
+    assert found["noise"] == pytest.approx(2.278, rel=0.005)  # dp-accounting's calibration
+    told = json.loads(
+        vfl("privacy", "epsilon", "--noise", str(found["noise"]), *planned, "--json").out
+    )
+    assert told["rdp"] == pytest.approx(2, rel=1e-3)
+
+
+def test_shuffled_batches_gain_nothing_by_sampling(vfl):
+    planned = ("--rows", "60000", "--batch-size", "600", "--epochs", "100", "--noise", "4")
+    told = json.loads(vfl("privacy", "epsilon", *planned, "--sampling", "shuffled", "--json").out)
+    assert told["exact"] == gaussian_epsilon(2.0, 10.0, 1e-5)  # 100 steps, two norms apart
+    assert told["relation"] == "replace"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("--rows", "10"), ("--steps", "5"), ("--rows", "10", "--batch-size", "5", "--epochs", "1",
+     "--sampling-rate", ".1", "--steps", "2"),
+     ("--sampling-rate", ".1", "--steps", "2", "--sampling", "shuffled")],
+)  # fmt: skip
+def test_the_command_wants_one_plan(vfl, words):
+    assert vfl("privacy", "epsilon", "--noise", "1", *words).code == 2

@@ -1,0 +1,119 @@
+"""Accountants beside published values, Google's, closed forms and each other."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from vfl.core.errors import BadOptionError, MissingPackageError, PrivacyError
+from vfl.privacy.accountants import (
+    ACCOUNTANTS,
+    GaussianSteps,
+    epsilon_by,
+    epsilon_of,
+    gaussian_epsilon,
+    moments,
+    noise_for,
+    rdp,
+    steps_for,
+)
+
+CASE = GaussianSteps(noise=4.0, steps=10_000, sampling_rate=0.01)
+#: Abadi et al. 2016, section 3 and 5.2, recomputed, and what later accountants make of it.
+KNOWN = {"moments": 1.2586, "strong_composition": 9.3536, "rdp": 1.0355, "pld": 0.947}
+
+
+def needs(name):
+    if name == "pld":
+        pytest.importorskip("dp_accounting")
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_the_reference_case(name):
+    needs(name)
+    assert ACCOUNTANTS[name](CASE, 1e-5) == pytest.approx(KNOWN[name], rel=0.005)
+
+
+def test_a_moment_is_the_integral_it_stands_for():
+    rate, noise, order = 0.1, 1.3, 5
+
+    def integrand(x):
+        mixed = (1 - rate) * norm.pdf(x, 0, noise) + rate * norm.pdf(x, 1, noise)
+        return norm.pdf(x, 0, noise) * (mixed / norm.pdf(x, 0, noise)) ** order
+
+    log_moment = math.log(quad(integrand, -30, 40, limit=500)[0])
+    from vfl.privacy.accountants import _log_moments
+
+    assert _log_moments(rate, noise, (order,))[1][0] == pytest.approx(log_moment, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "steps"),
+    [(0.01, 1.1, 1000), (0.05, 0.7, 500), (0.2, 20.0, 10), (0.001, 0.6, 10_000)],
+)
+def test_ours_beside_googles(rate, noise, steps):
+    events = pytest.importorskip("dp_accounting")
+    from dp_accounting.rdp import RdpAccountant
+
+    step = events.PoissonSampledDpEvent(rate, events.GaussianDpEvent(noise))
+    theirs = RdpAccountant().compose(events.SelfComposedDpEvent(step, steps)).get_epsilon(1e-5)
+    steps_of = GaussianSteps(noise, steps, rate)
+    assert rdp(steps_of, 1e-5) == pytest.approx(theirs, rel=0.06)
+    assert epsilon_of(steps_of, 1e-5, "pld") <= rdp(steps_of, 1e-5) <= moments(steps_of, 1e-5)
+
+
+def test_without_sampling_it_is_exact_and_every_bound_lies_above():
+    many = GaussianSteps(noise=20.0, steps=16)
+    exact = epsilon_of(many, 1e-5)
+    assert exact == gaussian_epsilon(5.0, 1.0, 1e-5)
+    for name in ("rdp", "moments", "strong_composition"):
+        assert epsilon_by(many, 1e-5, name) >= exact
+
+
+@pytest.mark.parametrize("rate", [0.02, 1.0])
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
+def test_the_way_back_keeps_the_budget_and_wastes_little(rate, epsilon):
+    noise = noise_for(epsilon, 1e-5, 500, rate)
+    spent = epsilon_of(GaussianSteps(noise, 500, rate), 1e-5)
+    assert 0.999 * epsilon <= spent <= epsilon
+    most = steps_for(epsilon, 1e-5, noise, rate)
+    assert 500 <= most <= 505
+    assert epsilon_of(GaussianSteps(noise, most + 1, rate), 1e-5) > epsilon
+
+
+def test_epsilon_grows_with_steps_and_rate_and_falls_with_noise():
+    at = [epsilon_of(GaussianSteps(2.0, steps, 0.02), 1e-5) for steps in (0, 1, 10, 100, 1000)]
+    assert at[0] == 0
+    assert np.all(np.diff(at) > 0)
+    rates = [epsilon_of(GaussianSteps(2.0, 100, rate), 1e-5) for rate in (0.01, 0.1, 0.5, 1)]
+    assert np.all(np.diff(rates) > 0)
+    assert epsilon_of(GaussianSteps(3.0, 100, 0.1), 1e-5) < rates[1]
+
+
+def test_no_steps_fit_a_budget_that_is_too_small():
+    assert steps_for(0.01, 1e-5, noise=0.5, sampling_rate=0.5) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"noise": 0.0}, {"noise": math.inf}, {"steps": -1}, {"sampling_rate": 0.0},
+     {"sampling_rate": 1.5}],
+    ids=str,
+)  # fmt: skip
+def test_numbers_out_of_range(wrong):
+    with pytest.raises(BadOptionError):
+        GaussianSteps(**{"noise": 1.0, "steps": 1} | wrong)
+
+
+def test_what_cannot_be_asked(monkeypatch):
+    with pytest.raises(BadOptionError):
+        epsilon_by(CASE, 0.0, "rdp")
+    with pytest.raises(BadOptionError, match="accountant"):
+        epsilon_by(CASE, 1e-5, "guess")
+    with pytest.raises(PrivacyError, match="no noise"):
+        noise_for(1e-9, 1e-12, 10**9)
+    monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
+    with pytest.raises(MissingPackageError, match="pld"):
+        epsilon_by(CASE, 1e-5, "pld")

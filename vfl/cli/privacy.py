@@ -1,0 +1,129 @@
+"""``vfl privacy``: what noise costs in epsilon, and which noise a budget needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import typer
+
+from vfl.cli.output import Json, emit
+
+privacy = typer.Typer(
+    no_args_is_help=True, help="Plan differential privacy: from noise to epsilon, and back."
+)
+
+Rows = Annotated[int | None, typer.Option(min=1, help="Training rows.")]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Rows of a batch; with Poisson sampling expected ones.")
+]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the rows.")]
+Rate = Annotated[
+    float | None, typer.Option(help="Probability that a step has a row, in place of rows.")
+]
+Steps = Annotated[int | None, typer.Option(min=1, help="Steps, in place of epochs.")]
+Delta = Annotated[float, typer.Option(help="Below one over the rows.")]
+Sampling = Annotated[
+    Literal["poisson", "shuffled"],
+    typer.Option(help="How batches are made; shuffled ones gain nothing by sampling."),
+]
+
+
+@privacy.command()
+def epsilon(
+    noise: Annotated[float, typer.Option(help="Deviation of the noise over the clip norm.")],
+    rows: Rows = None,
+    batch_size: BatchSize = None,
+    epochs: Epochs = None,
+    sampling_rate: Rate = None,
+    steps: Steps = None,
+    delta: Delta = 1e-5,
+    sampling: Sampling = "poisson",
+    json: Json = False,
+) -> None:
+    """Tell what a training with this noise costs, by every accountant.
+
+    Give --rows, --batch-size and --epochs, or --sampling-rate and --steps.
+    """
+    from vfl.core.errors import MissingPackageError
+    from vfl.privacy import accountants
+
+    plan = _planned(rows, batch_size, epochs, sampling_rate, steps, sampling)
+    steps_of = accountants.GaussianSteps(noise / plan["sensitivity"], plan["steps"], plan["rate"])
+    told: dict[str, Any] = {}
+    for name in accountants.ACCOUNTANTS:
+        try:
+            told[name] = accountants.epsilon_by(steps_of, delta, name)
+        except MissingPackageError as missing:
+            told[name] = None
+            typer.echo(f"{missing.what}: {missing.fix}", err=True)
+    if plan["rate"] == 1:
+        told["exact"] = accountants.epsilon_of(steps_of, delta)
+    _tell(told | _facts(plan, delta) | {"noise": noise}, json)
+
+
+@privacy.command()
+def noise(
+    epsilon: Annotated[float, typer.Option(help="The budget.")],
+    rows: Rows = None,
+    batch_size: BatchSize = None,
+    epochs: Epochs = None,
+    sampling_rate: Rate = None,
+    steps: Steps = None,
+    delta: Delta = 1e-5,
+    sampling: Sampling = "poisson",
+    accountant: Annotated[
+        Literal["rdp", "pld", "moments"], typer.Option(help="What counts the budget.")
+    ] = "rdp",
+    json: Json = False,
+) -> None:
+    """Tell the least noise with which a training stays within a budget.
+
+    Give --rows, --batch-size and --epochs, or --sampling-rate and --steps.
+    """
+    from vfl.privacy.accountants import noise_for
+
+    plan = _planned(rows, batch_size, epochs, sampling_rate, steps, sampling)
+    least = noise_for(epsilon, delta, plan["steps"], plan["rate"], accountant)
+    facts = _facts(plan, delta) | {"epsilon": epsilon, "accountant": accountant}
+    _tell({"noise": least * plan["sensitivity"]} | facts, json)
+
+
+def _planned(
+    rows: int | None,
+    batch_size: int | None,
+    epochs: int | None,
+    rate: float | None,
+    steps: int | None,
+    sampling: str,
+) -> dict[str, Any]:
+    """Steps of a record, its rate, and how far two neighbours' sums are apart in clip norms."""
+    by_rows, by_rate = (rows, batch_size, epochs), (rate, steps)
+    if (None in by_rows) == (None in by_rate) or any(by_rows) == any(by_rate):
+        wanted = "--rows, --batch-size and --epochs, or --sampling-rate and --steps"
+        raise typer.BadParameter(f"give {wanted}")
+    if sampling == "shuffled":
+        if epochs is None:
+            raise typer.BadParameter("shuffled batches need --rows, --batch-size and --epochs")
+        # Each row is in one batch an epoch; another row in its place moves the sum by two norms.
+        return {"steps": epochs, "rate": 1.0, "sensitivity": 2.0, "relation": "replace"}
+    if rows is not None and batch_size is not None and epochs is not None:
+        from vfl.privacy.accountants import poisson_steps
+
+        a_step = poisson_steps(rows, batch_size)
+        rate, steps = min(1.0, batch_size / rows), epochs * a_step
+    return {"steps": steps, "rate": rate, "sensitivity": 1.0, "relation": "add or remove"}
+
+
+def _facts(plan: Mapping[str, Any], delta: float) -> dict[str, Any]:
+    names = {"delta": delta, "sampling_rate": plan["rate"], "steps": plan["steps"]}
+    return names | {"unit": "record", "relation": plan["relation"]}
+
+
+def _tell(told: Mapping[str, Any], json: bool) -> None:
+    if json:
+        emit(told)
+        return
+    for name, value in told.items():
+        text = f"{value:.6g}" if isinstance(value, float) else str(value)
+        print(f"{name.replace('_', ' '):<20} {'not installed' if value is None else text}")

@@ -1,0 +1,98 @@
+"""What a mechanism promises, in terms that can be checked, and what may be added up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+from vfl.core.errors import PrivacyError
+
+#: What may differ between two neighbouring data sets.
+Unit = Literal["", "label", "record", "client"]
+#: How it differs: it has another value, or it is in one of them alone.
+Relation = Literal["", "replace", "add or remove"]
+#: Who looks, from the one who sees most to the one who sees least.
+Adversary = Literal["partner", "outsider with the model", "outsider with predictions"]
+#: What one epsilon is about.
+Span = Literal["exchange", "epoch", "training"]
+
+UNITS, RELATIONS, ADVERSARIES, SPANS = map(get_args, (Unit, Relation, Adversary, Span))
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyStatement:
+    """What a mechanism promises, in terms that can be checked.
+
+    Attributes:
+        protects: "labels", "inputs", "records" (a row's inputs and label) or "model".
+        against: the attacker the promise is about, in one sentence.
+        epsilon, delta: differential privacy of one `unit`; None where there is no such guarantee.
+        unit: "label", "record" or "client"; empty without a guarantee.
+        per: what one epsilon is about: one "exchange", one "epoch" or the whole "training".
+        relation: "replace" or "add or remove"; empty without a guarantee.
+        adversary: the strongest it holds against; a "partner" sees messages of single rows, an
+            "outsider" what a training leaves.
+        accountant: what the epsilon was computed with; empty without a guarantee.
+        assumes: what must be true beside, a clause each.
+        training_only: queries, those of the training included, are not covered.
+    """
+
+    protects: str
+    against: str
+    epsilon: float | None = None
+    delta: float | None = None
+    unit: Unit = ""
+    per: Span = "training"
+    relation: Relation = ""
+    adversary: Adversary = "partner"
+    accountant: str = ""
+    assumes: tuple[str, ...] = ()
+    training_only: bool = False
+
+    def __str__(self) -> str:
+        text = f"{self.protects} against {self.against}"
+        if self.epsilon is None:
+            return f"{text} (no epsilon)"
+        delta = f", delta {self.delta:g}" if self.delta else ""
+        text += f": epsilon {self.epsilon:.4g}{delta} for one {self.unit} in one {self.per}"
+        text += f" ({self.relation}; adversary: {self.adversary}; accountant: {self.accountant})"
+        return f"{text}, if {'; '.join(self.assumes)}" if self.assumes else text
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; `text` is what people read."""
+        return asdict(self) | {"assumes": list(self.assumes), "text": str(self)}
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """What two statements must share for their epsilons to be of the same thing."""
+        return self.protects, self.unit, self.per, self.relation, self.adversary
+
+
+def added(statements: Iterable[PrivacyStatement]) -> PrivacyStatement:
+    """What several mechanisms promise together, by basic composition.
+
+    Dwork and Roth 2014, theorem 3.16: epsilons add up, and so do deltas.
+
+    >>> one = PrivacyStatement("labels", "everybody", 1.0, 0.0, "label", relation="replace")
+    >>> added([one, one]).epsilon
+    2.0
+
+    Raises:
+        PrivacyError: they are of different units, spans, relations or adversaries; or one has
+            no epsilon, or there is none at all.
+    """
+    listed = list(statements)
+    kinds = sorted({", ".join(filter(None, one.kind)) for one in listed})
+    if len(kinds) != 1 or any(one.epsilon is None for one in listed):
+        raise PrivacyError(
+            "only epsilons of the same thing add up",
+            got="; ".join(kinds) or "no statement",
+            want="statements with an epsilon of one unit, span, relation and adversary",
+            fix="read them side by side",
+        )
+    epsilon = sum(one.epsilon or 0.0 for one in listed)
+    assumes = tuple(dict.fromkeys(clause for one in listed for clause in one.assumes))
+    accountant = listed[0].accountant if len(listed) == 1 else "basic composition"
+    delta = sum(one.delta or 0.0 for one in listed)
+    return replace(listed[0], epsilon=epsilon, delta=delta, accountant=accountant, assumes=assumes)
