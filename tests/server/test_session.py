@@ -8,7 +8,9 @@ import pytest
 from stand_in_flower import Envelope, Flower
 
 from vfl.config import Experiment, read_party_file
+from vfl.config.run_folder import PROGRESS, RunFolder
 from vfl.core.errors import PeerFailedError
+from vfl.core.storage import read_json
 from vfl.session import Terms
 from vfl.session.trace import read, store
 
@@ -111,3 +113,29 @@ def test_a_party_without_room_for_its_trace_says_only_that_it_failed(
         federation(tracing=("shop",))
     assert "trace" not in str(caught.value)
     assert "the disk has no room for the trace" in [error.what for error in flower.failures]
+
+
+def test_who_is_waited_for_and_how_far_it_is_stands_in_the_folder(
+    federation, flower, tmp_path, monkeypatch
+):
+    told, everybody, asked = [], flower.get_nodes, []
+    monkeypatch.setattr("vfl.session.progress._EVERY_S", 0.0)
+    keep = RunFolder.progress
+
+    def note(folder, record):
+        keep(folder, record)
+        told.append(read_json(folder.path / PROGRESS))
+
+    def late():
+        asked.append(1)
+        return everybody()[: 1 if len(asked) < 3 else 2]
+
+    monkeypatch.setattr(RunFolder, "progress", note)
+    monkeypatch.setattr(flower, "get_nodes", late)
+    federation(tracing=())
+    assert told[0]["waits_for"] == ["shop"]
+    assert told[0]["mode"] == "train"
+    counted = [(one["done"], one["epoch"]) for one in told if not one["waits_for"]]
+    total = 2 * (5 + 1) + 1  # batches and validation of two epochs, and the test
+    assert counted == [(n, 1 if n < 6 else 2) for n in range(total)] + [(total, 2)]
+    assert told[-1]["left_s"] == 0

@@ -5,10 +5,11 @@ import json
 import pytest
 
 from vfl.config import Experiment, PartyFile, read_party_file
-from vfl.config.run_folder import RunFolder
+from vfl.config.run_folder import PROGRESS, RunFolder
 from vfl.core.errors import LostPeerError, PeerError, ProtocolError
 from vfl.federation import deployment
 from vfl.federation.project import write_project
+from vfl.session.progress import ProgressReport
 from vfl.training import federated
 
 OWN_WORDS = "noise\nerror[V008]: full\n  got   no space\nTraceback\n  File x\n"
@@ -33,7 +34,7 @@ def label(tmp_path):
 def follow(label, monkeypatch):
     """Follows a run while `submitted` plays the label party's process."""
 
-    def run(submitted, state="running", resume=False):
+    def run(submitted, state="running", resume=False, on_progress=lambda report: None):
         path = read_party_file(label.party_file).run_path("one")
         monkeypatch.setattr(federated, "_TICK_S", 0.0)
         monkeypatch.setattr(federated, "_ASK_FLOWER_EVERY_S", -1.0)
@@ -43,6 +44,7 @@ def follow(label, monkeypatch):
         notes, epochs = [], []
         extra = {"resume": resume}
         options = {"on_note": notes.append, "on_epoch": epochs.append, "extra": extra}
+        options["on_progress"] = on_progress
         try:
             return federated.run_session(label, "train", "one", **options), notes, epochs
         except PeerError as error:
@@ -65,6 +67,28 @@ def test_notes_and_epochs_are_told_as_they_come(label, follow):
     _, notes, epochs = follow(submitted, "finished:completed")
     assert notes == ["party bank is here"]
     assert epochs == [{"epoch": 1}]
+
+
+def test_progress_is_told_as_it_changes_and_torn_files_are_left_out(label, follow):
+    told, states = [], []
+    reports = [
+        ProgressReport("train", waits_for=("bank",)),
+        ProgressReport("train", (), 1, 2, 3, 10, 1.5, 48.0, 4.7),
+    ]
+
+    def running(*_):
+        folder = RunFolder(read_party_file(label.party_file).run_path("one"))
+        states.append(1)
+        if len(states) <= 2:
+            folder.progress(reports[len(states) - 1].record())
+        elif len(states) == 3:
+            (folder.path / PROGRESS).write_text('{"mode": "tr')
+        else:
+            (folder.path / "summary.json").write_text("{}")
+        return "running" if len(states) < 5 else "finished:completed"
+
+    follow(lambda path: created(path, label), running, on_progress=told.append)
+    assert told == reports
 
 
 def test_a_resumed_run_tells_only_what_is_new(label, follow):

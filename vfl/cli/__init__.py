@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from vfl.cli import align, federation, privacy, project, reference, serving, study, training
+from vfl.cli.output import progress_line
 from vfl.core.errors import VFLError, file_mistake, redacted_output, redacted_traceback
 from vfl.core.version import VERSION
 
@@ -89,7 +90,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _end)
     try:
         with redacted_output():
-            app(prog_name="vfl")
+            try:
+                app(prog_name="vfl")
+            finally:
+                progress_line.end()
     except VFLError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

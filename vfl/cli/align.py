@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from vfl.cli.federation import hand_over
-from vfl.cli.output import Json, Set, emit, say
+from vfl.cli.output import Json, Set, emit, progress_line, say
 from vfl.core.ledger import size
 
 
@@ -60,7 +60,8 @@ def align(
             print(f"{gain.rules:<40}{gain.common:>10}{gain.gained:>+10}  {own}")
         return
     folder = Path(experiment.data.alignment or path.resolve().parent / UNNAMED_ALIGNMENT)
-    done = alignment.align(experiment, protocol, folder)
+    done = alignment.align(experiment, protocol, folder, progress_line.show)
+    progress_line.end()
     sent = {party: done.traffic.of(party) if done.traffic else 0 for party in done.ids}
     if json:
         facts = {"common": done.common, "ids": done.ids, "versions": done.versions}
@@ -93,7 +94,11 @@ def _on_the_federation(project: Path, settings: list[str], preview: bool, json: 
     experiment = label.experiment(settings, spec_mistakes)
     name = new_run_name("align")
     say(f"submitting alignment {name}")
-    run = federated.run_session(label, "align", name, overrides=settings, on_note=say)
+    tell = progress_line.show
+    run = federated.run_session(
+        label, "align", name, overrides=settings, on_note=say, on_progress=tell
+    )
+    progress_line.end()
     facts = read_json(run / federated.OUTCOMES["align"])
     if json:
         emit(facts)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json as jsons
+import math
+import shutil
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vfl.core.ledger import size
 from vfl.core.text import printable_lines
+
+if TYPE_CHECKING:
+    from vfl.session.progress import ProgressReport
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 Set = Annotated[
@@ -54,6 +60,7 @@ Run = Annotated[
 ]
 Download = Annotated[bool, typer.Option("--download", help="Fetch a data set that is not here.")]
 
+_PLAIN_FIRST_S, _PLAIN_EVERY_S = 10.0, 60.0
 _PER_PARTY = ("bytes_up", "bytes_down")
 #: What fits a line of progress; the run folder has the rest.
 _PER_EPOCH = ("loss", "accuracy", "hit_rate", "rmse")
@@ -61,7 +68,86 @@ _PER_EPOCH = ("loss", "accuracy", "hit_rate", "rmse")
 
 def say(text: str) -> None:
     """Progress: one line, or a few lines of our own that quote others."""
+    progress_line.end()
     print(printable_lines(text), file=sys.stderr, flush=True)
+
+
+class ProgressLine:
+    """One line on standard error: rewritten on a terminal, otherwise a new one now and then."""
+
+    def __init__(self) -> None:
+        self._shown, self._due = False, -math.inf
+
+    def show(self, report: ProgressReport) -> None:
+        """Show how far something is; the end of it takes the line away."""
+        if report.is_over:
+            self.end()
+            self._due = -math.inf
+        elif sys.stderr.isatty():
+            text = progress_text(report)[: shutil.get_terminal_size().columns - 1]
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+            self._shown = True
+        elif (now := time.monotonic()) >= self._due:
+            # Who trains for seconds reads the epochs; the first line waits until it is worth one.
+            if self._due > -math.inf:
+                say(progress_text(report))
+            self._due = now + (_PLAIN_EVERY_S if self._due > -math.inf else _PLAIN_FIRST_S)
+
+    def end(self) -> None:
+        """Take the line away before something else is printed."""
+        if self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            self._shown = False
+
+
+#: Of this command; whatever prints to a terminal ends it first.
+progress_line = ProgressLine()
+
+
+def progress_text(report: ProgressReport) -> str:
+    """How far something is, in words.
+
+    >>> from vfl.session.progress import ProgressReport
+    >>> progress_text(ProgressReport("train", (), 2, 20, 300, 2000, 250.0, 16e3, 6.8))
+    'train, epoch 2 of 20: 15 %, 250 steps/s, 16 000 rows/s, about 7 s left'
+    >>> progress_text(ProgressReport("align", done=12_300_000, per_second=1.2e6))
+    'align: 12.30 MB, 1.20 MB/s'
+    >>> progress_text(ProgressReport("train", ("bank", "shop")))
+    'train: waiting for bank, shop'
+    """
+    if report.waits_for:
+        return f"{report.mode}: waiting for {', '.join(report.waits_for)}"
+    of_epoch = f", epoch {report.epoch} of {report.epochs}" if report.epoch else ""
+    if report.share is None:
+        facts = [size(report.done), f"{size(round(report.per_second))}/s"] if report.done else []
+    else:
+        facts = [f"{report.share:.0%}".replace("%", " %")]
+        if report.per_second:
+            facts += [
+                f"{_rate(report.per_second)} steps/s",
+                f"{_rate(report.rows_per_second)} rows/s",
+            ]
+        if report.left_s is not None:
+            facts.append(f"about {duration(report.left_s)} left")
+    return f"{report.mode}{of_epoch}: {', '.join(facts) or 'at work'}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds to come, roughly; pages of experiments have more digits, and more to import.
+
+    >>> duration(7.4), duration(130), duration(7500)
+    ('7 s', '2 min 10 s', '2 h 5 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _rate(value: float) -> str:
+    return f"{round(value):,}".replace(",", " ") if value >= 10 else f"{value:.2g}"
 
 
 def say_epoch(record: Mapping[str, Any]) -> None:

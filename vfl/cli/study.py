@@ -382,7 +382,9 @@ def _say_cell(ended: FinishedCell) -> None:
 
     left = "" if ended.done == ended.total else f"  about {seconds_text(ended.left_s)} left"
     state = f"failed: {ended.failure['what']}" if ended.failure else seconds_text(ended.seconds)
-    say(f"{ended.done} of {ended.total}  {ended.cell.title}  {state}{left}")
+    share = f"{ended.done} of {ended.total}, {ended.done / ended.total:.0%}"
+    rate = f"  {60 * ended.per_second:.3g} cells/min" if ended.per_second else ""
+    say(f"{share}  {ended.cell.title}  {state}{rate}{left}")
 
 
 def _print_results(folder: Path, results: str, json: bool) -> Path:

@@ -16,6 +16,7 @@ from vfl.cli.output import (
     Set,
     emit,
     machine,
+    progress_line,
     say,
     say_epoch,
     show,
@@ -74,6 +75,7 @@ def train(
             resume=resume is not None,
             download=download,
             on_epoch=say_epoch,
+            on_progress=progress_line.show,
             device=device,
             say=say,
         )
@@ -203,6 +205,7 @@ def _on_the_federation(project: Path, settings: list[str], resume: Path | None) 
             overrides=settings,
             on_epoch=say_epoch,
             on_note=say,
+            on_progress=progress_line.show,
             extra={"resume": resume is not None},
         )
     except KeyboardInterrupt:
@@ -220,10 +223,11 @@ def _ask(run: Path, mode: Literal["evaluate", "predict"], device: str) -> Path:
         hand_over(run)
         from vfl.training import federated
 
-        return federated.run_session(federated.label_folder_of(run), mode, run.resolve().name)
+        label, tell = federated.label_folder_of(run), progress_line.show
+        return federated.run_session(label, mode, run.resolve().name, on_progress=tell)
     from vfl.core.seeds import use_one_thread
     from vfl.training import evaluate, predict
 
     use_one_thread()
-    {"evaluate": evaluate, "predict": predict}[mode](folder, device)
+    {"evaluate": evaluate, "predict": predict}[mode](folder, device, progress_line.show)
     return run

@@ -4,6 +4,7 @@ run.json            name, time, version, mode, command, SHA-256 of config.toml; 
 config.toml         the experiment with every default written out
 environment.json    versions and processor
 metrics.jsonl       one line an epoch
+progress.json       how far the session is that runs or ran last, once a second; see `vfl status`
 notes.txt           what happened meanwhile: who came, who went away, restarts (federation)
 traffic.csv         the ledger
 summary.json        the figures of the whole run; its presence means the run ended well; sealed
@@ -23,12 +24,13 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from vfl.config import Experiment, read_experiment, to_toml
-from vfl.core.errors import RunFolderError, VFLError
+from vfl.core.errors import RunFolderError, StorageError, VFLError
 from vfl.core.ledger import Ledger
 from vfl.core.storage import (
     Seal,
@@ -41,12 +43,14 @@ from vfl.core.storage import (
     read_lines,
     read_sealed_json,
     write_json,
+    write_pieces,
     write_sealed_json,
     write_text,
 )
 from vfl.core.text import printable
 from vfl.core.version import VERSION
 
+PROGRESS = "progress.json"
 _HEAD, _CONFIG, _SUMMARY, _EVALUATION = "run.json", "config.toml", "summary.json", "evaluation.json"
 #: What a seal adds to the figures of a run. They name their run themselves.
 _OF_SEAL = ("format", "vfl", "kind", "party", "step", "sha256", "run_sha256")
@@ -195,6 +199,13 @@ class RunFolder:
         else:
             records = [*earlier, dict(record)]
             write_text(path, "".join(json.dumps(one) + "\n" for one in records))
+
+    def progress(self, record: Mapping[str, Any]) -> None:
+        """How far a session is, for whoever looks; nothing waits for the disk or fails with it."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        text = json.dumps({**record, "at": now, "process": os.getpid()})
+        with suppress(StorageError):
+            write_pieces(self.path / PROGRESS, [text.encode()], durable=False)
 
     def note(self, line: str) -> None:
         """Add one line about what happened; whoever follows the run shows it."""

@@ -238,8 +238,13 @@ def write_bytes(path: Path, content: bytes, mode: int = PRIVATE_FILE) -> None:
     write_pieces(path, [content], mode)
 
 
-def write_pieces(path: Path, pieces: Iterable[bytes], mode: int = PRIVATE_FILE) -> None:
-    """`write_bytes` of bytes in pieces, which are not joined in memory."""
+def write_pieces(
+    path: Path, pieces: Iterable[bytes], mode: int = PRIVATE_FILE, *, durable: bool = True
+) -> None:
+    """`write_bytes` of bytes in pieces, which are not joined in memory.
+
+    What is not durable is not waited for: a crash of the machine may leave an empty file.
+    """
     with writing(path):
         private_folder(path.parent)
         handle, aside = _aside(path)
@@ -247,7 +252,8 @@ def write_pieces(path: Path, pieces: Iterable[bytes], mode: int = PRIVATE_FILE) 
             with os.fdopen(handle, "wb") as file:
                 file.writelines(pieces)
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
                 os.chmod(aside, mode)
                 os.replace(aside, path)
         except BaseException:

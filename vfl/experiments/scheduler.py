@@ -71,6 +71,7 @@ class FinishedCell:
         seconds: it took.
         done, total: cells that have ended, and all, those of earlier calls included.
         left_s: about how long the rest takes.
+        per_second: cells that ended in this call, over its time.
     """
 
     cell: Cell
@@ -79,6 +80,7 @@ class FinishedCell:
     done: int
     total: int
     left_s: float
+    per_second: float
 
 
 def run_cells(
@@ -109,7 +111,7 @@ def run_cells(
     waiting = list(named.values())
     jobs = max(1, min(jobs, len(waiting)))
     kind = InProcessWorker if jobs == 1 else ProcessWorker
-    failed: list[FinishedCell] = []
+    failed, ran, began = list[FinishedCell](), 0, time.monotonic()
     with _alone(folder.path):
         workers: list[Worker] = [kind(folder, device) for _ in range(jobs)]
         before = {cell.name: _measured(folder.cells_path / cell.name) for cell in waiting}
@@ -123,7 +125,9 @@ def run_cells(
             failure = failure_of(path)
             remaining.add(cell, seconds)
             left = remaining.left_s(ahead.values())
-            ended = FinishedCell(cell, failure, seconds, number, len(named), left)
+            ran += 1
+            rate = ran / max(time.monotonic() - began, 1e-9)
+            ended = FinishedCell(cell, failure, seconds, number, len(named), left, rate)
             failed += [ended] if failure else []
             on_end(ended)
     return failed

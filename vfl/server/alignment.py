@@ -17,6 +17,7 @@ from vfl.datasets import PartyData, Split
 from vfl.server.federation import Federation
 from vfl.session.alignment import OwnAlignment, Post
 from vfl.session.consent import check_alignment
+from vfl.session.progress import AlignmentProgress, ProgressReport, WaitingFor
 from vfl.session.terms import AlignTerms
 from vfl.transport import ObservedPoll
 
@@ -44,10 +45,22 @@ def run_alignment(
     nothing = np.empty(0, dtype=np.int64)
     rowless = PartyData(party.party, None, None, None, Split(nothing, nothing, nothing), b"")
     settings = experiment.federation
+
+    def tell(report: ProgressReport) -> None:
+        folder.progress(report.record())
+
+    progress = AlignmentProgress(tell)
     with Federation(
-        grid, terms, settings, rowless, settings.join_timeout_s, say, simulation=simulation
+        grid,
+        terms,
+        settings,
+        rowless,
+        settings.join_timeout_s,
+        say,
+        simulation=simulation,
+        waiting=WaitingFor(terms.mode, tell),
     ) as federation:
-        links = federation.join([ledger])
+        links = federation.join([ledger, progress.frame])
         _carry(own, links)
         kept = own.keep(federation.session)
         for link in links.values():

@@ -67,6 +67,7 @@ class Federation:
         join_timeout_s: how long parties may take to come.
         say: told one line about each stage.
         attempt: how often the session was begun anew.
+        waiting: told now and then who has not come yet.
         simulation: nodes have no names, and their positions name the parties. In a deployment a
             node is the party it is registered as, and one without a name is nobody.
     """
@@ -81,6 +82,7 @@ class Federation:
         say: Callable[[str], None] = lambda line: None,
         attempt: int = 0,
         simulation: bool = False,
+        waiting: Callable[[Sequence[str]], None] = lambda parties: None,
     ) -> None:
         self.grid = grid
         self.terms = terms
@@ -90,6 +92,7 @@ class Federation:
         self.say = say
         self.attempt = attempt
         self.simulation = simulation
+        self._waiting = waiting
         self.session = secrets.token_hex(16)
         self._start = 0
         self._nodes: dict[str, int] = {}
@@ -196,6 +199,7 @@ class Federation:
                 named = _by_name([node for node in nodes if node.name in wanted])
             if len(named) == len(wanted):
                 return named
+            self._waiting([name for name in wanted if name not in named])
             if time.monotonic() > deadline:
                 missing = [name for name in wanted if name not in named]
                 count = "1 SuperNode" if len(nodes) == 1 else f"{len(nodes)} SuperNodes"
@@ -269,6 +273,7 @@ class Federation:
         if time.monotonic() - self._last_poll < _POLL_S:
             return
         self._last_poll = time.monotonic()
+        self._waiting([party for party in self.terms.peers if party not in self._node_of])
         for reply in self.grid.pull_messages(list(self._pending)) if self._pending else ():
             name = self._pending.pop(reply.metadata.reply_to_message_id, "a party")
             self._hear(name, reply)

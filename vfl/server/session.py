@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from importlib import import_module
 from itertools import count
@@ -33,7 +33,7 @@ from vfl.server.label_party import AnyLabelParty, LabelParty, Objective
 from vfl.server.serving import ServingParty
 from vfl.server.summary import summarise, test_figures, write_predictions
 from vfl.server.whole_network import WholeNetworkLabel
-from vfl.session import PartyFolder, PartyReport, Terms, secure, unexpected
+from vfl.session import Exchange, PartyFolder, PartyReport, Terms, secure, unexpected
 from vfl.session.checkpoint import newest_common
 from vfl.session.consent import frame_limits, most_of_an_epoch
 from vfl.session.exchange import Own
@@ -45,6 +45,7 @@ from vfl.session.party_folder import (
     own_ledger,
     own_secret,
 )
+from vfl.session.progress import ProgressReport, SessionProgress, WaitingFor
 from vfl.session.serving import require_servable
 from vfl.session.terms import AlignTerms
 from vfl.session.trace import own_recorders, recording
@@ -211,6 +212,13 @@ class LabelSession:
             front.show(terms.run, terms.feature_parties, self.data, classes)
             self.say(front.welcome)
 
+    def _tell(self, report: ProgressReport) -> None:
+        self.folder.progress(report.record())
+
+    def _watched(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
+        """The same exchanges; how far they are is written into the run's folder."""
+        return SessionProgress(self.terms, self.data.split, self._tell).through(schedule)
+
     def say(self, line: str) -> None:
         """One line about the session, in the log and in the run's folder."""
         _told(self.folder)(line)
@@ -298,6 +306,7 @@ class LabelSession:
             self.say,
             attempt,
             simulation=self.simulation,
+            waiting=WaitingFor(terms.mode, self._tell),
         ) as federation:
             links = federation.join([ledger, meter, *recorders], start)
             classes = data.classes if trains else folder.classes()
@@ -314,7 +323,7 @@ class LabelSession:
                 whole = WholeNetworkLabel(
                     data, terms, named, links, receive, own, objective, agreed=agreed, **more
                 )
-                whole.play(start, meter.through)
+                whole.play(start, lambda schedule: self._watched(meter.through(schedule)))
                 federation.collect(_COLLECT_S)
                 return whole, whole.reports
             label = LabelParty(data, terms, links, own, objective, **more)
@@ -324,13 +333,15 @@ class LabelSession:
             label.resume(start)
             if self.front is not None:
                 serving = ServingParty(label)
+                self._tell(ProgressReport("serve"))
                 try:
                     self.front.play(serving)
                 finally:
                     meter.rows += label.progress.asked_rows
                 serving.close()
                 return self._end(label, federation)
-            schedule = meter.through(label.stopping.follow(terms.schedule(data.split, start)))
+            followed = label.stopping.follow(terms.schedule(data.split, start))
+            schedule = self._watched(meter.through(followed))
             weights = {party.party: label.weights}
             with recording(recorders, schedule, start, weights, _say) as exchanges:
                 label.run(exchanges)

@@ -18,6 +18,7 @@ from vfl.datasets.alignment.join import MIN_OVERLAP
 from vfl.datasets.alignment.positions import Agreed, Alignment, ids_digest, key_of, last_version
 from vfl.datasets.alignment.protocols import Bounds, Own, Traffic, play
 from vfl.datasets.table import spaced
+from vfl.session.progress import AlignmentProgress, Tell
 from vfl.training.run import own_tables
 
 _ANY = Bounds(min_ids=0, min_common=0)
@@ -61,13 +62,16 @@ class Gain:
     repeated: Mapping[str, int]
 
 
-def align(experiment: Experiment, protocol: str, folder: Path) -> Aligned:
+def align(
+    experiment: Experiment, protocol: str, folder: Path, tell: Tell = lambda report: None
+) -> Aligned:
     """Find the common rows of the parties' own files, and keep each party's positions.
 
     Args:
         experiment: whose parties have files of their own; `data.id` and `data.id_rules`.
         protocol: a spec of `vfl.datasets.alignment.protocols.PROTOCOLS`.
         folder: a folder a party is written there.
+        tell: told how much has crossed.
 
     Raises:
         ConfigError: the parties have no files of their own.
@@ -84,7 +88,12 @@ def align(experiment: Experiment, protocol: str, folder: Path) -> Aligned:
         keys = normalise(own, rules)
         check_unique(keys, own, f"party '{party}'", rules)
         owns.append(Own(party, keys, _ANY))
-    found, traffic = play(protocol, owns, experiment.label.party)
+    progress = AlignmentProgress(tell)
+
+    def observe(sender: str, to: str, payload: bytes) -> None:
+        progress.add(len(payload))
+
+    found, traffic = play(protocol, owns, experiment.label.party, observe)
     common = len(found[owns[0].party])
     if not common or common < MIN_OVERLAP * min(map(len, ids.values())):
         raise MisalignedError(

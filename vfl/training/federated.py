@@ -6,16 +6,19 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from vfl.config import read_party_file
+from vfl.config.run_folder import PROGRESS
 from vfl.core.errors import LostPeerError, PeerError, RunFolderError, VFLError, read_record
 from vfl.core.storage import locked, read_json, write_text
 from vfl.core.text import printable, printable_lines
 from vfl.federation import deployment
 from vfl.federation.project import LabelFolder
+from vfl.session.progress import ProgressReport, Tell
 
 _TICK_S = 0.1
 _ASK_FLOWER_EVERY_S = 5.0
@@ -51,6 +54,7 @@ def run_session(
     overrides: Sequence[str] = (),
     on_epoch: Callable[[Mapping[str, Any]], None] = lambda record: None,
     on_note: Callable[[str], None] = lambda line: None,
+    on_progress: Tell = lambda report: None,
     extra: Mapping[str, str | bool] | None = None,
     federation: str = "",
 ) -> Path:
@@ -63,6 +67,7 @@ def run_session(
         overrides: changes to the experiment, as ``key=value``.
         on_epoch: called with each epoch's record as it comes.
         on_note: called with one line about who came, who went away, and what is done about it.
+        on_progress: told how far the session is, about once a second.
         extra: more of Flower's run configuration (a simulation's party files).
         federation: Flower's federation configuration, for a simulation.
 
@@ -81,7 +86,10 @@ def run_session(
         with locked(path):  # another session is at work in it: nothing is touched
             for stale in (outcome, failure):
                 stale.unlink(missing_ok=True)
-    followed = [_FollowedFile(path / "notes.txt", on_note)]
+    followed: list[_FollowedFile | _FollowedProgress] = [
+        _FollowedFile(path / "notes.txt", on_note),
+        _FollowedProgress(path / PROGRESS, on_progress),
+    ]
     if mode == "train":
         followed.append(
             _FollowedFile(path / "metrics.jsonl", lambda line: on_epoch(_record(line, path)))
@@ -132,6 +140,37 @@ class _FollowedFile:
         if not self._path.exists():
             return []
         return self._path.read_text(errors="replace").rpartition("\n")[0].splitlines()
+
+
+class _FollowedProgress:
+    """A file that says how far a session is; what it said of an earlier one is not reported."""
+
+    def __init__(self, path: Path, tell: Tell) -> None:
+        self._path, self._tell = path, tell
+        self._seen = self._written()
+
+    def look(self) -> None:
+        """Report what it says now, if that is new."""
+        if (written := self._written()) != self._seen:
+            self._seen = written
+            if (report := read_progress(self._path)) is not None:
+                self._tell(report)
+
+    def _written(self) -> int:
+        try:
+            return self._path.stat().st_mtime_ns
+        except OSError:
+            return 0
+
+
+def read_progress(path: Path) -> ProgressReport | None:
+    """What a `progress.json` says; None where there is none, or a torn one."""
+    try:
+        record = read_json(path)
+        known = {one.name: record[one.name] for one in fields(ProgressReport)}
+        return ProgressReport(**known | {"waits_for": tuple(map(printable, record["waits_for"]))})
+    except (VFLError, KeyError, TypeError):
+        return None
 
 
 def _record(line: str, run: Path) -> Any:

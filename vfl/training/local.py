@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -22,6 +22,7 @@ from vfl.server import EpochRecord, LabelParty, Objective
 from vfl.session import CHECKPOINTS, Adversary, Checkpoints, Exchange, Mode, Terms, secure
 from vfl.session.checkpoint import newest_common
 from vfl.session.exchange import HONEST, Own
+from vfl.session.progress import SessionProgress, Tell
 from vfl.session.secure import FeatureRound, HelperRound
 from vfl.session.trace import recorders_of, recording
 from vfl.transport.link import Observed, TransportLink, local_pair
@@ -51,6 +52,7 @@ class Options(TypedDict, total=False):
             there. None saves nothing.
         observers: told about every frame (a `Trace`, for example), besides the ledger.
         on_epoch: told one record an epoch.
+        on_progress: told how far the session is, about once a second.
         connect: makes the links; frames are handed over at once if not given.
         say: told how large a trace may get before it starts, and when a checkpoint is damaged.
     """
@@ -64,6 +66,7 @@ class Options(TypedDict, total=False):
     checkpoints: Path | None
     observers: Sequence[Observer]
     on_epoch: Callable[[EpochRecord], None]
+    on_progress: Tell
     connect: Connect
     say: Callable[[str], None]
 
@@ -87,6 +90,7 @@ class PartiesSession:
         self.terms = Terms.of(experiment, mode, experiment.name)
         self.ledger, self._mode = Ledger(), secure.make(self.terms.secure)
         self._say: Callable[[str], None] = options.get("say", lambda line: None)
+        self._tell = options.get("on_progress")
         self._weights = options.get("weights") or {}
         given, adversaries = options.get("secrets") or {}, options.get("adversaries") or {}
         everybody = dict.fromkeys([*parties, *self.terms.peers])
@@ -119,6 +123,13 @@ class PartiesSession:
         if start < most:
             self._say(f"checkpoint {most} is damaged; the training goes on from {start}")
         return start
+
+    def _watched(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
+        """The same exchanges; how far they are is told where somebody wants to know."""
+        if self._tell is None:
+            return iter(schedule)
+        progress = SessionProgress(self.terms, self.label.data.split, self._tell)
+        return progress.through(schedule)
 
     def weights(self) -> dict[str, dict[str, Tensor]]:
         """Everybody's weights, or shares of them, by party."""
@@ -207,7 +218,7 @@ class LocalSession(PartiesSession):
         split = self.label.data.split
         for client in self.clients:
             client.resume(start, self.terms.in_flight_at(split, start))
-        schedule = self.label.stopping.follow(self.terms.schedule(split, start))
+        schedule = self._watched(self.label.stopping.follow(self.terms.schedule(split, start)))
         weights = {client.name: client.weights for client in self.clients}
         weights[self.label.data.name] = self.label.weights
         recorders = [one for own in self._recorders.values() for one in own]

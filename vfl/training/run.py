@@ -25,6 +25,7 @@ from vfl.server import EpochRecord, summarise
 from vfl.server.summary import revealed, test_figures, write_predictions
 from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms, secure
 from vfl.session.party_folder import table_format
+from vfl.session.progress import ProgressReport, Tell
 from vfl.training.local import LocalSession, Options
 from vfl.training.whole_network import WholeNetworkSession
 
@@ -134,9 +135,20 @@ def session_of(
 
 
 def trained(
-    folder: RunFolder, data: Mapping[str, PartyData], mode: Mode, device: str = "cpu"
+    folder: RunFolder,
+    data: Mapping[str, PartyData],
+    mode: Mode,
+    device: str = "cpu",
+    tell: Tell | None = None,
 ) -> LocalSession | WholeNetworkSession:
     """A session of a finished run with its weights, ready to evaluate or predict.
+
+    Args:
+        folder: of the run.
+        data: every party's rows.
+        mode: evaluate, predict or serve.
+        device: where the models run.
+        tell: told how far it is, as the folder is.
 
     Raises:
         RunFolderError: the weights are not those of the run, or not as they were written.
@@ -144,7 +156,19 @@ def trained(
     weights = {party: PartyFolder(folder.party(party)).weights() for party in data}
     digests = ((party, weights_digest(state)) for party, state in weights.items())
     folder.check_weights(joint_digest(digests))
-    return session_of(folder.experiment(), data, mode, weights=weights, device=device)
+    options: Options = {"weights": weights, "device": device, "on_progress": _noted(folder, tell)}
+    return session_of(folder.experiment(), data, mode, **options)
+
+
+def _noted(folder: RunFolder, tell: Tell | None) -> Tell:
+    """Writes down how far a session is, and passes it on."""
+
+    def note(report: ProgressReport) -> None:
+        folder.progress(report.record())
+        if tell is not None:
+            tell(report)
+
+    return note
 
 
 def train(
@@ -188,6 +212,7 @@ def train(
                 on_epoch(epoch)
 
         options |= {"on_epoch": record, "checkpoints": folder.path / "parties"}
+        options["on_progress"] = _noted(folder, options.get("on_progress"))
         try:
             session = session_of(experiment, data, "train", **options).run()
         except VFLError as error:
@@ -231,25 +256,25 @@ def _learned(folder: RunFolder, party: str, experiment: Experiment) -> Checkpoin
     return Checkpoints(folder.party(party) / _ADVERSARY, party, terms.run, terms.digest())
 
 
-def evaluate(folder: RunFolder, device: str = "cpu") -> dict[str, Any]:
+def evaluate(folder: RunFolder, device: str = "cpu", tell: Tell | None = None) -> dict[str, Any]:
     """Evaluate a run's weights on its test rows."""
     experiment = folder.experiment()
     with locked(folder.path):
-        session = trained(folder, load_data(experiment), "evaluate", device).run()
+        session = trained(folder, load_data(experiment), "evaluate", device, tell).run()
         summary = summarise(session.label, session.weights_digest(), str(folder.path))
         summary |= accounts_of(session)
         folder.evaluated(summary)
     return summary
 
 
-def predict(folder: RunFolder, device: str = "cpu") -> Path:
+def predict(folder: RunFolder, device: str = "cpu", tell: Tell | None = None) -> Path:
     """Predict the test rows of a run; the CSV file with the answers."""
     experiment = folder.experiment()
     data = load_data(experiment)
     path = folder.path / "predictions.csv"
     label = data[experiment.label.party]
     with locked(folder.path):
-        session = trained(folder, data, "predict", device).run()
+        session = trained(folder, data, "predict", device, tell).run()
         for party, own in data.items():
             PartyFolder(folder.party(party)).save_predicted(own)
         write_predictions(path, label, session.label.outputs, label.classes)

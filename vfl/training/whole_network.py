@@ -100,7 +100,7 @@ class WholeNetworkSession(PartiesSession):
         programs: dict[str, Callable[[], object]] = {
             one.name: partial(one.play, start) for one in self._everybody
         }
-        programs[self.label.data.name] = partial(self.label.play, start)
+        programs[self.label.data.name] = partial(self.label.play, start, self._watched)
         self._streams.play(programs)
         return self
 

@@ -1,0 +1,117 @@
+"""How far a session is, against a count of its schedule and a clock that the test moves."""
+
+import numpy as np
+import pytest
+
+from vfl.datasets import Split
+from vfl.session.progress import AlignmentProgress, SessionProgress, WaitingFor, exchanges_of
+from vfl.session.terms import PartyTerms, Terms
+
+TRAIN, VALIDATION, TEST = 90, 1100, 2500
+
+
+def split():
+    rows = np.arange(TRAIN + VALIDATION + TEST)
+    return Split(*np.split(rows, [TRAIN, TRAIN + VALIDATION]))
+
+
+def terms(mode="train"):
+    return Terms(
+        mode=mode,
+        run="one",
+        seed=0,
+        codec="none",
+        defense="none",
+        merge="concat",
+        secure="none",
+        label_party="lender",
+        parties={"bank": PartyTerms(width=2, bottom="linear")},
+        validation=0.2,
+        test=0.2,
+        alignment=None,
+        train={"epochs": 3, "batch_size": 8},
+    )
+
+
+class Clock:
+    """A step takes as long as the test says."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def watched(exchanges, seconds, agreed=None):
+    """Everything that is told while each exchange takes so many seconds."""
+    clock, told = Clock(), []
+    progress = SessionProgress(agreed or terms(), split(), told.append, clock)
+    passed = []
+    for exchange in progress.through(exchanges):
+        passed.append(exchange)
+        clock.now += seconds
+    assert passed == exchanges
+    return told
+
+
+@pytest.mark.parametrize("mode", ["train", "evaluate", "predict"])
+def test_the_total_is_that_of_the_schedule(mode):
+    agreed = terms(mode)
+    assert exchanges_of(agreed, split()) == len(list(agreed.schedule(split())))
+
+
+def test_rates_and_time_left_follow_from_the_clock():
+    exchanges = list(terms().schedule(split()))
+    told = watched(exchanges, seconds=0.5)
+    middle = told[10]
+    assert middle.done == 20
+    assert middle.total == len(exchanges)
+    assert middle.epoch == exchanges[20].epoch
+    assert middle.epochs == 3
+    assert middle.per_second == pytest.approx(2.0)
+    counted = sum(len(one.rows) for one in exchanges[2:20])
+    assert middle.rows_per_second == pytest.approx(counted / 9.0)
+    assert middle.left_s == pytest.approx((len(exchanges) - 20) * 0.5)
+
+
+def test_a_report_a_second_at_most_and_one_at_the_end():
+    exchanges = list(terms().schedule(split()))
+    told = watched(exchanges, seconds=0.01)
+    assert len(told) == 2 + int(0.01 * (len(exchanges) - 1))
+    assert [report.is_over for report in told] == [False] * (len(told) - 1) + [True]
+    assert told[0].left_s is None
+    assert told[-1].share == 1.0
+
+
+def test_a_training_that_stopped_early_is_over():
+    exchanges = list(terms().schedule(split()))[:7]
+    last = watched(exchanges, seconds=2.0)[-1]
+    assert (last.done, last.total, last.is_over) == (7, 7, True)
+
+
+def test_a_resumed_training_begins_where_it_was():
+    exchanges = list(terms().schedule(split(), 20))
+    first, second = watched(exchanges, seconds=2.0)[:2]
+    assert (first.done, second.done) == (20, 21)
+    assert second.per_second == pytest.approx(0.5)
+
+
+def test_who_is_waited_for_is_told_once():
+    told = []
+    waits = WaitingFor("train", told.append)
+    for parties in (["bank", "shop"], ["bank", "shop"], ["shop"], [], ["shop"]):
+        waits(parties)
+    assert [one.waits_for for one in told] == [("bank", "shop"), ("shop",), ("shop",)]
+    assert told[0].share is None
+
+
+def test_an_alignment_counts_bytes_and_has_no_total():
+    clock, told = Clock(), []
+    progress = AlignmentProgress(told.append, clock)
+    for _ in range(10):
+        clock.now += 0.25
+        progress.add(100)
+    assert [report.done for report in told] == [100, 500, 900]
+    assert told[-1].per_second == pytest.approx(400.0)
+    assert {report.share for report in told} == {None}

@@ -1,0 +1,170 @@
+"""How far a session is: counts, rates and seconds, told about once a second; nothing of any row."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vfl.core.frame import Frame
+from vfl.datasets import Split
+from vfl.session.schedule import QUERY_ROWS, Exchange, steps_per_epoch
+from vfl.session.terms import Terms
+
+_EVERY_S = 1.0
+_WINDOW = 30  # reports that a rate is of
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressReport:
+    """How far a session is now.
+
+    Attributes:
+        mode: train, evaluate, predict, serve or align.
+        waits_for: parties that have not come; nothing else is known until they have.
+        epoch, epochs: of a training; 0 elsewhere.
+        done, total: exchanges; an early stop ends before the total. An alignment counts bytes, and
+            has no total: how much there is would tell how many ids the others have.
+        per_second: exchanges or bytes a second.
+        rows_per_second: of the label party's rows.
+        left_s: about how long the rest takes; None while nothing is known.
+    """
+
+    mode: str
+    waits_for: tuple[str, ...] = ()
+    epoch: int = 0
+    epochs: int = 0
+    done: int = 0
+    total: int = 0
+    per_second: float = 0.0
+    rows_per_second: float = 0.0
+    left_s: float | None = None
+
+    def record(self) -> dict[str, Any]:
+        """As it is written down."""
+        return asdict(self) | {"waits_for": list(self.waits_for)}
+
+    @property
+    def share(self) -> float | None:
+        """How much is done, from 0 to 1; None without a total."""
+        return min(1.0, self.done / self.total) if self.total else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left."""
+        return self.left_s == 0.0
+
+
+Tell = Callable[[ProgressReport], None]
+
+
+def exchanges_of(terms: Terms, split: Split) -> int:
+    """How many exchanges a session has at most.
+
+    Args:
+        terms: what was agreed.
+        split: of the rows.
+    """
+    asked = math.ceil(len(split.test) / QUERY_ROWS)
+    if terms.mode != "train":
+        return asked
+    an_epoch = steps_per_epoch(len(split.train), terms.train.batch_size)
+    an_epoch += math.ceil(len(split.validation) / QUERY_ROWS)
+    return terms.train.epochs * an_epoch + asked
+
+
+class SessionProgress:
+    """Watches a session from its schedule: it looks at the clock once an exchange.
+
+    Args:
+        terms: what was agreed.
+        split: of the rows.
+        tell: told at the start, about once a second, and at the end.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self, terms: Terms, split: Split, tell: Tell, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._terms, self._tell, self._clock = terms, tell, clock
+        self._total = exchanges_of(terms, split)
+
+    def through(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
+        """The same exchanges; before one of them may stand a report."""
+        past: deque[tuple[float, int, int]] = deque(maxlen=_WINDOW)
+        rows, due, epoch, done = 0, -math.inf, 0, 0
+        for exchange in schedule:
+            epoch, done = exchange.epoch, exchange.step
+            if (now := self._clock()) >= due:
+                due = now + _EVERY_S
+                past.append((now, done, rows))
+                self._tell(self._report(past, epoch, done))
+            rows += len(exchange.rows)
+            done += 1
+            yield exchange
+        past.append((self._clock(), done, rows))
+        self._tell(self._report(past, epoch, done, is_over=True))
+
+    def _report(
+        self, past: deque[tuple[float, int, int]], epoch: int, done: int, *, is_over: bool = False
+    ) -> ProgressReport:
+        warm = 1 if len(past) > 3 else 0  # the first exchange takes long: libraries load
+        (first, steps, rows), (last, steps_now, rows_now) = past[warm], past[-1]
+        took = max(last - first, 1e-9)
+        rate = (steps_now - steps) / took if len(past) > 1 else 0.0
+        left = (self._total - done) / rate if rate else None
+        return ProgressReport(
+            mode=self._terms.mode,
+            epoch=epoch,
+            epochs=self._terms.train.epochs if self._terms.mode == "train" else 0,
+            done=done,
+            total=done if is_over else self._total,
+            per_second=rate,
+            rows_per_second=(rows_now - rows) / took if rate else 0.0,
+            left_s=0.0 if is_over else left,
+        )
+
+
+class WaitingFor:
+    """Tells once of each set of parties that have not come.
+
+    Args:
+        mode: of the session.
+        tell: see `SessionProgress`.
+    """
+
+    def __init__(self, mode: str, tell: Tell) -> None:
+        self._mode, self._tell, self._told = mode, tell, tuple[str, ...]()
+
+    def __call__(self, parties: Sequence[str]) -> None:
+        if parties and tuple(parties) != self._told:
+            self._tell(ProgressReport(self._mode, waits_for=tuple(parties)))
+        self._told = tuple(parties)
+
+
+class AlignmentProgress:
+    """Counts what an alignment sends and receives.
+
+    Args:
+        tell: see `SessionProgress`.
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, tell: Tell, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tell, self._clock = tell, clock
+        self._began, self._due, self._bytes = clock(), -math.inf, 0
+
+    def frame(self, party: str, direction: str, frame: Frame) -> None:
+        """Count a frame, as who observes a link."""
+        self.add(frame.wire_bytes)
+
+    def add(self, count: int) -> None:
+        """Count so many bytes."""
+        self._bytes += count
+        if (now := self._clock()) >= self._due:
+            self._due = now + _EVERY_S
+            took = max(now - self._began, 1e-9)
+            self._tell(ProgressReport("align", done=self._bytes, per_second=self._bytes / took))
