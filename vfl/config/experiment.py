@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -120,6 +120,41 @@ class LabelSettings(Settings):
         return self
 
 
+class MiddleSettings(Settings):
+    """A third party without data between bottoms and head (U-shape): every cut goes to it.
+
+    Attributes:
+        party: its name.
+        width: of its output, which is the head's input; `label.top` is the head.
+        model: what it computes of the merged cuts, as the spec of a bottom.
+        codec: of its output and the gradient of that; `codec` is of the cuts.
+    """
+
+    party: PartyName = "middle"
+    width: int = Field(default=32, ge=1, le=65536)
+    model: Spec = "mlp:hidden=64,last=relu"
+    codec: Spec = "none"
+
+    def check(self, label_party: str, parties: Collection[str], secure: str) -> None:
+        """Refuse a session that it cannot stand in the middle of.
+
+        Raises:
+            ValueError: with the reason.
+        """
+        if self.party == label_party or self.party in parties:
+            raise ValueError(f"middle.party = '{self.party}' is another party's name as well")
+        if label_party in parties:
+            raise ValueError(
+                f"the label party '{label_party}' has columns, and with [middle] it computes the "
+                "head alone; give the columns to a feature party of their own"
+            )
+        if secure != "none":
+            raise ValueError(
+                f"secure = '{secure}' hides cuts from the label party, and with [middle] it gets "
+                "none of them"
+            )
+
+
 class TrainSettings(Settings):
     """How long and how fast; the same at every party.
 
@@ -225,6 +260,7 @@ class Experiment(Settings):
             with "permuted" none has any weight.
         trace: what every party records when one process plays them all; in a federation each
             party's own file says it.
+        middle: a third party without data that computes between bottoms and head; None without.
     """
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "run"
@@ -236,6 +272,7 @@ class Experiment(Settings):
     data: DataSettings = DataSettings()
     parties: Annotated[dict[PartyName, PartySettings], Field(min_length=1, max_length=64)]
     label: LabelSettings = LabelSettings()
+    middle: MiddleSettings | None = None
     align: AlignSettings = AlignSettings()
     train: TrainSettings = TrainSettings()
     trace: TraceSettings = TraceSettings()
@@ -289,7 +326,29 @@ class Experiment(Settings):
         beyond = [epoch for epoch in self.trace.epochs if epoch > self.train.epochs]
         if beyond:
             raise ValueError(f"trace.epochs has {beyond[0]}, and train.epochs {self.train.epochs}")
+        if self.middle is not None:
+            self.middle.check(self.label.party, self.parties, self.secure)
+            if self.trace.enabled:
+                raise ValueError("[trace] replays links to a label party, and [middle] has others")
+            for name in ("compare", "grid", "value"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"[{name}] trains networks without a party in the middle")
         return self
+
+    def refuse_middle(self, what: str) -> None:
+        """Refuse an experiment with a middle where it has no place.
+
+        Raises:
+            ConfigError: with what has no place for it.
+        """
+        if self.middle is not None:
+            raise ConfigError(
+                f"{what} has no place for a party in the middle",
+                got=f"[middle] with party = '{self.middle.party}'",
+                want="bottoms at the feature parties and the whole top at the label party",
+                fix="leave [middle] out; vfl train, evaluate, predict and report take it, in one "
+                "process",
+            )
 
 
 def read_experiment(
@@ -378,6 +437,7 @@ def check_project(experiment: Experiment) -> None:
             got="data.folds",
             fix="leave it out; data.test is the share of test rows",
         )
+    experiment.refuse_middle("a federation")
     if experiment.trace != TraceSettings():
         raise ConfigError(
             "a project's experiment.toml switches on nobody's trace",

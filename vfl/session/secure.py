@@ -299,6 +299,9 @@ class SecureMode:
 
     def promise(self, agreed: Agreed) -> str:
         """Who learns what of the cuts, in a few words."""
+        if agreed.middle is not None:
+            middle = agreed.middle.party
+            return f"{middle} sees every cut and no label, {agreed.label_party} what {middle} makes"
         return f"{agreed.label_party} sees every cut"
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
@@ -310,12 +313,19 @@ class SecureMode:
         if terms.codec != "none":
             cut, gradient = f"{cut} ({terms.codec})", f"{gradient} ({terms.codec})"
         for phase, times, rows in happened:
+            taker, middle = terms.label_party, terms.middle
+            if middle is not None:
+                taker, count = middle.party, rows * middle.width
+                yield Revealed(terms.label_party, "output", taker, phase, times, count)
+                if phase == TRAIN:
+                    what = "gradient of its output"
+                    yield Revealed(taker, what, terms.label_party, phase, times, count)
             values = {name: rows * terms.parties[name].width for name in terms.feature_parties}
             for name, count in values.items():
-                yield Revealed(terms.label_party, cut, name, phase, times, count)
+                yield Revealed(taker, cut, name, phase, times, count)
             if phase == TRAIN:
                 for name, count in values.items():
-                    yield Revealed(name, gradient, terms.label_party, phase, times, count)
+                    yield Revealed(name, gradient, taker, phase, times, count)
 
     # What crosses the links.
 

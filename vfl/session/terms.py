@@ -11,7 +11,14 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from vfl.config import Experiment, TrainSettings
-from vfl.config.experiment import UNNAMED_ALIGNMENT, AlignmentName, PartyName, Share, Spec
+from vfl.config.experiment import (
+    UNNAMED_ALIGNMENT,
+    AlignmentName,
+    MiddleSettings,
+    PartyName,
+    Share,
+    Spec,
+)
 from vfl.config.toml import Settings
 from vfl.core.version import VERSION
 from vfl.datasets import Split
@@ -40,6 +47,7 @@ class Terms(Settings):
         parties: everybody with columns, in merge order (the label party too, if it has any).
         alignment: name of the private alignment of which each party's own positions give the rows
             and their order; None takes the rows by their ids.
+        middle: who computes between bottoms and head; None without.
         version: vfl version of the label party.
     """
 
@@ -56,6 +64,7 @@ class Terms(Settings):
     test: Share
     train: TrainSettings
     alignment: AlignmentName | None
+    middle: MiddleSettings | None = None
     version: str = Field(default=VERSION, max_length=32, pattern=r"^[ -~]+$")
 
     @model_validator(mode="after")
@@ -70,12 +79,15 @@ class Terms(Settings):
         judged = self.train.patience > 0 or self.train.keep == "best"
         if judged and self.validation == 0:
             raise ValueError("patience and keep = 'best' need validation rows")
+        if self.middle is not None:
+            self.middle.check(self.label_party, self.parties, self.secure)
         return self
 
     @classmethod
     def of(cls, experiment: Experiment, mode: Mode, run: str) -> Terms:
         """The public part of an experiment."""
         same = ["seed", "codec", "defense", "merge", "secure", "label_party", "validation", "train"]
+        same.append("middle")
         return cls(
             mode=mode,
             run=run,
@@ -113,6 +125,23 @@ class Terms(Settings):
         """Width of what the top gets."""
         widths = [party.width for party in self.parties.values()]
         return sum(widths) if self.merge == "concat" else widths[0]
+
+    def at_label(self) -> Terms:
+        """The session as the label party meets it: beside a middle it has no other peer.
+
+        The middle waits for each gradient before it goes on, so one output is in flight there.
+        """
+        middle = self.middle
+        if middle is None:
+            return self
+        changed = {
+            "parties": {middle.party: PartyTerms(width=middle.width, bottom=middle.model)},
+            "merge": "concat",
+            "codec": middle.codec,
+            "train": self.train.model_copy(update={"in_flight": 1}),
+            "middle": None,
+        }
+        return self.model_copy(update=changed)
 
     def digest(self) -> str:
         """SHA-256 of the terms, equal at two parties exactly when their terms are."""

@@ -205,11 +205,15 @@ def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
     try:
         if name == terms.label_party:
             folder = RunFolder.open(run)
+            terms = terms.at_label()
             links = {one: local_pair()[0] for one in terms.feature_parties}
             outputs = 1 if classes is None else len(classes)
             objective = Objective.of(folder.experiment().label, outputs)
             party = LabelParty(data, terms, links, mine, objective, weights=weights)
             return _LabelHalf(party, party.model["task"], shape)
+        if name not in terms.parties:
+            folder = RunFolder.open(run)
+            folder.experiment().refuse_middle(f"the file of party '{name}', which has the middle,")
         asked = (
             None
             if bottom is None
@@ -238,7 +242,8 @@ def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
 
 def _check_run(run: Path, terms: Terms, own: PartyFolder, weights: Mapping[str, Tensor]) -> None:
     """Refuse a half of another run, where all halves are here and their joint digest is known."""
-    everybody = list(dict.fromkeys([*terms.parties, terms.label_party]))
+    middle = [] if terms.middle is None else [terms.middle.party]
+    everybody = list(dict.fromkeys([*terms.parties, terms.label_party, *middle]))
     folders = {name: PartyFolder(own.path.parent / name) for name in everybody}
     if (run / "summary.json").exists() and all(one.path.exists() for one in folders.values()):
         others = {x: one.weights() for x, one in folders.items() if x != own.path.name}

@@ -26,8 +26,10 @@ from vfl.server.summary import revealed, test_figures, write_predictions
 from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms, secure
 from vfl.session.party_folder import table_format
 from vfl.training.local import LocalSession, Options
+from vfl.training.u_shape import UShapedSession
 from vfl.training.whole_network import WholeNetworkSession
 
+AnySession = LocalSession | UShapedSession | WholeNetworkSession
 #: What a dishonest party learned from a training, in its part of the run.
 _ADVERSARY = "adversary"
 
@@ -119,7 +121,7 @@ def _own_table(name: str, source: str) -> OwnTable:
 
 def session_of(
     experiment: Experiment, data: Mapping[str, PartyData], mode: Mode, **options: Unpack[Options]
-) -> LocalSession | WholeNetworkSession:
+) -> AnySession:
     """A session with every party in this process, ready to run; see `LocalSession`.
 
     Raises:
@@ -127,23 +129,33 @@ def session_of(
     """
     classes = data[experiment.label.party].classes
     whole = secure.make(experiment.secure).whole_network
-    kind = WholeNetworkSession if whole else LocalSession
+    kind = WholeNetworkSession if whole else UShapedSession if experiment.middle else LocalSession
     outputs = 1 if classes is None else len(classes)
     return kind(experiment, data, mode=mode, outputs=outputs, **options)
 
 
 def trained(
     folder: RunFolder, data: Mapping[str, PartyData], mode: Mode, device: str = "cpu"
-) -> LocalSession | WholeNetworkSession:
+) -> AnySession:
     """A session of a finished run with its weights, ready to evaluate or predict.
 
     Raises:
         RunFolderError: the weights are not those of the run, or not as they were written.
     """
-    weights = {party: PartyFolder(folder.party(party)).weights() for party in data}
+    experiment = folder.experiment()
+    owners = _with_middle(experiment, data)
+    weights = {party: PartyFolder(folder.party(party)).weights() for party in owners}
     digests = ((party, weights_digest(state)) for party, state in weights.items())
     folder.check_weights(joint_digest(digests))
-    return session_of(folder.experiment(), data, mode, weights=weights, device=device)
+    return session_of(experiment, data, mode, weights=weights, device=device)
+
+
+def _with_middle(experiment: Experiment, data: Mapping[str, PartyData]) -> dict[str, PartyData]:
+    """Everybody with weights: the parties with rows, and a middle, which has none."""
+    if experiment.middle is None:
+        return dict(data)
+    name, split = experiment.middle.party, data[experiment.label.party].split
+    return {**data, name: PartyData(name, None, None, None, split, b"")}
 
 
 def train(
@@ -193,9 +205,10 @@ def train(
             folder.fail(error)
             raise
         weights, label = session.weights(), experiment.label.party
-        summary = summarise(session.label, session.weights_digest(), str(folder.path))
+        digest, path = session.weights_digest(), str(folder.path)
+        summary = summarise(session.label, digest, path, session.terms)
         figures = test_figures(summary)
-        for party, own in data.items():
+        for party, own in _with_middle(experiment, data).items():
             known = figures if party == label else None
             PartyFolder(folder.party(party)).save(own, session.terms, weights[party], known)
         for party, adversary in (options.get("adversaries") or {}).items():
@@ -205,9 +218,9 @@ def train(
         return summary
 
 
-def accounts_of(session: LocalSession | WholeNetworkSession) -> dict[str, Any]:
+def accounts_of(session: AnySession) -> dict[str, Any]:
     """What a process that plays every party of a network nobody holds can tell of all of them."""
-    if isinstance(session, LocalSession):
+    if not isinstance(session, WholeNetworkSession):
         return {}
     agreed = revealed(session.terms, session.label.progress)
     return {
@@ -235,7 +248,8 @@ def evaluate(folder: RunFolder, device: str = "cpu") -> dict[str, Any]:
     experiment = folder.experiment()
     with locked(folder.path):
         session = trained(folder, load_data(experiment), "evaluate", device).run()
-        summary = summarise(session.label, session.weights_digest(), str(folder.path))
+        digest, path = session.weights_digest(), str(folder.path)
+        summary = summarise(session.label, digest, path, session.terms)
         summary |= accounts_of(session)
         folder.evaluated(summary)
     return summary
