@@ -3,9 +3,9 @@
     cuts -> merge -> middle model -> output -> label party
     gradient of the output -> backward -> each feature party's gradient
 
-The configuration "U-shaped without label sharing" of Vepakomma et al. 2018 (Split learning for
-health, section 3). To the feature parties it is what a label party is to them without a middle, and
-to the label party it is the only feature party: the same two ends of a round.
+The U-shaped configuration without label sharing of Vepakomma et al. 2018, arXiv 1812.00564. To the
+feature parties it is what a label party is to them without a middle, and to the label party it is
+the only feature party: the same two ends of a round.
 """
 
 from __future__ import annotations
@@ -84,21 +84,21 @@ class MiddleParty:
         assert terms.middle is not None, "a session without a middle has no such party"
         asked, train = terms.middle, terms.train
         self.name, self._merge = asked.party, terms.merge
-        self.ends = {
-            party: LabelEnd(
-                CutTerms(
-                    party,
-                    terms.parties[party].width,
-                    compression.make(terms.codec),
-                    Undefended(),
-                    train.in_flight,
-                ),
-                own,
-                links[party],
-            )
-            for party in terms.feature_parties
-        }
         with scoped(own.secret.number("init")):
+            self.ends = {
+                party: LabelEnd(
+                    CutTerms(
+                        party,
+                        terms.parties[party].width,
+                        compression.make(terms.codec),
+                        Undefended(),
+                        train.in_flight,
+                    ),
+                    own,
+                    links[party],
+                )
+                for party in terms.feature_parties
+            }
             if model is None:
                 recipe = models.make_bottom(asked.model)
                 model = recipe.build((terms.merged_width,), asked.width)

@@ -64,7 +64,7 @@ class Terms(Settings):
     test: Share
     train: TrainSettings
     alignment: AlignmentName | None
-    middle: MiddleSettings | None = None
+    middle: MiddleSettings | None
     version: str = Field(default=VERSION, max_length=32, pattern=r"^[ -~]+$")
 
     @model_validator(mode="after")
@@ -212,6 +212,7 @@ class AlignTerms(Terms):
             label_party=experiment.label.party,
             validation=0,
             test=0,
+            middle=None,
             train=TrainSettings(),
             rules=data.id_rules,
             protocol=align.protocol,
