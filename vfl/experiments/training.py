@@ -115,7 +115,7 @@ def measure_cell(
     """
     experiment = folder.experiment()
     session = trained(folder, _asking_training_rows(data), "evaluate", device).run()
-    experiment.refuse_middle("a comparison")
+    experiment.refuse_roles("a comparison")
     if not isinstance(session, LocalSession):
         raise nobodys_bottom(experiment.feature_parties[0])
     rows = torch.from_numpy(data[experiment.label.party].split.test)

@@ -202,7 +202,7 @@ def _card(
     key: bytes,
 ) -> dict[str, Any]:
     """What people need to know of a half: counts, digests, figures and terms."""
-    is_label, asked = name == terms.label_party, terms.parties.get(name)
+    is_label, asked = name in (terms.label_party, *terms.tasks), terms.parties.get(name)
     if is_label:
         whole = "the top, and the bottom of its own columns"
         role, half = "label party", whole if terms.middle is None else "the head"

@@ -302,7 +302,8 @@ class SecureMode:
         if agreed.middle is not None:
             middle = agreed.middle.party
             return f"{middle} sees every cut and no label, {agreed.label_party} what {middle} makes"
-        return f"{agreed.label_party} sees every cut"
+        takers = label_parties(agreed)
+        return f"{' and '.join(takers)} {'sees' if len(takers) == 1 else 'see'} every cut"
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
         """Who learned what in exchanges that have happened; kinds and sizes only.
@@ -321,11 +322,12 @@ class SecureMode:
                     what = "gradient of its output"
                     yield Revealed(taker, what, terms.label_party, phase, times, count)
             values = {name: rows * terms.parties[name].width for name in terms.feature_parties}
-            for name, count in values.items():
-                yield Revealed(taker, cut, name, phase, times, count)
-            if phase == TRAIN:
+            for one in (taker, *terms.tasks):
                 for name, count in values.items():
-                    yield Revealed(name, gradient, taker, phase, times, count)
+                    yield Revealed(one, cut, name, phase, times, count)
+                if phase == TRAIN:
+                    for name, count in values.items():
+                        yield Revealed(name, gradient, one, phase, times, count)
 
     # What crosses the links.
 
@@ -506,6 +508,13 @@ def third_party(agreed: Agreed) -> str | None:
         SpecError: the mode cannot be built.
     """
     return make(agreed.secure).third_party(agreed.label_party)
+
+
+def label_parties(agreed: Agreed) -> list[str]:
+    """Whoever holds labels, the one that leads first."""
+    more = agreed.tasks or ()
+    names = more if isinstance(more, Mapping) else [task.party for task in more]
+    return [agreed.label_party, *names]
 
 
 def promise(agreed: Agreed) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -18,6 +18,7 @@ from vfl.config.experiment import (
     PartyName,
     Share,
     Spec,
+    check_task_terms,
 )
 from vfl.config.toml import Settings
 from vfl.core.version import VERSION
@@ -48,6 +49,7 @@ class Terms(Settings):
         alignment: name of the private alignment of which each party's own positions give the rows
             and their order; None takes the rows by their ids.
         middle: who computes between bottoms and head; None without.
+        tasks: further label parties, and what their gradients weigh at the feature parties.
         version: vfl version of the label party.
     """
 
@@ -65,6 +67,7 @@ class Terms(Settings):
     train: TrainSettings
     alignment: AlignmentName | None
     middle: MiddleSettings | None
+    tasks: dict[PartyName, Annotated[float, Field(gt=0, le=1e6)]] = Field(max_length=16)
     version: str = Field(default=VERSION, max_length=32, pattern=r"^[ -~]+$")
 
     @model_validator(mode="after")
@@ -79,6 +82,9 @@ class Terms(Settings):
         judged = self.train.patience > 0 or self.train.keep == "best"
         if judged and self.validation == 0:
             raise ValueError("patience and keep = 'best' need validation rows")
+        if {self.label_party, *self.parties} & set(self.tasks):
+            raise ValueError("a further label party has another party's name")
+        check_task_terms(self.tasks, self.secure, self.train, middle=self.middle is not None)
         if self.middle is not None:
             self.middle.check(self.label_party, self.parties, self.secure)
         return self
@@ -96,6 +102,7 @@ class Terms(Settings):
                 for name, party in experiment.parties.items()
             },
             test=experiment.data.test,
+            tasks={task.party: task.weight for task in experiment.tasks or ()},
             alignment=None if experiment.has_own_tables else experiment.data.alignment,
             **{name: getattr(experiment, name) for name in same},
         )
@@ -126,12 +133,19 @@ class Terms(Settings):
         widths = [party.width for party in self.parties.values()]
         return sum(widths) if self.merge == "concat" else widths[0]
 
-    def at_label(self) -> Terms:
-        """The session as the label party meets it: beside a middle it has no other peer.
+    def at_label(self, party: str | None = None) -> Terms:
+        """The session as a label party meets it: beside a middle it has no other peer.
 
-        The middle waits for each gradient before it goes on, so one output is in flight there.
+        Of a further label party the peers are the feature parties. The middle waits for each
+        gradient before it goes on, so one output is in flight there.
+
+        Args:
+            party: one of `tasks`; None for the label party that leads.
         """
         middle = self.middle
+        if party is not None:
+            parties = {name: self.parties[name] for name in self.feature_parties}
+            return self.model_copy(update={"label_party": party, "parties": parties, "tasks": {}})
         if middle is None:
             return self
         changed = {
@@ -213,6 +227,7 @@ class AlignTerms(Terms):
             validation=0,
             test=0,
             middle=None,
+            tasks={},
             train=TrainSettings(),
             rules=data.id_rules,
             protocol=align.protocol,

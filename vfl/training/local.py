@@ -159,7 +159,7 @@ class LocalSession(PartiesSession):
         outputs: int,
         **options: Unpack[Options],
     ) -> None:
-        experiment.refuse_middle("this session")
+        experiment.refuse_roles("this session")
         super().__init__(experiment, mode, data, options)
         if self._mode.whole_network:
             raise ExposedCutError(

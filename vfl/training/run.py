@@ -26,10 +26,11 @@ from vfl.server.summary import revealed, test_figures, write_predictions
 from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms, secure
 from vfl.session.party_folder import table_format
 from vfl.training.local import LocalSession, Options
+from vfl.training.several_tasks import SeveralTasksSession
 from vfl.training.u_shape import UShapedSession
 from vfl.training.whole_network import WholeNetworkSession
 
-AnySession = LocalSession | UShapedSession | WholeNetworkSession
+AnySession = LocalSession | SeveralTasksSession | UShapedSession | WholeNetworkSession
 #: What a dishonest party learned from a training, in its part of the run.
 _ADVERSARY = "adversary"
 
@@ -61,6 +62,8 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
             fold=fold,
         )
     assert label.column is not None, "checked above"
+    tasks = experiment.tasks or ()
+    more = {task.party: (str(task.column), task.task) for task in tasks}
     if tables := own_tables(experiment):
         return load_parties(
             tables,
@@ -73,6 +76,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
             data.test,
             fold,
             None if data.alignment is None else Path(data.alignment),
+            more,
         )
     return load_table(
         data.source,
@@ -86,6 +90,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
         data.test,
         TableFormat(data.separator, data.missing, data.id_type),
         fold,
+        more,
     )
 
 
@@ -100,6 +105,7 @@ def own_tables(experiment: Experiment) -> dict[str, OwnTable]:
     if not sources:
         return {}
     sources.setdefault(label, data.source)
+    sources |= {task.party: task.source or data.source for task in experiment.tasks or ()}
     if any(is_file_of_party(source) for source in sources.values()):
         return {name: _own_table(name, source) for name, source in sources.items()}
     form = TableFormat(data.separator, data.missing, data.id_type)
@@ -127,10 +133,14 @@ def session_of(
     Raises:
         SpecError: a plug-in cannot be built, or does not fit the rows or the cut.
     """
-    classes = data[experiment.label.party].classes
-    whole = secure.make(experiment.secure).whole_network
-    kind = WholeNetworkSession if whole else UShapedSession if experiment.middle else LocalSession
-    outputs = 1 if classes is None else len(classes)
+    kind: type[AnySession] = LocalSession
+    if secure.make(experiment.secure).whole_network:
+        kind = WholeNetworkSession
+    elif experiment.middle is not None:
+        kind = UShapedSession
+    elif experiment.tasks is not None:
+        kind = SeveralTasksSession
+    outputs = data[experiment.label.party].outputs
     return kind(experiment, data, mode=mode, outputs=outputs, **options)
 
 
@@ -207,19 +217,22 @@ def train(
         weights, label = session.weights(), experiment.label.party
         digest, path = session.weights_digest(), str(folder.path)
         summary = summarise(session.label, digest, path, session.terms)
-        figures = test_figures(summary)
+        figures, tasks = test_figures(summary), _tasks(session)
         for party, own in _with_middle(experiment, data).items():
-            known = figures if party == label else None
+            known = figures if party == label else tasks.get(party)
             PartyFolder(folder.party(party)).save(own, session.terms, weights[party], known)
         for party, adversary in (options.get("adversaries") or {}).items():
             _learned(folder, party, experiment).save(0, adversary.training_state())
         summary |= accounts_of(session)
-        folder.finish(summary, session.ledger)
+        several = session.whole_ledger() if isinstance(session, SeveralTasksSession) else None
+        folder.finish(summary, several or session.ledger)
         return summary
 
 
 def accounts_of(session: AnySession) -> dict[str, Any]:
     """What a process that plays every party of a network nobody holds can tell of all of them."""
+    if tasks := _tasks(session):
+        return {"tasks": tasks}
     if not isinstance(session, WholeNetworkSession):
         return {}
     agreed = revealed(session.terms, session.label.progress)
@@ -227,6 +240,18 @@ def accounts_of(session: AnySession) -> dict[str, Any]:
         "revealed": [asdict(one) for one in (*agreed, *session.revealed())],
         "traffic": session.traffic(),
     }
+
+
+def _tasks(session: AnySession) -> dict[str, dict[str, Any]]:
+    """The figures and bytes of further label parties, each of which knows its own."""
+    if not isinstance(session, SeveralTasksSession):
+        return {}
+    found = {}
+    for name, one in session.others.items():
+        whole = summarise(one, one.weights_digest(), "")
+        sent = {way: whole[way] for way in ("bytes_up", "bytes_down")}
+        found[name] = test_figures(whole) | sent | {"weight": session.terms.tasks[name]}
+    return found
 
 
 def load_adversary(folder: RunFolder, party: str, adversary: Adversary) -> None:
@@ -266,4 +291,8 @@ def predict(folder: RunFolder, device: str = "cpu") -> Path:
         for party, own in data.items():
             PartyFolder(folder.party(party)).save_predicted(own)
         write_predictions(path, label, session.label.outputs, label.classes)
+        if isinstance(session, SeveralTasksSession):
+            for name, one in session.others.items():
+                own_path = folder.path / f"predictions-{name}.csv"
+                write_predictions(own_path, data[name], one.outputs, data[name].classes)
     return path

@@ -112,7 +112,8 @@ def _line(setting: Setting, error: UserError) -> str:
 def _wrong_specs(content: Mapping[str, Any]) -> Iterator[tuple[Setting, SpecError]]:
     """Every wrong spec of some settings; whatever is no text is another check's business."""
     label, parties = _table(content, "label"), _table(content, "parties")
-    label_party = label.get("party", LabelSettings().party)
+    label_defaults = LabelSettings()
+    label_party = label.get("party", label_defaults.party)
     widths = [
         _table(parties, name).get("width", PartySettings().width)
         for name in parties
@@ -133,6 +134,11 @@ def _wrong_specs(content: Mapping[str, Any]) -> Iterator[tuple[Setting, SpecErro
             (("middle", "codec"), middle.get("codec"), partial(_check_codec, [width])),
             (("defense",), content.get("defense"), _check_known_beside_middle),
         ]
+    tasks = content.get("tasks") or ()
+    for task in (one for one in tasks if isinstance(one, Mapping)):
+        kind = task.get("task", label_defaults.task)
+        checks.append((("tasks", "top"), task.get("top"), models.make_top))
+        checks.append((("defense",), content.get("defense"), partial(_check_defense, kind)))
     checks += [
         (("parties", name, "bottom"), _table(parties, name).get("bottom"), models.make_bottom)
         for name in parties
