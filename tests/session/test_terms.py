@@ -23,6 +23,7 @@ OTHER = {
     "keep": "best",
     "precision": "bfloat16",
     "alignment": "later",
+    "middle": {"party": "compute"},
 }
 
 

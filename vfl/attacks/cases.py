@@ -287,6 +287,7 @@ class Victim:
         weights: Mapping[str, Tensor],
         secret: Secret | None = None,
     ) -> None:
+        experiment.refuse_roles("an attack on a run")
         label = data[experiment.label.party]
         if party not in experiment.feature_parties or data[party].inputs is None:
             known = ", ".join(experiment.feature_parties)

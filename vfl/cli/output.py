@@ -181,10 +181,18 @@ def show(summary: Mapping[str, Any]) -> None:
     for name, value in summary.items():
         if name.startswith("test_"):
             print(f"{name.replace('_', ' '):<16} {figure(value)}")
+    for party, own in summary.get("tasks", {}).items():
+        for name, value in own.items():
+            if name.startswith("test_"):
+                print(f"{f'{party} {name}'.replace('_', ' '):<16} {figure(value)}")
     if "best_epoch" in summary:
         print(f"{'epochs':<16} {summary['epochs']}, the best was {summary['best_epoch']}")
     for party, sent in summary["bytes_up"].items():
         print(f"{party:<16} {size(sent)} up, {size(summary['bytes_down'][party])} down")
+    for name, own in summary.get("tasks", {}).items():
+        for party, sent in own["bytes_up"].items():
+            whose = f"{party} to {name}"
+            print(f"{whose:<16} {size(sent)} up, {size(own['bytes_down'][party])} down")
     if summary.get("wire_ratio"):
         print(f"{'of dense fp32':<16} {summary['wire_ratio']:.2%} ({summary['codec']})")
     if summary.get("secure", "none") != "none":

@@ -67,7 +67,8 @@ class FeatureParty:
             if end is None:
                 codec, defense = mode.feature_codec(name, terms), defenses.make(terms.defense)
                 depth, precision = terms.train.in_flight, terms.train.precision
-                agreed = CutTerms(name, asked.width, codec, defense, depth, precision)
+                shares = (1.0, *terms.tasks.values())
+                agreed = CutTerms(name, asked.width, codec, defense, depth, precision, shares)
                 optimizer = optimizer_factory(terms.train) if terms.mode == "train" else None
                 end = FeatureEnd(agreed, bottom, own, link, optimizer)
         self.end: FeatureRound = end

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,6 +27,33 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 MAX_BINS = 1024
 #: Numbers of a frame's step, an unsigned 32-bit field.
 MAX_STEPS = 2**32
+
+
+def check_task_terms(
+    names: Collection[str], secure: str, train: TrainSettings, *, middle: bool
+) -> None:
+    """Refuse what does not go with several label parties.
+
+    Args:
+        names: of those beside the one that leads.
+        secure: the secure mode.
+        train: how it is trained.
+        middle: whether there is a party in the middle.
+
+    Raises:
+        ValueError: with the reason.
+    """
+    if not names:
+        return
+    if secure != "none":
+        raise ValueError(f"secure = '{secure}' has one label party, and [[tasks]] have more")
+    if middle:
+        raise ValueError("[middle] stands before one label party, and [[tasks]] have more")
+    if train.patience > 0 or train.keep == "best":
+        raise ValueError(
+            "train.patience and train.keep = 'best' judge the validation loss of one task, and no "
+            "label party tells another of its own; leave them out beside [[tasks]]"
+        )
 
 
 class DataSettings(Settings):
@@ -122,6 +149,53 @@ class LabelSettings(Settings):
         if self.task == "regression" and self.class_weight != "none":
             raise ValueError("class_weight is for classification; a regression has no classes")
         return self
+
+
+class TaskSettings(LabelSettings):
+    """A further label party with labels of its own over the same rows and bottoms (multi-task).
+
+    Attributes:
+        weight: of its gradients at the feature parties, where those of [label] weigh 1.
+        source: its own table, where parties have tables of their own.
+    """
+
+    weight: float = Field(default=1.0, gt=0, le=1e6)
+    source: str | None = None
+
+
+class MiddleSettings(Settings):
+    """A third party without data between bottoms and head (U-shape): every cut goes to it.
+
+    Attributes:
+        party: its name.
+        width: of its output, which is the head's input; `label.top` is the head.
+        model: what it computes of the merged cuts, as the spec of a bottom.
+        codec: of its output and the gradient of that; `codec` is of the cuts.
+    """
+
+    party: PartyName = "middle"
+    width: int = Field(default=32, ge=1, le=65536)
+    model: Spec = "mlp:hidden=64,last=relu"
+    codec: Spec = "none"
+
+    def check(self, label_party: str, parties: Collection[str], secure: str) -> None:
+        """Refuse a session that it cannot stand in the middle of.
+
+        Raises:
+            ValueError: with the reason.
+        """
+        if self.party == label_party or self.party in parties:
+            raise ValueError(f"middle.party = '{self.party}' is another party's name as well")
+        if label_party in parties:
+            raise ValueError(
+                f"the label party '{label_party}' has columns, and with [middle] it computes the "
+                "head alone; give the columns to a feature party of their own"
+            )
+        if secure != "none":
+            raise ValueError(
+                f"secure = '{secure}' hides cuts from the label party, and with [middle] it gets "
+                "none of them"
+            )
 
 
 class TrainSettings(Settings):
@@ -229,6 +303,8 @@ class Experiment(Settings):
             with "permuted" none has any weight.
         trace: what every party records when one process plays them all; in a federation each
             party's own file says it.
+        middle: a third party without data that computes between bottoms and head; None without.
+        tasks: further label parties, each with a task and a top of its own; None without.
     """
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "run"
@@ -240,6 +316,8 @@ class Experiment(Settings):
     data: DataSettings = DataSettings()
     parties: Annotated[dict[PartyName, PartySettings], Field(min_length=1, max_length=64)]
     label: LabelSettings = LabelSettings()
+    middle: MiddleSettings | None = None
+    tasks: Annotated[tuple[TaskSettings, ...], Field(min_length=1, max_length=16)] | None = None
     align: AlignSettings = AlignSettings()
     train: TrainSettings = TrainSettings()
     trace: TraceSettings = TraceSettings()
@@ -293,7 +371,64 @@ class Experiment(Settings):
         beyond = [epoch for epoch in self.trace.epochs if epoch > self.train.epochs]
         if beyond:
             raise ValueError(f"trace.epochs has {beyond[0]}, and train.epochs {self.train.epochs}")
+        if self.tasks is not None:
+            self._check_tasks(self.tasks)
+        if self.middle is not None:
+            self.middle.check(self.label.party, self.parties, self.secure)
+            if self.trace.enabled:
+                raise ValueError("[trace] replays links to a label party, and [middle] has others")
+            for name in ("compare", "grid", "value"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"[{name}] trains networks without a party in the middle")
         return self
+
+    def _check_tasks(self, tasks: Sequence[TaskSettings]) -> None:
+        """Refuse what does not go with several label parties, with the reason."""
+        names = [self.label.party, *(task.party for task in tasks)]
+        if len(set(names)) < len(names):
+            raise ValueError("two label parties of [label] and [[tasks]] have one name")
+        for task in tasks:
+            if task.party in self.parties:
+                raise ValueError(
+                    f"'{task.party}' of [[tasks]] has columns; give them to a feature party"
+                )
+            if task.column is None:
+                raise ValueError(f"'{task.party}' of [[tasks]] needs the column that it learns")
+        if self.data.alignment is not None:
+            raise ValueError("data.alignment holds rows of one label party, and [[tasks]] has more")
+        check_task_terms(names[1:], self.secure, self.train, middle=self.middle is not None)
+        for name in ("compare", "grid", "value"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"[{name}] trains networks with one label party")
+        if self.trace.enabled:
+            raise ValueError("[trace] replays links to one label party, and [[tasks]] have others")
+
+    def task_of(self, party: str) -> LabelSettings:
+        """What a label party learns."""
+        return next((one for one in self.tasks or () if one.party == party), self.label)
+
+    def refuse_roles(self, what: str) -> None:
+        """Refuse an experiment with a middle, or with several label parties, where it has no place.
+
+        Raises:
+            ConfigError: with what has no place for it.
+        """
+        if self.tasks is not None:
+            raise ConfigError(
+                f"{what} has no place for several label parties",
+                got=f"[[tasks]] of {', '.join(task.party for task in self.tasks)}",
+                want="one label party",
+                fix="leave [[tasks]] out; vfl train, evaluate, predict and report take them, in "
+                "one process",
+            )
+        if self.middle is not None:
+            raise ConfigError(
+                f"{what} has no place for a party in the middle",
+                got=f"[middle] with party = '{self.middle.party}'",
+                want="bottoms at the feature parties and the whole top at the label party",
+                fix="leave [middle] out; vfl train, evaluate, predict and report take it, in one "
+                "process",
+            )
 
 
 def read_experiment(
@@ -334,6 +469,13 @@ def check_one_process(experiment: Experiment) -> None:
             "'data.bins' is for tables",
             got=f"the data set '{data.source}'",
             fix="leave 'bins' out, or name a CSV or Parquet file as 'data.source'",
+        )
+    if experiment.tasks and not experiment.is_table:
+        raise ConfigError(
+            "several label parties need a table with a column for each",
+            where="data.source",
+            got=f"the bundled set '{data.source}', which has one label",
+            fix="name a CSV or Parquet file as 'data.source'",
         )
     naming = [name for name, party in experiment.parties.items() if party.columns]
     if naming and not experiment.is_table:
@@ -389,6 +531,7 @@ def check_project(experiment: Experiment) -> None:
             got="data.folds",
             fix="leave it out; data.test is the share of test rows",
         )
+    experiment.refuse_roles("a federation")
     if experiment.trace != TraceSettings():
         raise ConfigError(
             "a project's experiment.toml switches on nobody's trace",
@@ -425,4 +568,8 @@ def _located(experiment: Experiment, folder: Path) -> Experiment:
         else party
         for name, party in experiment.parties.items()
     }
-    return experiment.model_copy(update={"data": data, "parties": parties})
+    tasks = experiment.tasks and tuple(
+        task.model_copy(update={"source": str(folder / task.source)}) if task.source else task
+        for task in experiment.tasks
+    )
+    return experiment.model_copy(update={"data": data, "parties": parties, "tasks": tasks})

@@ -43,6 +43,9 @@ from vfl.datasets.table import (
 )
 from vfl.datasets.texts import Texts
 
+#: No label party beside the one.
+NO_MORE: Mapping[str, tuple[str, str]] = {}
+
 
 def load_bundled(
     source: str,
@@ -152,6 +155,7 @@ def load_table(
     test: float = 0.2,
     form: TableFormat | None = None,
     fold: Fold | None = None,
+    more_labels: Mapping[str, tuple[str, str]] = NO_MORE,
 ) -> dict[str, PartyData]:
     """One table whose columns are dealt to parties.
 
@@ -167,6 +171,7 @@ def load_table(
         test: share of the rows.
         form: how the file is written.
         fold: its rows are the test rows, and `validation` is a share of the others.
+        more_labels: column and task of further label parties; nobody has them as features.
 
     Raises:
         MissingDataError, MissingColumnError, SharedColumnError, LabelLeakError, MisalignedError,
@@ -177,17 +182,23 @@ def load_table(
     check_column(table.columns, label, "the label", "label.column")
     columns = {
         party: own_columns(
-            table.columns, asked, party, label, id_column, f"parties.{party}.columns"
+            table.columns, asked, party, label, id_column, f"parties.{party}.columns", more_labels
         )
         for party, asked in party_columns.items()
     }
+    for column, _ in more_labels.values():
+        check_column(table.columns, column, "the label", "tasks.column")
     _check_busy(columns, label_party)
     check_owners(columns)
     labels, classes = encode_labels(table[label], task)
     split = _split(labels, task, seed, validation, test, fold)
     inputs = {party: fit_inputs(table, own, split, form=form) for party, own in columns.items()}
     rows = AlignedRows.of(len(table), split, ids)
-    return rows.parties(inputs, label_party, labels, classes)
+    further = {
+        party: rows.party(party, NO_INPUTS, *encode_labels(table[column], kind))
+        for party, (column, kind) in more_labels.items()
+    }
+    return rows.parties(inputs, label_party, labels, classes) | further
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,6 +231,7 @@ def load_parties(
     test: float = 0.2,
     fold: Fold | None = None,
     alignments: Path | None = None,
+    more_labels: Mapping[str, tuple[str, str]] = NO_MORE,
 ) -> dict[str, PartyData]:
     """Tables of several owners, joined by their ids, for one process that plays all parties.
 
@@ -238,6 +250,7 @@ def load_parties(
         fold: its rows are the test rows, and `validation` is a share of the others.
         alignments: folder of a private alignment, which gives the rows and their order; in it a
             folder a party.
+        more_labels: column and task of further label parties, each from its own table.
 
     Raises:
         UserError: see `load_table`.
@@ -257,14 +270,17 @@ def load_parties(
             check_column(known, each, f"the id column of party '{name}'", "data.id")
         asked = party_columns[name] or own.columns or ("*",) if name in party_columns else ()
         whose = f"parties.{name}.columns"
-        columns[name] = own_columns(known, asked, name, label, own.id_column, whose)
+        columns[name] = own_columns(known, asked, name, label, own.id_column, whose, more_labels)
         kept = [*ids, *columns[name]]
         if name == label_party:
             check_column(known, label, f"the label of '{name}'", "label.column")
             kept.append(label)
+        elif name in more_labels:
+            check_column(known, more_labels[name][0], f"the label of '{name}'", "tasks.column")
+            kept.append(more_labels[name][0])
         texts = ids if own.form.text_ids or alignments is not None else []
         named[name] = read_table(own.source, own.form, texts, f"parties.{name}.source", kept)
-    _check_busy(columns, label_party)
+    _check_busy({x: own for x, own in columns.items() if x not in more_labels}, label_party)
     common: Ids
     if alignments is None:
         names = {name: own.id_column for name, own in tables.items()}
@@ -279,7 +295,11 @@ def load_parties(
         for name in order
     }
     rows = AlignedRows.of(len(labels), split, common, digest)
-    return rows.parties(inputs, label_party, labels, classes)
+    further = {
+        party: rows.party(party, NO_INPUTS, *encode_labels(frames[party][column], kind))
+        for party, (column, kind) in more_labels.items()
+    }
+    return rows.parties(inputs, label_party, labels, classes) | further
 
 
 def _common_id_type(tables: Mapping[str, OwnTable]) -> IdType:
@@ -486,6 +506,7 @@ def own_columns(
     label: str | None,
     ids: str | None,
     setting: str,
+    more_labels: Mapping[str, tuple[str, str]] = NO_MORE,
 ) -> list[str]:
     """A party's resolved columns, checked: neither the label nor the id is among them.
 
@@ -493,10 +514,12 @@ def own_columns(
         MissingColumnError, LabelLeakError, DataError: see `pick_columns` and `check_features`.
     """
     names = list(names)
-    leave_out = [label] if label is not None else []
+    others = [column for column, _ in more_labels.values()]
+    leave_out = [*others, *([label] if label is not None else [])]
     leave_out += id_columns(ids, names) if ids is not None else []
     columns = pick_columns(names, patterns, f"party '{party}'", leave_out, setting)
-    check_features(party, columns, label, ids, setting)
+    for one in (label, *others):
+        check_features(party, columns, one, ids, setting)
     return columns
 
 

@@ -63,6 +63,11 @@ class PartyData:
         """How many rows are aligned."""
         return len(self.split.train) + len(self.split.validation) + len(self.split.test)
 
+    @property
+    def outputs(self) -> int:
+        """Columns of what a top over these labels gives: classes, or 1 for a regression."""
+        return 1 if self.classes is None else len(self.classes)
+
     def row_digest(self, session: str) -> str:
         """What two parties compare to know that their rows stand in the same order.
 

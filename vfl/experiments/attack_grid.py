@@ -150,6 +150,7 @@ def grid_cells(experiment: Experiment) -> list[Cell]:
         ConfigError: there is no such table, or it names no feature party.
         SpecError: a defense or an attack cannot be built.
     """
+    experiment.refuse_roles("a grid of attacks")
     settings = grid_settings_of(experiment)
     check_attacks(experiment, settings)
     plain = experiment.model_copy(update={"compare": None, "grid": None})

@@ -63,6 +63,7 @@ def comparison_of(experiment: Experiment, locations: Locations | None = None) ->
         with _about(locations, "compare", *(["variants", variant] if variant else [])):
             one = with_overrides(plain, overrides)
             check_specs(one)
+            one.refuse_roles("a comparison")
             if shares_weights(one):
                 raise nobodys_bottom(one.feature_parties[0])
         with _about(locations, "compare", "codecs"):

@@ -287,6 +287,9 @@ def _traffic(
         return facts
     own, names = shared or {}, terms.feature_parties
     most = sum(expected_bytes(terms, name, split, own.get(name)) for name in names)
+    most *= 1 + len(terms.tasks)
+    if terms.middle is not None:
+        most += expected_bytes(terms.at_label(), terms.middle.party, split)
     window = terms.window_frames
     held = [frame_limits(terms, name, split, shared).held_bytes(window) for name in names]
     facts["held_bytes_per_party"] = max(held)

@@ -24,8 +24,8 @@ from vfl.experiments.cells import Cell, GridFolder
 from vfl.session import CHECKPOINTS, Adversary, FeatureEnd
 from vfl.session.schedule import QUERY_ROWS
 from vfl.session.secure import nobodys_bottom
+from vfl.training.local import LocalSession
 from vfl.training.run import load_data, train, trained
-from vfl.training.whole_network import WholeNetworkSession
 
 
 class DataCache:
@@ -115,7 +115,8 @@ def measure_cell(
     """
     experiment = folder.experiment()
     session = trained(folder, _asking_training_rows(data), "evaluate", device).run()
-    if isinstance(session, WholeNetworkSession):
+    experiment.refuse_roles("a comparison")
+    if not isinstance(session, LocalSession):
         raise nobodys_bottom(experiment.feature_parties[0])
     rows = torch.from_numpy(data[experiment.label.party].split.test)
     secrets = {name: Secret.of_simulation(experiment.seed, name) for name in data}

@@ -43,6 +43,7 @@ def value_cells(experiment: Experiment) -> list[Cell]:
     Args:
         experiment: its own codec, defense and secure mode are priced too.
     """
+    experiment.refuse_roles("vfl value")
     settings = value_settings_of(experiment)
     plain = experiment.model_copy(
         update={"compare": None, "grid": None, "value": None, "trace": TraceSettings()}

@@ -10,7 +10,7 @@ First what is learned and measured: a task says what is minimised and what the o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields
 from itertools import groupby
@@ -484,6 +484,12 @@ class AnyLabelParty:
         return ()
 
     def _go_through(self, schedule: Iterable[Exchange], step: Callable[[Exchange], None]) -> None:
+        for _ in self._one_by_one(schedule, step):
+            pass
+
+    def _one_by_one(
+        self, schedule: Iterable[Exchange], step: Callable[[Exchange], None]
+    ) -> Iterator[Exchange]:
         """Take one step after the other, and make the record of each epoch."""
         for epoch, exchanges in groupby(schedule, key=lambda exchange: exchange.epoch):
             started = time.perf_counter()
@@ -491,6 +497,7 @@ class AnyLabelParty:
                 step(exchange)
                 if exchange.last and exchange.trains:
                     self.progress.train_seconds += time.perf_counter() - started
+                yield exchange
             best = self.stopping.best_epoch
             more = {"best_epoch": best} if best else {}
             self.progress.end_epoch(epoch, time.perf_counter() - started, more)
@@ -603,6 +610,17 @@ class LabelParty(AnyLabelParty):
         Where all parties are in one process, `before` and `after` frame each exchange, and
         `between` lets them answer what was relayed to them.
         """
+        for _ in self.steps(schedule, before, after, between):
+            pass
+
+    def steps(
+        self,
+        schedule: Iterable[Exchange],
+        before: Callable[[Exchange], None] = _nothing,
+        after: Callable[[Exchange], None] = _nothing,
+        between: Callable[[Exchange], None] = _nothing,
+    ) -> Iterator[Exchange]:
+        """The same, an exchange at a time: each is given when it is done."""
 
         def step(exchange: Exchange) -> None:
             if self._checkpoints is not None and exchange.saves:
@@ -613,7 +631,7 @@ class LabelParty(AnyLabelParty):
             (self._train if exchange.trains else self._evaluate)(exchange)
             after(exchange)
 
-        self._go_through(schedule, step)
+        return self._one_by_one(schedule, step)
 
     def weights(self) -> dict[str, Tensor]:
         """The label party's own weights and states; they never leave it."""

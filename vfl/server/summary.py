@@ -22,23 +22,34 @@ from vfl.session import Terms, secure
 from vfl.session.secure import EVALUATE, TRAIN, Revealed
 
 
-def summarise(party: AnyLabelParty, weights_sha256: str, run: str) -> dict[str, Any]:
+def summarise(
+    party: AnyLabelParty, weights_sha256: str, run: str, terms: Terms | None = None
+) -> dict[str, Any]:
     """Quality, bytes, speed and leakage of a finished training or evaluation.
 
     The formula ratio is the codec's as the literature prints it; the wire ratio divides all bytes
     of training frames, both ways and headers included, by dense float32 both ways; those with `up`
     and `down` are of one way alone.
+
+    Args:
+        party: the label party.
+        weights_sha256: of everybody's weights.
+        run: the run's folder.
+        terms: of the whole session, where it has links that are not the label party's.
     """
-    terms, ledger, progress = party.terms, party.ledger, party.progress
+    terms, ledger, progress = terms or party.terms, party.ledger, party.progress
     last = party.history[-1] if party.history else {}
-    codec = compression.make(terms.codec)
-    widths = [terms.parties[name].width for name in terms.feature_parties]
-    dense_bytes = 4 * progress.train_rows * sum(widths)
+    links = [(terms.codec, terms.parties[name].width) for name in terms.feature_parties]
+    if terms.middle is not None:
+        links.append((terms.middle.codec, terms.middle.width))
+    total = sum(width for _, width in links)
+    dense_bytes = 4 * progress.train_rows * total
     sent = {"up": 0, "down": 0}
     for row in ledger.rows():
         if row.phase == "train":
             sent[row.direction] += row.wire_bytes
-    formula = sum(codec.formula_ratio(width) * width for width in widths) / sum(widths)
+    ratios = (compression.make(codec).formula_ratio(width) * width for codec, width in links)
+    formula = sum(ratios) / total
     speed = progress.train_steps / progress.train_seconds if progress.train_seconds else None
     figures = {key: value for key, value in last.items() if key.startswith("test_")}
     figures["epochs"] = len(party.history)
@@ -92,7 +103,7 @@ def revealed(terms: Terms, progress: Progress) -> list[Revealed]:
         what = "whether an epoch is the best or the last"
         found += [
             Revealed(name, what, terms.label_party, EVALUATE, epochs, epochs)
-            for name in terms.feature_parties
+            for name in [*terms.feature_parties, *([terms.middle.party] if terms.middle else [])]
         ]
     return found
 

@@ -75,6 +75,7 @@ def serve(
 
 
 def _session(folder: RunFolder) -> LocalSession:
+    folder.experiment().refuse_roles("serving")
     with locked(folder.path):
         session = trained(folder, load_data(folder.experiment()), "serve")
     require_servable(session.terms)

@@ -316,6 +316,12 @@ def _of_any_party(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
     """What also concerns a party without columns."""
     if terms.mode not in consent.modes:
         yield f"mode {terms.mode}", f"mode in {', '.join(consent.modes)}"
+    if terms.tasks:
+        more = ", ".join(terms.tasks)
+        yield f"label parties beside '{terms.label_party}': {more}", "one label party"
+    if terms.middle is not None:
+        middle = f"a middle at party '{terms.middle.party}'"
+        yield middle, "no middle, which parties on several machines do not play"
     if not _matches(terms.secure, consent.secure):
         yield f"secure {terms.secure}", f"secure in {', '.join(consent.secure)}"
     if len(terms.parties) > consent.max_parties:

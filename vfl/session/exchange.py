@@ -308,6 +308,7 @@ class CutTerms:
         codec, defense: instances of this end alone, from the specs that were agreed on.
         in_flight: how many cuts may await their gradients at once.
         precision: of the feature party's forward passes.
+        weights: of the gradients that come back, one a label party, in the order they are received.
     """
 
     party: str
@@ -316,6 +317,7 @@ class CutTerms:
     defense: Defense
     in_flight: int = 1
     precision: str = "float32"
+    weights: tuple[float, ...] = (1.0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,6 +442,7 @@ class FeatureEnd(_End):
         self.model = nn.ModuleDict({"bottom": defense.wrap_bottom(bottom, width)})
         if (adapter := codec.client_module(width)) is not None:
             self.model["codec"] = adapter
+        self._weights = terms.weights
         self._compute = Compute(own.device, terms.precision)
         self.model.to(self._compute.device)
         self._secret = own.secret
@@ -486,11 +489,9 @@ class FeatureEnd(_End):
         assert self._pending, "no cut was sent"
         pending = self._pending[0]
         context = pending.context
-        frame = expect(self.link, Kind.GRAD, context.step, "the label party")
-        grad = self.codec.decode_grad(
-            frame.payload, pending.kept, len(pending.cut), self.wire_width, context
-        )
-        check_finite(grad, "gradient", self.party, context.step)
+        grad = self._receive_gradient(pending)
+        for weight in self._weights[1:]:
+            grad = grad + weight * self._receive_gradient(pending)
         self.adversary.received(self.party, grad, context)
         grad = self.defense.received(pending.cut.detach().cpu(), grad, context)
         self._pending.popleft()
@@ -513,7 +514,10 @@ class FeatureEnd(_End):
 
     def take_receipt(self, step: int) -> bytes:
         """Wait until the label party has the query; what it says to it."""
-        return bytes(expect(self.link, Kind.ACK, step, "the label party").payload)
+        answer = expect(self.link, Kind.ACK, step, "the label party").payload
+        for _ in self._weights[1:]:
+            expect(self.link, Kind.ACK, step, "another label party")
+        return bytes(answer)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Weights, and the state of codec and defense."""
@@ -549,6 +553,16 @@ class FeatureEnd(_End):
         self.adversary.load_training_state(saved.get("adversary", {}))
         if self._optimizer is not None:
             self._optimizer.load_state_dict(saved["optimizer"])
+
+    def _receive_gradient(self, pending: _Pending) -> Tensor:
+        """The next label party's gradient of a cut."""
+        context = pending.context
+        frame = expect(self.link, Kind.GRAD, context.step, "the label party")
+        grad = self.codec.decode_grad(
+            frame.payload, pending.kept, len(pending.cut), self.wire_width, context
+        )
+        check_finite(grad, "gradient", self.party, context.step)
+        return grad
 
     def _go_forward(self, inputs: Tensor, step: int) -> Payload:
         """Make the cut of a training batch and await its gradient; the payload to send."""

@@ -202,14 +202,21 @@ def _card(
     key: bytes,
 ) -> dict[str, Any]:
     """What people need to know of a half: counts, digests, figures and terms."""
-    is_label, asked = name == terms.label_party, terms.parties.get(name)
+    is_label, asked = name in (terms.label_party, *terms.tasks), terms.parties.get(name)
+    if is_label:
+        whole = "the top, and the bottom of its own columns"
+        role, half = "label party", whole if terms.middle is None else "the head"
+    elif asked is not None:
+        role, half = "feature party", "a bottom"
+    else:
+        role, half = "party in the middle", "the model between bottoms and head"
     states = [one.as_dict() for one in defenses.make(terms.defense).privacy()]
     split = data.split
     rows = {part: len(getattr(split, part)) for part in ("train", "validation", "test")}
     return {
-        "role": "label party" if is_label else "feature party",
+        "role": role,
         "model": {
-            "half": "the top, and the bottom of its own columns" if is_label else "a bottom",
+            "half": half,
             "bottom": None if asked is None else asked.bottom,
             "width": None if asked is None else asked.width,
             "numbers": sum(one.numel() for one in weights.values()),

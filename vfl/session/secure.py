@@ -299,7 +299,11 @@ class SecureMode:
 
     def promise(self, agreed: Agreed) -> str:
         """Who learns what of the cuts, in a few words."""
-        return f"{agreed.label_party} sees every cut"
+        if agreed.middle is not None:
+            middle = agreed.middle.party
+            return f"{middle} sees every cut and no label, {agreed.label_party} what {middle} makes"
+        takers = label_parties(agreed)
+        return f"{' and '.join(takers)} {'sees' if len(takers) == 1 else 'see'} every cut"
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
         """Who learned what in exchanges that have happened; kinds and sizes only.
@@ -310,12 +314,20 @@ class SecureMode:
         if terms.codec != "none":
             cut, gradient = f"{cut} ({terms.codec})", f"{gradient} ({terms.codec})"
         for phase, times, rows in happened:
+            taker, middle = terms.label_party, terms.middle
+            if middle is not None:
+                taker, count = middle.party, rows * middle.width
+                yield Revealed(terms.label_party, "output", taker, phase, times, count)
+                if phase == TRAIN:
+                    what = "gradient of its output"
+                    yield Revealed(taker, what, terms.label_party, phase, times, count)
             values = {name: rows * terms.parties[name].width for name in terms.feature_parties}
-            for name, count in values.items():
-                yield Revealed(terms.label_party, cut, name, phase, times, count)
-            if phase == TRAIN:
+            for one in (taker, *terms.tasks):
                 for name, count in values.items():
-                    yield Revealed(name, gradient, terms.label_party, phase, times, count)
+                    yield Revealed(one, cut, name, phase, times, count)
+                if phase == TRAIN:
+                    for name, count in values.items():
+                        yield Revealed(name, gradient, one, phase, times, count)
 
     # What crosses the links.
 
@@ -496,6 +508,13 @@ def third_party(agreed: Agreed) -> str | None:
         SpecError: the mode cannot be built.
     """
     return make(agreed.secure).third_party(agreed.label_party)
+
+
+def label_parties(agreed: Agreed) -> list[str]:
+    """Whoever holds labels, the one that leads first."""
+    more = agreed.tasks or ()
+    names = more if isinstance(more, Mapping) else [task.party for task in more]
+    return [agreed.label_party, *names]
 
 
 def promise(agreed: Agreed) -> str:

@@ -6,12 +6,20 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from vfl.config import Experiment, TrainSettings
-from vfl.config.experiment import UNNAMED_ALIGNMENT, AlignmentName, PartyName, Share, Spec
+from vfl.config.experiment import (
+    UNNAMED_ALIGNMENT,
+    AlignmentName,
+    MiddleSettings,
+    PartyName,
+    Share,
+    Spec,
+    check_task_terms,
+)
 from vfl.config.toml import Settings
 from vfl.core.version import VERSION
 from vfl.datasets import Split
@@ -40,6 +48,8 @@ class Terms(Settings):
         parties: everybody with columns, in merge order (the label party too, if it has any).
         alignment: name of the private alignment of which each party's own positions give the rows
             and their order; None takes the rows by their ids.
+        middle: who computes between bottoms and head; None without.
+        tasks: further label parties, and what their gradients weigh at the feature parties.
         version: vfl version of the label party.
     """
 
@@ -56,6 +66,8 @@ class Terms(Settings):
     test: Share
     train: TrainSettings
     alignment: AlignmentName | None
+    middle: MiddleSettings | None
+    tasks: dict[PartyName, Annotated[float, Field(gt=0, le=1e6)]] = Field(max_length=16)
     version: str = Field(default=VERSION, max_length=32, pattern=r"^[ -~]+$")
 
     @model_validator(mode="after")
@@ -70,12 +82,18 @@ class Terms(Settings):
         judged = self.train.patience > 0 or self.train.keep == "best"
         if judged and self.validation == 0:
             raise ValueError("patience and keep = 'best' need validation rows")
+        if {self.label_party, *self.parties} & set(self.tasks):
+            raise ValueError("a further label party has another party's name")
+        check_task_terms(self.tasks, self.secure, self.train, middle=self.middle is not None)
+        if self.middle is not None:
+            self.middle.check(self.label_party, self.parties, self.secure)
         return self
 
     @classmethod
     def of(cls, experiment: Experiment, mode: Mode, run: str) -> Terms:
         """The public part of an experiment."""
         same = ["seed", "codec", "defense", "merge", "secure", "label_party", "validation", "train"]
+        same.append("middle")
         return cls(
             mode=mode,
             run=run,
@@ -84,6 +102,7 @@ class Terms(Settings):
                 for name, party in experiment.parties.items()
             },
             test=experiment.data.test,
+            tasks={task.party: task.weight for task in experiment.tasks or ()},
             alignment=None if experiment.has_own_tables else experiment.data.alignment,
             **{name: getattr(experiment, name) for name in same},
         )
@@ -113,6 +132,30 @@ class Terms(Settings):
         """Width of what the top gets."""
         widths = [party.width for party in self.parties.values()]
         return sum(widths) if self.merge == "concat" else widths[0]
+
+    def at_label(self, party: str | None = None) -> Terms:
+        """The session as a label party meets it: beside a middle it has no other peer.
+
+        Of a further label party the peers are the feature parties. The middle waits for each
+        gradient before it goes on, so one output is in flight there.
+
+        Args:
+            party: one of `tasks`; None for the label party that leads.
+        """
+        middle = self.middle
+        if party is not None:
+            parties = {name: self.parties[name] for name in self.feature_parties}
+            return self.model_copy(update={"label_party": party, "parties": parties, "tasks": {}})
+        if middle is None:
+            return self
+        changed = {
+            "parties": {middle.party: PartyTerms(width=middle.width, bottom=middle.model)},
+            "merge": "concat",
+            "codec": middle.codec,
+            "train": self.train.model_copy(update={"in_flight": 1}),
+            "middle": None,
+        }
+        return self.model_copy(update=changed)
 
     def digest(self) -> str:
         """SHA-256 of the terms, equal at two parties exactly when their terms are."""
@@ -183,6 +226,8 @@ class AlignTerms(Terms):
             label_party=experiment.label.party,
             validation=0,
             test=0,
+            middle=None,
+            tasks={},
             train=TrainSettings(),
             rules=data.id_rules,
             protocol=align.protocol,

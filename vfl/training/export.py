@@ -31,7 +31,7 @@ from vfl.datasets.split import Split
 from vfl.server import LabelParty, Objective
 from vfl.session import FeatureEnd, PartyFolder, Terms
 from vfl.session.exchange import SUM, Own
-from vfl.session.secure import nobodys_bottom, shares_weights
+from vfl.session.secure import label_parties, nobodys_bottom, shares_weights
 from vfl.transport.link import local_pair
 
 # ONNX Runtime 1.29 and later report their use to its makers unless told not to before the import.
@@ -203,13 +203,17 @@ def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
     data = PartyData(name, inputs, None, classes, Split(nothing, nothing, nothing), b"")
     mine = Own(Secret(secrets.token_bytes(32)))
     try:
-        if name == terms.label_party:
+        if name in label_parties(terms):
             folder = RunFolder.open(run)
+            terms = terms.at_label(name if name in terms.tasks else None)
             links = {one: local_pair()[0] for one in terms.feature_parties}
             outputs = 1 if classes is None else len(classes)
-            objective = Objective.of(folder.experiment().label, outputs)
+            objective = Objective.of(folder.experiment().task_of(name), outputs)
             party = LabelParty(data, terms, links, mine, objective, weights=weights)
             return _LabelHalf(party, party.model["task"], shape)
+        if name not in terms.parties:
+            folder = RunFolder.open(run)
+            folder.experiment().refuse_roles(f"the file of party '{name}', which has the middle,")
         asked = (
             None
             if bottom is None
@@ -238,7 +242,8 @@ def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
 
 def _check_run(run: Path, terms: Terms, own: PartyFolder, weights: Mapping[str, Tensor]) -> None:
     """Refuse a half of another run, where all halves are here and their joint digest is known."""
-    everybody = list(dict.fromkeys([*terms.parties, terms.label_party]))
+    middle = [] if terms.middle is None else [terms.middle.party]
+    everybody = list(dict.fromkeys([*terms.parties, *label_parties(terms), *middle]))
     folders = {name: PartyFolder(own.path.parent / name) for name in everybody}
     if (run / "summary.json").exists() and all(one.path.exists() for one in folders.values()):
         others = {x: one.weights() for x, one in folders.items() if x != own.path.name}

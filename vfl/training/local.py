@@ -28,6 +28,7 @@ from vfl.session.trace import recorders_of, recording
 from vfl.transport.link import Observed, TransportLink, local_pair
 
 if TYPE_CHECKING:
+    from vfl.clients.middle_party import MiddleParty
     from vfl.clients.whole_network import WholeNetworkParty
     from vfl.server.whole_network import WholeNetworkLabel
 
@@ -81,7 +82,7 @@ class PartiesSession:
         options: what they bring.
     """
 
-    clients: Sequence[FeatureParty | WholeNetworkParty]
+    clients: Sequence[FeatureParty | MiddleParty | WholeNetworkParty]
     label: LabelParty | WholeNetworkLabel
 
     def __init__(
@@ -169,6 +170,7 @@ class LocalSession(PartiesSession):
         outputs: int,
         **options: Unpack[Options],
     ) -> None:
+        experiment.refuse_roles("this session")
         super().__init__(experiment, mode, data, options)
         if self._mode.whole_network:
             raise ExposedCutError(

@@ -27,8 +27,11 @@ from vfl.session import Adversary, Checkpoints, Mode, PartyFolder, Terms, secure
 from vfl.session.party_folder import table_format
 from vfl.session.progress import ProgressReport, Tell
 from vfl.training.local import LocalSession, Options
+from vfl.training.several_tasks import SeveralTasksSession
+from vfl.training.u_shape import UShapedSession
 from vfl.training.whole_network import WholeNetworkSession
 
+AnySession = LocalSession | SeveralTasksSession | UShapedSession | WholeNetworkSession
 #: What a dishonest party learned from a training, in its part of the run.
 _ADVERSARY = "adversary"
 
@@ -60,6 +63,8 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
             fold=fold,
         )
     assert label.column is not None, "checked above"
+    tasks = experiment.tasks or ()
+    more = {task.party: (str(task.column), task.task) for task in tasks}
     if tables := own_tables(experiment):
         return load_parties(
             tables,
@@ -72,6 +77,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
             data.test,
             fold,
             None if data.alignment is None else Path(data.alignment),
+            more,
         )
     return load_table(
         data.source,
@@ -85,6 +91,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
         data.test,
         TableFormat(data.separator, data.missing, data.id_type, bins=data.bins),
         fold,
+        more,
     )
 
 
@@ -99,6 +106,7 @@ def own_tables(experiment: Experiment) -> dict[str, OwnTable]:
     if not sources:
         return {}
     sources.setdefault(label, data.source)
+    sources |= {task.party: task.source or data.source for task in experiment.tasks or ()}
     if any(is_file_of_party(source) for source in sources.values()):
         check_bins_of_parties(experiment)
         return {name: _own_table(name, source) for name, source in sources.items()}
@@ -121,16 +129,20 @@ def _own_table(name: str, source: str) -> OwnTable:
 
 def session_of(
     experiment: Experiment, data: Mapping[str, PartyData], mode: Mode, **options: Unpack[Options]
-) -> LocalSession | WholeNetworkSession:
+) -> AnySession:
     """A session with every party in this process, ready to run; see `LocalSession`.
 
     Raises:
         SpecError: a plug-in cannot be built, or does not fit the rows or the cut.
     """
-    classes = data[experiment.label.party].classes
-    whole = secure.make(experiment.secure).whole_network
-    kind = WholeNetworkSession if whole else LocalSession
-    outputs = 1 if classes is None else len(classes)
+    kind: type[AnySession] = LocalSession
+    if secure.make(experiment.secure).whole_network:
+        kind = WholeNetworkSession
+    elif experiment.middle is not None:
+        kind = UShapedSession
+    elif experiment.tasks is not None:
+        kind = SeveralTasksSession
+    outputs = data[experiment.label.party].outputs
     return kind(experiment, data, mode=mode, outputs=outputs, **options)
 
 
@@ -140,7 +152,7 @@ def trained(
     mode: Mode,
     device: str = "cpu",
     tell: Tell | None = None,
-) -> LocalSession | WholeNetworkSession:
+) -> AnySession:
     """A session of a finished run with its weights, ready to evaluate or predict.
 
     Args:
@@ -153,11 +165,13 @@ def trained(
     Raises:
         RunFolderError: the weights are not those of the run, or not as they were written.
     """
-    weights = {party: PartyFolder(folder.party(party)).weights() for party in data}
+    experiment = folder.experiment()
+    owners = _with_middle(experiment, data)
+    weights = {party: PartyFolder(folder.party(party)).weights() for party in owners}
     digests = ((party, weights_digest(state)) for party, state in weights.items())
     folder.check_weights(joint_digest(digests))
     options: Options = {"weights": weights, "device": device, "on_progress": _noted(folder, tell)}
-    return session_of(folder.experiment(), data, mode, **options)
+    return session_of(experiment, data, mode, **options)
 
 
 def _noted(folder: RunFolder, tell: Tell | None) -> Tell:
@@ -169,6 +183,14 @@ def _noted(folder: RunFolder, tell: Tell | None) -> Tell:
             tell(report)
 
     return note
+
+
+def _with_middle(experiment: Experiment, data: Mapping[str, PartyData]) -> dict[str, PartyData]:
+    """Everybody with weights: the parties with rows, and a middle, which has none."""
+    if experiment.middle is None:
+        return dict(data)
+    name, split = experiment.middle.party, data[experiment.label.party].split
+    return {**data, name: PartyData(name, None, None, None, split, b"")}
 
 
 def train(
@@ -219,27 +241,43 @@ def train(
             folder.fail(error)
             raise
         weights, label = session.weights(), experiment.label.party
-        summary = summarise(session.label, session.weights_digest(), str(folder.path))
-        figures = test_figures(summary)
-        for party, own in data.items():
-            known = figures if party == label else None
+        digest, path = session.weights_digest(), str(folder.path)
+        summary = summarise(session.label, digest, path, session.terms)
+        figures, tasks = test_figures(summary), _tasks(session)
+        for party, own in _with_middle(experiment, data).items():
+            known = figures if party == label else tasks.get(party)
             PartyFolder(folder.party(party)).save(own, session.terms, weights[party], known)
         for party, adversary in (options.get("adversaries") or {}).items():
             _learned(folder, party, experiment).save(0, adversary.training_state())
         summary |= accounts_of(session)
-        folder.finish(summary, session.ledger)
+        several = session.whole_ledger() if isinstance(session, SeveralTasksSession) else None
+        folder.finish(summary, several or session.ledger)
         return summary
 
 
-def accounts_of(session: LocalSession | WholeNetworkSession) -> dict[str, Any]:
+def accounts_of(session: AnySession) -> dict[str, Any]:
     """What a process that plays every party of a network nobody holds can tell of all of them."""
-    if isinstance(session, LocalSession):
+    if tasks := _tasks(session):
+        return {"tasks": tasks}
+    if not isinstance(session, WholeNetworkSession):
         return {}
     agreed = revealed(session.terms, session.label.progress)
     return {
         "revealed": [asdict(one) for one in (*agreed, *session.revealed())],
         "traffic": session.traffic(),
     }
+
+
+def _tasks(session: AnySession) -> dict[str, dict[str, Any]]:
+    """The figures and bytes of further label parties, each of which knows its own."""
+    if not isinstance(session, SeveralTasksSession):
+        return {}
+    found = {}
+    for name, one in session.others.items():
+        whole = summarise(one, one.weights_digest(), "")
+        sent = {way: whole[way] for way in ("bytes_up", "bytes_down")}
+        found[name] = test_figures(whole) | sent | {"weight": session.terms.tasks[name]}
+    return found
 
 
 def load_adversary(folder: RunFolder, party: str, adversary: Adversary) -> None:
@@ -261,7 +299,8 @@ def evaluate(folder: RunFolder, device: str = "cpu", tell: Tell | None = None) -
     experiment = folder.experiment()
     with locked(folder.path):
         session = trained(folder, load_data(experiment), "evaluate", device, tell).run()
-        summary = summarise(session.label, session.weights_digest(), str(folder.path))
+        digest, path = session.weights_digest(), str(folder.path)
+        summary = summarise(session.label, digest, path, session.terms)
         summary |= accounts_of(session)
         folder.evaluated(summary)
     return summary
@@ -278,4 +317,8 @@ def predict(folder: RunFolder, device: str = "cpu", tell: Tell | None = None) ->
         for party, own in data.items():
             PartyFolder(folder.party(party)).save_predicted(own)
         write_predictions(path, label, session.label.outputs, label.classes)
+        if isinstance(session, SeveralTasksSession):
+            for name, one in session.others.items():
+                own_path = folder.path / f"predictions-{name}.csv"
+                write_predictions(own_path, data[name], one.outputs, data[name].classes)
     return path

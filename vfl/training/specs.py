@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,21 @@ from vfl.config import (
     Experiment,
     LabelSettings,
     Locations,
+    MiddleSettings,
     PartySettings,
     TrainSettings,
     read_experiment,
 )
 from vfl.config.grid import PACKS
 from vfl.config.toml import mistakes
-from vfl.core.errors import ExposedCutError, SpecError, UnknownNameError, UserError
+from vfl.core.errors import (
+    BadOptionError,
+    ExposedCutError,
+    SpecError,
+    UnknownNameError,
+    UnknownOptionError,
+    UserError,
+)
 from vfl.models.mlp import MLPBottom
 from vfl.session.trace import trace_of_masked_cuts
 
@@ -103,7 +112,8 @@ def _line(setting: Setting, error: UserError) -> str:
 def _wrong_specs(content: Mapping[str, Any]) -> Iterator[tuple[Setting, SpecError]]:
     """Every wrong spec of some settings; whatever is no text is another check's business."""
     label, parties = _table(content, "label"), _table(content, "parties")
-    label_party = label.get("party", LabelSettings().party)
+    label_defaults = LabelSettings()
+    label_party = label.get("party", label_defaults.party)
     widths = [
         _table(parties, name).get("width", PartySettings().width)
         for name in parties
@@ -117,6 +127,18 @@ def _wrong_specs(content: Mapping[str, Any]) -> Iterator[tuple[Setting, SpecErro
         (("secure",), content.get("secure"), secured),
         (("label", "top"), label.get("top"), models.make_top),
     ]
+    if middle := _table(content, "middle"):
+        width = middle.get("width", MiddleSettings().width)
+        checks += [
+            (("middle", "model"), middle.get("model"), models.make_bottom),
+            (("middle", "codec"), middle.get("codec"), partial(_check_codec, [width])),
+            (("defense",), content.get("defense"), _check_known_beside_middle),
+        ]
+    tasks = content.get("tasks") or ()
+    for task in (one for one in tasks if isinstance(one, Mapping)):
+        kind = task.get("task", label_defaults.task)
+        checks.append((("tasks", "top"), task.get("top"), models.make_top))
+        checks.append((("defense",), content.get("defense"), partial(_check_defense, kind)))
     checks += [
         (("parties", name, "bottom"), _table(parties, name).get("bottom"), models.make_bottom)
         for name in parties
@@ -238,6 +260,32 @@ def _check_defense(task: object, spec: str) -> None:
     defense = defenses.make(spec)
     if task == "regression":  # how many classes there are is known when the labels are read
         defense.prepare(defenses.LabelKind(classes=None))
+
+
+#: Hooks that need cuts and labels, or what both ends agree on, at parties without a link.
+_JOINING = ("batch", "fit", "loss")
+
+
+def check_beside_middle(spec: str) -> None:
+    """Refuse a defense that would have to look at both sides of a middle.
+
+    Raises:
+        SpecError: it cannot be built, or with the hook that has no place.
+    """
+    if found := defenses.uses(defenses.make(spec), *_JOINING):
+        raise SpecError(
+            "this defense needs cuts and labels together, which [middle] keeps apart",
+            got=f"'{spec}', for its '{found[0]}'",
+            want="a defense of labels, outputs and gradients at the label party alone, or of cuts "
+            "at the feature parties alone",
+            fix="label_dp, gradient_noise, marvell, nopeek or clipped_noise, for example",
+        )
+
+
+def _check_known_beside_middle(spec: str) -> None:
+    """The same; what cannot be built is told where it stands."""
+    with suppress(UnknownNameError, UnknownOptionError, BadOptionError):
+        check_beside_middle(spec)
 
 
 def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -216,6 +216,31 @@ class Observed:
         self._link.close()
 
 
+class FanOut:
+    """A feature party's streams to several label parties as one link.
+
+    What is sent goes to all of them, the same bytes; frames are received from one after the other,
+    always in the same order.
+    """
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        self._links = tuple(links)
+        self._next = 0
+
+    def send(self, frame: Frame) -> None:
+        for link in self._links:
+            link.send(frame)
+
+    def receive(self) -> Frame:
+        frame = self._links[self._next].receive()
+        self._next = (self._next + 1) % len(self._links)
+        return frame
+
+    def close(self) -> None:
+        for link in self._links:
+            link.close()
+
+
 class ObservedPoll(Observed):
     """The same for a link that can be asked without waiting."""
 

@@ -1,0 +1,204 @@
+"""The party in the middle: it has no data, and computes between the bottoms and the head.
+
+    cuts -> merge -> middle model -> output -> label party
+    gradient of the output -> backward -> each feature party's gradient
+
+The U-shaped configuration without label sharing of Vepakomma et al. 2018, arXiv 1812.00564. To the
+feature parties it is what a label party is to them without a middle, and to the label party it is
+the only feature party: the same two ends of a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vfl import compression, models
+from vfl.core.frame import Link
+from vfl.core.ledger import Ledger
+from vfl.core.seeds import scoped
+from vfl.core.storage import weights_digest
+from vfl.defenses.base import Undefended
+from vfl.session import EarlyStopping, Exchange, Terms
+from vfl.session.exchange import (
+    CutAggregator,
+    CutTerms,
+    FeatureEnd,
+    LabelEnd,
+    Own,
+    gather,
+    optimizer_factory,
+    restore,
+    set_training,
+)
+
+
+class _Model(nn.Module):
+    """What the party trains: its model, and what codecs ask of whoever takes the cuts."""
+
+    def __init__(self, model: nn.Module, adapters: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.model, self.adapters = model, nn.ModuleDict(adapters)
+
+    def forward(self, merged: Tensor) -> Tensor:
+        """The output; the cuts have gone through their adapters where they were received."""
+        output: Tensor = self.model(merged)
+        return output
+
+
+class MiddleParty:
+    """Plays the party in the middle through the exchanges of a session.
+
+    Args:
+        terms: the session's terms, which name a middle.
+        links: the stream to each feature party.
+        link: the stream to the label party.
+        own: what is its own; the first weights of its model follow from the secret.
+        model: a module from the merged cut to the output, instead of the spec of the terms.
+        weights: trained weights, for evaluation and prediction.
+        ledger: where the links count.
+
+    Raises:
+        SpecError: a codec or the model cannot be built or does not fit.
+
+    Attributes:
+        ends: its end of the round with each feature party.
+        end: its end of the round with the label party.
+        stopping: how long the training goes on, and which weights it keeps.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        links: Mapping[str, Link],
+        link: Link,
+        own: Own,
+        *,
+        model: nn.Module | None = None,
+        weights: Mapping[str, Tensor] | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        assert terms.middle is not None, "a session without a middle has no such party"
+        asked, train = terms.middle, terms.train
+        self.name, self._merge = asked.party, terms.merge
+        with scoped(own.secret.number("init")):
+            self.ends = {
+                party: LabelEnd(
+                    CutTerms(
+                        party,
+                        terms.parties[party].width,
+                        compression.make(terms.codec),
+                        Undefended(),
+                        train.in_flight,
+                    ),
+                    own,
+                    links[party],
+                )
+                for party in terms.feature_parties
+            }
+            if model is None:
+                recipe = models.make_bottom(asked.model)
+                model = recipe.build((terms.merged_width,), asked.width)
+            adapters = {n: end.adapter for n, end in self.ends.items() if end.adapter is not None}
+            agreed = CutTerms(
+                self.name,
+                asked.width,
+                compression.make(asked.codec),
+                Undefended(),
+                precision=train.precision,
+            )
+            optimizer = optimizer_factory(train) if terms.mode == "train" else None
+            self.end = FeatureEnd(agreed, _Model(model, adapters), own, link, optimizer)
+        if weights is not None:
+            self.load_weights(weights)
+        self.checkpoints = own.checkpoints
+        self.stopping = EarlyStopping(train, self.weights, self.load_weights)
+        self._cuts = CutAggregator(self.ends, ledger or Ledger(), self.stopping)
+
+    def begin(self, exchange: Exchange) -> None:
+        """Take every party's cut and send the output, after saving when a checkpoint is due."""
+        if self.checkpoints is not None and exchange.saves:
+            self.checkpoints.save(exchange.step, self.training_state())
+        set_training(self.end.model, exchange.trains)
+        cuts = list(self._cuts.cuts(exchange).values())
+        concat = self._merge == "concat"
+        merged = torch.cat(cuts, dim=1) if concat else sum(cuts[1:], start=cuts[0])
+        if exchange.trains:
+            self.end.send_cut(merged, exchange.step)
+        else:
+            self.end.send_query(merged, exchange.step)
+
+    def finish(self, exchange: Exchange) -> None:
+        """Take the gradient of the output and send each party that of its cut, or a receipt."""
+        if not exchange.trains:
+            answer = self.end.take_receipt(exchange.step)
+            self.stopping.obey(answer, exchange)
+            if self.stopping.judges(exchange):
+                for end in self.ends.values():
+                    end.confirm(exchange.step, answer)
+            return
+        self.end.take_gradient()
+        for end in self.ends.values():
+            end.send_gradient(_NO_LABELS)
+            if exchange.last:
+                end.drained()
+
+    def run(self, schedule: Iterable[Exchange]) -> None:
+        """Go through a session; `stopping.follow` makes its schedule one that may stop early."""
+        for exchange in schedule:
+            self.begin(exchange)
+            self.finish(exchange)
+
+    def resume(self, step: int) -> None:
+        """Go back to the state before exchange `step`; 0 is where a new party starts.
+
+        Raises:
+            RunFolderError: there is no such checkpoint.
+        """
+        if step and self.checkpoints is not None:
+            self.load_training_state(self.checkpoints.load(step))
+
+    def training_state(self) -> dict[str, Any]:
+        """What training needs to go on exactly; gradients that parties have not taken included."""
+        return {
+            "end": self.end.training_state(),
+            "state": self.weights(),
+            "gradients": {name: end.sent_state() for name, end in self.ends.items()},
+            "course": self.stopping.state(),
+        }
+
+    def load_training_state(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `training_state` gave."""
+        self.end.load_training_state(saved["end"], _nothing_in_flight)
+        self.load_weights(saved["state"])
+        self.stopping.restore(saved["course"])
+        for name, end in self.ends.items():
+            end.send_again(saved["gradients"][name])
+
+    def weights(self) -> dict[str, Tensor]:
+        """The party's own weights, and the state of every codec; they never leave it."""
+        state = gather(self.end.model, self._stateful())
+        return {name: value.cpu() for name, value in state.items()}
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Restore what `weights` gave."""
+        restore(self.end.model, self._stateful(), weights)
+
+    def weights_digest(self) -> str:
+        """SHA-256 of the weights, the only thing about them that is ever told."""
+        return weights_digest(self.weights())
+
+    def _stateful(self) -> dict[str, compression.Codec]:
+        codecs = {f"codec-{name}": end.codec for name, end in self.ends.items()}
+        return {"codec": self.end.codec, **codecs}
+
+
+#: The party has none, and what it does to a gradient looks at none.
+_NO_LABELS = torch.empty(0)
+
+
+def _nothing_in_flight(step: int) -> Tensor:
+    raise AssertionError("the middle takes each gradient before it goes on")
