@@ -71,6 +71,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
             data.test,
             fold,
             None if data.alignment is None else Path(data.alignment),
+            data.missing_rows,
         )
     return load_table(
         data.source,
