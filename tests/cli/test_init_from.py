@@ -114,6 +114,16 @@ def test_a_label_that_is_measured_is_checked_as_it_was_found(vfl, tmp_path):
     assert "look at 'x': tells the label (R2 0." in done.out or "nearly the label" in done.out
 
 
+def test_ids_that_are_text(vfl, tmp_path):
+    rows = [f"A{n:03d}" for n in range(40)]
+    frame = pd.DataFrame({"patient": rows, "age": np.arange(40) + 0.5, "ill": [0, 1] * 20})
+    frame[["patient", "ill"]].to_csv("lender.csv", index=False)
+    frame[["patient", "age"]].to_csv("bank.csv", index=False)
+    asked = ["--from", "lender=lender.csv", "--from", "bank=bank.csv", "--label", "ill"]
+    assert vfl("init", "project", *asked, "--label-party", "lender").code == 0
+    assert 'id_rules = "plain"' in Path("project/trial.toml").read_text()
+
+
 def test_a_label_party_alone_and_a_party_elsewhere(vfl, tmp_path):
     _, label = write_organisations(tmp_path, "breast-cancer")
     done = vfl("init", "loans", "--from", "lender=lender.csv", "--party", "bank", "--label", label)

@@ -61,6 +61,8 @@ Run = Annotated[
 Download = Annotated[bool, typer.Option("--download", help="Fetch a data set that is not here.")]
 
 _PLAIN_FIRST_S, _PLAIN_EVERY_S = 10.0, 60.0
+#: Test rows that all parties have, and those that some lack: figures that stand beside the others.
+_APART = ("complete", "missing")
 _PER_PARTY = ("bytes_up", "bytes_down")
 #: What fits a line of progress; the run folder has the rest.
 _PER_EPOCH = ("loss", "accuracy", "hit_rate", "rmse")
@@ -178,9 +180,16 @@ def machine(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 def show(summary: Mapping[str, Any]) -> None:
     """A summary for people."""
+    complete, missing = (summary.get(f"test_{rows}_rows") for rows in _APART)
     for name, value in summary.items():
-        if name.startswith("test_"):
-            print(f"{name.replace('_', ' '):<16} {figure(value)}")
+        if not name.startswith("test_") or name.split("_")[1] in _APART:
+            continue
+        line = f"{name.replace('_', ' '):<16} {figure(value)}"
+        if complete is not None:
+            of = [summary.get(name.replace("test_", f"test_{rows}_")) for rows in _APART]
+            told = ["-" if one is None else figure(one) for one in of]
+            line += f"   {complete} rows with every cut {told[0]}, {missing} others {told[1]}"
+        print(line)
     for party, own in summary.get("tasks", {}).items():
         for name, value in own.items():
             if name.startswith("test_"):

@@ -258,7 +258,7 @@ def _alignment_of(found: dict[str, _Found]) -> dict[str, str]:
     """How rows of tables that were looked at are found together: `vfl align` comes first."""
     if not found:
         return {}
-    numbers = all(one.data["id_type"] == "number" for one in found.values())
+    numbers = all(one.data.get("id_type") == "number" for one in found.values())
     return {"alignment": "alignment"} | ({"id_rules": "decimal+zeros"} if numbers else {})
 
 

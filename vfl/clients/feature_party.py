@@ -17,7 +17,7 @@ from vfl.core.storage import weights_digest
 from vfl.datasets import PartyData
 from vfl.session import EarlyStopping, Exchange, Terms, secure
 from vfl.session.exchange import CutTerms, FeatureEnd, Own, optimizer_factory
-from vfl.session.schedule import QUERY_ROWS
+from vfl.session.schedule import QUERY_ROWS, own_rows
 from vfl.session.secure import FeatureRound
 
 
@@ -39,7 +39,7 @@ class FeatureParty:
         ExposedCutError: a secure sum would not hide this party's cut.
 
     Attributes:
-        inputs: all its aligned rows; float32, axes (rows, ...).
+        inputs: all aligned rows; float32, axes (rows, ...); not numbers where it has no row.
         half: its end of a round.
         stopping: how long the training goes on, and which weights it keeps.
     """
@@ -77,6 +77,7 @@ class FeatureParty:
         self.checkpoints = own.checkpoints
         self.stopping = EarlyStopping(terms.train, self.end.state_dict, self.end.load_state_dict)
         self._train = data.split.train if terms.mode == "train" else None
+        self._held = data.held.get(data.name)
 
     @property
     def name(self) -> str:
@@ -87,10 +88,13 @@ class FeatureParty:
         """Send what this exchange asks for, after saving when a checkpoint is due."""
         if self.checkpoints is not None and exchange.saves:
             self.checkpoints.save(exchange.step, self.training_state())
+        inputs = self._rows(exchange)
+        if not len(inputs):
+            return  # it has none of these rows, and the label party knows
         if exchange.trains:
-            self.end.send_cut(self._rows(exchange), exchange.step)
+            self.end.send_cut(inputs, exchange.step)
         else:
-            self.end.send_query(self._rows(exchange), exchange.step)
+            self.end.send_query(inputs, exchange.step)
 
     def answer(self, exchange: Exchange) -> None:
         """Send what follows from what other feature parties said, where they say anything."""
@@ -100,10 +104,11 @@ class FeatureParty:
         """Take what comes back; with m in flight, the gradient of the cut sent m - 1 before.
 
         So cut t leaves after exactly gradient t - m was applied, whatever the network does, and
-        none is in flight when an epoch's training has ended.
+        none is in flight when an epoch's training has ended, or when it has sent none.
         """
         if exchange.trains:
-            leave = 0 if exchange.last else self.end.in_flight - 1
+            sent = self._held is None or len(own_rows(exchange, self._held))
+            leave = 0 if exchange.last or not sent else self.end.in_flight - 1
             while self.end.awaiting > leave:
                 self.end.take_gradient()
         else:
@@ -127,7 +132,8 @@ class FeatureParty:
     def start(self) -> None:
         """What happens once, before the first step of a training."""
         if self._train is not None:
-            rows = torch.from_numpy(self._train)
+            train = self._train if self._held is None else self._train[self._held[self._train]]
+            rows = torch.from_numpy(train)
             self.end.fit(lambda: self.inputs.index_select(0, rows))
 
     def training_state(self) -> dict[str, Any]:
@@ -167,7 +173,10 @@ class FeatureParty:
         return weights_digest(self.weights())
 
     def _rows(self, exchange: Exchange) -> Tensor:
-        return self.inputs.index_select(0, torch.from_numpy(exchange.rows))
+        rows = exchange.rows
+        if self._held is not None:
+            rows = rows[own_rows(exchange, self._held)]
+        return self.inputs.index_select(0, torch.from_numpy(rows))
 
 
 def own_bottom(text: str) -> models.Bottom:

@@ -68,6 +68,9 @@ class DataSettings(Settings):
         id_rules: how ids of several parties are written alike before a private alignment.
         alignment: a private alignment of the parties' own tables, which gives their rows and the
             order: its folder, relative to the experiment's file; in a project its name.
+        missing_rows: "intersection" leaves rows out that some party lacks; "token" keeps each row
+            of the label party that at least one feature party has, and the label party learns a
+            vector that stands for a cut that is missing.
         validation, test: shares of the rows.
         bins: most bins a number of a table is told by (`vfl.datasets.encode.BinnedColumn`); 0
             standardises numbers. A party's own file says it for its own table.
@@ -86,6 +89,7 @@ class DataSettings(Settings):
     id_type: Literal["text", "number"] = "text"
     id_rules: Spec = "plain"
     alignment: Annotated[str, Field(min_length=1)] | None = None
+    missing_rows: Literal["intersection", "token"] = "intersection"
     validation: Share = 0.1
     test: Share = 0.2
     bins: int = Field(default=0, ge=0, le=MAX_BINS)
@@ -361,6 +365,8 @@ class Experiment(Settings):
             raise ValueError(f"merge = 'sum' needs equal widths, got {sorted(widths)}")
         if self.data.validation + self.data.test >= 1:
             raise ValueError("data.validation + data.test leave no rows to train on")
+        if self.data.missing_rows == "token" and (why := self._wants_every_row()):
+            raise ValueError(f"data.missing_rows = 'token' does not go here: {why}")
         by_name = ("side", "classes", "length", "vocabulary")
         given = [name for name in by_name if getattr(self.data, name) is not None]
         if given and self.is_table:
@@ -381,6 +387,25 @@ class Experiment(Settings):
                 if getattr(self, name) is not None:
                     raise ValueError(f"[{name}] trains networks without a party in the middle")
         return self
+
+    def _wants_every_row(self) -> str | None:
+        """Why rows that some party lacks cannot stay."""
+        if not self.has_own_tables:
+            return (
+                "only parties with tables of their own, [parties.NAME] with a source, lack rows, "
+                "and on a federation they keep the rows that all have"
+            )
+        if self.data.alignment is not None:
+            return "a private alignment (data.alignment) tells the rows that all have, and no other"
+        if self.secure != "none":
+            return f"under secure = '{self.secure}' the label party never has a cut to replace"
+        if self.tasks is not None:
+            return "several label parties ([[tasks]]) have rows of their own each"
+        if self.middle is not None:
+            return "a party in the middle ([middle]) has no vector for a cut that is missing"
+        if self.trace.enabled:
+            return "a trace ([trace]) and what reads it take every party to have every row"
+        return None
 
     def _check_tasks(self, tasks: Sequence[TaskSettings]) -> None:
         """Refuse what does not go with several label parties, with the reason."""
@@ -429,6 +454,21 @@ class Experiment(Settings):
                 fix="leave [middle] out; vfl train, evaluate, predict and report take it, in one "
                 "process",
             )
+
+
+def require_complete_rows(experiment: Experiment, what: str) -> None:
+    """Refuse an experiment whose parties lack rows.
+
+    Raises:
+        ConfigError: `what` needs every party's cut of every row.
+    """
+    if experiment.data.missing_rows != "intersection":
+        raise ConfigError(
+            f"{what} needs every party's cut of every row",
+            where="data.missing_rows",
+            got=experiment.data.missing_rows,
+            want="intersection",
+        )
 
 
 def read_experiment(

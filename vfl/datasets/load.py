@@ -7,13 +7,20 @@ party of a federation reads its own file and nobody else's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
-from vfl.core.errors import BadOptionError, DataError, MisalignedError, MissingDataError
+from vfl.core.errors import (
+    BadOptionError,
+    DataError,
+    MisalignedError,
+    MissingDataError,
+    TooFewRowsError,
+)
 from vfl.datasets.alignment.ids import id_columns
 from vfl.datasets.alignment.join import Ids, align, sort_by_id
 from vfl.datasets.alignment.positions import Alignment
@@ -28,7 +35,15 @@ from vfl.datasets.files import column_names, read_table
 from vfl.datasets.named import read_bundled
 from vfl.datasets.party import NO_INPUTS, AlignedRows, Inputs, PartyData
 from vfl.datasets.sources import Bundled, SetFormat
-from vfl.datasets.split import Fold, Split, split_fixed, split_fold, split_parts, split_rows
+from vfl.datasets.split import (
+    Fold,
+    Split,
+    split_apart,
+    split_fixed,
+    split_fold,
+    split_parts,
+    split_rows,
+)
 from vfl.datasets.table import (
     Classes,
     IdType,
@@ -45,6 +60,8 @@ from vfl.datasets.texts import Texts
 
 #: No label party beside the one.
 NO_MORE: Mapping[str, tuple[str, str]] = {}
+#: What becomes of rows that some feature party lacks.
+MissingRows = Literal["intersection", "token"]
 
 
 def load_bundled(
@@ -232,10 +249,12 @@ def load_parties(
     fold: Fold | None = None,
     alignments: Path | None = None,
     more_labels: Mapping[str, tuple[str, str]] = NO_MORE,
+    missing_rows: MissingRows = "intersection",
+    unaligned: bool = False,
 ) -> dict[str, PartyData]:
     """Tables of several owners, joined by their ids, for one process that plays all parties.
 
-    Rows that some party lacks are left out. A column called as the label is nobody's feature.
+    A column called as the label is nobody's feature.
 
     Args:
         tables: by party, the label party's among them; ids may have another name in each.
@@ -251,6 +270,10 @@ def load_parties(
         alignments: folder of a private alignment, which gives the rows and their order; in it a
             folder a party.
         more_labels: column and task of further label parties, each from its own table.
+        missing_rows: with "intersection", rows that some party lacks are left out; with "token",
+            each row of the label party stays that at least one feature party has. Such a split
+            is that of an intersection as far as its rows go.
+        unaligned: whether the parties bring the rows that no session has, too.
 
     Raises:
         UserError: see `load_table`.
@@ -282,24 +305,76 @@ def load_parties(
         named[name] = read_table(own.source, own.form, texts, f"parties.{name}.source", kept)
     _check_busy({x: own for x, own in columns.items() if x not in more_labels}, label_party)
     common: Ids
+    held: Mapping[str, np.ndarray] = {}
     if alignments is None:
-        names = {name: own.id_column for name, own in tables.items()}
-        aligned = align(named, names, _common_id_type(tables))
-        frames, common, digest = aligned.frames, aligned.ids, None
+        names, whole = {name: own.id_column for name, own in tables.items()}, None
+        if missing_rows == "token":
+            whole = label_party
+        aligned = align(named, names, _common_id_type(tables), whole)
+        frames, others = aligned.frames, aligned.others
+        common, digest = aligned.ids, None
+        held = {name: rows for name, rows in aligned.held.items() if name != label_party}
     else:
         frames, common, digest = _privately_aligned(tables, named, label_party, alignments)
+        others = {name: _without(named[name], frames[name]) for name in named}
     labels, classes = encode_labels(frames[label_party][label], task)
-    split = _split(labels, task, seed, validation, test, fold)
-    inputs = {
-        name: fit_inputs(frames[name], columns[name], split, tables[name].shape, tables[name].form)
-        for name in order
-    }
-    rows = AlignedRows.of(len(labels), split, common, digest)
+    if held:
+        split = split_apart(
+            np.logical_and.reduce(list(held.values())),
+            lambda rows: _split(labels[rows], task, seed, validation, test, fold),
+        )
+    else:
+        split = _split(labels, task, seed, validation, test, fold)
+    inputs = {}
+    for name in order:
+        shape, form = tables[name].shape, tables[name].form
+        more = others[name] if unaligned and name != label_party else None
+        inputs[name] = _fit_held(
+            frames[name], columns[name], split, shape, form, more, held.get(name), name
+        )
+    rows = replace(AlignedRows.of(len(labels), split, common, digest), held=held)
     further = {
         party: rows.party(party, NO_INPUTS, *encode_labels(frames[party][column], kind))
         for party, (column, kind) in more_labels.items()
     }
     return rows.parties(inputs, label_party, labels, classes) | further
+
+
+def _without(table: Table, part: Part) -> Part:
+    """The rows of a table that a part of it has not, in the table's order."""
+    return Part.of(table, np.setdiff1d(np.arange(len(table)), part.rows))
+
+
+def _fit_held(
+    frame: Part,
+    columns: Sequence[str],
+    split: Split,
+    shape: Sequence[int] | None,
+    form: TableFormat,
+    others: Part | None,
+    held: np.ndarray | None,
+    party: str,
+) -> Inputs:
+    """`fit_inputs` of a party that has only the rows of `held`; the others are not numbers.
+
+    Raises:
+        TooFewRowsError: it has no training row.
+    """
+    if held is None:
+        return fit_inputs(frame, columns, split, shape, form, others)
+    at = np.cumsum(held) - 1
+    own = Split(*(at[rows[held[rows]]] for rows in (split.train, split.validation, split.test)))
+    if not len(own.train):
+        raise TooFewRowsError(
+            f"party '{party}' has none of the training rows",
+            got=f"{len(frame)} of {len(held)} rows",
+            fix="another seed, or an experiment without that party",
+        )
+    found = fit_inputs(frame, columns, own, shape, form, others)
+    assert found.array is not None, "a feature party has columns"
+    whole = np.full((len(held), *found.array.shape[1:]), np.nan, dtype=np.float32)
+    whole[held] = found.array
+    return found._replace(array=whole)
 
 
 def _common_id_type(tables: Mapping[str, OwnTable]) -> IdType:
@@ -529,6 +604,7 @@ def fit_inputs(
     split: Split,
     shape: Sequence[int] | None = None,
     form: TableFormat | None = None,
+    others: Table | None = None,
 ) -> Inputs:
     """Inputs of all rows by an encoder that saw the training rows only.
 
@@ -538,6 +614,7 @@ def fit_inputs(
         split: which rows are training rows.
         shape: (channels, height, width) when the columns are pixels.
         form: which columns of text hold dates, and what numbers become.
+        others: the party's rows that are not aligned, which become inputs as well.
 
     Raises:
         DataError: see `TableEncoder.fit` and `PictureEncoder.fit`.
@@ -553,7 +630,9 @@ def fit_inputs(
     tested = np.zeros(len(frame), dtype=bool)
     tested[split.test] = True
     counter = Unfamiliar(tested)
-    return Inputs(encoder.transform(frame, counter), encoder, counter.counts)
+    array = encoder.transform(frame, counter)
+    more = None if others is None or not len(others) else encoder.transform(others)
+    return Inputs(array, encoder, counter.counts, more)
 
 
 def partition_columns(columns: Sequence[str], parties: Sequence[str]) -> dict[str, list[str]]:

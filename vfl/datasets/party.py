@@ -45,6 +45,10 @@ class PartyData:
             loss, at the label party; None counts all alike. Evaluation counts all rows alike.
         unfamiliar: cells of the test rows that the training rows had nothing like, by column and
             kind; they stay with the party.
+        held: which rows a feature party has, bool, axes (rows,), where some lack some: a party's
+            own, and everybody's at the label party. Empty where all have all. Inputs of a row that
+            a party lacks are not numbers, so that nothing learns from them unnoticed.
+        unaligned: inputs of the party's own rows that no session has, axes (other rows, ...).
     """
 
     name: str
@@ -57,6 +61,13 @@ class PartyData:
     encoder: Encoder | None = None
     row_weights: Tensor | None = None
     unfamiliar: Counts = field(default_factory=dict)
+    held: Mapping[str, np.ndarray] = field(default_factory=dict)
+    unaligned: Tensor | None = None
+
+    @property
+    def complete(self) -> np.ndarray | None:
+        """Which rows every feature party has, at the label party; None where all have all."""
+        return np.logical_and.reduce(list(self.held.values())) if self.held else None
 
     @property
     def rows(self) -> int:
@@ -104,11 +115,13 @@ class Inputs(NamedTuple):
 
     Attributes:
         unfamiliar: cells of the test rows that the training rows had nothing like; `Unfamiliar`.
+        unaligned: the same of the party's other rows, axes (other rows, ...).
     """
 
     array: np.ndarray | None = None
     encoder: Encoder | None = None
     unfamiliar: Counts = NO_COUNTS
+    unaligned: np.ndarray | None = None
 
 
 NO_INPUTS = Inputs()
@@ -122,11 +135,13 @@ class AlignedRows:
         split: which rows serve what.
         ids: axes (rows,); None where rows have no id and stand as they came.
         digest: stands for the order, or for the mere number of rows without ids.
+        held: which rows each feature party has; see `PartyData`.
     """
 
     split: Split
     ids: Ids | None
     digest: bytes
+    held: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -143,6 +158,9 @@ class AlignedRows:
         classes: Classes | None = None,
     ) -> PartyData:
         """One party's data over these rows; the arrays are taken over, not copied."""
+        held = self.held
+        if labels is None:  # what others have is not told
+            held = {party: rows for party, rows in held.items() if party == name}
         return PartyData(
             name=name,
             inputs=_tensor(inputs.array),
@@ -153,6 +171,8 @@ class AlignedRows:
             ids=self.ids,
             encoder=inputs.encoder,
             unfamiliar=inputs.unfamiliar,
+            held=held,
+            unaligned=_tensor(inputs.unaligned),
         )
 
     def parties(

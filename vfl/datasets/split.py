@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -141,6 +142,36 @@ def split_fold(
     inner = split_rows(len(rest), seed, validation, test=0.0)
     split = Split(rest[inner.train], rest[inner.validation], test)
     return _filled(split, len(labels), validation, 1.0)
+
+
+def split_apart(complete: np.ndarray, split: Callable[[np.ndarray], Split]) -> Split:
+    """Split the rows that all parties have as if there were no others, and the others likewise.
+
+    So a training on all rows tests, among those that all parties have, the ones that a training on
+    these alone tests. Where the others are too few to fill every part, all are training rows.
+
+    Args:
+        complete: which rows all parties have, bool, axes (rows,).
+        split: of the rows at some positions, counted from 0 among them.
+
+    >>> split_apart(np.arange(15) < 10, lambda rows: split_rows(len(rows), seed=0))
+    Split(train=11, validation=1, test=3)
+
+    Raises:
+        TooFewRowsError: those that all parties have are too few.
+    """
+    rows, others = np.flatnonzero(complete), np.flatnonzero(~complete)
+    known = split(rows)
+    try:
+        more = split(others)
+    except TooFewRowsError:
+        nothing = others[:0]
+        more = Split(np.arange(len(others)), nothing, nothing)
+    return Split(
+        train=np.union1d(rows[known.train], others[more.train]),
+        validation=np.union1d(rows[known.validation], others[more.validation]),
+        test=np.union1d(rows[known.test], others[more.test]),
+    )
 
 
 def _filled(split: Split, rows: int, validation: float, test: float) -> Split:

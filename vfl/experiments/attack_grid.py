@@ -19,6 +19,7 @@ from vfl.attacks import Grant
 from vfl.attacks.active import make_adversary
 from vfl.attacks.cases import Victim
 from vfl.config import Experiment, GridSettings, TraceSettings
+from vfl.config.experiment import require_complete_rows
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import HijackError, RunFolderError
 from vfl.core.storage import read_json, stamp, write_bytes, write_json
@@ -273,6 +274,7 @@ def attack_finished_run(
     """
     if not (folder.path / "summary.json").exists():
         raise RunFolderError("this run has not ended, so there is nothing to attack")
+    require_complete_rows(folder.experiment(), "an attack")
     check_attacks(folder.experiment(), settings)
     require_recorded(folder.path, settings.attack_specs)
     data = load_data(folder.experiment())

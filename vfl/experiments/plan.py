@@ -74,6 +74,8 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     }
     facts |= _rows(split) | _labels(experiment, label) | {"inputs": columns}
     facts |= _judges(experiment, split)
+    if label.held:
+        facts["rows_without_a_cut"] = {name: int((~own).sum()) for name, own in label.held.items()}
     facts |= _traffic(experiment, split, _shared(experiment, data))
     facts |= comparison_facts(experiment, locations) | attack_facts(experiment, data, locations)
     facts["privacy"] = _privacy(experiment, label)

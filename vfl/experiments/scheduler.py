@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from vfl.config.experiment import require_complete_rows
 from vfl.core.errors import RunFolderError
 from vfl.experiments.cells import CODEC, Cell, GridFolder, failure_of, is_done
 from vfl.experiments.workers import InProcessWorker, ProcessWorker, Worker
@@ -106,7 +107,10 @@ def run_cells(
 
     Raises:
         RunFolderError: another process is at it.
+        ConfigError: some parties lack rows, which what is measured of a cell cannot do without.
     """
+    for cell in cells:
+        require_complete_rows(cell.experiment, "a comparison, a value or a grid")
     named = {cell.name: cell for cell in cells}
     waiting = list(named.values())
     jobs = max(1, min(jobs, len(waiting)))

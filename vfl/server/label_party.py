@@ -31,8 +31,9 @@ from vfl.core.seeds import scoped
 from vfl.core.storage import weights_digest
 from vfl.datasets import PartyData
 from vfl.defenses import Defense, LabelKind
-from vfl.defenses.base import Undefended
+from vfl.defenses.base import Chain, Undefended, uses
 from vfl.privacy import PrivacyStatement
+from vfl.server.missing import MissingCuts, PartialCuts
 from vfl.server.quality import (
     classification_quality,
     reduced,
@@ -460,6 +461,7 @@ class AnyLabelParty:
         self.progress = Progress(task, self.ledger, on_epoch)
         self.stopping = stopping
         self._task = task
+        self._complete = data.complete
         self._checkpoints = own.checkpoints
 
     @property
@@ -510,10 +512,20 @@ class AnyLabelParty:
         else:
             loss = float(self._task(outputs, labels))
             self.progress.meter(exchange.phase).add(outputs, labels, loss)
+            if exchange.phase == "test" and self._complete is not None:
+                self._note_apart(outputs, labels, self._complete[exchange.rows])
         if not self.stopping.judges(exchange):
             return None
         figures = self.progress.meter(exchange.phase).figures()
         return self.stopping.judge(figures["validation_loss"], exchange)
+
+    def _note_apart(self, outputs: Tensor, labels: Tensor, complete: np.ndarray) -> None:
+        """Measure the rows that all parties have, and those that some party lacks."""
+        for phase, rows in (("test_complete", complete), ("test_missing", ~complete)):
+            if rows.any():
+                at = torch.from_numpy(np.flatnonzero(rows)).to(labels.device)
+                own, truth = outputs[at], labels[at]
+                self.progress.meter(phase).add(own, truth, float(self._task(own, truth)))
 
 
 class LabelParty(AnyLabelParty):
@@ -572,6 +584,11 @@ class LabelParty(AnyLabelParty):
             if end.adapter is not None:
                 self.model[f"codec-{name}"] = end.adapter
         self.model["task"] = task
+        missing = None
+        if data.held:
+            _refuse_whole_cuts(defense)
+            missing = MissingCuts({name: terms.parties[name].width for name in self.ends})
+            self.model["missing"] = missing
         self._compute = Compute(own.device, terms.train.precision)
         self.model.to(self._compute.device)
         always = not isinstance(defense, Undefended)
@@ -582,7 +599,11 @@ class LabelParty(AnyLabelParty):
         if terms.mode == "train" and self._trainable:
             build = optimizer_factory(terms.train)
             self._optimizer = own.adversary.optimizer(build(self._trainable))
-        self.aggregator = mode.aggregator(terms, self.ends, links, self.ledger, stopping)
+        self.aggregator = (
+            mode.aggregator(terms, self.ends, links, self.ledger, stopping)
+            if missing is None
+            else PartialCuts(self.ends, self.ledger, stopping, data.held, missing)
+        )
         self._labels, self._row_weights = data.labels, None
         if data.labels is not None and terms.mode == "train":
             train = torch.from_numpy(data.split.train)
@@ -704,10 +725,7 @@ class LabelParty(AnyLabelParty):
         drop_gradients(self._trainable)
         total.backward()
         # Gradients leave before our own step, so that the parties work while we do.
-        for end in self.ends.values():
-            end.send_gradient(labels)
-            if exchange.last:
-                end.drained()
+        self.aggregator.send_gradients(exchange, labels)
         if self._optimizer is not None:
             self._optimizer.step()
         self.progress.trained(len(exchange.rows))
@@ -790,6 +808,24 @@ def _defense(data: PartyData, terms: Terms, objective: Objective) -> Defense:
         error.where = error.where or "defense"
         raise
     return defense
+
+
+def _refuse_whole_cuts(defense: Defense) -> None:
+    """Refuse a defense that is about every party's cut of every row, where some are missing.
+
+    Raises:
+        SpecError: with what it looks at.
+    """
+    members = defense.members if isinstance(defense, Chain) else (defense,)
+    for member in members:
+        mixes = uses(member, "batch") and not member.rows_apart
+        if mixes or (uses(member, "loss") and member.reads_cuts):
+            raise SpecError(
+                f"{type(member).__name__} is about every party's cut of every row, and a learned "
+                "vector stands for some",
+                where="defense",
+                fix="data.missing_rows = 'intersection', or another defense",
+            )
 
 
 def _own_bottom(data: PartyData, terms: Terms, given: nn.Module | None) -> nn.Module | None:

@@ -52,6 +52,10 @@ def summarise(
     formula = sum(ratios) / total
     speed = progress.train_steps / progress.train_seconds if progress.train_seconds else None
     figures = {key: value for key, value in last.items() if key.startswith("test_")}
+    if (complete := party.data.complete) is not None:
+        known = int(complete[party.data.split.test].sum())
+        figures["test_complete_rows"] = known
+        figures["test_missing_rows"] = len(party.data.split.test) - known
     figures["epochs"] = len(party.history)
     if "best_epoch" in last:
         figures["best_epoch"] = last["best_epoch"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vfl.clients.serving import ServedParty
 from vfl.config import Consent
+from vfl.config.experiment import require_complete_rows
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import VFLError
 from vfl.core.storage import locked
@@ -76,6 +77,7 @@ def serve(
 
 def _session(folder: RunFolder) -> LocalSession:
     folder.experiment().refuse_roles("serving")
+    require_complete_rows(folder.experiment(), "serving")
     with locked(folder.path):
         session = trained(folder, load_data(folder.experiment()), "serve")
     require_servable(session.terms)

@@ -766,10 +766,18 @@ class CutAggregator:
 
     def cuts(self, exchange: Exchange) -> dict[str, Tensor]:
         """What arrived, by feature party; axes (rows, width) each."""
-        return {name: self._one(name, end, exchange) for name, end in self.ends.items()}
+        rows = len(exchange.rows)
+        return {name: self._one(name, end, exchange, rows) for name, end in self.ends.items()}
 
-    def _one(self, name: str, end: LabelEnd, exchange: Exchange) -> Tensor:
-        started, rows = time.perf_counter(), len(exchange.rows)
+    def send_gradients(self, exchange: Exchange, labels: Tensor) -> None:
+        """Send each party the gradient of what it sent; `labels` of the exchange's rows."""
+        for end in self.ends.values():
+            end.send_gradient(labels)
+            if exchange.last:
+                end.drained()
+
+    def _one(self, name: str, end: LabelEnd, exchange: Exchange, rows: int) -> Tensor:
+        started = time.perf_counter()
         if exchange.trains:
             cut = end.receive_cut(exchange.step, rows)
         else:

@@ -50,6 +50,22 @@ class Exchange:
         return self.phase == "train"
 
 
+def own_rows(exchange: Exchange, held: np.ndarray) -> np.ndarray:
+    """Where in an exchange's rows those stand that a party sends a cut of, int64, ascending.
+
+    Of a training batch it sends none if it has a single one: batch norm cannot use one.
+
+    Args:
+        exchange: its rows.
+        held: which aligned rows the party has, bool, axes (aligned rows,).
+
+    >>> own_rows(Exchange(0, "train", 1, np.array([4, 0, 3]), last=False), np.arange(5) > 2)
+    array([0, 2])
+    """
+    found = np.flatnonzero(held[exchange.rows])
+    return found[:0] if exchange.trains and len(found) == 1 < len(exchange.rows) else found
+
+
 def batches(rows: np.ndarray, batch_size: int) -> list[np.ndarray]:
     """Consecutive batches; a remainder of a single row is dropped, batch norm cannot use one.
 

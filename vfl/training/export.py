@@ -11,6 +11,7 @@ import secrets
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -207,6 +208,8 @@ def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
             folder = RunFolder.open(run)
             terms = terms.at_label(name if name in terms.tasks else None)
             links = {one: local_pair()[0] for one in terms.feature_parties}
+            if any(key.startswith("missing.") for key in weights):
+                data = replace(data, held=dict.fromkeys(links, np.ones(0, dtype=bool)))
             outputs = 1 if classes is None else len(classes)
             objective = Objective.of(folder.experiment().task_of(name), outputs)
             party = LabelParty(data, terms, links, mine, objective, weights=weights)

@@ -78,6 +78,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
             fold,
             None if data.alignment is None else Path(data.alignment),
             more,
+            data.missing_rows,
         )
     return load_table(
         data.source,

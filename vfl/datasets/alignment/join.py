@@ -40,19 +40,27 @@ class Aligned:
     """Tables whose rows stand in one order.
 
     Attributes:
-        frames: by party, each with the same number of rows.
+        frames: by party, each with the same number of rows; of a party that `held` names, the rows
+            it has.
         ids: text (dtype object) or int64 in ascending order, axes (rows,).
+        held: which rows each party has, bool, axes (rows,); empty where all have all.
+        others: each party's rows that are not among `ids`.
     """
 
     frames: dict[str, Part]
     ids: np.ndarray
+    held: dict[str, np.ndarray]
+    others: dict[str, Part]
 
     def __repr__(self) -> str:
         return f"Aligned(parties={list(self.frames)}, rows={len(self.ids)})"
 
 
 def align(
-    frames: Mapping[str, Table], id_column: str | Mapping[str, str], id_type: IdType = "text"
+    frames: Mapping[str, Table],
+    id_column: str | Mapping[str, str],
+    id_type: IdType = "text",
+    whole: str | None = None,
 ) -> Aligned:
     """Keep the rows whose id every party has, sorted by id.
 
@@ -60,6 +68,7 @@ def align(
         frames: tables by party.
         id_column: the column of ids; by party where it has not the same name in every table.
         id_type: how ids are compared; see `TableFormat`.
+        whole: a party each of whose rows stays that any other party has, too.
 
     Raises:
         MissingColumnError: a table without that column.
@@ -71,15 +80,25 @@ def align(
         for party, frame in frames.items()
     }
     ids = {party: np.asarray(own) for party, (_, own) in found.items()}
-    common = reduce(lambda left, right: np.intersect1d(left, right, True), ids.values())
-    if not len(common) or len(common) < MIN_OVERLAP * min(map(len, ids.values())):
-        columns = {party: frame[named[party]] for party, frame in frames.items()}
-        raise _mismatch(ids, columns, id_type, len(common))
-    aligned = {
-        party: Part.of(frames[party], order[np.searchsorted(ids[party], common)])
-        for party, (order, _) in found.items()
-    }
-    return Aligned(aligned, common)
+    groups = [ids]
+    if whole is not None:
+        groups = [{whole: ids[whole], party: ids[party]} for party in ids if party != whole]
+    shared = []
+    for group in groups:
+        common = reduce(lambda left, right: np.intersect1d(left, right, True), group.values())
+        if not len(common) or len(common) < MIN_OVERLAP * min(map(len, group.values())):
+            columns = {party: frames[party][named[party]] for party in group}
+            raise _mismatch(group, columns, id_type, len(common))
+        shared.append(common)
+    rows = reduce(np.union1d, shared)
+    aligned, held, others = dict[str, Part](), dict[str, np.ndarray](), dict[str, Part]()
+    for party, (order, _) in found.items():
+        at = np.searchsorted(ids[party], rows)
+        held[party] = ids[party].take(at, mode="clip") == rows
+        used = at[held[party]]
+        aligned[party] = Part.of(frames[party], order[used])
+        others[party] = Part.of(frames[party], np.delete(order, used))
+    return Aligned(aligned, rows, {} if whole is None else held, others)
 
 
 def sort_by_id(

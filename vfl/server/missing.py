@@ -1,0 +1,93 @@
+"""Rows that a feature party lacks: a learned vector stands for their cut, at the label party.
+
+The party sends cuts of the rows it has and gets their gradients; of an exchange without any it
+sends none. What is missing is known to both from the aligned ids, so nothing about it travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vfl.core.ledger import Ledger
+from vfl.session import EarlyStopping, Exchange
+from vfl.session.exchange import CutAggregator, LabelEnd
+from vfl.session.schedule import own_rows
+
+
+class MissingCuts(nn.Module):
+    """A vector a feature party, in the place of each cut that the party has no row for.
+
+    It begins at 0 and is learned with the top. Where nothing is missing it takes no part.
+
+    Args:
+        widths: of the cuts, by feature party.
+
+    >>> missing = MissingCuts({"shop": 2})
+    >>> with torch.no_grad():
+    ...     missing.vectors["shop"] += 7
+    >>> missing.filled("shop", torch.tensor([[1.0, 2.0]]), torch.tensor([1]), rows=2).tolist()
+    [[7.0, 7.0], [1.0, 2.0]]
+    """
+
+    def __init__(self, widths: Mapping[str, int]) -> None:
+        super().__init__()
+        made = {name: nn.Parameter(torch.zeros(width)) for name, width in widths.items()}
+        self.vectors = nn.ParameterDict(made)
+
+    def filled(self, party: str, cut: Tensor | None, at: Tensor, rows: int) -> Tensor:
+        """A party's cut of all rows, axes (rows, width).
+
+        Args:
+            party: whose.
+            cut: of the rows it has, axes (rows it has, width); None without any.
+            at: where they stand, int64, ascending.
+            rows: how many there are.
+        """
+        if cut is not None and len(cut) == rows:
+            return cut
+        vectors: Tensor = self.vectors[party].expand(rows, -1)
+        return vectors if cut is None else vectors.index_copy(0, at.to(cut.device), cut)
+
+
+class PartialCuts(CutAggregator):
+    """Takes each party's cuts of the rows it has, and puts the learned vectors beside them.
+
+    Args:
+        ends, ledger, stopping: see `CutAggregator`.
+        held: which aligned rows each feature party has, bool, axes (aligned rows,).
+        missing: the vectors.
+    """
+
+    def __init__(
+        self,
+        ends: Mapping[str, LabelEnd],
+        ledger: Ledger,
+        stopping: EarlyStopping,
+        held: Mapping[str, np.ndarray],
+        missing: MissingCuts,
+    ) -> None:
+        super().__init__(ends, ledger, stopping)
+        self._held, self._missing = held, missing
+
+    def cuts(self, exchange: Exchange) -> dict[str, Tensor]:
+        found, rows = dict[str, Tensor](), len(exchange.rows)
+        for name, end in self.ends.items():
+            at, cut = own_rows(exchange, self._held[name]), None
+            if len(at):
+                cut = self._one(name, end, exchange, len(at))
+            elif not exchange.trains:  # what a query is answered may be a verdict
+                self._confirm(end, exchange)
+            found[name] = self._missing.filled(name, cut, torch.from_numpy(at), rows)
+        return found
+
+    def send_gradients(self, exchange: Exchange, labels: Tensor) -> None:
+        for name, end in self.ends.items():
+            at = own_rows(exchange, self._held[name])
+            if len(at):
+                end.send_gradient(labels[torch.from_numpy(at)])
+            if exchange.last or not len(at):
+                end.drained()
