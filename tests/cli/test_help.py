@@ -24,7 +24,7 @@ COMMANDS = {
         "doctor",
         "grid-worker",
     ),
-    *("grid", "attack", "sessions", "align", "value", "export", "serve"),
+    *("grid", "attack", "sessions", "align", "value", "export", "serve", "status"),
     "privacy",
 }
 PANELS = {"Start", "Train and predict", "Compare and attack", "Run a party", "Look up"}

@@ -9,7 +9,17 @@ from typing import Annotated
 
 import typer
 
-from vfl.cli import align, federation, privacy, project, reference, serving, study, training
+from vfl.cli import (
+    align,
+    federation,
+    privacy,
+    project,
+    reference,
+    serving,
+    status,
+    study,
+    training,
+)
 from vfl.cli.output import progress_line
 from vfl.core.errors import VFLError, file_mistake, redacted_output, redacted_traceback
 from vfl.core.version import VERSION
@@ -37,6 +47,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "predict": training.predict,
         "serve": serving.serve,
         "export": training.export,
+        "status": status.status,
         "report": training.report,
     },
     "Compare and attack": {

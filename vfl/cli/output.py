@@ -58,6 +58,14 @@ Run = Annotated[
         callback=newest_run,
     ),
 ]
+Write = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--write",
+        metavar="SPEC",
+        help="Also write the run for another tool: tensorboard, or mlflow:store=FILE.db. Repeat.",
+    ),
+]
 Download = Annotated[bool, typer.Option("--download", help="Fetch a data set that is not here.")]
 
 _PLAIN_FIRST_S, _PLAIN_EVERY_S = 10.0, 60.0
@@ -225,6 +233,15 @@ def show_training(folder: Path, json: bool) -> None:
     else:
         show(summary)
         print(f"{'report':<16} {page}")
+
+
+def write_elsewhere(folder: Path, specs: list[str] | None) -> None:
+    """Write a run for other tools, and say where."""
+    from vfl.config.run_folder import RunFolder
+    from vfl.training.writers import write_run
+
+    for spec in specs or ():
+        say(f"{spec.partition(':')[0]}: wrote {write_run(RunFolder.open(folder), spec)}")
 
 
 def figure(value: float) -> str:

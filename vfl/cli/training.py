@@ -14,6 +14,7 @@ from vfl.cli.output import (
     Json,
     Run,
     Set,
+    Write,
     emit,
     machine,
     progress_line,
@@ -21,6 +22,7 @@ from vfl.cli.output import (
     say_epoch,
     show,
     show_training,
+    write_elsewhere,
 )
 from vfl.core.text import printable
 
@@ -40,6 +42,7 @@ def train(
     ] = None,
     download: Download = False,
     device: Device = "cpu",
+    write: Write = None,
     json: Json = False,
 ) -> None:
     """Train an experiment.
@@ -50,8 +53,15 @@ def train(
     """
     if resume and settings:
         raise typer.BadParameter("a resumed run keeps its settings", param_hint="--set")
+    if write:
+        from vfl.training.writers import WRITERS
+
+        for spec in write:
+            WRITERS.make(spec).check()  # now, and not after hours of training
     if path.is_dir():
-        show_training(_on_the_federation(path, settings or [], resume), json)
+        folder = _on_the_federation(path, settings or [], resume)
+        write_elsewhere(folder, write)
+        show_training(folder, json)
         return
     from vfl.config import Experiment, Locations
     from vfl.config.run_folder import RunFolder, new_run_name
@@ -79,6 +89,7 @@ def train(
             device=device,
             say=say,
         )
+    write_elsewhere(folder, write)
     show_training(folder, json)
 
 
@@ -167,11 +178,16 @@ def report(
         Path, typer.Argument(metavar="RUN", help="The folder of a run or a comparison.")
     ],
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    write: Write = None,
 ) -> None:
     """Build report.html of a run: one static file.
 
-    RUN is the folder that `vfl train` or `vfl compare` printed.
+    RUN is the folder that `vfl train` or `vfl compare` printed. With --write the run of a training
+    is written for another tool instead, also while it goes on, as far as it is.
     """
+    if write:
+        write_elsewhere(run, write)
+        return
     from vfl.experiments.pages import build_report
 
     page = build_report(run)

@@ -183,7 +183,8 @@ def locked(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
         private_folder(folder)
         handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     try:
-        deadline = time.monotonic() + patience_s
+        # Somebody may just be looking whether it is taken.
+        deadline = time.monotonic() + max(patience_s, _LOCK_POLL_S)
         while not _takes(handle):
             if time.monotonic() >= deadline:
                 owner = os.pread(handle, 32, 0).decode(errors="replace")
@@ -198,6 +199,22 @@ def locked(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
         os.pwrite(handle, str(os.getpid()).encode(), 0)
         sweep(folder)
         yield
+    finally:
+        os.close(handle)
+
+
+def worker_of(folder: Path) -> int | None:
+    """Id of the process that is at work in a folder; None where none is."""
+    try:
+        handle = os.open(folder / _LOCK, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        owner = os.pread(handle, 32, 0).decode(errors="replace")
+        return int(owner) if owner.isdigit() else 0
     finally:
         os.close(handle)
 

@@ -257,6 +257,20 @@ def wait_for_superlink(folder: LabelFolder, say: Callable[[str], None]) -> None:
         time.sleep(_LOOK_S)
 
 
+def connected(folder: LabelFolder) -> dict[str, bool]:
+    """Whether each party with a node is online.
+
+    Raises:
+        LostPeerError: no SuperLink runs.
+    """
+    with _no_deprecations():
+        from flwr.proto.control_pb2 import ListNodesRequest
+
+    nodes = _ask(folder, "ListNodes", ListNodesRequest()).nodes_info
+    online = {str(node.name) for node in nodes if node.status == "online"}
+    return {name: name in online for name in node_parties(folder.experiment())}
+
+
 def run_state(folder: LabelFolder, run_id: int) -> str:
     """What Flower says of a run, such as ``running`` or ``finished:failed``."""
     with _no_deprecations():

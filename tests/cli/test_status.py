@@ -1,0 +1,173 @@
+"""`vfl status`: every state a run can be in, with its exit code and what to type next."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vfl.config import Experiment, PartyFile
+from vfl.config.run_folder import RunFolder
+from vfl.core.errors import LostPeerError
+from vfl.core.ledger import Ledger
+from vfl.core.storage import locked, worker_of, write_json
+from vfl.federation import deployment
+from vfl.federation.project import write_project
+from vfl.session.progress import ProgressReport
+
+EXPERIMENT = Experiment.model_validate({"name": "trial", "parties": {"bank": {}, "shop": {}}})
+EPOCH = {"epoch": 1, "train_loss": 0.5, "seconds": 1.0, "bytes_up": 700, "bytes_down": 300}
+SUMMARY = {
+    "test_accuracy": 0.9,
+    "bytes_up": {"bank": 700, "shop": 1},
+    "bytes_down": {"bank": 300, "shop": 2},
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder.create(tmp_path / "one", EXPERIMENT, "in-process", "vfl train x.toml -s a=1")
+
+
+@pytest.fixture
+def status(vfl):
+    def ask(path):
+        shown, told = vfl("status", path), vfl("status", path, "--json")
+        assert shown.code == told.code
+        lines = dict(line.split(None, 1) for line in shown.out.splitlines() if "  " in line)
+        return lines, json.loads(told.out), told.code
+
+    return ask
+
+
+def test_a_run_at_work(run, status):
+    run.epoch(EPOCH)
+    with locked(run.path):
+        run.progress(ProgressReport("train", (), 2, 20, 300, 2000, 250.0, 16e3, 6.8).record())
+        lines, told, code = status(run.path)
+    assert (lines["state"], code) == ("training", 4)
+    assert (
+        lines["progress"]
+        == "train, epoch 2 of 20: 15 %, 250 steps/s, 16 000 rows/s, about 7 s left"
+    )
+    assert told["progress"]["left_s"] == 6.8
+    assert told["epochs"] == 1
+    assert told["figures"] == {"train_loss": 0.5}
+    assert told["bytes"] == {"all": 1000}
+    assert told["then"] == []
+
+
+@pytest.mark.parametrize("mode", ["train", "evaluate", "predict", "align"])
+def test_who_is_waited_for(run, status, mode):
+    with locked(run.path):
+        run.progress(ProgressReport(mode, waits_for=("shop",)).record())
+        lines, told, code = status(run.path)
+    assert (lines["state"], code) == ("waiting", 4)
+    assert told["then"] == ["vfl up shop/party.toml"]
+    assert lines["progress"] == f"{mode}: waiting for shop"
+
+
+def test_progress_of_an_earlier_process_is_not_that_of_this_one(run, status):
+    by_another = "import sys; from vfl.config.run_folder import RunFolder; from pathlib import Path"
+    by_another += "; RunFolder(Path(sys.argv[1])).progress({'mode': 'train'})"
+    subprocess.run([sys.executable, "-c", by_another, run.path], check=True)
+    with locked(run.path):
+        lines, told, code = status(run.path)
+    assert (lines["state"], told["progress"], code) == ("starting", None, 4)
+
+
+def test_a_run_whose_process_is_gone(run, status):
+    run.progress(ProgressReport("train", (), 1, 2, 3, 10, 1.0, 1.0, 7.0).record())
+    lines, told, code = status(run.path)
+    assert (lines["state"], code) == ("interrupted", 5)
+    assert told["then"] == [f"vfl train x.toml --resume {run.path}"]
+
+
+def test_a_run_that_failed_ends_as_its_command_did(run, status):
+    error = LostPeerError("party 'bank' went away", fix="start it again")
+    run.fail(error)
+    lines, told, code = status(run.path)
+    assert (lines["state"], code) == ("failed", error.exit_code)
+    assert told["failure"]["code"] == error.code
+    assert told["failure"]["fix"] == "start it again"
+    assert told["then"] == [f"vfl train x.toml --resume {run.path}"]
+
+
+def test_a_run_that_ended_well(run, status):
+    run.epoch(EPOCH)
+    run.finish(SUMMARY, Ledger())
+    lines, told, code = status(run.path)
+    assert (lines["state"], code) == ("ended", 0)
+    assert told["figures"] == {"test_accuracy": 0.9}
+    assert told["bytes"] == {"bank": 1000, "shop": 3}
+    assert f"vfl serve {run.path}" in told["then"]
+
+
+def test_a_run_that_is_served_until_its_process_is_gone(run, status):
+    run.finish(SUMMARY, Ledger())
+    served = {"address": "http://127.0.0.1:8080", "process": os.getpid()}
+    write_json(run.path / "serving.json", served)
+    lines, _, code = status(run.path)
+    assert (lines["state"], lines["address"], code) == ("serving", served["address"], 0)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    write_json(run.path / "serving.json", served | {"process": gone.pid})
+    assert status(run.path)[0]["state"] == "ended"
+
+
+def test_a_real_training_has_ended(vfl, status, loans):
+    trained = json.loads(vfl("train", loans, "--json").out)
+    lines, told, code = status(Path(trained["run"]))
+    assert (lines["state"], code) == ("ended", 0)
+    assert told["epochs"] == 3
+    assert sum(told["bytes"].values()) == trained["bytes_up"] + trained["bytes_down"]
+
+
+def test_looking_takes_no_lock(run):
+    assert worker_of(run.path) is None
+    with locked(run.path):
+        assert worker_of(run.path) == os.getpid()
+    with locked(run.path):
+        pass
+
+
+def test_a_folder_without_a_run_is_said_to_be_none(vfl, tmp_path):
+    done = vfl("status", tmp_path)
+    assert done.code == 2
+    assert "this is not a project's label folder" in done.err
+    assert vfl("status", tmp_path / "no").code == 2
+
+
+@pytest.fixture
+def project(tmp_path):
+    content = {"data": {"source": "rows.csv", "id": "id"}}
+    parties = {
+        name: PartyFile.model_validate({"party": name, **content})
+        for name in ("bank", "shop", "label")
+    }
+    return write_project(tmp_path / "project", EXPERIMENT, parties, "127.0.0.1")
+
+
+def test_a_project_without_a_superlink(vfl, project):
+    done = vfl("status", project.path.parent)
+    assert done.code == 3
+    assert "SuperLink            not running" in done.out
+    assert done.out.splitlines()[-1].split() == ["then", "vfl", "up", str(project.path)]
+
+
+@pytest.mark.parametrize(("shop", "code"), [(True, 0), (False, 3)])
+def test_a_project_with_one_says_who_is_connected(vfl, project, monkeypatch, shop, code):
+    monkeypatch.setattr(deployment, "connected", lambda folder: {"bank": True, "shop": shop})
+    folder = RunFolder.create(
+        project.path / "store" / "runs" / "one", EXPERIMENT, "federated", "vfl train PROJECT"
+    )
+    done = vfl("status", project.path, "--json")
+    told = json.loads(done.out)
+    assert (done.code, told["exit_code"]) == (code, code)
+    assert told["parties"] == {"bank": True, "shop": shop}
+    assert [run["run"] for run in told["runs"]] == [str(folder.path)]
+    again = f"vfl train {project.path} --resume {folder.path}"
+    assert told["runs"][0]["then"] == [again]
+    assert told["then"] == [f"vfl train {project.path}" if shop else "vfl up shop/party.toml"]

@@ -1,0 +1,250 @@
+"""Where a run or a project stands, from what its folder and its SuperLink say."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from vfl.config import read_party_file
+from vfl.config.run_folder import PROGRESS, RunFolder
+from vfl.core.errors import LostPeerError, VFLError, read_record
+from vfl.core.storage import read_json, read_lines, worker_of
+from vfl.core.text import printable, printable_lines
+from vfl.federation import deployment
+from vfl.federation.project import LabelFolder
+from vfl.session.progress import ProgressReport
+from vfl.training.federated import OUTCOMES, label_folder_of, read_progress
+
+#: Exit codes of `vfl status` beside those of the error that ended a run.
+AT_WORK, INTERRUPTED, NOT_READY = 4, 5, 3
+_STATES = {
+    "train": "training",
+    "evaluate": "evaluating",
+    "predict": "predicting",
+    "align": "aligning",
+    "serve": "serving",
+}
+_RUNS = 5  # of a project that are shown
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Where a run stands.
+
+    Attributes:
+        run: its folder.
+        state: waiting, starting, training, evaluating, predicting, aligning, serving, ended,
+            failed or interrupted.
+        created: when it began.
+        progress: how far its session is; None where none is at work, or nothing is known yet.
+        silent_s: since when that has said nothing.
+        epochs: that are done.
+        figures: of the last epoch, or of the run that has ended.
+        bytes: both ways by party; those of all together under "all" while the run goes on.
+        failure: why the last session ended badly, as `VFLError.record` gives it.
+        address: where it is served.
+        then: commands that go on from here.
+        exit_code: what `vfl status` ends with.
+    """
+
+    run: str
+    state: str
+    created: str
+    progress: ProgressReport | None = None
+    silent_s: float | None = None
+    epochs: int = 0
+    figures: Mapping[str, float] = field(default_factory=dict)
+    bytes: Mapping[str, int] = field(default_factory=dict)
+    failure: Mapping[str, str] | None = None
+    address: str | None = None
+    then: tuple[str, ...] = ()
+    exit_code: int = 0
+
+    def record(self) -> dict[str, Any]:
+        """For machines."""
+        progress = None if self.progress is None else self.progress.record()
+        return asdict(self) | {"progress": progress, "then": list(self.then)}
+
+
+@dataclass(frozen=True)
+class ProjectStatus:
+    """Where a project stands.
+
+    Attributes:
+        project: its label folder.
+        superlink: where it listens; None where none runs.
+        parties: whether each party with a node is connected; empty without a SuperLink.
+        runs: the last ones, the newest first.
+        then: commands that go on from here.
+        exit_code: what `vfl status` ends with.
+    """
+
+    project: str
+    superlink: str | None
+    parties: Mapping[str, bool]
+    runs: tuple[RunStatus, ...]
+    then: tuple[str, ...]
+    exit_code: int
+
+    def record(self) -> dict[str, Any]:
+        """For machines."""
+        return asdict(self) | {"runs": [run.record() for run in self.runs]}
+
+
+def run_status(path: Path) -> RunStatus:
+    """Where a run stands, whether it has ended or not.
+
+    Raises:
+        RunFolderError: there is no run, or its own record is not as it was written.
+    """
+    folder = RunFolder.open(path)
+    about, worker = folder.about(), worker_of(path)
+    known: dict[str, Any] = {"run": str(path), "created": str(about["created"])}
+    known |= _figures(folder)
+    failure, serves = _failure(path / "failure.json"), _served_at(path)
+    trained = (path / OUTCOMES["train"]).exists()
+    if serves is not None:
+        waits = _progress(path)[0]
+        there = waits is None or not waits.waits_for
+        state = "serving" if there else "waiting"
+        code = 0 if there else AT_WORK
+        return RunStatus(
+            **known, state=state, address=serves, progress=waits, then=_ways(waits), exit_code=code
+        )
+    if worker is not None:
+        progress, silent_s, by = _progress(path)
+        if by != worker:  # of an earlier session
+            return RunStatus(**known, state="starting", exit_code=AT_WORK)
+        state = "waiting" if progress and progress.waits_for else ""
+        state = state or _STATES.get(progress.mode if progress else "", "starting")
+        return RunStatus(
+            **known,
+            state=state,
+            progress=progress,
+            silent_s=silent_s,
+            then=_ways(progress),
+            exit_code=AT_WORK,
+        )
+    if failure is not None:
+        record, code = failure
+        again = () if trained else _again(folder)
+        return RunStatus(**known, state="failed", failure=record, then=again, exit_code=code)
+    if trained:
+        use = tuple(f"vfl {command} {_quoted(path)}" for command in ("predict", "serve", "report"))
+        return RunStatus(**known, state="ended", then=use)
+    if (path / OUTCOMES["align"]).exists():
+        return RunStatus(**known, state="ended")
+    return RunStatus(**known, state="interrupted", then=_again(folder), exit_code=INTERRUPTED)
+
+
+def project_status(folder: LabelFolder) -> ProjectStatus:
+    """Where a project stands.
+
+    Raises:
+        VFLError: its files cannot be read, or the SuperLink refuses to say who is there.
+    """
+    try:
+        parties = deployment.connected(folder)
+        superlink: str | None = folder.experiment().federation.superlink
+    except LostPeerError:
+        parties, superlink = {}, None
+    stored = read_party_file(folder.party_file).store_path / "runs"
+    found = sorted(stored.glob("*/run.json"), key=lambda head: head.stat().st_mtime_ns)
+    runs = tuple(run_status(head.parent) for head in reversed(found[-_RUNS:]))
+    missing = [name for name, here in parties.items() if not here]
+    if superlink is None:
+        then: tuple[str, ...] = (f"vfl up {_quoted(folder.path)}",)
+    elif missing:
+        then = tuple(f"vfl up {name}/party.toml" for name in missing)
+    else:
+        then = (
+            () if runs and runs[0].exit_code == AT_WORK else (f"vfl train {_quoted(folder.path)}",)
+        )
+    code = NOT_READY if superlink is None or missing else 0
+    return ProjectStatus(str(folder.path), superlink, parties, runs, then, code)
+
+
+def _figures(folder: RunFolder) -> dict[str, Any]:
+    """Epochs that are done, the last figures, and bytes."""
+    try:
+        epochs = list(read_lines(folder.path / "metrics.jsonl"))
+    except VFLError:  # an alignment has none
+        epochs = []
+    last: Mapping[str, Any] = epochs[-1] if epochs else {}
+    sent: dict[str, int] = {}
+    if last:
+        sent = {"all": int(last["bytes_up"]) + int(last["bytes_down"])}
+    if (folder.path / OUTCOMES["train"]).exists():
+        last = folder.summary()
+        sent = {party: up + last["bytes_down"][party] for party, up in last["bytes_up"].items()}
+    elif (folder.path / OUTCOMES["align"]).exists():
+        last = read_json(folder.path / OUTCOMES["align"])
+        sent, last = dict(last["bytes"]), {"common_rows": last["common"]}
+    phases = ("train_", "validation_", "test_", "common_")
+    figures = {
+        name: value
+        for name, value in last.items()
+        if name.startswith(phases) and isinstance(value, int | float)
+    }
+    return {"epochs": len(epochs), "figures": figures, "bytes": sent}
+
+
+def _progress(path: Path) -> tuple[ProgressReport | None, float | None, int | None]:
+    """What `progress.json` says, how old it is in seconds, and who wrote it."""
+    report = read_progress(path / PROGRESS)
+    if report is None:
+        return None, None, None
+    record = read_json(path / PROGRESS)
+    try:
+        said = datetime.fromisoformat(record["at"])
+        old = (datetime.now(UTC) - said).total_seconds()
+        return report, max(0.0, old), int(record["process"])
+    except (KeyError, TypeError, ValueError):
+        return report, None, None
+
+
+def _served_at(path: Path) -> str | None:
+    """Where a run is served; None where the process that said so is gone."""
+    state = path / "serving.json"
+    try:
+        told = read_json(state)
+        os.kill(int(told["process"]), 0)
+        return printable(str(told["address"]))
+    except PermissionError:  # it lives, and is another user's
+        return printable(str(told["address"]))
+    except (VFLError, OSError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _failure(path: Path) -> tuple[dict[str, str], int] | None:
+    """What ended the last session, and its exit code."""
+    if not path.exists():
+        return None
+    record = read_json(path)
+    code = record.get("exit")
+    return read_record(record, str(path), printable_lines), code if code in (1, 2, 3) else 1
+
+
+def _again(folder: RunFolder) -> tuple[str, ...]:
+    """The command that goes on with a run."""
+    words = shlex.split(str(folder.about()["command"]))
+    what = words[1] if len(words) > 1 else "train"
+    path = words[2] if len(words) > 2 else "EXPERIMENT.toml"
+    if folder.mode == "federated":
+        path = str(label_folder_of(folder.path).path)
+    resume = f" --resume {_quoted(folder.path)}" if what == "train" else ""
+    return (f"vfl {what} {shlex.quote(path)}{resume}",)
+
+
+def _ways(progress: ProgressReport | None) -> tuple[str, ...]:
+    waits = () if progress is None else progress.waits_for
+    return tuple(f"vfl up {name}/party.toml" for name in waits)
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
