@@ -338,7 +338,6 @@ def test_every_party_may_have_a_table_of_its_own(table, tmp_path):
         ({"tasks": [{"party": "bank", "column": "cost"}]}, "has columns"),
         ({"tasks": [{"party": "insurer"}]}, "needs the column"),
         ({"tasks": [{"party": "insurer", "column": "cost", "weight": 0}]}, "greater than 0"),
-        ({"tasks": []}, "at least 1"),
         ({"trace": {"phases": "train"}}, "replays links to one label party"),
         ({"grid": {}}, "one label party"),
     ],
@@ -347,6 +346,17 @@ def test_what_several_tasks_do_not_go_with_is_refused(table, change, said):
     content = experiment_of(table).model_dump(mode="json", exclude_none=True)
     with pytest.raises(ValueError, match=said):
         Experiment.model_validate(content | change)
+
+
+def test_a_label_party_that_leads_may_have_columns_which_stay_with_it(table):
+    settings = experiment_of(table)
+    own = settings.parties["shop"]
+    parties = {"bank": settings.parties["bank"], "clinic": own}
+    settings = settings.model_copy(update={"parties": parties})
+    session = SeveralTasksSession(settings, load_data(settings), outputs=2).run()
+    assert session.whole_ledger().bytes_by_party("up").keys() == {"bank", "bank to insurer"}
+    assert session.label.model["top"].in_features == 2 * WIDTH
+    assert session.others["insurer"].model["top"][0].in_features == WIDTH
 
 
 def test_where_one_label_party_is_played_several_are_refused_and_not_ignored(table):

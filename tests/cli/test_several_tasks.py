@@ -48,6 +48,9 @@ def test_from_a_file_to_predictions_of_both(vfl, run):
     rows = [len((run / name).read_text().splitlines()) for name in PREDICTIONS]
     assert rows == [1 + 88] * 2
     assert vfl("report", run).code == 0
+    page = (run / "report.html").read_text()
+    assert "clinic and insurer each held labels and a top model of their own" in page
+    assert "RMSE, insurer" in page
     for party in ("bank", "clinic", "insurer"):
         assert vfl("export", run, "--party", party, "--to", "torch").code == 0
 

@@ -33,7 +33,9 @@ def test_from_a_file_to_predictions_and_a_report(vfl):
     answers = (folder / "predictions.csv").read_text().splitlines()
     assert len(answers) == 1 + round(0.2 * 569)
     assert vfl("report", folder).code == 0
-    assert "compute sees every cut and no label" in (folder / "report.html").read_text()
+    page = (folder / "report.html").read_text()
+    assert "compute sees every cut and no label" in page
+    assert "clinic held the labels and the head, compute the model in the middle" in page
 
 
 def test_halves_are_exported_where_no_middle_is_needed_and_refused_elsewhere(vfl):

@@ -321,7 +321,7 @@ class Experiment(Settings):
     parties: Annotated[dict[PartyName, PartySettings], Field(min_length=1, max_length=64)]
     label: LabelSettings = LabelSettings()
     middle: MiddleSettings | None = None
-    tasks: Annotated[tuple[TaskSettings, ...], Field(min_length=1, max_length=16)] | None = None
+    tasks: Annotated[tuple[TaskSettings, ...], Field(max_length=16)] | None = None
     align: AlignSettings = AlignSettings()
     train: TrainSettings = TrainSettings()
     trace: TraceSettings = TraceSettings()
@@ -377,7 +377,7 @@ class Experiment(Settings):
         beyond = [epoch for epoch in self.trace.epochs if epoch > self.train.epochs]
         if beyond:
             raise ValueError(f"trace.epochs has {beyond[0]}, and train.epochs {self.train.epochs}")
-        if self.tasks is not None:
+        if self.tasks:
             self._check_tasks(self.tasks)
         if self.middle is not None:
             self.middle.check(self.label.party, self.parties, self.secure)
@@ -438,7 +438,7 @@ class Experiment(Settings):
         Raises:
             ConfigError: with what has no place for it.
         """
-        if self.tasks is not None:
+        if self.tasks:
             raise ConfigError(
                 f"{what} has no place for several label parties",
                 got=f"[[tasks]] of {', '.join(task.party for task in self.tasks)}",

@@ -141,7 +141,7 @@ def session_of(
         kind = WholeNetworkSession
     elif experiment.middle is not None:
         kind = UShapedSession
-    elif experiment.tasks is not None:
+    elif experiment.tasks:
         kind = SeveralTasksSession
     outputs = data[experiment.label.party].outputs
     return kind(experiment, data, mode=mode, outputs=outputs, **options)

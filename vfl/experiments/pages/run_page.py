@@ -10,7 +10,7 @@ import csv
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,8 @@ class Run:
         environment: what it ran on.
         summary: of the whole run, as far as it is known; codec, defense and secure mode at least.
         sent: bytes of all parties and both directions; None where the run did not end.
+        middle: who computed between bottoms and head, if anybody did.
+        tasks: figures of further label parties, by party; empty while they are not known.
     """
 
     head: Mapping[str, str]
@@ -90,6 +92,8 @@ class Run:
     environment: Mapping[str, Any]
     summary: Mapping[str, Any]
     sent: float | None
+    middle: str | None = None
+    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def last(self, measure: str) -> float | None:
         """The last value of a measure; None where no epoch has one."""
@@ -127,7 +131,9 @@ def read_run(folder: Path) -> Run:
     up, down = (_finite(summary.get(name)) for name in ("bytes_up", "bytes_down"))
     # A party that only deals has traffic and no place among those with columns.
     parties = list(config.get("parties", {})) or [*(row.party for row in traffic), *up]
-    environment = folder / "environment.json"
+    environment, known = folder / "environment.json", summary.get("tasks") or {}
+    tasks = {task["party"]: known.get(task["party"], {}) for task in config.get("tasks", ())}
+    ways = [_finite(own.get(f"bytes_{way}")) for own in tasks.values() for way in ("up", "down")]
     return Run(
         head={
             name: str(head.get(name, "")) for name in ("name", "created", "vfl", "mode", "command")
@@ -139,7 +145,9 @@ def read_run(folder: Path) -> Run:
         traffic=traffic,
         environment=_record(read_json(environment), environment) if environment.exists() else {},
         summary=summary,
-        sent=sum(up.values()) + sum(down.values()) if up or down else None,
+        sent=sum(sum(way.values()) for way in (up, down, *ways)) if up or down else None,
+        middle=config.get("middle", {}).get("party"),
+        tasks=tasks,
     )
 
 
@@ -256,6 +264,13 @@ def score_lines(run: Run) -> list[tuple[str, str, str]]:
         (name, text("validation", measure), text("test", measure))
         for measure, name in _MEASURES.items()
     ]
+    for party, own in run.tasks.items():
+        figures = _finite(own)
+        lines += [
+            (f"{name}, {party}", "", number_text(figures.get(f"test_{measure}")))
+            for measure, name in _MEASURES.items()
+            if f"test_{measure}" in figures
+        ]
     return [line for line in lines if line[1] or line[2]]
 
 
@@ -401,7 +416,11 @@ def _who_held_what(run: Run) -> str:
     else:
         holders = f"The feature parties held their columns and {models}"
     top = "" if mode == "permuted" else " and the top model"
+    if run.middle is not None:
+        top = f" and the head, {run.middle} the model in the middle and no data"
     labels = f"{owner} held the labels{top}{own}"
+    if run.tasks:
+        labels = f"{list_text((owner, *run.tasks))} each held labels and a top model of their own"
     return f"{holders}; {labels}. {_MODES.get(run.head['mode'], '')}".strip()
 
 
