@@ -1,7 +1,5 @@
 """The protocols of chapter 6: against plain references, to the byte, and who sees what."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
@@ -12,8 +10,7 @@ from vfl.core.frame import HEADER_BYTES
 from vfl.core.storage import Seal
 from vfl.mpc.material import MaterialStore
 from vfl.mpc.private_decoder import gated_silu, mixture, scores_of, softmax
-from vfl.mpc.trio import together, triangle
-from vfl.mpc.two_party import Form, Growing, Half, make_side, pack_words, unpack_words
+from vfl.mpc.two_party import Form, Growing, Half, LocalSides, pack_words, unpack_words
 
 MODES = ["fast", "thesis"]
 ROWS, INNER, WIDTH = 3, 40, 16
@@ -26,22 +23,12 @@ def draw(*shape, seed, scale=1.0):
     return scale * torch.randn(*shape, generator=source, dtype=torch.float64)
 
 
-class Table:
-    """Three parties; `frames` are the payloads that came to each online, with who sent them."""
+class Table(LocalSides):
+    """Three parties; `frames` are the payloads that went between P0 and P1, with their senders."""
 
-    def __init__(self, mode, **form):
-        self.links, self.depths = triangle(10)
-        self.sides = [make_side(role, self.links[role], Form(mode, **form)) for role in range(3)]
-        self.pool = ThreadPoolExecutor(3)
-        self.run(lambda side: side.agree({}, "test"))
+    def __init__(self, mode):
+        super().__init__(Form(mode), {}, timeout_s=10)
         self.frames = []
-
-    def run(self, program, roles=(0, 1, 2)):
-        played = [
-            (f"P{role}", lambda role=role: program(self.sides[role]), self.links[role].values())
-            for role in roles
-        ]
-        return together(self.pool, played)
 
     def prepare(self, program):
         return self.run(lambda side: side.prepare(program))
@@ -74,12 +61,8 @@ class Table:
 
 @pytest.fixture
 def table(request):
-    found = Table(request.param if hasattr(request, "param") else "fast")
-    yield found
-    for links in found.links:
-        for link in links.values():
-            link.close()
-    found.pool.shutdown()
+    with Table(getattr(request, "param", "fast")) as found:
+        yield found
 
 
 both_modes = pytest.mark.parametrize("table", MODES, indirect=True)

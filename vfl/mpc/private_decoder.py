@@ -13,29 +13,23 @@ from __future__ import annotations
 import secrets
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vfl.core.errors import DataError, LostPeerError
+from vfl.core.errors import DataError
 from vfl.core.registry import require_range
 from vfl.core.storage import Seal, weights_digest
 from vfl.models.decoder import Decoder, DecoderShape, Rotation, half_turn
 from vfl.mpc.channel import Leak, Traffic
 from vfl.mpc.material import MaterialStore
-from vfl.mpc.party import traffic
 from vfl.mpc.ring import encode
 from vfl.mpc.rules import NAMES, P0, P1, P2
-from vfl.mpc.trio import together, triangle
-from vfl.mpc.two_party import Constant, Form, Function, Growing, Half, Side, make_side
-
-_Result = TypeVar("_Result")
+from vfl.mpc.two_party import Constant, Form, Function, Growing, Half, LocalSides, Side
 
 #: Fraction bits. Between layers values have 30 in a ring of 40, so they stay below 2^8; behind a
 #: norm 14. Attention needs 64 bits: 14 + 14 of queries, keys and values, of which 14 are dropped,
@@ -277,6 +271,9 @@ class PrivateDecoder:
         folder: of the parties' material; without it a temporary one. What was dealt in it and not
             used can be used by a later session of the same model and form, and nothing twice.
 
+    Attributes:
+        parties: the session of the three.
+
     >>> torch.manual_seed(0) and None
     >>> model = Decoder(DecoderShape(vocabulary=40, width=32, layers=1, heads=2))
     >>> with PrivateDecoder(model, Form()) as hidden:
@@ -287,22 +284,17 @@ class PrivateDecoder:
     def __init__(
         self, model: Decoder, form: Form, timeout_s: float = 30.0, folder: Path | None = None
     ) -> None:
-        self._shape, self._ended = model.shape, False
+        self._shape = model.shape
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="vfl-mpc-")
         root = folder or Path(self._temporary.name)  # type: ignore[union-attr]
-        links, self._depths = triangle(timeout_s)
-        self._links = links
-        self.sides = [make_side(role, links[role], form) for role in range(3)]
         terms = {"decoder": repr(model.shape), "form": repr(form)}
+        self.parties = LocalSides(form, terms, timeout_s)
         run = weights_digest({**model.state_dict(), repr(terms): torch.zeros(1)})[:32]
         self._stores = [
             MaterialStore(root / NAMES[role], Seal("offline material", NAMES[role], run))
             for role in (P0, P1)
         ]
-        self._pool = ThreadPoolExecutor(3, thread_name_prefix="vfl-mpc")
-        session = secrets.token_hex(16)
-        self._run(lambda side: side.agree(terms, session))
-        self._layers = self._run(
+        self._layers = self.parties.run(
             lambda side: PrivateLayers.share(side, model.shape, model if side.role == P0 else None)
         )
 
@@ -324,7 +316,7 @@ class PrivateDecoder:
                 if side.role != P2:
                     self._stores[side.role].put(name, material)
 
-            self._run(prepare)
+            self.parties.run(prepare)
 
     def generate(self, prompt: Sequence[int], count: int, pick: Pick = greedy) -> list[int]:
         """The next tokens, which P1 alone learns; dealt for now if nothing is left that fits.
@@ -369,7 +361,7 @@ class PrivateDecoder:
             assert isinstance(found, list), "the program gives tokens"
             return found
 
-        return self._run(answer, (P0, P1))[P1]
+        return self.parties.run(answer, (P0, P1))[P1]
 
     def left(self, prompt_tokens: int, count: int) -> list[str]:
         """Names of questions of that kind that were dealt and not asked."""
@@ -382,19 +374,15 @@ class PrivateDecoder:
 
     def traffic(self) -> list[Traffic]:
         """Bytes between the parties since the beginning."""
-        return [each for side in self.sides for each in traffic(side)]
+        return self.parties.traffic()
 
     def leaks(self) -> list[Leak]:
         """What each party has seen since the beginning."""
-        return [leak for side in self.sides for leak in side.leakage.leaks()]
+        return self.parties.leaks()
 
     def close(self) -> None:
         """End the threads, and remove a temporary folder; closing twice is harmless."""
-        self._ended = True
-        for links in self._links:
-            for link in links.values():
-                link.close()
-        self._pool.shutdown(wait=True)
+        self.parties.close()
         if self._temporary:
             self._temporary.cleanup()
 
@@ -403,18 +391,3 @@ class PrivateDecoder:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _run(
-        self, program: Callable[[Side], _Result], roles: Sequence[int] = (P0, P1, P2)
-    ) -> list[_Result]:
-        if self._ended:
-            raise LostPeerError("this session has ended", fix="begin a new one; its keys are new")
-        played = [
-            (NAMES[role], partial(program, self.sides[role]), self._links[role].values())
-            for role in roles
-        ]
-        try:
-            return together(self._pool, played)
-        except BaseException:
-            self.close()
-            raise

@@ -24,21 +24,29 @@ Bytes below are payloads, online; n elements, s = ceil(ring / 8) bytes of an ele
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vfl.core.errors import ReusedPadError, WidthError
+from vfl.core.errors import LostPeerError, ReusedPadError, WidthError
 from vfl.core.frame import Link
 from vfl.core.registry import require_choice, require_range
-from vfl.mpc.party import Peer
+from vfl.mpc.channel import Leak, Traffic
+from vfl.mpc.party import Peer, traffic
 from vfl.mpc.ring import ELEMENT_BITS, decode, encode, matmul, require_room
 from vfl.mpc.rules import MODES, NAMES, P0, P1, P2, Mode
 from vfl.mpc.shares import blank
 from vfl.mpc.stream import PadStream
+from vfl.mpc.trio import together, triangle
+
+_Result = TypeVar("_Result")
 
 #: Fewer elements are not hidden by an order among them.
 LEAST_PERMUTED = 32
@@ -584,9 +592,67 @@ class Side(Peer):
         return [part.reshape(tuple(shape)) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def make_side(role: int, links: Mapping[int, Link], form: Form) -> Side:
-    """P0, P1 or P2; it has no keys before `Side.agree`."""
-    return Side(role, links, form)
+class LocalSides:
+    """The three as threads of this process; a context manager, as `vfl.mpc.trio.Trio`.
+
+    Args:
+        form: the same for all.
+        terms: what the parties compare before they begin.
+        timeout_s: how long a party waits for a message.
+
+    Attributes:
+        sides: P0, P1 and P2.
+    """
+
+    def __init__(self, form: Form, terms: Mapping[str, Any], timeout_s: float = 30.0) -> None:
+        self._ended = False
+        self._links, _ = triangle(timeout_s)
+        self.sides = [Side(role, self._links[role], form) for role in range(3)]
+        self._pool = ThreadPoolExecutor(3, thread_name_prefix="vfl-mpc")
+        session = secrets.token_hex(16)
+        self.run(lambda side: side.agree(terms, session))
+
+    def run(
+        self, program: Callable[[Side], _Result], roles: Sequence[int] = (P0, P1, P2)
+    ) -> list[_Result]:
+        """Follow a program at some parties; what it gave each.
+
+        Raises:
+            VFLError: what went wrong first; the session has then ended.
+        """
+        if self._ended:
+            raise LostPeerError("this session has ended", fix="begin a new one; its keys are new")
+        played = [
+            (NAMES[role], partial(program, self.sides[role]), self._links[role].values())
+            for role in roles
+        ]
+        try:
+            return together(self._pool, played)
+        except BaseException:
+            self.close()
+            raise
+
+    def traffic(self) -> list[Traffic]:
+        """What was sent since the session began."""
+        return [each for side in self.sides for each in traffic(side)]
+
+    def leaks(self) -> list[Leak]:
+        """What the parties saw since the session began."""
+        return [leak for side in self.sides for leak in side.leakage.leaks()]
+
+    def close(self) -> None:
+        """End the session; closing twice is harmless."""
+        self._ended = True
+        for links in self._links:
+            for link in links.values():
+                link.close()
+        self._pool.shutdown(wait=True)
+
+    def __enter__(self) -> LocalSides:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def words(ring: int) -> int:
