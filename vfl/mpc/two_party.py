@@ -51,6 +51,9 @@ _Result = TypeVar("_Result")
 #: Fewer elements are not hidden by an order among them.
 LEAST_PERMUTED = 32
 _ANSWER_BYTES = 4
+#: Bits before the point that a weight may have; a product's are for the ring to hold.
+_WEIGHT_ROOM = 30
+_FIX = "answer with a model whose weights and activations are smaller"
 
 #: f on values of axes (rows, width), which come permuted, or (2, elements) for a pair.
 Function = Callable[[Tensor], Tensor]
@@ -195,7 +198,7 @@ class Side(Peer):
         """The offline phase of a program; the material it leaves this party, none at P2."""
         self._phase, self.material = "offline", []
         program(self)
-        material, self.material = self.material, []
+        material, self.material, self._phase = self.material, [], "setup"
         return material
 
     def answer(self, program: Callable[[Side], object], material: Sequence[Tensor]) -> object:
@@ -203,7 +206,7 @@ class Side(Peer):
 
         Args:
             program: the one that was prepared.
-            material: what `prepare` gave, or the store it was put in; never a second time.
+            material: what `prepare` gave, taken from its store; never a second time.
 
         Raises:
             ReusedPadError: the material is of another program.
@@ -212,7 +215,7 @@ class Side(Peer):
         found = program(self)
         if self._read != len(self.material):
             raise _other_material()
-        self.material = []
+        self.material, self._phase = [], "setup"
         return found
 
     def constant(
@@ -237,7 +240,7 @@ class Side(Peer):
             (masked,) = self.channels[P0].receive([shape], number)
             return Constant(name, shape, bits, masked=masked)
         assert weight is not None, "P0 has the weights"
-        exact = encode(weight, bits, name, 30)
+        exact = encode(weight, bits, name, _WEIGHT_ROOM, _FIX)
         masked = exact - self.pad(P2, shape, "U", number)
         self.channels[P1].send([masked], number, "setup")
         return Constant(name, shape, bits, exact, bias, masked)
@@ -277,7 +280,7 @@ class Side(Peer):
         """Add what P0 has in plaintext to its share: a bias, or vectors of positions."""
         if self.role != P0 or self.offline or values is None:
             return shared
-        own = encode(values, shared.bits, "a bias", shared.ring - 1 - shared.bits)
+        own = encode(values, shared.bits, "a bias", shared.ring - 1 - shared.bits, _FIX)
         return shared.map(lambda share: share + own)
 
     def multiply(self, shared: Half, constant: Constant) -> Half:
@@ -438,7 +441,7 @@ class Side(Peer):
             q0, q1 = self._kept(lambda: self.pad(P2, (2, results), "q", number))
             if not self.offline:
                 values = self._seen(mine, shared, where).reshape(rows, width)
-                found = encode(function(values), bits, where, ring - 1 - bits).reshape(-1)
+                found = encode(function(values), bits, where, ring - 1 - bits, _FIX).reshape(-1)
                 self._send(P0, [found - q0], words(ring), number)
             share = q1
         elif self.offline:
@@ -555,7 +558,7 @@ class Side(Peer):
         self.leakage.count("permuted values", where, elements.numel(), elements.numel())
         above = ELEMENT_BITS - shared.ring
         values = decode((elements << above) >> above, shared.bits)
-        require_room(values, shared.ring - 2 - shared.bits, shared.bits, where)
+        require_room(values, shared.ring - 2 - shared.bits, shared.bits, where, _FIX)
         return values
 
     def _is_early(self, shared: Half) -> bool:
