@@ -26,8 +26,8 @@ def draw(*shape, seed, scale=1.0):
 class Table(LocalSides):
     """Three parties; `frames` are the payloads that went between P0 and P1, with their senders."""
 
-    def __init__(self, mode):
-        super().__init__(Form(mode), {}, timeout_s=10)
+    def __init__(self, mode, **form):
+        super().__init__(Form(mode, **form), {}, timeout_s=10)
         self.frames = []
 
     def prepare(self, program):
@@ -201,6 +201,22 @@ def test_a_function(table, name):
     seen = [leak for leak in table.sides[1].leakage.leaks() if leak.what == "permuted values"]
     assert [leak.elements for leak in seen] == [count]
     assert not table.sides[0].leakage.leaks()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_more_bytes_show_more(mode):
+    values, errors = draw(1, 200, seed=6), []
+    for shown in (2, 3, 5):
+        with Table(mode, shown_bytes=shown, first_bytes=5) as table:
+            found = table.value(
+                lambda side: side.apply(
+                    asked(side, values, bits=30), torch.tanh, 20, 40, "layer", "elements"
+                )
+            )
+            assert (0, 200 * shown) in table.payloads()
+        errors.append(float((found - torch.tanh(values)).abs().max()))
+    assert errors[0] > 50 * errors[1] > 50 * errors[2]
+    assert errors[2] < 1e-6
 
 
 @both_modes

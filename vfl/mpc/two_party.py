@@ -40,6 +40,7 @@ from vfl.core.frame import Link
 from vfl.core.registry import require_choice, require_range
 from vfl.mpc.channel import Leak, Traffic
 from vfl.mpc.party import Peer, traffic
+from vfl.mpc.permuted import permutation
 from vfl.mpc.ring import ELEMENT_BITS, decode, encode, matmul, require_room
 from vfl.mpc.rules import MODES, NAMES, P0, P1, P2, Mode
 from vfl.mpc.shares import blank
@@ -685,23 +686,19 @@ def unpack_words(payload: memoryview, size: int, low: int = 0) -> Tensor:
 
 
 def _order(pads: PadStream, shape: Sequence[int], kind: str, number: int) -> Tensor:
-    """A secret order of flat indices: at each place stands the index its element comes from.
-
-    Equal keys would keep their order: the index is in a key's low bits, 2^24 elements at most.
-    """
+    """A secret order of flat indices: at each place stands the index its element comes from."""
     rows, width = shape
     if kind == "vectors":
-        inside = _sorted_keys(pads, rows, width, "inside", number)
-        of_vectors = _sorted_keys(pads, 1, rows, "vectors", number)[0]
-        return (inside + width * torch.arange(rows)[:, None])[of_vectors].reshape(-1)
-    if kind == "pairs":
-        order = _sorted_keys(pads, 1, width, "elements", number)[0]
-        return torch.cat([order, order + width])
-    return _sorted_keys(pads, 1, rows * width, "elements", number)[0]
+        inside = _orders_inside(pads, rows, width, number) + width * torch.arange(rows)[:, None]
+        return inside[torch.from_numpy(permutation(pads, rows, "vectors", number))].reshape(-1)
+    count = width if kind == "pairs" else rows * width
+    order = torch.from_numpy(permutation(pads, count, "elements", number))
+    return torch.cat([order, order + width]) if kind == "pairs" else order
 
 
-def _sorted_keys(pads: PadStream, rows: int, width: int, purpose: str, number: int) -> Tensor:
-    keys = pads.elements64(rows * width, purpose, number).reshape(rows, width)
+def _orders_inside(pads: PadStream, rows: int, width: int, number: int) -> Tensor:
+    """Of each vector one; as `permutation` with sort keys of 40 bits, for up to 2^24 elements."""
+    keys = pads.elements64(rows * width, "inside", number).reshape(rows, width)
     low = np.uint64((1 << 24) - 1)
     keys = keys & ~low | np.arange(width, dtype=np.uint64)
     keys.sort(axis=1)
