@@ -210,13 +210,14 @@ def _layer(mode: Mode, width: int, turns: int) -> DecoderRow:
             lambda side: PrivateLayers.share(side, shape, model if side.role == P0 else None)
         )
 
-        def program(last: int, side: Side) -> Half:
+        def program(last: int, side: Side) -> tuple[Half, float, float]:
             """All steps but the last one at once, and the last one where that is asked for."""
             caches, steps = (Growing(), Growing()), [(0, _CONTEXT - 1), (_CONTEXT - 1, _CONTEXT)]
             for start, end in steps[: 1 + last]:
                 shared = _dealt(side, x[0, start:end].double())
+                began = time.perf_counter()
                 found = layers[side.role].layer(side, 0, shared, start, caches)
-            return found
+            return found, began, time.perf_counter()
 
         before, both = (
             [_play(parties, partial(program, last)) for _ in range(turns + 1)][1:]
@@ -226,14 +227,17 @@ def _layer(mode: Mode, width: int, turns: int) -> DecoderRow:
         getattr(both[-1], name) - getattr(before[-1], name)
         for name in ("online_bytes", "messages", "offline_bytes")
     ]
-    seconds = median(each.seconds for each in both) - median(each.seconds for each in before)
+    seconds = median(
+        max(ended for _, _, ended in each.found) - min(began for _, began, _ in each.found)
+        for each in both
+    )
     with torch.no_grad():
         layer = model.layers[0]
         exact = layer.double()(x.double(), 0, None)[0][0, -1]
         layer.float()
         _, kept = layer(x[:, :-1], 0, None)
         plain = _plain(turns, lambda: layer(x[:, -1:], _CONTEXT - 1, kept))
-    error = float((_value(both[-1].found)[0] - exact).abs().max())
+    error = float((_value([half for half, _, _ in both[-1].found])[0] - exact).abs().max())
     played = Played([], seconds, *parts)
     return played.row(f"layer {width}, a token", mode, seconds, plain, error=error)
 

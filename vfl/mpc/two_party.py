@@ -446,11 +446,10 @@ class Side(Peer):
                 self._send(P0, [found - q0], words(ring), number)
             share = q1
         elif self.offline:
-            self._keep(*self.channels[P2].receive([(results,)], number))
+            self._keep(_back(mine, results), *self.channels[P2].receive([(results,)], number))
         else:
-            back = torch.argsort(mine[:results])  # the order of the first of each pair
-            (found,) = self._receive(P1, [(results,)], words(ring), number)
-            share = found[back] + self._take()
+            back, delta = self._take(), self._take()
+            share = self._receive(P1, [(results,)], words(ring), number)[0][back] + delta
         axes = (1, width) if kind == "pairs" else (rows, width)
         return Half(share.reshape(axes), bits, ring, known=self.form.mode == "fast")
 
@@ -551,8 +550,7 @@ class Side(Peer):
     def _deal_back(self, order: Tensor, results: int, number: int) -> None:
         """SecurePerm of P1's results, by the inverse order."""
         q0, q1 = self.pad(P1, (2, results), "q", number)
-        back = torch.argsort(order[:results])
-        self.channels[P0].send([q0[back] - q1], number, "offline")
+        self.channels[P0].send([q0[_back(order, results)] - q1], number, "offline")
 
     def _seen(self, elements: Tensor, shared: Half, where: str) -> Tensor:
         """What P1 sees, as reals."""
@@ -694,6 +692,13 @@ def _order(pads: PadStream, shape: Sequence[int], kind: str, number: int) -> Ten
     count = width if kind == "pairs" else rows * width
     order = torch.from_numpy(permutation(pads, count, "elements", number))
     return torch.cat([order, order + width]) if kind == "pairs" else order
+
+
+def _back(order: Tensor, results: int) -> Tensor:
+    """The inverse order; of pairs, that of their first elements."""
+    back = torch.empty(results, dtype=torch.int64)
+    back[order[:results]] = torch.arange(results)
+    return back
 
 
 def _orders_inside(pads: PadStream, rows: int, width: int, number: int) -> Tensor:
