@@ -152,6 +152,16 @@ def test_material_survives_a_restart_and_is_used_once(tmp_path: Path):
         assert hidden.generate([7, 8, 9], 2) == model.generate([7, 8, 9], 2)  # dealt anew
 
 
+def test_a_dealing_that_was_cut_off_is_not_asked_with(tmp_path: Path):
+    model = decoder(layers=1)
+    with private(model, folder=tmp_path) as hidden:
+        hidden.deal(2, 1)
+        (name,) = hidden.left(2, 1)
+        (tmp_path / "P1" / f"{name}.safetensors").unlink()
+        assert hidden.left(2, 1) == []
+        assert hidden.generate([1, 2], 1) == model.generate([1, 2], 1)
+
+
 def test_the_same_question_twice_is_said_differently():
     model = decoder(layers=1)
     seen = []

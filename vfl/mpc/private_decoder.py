@@ -338,11 +338,9 @@ class PrivateDecoder:
                 got=f"{len(prompt)} tokens",
                 want=f"at least one, each from 0 to {self._shape.vocabulary - 1}",
             )
-        kind = f"{len(prompt)}-{count}-"
         if not self.left(len(prompt), count):
             self.deal(len(prompt), count)
-        name = next(each for each in self._stores[P0].names() if each.startswith(kind))
-        return self.ask(name, prompt, pick)
+        return self.ask(self.left(len(prompt), count)[0], prompt, pick)
 
     def ask(self, name: str, prompt: Sequence[int], pick: Pick = greedy) -> list[int]:
         """The online phase with material of a name; see `left` and `generate`.
@@ -366,7 +364,10 @@ class PrivateDecoder:
     def left(self, prompt_tokens: int, count: int) -> list[str]:
         """Names of questions of that kind that were dealt and not asked."""
         kind = f"{prompt_tokens}-{count}-"
-        return [each for each in self._stores[P0].names() if each.startswith(kind)]
+        theirs = self._stores[P1].names()  # a dealing that was cut off may have left one of two
+        return [
+            each for each in self._stores[P0].names() if each.startswith(kind) and each in theirs
+        ]
 
     def material_bytes(self) -> int:
         """On the disks of both holders, of what is left."""
