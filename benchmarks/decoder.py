@@ -2,8 +2,9 @@
 
 The rows of Tables 6.1 and 6.2 (thesis, 2025) and a small model, all parties as threads of this
 process, one thread each. Bytes are payloads between P0 and P1 online, and all that was sent
-offline. Of a line with a width and a delay the time is computed, not measured: the seconds of this
-process, the bytes one after the other, and half a round trip a message.
+offline. Seconds are of the processor, of P0 and P1 together, who take turns. Of a line with a width
+and a delay the time is computed, not measured: those seconds, the bytes one after the other, and
+half a round trip a message.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class DecoderRow(Settings):
         online_mib: payload between P0 and P1.
         messages: likewise, one after the other.
         offline_mib: all that all parties sent ahead, headers included.
-        seconds: online, in this process, the median.
+        cpu_s: online, the median.
         computed_wan_s: see the module.
         plain_s: the same by torch in float32.
         error: the largest difference to torch in float64; of tokens, of logits.
@@ -61,7 +62,7 @@ class DecoderRow(Settings):
     online_mib: float
     messages: int
     offline_mib: float
-    seconds: float
+    cpu_s: float
     computed_wan_s: float
     plain_s: float
     error: float | None = None
@@ -88,7 +89,7 @@ class Played:
             online_mib=self.online_bytes / _MIB,
             messages=self.messages,
             offline_mib=self.offline_bytes / _MIB,
-            seconds=seconds,
+            cpu_s=seconds,
             computed_wan_s=computed,
             plain_s=plain_s,
             **more,
@@ -132,9 +133,9 @@ def _play(parties: LocalSides, program: Callable[[Side], Any]) -> Played:
     material = parties.run(lambda side: side.prepare(program))
     offline = _sent(parties.traffic(), "offline")[0] - offline
     before = _sent(parties.traffic(), "online")
-    began = time.perf_counter()
+    began = time.process_time()
     found = parties.run(lambda side: side.answer(program, material[side.role]), (P0, P1))
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     sent, frames = (b - a for a, b in zip(before, _sent(parties.traffic(), "online"), strict=True))
     return Played(found, seconds, sent - HEADER_BYTES * frames, frames, offline)
 
@@ -159,9 +160,9 @@ def _timed(turns: int, play: Callable[[], Played]) -> tuple[Played, float]:
 
 def _plain(turns: int, function: Callable[[], Any]) -> float:
     def once() -> float:
-        began = time.perf_counter()
+        began = time.process_time()
         function()
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     return median(once() for _ in range(turns))
 
@@ -210,14 +211,14 @@ def _layer(mode: Mode, width: int, turns: int) -> DecoderRow:
             lambda side: PrivateLayers.share(side, shape, model if side.role == P0 else None)
         )
 
-        def program(last: int, side: Side) -> tuple[Half, float, float]:
+        def program(last: int, side: Side) -> tuple[Half, float]:
             """All steps but the last one at once, and the last one where that is asked for."""
             caches, steps = (Growing(), Growing()), [(0, _CONTEXT - 1), (_CONTEXT - 1, _CONTEXT)]
             for start, end in steps[: 1 + last]:
                 shared = _dealt(side, x[0, start:end].double())
-                began = time.perf_counter()
+                began = time.thread_time()
                 found = layers[side.role].layer(side, 0, shared, start, caches)
-            return found, began, time.perf_counter()
+            return found, time.thread_time() - began
 
         before, both = (
             [_play(parties, partial(program, last)) for _ in range(turns + 1)][1:]
@@ -227,17 +228,14 @@ def _layer(mode: Mode, width: int, turns: int) -> DecoderRow:
         getattr(both[-1], name) - getattr(before[-1], name)
         for name in ("online_bytes", "messages", "offline_bytes")
     ]
-    seconds = median(
-        max(ended for _, _, ended in each.found) - min(began for _, began, _ in each.found)
-        for each in both
-    )
+    seconds = median(sum(took for _, took in each.found) for each in both)
     with torch.no_grad():
         layer = model.layers[0]
         exact = layer.double()(x.double(), 0, None)[0][0, -1]
         layer.float()
         _, kept = layer(x[:, :-1], 0, None)
         plain = _plain(turns, lambda: layer(x[:, -1:], _CONTEXT - 1, kept))
-    error = float((_value([half for half, _, _ in both[-1].found])[0] - exact).abs().max())
+    error = float((_value([half for half, _ in both[-1].found])[0] - exact).abs().max())
     played = Played([], seconds, *parts)
     return played.row(f"layer {width}, a token", mode, seconds, plain, error=error)
 
@@ -258,14 +256,14 @@ def _tokens(mode: Mode, prompts: int) -> DecoderRow:
                 return int(scores.argmax())
 
             hidden.deal(len(text), 1)
-            began = time.perf_counter()
+            began = time.process_time()
             (token,) = hidden.generate(text, 1, pick)
-            times.append(time.perf_counter() - began)
-            began = time.perf_counter()
+            times.append(time.process_time() - began)
+            began = time.process_time()
             cache: Cache = []
             with torch.no_grad():
                 logits = model(torch.tensor([text]), cache)[0, -1]
-            plain_times.append(time.perf_counter() - began)
+            plain_times.append(time.process_time() - began)
             same += token == int(logits.argmax())
             errors.append(float((seen[0] - logits.double().sort().values).abs().max()))
         online, frames = _sent(hidden.traffic(), "online")
@@ -291,7 +289,7 @@ def _tokens(mode: Mode, prompts: int) -> DecoderRow:
 def format_decoder(rows: Sequence[DecoderRow]) -> str:
     """As a table of Markdown."""
     lines = [
-        "| what | mode | online MiB | messages | offline MiB | here s | on the line s, computed | "
+        "| what | mode | online MiB | messages | offline MiB | CPU s | on the line s, computed | "
         "plain torch s | error |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
@@ -300,7 +298,7 @@ def format_decoder(rows: Sequence[DecoderRow]) -> str:
         same = "" if row.of is None else f" {row.same} of {row.of} right"
         lines.append(
             f"| {row.what} | {row.mode} | {row.online_mib:.4f} | {row.messages} | "
-            f"{row.offline_mib:.3f} | {row.seconds:.4f} | {row.computed_wan_s:.3f} | "
+            f"{row.offline_mib:.3f} | {row.cpu_s:.4f} | {row.computed_wan_s:.3f} | "
             f"{row.plain_s:.5f} | {f'{error}{same}'.strip()} |"
         )
     return "\n".join(lines)
