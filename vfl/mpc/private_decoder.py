@@ -1,4 +1,4 @@
-"""A decoder that answers token by token: its owner sees no text, the asker no weight.
+"""A decoder whose owner sees no text, and whose weights only secret orders hide from the asker.
 
 What the asker (P1) sees of every layer is permuted, and known attacks on permuted values apply: see
 docs/mpc.md. It may also solve a layer by asking often; nothing here counts questions.
@@ -37,7 +37,6 @@ from vfl.mpc.two_party import Constant, Form, Function, Growing, Half, LocalSide
 _SUM, _SUM_RING, _NORMED, _WEIGHT = 30, 40, 14, 16
 _ATTENTION_WEIGHT, _FACTOR, _ATTENTION_RING = 14, 14, 50
 _PROBABILITY, _MIXED_WEIGHT, _TURN = 13, 13, 12
-_NORM_ROWS = "vectors"
 
 #: At P1: the position of the chosen score, of scores in an order it does not know.
 Pick = Callable[[Tensor], int]
@@ -152,7 +151,7 @@ class PrivateLayers:
     def _normed(self, side: Side, x: Half, where: str, ring: int) -> Half:
         norm = F.layer_norm if self.shape.norm == "layer" else F.rms_norm
         function = partial(norm, normalized_shape=(self.shape.width,), eps=1e-5)
-        return side.apply(x, function, _NORMED, ring, where, _NORM_ROWS)
+        return side.apply(x, function, _NORMED, ring, where, "vectors")
 
     def _attention(
         self, side: Side, name: str, parts: Half, start: int, caches: tuple[Growing, Growing]

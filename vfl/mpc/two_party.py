@@ -1,8 +1,8 @@
-"""Two parties online, a dealer ahead: the protocols of chapter 6 (thesis of split learning, 2025).
+"""Two parties online, a dealer ahead; what P1 sees is hidden by an order, not by cryptography.
 
-What P1 sees of every function is only permuted, which hides statistically, not cryptographically:
-it sees the multiset of the values, and which two make a pair. All three follow the protocol and no
-two collude; P2 with either of the others learns everything.
+The protocols of chapter 6 (thesis of split learning, 2025). P1 sees the multiset of the values
+before every function, and which two make a pair. All three follow the protocol and no two collude;
+P2 with either of the others learns everything.
 
 P0 owns the weights, P1 the text. P2 deals in two phases and sees nothing of a question:
 initialisation, once per weights, and offline, once per question. Online are P0 and P1 alone, with
@@ -11,8 +11,8 @@ what the offline phase left each of them: its material, a list of tensors that i
 A program is a function of a `Side`. All three call it with the same shapes; offline nobody has a
 value of P0's, and what P1 holds is often known already: behind a constant product or a function its
 share is a number that was dealt. In mode "fast" P1 says whatever depends on nothing else ahead of
-time (facts of PermLLM's 1-round-trip form); in mode "thesis" everything is said as printed, with
-the printed errors mended.
+time, so that a function takes one round trip and a linear layer none; in mode "thesis" everything
+is said as printed, with the printed errors mended.
 
 Numbers: fixed point in the ring 2^ring, ring at most 64, and a message carries that many bits. No
 product is truncated. A scale shrinks when both holders drop low bits of their shares: what is left
