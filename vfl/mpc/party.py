@@ -95,27 +95,21 @@ class Product:
         return product_shape(self.operation, self.left.share, self.right.share)
 
 
-class Party(ABC):
-    """One of the three.
+class Peer:
+    """A party with its channels, the pads it shares with others, and its count of operations.
 
     Args:
         role: 0, 1 or 2.
-        links: to the other two, by role. Nobody but the two ends may read the link of P0 and P1:
-            with the dealer's seeds it tells everything.
-        rules: the same at all three.
-
-    Attributes:
-        ahead: what was drawn ahead, by kind and number of the operation it is for, with what tells
-            that operation from another.
+        links: to the others, by role.
+        record: what all must have alike, as JSON values, besides the terms of `agree`.
     """
 
-    def __init__(self, role: int, links: Mapping[int, Link], rules: Rules) -> None:
+    def __init__(self, role: int, links: Mapping[int, Link], record: Mapping[str, Any]) -> None:
         self.role = role
-        self.rules = rules
         self.channels = {peer: Channel(link, NAMES[peer]) for peer, link in links.items()}
         self.leakage = LeakageLedger(NAMES[role])
         self.pads: dict[int, PadStream] = {}
-        self.ahead: dict[tuple[str, int], tuple[object, Any]] = {}
+        self._record = record
         self._number = 0
 
     @property
@@ -138,7 +132,7 @@ class Party(ABC):
         Raises:
             DisagreementError: another party has other terms.
         """
-        text = json.dumps([terms, self.rules.record(), session, attempt], sort_keys=True)
+        text = json.dumps([terms, self._record, session, attempt], sort_keys=True)
         digest = hashlib.sha256(text.encode()).digest()
         for peer in sorted(self.channels):
             secret = secrets.token_bytes(KEY_BYTES) if self.role < peer else b""
@@ -157,6 +151,42 @@ class Party(ABC):
             if size:
                 self.use_key(peer, raw[:size], session, attempt)
 
+    def use_key(self, peer: int, secret: bytes, session: str, attempt: int) -> None:
+        """Bind a secret of a pair to the pair, the session and the attempt."""
+        first, second = sorted((self.role, peer))
+        about = f"vfl.mpc {NAMES[first]}-{NAMES[second]} {len(session)} {session} {attempt}"
+        self.pads[peer] = PadStream(hmac.digest(secret, about.encode(), "sha256"))
+
+    def pad(self, peer: int, shape: Sequence[int], *purpose: str | int) -> Tensor:
+        """A pad that `peer` has too; int64 of the given axes."""
+        elements = self.pads[peer].elements64(math.prod(shape), *purpose).view("int64")
+        return torch.from_numpy(elements).reshape(tuple(shape))
+
+    def next_number(self) -> int:
+        """The number of the operation that begins; the same at all parties."""
+        self._number += 1
+        return self._number
+
+
+class Party(Peer, ABC):
+    """One of the three.
+
+    Args:
+        role: 0, 1 or 2.
+        links: to the other two, by role. Nobody but the two ends may read the link of P0 and P1:
+            with the dealer's seeds it tells everything.
+        rules: the same at all three.
+
+    Attributes:
+        ahead: what was drawn ahead, by kind and number of the operation it is for, with what tells
+            that operation from another.
+    """
+
+    def __init__(self, role: int, links: Mapping[int, Link], rules: Rules) -> None:
+        super().__init__(role, links, rules.record())
+        self.rules = rules
+        self.ahead: dict[tuple[str, int], tuple[object, Any]] = {}
+
     def shown_bits(self, shared: SharedTensor) -> int:
         """Fraction bits at which `ask` shows values to P2; 40 bits of a word need twice those."""
         return max(shared.bits, 2 * self.rules.bits if self.rules.mode == "fast" else 0)
@@ -170,17 +200,6 @@ class Party(ABC):
         whole = self.rules.mode == "thesis" or count < _LEAST_PARTED
         size = count if whole else -(-count // _PARTS)
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
-
-    def use_key(self, peer: int, secret: bytes, session: str, attempt: int) -> None:
-        """Bind a secret of a pair to the pair, the session and the attempt."""
-        first, second = sorted((self.role, peer))
-        about = f"vfl.mpc {NAMES[first]}-{NAMES[second]} {len(session)} {session} {attempt}"
-        self.pads[peer] = PadStream(hmac.digest(secret, about.encode(), "sha256"))
-
-    def pad(self, peer: int, shape: Sequence[int], *purpose: str | int) -> Tensor:
-        """A pad that `peer` has too; int64 of the given axes."""
-        elements = self.pads[peer].elements64(math.prod(shape), *purpose).view("int64")
-        return torch.from_numpy(elements).reshape(tuple(shape))
 
     def deal(self, program: Callable[[Party], None]) -> None:
         """Do now what a program needs of the dealer, where the mode can; see `Preprocessing`.
@@ -225,11 +244,6 @@ class Party(ABC):
                 fix="begin a new attempt, with new keys",
             )
         self._number = number
-
-    def next_number(self) -> int:
-        """The number of the operation that begins; the same at all parties."""
-        self._number += 1
-        return self._number
 
     def share(
         self,
@@ -418,7 +432,7 @@ class PreparedQuestion:
     results: Sequence[Tensor]
 
 
-def traffic(party: Party) -> list[Traffic]:
+def traffic(party: Peer) -> list[Traffic]:
     """What one party has sent so far."""
     return [
         Traffic(NAMES[party.role], NAMES[peer], phase, channel.frames[phase], channel.sent[phase])

@@ -106,10 +106,13 @@ def decode(elements: Tensor, bits: int) -> Tensor:
 def matmul(left: Tensor, right: Tensor) -> Tensor:
     """The product in the ring; axes (rows, inner) and (inner, columns).
 
-    A single column is faster as a vector, but not when the left operand is a transposed view.
+    A single column is faster as a vector, but not when the left operand is a transposed view; so is
+    a single row.
     """
     if right.shape[1] == 1 and left.stride(1) == 1:
         return torch.mv(left, right[:, 0])[:, None]
+    if left.shape[0] == 1 and right.stride(1) == 1:
+        return torch.mv(right.t(), left[0])[None]
     if limbs_pay(left.shape[0], left.shape[1], right.shape[1]):
         return limb_matmul(left, right)
     return left @ right

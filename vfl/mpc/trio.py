@@ -133,7 +133,7 @@ def triangle(timeout_s: float = 30.0) -> tuple[list[dict[int, MemoryLink]], list
     return links, depths
 
 
-def _together(
+def together(
     pool: Executor, played: Iterable[tuple[str, Callable[[], _Result], Iterable[MemoryLink]]]
 ) -> list[_Result]:
     """Let parties play in threads of their own, and wait for all of them.
@@ -227,7 +227,7 @@ class Star:
         inner = list(self.inner.values())
         played = [(name, one, ends.get(name, inner)) for name, one in programs.items()]
         with ThreadPoolExecutor(len(programs), thread_name_prefix="vfl-mpc") as pool:
-            _together(pool, played)
+            together(pool, played)
 
 
 def make_party(role: int, links: Mapping[int, Link], rules: Rules) -> Party:
@@ -279,7 +279,7 @@ class Trio:
             for party in self.parties
         ]
         try:
-            return _together(self._pool, played)
+            return together(self._pool, played)
         except BaseException:
             self.close()
             raise

@@ -1,0 +1,435 @@
+"""The protocols of chapter 6: against plain references, to the byte, and who sees what."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vfl.core.errors import ReusedPadError, RingRangeError, RunFolderError, WidthError
+from vfl.core.frame import HEADER_BYTES
+from vfl.core.storage import Seal
+from vfl.mpc.material import MaterialStore
+from vfl.mpc.private_decoder import gated_silu, mixture, scores_of, softmax
+from vfl.mpc.two_party import Form, Growing, Half, LocalSides, pack_words, unpack_words
+
+MODES = ["fast", "thesis"]
+ROWS, INNER, WIDTH = 3, 40, 16
+#: Fraction bits and ring of what is shared in these tests, and the bytes of its elements.
+BITS, RING, SIZE = 14, 40, 5
+
+
+def draw(*shape, seed, scale=1.0):
+    source = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(*shape, generator=source, dtype=torch.float64)
+
+
+class Table(LocalSides):
+    """Three parties; `frames` are the payloads that went between P0 and P1, with their senders."""
+
+    def __init__(self, mode, **form):
+        super().__init__(Form(mode, **form), {}, timeout_s=10)
+        self.frames = []
+
+    def prepare(self, program):
+        return self.run(lambda side: side.prepare(program))
+
+    def answer(self, program, material):
+        self.frames = []
+        for role in (0, 1):
+            channel = self.sides[role].channels[1 - role]
+
+            def send(payload, number, phase, role=role, channel=channel):
+                self.frames.append((role, bytes(payload)))
+                type(channel).send_bytes(channel, payload, number, phase)
+
+            channel.send_bytes = send
+        return self.run(lambda side: side.answer(program, material[side.role]), (0, 1))
+
+    def both(self, program):
+        return self.answer(program, self.prepare(program))
+
+    def value(self, program):
+        """What the two halves that a program gives are together; float64."""
+        first, second = self.both(program)
+        above = 64 - first.ring
+        total = ((first.share + second.share) << above) >> above
+        return total.double() * 2.0**-first.bits
+
+    def payloads(self):
+        return [(sender, len(payload)) for sender, payload in self.frames]
+
+
+@pytest.fixture
+def table(request):
+    with Table(getattr(request, "param", "fast")) as found:
+        yield found
+
+
+both_modes = pytest.mark.parametrize("table", MODES, indirect=True)
+
+
+def asked(side, values, bits=BITS, ring=RING):
+    return side.question(values.shape, values if side.role == 1 else None, bits, ring, "values")
+
+
+def linear(side, name, weight, bias=None, bits=16):
+    own = (weight, bias) if side.role == 0 else ()
+    return side.constant(name, tuple(weight.shape), bits, *own)
+
+
+def constants_of(table, **weights):
+    found = [{}, {}, {}]
+    for name, (weight, bias, bits) in weights.items():
+        for role, one in enumerate(
+            table.run(lambda side, w=weight, b=bias, n=bits: linear(side, "layer", w, b, n))
+        ):
+            found[role][name] = one
+    return found
+
+
+X = draw(ROWS, INNER, seed=1)
+W, BIAS = draw(INNER, WIDTH, seed=2, scale=0.2), draw(WIDTH, seed=3)
+
+
+@both_modes
+def test_a_product_with_a_constant(table):
+    kept = constants_of(table, one=(W, BIAS, 16))
+    found = table.value(lambda side: side.multiply(asked(side, X), kept[side.role]["one"]))
+    assert (found - (X @ W + BIAS)).abs().max() < 4e-4
+    # fast: the question itself; thesis: the question's share, masked. Nothing else.
+    assert table.payloads() == [(1, SIZE * ROWS * INNER)]
+
+
+@both_modes
+def test_a_product_with_a_constant_reuses_its_initialisation(table):
+    kept = constants_of(table, one=(W, None, 16))
+    program = lambda side: side.multiply(asked(side, X), kept[side.role]["one"])  # noqa: E731
+    first = table.value(program)
+    frames = [payload for _, payload in table.frames]
+    assert (table.value(program) - first).abs().max() < 1e-3
+    assert frames != [payload for _, payload in table.frames]
+
+
+HEADS, GROUPS, HEAD = 4, 2, 6
+
+
+@both_modes
+@pytest.mark.parametrize("which", ["scores", "mixture"])
+def test_a_product_that_grows(table, which):
+    steps, reference = [], []
+    for index, new in enumerate((3, 1, 1)):
+        more = draw(GROUPS, new, HEAD, seed=10 + index)
+        whole = sum(each.shape[1] for each, _ in steps) + new
+        axes = (HEADS, new, HEAD) if which == "scores" else (HEADS, new, whole)
+        steps.append((more, draw(*axes, seed=20 + index)))
+    product = scores_of if which == "scores" else mixture
+    kept_all = []
+    for more, other in steps:
+        sizes = more.numel(), other.numel()
+        eye = {
+            name: (torch.eye(size, dtype=torch.float64), None, 0)
+            for name, size in zip(("grows", "other"), sizes, strict=True)
+        }
+        kept_all.append(constants_of(table, **eye))
+
+    def program(side):
+        cache, results, whole = Growing(), [], 0
+        for (more, other), kept in zip(steps, kept_all, strict=True):
+            whole += more.shape[1]
+            made = []
+            for values, name in ((more, "grows"), (other, "other")):
+                flat = side.multiply(asked(side, values.reshape(1, -1)), kept[side.role][name])
+                axes = values.shape
+                made.append(flat.map(lambda share, axes=axes: share.reshape(axes)))
+            last = HEAD if which == "mixture" else whole
+            shape = (HEADS, other.shape[1], last)
+            results.append(side.multiply_growing(cache, *made, product, shape))
+        return results
+
+    first, second = table.both(program)
+    so_far = []
+    expected_frames = []
+    for (more, other), one, two in zip(steps, first, second, strict=True):
+        so_far.append(more)
+        reference = product(torch.cat(so_far, 1), other)
+        total = ((one.share + two.share) << 24) >> 24
+        assert (total.double() * 2.0**-28 - reference).abs().max() < 1e-2
+        sizes = more.numel(), other.numel()
+        expected_frames += [(1, SIZE * size) for size in sizes]
+        opened = SIZE * sum(sizes)
+        # Only what is new is opened: once in fast mode, by P0, and by both in thesis mode.
+        expected_frames += (
+            [(0, opened)]
+            if table.sides[0].form.mode == "fast"
+            else [
+                (0, opened),
+                (1, opened),
+            ]
+        )
+    assert sorted(table.payloads()) == sorted(expected_frames)
+
+
+FUNCTIONS = {
+    "gelu": (F.gelu, "elements", lambda x: F.gelu(x)),
+    "softmax": (softmax, "vectors", softmax),
+    "norm": (lambda x: F.layer_norm(x, (INNER,)), "vectors", lambda x: F.layer_norm(x, (INNER,))),
+    "silu": (gated_silu, "pairs", lambda x: (F.silu(x[0]) * x[1])[None]),
+}
+
+
+@both_modes
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function(table, name):
+    function, kind, reference = FUNCTIONS[name]
+    values = draw(2 if kind == "pairs" else ROWS, INNER, seed=5)
+
+    def program(side):
+        # 30 fraction bits, as behind a product; P1 looks at 24 bits of the 40.
+        x = asked(side, values, bits=30)
+        return side.apply(x, function, BITS, RING, "layer", kind)
+
+    found = table.value(program)
+    assert found.shape == reference(values).shape
+    assert (found - reference(values)).abs().max() < 3e-4
+    count, results = values.numel(), reference(values).numel()
+    there_and_back = [(0, 3 * count), (1, SIZE * results)]
+    if table.sides[0].form.mode == "fast":
+        assert table.payloads() == [(1, SIZE * count), *there_and_back]
+    else:
+        assert table.payloads() == [(1, 4 * count), *there_and_back]
+    # Table 6.1: 8 bytes an element in two messages, or 12 in three.
+    seen = [leak for leak in table.sides[1].leakage.leaks() if leak.what == "permuted values"]
+    assert [leak.elements for leak in seen] == [count]
+    assert not table.sides[0].leakage.leaks()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_more_bytes_show_more(mode):
+    values, errors = draw(1, 200, seed=6), []
+    for shown in (2, 3, 5):
+        with Table(mode, shown_bytes=shown, first_bytes=5) as table:
+            found = table.value(
+                lambda side: side.apply(
+                    asked(side, values, bits=30), torch.tanh, 20, 40, "layer", "elements"
+                )
+            )
+            assert (0, 200 * shown) in table.payloads()
+        errors.append(float((found - torch.tanh(values)).abs().max()))
+    assert errors[0] > 50 * errors[1] > 50 * errors[2]
+    assert errors[2] < 1e-6
+
+
+@both_modes
+@pytest.mark.parametrize("kind", ["elements", "vectors", "pairs"])
+def test_what_p1_sees_is_in_another_order_each_time(table, kind):
+    values = torch.arange(2 * 36, dtype=torch.float64).reshape(2, 36)
+    seen = []
+
+    def look(x):
+        seen.append(x.round())
+        return x[:1] if kind == "pairs" else x
+
+    program = lambda side: side.apply(  # noqa: E731
+        asked(side, values, bits=30), look, BITS, RING, "layer", kind
+    )
+    for _ in range(2):
+        table.value(program)
+    first, second = seen
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, values)
+    for each in seen:
+        assert torch.equal(each.reshape(-1).sort().values, values.reshape(-1))
+        if kind == "vectors":
+            assert {tuple(row.sort().values.tolist()) for row in each} == {
+                tuple(row.tolist()) for row in values
+            }
+            # Two vectors have orders of their own.
+            inside = [row.argsort().tolist() for row in each]
+            assert inside[0] != inside[1]
+        if kind == "pairs":
+            assert torch.equal(each[1] - each[0], torch.full((36,), 36.0, dtype=torch.float64))
+
+
+def test_the_order_of_vectors_changes_too():
+    orders, values = set(), torch.arange(4 * 3, dtype=torch.float64).reshape(4, 3)
+    for _ in range(8):
+        table = Table("fast")
+        seen = []
+
+        def look(x, seen=seen):
+            seen.append(tuple((x.round()[:, 0] // 3).int().tolist()))
+            return x
+
+        table.value(
+            lambda side, look=look: side.apply(
+                asked(side, values, bits=30), look, BITS, RING, "layer", "vectors"
+            )
+        )
+        orders.update(seen)
+    assert len(orders) > 2  # of 24; two of eight by chance are (1 / 24)^6
+
+
+@both_modes
+@pytest.mark.parametrize("count", [50, 300])
+def test_a_prediction(table, count):
+    scores = draw(1, count, seed=8)
+
+    def pick(seen):
+        return int(seen.argmax())
+
+    kept = table.prepare(lambda side: side.choose(asked(side, scores, bits=30), pick))
+    found = table.answer(lambda side: side.choose(asked(side, scores, bits=30), pick), kept)
+    assert found == [None, int(scores.argmax())]
+    first = 5 if table.sides[0].form.mode == "fast" else 4
+    # The values, then their order opened, the query by a set, the answer.
+    assert table.payloads() == [(1, first * count), (0, 3 * count), (1, -(-count // 8)), (0, 4)]
+
+
+def test_a_prediction_by_any_strategy_gives_that_score_s_index():
+    table, scores = Table("fast"), draw(1, 64, seed=8)
+    for rank in range(10):
+        found = table.both(
+            lambda side, rank=rank: side.choose(
+                asked(side, scores, bits=30), lambda seen: int(seen.argsort()[rank])
+            )
+        )
+        assert found[1] == int(scores[0].argsort()[rank])
+
+
+def test_p0_learns_nothing_of_the_query():
+    """Each position is in the set half of the time, whether it is asked for or not."""
+    table, scores = Table("fast"), torch.zeros(1, 64, dtype=torch.float64)
+    scores[0, 17] = 5.0
+    inside = []
+    for _ in range(60):
+        places = []
+
+        def pick(seen, places=places):
+            places.append(int(seen.argmax()))
+            return places[-1]
+
+        table.both(lambda side, pick=pick: side.choose(asked(side, scores, bits=30), pick))
+        query = next(
+            payload for sender, payload in table.frames if sender == 1 and len(payload) == 8
+        )
+        inside.append(np.unpackbits(np.frombuffer(query, np.uint8))[places[0]])
+    assert 12 < sum(inside) < 48  # 60 fair coins, 4.6 deviations
+
+
+@both_modes
+def test_what_is_said_online_is_uniform(table):
+    """Of a question that is one number over and over; both ways."""
+    values = torch.full((1, 20_000), 1.5, dtype=torch.float64)
+    table.value(
+        lambda side: side.apply(
+            asked(side, values, bits=30), torch.relu, BITS, RING, "layer", "elements"
+        )
+    )
+    assert {sender for sender, _ in table.frames} == {0, 1}
+    for _, payload in table.frames:
+        counts = np.bincount(np.frombuffer(payload, np.uint8), minlength=256)
+        expected = len(payload) / 256
+        assert ((counts - expected) ** 2 / expected).sum() < 255 + 6 * (2 * 255) ** 0.5
+
+
+def test_low_bits_are_dropped_without_a_wrap():
+    z = torch.randint(-(2**50), 2**50, (100_000,), generator=torch.Generator().manual_seed(0))
+    first = torch.randint(-(2**63), 2**63 - 1, z.shape, generator=torch.Generator().manual_seed(1))
+    one, two = (Half(each, 30, 64).dropped(12) for each in (first, z - first))
+    assert (one.bits, one.ring) == (18, 52)
+    total = ((one.share + two.share) << 12) >> 12
+    assert ((z >> 12) - total).abs().max() <= 1
+
+
+@pytest.mark.parametrize(("size", "low"), [(8, 0), (5, 0), (3, 16), (4, 8)])
+def test_words_on_the_wire(size, low):
+    elements = torch.randint(-(2**39), 2**39, (50,), generator=torch.Generator().manual_seed(0))
+    back = unpack_words(pack_words(elements, size, low), size, low)
+    above = 64 - 8 * size - low
+    assert torch.equal((back << above) >> above, (elements >> low) << low)
+
+
+def test_values_beyond_the_range_are_refused_where_they_are_seen():
+    table = Table("fast")
+    values = torch.full((1, 40), 0.25, dtype=torch.float64)
+    values[0, 3] = 400.0
+    with pytest.raises(RingRangeError, match="layer 7") as raised:
+        table.value(
+            lambda side: side.apply(
+                asked(side, values, bits=30), torch.relu, BITS, RING, "layer 7", "elements"
+            )
+        )
+    assert "400" not in str(raised.value)
+
+
+def test_few_values_are_not_hidden():
+    with pytest.raises(WidthError, match="hide"):
+        Table("fast").value(
+            lambda side: side.apply(asked(side, X[:1, :5]), torch.relu, BITS, RING, "x", "elements")
+        )
+
+
+@both_modes
+def test_material_is_of_one_program(table):
+    program = lambda side: side.multiply(asked(side, X), kept[side.role]["one"])  # noqa: E731
+    kept = constants_of(table, one=(W, None, 16))
+    material = table.prepare(program)
+    with pytest.raises(ReusedPadError):
+        table.answer(lambda side: (program(side), program(side)), material)
+
+
+SEAL = Seal("offline material", "P1", "model")
+
+
+def test_material_is_used_once_also_after_a_restart(tmp_path):
+    material = [torch.arange(5), torch.ones(2, 3, dtype=torch.int64)]
+    store = MaterialStore(tmp_path / "P1", SEAL)
+    store.put("a", material)
+    store.put("b", material)
+    assert all(torch.equal(x, y) for x, y in zip(store.take("a"), material, strict=True))
+    for again in (store, MaterialStore(tmp_path / "P1", SEAL)):
+        with pytest.raises(ReusedPadError, match="used before"):
+            again.take("a")
+        with pytest.raises(ReusedPadError, match="dealt before"):
+            again.put("a", material)
+        assert again.names() == ["b"]
+    for name in ("c", "../P1/b"):
+        with pytest.raises(ReusedPadError, match="never dealt"):
+            store.take(name)
+    assert len(MaterialStore(tmp_path / "P1", SEAL).take("b")) == 2
+
+
+def _refuse(path, **_):
+    raise OSError("no")
+
+
+def test_material_whose_taker_was_killed_stays_used(tmp_path, monkeypatch):
+    """Between the mark and the end of `take`: the content may be left, and is not given."""
+    store = MaterialStore(tmp_path, SEAL)
+    store.put("a", [torch.arange(5)])
+    monkeypatch.setattr(
+        "pathlib.Path.unlink", lambda self, **_: (_ for _ in ()).throw(OSError("no"))
+    )
+    with pytest.raises(OSError, match="no"):
+        store.take("a")
+    monkeypatch.undo()
+    again = MaterialStore(tmp_path, SEAL)
+    assert again.names() == []
+    with pytest.raises(ReusedPadError):
+        again.take("a")
+    assert not again.size_bytes()
+
+
+def test_material_is_private_and_of_its_weights(tmp_path):
+    store = MaterialStore(tmp_path / "new", SEAL)
+    store.put("a", [torch.arange(5)])
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "new").iterdir()} == {0o600}
+    with pytest.raises(RunFolderError):
+        MaterialStore(tmp_path / "new", Seal("offline material", "P1", "other")).take("a")
+
+
+def test_headers_are_counted(table):
+    kept = constants_of(table, one=(W, None, 16))
+    table.both(lambda side: side.multiply(asked(side, X), kept[side.role]["one"]))
+    assert table.sides[1].channels[0].sent["online"] == SIZE * ROWS * INNER + HEADER_BYTES
