@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Unpack
 
+from vfl import defenses
 from vfl.config import Experiment, check_one_process, read_party_file
 from vfl.config.experiment import is_file_of_party
 from vfl.config.run_folder import RunFolder
@@ -72,6 +73,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
             fold,
             None if data.alignment is None else Path(data.alignment),
             data.missing_rows,
+            defenses.make(experiment.defense).unaligned,
         )
     return load_table(
         data.source,
