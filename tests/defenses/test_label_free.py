@@ -12,7 +12,7 @@ from vfl.core.seeds import Secret, generator, scoped
 from vfl.defenses import make
 
 SECRET = Secret.of_simulation(0, "bank")
-KINDS = ["random", "pca", "autoencoder"]
+KINDS = ["random", "pca", "autoencoder", "scarf"]
 
 
 def inputs_of(rows=300, columns=10):
@@ -78,6 +78,52 @@ def test_an_autoencoder_keeps_what_rebuilds_the_rows():
     assert trained < 0.6 * random
 
 
+def corrupted(inputs, share=0.5):
+    """Each value with a chance of `share` another row's, by a loop."""
+    draw, found = np.random.default_rng(0), inputs.clone()
+    for row in range(len(inputs)):
+        for column in range(inputs.shape[1]):
+            if draw.random() < share:
+                found[row, column] = inputs[draw.integers(len(inputs)), column]
+    return found
+
+
+@pytest.mark.parametrize(
+    "spec", ["label_free:kind=scarf,epochs=40,mask=0.5", "pretrained:epochs=40,mask=0.5"]
+)
+def test_scarf_knows_a_corrupted_row_again(spec):
+    """Of 100 new rows, fewer are more like the corrupted row than the one it was made of."""
+    inputs = inputs_of(700)
+    inputs = (inputs - inputs.mean(0)) / inputs.std(0)
+    new, places = inputs[600:], {}
+    for one in ("label_free:kind=random", spec):
+        bottom = bottom_of(one, inputs[:600], width=8).eval()
+        with torch.no_grad():
+            whole, seen = bottom(new), bottom(corrupted(new))
+        alike = nn.functional.cosine_similarity(whole[:, None], seen[None], dim=2)
+        places[one] = float((alike > alike.diagonal()[:, None]).sum(1).double().mean())
+    random, trained = places.values()
+    assert trained < 0.8 * random
+
+
+def test_a_pretrained_bottom_goes_on_learning():
+    bottom = bottom_of("pretrained:epochs=1", inputs_of())
+    assert all(weights.requires_grad for weights in bottom.parameters())
+    assert all(part.training for part in bottom.modules())
+    frozen = nn.Sequential(nn.Linear(10, 4).requires_grad_(False), nn.Linear(4, 3))
+    before = frozen[0].weight.clone()
+    make("pretrained:epochs=1").fit(frozen, inputs_of(), SECRET)
+    assert torch.equal(frozen[0].weight, before)  # what does not learn does not learn here either
+    assert not frozen[0].weight.requires_grad
+
+
+@pytest.mark.parametrize("other", ["label_free", "anchored"])
+def test_a_bottom_is_made_in_one_way(other):
+    for spec in (f"pretrained+{other}", f"{other}+pretrained"):
+        with pytest.raises(SpecError, match="trains the whole bottom"):
+            make(spec)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_stays_as_it_is(kind):
     inputs = inputs_of()
@@ -91,7 +137,7 @@ def test_it_stays_as_it_is(kind):
     assert all(torch.equal(value, before[name]) for name, value in bottom.state_dict().items())
 
 
-@pytest.mark.parametrize("kind", ["pca", "autoencoder"])
+@pytest.mark.parametrize("kind", ["pca", "autoencoder", "scarf"])
 def test_it_follows_from_the_partys_secret(kind):
     inputs = inputs_of()
     spec = f"label_free:kind={kind},epochs=1,features=32"
@@ -114,7 +160,8 @@ def test_gradients_tell_nothing():
 
 
 @pytest.mark.parametrize(
-    "spec", ["label_free:epochs=0", "label_free:mask=1", "label_free:features=-1"]
+    "spec",
+    ["label_free:epochs=0", "label_free:mask=1", "label_free:features=-1", "pretrained:mask=1"],
 )
 def test_what_it_refuses(spec):
     with pytest.raises(BadOptionError, match="out of range"):

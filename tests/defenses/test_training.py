@@ -25,6 +25,7 @@ SPECS = [
     "label_free:features=32",
     "anchored+probe:support=5",
     "label_free:kind=autoencoder,epochs=1",
+    "pretrained:epochs=1",
 ]
 
 

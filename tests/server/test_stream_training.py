@@ -147,7 +147,9 @@ def test_a_stream_gives_the_weights_of_one_process(data, codec, tls):
     assert ledger.bytes_by_party("down") == same_ledger.bytes_by_party("down")
 
 
-@pytest.mark.parametrize("defense", ["potential:alpha=2+dcor", "label_free:kind=autoencoder"])
+@pytest.mark.parametrize(
+    "defense", ["potential:alpha=2+dcor", "label_free:kind=autoencoder", "pretrained:epochs=1"]
+)
 def test_defenses_with_losses_and_models_are_the_same_over_a_stream(data, defense):
     settings = experiment("none", defense, epochs=1)
     digest, losses, _ = over_streams(data, settings, tls=False)

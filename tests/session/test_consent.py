@@ -225,6 +225,17 @@ def test_the_epochs_of_a_defense_are_epochs(terms, asked):
     assert asked(rebuilt, max_epochs=2) is None  # components take none
 
 
+def test_rows_that_no_session_has_are_counted_where_a_defense_looks_at_them(terms, data):
+    rows = 10**6
+    asked = terms.model_copy(update={"defense": "pretrained:epochs=1"})
+    split, own = data["bank"].split, {"row_shape": (64,)}
+    most = Consent(max_memory_bytes=4 * 64 * rows)
+    check_consent(asked, "bank", most, split, **own)
+    with pytest.raises(ConsentError, match=r"bytes of memory .* pretrained"):
+        check_consent(asked, "bank", most, split, **own, unaligned=rows)
+    check_consent(terms, "bank", most, split, **own, unaligned=rows)  # nothing looks at them
+
+
 def test_covariances_of_features_are_counted(terms, asked):
     wide = terms.model_copy(update={"defense": "label_free:features=4096"})
     assert asked(wide) is None

@@ -78,6 +78,7 @@ class FeatureParty:
         self.stopping = EarlyStopping(terms.train, self.end.state_dict, self.end.load_state_dict)
         self._train = data.split.train if terms.mode == "train" else None
         self._held = data.held.get(data.name)
+        self._unaligned = data.unaligned if defenses.make(terms.defense).unaligned else None
 
     @property
     def name(self) -> str:
@@ -133,8 +134,12 @@ class FeatureParty:
         """What happens once, before the first step of a training."""
         if self._train is not None:
             train = self._train if self._held is None else self._train[self._held[self._train]]
-            rows = torch.from_numpy(train)
-            self.end.fit(lambda: self.inputs.index_select(0, rows))
+            self.end.fit(lambda: self._fitted(torch.from_numpy(train)))
+
+    def _fitted(self, rows: Tensor) -> Tensor:
+        """Inputs that a defense may look at before the first step."""
+        known = self.inputs.index_select(0, rows)
+        return known if self._unaligned is None else torch.cat([known, self._unaligned])
 
     def training_state(self) -> dict[str, Any]:
         """What training needs to go on exactly."""

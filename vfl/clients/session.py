@@ -100,6 +100,7 @@ class _PartySession:
             data.split,
             row_shape=None if inputs is None else tuple(inputs.shape[1:]),
             own_bottom=party.bottom is not None,
+            unaligned=0 if data.unaligned is None else len(data.unaligned),
         )
         self.recorders = own_recorders(party, self.terms, data, self.checkpoints)
 

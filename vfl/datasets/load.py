@@ -447,6 +447,7 @@ def load_own(
     left_out: str | None = None,
     setting: str = "data.columns",
     alignment: Alignment | None = None,
+    unaligned: bool = False,
 ) -> PartyData:
     """A party's data for training, rows sorted by id; of the file its own columns alone are kept.
 
@@ -468,6 +469,7 @@ def load_own(
         left_out: somebody else's label in this file, which is no feature either.
         setting: what names the columns, for messages.
         alignment: gives the rows and their order instead of sorting by id.
+        unaligned: whether the rows that an alignment leaves out become inputs as well.
 
     Raises:
         MissingDataError, MissingColumnError, LabelLeakError, MisalignedError, TooFewRowsError,
@@ -488,7 +490,10 @@ def load_own(
     if label is not None:
         labels, classes = encode_labels(frame[label], task)
     rows = AlignedRows.of(len(frame), split, ids, None if alignment is None else alignment.digest)
-    inputs = fit_inputs(frame, own, split, shape, form)
+    others = None
+    if unaligned and alignment is not None and isinstance(frame, Part):
+        others = _without(frame.table, frame)
+    inputs = fit_inputs(frame, own, split, shape, form, others)
     return rows.party(name, inputs, labels, classes)
 
 

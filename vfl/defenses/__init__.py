@@ -33,6 +33,7 @@ DEFENSES: Registry[Defense] = Registry(
         "confusion": "vfl.defenses.confusion:Confusion",
         "label_free": "vfl.defenses.label_free:LabelFree",
         "anchored": "vfl.defenses.label_free:Anchored",
+        "pretrained": "vfl.defenses.label_free:Pretrained",
         "label_dp": "vfl.defenses.label_dp:LabelDP",
         "label_dp_two_stage": "vfl.defenses.label_dp:TwoStageLabelDP",
         "gradient_noise": "vfl.defenses.noise:GradientNoise",

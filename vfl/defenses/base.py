@@ -80,7 +80,8 @@ class Defense:
         rows_apart: no hook makes a row out of several, so that a promise about a row still holds.
         once: not twice in a chain, for both would make the same draws.
         reads_cuts: its `loss`, if it has one, looks at each party's cut.
-        fit_epochs: epochs over the training rows that `fit` trains the bottom for.
+        fit_epochs: epochs over its rows that `fit` trains the bottom for.
+        unaligned: whether `fit` is also given the party's rows that no session has.
     """
 
     side: ClassVar[Side] = "both"
@@ -89,6 +90,7 @@ class Defense:
     once: ClassVar[bool] = False
     reads_cuts: ClassVar[bool] = True
     fit_epochs: int = 0
+    unaligned: bool = False
 
     def working_bytes(self, rows: int, columns: int, width: int) -> int:
         """The most bytes its hooks at a feature party allocate in a training.
@@ -133,7 +135,8 @@ class Defense:
 
         Args:
             bottom: what `wrap_bottom` gave, and the wraps of other defenses around it.
-            inputs: axes (rows, ...), on the CPU, in ascending order of the rows; not a label.
+            inputs: axes (rows, ...), on the CPU, in ascending order of the rows, those that no
+                session has behind them; not a label.
             secret: the feature party's.
         """
 
@@ -226,6 +229,7 @@ class Chain(Defense):
             member.beside(self.members[:at], self.members[at + 1 :])
 
         self.fit_epochs = sum(member.fit_epochs for member in self.members)
+        self.unaligned = any(member.unaligned for member in self.members)
 
     def working_bytes(self, rows: int, columns: int, width: int) -> int:
         return sum(member.working_bytes(rows, columns, width) for member in self.members)

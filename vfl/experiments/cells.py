@@ -268,7 +268,8 @@ def data_digest(data: Mapping[str, PartyData]) -> str:
     for name, own in sorted(data.items()):
         split = own.split
         arrays = [split.train, split.validation, split.test]
-        arrays += [one.numpy() for one in (own.inputs, own.labels) if one is not None]
+        tensors = (own.inputs, own.labels, own.unaligned)
+        arrays += [one.numpy() for one in tensors if one is not None]
         for array in arrays:
             digest.update(f"{name}|{array.dtype}|{array.shape}|".encode())
             digest.update(array.tobytes())

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vfl import defenses
 from vfl.clients import FeatureParty
 from vfl.compression import Codec
 from vfl.compression.measure import measure_codec
@@ -95,7 +96,8 @@ def _about_rows(experiment: Experiment) -> str:
     own = {"width", "bottom"}
     parties = {name: one.model_dump(exclude=own) for name, one in experiment.parties.items()}
     label = experiment.label.model_dump(exclude={"top", "class_weight"})
-    about = [experiment.seed, experiment.data.model_dump(), parties, label]
+    unaligned = defenses.make(experiment.defense).unaligned
+    about = [experiment.seed, experiment.data.model_dump(), parties, label, unaligned]
     return json.dumps(about, sort_keys=True)
 
 

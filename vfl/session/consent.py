@@ -91,6 +91,7 @@ def check_consent(
     *,
     row_shape: Shape | None = None,
     own_bottom: bool = False,
+    unaligned: int = 0,
 ) -> None:
     """Refuse a session that asks for more than the party allows.
 
@@ -106,6 +107,7 @@ def check_consent(
             its share of another party's layer once `shared` says how large that is.
         own_bottom: the party's own file names its bottom, which may be of any size; what defense
             and codec add is counted all the same.
+        unaligned: the party's rows that no session has, which a defense looks at as well.
 
     Raises:
         ConsentError: every difference, asked and allowed.
@@ -113,7 +115,9 @@ def check_consent(
     """
     differences = list(_differences(terms, party, consent, split, shared))
     if not differences and row_shape is not None:  # within limits that bound the counting too
-        differences = list(_of_model(terms, party, consent, split, row_shape, own_bottom))
+        differences = list(
+            _of_model(terms, party, consent, split, row_shape, own_bottom, unaligned)
+        )
         differences += _of_layers(terms, consent, split, _own_layers(terms, party, row_shape))
     _refuse(party, differences)
 
@@ -205,7 +209,13 @@ def _differences(
 
 
 def _of_model(
-    terms: Terms, party: str, consent: Consent, split: Split, row_shape: Shape, own_bottom: bool
+    terms: Terms,
+    party: str,
+    consent: Consent,
+    split: Split,
+    row_shape: Shape,
+    own_bottom: bool,
+    unaligned: int,
 ) -> Iterator[tuple[str, str]]:
     """The model a session asks for, counted before it is built, and what is done with it."""
     asked, train, rows = terms.parties[party], terms.train, most_rows(terms, split)
@@ -241,7 +251,8 @@ def _of_model(
         batch += _value_bytes(rows[Kind.CUT] * width)
         batch += defense.working_bytes(rows[Kind.CUT], columns, width)
         if defenses.uses(defense, "fit"):  # is given a copy of them all
-            batch += 4 * len(split.train) * columns
+            copies = 2 if unaligned else 1  # and one with the others behind them
+            batch += 4 * (copies * len(split.train) + unaligned) * columns
         needed = max(needed, batch)
     if needed > consent.max_memory_bytes:
         yield (

@@ -289,6 +289,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
             own.shape,
             form,
             alignment=_own_alignment(party, terms),
+            unaligned=terms.mode == "train" and defenses.make(terms.defense).unaligned,
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Unpack
 
+from vfl import defenses
 from vfl.config import Experiment, check_one_process, read_party_file
 from vfl.config.experiment import check_bins_of_parties, is_file_of_party
 from vfl.config.run_folder import RunFolder
@@ -79,6 +80,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
             None if data.alignment is None else Path(data.alignment),
             more,
             data.missing_rows,
+            defenses.make(experiment.defense).unaligned,
         )
     return load_table(
         data.source,
