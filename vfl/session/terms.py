@@ -11,11 +11,21 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from vfl.config import Experiment, TrainSettings
-from vfl.config.experiment import UNNAMED_ALIGNMENT, AlignmentName, PartyName, Share, Spec
+from vfl.config.experiment import (
+    UNNAMED_ALIGNMENT,
+    AlignmentName,
+    DPSettings,
+    PartyName,
+    Share,
+    Spec,
+    dp_mistake,
+)
 from vfl.config.toml import Settings
+from vfl.core.seeds import Secret
 from vfl.core.version import VERSION
 from vfl.datasets import Split
 from vfl.session import secure
+from vfl.session.private import PrivacyPlan
 from vfl.session.schedule import Exchange, asking, starting, training
 
 Mode = Literal["train", "evaluate", "predict", "serve", "align"]
@@ -30,6 +40,17 @@ class PartyTerms(Settings):
     bottom: Spec
 
 
+class DPTerms(DPSettings):
+    """What is agreed on of DP-SGD.
+
+    Attributes:
+        key: of the draws of rows, 32 bytes as hex, of the label party's secret: the parties have
+            it and nobody else, for what it hides is which rows a batch had. In no card.
+    """
+
+    key: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$", repr=False)
+
+
 class Terms(Settings):
     """What label party and feature parties agree on before the first step.
 
@@ -38,6 +59,7 @@ class Terms(Settings):
             align only as `AlignTerms`.
         run: name of the run; weights are stored under it at each party.
         parties: everybody with columns, in merge order (the label party too, if it has any).
+        dp: DP-SGD at every party; None without.
         alignment: name of the private alignment of which each party's own positions give the rows
             and their order; None takes the rows by their ids.
         version: vfl version of the label party.
@@ -55,6 +77,7 @@ class Terms(Settings):
     validation: Share
     test: Share
     train: TrainSettings
+    dp: DPTerms | None = None
     alignment: AlignmentName | None
     version: str = Field(default=VERSION, max_length=32, pattern=r"^[ -~]+$")
 
@@ -70,6 +93,8 @@ class Terms(Settings):
         judged = self.train.patience > 0 or self.train.keep == "best"
         if judged and self.validation == 0:
             raise ValueError("patience and keep = 'best' need validation rows")
+        if mistake := dp_mistake(self.dp, self.secure, self.train):
+            raise ValueError(mistake)
         return self
 
     @classmethod
@@ -84,6 +109,7 @@ class Terms(Settings):
                 for name, party in experiment.parties.items()
             },
             test=experiment.data.test,
+            dp=None if experiment.dp is None else DPTerms(**experiment.dp.model_dump()),
             alignment=None if experiment.has_own_tables else experiment.data.alignment,
             **{name: getattr(experiment, name) for name in same},
         )
@@ -114,9 +140,21 @@ class Terms(Settings):
         widths = [party.width for party in self.parties.values()]
         return sum(widths) if self.merge == "concat" else widths[0]
 
-    def digest(self) -> str:
+    def keyed(self, secret: Secret) -> Terms:
+        """The same with the key of the draws of rows, of the label party's lasting secret."""
+        if self.dp is None:
+            return self
+        key = secret.key("sampling", self.run).hex()
+        return self.model_copy(update={"dp": self.dp.model_copy(update={"key": key})})
+
+    def public(self) -> dict[str, Any]:
+        """The terms without what only the parties may know, for a card."""
+        return self.model_dump(mode="json", exclude={"dp": {"key"}} if self.dp else None)
+
+    def digest(self, *without: str) -> str:
         """SHA-256 of the terms, equal at two parties exactly when their terms are."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        left_out = {*without, *(() if self.dp else ("dp",))}  # as before there was any
+        return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()
 
     @property
     def window_frames(self) -> int:
@@ -133,6 +171,10 @@ class Terms(Settings):
         content = self.model_dump(mode="json")
         train = content.pop("train")
         flat = content | {f"train.{name}": value for name, value in train.items()}
+        if self.dp is None:
+            del flat["dp"]
+        else:
+            del flat["dp"]["key"]
         return {name: _short(value) for name, value in flat.items()}
 
     def schedule(self, split: Split, start: int = 0) -> Iterator[Exchange]:
@@ -141,10 +183,11 @@ class Terms(Settings):
 
     def _exchanges(self, split: Split) -> Iterator[Exchange]:
         if self.mode == "train":
+            plan = PrivacyPlan.of(self, len(split.train))
             return training(
                 self.seed,
-                self.train.epochs,
-                self.train.batch_size,
+                self.train.epochs if plan is None else plan.epochs,
+                self.train.batch_size if plan is None else plan.batches(self, split.train),
                 split.train,
                 split.validation,
                 split.test,
