@@ -144,7 +144,8 @@ class PartyFolder:
 
     def terms(self) -> Terms:
         """What the training was about."""
-        return Terms.model_validate(self._record()["terms"])
+        before = {"dp": None}  # runs of when terms had none
+        return Terms.model_validate(before | self._record()["terms"])
 
     def shape(self) -> tuple[int, ...] | None:
         """Axes of one row of its inputs; None for a label party without columns.

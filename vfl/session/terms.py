@@ -77,7 +77,7 @@ class Terms(Settings):
     validation: Share
     test: Share
     train: TrainSettings
-    dp: DPTerms | None = None
+    dp: DPTerms | None
     alignment: AlignmentName | None
     version: str = Field(default=VERSION, max_length=32, pattern=r"^[ -~]+$")
 
@@ -227,6 +227,7 @@ class AlignTerms(Terms):
             validation=0,
             test=0,
             train=TrainSettings(),
+            dp=None,
             rules=data.id_rules,
             protocol=align.protocol,
             alignment=data.alignment or UNNAMED_ALIGNMENT,
