@@ -704,13 +704,12 @@ class LabelParty(AnyLabelParty):
             truth = labels.to(self._compute.device)
             with self._draws.at(exchange.step):
                 outputs = self._top(cuts)
-        with self._draws.at(exchange.step):
-            logits = self._defense.logits(outputs, context)
-            targets = self._defense.targets(truth, logits.shape[1], context)
-            # The mean over no rows is none, and their gradient is empty.
-            loss = self._task(logits, targets, weights) if rows else logits.sum()
-            sent = {name: cut for name, cut in cuts.items() if name in self.ends}
-            extra = self._defense.loss(sent, truth, logits, context)
+                logits = self._defense.logits(outputs, context)
+                targets = self._defense.targets(truth, logits.shape[1], context)
+                # The mean over no rows is none, and their gradient is empty.
+                loss = self._task(logits, targets, weights) if rows else logits.sum()
+                sent = {name: cut for name, cut in cuts.items() if name in self.ends}
+                extra = self._defense.loss(sent, truth, logits, context)
         total = loss if extra is None else loss + extra
         check_finite(total, "loss", self.data.name, exchange.step)
         drop_gradients(self._trainable)
