@@ -24,6 +24,12 @@ OTHER = {
     "precision": "bfloat16",
     "alignment": "later",
     "middle": {"party": "compute"},
+    "dp": {"noise": 1.0},
+    "epsilon": 3.0,
+    "noise": 2.0,
+    "sampling": "shuffled",
+    "accountant": "pld",
+    "key": "a" * 64,
 }
 
 
@@ -44,11 +50,14 @@ def changed(content, path):
     return content
 
 
-def test_any_field_changes_the_digest(terms):
-    content = terms.model_dump(mode="json")
+@pytest.mark.parametrize("dp", [None, {"noise": 1.0}])
+def test_any_field_changes_the_digest(terms, dp):
+    content = terms.model_dump(mode="json") | {"dp": dp}
     content["parties"]["shop"]["width"] = content["parties"]["bank"]["width"]  # a sum needs that
     terms = Terms.model_validate(content)
-    variants = [Terms.model_validate(changed(content, path)) for path in leaves(content)]
+    content = terms.model_dump(mode="json")
+    paths = [path for path in leaves(content) if dp is None or path[0] == "dp"]
+    variants = [Terms.model_validate(changed(content, path)) for path in paths]
     digests = {variant.digest() for variant in variants} | {terms.digest()}
     assert len(digests) == len(variants) + 1
 

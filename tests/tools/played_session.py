@@ -8,8 +8,8 @@ from stand_in_flower import Envelope
 from vfl.config import Experiment, read_party_file
 from vfl.core.errors import ProtocolError
 from vfl.core.ledger import Ledger
-from vfl.session import Terms
 from vfl.session.identity import Identity
+from vfl.session.party_folder import own_terms
 from vfl.transport import HubLink
 
 with warnings.catch_warnings():  # importing Flower uses what newer clicks deprecate
@@ -85,9 +85,9 @@ class PlayedSession:
         """What the label party's links saw of a session."""
         Noting.seen, Noting.enough = [], enough
         experiment = self.experiment(**changes)
-        terms = Terms.of(experiment, mode, "run")
+        lender = self.flower.files["lender"]
+        terms = own_terms(experiment, mode, "run", lender)
         try:
-            lender = self.flower.files["lender"]
             run_session(self.flower, experiment, lender, terms, resume=resume)
         finally:
             for thread in self.flower.threads:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,8 +15,10 @@ from vfl.core.frame import Link
 from vfl.core.seeds import scoped
 from vfl.core.storage import weights_digest
 from vfl.datasets import PartyData
+from vfl.privacy.dpsgd import PrivateHalf
 from vfl.session import EarlyStopping, Exchange, Terms, secure
 from vfl.session.exchange import CutTerms, FeatureEnd, Own, optimizer_factory
+from vfl.session.private import PrivacyPlan, refuse_beside_dp
 from vfl.session.schedule import QUERY_ROWS, own_rows
 from vfl.session.secure import FeatureRound
 
@@ -70,7 +72,8 @@ class FeatureParty:
                 shares = (1.0, *terms.tasks.values())
                 agreed = CutTerms(name, asked.width, codec, defense, depth, precision, shares)
                 optimizer = optimizer_factory(terms.train) if terms.mode == "train" else None
-                end = FeatureEnd(agreed, bottom, own, link, optimizer)
+                private = self._private(data, terms, own)
+                end = FeatureEnd(agreed, bottom, own, link, optimizer, private)
         self.end: FeatureRound = end
         if weights is not None:
             self.end.load_state_dict(weights)
@@ -79,6 +82,17 @@ class FeatureParty:
         self._train = data.split.train if terms.mode == "train" else None
         self._held = data.held.get(data.name)
         self._unaligned = data.unaligned if defenses.make(terms.defense).unaligned else None
+
+    @staticmethod
+    def _private(
+        data: PartyData, terms: Terms, own: Own
+    ) -> Callable[[nn.Module], PrivateHalf] | None:
+        """DP-SGD of this party's half, where it is agreed on."""
+        plan = PrivacyPlan.of(terms, len(data.split.train)) if terms.mode == "train" else None
+        if plan is None:
+            return None
+        refuse_beside_dp(terms)
+        return lambda model: plan.half(terms, data.name, model, own.secret)
 
     @property
     def name(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
@@ -237,6 +237,65 @@ class TrainSettings(Settings):
         return 1 if self.momentum else 0
 
 
+class DPSettings(Settings):
+    """Differential privacy of the models a training leaves: DP-SGD at every party.
+
+    Attributes:
+        epsilon: the budget. Alone it gives the noise with which all epochs spend it; beside
+            `noise` the training ends before the step that would exceed it.
+        noise: multiplier of the whole network: the deviation of all halves' noise together over
+            their joint sensitivity, both in units of each half's clip norm.
+        delta: of every epsilon; below one over the training rows.
+        clip: bound of one row's gradient at one party, of all its weights together.
+        clips: other bounds, by party.
+        sampling: "poisson" draws each row for each step by itself, so that batches are uneven and
+            some are empty; "shuffled" takes every row once an epoch and gains nothing by sampling.
+        accountant: what epsilons are computed with; "pld" needs vfl[dp] at every party.
+    """
+
+    epsilon: float | None = Field(default=None, gt=0, le=10_000)
+    noise: float | None = Field(default=None, gt=0, le=1e6)
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    clip: float = Field(default=1.0, gt=0, le=1e6)
+    clips: dict[PartyName, Annotated[float, Field(gt=0, le=1e6)]] = Field(
+        default_factory=dict, max_length=65
+    )
+    sampling: Literal["poisson", "shuffled"] = "poisson"
+    accountant: Literal["rdp", "pld"] = "rdp"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DPSettings:
+        if self.epsilon is None and self.noise is None:
+            raise ValueError("dp needs an epsilon to keep, a noise, or both")
+        return self
+
+
+def dp_mistake(
+    dp: DPSettings | None,
+    secure: str,
+    train: TrainSettings,
+    middle: MiddleSettings | None,
+    tasks: Collection[Any] | None,
+) -> str | None:
+    """Why settings that are right by themselves do not go with [dp]; None where they do."""
+    if dp is None:
+        return None
+    if secure != "none":
+        why = (
+            "with 'sum' an empty batch has nothing to mask"
+            if secure.startswith("sum")
+            else ("no party has a half whose gradients it could clip")
+        )
+        return f"[dp] needs secure = 'none': {why}"
+    if middle is not None or tasks:
+        return "[dp] counts one top and its bottoms, and neither [middle] nor [[tasks]] is counted"
+    if train.precision != "float32":
+        return "[dp] needs train.precision = 'float32': norms of rows must not be rounded below it"
+    if dp.epsilon and dp.noise and (train.patience or train.keep == "best"):
+        return "a training that ends with dp.epsilon needs train.patience = 0 and keep = 'last'"
+    return None
+
+
 class TraceSettings(Settings):
     """What a party records of its own side of a training; nothing unless it is asked for.
 
@@ -305,6 +364,7 @@ class Experiment(Settings):
         secure: what of the cuts the label party learns: "none" hides none, "sum" tells it their
             sum alone (with merge = "sum"); with "beaver" no party has first-layer weights either,
             with "permuted" none has any weight.
+        dp: differential privacy of the models; None trains without.
         trace: what every party records when one process plays them all; in a federation each
             party's own file says it.
         middle: a third party without data that computes between bottoms and head; None without.
@@ -324,6 +384,7 @@ class Experiment(Settings):
     tasks: Annotated[tuple[TaskSettings, ...], Field(max_length=16)] | None = None
     align: AlignSettings = AlignSettings()
     train: TrainSettings = TrainSettings()
+    dp: DPSettings | None = None
     trace: TraceSettings = TraceSettings()
     federation: FederationSettings = FederationSettings()
     compare: CompareSettings | None = None
@@ -374,6 +435,11 @@ class Experiment(Settings):
         judged = self.train.patience > 0 or self.train.keep == "best"
         if judged and self.data.validation == 0:
             raise ValueError("train.patience and train.keep = 'best' need data.validation > 0")
+        if mistake := dp_mistake(self.dp, self.secure, self.train, self.middle, self.tasks):
+            raise ValueError(mistake)
+        unknown = sorted(set(self.dp.clips if self.dp else ()) - {*self.parties, self.label.party})
+        if unknown:
+            raise ValueError(f"dp.clips names no party of the experiment: {unknown[0]}")
         beyond = [epoch for epoch in self.trace.epochs if epoch > self.train.epochs]
         if beyond:
             raise ValueError(f"trace.epochs has {beyond[0]}, and train.epochs {self.train.epochs}")
@@ -399,6 +465,8 @@ class Experiment(Settings):
             return "a private alignment (data.alignment) tells the rows that all have, and no other"
         if self.secure != "none":
             return f"under secure = '{self.secure}' the label party never has a cut to replace"
+        if self.dp is not None:
+            return "[dp] does not count what a vector for missing cuts learns of a row"
         if self.tasks is not None:
             return "several label parties ([[tasks]]) have rows of their own each"
         if self.middle is not None:

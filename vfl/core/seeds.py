@@ -102,6 +102,15 @@ class scoped:
         _GLOBAL_GENERATOR.release()
 
 
+def fingerprint(rows: Tensor) -> str:
+    """A text that two tensors share only when all their values are the same.
+
+    Noise is bound to it: were a step repeated with other rows, after a restart or in another
+    session, equal noise on both would show their difference.
+    """
+    return hashlib.sha256(rows.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
 class Secret:
     """32 bytes that one party owns, and the streams that follow from them.
 

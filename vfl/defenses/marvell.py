@@ -15,12 +15,12 @@ from torch import Tensor
 
 from vfl.compression import StepContext
 from vfl.core.registry import require_choice, require_range
+from vfl.core.seeds import fingerprint
 from vfl.defenses.base import (
     Defense,
     LabelKind,
     require_two_classes,
 )
-from vfl.defenses.noise import fingerprint
 from vfl.privacy import PrivacyStatement
 
 Shape = Literal["optimal", "iso"]

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from vfl.compression import StepContext
 from vfl.core.registry import require, require_choice
-from vfl.core.seeds import Secret
+from vfl.core.seeds import Secret, fingerprint
 from vfl.defenses.base import (
     Defense,
     LabelKind,
@@ -120,15 +119,6 @@ class RowNoise:
                 accountant=law,
             ),
         )
-
-
-def fingerprint(rows: Tensor) -> str:
-    """A text that two tensors share only when all their values are the same.
-
-    Noise is bound to it: were a step repeated with other rows, after a restart or in another
-    session, equal noise on both would show their difference.
-    """
-    return hashlib.sha256(rows.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
 class GradientNoise(Defense):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vfl.compression import StepContext
 from vfl.core.registry import require
+from vfl.core.seeds import fingerprint
 from vfl.defenses.base import (
     Cuts,
     Defense,
@@ -21,7 +22,6 @@ from vfl.defenses.base import (
     require_classes,
     require_equal_weights,
 )
-from vfl.defenses.noise import fingerprint
 from vfl.privacy import PrivacyStatement
 
 

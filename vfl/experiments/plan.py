@@ -34,6 +34,7 @@ from vfl.session.consent import dealt_bytes, expected_bytes, frame_limits
 from vfl.session.exchange import Own
 from vfl.session.identity import keys_of
 from vfl.session.party_folder import own_data, table_format
+from vfl.session.private import PrivacyPlan
 from vfl.session.schedule import steps_per_epoch
 from vfl.session.secure import Layers, promise, shares_weights, third_party
 from vfl.session.trace import check_room
@@ -255,7 +256,14 @@ def _privacy(experiment: Experiment, data: PartyData | None = None) -> str:
         classes = None if data.classes is None else len(data.classes)
         weighted = experiment.label.class_weight != "none"
         defense.prepare(defenses.LabelKind(classes, weighted, experiment.train.epochs))
-    return "; ".join(map(str, defense.privacy())) or "promises nothing"
+    stated = list(map(str, defense.privacy()))
+    if experiment.dp is not None and data is not None:
+        terms = Terms.of(experiment, "train", experiment.name)
+        if (plan := PrivacyPlan.of(terms, len(data.split.train))) is not None:
+            stated.append(f"{plan.statement(plan.steps)}; noise {plan.noise:.4g} in all")
+    elif experiment.dp is not None:
+        stated.append("[dp] promises an epsilon that follows from the training rows")
+    return "; ".join(stated) or "promises nothing"
 
 
 def check_public(experiment: Experiment, locations: Locations | None = None) -> dict[str, Any]:
@@ -283,8 +291,13 @@ def _traffic(
     experiment: Experiment, split: Split, shared: Mapping[str, Layers] | None = None
 ) -> dict[str, Any]:
     terms = Terms.of(experiment, "train", experiment.name)
-    steps = steps_per_epoch(len(split.train), experiment.train.batch_size)
-    facts = {"steps_per_epoch": steps, "epochs": experiment.train.epochs}
+    steps, epochs = (
+        steps_per_epoch(len(split.train), experiment.train.batch_size),
+        terms.train.epochs,
+    )
+    if (plan := PrivacyPlan.of(terms, len(split.train))) is not None:
+        steps, epochs = plan.a_epoch, plan.epochs
+    facts = {"steps_per_epoch": steps, "epochs": epochs}
     if shares_weights(experiment) and shared is None:  # their columns decide, which nobody told yet
         return facts
     own, names = shared or {}, terms.feature_parties

@@ -235,7 +235,8 @@ def gaussian_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
 
     def excess(epsilon: float) -> float:
         near, far = ratio / 2 - epsilon / ratio, -ratio / 2 - epsilon / ratio
-        return math.exp(log_ndtr(near)) - math.exp(epsilon + log_ndtr(far)) - delta
+        # Never above 1, but rounding may say so of huge numbers.
+        return math.exp(log_ndtr(near)) - math.exp(min(0.0, epsilon + log_ndtr(far))) - delta
 
     if excess(0.0) <= 0:
         return 0.0

@@ -24,6 +24,7 @@ from vfl.core.errors import (
 )
 from vfl.server.session import run_session
 from vfl.session import Terms
+from vfl.session.party_folder import own_terms
 from vfl.session.terms import AlignTerms
 
 PARTY_FILE_VARIABLE = "VFL_PARTY_FILE"
@@ -60,7 +61,7 @@ def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
     if mode == "align":
         terms: Terms = AlignTerms.asked(experiment, run)
     else:
-        terms = Terms.of(experiment, mode, run)  # type: ignore[arg-type]
+        terms = own_terms(experiment, mode, run, party)  # type: ignore[arg-type]
     run_session(
         grid,
         experiment,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, fields
 from itertools import groupby
@@ -24,7 +25,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from vfl import defenses, models
 from vfl.compression import StepContext
 from vfl.config import LabelSettings
-from vfl.core.errors import DataError, SpecError
+from vfl.core.errors import DataError, PrivacyError, SpecError
 from vfl.core.frame import Link
 from vfl.core.ledger import Ledger
 from vfl.core.seeds import scoped
@@ -33,6 +34,7 @@ from vfl.datasets import PartyData
 from vfl.defenses import Defense, LabelKind
 from vfl.defenses.base import Chain, Undefended, uses
 from vfl.privacy import PrivacyStatement
+from vfl.privacy.dpsgd import Call
 from vfl.server.missing import MissingCuts, PartialCuts
 from vfl.server.quality import (
     classification_quality,
@@ -58,6 +60,7 @@ from vfl.session.exchange import (
     restore,
     set_training,
 )
+from vfl.session.private import PrivacyPlan, refuse_beside_dp
 from vfl.session.secure import Revealed
 
 #: Most classes of which a phase's outputs are kept whole, and an AUC is computed.
@@ -501,8 +504,12 @@ class AnyLabelParty:
                     self.progress.train_seconds += time.perf_counter() - started
                 yield exchange
             best = self.stopping.best_epoch
-            more = {"best_epoch": best} if best else {}
+            more = self._spent() | ({"best_epoch": best} if best else {})
             self.progress.end_epoch(epoch, time.perf_counter() - started, more)
+
+    def _spent(self) -> dict[str, float]:
+        """What the training has cost so far, where that is counted."""
+        return {}
 
     def _note(self, outputs: Tensor, labels: Tensor | None, exchange: Exchange) -> bytes | None:
         """Keep or measure the outputs of a query; what the others are told where one ends it."""
@@ -599,6 +606,10 @@ class LabelParty(AnyLabelParty):
         if terms.mode == "train" and self._trainable:
             build = optimizer_factory(terms.train)
             self._optimizer = own.adversary.optimizer(build(self._trainable))
+        self._plan, self._private = PrivacyPlan.of(terms, len(data.split.train)), None
+        if self._plan is not None and self._optimizer is not None:
+            self._refuse_beside_dp(objective)
+            self._private = self._plan.half(terms, data.name, self.model, own.secret)
         self.aggregator = (
             mode.aggregator(terms, self.ends, links, self.ledger, stopping)
             if missing is None
@@ -616,6 +627,12 @@ class LabelParty(AnyLabelParty):
             self._row_weights = training_weights(self._labels, train, data.row_weights, balance)
             known = None if self._row_weights is None else self._row_weights[train]
             task.fit(self._labels[train], known)
+            if self._plan is not None and self._row_weights is not None:
+                raise PrivacyError(
+                    "[dp] bounds what a row adds, and rows or classes of different weight add more",
+                    where="label.class_weight",
+                    want="'none', and no weights of rows",
+                )
         if weights is not None:
             self.load_weights(weights)
 
@@ -660,7 +677,16 @@ class LabelParty(AnyLabelParty):
         return {name: value.cpu() for name, value in state.items()}
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        return self._defense.privacy()
+        if self._plan is None:
+            return self._defense.privacy()
+        trained = self.terms.mode == "train"
+        steps = self.progress.train_steps if trained else self._plan.steps
+        return (*self._defense.privacy(), self._plan.statement(steps))
+
+    def _spent(self) -> dict[str, float]:
+        if self._plan is None:
+            return {}
+        return {"epsilon": self._plan.epsilon(self.progress.train_steps)}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Restore what `weights` gave."""
@@ -711,19 +737,25 @@ class LabelParty(AnyLabelParty):
         if inputs is not None:
             inputs = self._adversary.batch(inputs, context)
         set_training(self.model, True)
-        cuts = self._cuts(exchange, inputs)
-        truth = labels.to(self._compute.device)
-        with self._draws.at(exchange.step):
-            outputs = self._top(cuts)
-            logits = self._defense.logits(outputs, context)
-            targets = self._defense.targets(truth, logits.shape[1], context)
-            loss = self._task(logits, targets, weights)
-            sent = {name: cut for name, cut in cuts.items() if name in self.ends}
-            extra = self._defense.loss(sent, truth, logits, context)
+        rows = len(exchange.rows)
+        with nullcontext([]) if self._private is None else self._private.recording() as calls:
+            cuts = self._cuts(exchange, inputs)
+            truth = labels.to(self._compute.device)
+            with self._draws.at(exchange.step):
+                outputs = self._top(cuts)
+                logits = self._defense.logits(outputs, context)
+                targets = self._defense.targets(truth, logits.shape[1], context)
+                # The mean over no rows is none, and their gradient is empty.
+                loss = self._task(logits, targets, weights) if rows else logits.sum()
+                sent = {name: cut for name, cut in cuts.items() if name in self.ends}
+                extra = self._defense.loss(sent, truth, logits, context)
         total = loss if extra is None else loss + extra
         check_finite(total, "loss", self.data.name, exchange.step)
         drop_gradients(self._trainable)
-        total.backward()
+        if self._private is None:
+            total.backward()
+        else:
+            self._give_private_gradients(total, outputs, list(sent.values()), calls, exchange.step)
         # Gradients leave before our own step, so that the parties work while we do.
         self.aggregator.send_gradients(exchange, labels)
         if self._optimizer is not None:
@@ -735,6 +767,23 @@ class LabelParty(AnyLabelParty):
             kept = counts.to(truth.device)
             shown, truth, weights = shown[kept], truth[kept], weights[kept]
         self.progress.meter("train").add(shown, truth, float(loss.detach()), weights)
+
+    def _give_private_gradients(
+        self, total: Tensor, outputs: Tensor, cuts: list[Tensor], calls: list[Call], step: int
+    ) -> None:
+        """Gradients of the cuts as ever, and clipped and noisy ones of this party's own weights."""
+        assert self._private is not None, "only where there is a plan"
+        torch.autograd.backward([total], inputs=cuts, retain_graph=True)
+        (of_outputs,) = torch.autograd.grad(total, [outputs], retain_graph=True)
+        self._private.give_gradients(outputs, of_outputs * len(outputs), calls, step)
+
+    def _refuse_beside_dp(self, objective: Objective) -> None:
+        refuse_beside_dp(self.terms)
+        if objective.task == "regression":
+            raise PrivacyError(
+                "[dp] is for classification: the scale of a regression follows from its labels",
+                where="label.task",
+            )
 
     @torch.no_grad()
     def _evaluate(self, exchange: Exchange) -> None:
@@ -779,7 +828,12 @@ class LabelParty(AnyLabelParty):
         if "bottom" in self.model and inputs is not None:
             with self._own_draws.at(exchange.step), self._compute.forward():
                 whole = inputs if exchange.trains else filled(inputs)
-                cut = self.model["bottom"](whole.to(self._compute.device)).float()[: len(inputs)]
+                if len(whole):
+                    cut = self.model["bottom"](whole.to(self._compute.device)).float()
+                    cut = cut[: len(inputs)]
+                else:
+                    width = self.terms.parties[self.data.name].width
+                    cut = torch.zeros(0, width, device=self._compute.device)
             own[self.data.name] = cut
             check_shape(cut, len(inputs), self.terms.parties[self.data.name].width, self.data.name)
         found = own | self.aggregator.cuts(exchange)

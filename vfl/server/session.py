@@ -44,6 +44,7 @@ from vfl.session.party_folder import (
     own_folder,
     own_ledger,
     own_secret,
+    own_terms,
 )
 from vfl.session.progress import ProgressReport, SessionProgress, WaitingFor
 from vfl.session.serving import require_servable
@@ -172,7 +173,7 @@ def _serve(
                 first.note(f"{error.what}; going on with {terms.run}")
                 continue
             experiment = trained.model_copy(update={"federation": experiment.federation})
-            terms = Terms.of(experiment, "serve", following.name)
+            terms = own_terms(experiment, "serve", following.name, party)
         write_json(first.path / "served.json", {"served": served})
     except VFLError as error:
         with suppress(StorageError):

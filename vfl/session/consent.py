@@ -26,6 +26,7 @@ from vfl.models.footprint import footprint
 from vfl.session import secure
 from vfl.session.handshake import REPORT_LIMIT_BYTES
 from vfl.session.ledger import Spent
+from vfl.session.private import PrivacyPlan
 from vfl.session.schedule import QUERY_ROWS, REFUSAL_BYTES, ROW_BYTES, steps_per_epoch
 from vfl.session.secure import Layers
 from vfl.session.terms import Terms
@@ -40,6 +41,8 @@ PIECE_LIMIT_BYTES = 2**18
 _NUMBERS_A_VALUE = 32
 #: Numbers that a defense's `fit` keeps of every parameter it trains: Adam's, and one to work with.
 _FIT_COPIES = 3
+#: Numbers of every parameter that DP-SGD works with: a sum, and noise in float64.
+_DP_COPIES = 6
 #: What may cross in a training exchange, and in a query.
 _TRAINING = (Kind.CUT, Kind.GRAD, Kind.OPENING)
 _ASKING = (Kind.QUERY, Kind.ACK, Kind.QUERY_OPENING)
@@ -247,6 +250,7 @@ def _of_model(
     needed = counted.inference_bytes() + _value_bytes(rows[Kind.QUERY] * width)
     if terms.mode == "train":
         copies = max(train.optimizer_copies, _FIT_COPIES if fitted else 0)
+        copies += 0 if terms.dp is None else _DP_COPIES
         batch = counted.training_bytes(copies, train.in_flight)
         batch += _value_bytes(rows[Kind.CUT] * width)
         batch += defense.working_bytes(rows[Kind.CUT], columns, width)
@@ -375,6 +379,8 @@ def most_rows(terms: Terms, split: Split | None) -> dict[Kind, int]:
     train, asked = terms.train.batch_size, QUERY_ROWS
     if split is not None:
         train = min(train, len(split.train))
+        if (plan := PrivacyPlan.of(terms, len(split.train))) is not None:
+            train = plan.most_rows
         asked = min(asked, max(len(split.validation), len(split.test)))
     return {Kind.CUT: train if terms.mode == "train" else 0, Kind.QUERY: asked}
 
@@ -421,8 +427,13 @@ def most_of_an_epoch(terms: Terms, split: Split, limits: Sequence[LinkLimits]) -
     if terms.mode == "train":
         asked.append(split.validation)
         trains = steps_per_epoch(len(split.train), terms.train.batch_size)
+        if (plan := PrivacyPlan.of(terms, len(split.train))) is not None:
+            trains = plan.a_epoch
     queries = sum(math.ceil(len(rows) / QUERY_ROWS) for rows in asked)
-    rows = sum(map(len, asked)) + (len(split.train) if trains else 0)
+    trained = len(split.train)
+    if terms.dp is not None:  # rows that are drawn are more once in e^70
+        trained += math.ceil(12 * math.sqrt(trained)) + 60
+    rows = sum(map(len, asked)) + (trained if trains else 0)
 
     def most(payloads: Mapping[Kind, int]) -> int:
         return sum(

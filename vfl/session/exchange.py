@@ -40,6 +40,7 @@ from vfl.core.ledger import Ledger
 from vfl.core.seeds import Secret, scoped
 from vfl.defenses import Defense, uses
 from vfl.defenses.base import Undefended
+from vfl.privacy.dpsgd import Call, PrivateHalf
 from vfl.session.checkpoint import Checkpoints
 from vfl.session.journal import Journal
 from vfl.session.schedule import EarlyStopping, Exchange
@@ -212,6 +213,22 @@ def expect(link: Link, kind: Kind, step: int, sender: str) -> Frame:
     return frame
 
 
+def of_no_rows(frame: Frame, width: int) -> Tensor:
+    """What an exchange about no rows brings, where batches are sampled; axes (0, width).
+
+    Raises:
+        ProtocolError: it brings something.
+    """
+    if frame.payload:
+        raise ProtocolError(
+            "a message about no rows holds something",
+            got=f"{len(frame.payload)} bytes",
+            want="an empty payload",
+            where=f"step {frame.step}",
+        )
+    return torch.zeros(0, width)
+
+
 def _without_compiler(kind: type[optim.Optimizer]) -> Any:
     """An optimiser without the hooks of torch.compile, whose import takes a second of CPU.
 
@@ -348,12 +365,13 @@ class Stash:
 
     Attributes:
         state: the copy.
+        weights: of it, by name, which gradients are left at.
     """
 
     def __init__(self, model: nn.ModuleDict, state: Mapping[str, Tensor]) -> None:
         self.state = {name: value.detach().clone() for name, value in state.items()}
         self._model = model
-        self._weights = {
+        self.weights = {
             name: self.state[name].detach().requires_grad_(weight.requires_grad)
             for name, weight in model.named_parameters()
         }
@@ -366,7 +384,7 @@ class Stash:
         module, prefix = self._model[part], f"{part}."
         own = {
             name.removeprefix(prefix): weight
-            for name, weight in self._weights.items()
+            for name, weight in self.weights.items()
             if name.startswith(prefix)
         }
         moved = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -379,7 +397,7 @@ class Stash:
     def hand_over(self) -> None:
         """Add the gradients that backward left at the copies to those of the party's weights."""
         for name, weight in self._model.named_parameters():
-            grad = self._weights[name].grad
+            grad = self.weights[name].grad
             if grad is not None:
                 weight.grad = grad if weight.grad is None else weight.grad + grad
 
@@ -393,6 +411,7 @@ class _Pending:
     kept: Any
     context: StepContext
     stash: Stash | None
+    calls: Sequence[Call]
 
 
 class _End:
@@ -425,6 +444,7 @@ class FeatureEnd(_End):
         own: its secret, which dropout and the codec's private draws follow from, and its device.
         link: the stream to the label party.
         optimizer: builds the optimiser; None for a party that only answers queries.
+        private: gives DP-SGD of its half; None trains without.
     """
 
     layers = None
@@ -436,6 +456,7 @@ class FeatureEnd(_End):
         own: Own,
         link: Link,
         optimizer: OptimizerFactory | None = None,
+        private: Callable[[nn.Module], PrivateHalf] | None = None,
     ) -> None:
         super().__init__(terms, own, link)
         width, codec, defense = terms.width, terms.codec, terms.defense
@@ -453,6 +474,9 @@ class FeatureEnd(_End):
         self._trainable = [w for w in self.model.parameters() if w.requires_grad]
         if optimizer is not None and self._trainable:
             self._optimizer = own.adversary.optimizer(optimizer(self._trainable))
+        self._private = None
+        if private is not None and self._optimizer is not None:
+            self._private = private(self.model)
         self._pending: deque[_Pending] = deque()
 
     def fit(self, inputs: Callable[[], Tensor]) -> None:
@@ -558,9 +582,12 @@ class FeatureEnd(_End):
         """The next label party's gradient of a cut."""
         context = pending.context
         frame = expect(self.link, Kind.GRAD, context.step, "the label party")
-        grad = self.codec.decode_grad(
-            frame.payload, pending.kept, len(pending.cut), self.wire_width, context
-        )
+        if len(pending.cut):
+            grad = self.codec.decode_grad(
+                frame.payload, pending.kept, len(pending.cut), self.wire_width, context
+            )
+        else:
+            grad = of_no_rows(frame, self.wire_width)
         check_finite(grad, "gradient", self.party, context.step)
         return grad
 
@@ -572,10 +599,17 @@ class FeatureEnd(_End):
         inputs = inputs.to(self._compute.device)
         set_training(self.model, True)
         stash = Stash(self.model, self.state_dict()) if self.in_flight > 1 else None
-        with self._draws.at(step):
-            cut = self._forward(inputs, context, stash)
+        calls: Sequence[Call] = ()
+        if not len(inputs):
+            cut = torch.zeros(0, self.wire_width, device=self._compute.device)
+        elif self._private is None:
+            with self._draws.at(step):
+                cut = self._forward(inputs, context, stash)
+        else:
+            with self._draws.at(step), self._private.recording() as calls:
+                cut = self._forward(inputs, context, stash)
         payload, kept = self._encode(self.adversary.cut(cut.detach().cpu(), context), context)
-        self._pending.append(_Pending(cut, inputs, kept, context, stash))
+        self._pending.append(_Pending(cut, inputs, kept, context, stash, calls))
         return payload
 
     def _forward(
@@ -605,6 +639,8 @@ class FeatureEnd(_End):
 
     def _encode(self, cut: Tensor, context: StepContext) -> Encoded:
         """The label party checks what it decodes; a codec that would hide NaN refuses it here."""
+        if not len(cut):
+            return Encoded(b"", None)
         try:
             return self.codec.encode(cut, context)
         except NonFiniteError:
@@ -615,6 +651,18 @@ class FeatureEnd(_End):
         if self._optimizer is None:
             return
         cut, context = pending.cut, pending.context
+        if self._private is not None:
+            copies = None
+            if pending.stash is not None:
+                made = pending.stash.weights
+                copies = [
+                    made[name] for name, weight in self.model.named_parameters()
+                    if weight.requires_grad
+                ]  # fmt: skip
+            # What came back is of the mean loss of this batch's rows.
+            self._private.give_gradients(cut, grad * len(cut), pending.calls, context.step, copies)
+            self._optimizer.step()
+            return
         roots, grads = [cut], [grad]
         losses = [self.codec.local_loss(cut, context)] if self._has_loss else []
         losses.append(self.defense.local_loss(cut, pending.inputs, context))
@@ -673,13 +721,15 @@ class LabelEnd(_End):
         assert self._pending is not None, "no cut was received"
         cut, saved, context = self._pending
         assert cut.grad is not None, "backward has not run"
-        grad = self.defense.gradient(cut.grad.cpu(), labels, context)
+        grad = cut.grad.cpu()
+        if len(grad):
+            grad = self.defense.gradient(grad, labels, context)
         grad = self.adversary.gradient(self.party, grad, context)
         # Checked before the first party gets one: a broken step leaves every weight as it was.
         check_finite(grad, "gradient", self.party, context.step)
         if self._journal is not None:  # the gradient itself: shares of one are new in each attempt
             self._journal.admit(context.step, bytes_of(grad), self.party)
-        payload = self.codec.encode_grad(grad, saved, context)
+        payload = self.codec.encode_grad(grad, saved, context) if len(grad) else b""
         self._pending = None
         frame = Frame(Kind.GRAD, context.step, payload)
         self._sent.append(frame)
@@ -724,6 +774,8 @@ class LabelEnd(_End):
 
     def _receive(self, kind: Kind, context: StepContext, rows: int) -> tuple[Tensor, Any]:
         frame = self.take(kind, context.step)
+        if not rows:
+            return of_no_rows(frame, self.wire_width), None
         cut, saved = self.codec.decode(frame.payload, rows, self.wire_width, context)
         check_finite(cut, "cut", self.party, context.step)
         self.adversary.received(self.party, cut, context)

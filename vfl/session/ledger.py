@@ -14,7 +14,6 @@ drawn (`vfl.session.journal`): resumed or begun again, it sends the same or noth
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import math
 import secrets
@@ -420,7 +419,7 @@ class SessionLedger:
 
 def binding_of(terms: Terms) -> str:
     """Digest of what a name stands for: all terms but the mode, and the version of vfl."""
-    return hashlib.sha256(terms.model_dump_json(exclude={"mode", "version"}).encode()).hexdigest()
+    return terms.digest("mode", "version")
 
 
 def notes(terms: Terms, party: str) -> bool:

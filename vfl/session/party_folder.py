@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from vfl import defenses
-from vfl.config import OwnData, PartyFile
+from vfl.config import Experiment, OwnData, PartyFile
 from vfl.core.errors import RunFolderError
 from vfl.core.seeds import Secret
 from vfl.core.storage import (
@@ -39,7 +39,8 @@ from vfl.datasets.alignment.positions import Alignment
 from vfl.session import secure
 from vfl.session.checkpoint import CHECKPOINTS, Checkpoints
 from vfl.session.ledger import Entry, SessionLedger
-from vfl.session.terms import Terms
+from vfl.session.private import PrivacyPlan
+from vfl.session.terms import Mode, Terms
 
 _WEIGHTS, _ENCODER, _RECORD = "weights.safetensors", "encoder.json", "party.json"
 _PREDICTED = "predicted.json"
@@ -143,7 +144,8 @@ class PartyFolder:
 
     def terms(self) -> Terms:
         """What the training was about."""
-        return Terms.model_validate(self._record()["terms"])
+        before = {"dp": None}  # runs of when terms had none
+        return Terms.model_validate(before | self._record()["terms"])
 
     def shape(self) -> tuple[int, ...] | None:
         """Axes of one row of its inputs; None for a label party without columns.
@@ -212,6 +214,8 @@ def _card(
         role, half = "party in the middle", "the model between bottoms and head"
     states = [one.as_dict() for one in defenses.make(terms.defense).privacy()]
     split = data.split
+    if (plan := PrivacyPlan.of(terms, len(split.train))) is not None:
+        states.append(plan.statement(plan.steps).as_dict())
     rows = {part: len(getattr(split, part)) for part in ("train", "validation", "test")}
     return {
         "role": role,
@@ -239,7 +243,7 @@ def _card(
         },
         "test_figures": dict(figures)
         or ("known to the label party" if not is_label else "not measured"),
-        "terms": terms.model_dump(mode="json"),
+        "terms": terms.public(),
     }
 
 
@@ -324,6 +328,19 @@ def own_ledger(party: PartyFile) -> SessionLedger:
     return SessionLedger(party.store_path / "sessions", party.party, party.consent.max_epsilon)
 
 
+def own_terms(experiment: Experiment, mode: Mode, run: str, party: PartyFile) -> Terms:
+    """The terms that the label party offers, with a key of its secret where rows are drawn."""
+    terms = Terms.of(experiment, mode, run)
+    return terms if terms.dp is None else terms.keyed(_lasting_secret(party))
+
+
+def _lasting_secret(party: PartyFile) -> Secret:
+    injected = party.store_path / INJECTED_SECRET
+    if injected.exists():
+        return Secret.kept_at(injected)
+    return Secret.kept_at(party.store_path / "secret")
+
+
 def own_secret(party: PartyFile, entry: Entry) -> Secret:
     """This party's secret for one name, so that no two sessions share a draw.
 
@@ -331,7 +348,6 @@ def own_secret(party: PartyFile, entry: Entry) -> Secret:
     ledger holds of the name: the label party can choose the name, but not the nonce. A trial can
     put a secret into the store that is taken as it is, in every run, to make runs repeatable.
     """
-    injected = party.store_path / INJECTED_SECRET
-    if injected.exists():
-        return Secret.kept_at(injected)
-    return entry.secret_from(Secret.kept_at(party.store_path / "secret"))
+    lasting = _lasting_secret(party)
+    injected = (party.store_path / INJECTED_SECRET).exists()
+    return lasting if injected else entry.secret_from(lasting)

@@ -84,7 +84,7 @@ def queries(rows: np.ndarray) -> list[np.ndarray]:
 def training(
     seed: int,
     epochs: int,
-    batch_size: int,
+    batch_size: int | Callable[[int], list[np.ndarray]],
     train: np.ndarray,
     validation: np.ndarray,
     test: np.ndarray,
@@ -93,13 +93,18 @@ def training(
     """All exchanges of a training: each epoch's batches and validation rows, at the end the test.
 
     The seed and the epoch decide the order; `train`, `validation` and `test` are positions into
-    the aligned rows. Every `checkpoint_every`-th exchange is one to save before; 0 saves nothing.
+    the aligned rows. In place of a batch size, a function may give the batches of an epoch. Every
+    `checkpoint_every`-th exchange is one to save before; 0 saves nothing.
     """
     step = 0
     for epoch in range(1, epochs + 1):
-        order = train[permutation(seed, len(train), "order", epoch)]
+        if isinstance(batch_size, int):
+            order = train[permutation(seed, len(train), "order", epoch)]
+            groups_of_rows = batches(order, batch_size)
+        else:
+            groups_of_rows = batch_size(epoch)
         parts: list[tuple[Phase, list[np.ndarray]]] = [
-            ("train", batches(order, batch_size)),
+            ("train", groups_of_rows),
             ("validation", queries(validation)),
         ]
         if epoch == epochs:

@@ -14,16 +14,20 @@ from vfl.config import Experiment, TrainSettings
 from vfl.config.experiment import (
     UNNAMED_ALIGNMENT,
     AlignmentName,
+    DPSettings,
     MiddleSettings,
     PartyName,
     Share,
     Spec,
     check_task_terms,
+    dp_mistake,
 )
 from vfl.config.toml import Settings
+from vfl.core.seeds import Secret
 from vfl.core.version import VERSION
 from vfl.datasets import Split
 from vfl.session import secure
+from vfl.session.private import PrivacyPlan
 from vfl.session.schedule import Exchange, asking, starting, training
 
 Mode = Literal["train", "evaluate", "predict", "serve", "align"]
@@ -38,6 +42,17 @@ class PartyTerms(Settings):
     bottom: Spec
 
 
+class DPTerms(DPSettings):
+    """What is agreed on of DP-SGD.
+
+    Attributes:
+        key: of the draws of rows, 32 bytes as hex, of the label party's secret: the parties have
+            it and nobody else, for what it hides is which rows a batch had. In no card.
+    """
+
+    key: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$", repr=False)
+
+
 class Terms(Settings):
     """What label party and feature parties agree on before the first step.
 
@@ -46,6 +61,7 @@ class Terms(Settings):
             align only as `AlignTerms`.
         run: name of the run; weights are stored under it at each party.
         parties: everybody with columns, in merge order (the label party too, if it has any).
+        dp: DP-SGD at every party; None without.
         alignment: name of the private alignment of which each party's own positions give the rows
             and their order; None takes the rows by their ids.
         middle: who computes between bottoms and head; None without.
@@ -65,6 +81,7 @@ class Terms(Settings):
     validation: Share
     test: Share
     train: TrainSettings
+    dp: DPTerms | None
     alignment: AlignmentName | None
     middle: MiddleSettings | None
     tasks: dict[PartyName, Annotated[float, Field(gt=0, le=1e6)]] = Field(max_length=16)
@@ -87,6 +104,8 @@ class Terms(Settings):
         check_task_terms(self.tasks, self.secure, self.train, middle=self.middle is not None)
         if self.middle is not None:
             self.middle.check(self.label_party, self.parties, self.secure)
+        if mistake := dp_mistake(self.dp, self.secure, self.train, self.middle, self.tasks):
+            raise ValueError(mistake)
         return self
 
     @classmethod
@@ -103,6 +122,7 @@ class Terms(Settings):
             },
             test=experiment.data.test,
             tasks={task.party: task.weight for task in experiment.tasks or ()},
+            dp=None if experiment.dp is None else DPTerms(**experiment.dp.model_dump()),
             alignment=None if experiment.has_own_tables else experiment.data.alignment,
             **{name: getattr(experiment, name) for name in same},
         )
@@ -157,9 +177,21 @@ class Terms(Settings):
         }
         return self.model_copy(update=changed)
 
-    def digest(self) -> str:
+    def keyed(self, secret: Secret) -> Terms:
+        """The same with the key of the draws of rows, of the label party's lasting secret."""
+        if self.dp is None:
+            return self
+        key = secret.key("sampling", self.run).hex()
+        return self.model_copy(update={"dp": self.dp.model_copy(update={"key": key})})
+
+    def public(self) -> dict[str, Any]:
+        """The terms without what only the parties may know, for a card."""
+        return self.model_dump(mode="json", exclude={"dp": {"key"}} if self.dp else None)
+
+    def digest(self, *without: str) -> str:
         """SHA-256 of the terms, equal at two parties exactly when their terms are."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        left_out = {*without, *(() if self.dp else ("dp",))}  # as before there was any
+        return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()
 
     @property
     def window_frames(self) -> int:
@@ -176,6 +208,10 @@ class Terms(Settings):
         content = self.model_dump(mode="json")
         train = content.pop("train")
         flat = content | {f"train.{name}": value for name, value in train.items()}
+        if self.dp is None:
+            del flat["dp"]
+        else:
+            del flat["dp"]["key"]
         return {name: _short(value) for name, value in flat.items()}
 
     def schedule(self, split: Split, start: int = 0) -> Iterator[Exchange]:
@@ -184,10 +220,11 @@ class Terms(Settings):
 
     def _exchanges(self, split: Split) -> Iterator[Exchange]:
         if self.mode == "train":
+            plan = PrivacyPlan.of(self, len(split.train))
             return training(
                 self.seed,
-                self.train.epochs,
-                self.train.batch_size,
+                self.train.epochs if plan is None else plan.epochs,
+                self.train.batch_size if plan is None else plan.batches(self, split.train),
                 split.train,
                 split.validation,
                 split.test,
@@ -229,6 +266,7 @@ class AlignTerms(Terms):
             middle=None,
             tasks={},
             train=TrainSettings(),
+            dp=None,
             rules=data.id_rules,
             protocol=align.protocol,
             alignment=data.alignment or UNNAMED_ALIGNMENT,

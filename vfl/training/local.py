@@ -97,6 +97,7 @@ class PartiesSession:
         everybody = dict.fromkeys([*parties, *self.terms.peers])
         stand_ins = {name: Secret.of_simulation(self.terms.seed, name) for name in everybody}
         self._secrets = {**stand_ins, **given}
+        self.terms = self.terms.keyed(self._secrets[self.terms.label_party])
         self._own = {
             name: Own(
                 self._secrets[name],

@@ -309,6 +309,11 @@ def drawings_of(run: Run) -> list[Drawing]:
         words = "percent of rows, higher is better"
     if lines := _series(epochs, measure, "epoch", factor):
         drawings.append(line_drawing(f"{title} by epoch", words, lines, "epoch", whole_x=True))
+    spent = [(one["epoch"], one["epsilon"]) for one in epochs if "epsilon" in one]
+    if spent:
+        words = "of one record, against who has the models; lower is more private"
+        lines = [Series("spent", spent, 1)]
+        drawings.append(line_drawing("Epsilon by epoch", words, lines, "epoch", whole_x=True))
     largest = max((epoch.get("total_bytes", 0) for epoch in epochs), default=0)
     divisor, unit = byte_unit(largest)
     lines = _series(epochs, measure, "total_bytes", factor, divisor)

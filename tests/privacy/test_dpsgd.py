@@ -1,0 +1,178 @@
+"""Clipped sums beside a loop over rows, noise of a secret, and models that are refused."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from vfl.core.errors import BadOptionError, PrivacyError
+from vfl.core.seeds import Secret
+from vfl.models import BOTTOMS, make_bottom
+from vfl.privacy.dpsgd import PrivateHalf, RowClipper
+
+#: Every built-in bottom by its name; rows that fit it, and whether norms need no loop over rows.
+SHAPES = {
+    "mlp": ("mlp:hidden=16-8,last=relu", (6,), 4, True),
+    "cnn": ("cnn:channels=3-4", (1, 8, 8), 5, True),
+    "vit": ("vit:patch=4,tokens=8,layers=1,heads=2", (1, 8, 8), 3, False),
+    "gru4rec": ("gru4rec:items=9,embedding=4", (5,), 3, False),
+    "textcnn": ("textcnn:words=10,embedding=4", (7,), 6, True),
+    "periodic": ("periodic:hidden=8", (4,), 3, False),
+    "identity": ("identity", (4,), 4, True),
+}
+OVER_THE_BATCH = {"resnet20": (1, 8, 8), "efficientnet_b0": (3, 32, 32)}
+ROWS = 7
+
+
+def rows_for(spec, shape):
+    draw = torch.Generator().manual_seed(3)
+    if spec.startswith(("gru4rec", "textcnn")):
+        return torch.randint(0, 9, (ROWS, *shape), generator=draw).float()
+    return torch.randn(ROWS, *shape, generator=draw)
+
+
+def by_loop(model, rows, grad, norm):
+    """Every row through the model by itself, its gradient clipped, then summed: in numpy."""
+    totals = [np.zeros(tuple(weight.shape)) for weight in model.parameters()]
+    norms = []
+    for row, of_row in zip(rows, grad, strict=True):
+        model.zero_grad()
+        model(row[None]).backward(of_row[None])
+        found = [
+            np.zeros(tuple(w.shape)) if w.grad is None else w.grad.double().numpy()
+            for w in model.parameters()
+        ]
+        size = np.sqrt(sum((one**2).sum() for one in found))
+        norms.append(size)
+        for total, one in zip(totals, found, strict=True):
+            total += one * min(1, norm / size)
+    return totals, norms
+
+
+def of_clipper(model, rows, grad, norm):
+    clipper = RowClipper(model, norm)
+    with clipper.recording() as calls:
+        output = model(rows)
+    has_rule = clipper._norms(output, grad, calls) is not None if calls else None
+    return clipper.sums(output, grad, list(model.parameters()), calls), has_rule
+
+
+def close(sums, totals):
+    for one, total in zip(sums, totals, strict=True):
+        np.testing.assert_allclose(one.detach().numpy(), total, rtol=1e-4, atol=1e-4)
+
+
+def test_every_bottom_is_tried_here():
+    assert {*SHAPES, *OVER_THE_BATCH} == set(BOTTOMS.names())
+
+
+@pytest.mark.parametrize("norm", [0.02, 1e6])
+@pytest.mark.parametrize("name", sorted(set(SHAPES) - {"identity"}))
+def test_sums_are_those_of_a_loop_over_rows(name, norm):
+    spec, shape, width, quick = SHAPES[name]
+    torch.manual_seed(0)
+    model = make_bottom(spec).build(shape, width)
+    rows, grad = rows_for(spec, shape), torch.randn(ROWS, width)
+    totals, norms = by_loop(model, rows, grad, norm)
+    assert norm > max(norms) or min(norms) > 0.02, "every row is clipped, or none"
+    sums, has_rule = of_clipper(model, rows, grad, norm)
+    assert has_rule is quick
+    close(sums, totals)
+
+
+MORE = {
+    "strided": (nn.Sequential(nn.Conv2d(2, 3, 3, stride=2, dilation=2, padding=1, bias=False),
+                              nn.Flatten(), nn.Linear(36, 2)), (2, 9, 7)),
+    "same": (nn.Sequential(nn.Conv2d(2, 3, (1, 3), padding="same"), nn.Tanh(), nn.Flatten(),
+                           nn.Linear(24, 2)), (2, 4, 2)),
+    "one axis": (nn.Sequential(nn.Conv1d(2, 3, 3, stride=2, padding=1), nn.Flatten(),
+                               nn.Linear(9, 2)), (2, 6)),
+    "groups": (nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.GroupNorm(2, 4), nn.Flatten(),
+                             nn.Linear(16, 2)), (2, 4, 4)),
+    "norms": (nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(),
+                            nn.LayerNorm(16), nn.Linear(16, 2)), (1, 4, 4)),
+    "tokens": (nn.Sequential(nn.Linear(3, 5), nn.LayerNorm((2, 5)), nn.Flatten(),
+                             nn.Linear(10, 2)), (2, 3)),
+    "in place": (nn.Sequential(nn.Linear(3, 5), nn.ReLU(inplace=True), nn.Linear(5, 2)), (3,)),
+}  # fmt: skip
+TWICE = nn.Linear(3, 3)
+MORE["twice"] = (nn.Sequential(TWICE, nn.Tanh(), TWICE), (3,))
+
+
+@pytest.mark.parametrize("name", sorted(MORE))
+def test_layers_of_ones_own(name):
+    torch.manual_seed(0)
+    model, shape = MORE[name]
+    width = 3 if name == "twice" else 2
+    rows, grad = torch.randn(ROWS, *shape), torch.randn(ROWS, width)
+    totals, _ = by_loop(model, rows, grad, 0.3)
+    sums, has_rule = of_clipper(model, rows, grad, 0.3)
+    assert has_rule is (name not in ("groups", "in place", "twice"))
+    close(sums, totals)
+
+
+def test_frozen_weights_are_in_no_norm():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    model[0].weight.requires_grad_(False)
+    rows, grad = torch.randn(ROWS, 3), torch.randn(ROWS, 2)
+    totals, _ = by_loop(model, rows, grad, 0.3)
+    clipper = RowClipper(model, 0.3)
+    with clipper.recording() as calls:
+        output = model(rows)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    close(clipper.sums(output, grad, weights, calls), totals[1:])
+
+
+@pytest.mark.parametrize("name", sorted(OVER_THE_BATCH))
+def test_a_model_that_looks_at_the_batch_is_refused_with_what_to_use(name):
+    model = make_bottom(name).build(OVER_THE_BATCH[name], 8)
+    with pytest.raises(PrivacyError, match="BatchNorm2d") as caught:
+        RowClipper(model, 1.0)
+    assert "GroupNorm" in caught.value.fix
+
+
+def half(norm=1.0, noise=2.0, secret=b"1", batch_size=4.0, party="bank"):
+    torch.manual_seed(0)
+    model = nn.Linear(200, 50)
+    own = Secret(secret * 32)
+    return model, PrivateHalf(
+        model, norm=norm, noise=noise, batch_size=batch_size, secret=own, party=party
+    )
+
+
+def stepped(step=0, rows=5, scale=1.0, **options):
+    model, private = half(**options)
+    inputs = torch.linspace(-1, 1, rows * 200).reshape(rows, 200)
+    with private.recording() as calls:
+        output = model(inputs)
+    private.give_gradients(output, scale * torch.ones(rows, 50), calls, step)
+    return torch.cat([weight.grad.reshape(-1) for weight in model.parameters()])
+
+
+def test_noise_has_the_deviation_that_was_asked_for():
+    quiet, loud = stepped(noise=1e-9), stepped(noise=2.0, norm=3.0)
+    assert quiet.norm() <= 5 * 1.0 / 4
+    draws = loud.double() - stepped(noise=1e-9, norm=3.0).double()
+    assert float(draws.std()) == pytest.approx(2.0 * 3.0 / 4, rel=0.03)
+    assert abs(float(draws.mean())) < 4 * 1.5 / np.sqrt(len(draws))
+
+
+def test_an_empty_batch_gets_noise_alone():
+    empty = stepped(rows=0)
+    assert float(empty.std()) == pytest.approx(2.0 / 4, rel=0.03)
+
+
+def test_noise_repeats_with_the_step_and_never_on_something_else():
+    one = stepped()
+    assert torch.equal(one, stepped())
+    quiet = stepped(noise=1e-9)
+    for other in ({"step": 1}, {"secret": b"2"}, {"party": "shop"}, {"scale": 1e-3}):
+        draws = stepped(**other) - stepped(noise=1e-9, **other)
+        assert abs(float(torch.corrcoef(torch.stack([one - quiet, draws]))[0, 1])) < 0.05
+
+
+@pytest.mark.parametrize("wrong", [{"norm": 0.0}, {"norm": float("inf")}, {"noise": 0.0}], ids=str)
+def test_numbers_that_protect_nothing(wrong):
+    with pytest.raises(BadOptionError):
+        half(**wrong)

@@ -1,0 +1,263 @@
+"""What `[dp]` means for a session: its steps, rows, noise, statement, and what is refused.
+
+Every party computes the same from the terms and the number of training rows, so that nothing about
+it travels; which rows a step has follows from a key that the terms carry between the parties alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+
+from vfl import compression, defenses
+from vfl.core.errors import PrivacyError
+from vfl.core.seeds import Secret, derive, permutation
+from vfl.privacy import PrivacyStatement
+from vfl.privacy.accountants import (
+    ANALYTIC,
+    GaussianSteps,
+    epsilon_of,
+    noise_for,
+    poisson_steps,
+    steps_for,
+)
+from vfl.privacy.dpsgd import PrivateHalf
+from vfl.session.schedule import batches, steps_per_epoch
+
+if TYPE_CHECKING:
+    from vfl.session.terms import Terms
+
+_noise_for, _steps_for = cache(noise_for), cache(steps_for)
+_ASSUMES = (
+    "every party clips and noises its half as agreed",
+    "the parties' secrets stay theirs (in one process they follow from the run's seed)",
+    "encoders, validation rows, figures of training and the choice of settings are not counted",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyPlan:
+    """A training with DP-SGD, as all parties see it.
+
+    Attributes:
+        rows, batch_size: training rows, and the expected ones of a step.
+        a_epoch: steps of an epoch.
+        steps: of the whole training, all of which the budget allows.
+        noise: multiplier of the whole network.
+        delta, accountant: of every epsilon.
+        halves: how many halves there are; each has the noise times its root.
+        shuffled: every row is in one step of an epoch.
+    """
+
+    rows: int
+    batch_size: int
+    a_epoch: int
+    steps: int
+    noise: float
+    delta: float
+    accountant: str
+    halves: int
+    shuffled: bool
+
+    @classmethod
+    def of(cls, terms: Terms, rows: int) -> PrivacyPlan | None:
+        """The plan of a training on so many rows; None without [dp].
+
+        Raises:
+            PrivacyError: not one step fits the budget, or no noise is enough.
+        """
+        dp, train = terms.dp, terms.train
+        if dp is None or not rows:
+            return None
+        shuffled, size = dp.sampling == "shuffled", min(train.batch_size, rows)
+        a_epoch = steps_per_epoch(rows, size) if shuffled else poisson_steps(rows, size)
+        rate = 1.0 if shuffled else size / rows
+        # A row is in one step of an epoch there, and another in its place moves the sum by 2 norms.
+        a_record, apart = (1, 2.0) if shuffled else (a_epoch, 1.0)
+        budget, counted = (rate, dp.accountant), train.epochs * a_record
+        if dp.noise is None:
+            assert dp.epsilon is not None, "checked with the settings"
+            noise = apart * _noise_for(dp.epsilon, dp.delta, counted, *budget)
+        else:
+            noise = dp.noise
+            if dp.epsilon is not None:
+                counted = min(counted, _steps_for(dp.epsilon, dp.delta, noise / apart, *budget))
+        if not counted:
+            raise PrivacyError(
+                "not even one step fits the budget",
+                where="dp",
+                got=f"epsilon {dp.epsilon} with noise {noise:g}",
+                fix="a larger dp.noise, or none: it then follows from dp.epsilon",
+            )
+        steps = counted * a_epoch // a_record
+        halves = len(terms.feature_parties) + 1
+        law = (noise, dp.delta, dp.accountant)
+        return cls(rows, size, a_epoch, steps, *law, halves, shuffled)
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that begin; the last may have fewer steps."""
+        return math.ceil(self.steps / self.a_epoch)
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the largest batch: a Poisson batch has more once in e^70 (Chernoff)."""
+        if self.shuffled:
+            return self.batch_size
+        return min(self.rows, self.batch_size + math.ceil(12 * math.sqrt(self.batch_size)) + 60)
+
+    def batches(self, terms: Terms, train: np.ndarray) -> Callable[[int], list[np.ndarray]]:
+        """The batches of an epoch, from 1 on: positions into the aligned rows.
+
+        Without a key, where a session is only planned, the rows are others than the training's.
+        """
+        if self.shuffled:
+
+            def shuffled(epoch: int) -> list[np.ndarray]:
+                order = train[permutation(terms.seed, len(train), "order", epoch)]
+                return batches(order, self.batch_size)
+
+            return shuffled
+        key = terms.dp.key if terms.dp is not None else None
+        public = derive(terms.seed, "planned").to_bytes(32, "little")
+        secret = Secret(public if key is None else bytes.fromhex(key))
+        rate = self.batch_size / self.rows
+
+        def sampled(epoch: int) -> list[np.ndarray]:
+            first = (epoch - 1) * self.a_epoch
+            steps = range(first, min(first + self.a_epoch, self.steps))
+            return [train[secret.uniform((len(train),), "rows", step) < rate] for step in steps]
+
+        return sampled
+
+    def epsilon(self, steps: int) -> float:
+        """What so many steps cost."""
+        if self.shuffled:
+            begun = math.ceil(steps / self.a_epoch)
+            return epsilon_of(GaussianSteps(self.noise / 2, begun), self.delta)
+        rate = self.batch_size / self.rows
+        return epsilon_of(GaussianSteps(self.noise, steps, rate), self.delta, self.accountant)
+
+    def statement(self, steps: int) -> PrivacyStatement:
+        """What is promised after so many steps."""
+        exact = self.shuffled or self.batch_size == self.rows
+        hidden: tuple[str, ...] = () if exact else ("nobody else knows which rows a batch had",)
+        hidden += () if self.shuffled else ("the number of rows is public",)
+        return PrivacyStatement(
+            protects="records",
+            against="whoever has the models a training leaves, or asks them; no party of it",
+            epsilon=self.epsilon(steps),
+            delta=self.delta,
+            unit="record",
+            per="training",
+            relation="replace" if self.shuffled else "add or remove",
+            adversary="outsider with the model",
+            accountant=ANALYTIC if exact else self.accountant,
+            assumes=(*hidden, *_ASSUMES),
+        )
+
+    def half(self, terms: Terms, party: str, model: nn.Module, secret: Secret) -> PrivateHalf:
+        """DP-SGD of one party's half; with the others' it has the noise of the plan.
+
+        k halves of noise s each, in units of their own norms, are one of s / sqrt(k).
+
+        Raises:
+            PrivacyError: the model's rows depend on each other.
+        """
+        dp = terms.dp
+        assert dp is not None, "only where there is a plan"
+        return PrivateHalf(
+            model,
+            norm=dp.clips.get(party, dp.clip),
+            noise=self.noise * math.sqrt(self.halves),
+            batch_size=self.batch_size,
+            secret=secret,
+            party=party,
+        )
+
+
+_OVER_ROWS = ("batch", "fit", "counts", "targets", "loss", "local_loss", "logits")
+_OF_ROWS = ("embedding", "gradient", "received")
+
+
+def refuse_beside_dp(terms: Terms) -> None:
+    """Refuse what lets one row change the contribution of another, or is trained unclipped.
+
+    Raises:
+        PrivacyError: with the codec or the defense that is in the way.
+    """
+    if terms.dp is None:
+        return
+    if terms.dp.sampling == "poisson" and terms.dp.key is None:
+        raise PrivacyError(
+            "rows are drawn without a key, so that anybody could tell which a batch had",
+            where="terms.dp.key",
+            want="a key of the label party's secret",
+        )
+    for party in terms.feature_parties:
+        _refuse_codec(terms.codec, terms.parties[party].width)
+    defense = defenses.make(terms.defense)
+    members = defense.members if isinstance(defense, defenses.Chain) else (defense,)
+    for member in members:
+        over = defenses.uses(member, *_OVER_ROWS)
+        over += [] if member.rows_apart else defenses.uses(member, *_OF_ROWS)
+        if over:
+            raise PrivacyError(
+                f"[dp] clips a row's gradient, and {type(member).__name__} may mix rows",
+                where="defense",
+                got=f"'{over[0]}'",
+                fix="label_dp, layer_norm, clipped_noise or gradient_noise; or no [dp]",
+            )
+    stated = [one for one in defense.privacy() if one.epsilon is not None]
+    repeated = [one for one in stated if one.per != "training"]
+    if repeated and terms.dp.sampling == "poisson":
+        raise PrivacyError(
+            "with Poisson sampling a row may travel more than once an epoch",
+            where="defense",
+            got=f"an epsilon of one {repeated[0].per}, which is counted by epochs",
+            fix="dp.sampling = 'shuffled', or another defense",
+        )
+
+
+def _refuse_codec(spec: str, width: int) -> None:
+    codec = compression.make(spec)
+    ends = [one for one in (codec.client_module(width), codec.server_module(width)) if one]
+    got = ""
+    if any(True for end in ends for _ in end.parameters()):
+        got = "layers that it trains"
+    elif type(codec).local_loss is not compression.Codec.local_loss:
+        got = "a loss of its own, over the batch"
+    elif _mixes_rows(spec, codec.wire_width(width)):
+        got = "a scale that the rows of a batch share"
+    if got:
+        raise PrivacyError(
+            f"[dp] bounds what one row changes, and codec '{spec}' lets it change others",
+            where="codec",
+            got=got,
+            fix="scale=row in the codec, or values=fp32, or codec = 'none'",
+        )
+
+
+def _mixes_rows(spec: str, width: int) -> bool:
+    """Whether what a codec makes of a row, or of its gradient, depends on another row."""
+    secret = Secret(bytes(32))
+    draw = torch.Generator().manual_seed(0)
+    rows, grads = torch.randn(2, 5, width, generator=draw)
+    found = []
+    for factor in (1.0, 100.0):
+        codec = compression.make(spec)
+        context = compression.StepContext(0, training=True, secret=secret)
+        first = torch.tensor([factor, 1.0, 1.0, 1.0, 1.0])[:, None]
+        payload, kept = codec.encode(rows * first, context)
+        cut, saved = codec.decode(payload, 5, width, context)
+        sent = codec.encode_grad(grads * first, saved, context)
+        found.append((cut[1:], codec.decode_grad(sent, kept, 5, width, context)[1:]))
+    (cut, grad), (other_cut, other_grad) = found
+    return not (torch.equal(cut, other_cut) and torch.equal(grad, other_grad))
