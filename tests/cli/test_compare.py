@@ -46,7 +46,7 @@ def test_an_ordinary_experiment_with_options(vfl, file, tmp_path):
 
     whole = vfl("compare", file, *OPTIONS, "--json")
     assert whole.code == 0
-    assert "4 of 4  topk:k=2 at 20 % seed=1" in whole.err
+    assert "4 of 4, 100%  topk:k=2 at 20 % seed=1" in whole.err
     assert "none seed=0" not in whole.err
     content = json.loads(whole.out)
     assert [line["repeats"] for line in content["codecs"]] == [2, 2]

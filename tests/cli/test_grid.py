@@ -38,7 +38,7 @@ def test_an_ordinary_experiment_with_options(vfl, file, tmp_path, monkeypatch):
 
     done = vfl("grid", file, *OPTIONS, "--json")
     assert done.code == 0
-    assert "3 of 3  layer_norm seed=0" in done.err
+    assert "3 of 3, 100%  layer_norm seed=0" in done.err
     assert "left" in done.err
     rows = json.loads(done.out)
     assert len(rows) == 6

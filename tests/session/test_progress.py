@@ -29,6 +29,9 @@ def terms(mode="train"):
         validation=0.2,
         test=0.2,
         alignment=None,
+        dp=None,
+        middle=None,
+        tasks={},
         train={"epochs": 3, "batch_size": 8},
     )
 

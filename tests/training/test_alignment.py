@@ -146,8 +146,12 @@ def test_no_id_is_on_a_wire_or_in_a_file(made, tmp_path, monkeypatch, capfd, pro
         cells.to_csv(tmp_path / f"{party}.csv", index=False)
     wire, play = [], protocols.play
 
-    def recorded(*arguments):
-        return play(*arguments, lambda sender, to, payload: wire.append(payload))
+    def recorded(name, owns, label_party, observe):
+        def noted(sender, to, payload):
+            wire.append(payload)
+            observe(sender, to, payload)
+
+        return play(name, owns, label_party, noted)
 
     monkeypatch.setattr(alignment, "play", recorded)
     done = alignment.align(experiment, protocol, tmp_path / "alignment")

@@ -104,7 +104,7 @@ class FeatureParty:
         if self.checkpoints is not None and exchange.saves:
             self.checkpoints.save(exchange.step, self.training_state())
         inputs = self._rows(exchange)
-        if not len(inputs):
+        if self._held is not None and not len(inputs):
             return  # it has none of these rows, and the label party knows
         if exchange.trains:
             self.end.send_cut(inputs, exchange.step)
