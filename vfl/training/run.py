@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Unpack
 
+import torch
+
 from vfl.config import Experiment, check_one_process, read_party_file
 from vfl.config.experiment import is_file_of_party
 from vfl.config.run_folder import RunFolder
@@ -222,7 +224,11 @@ def train(
         figures = test_figures(summary)
         for party, own in data.items():
             known = figures if party == label else None
-            PartyFolder(folder.party(party)).save(own, session.terms, weights[party], known)
+            tested = session.label.tested if party == label else []
+            answers = torch.cat(tested) if tested else None
+            PartyFolder(folder.party(party)).save(
+                own, session.terms, weights[party], known, answers
+            )
         for party, adversary in (options.get("adversaries") or {}).items():
             _learned(folder, party, experiment).save(0, adversary.training_state())
         summary |= accounts_of(session)
