@@ -434,7 +434,9 @@ def test_streams_answer_as_predicted(session, changes):
         serving.stop()
     assert session.flower.failures == []
     said = "answered 93 rows, 90 different ones, each at most 2 times; refused 0 requests"
-    assert sorted(session.flower.said) == [f"party {name} {said}" for name in PARTIES]
+    told = [line.partition("; 0 of 2 inputs") for line in sorted(session.flower.said)]
+    assert [line for line, *_ in told] == [f"party {name} {said}" for name in PARTIES]
+    assert {rest for *_, rest in told} == {" drifted"}  # the training rows are those asked
     for name in PARTIES:
         (entry,) = own_ledger(session.flower.files[name]).entries()
         spent = entry.spent["serve"]
@@ -599,6 +601,41 @@ def test_no_id_is_in_a_log_or_a_metric(session, capfd):
         serving.stop()
     notes = (session.run / "notes.txt").read_text()
     assert not any("Zq8" in text for text in (metrics, notes, *capfd.readouterr()))
+
+
+def test_a_shifted_table_is_seen_by_its_owner_and_in_the_scores(session, tmp_path):
+    session.play("train")
+    table = tmp_path / "bank" / "data.csv"
+    frame = pd.read_csv(table)
+    frame.assign(a=frame.a + 5.0).to_csv(table, index=False)
+    serving = start(session)
+    try:
+        serving.client.wait_ready()
+        assert serving.client.predict(*frame.id)[0] == 200
+        metrics = serving.client.ask("/metrics")[1].splitlines()
+    finally:
+        serving.stop()
+    served = [line for line in metrics if line.startswith('vfl_served_rows_total{column="score"')]
+    assert sum(int(line.split()[-1]) for line in served) == ROWS
+    (index,) = [line for line in metrics if line.startswith("vfl_population_stability_index{")]
+    assert index.startswith('vfl_population_stability_index{column="score"} ')
+    kept = {
+        name: tmp_path / name / "store/runs" / session.run.name / "parties" / name
+        for name in (*PARTIES, "lender")
+    }
+    counted = {
+        name: {
+            column: (about["population_stability_index"] > 0.25, sum(about["rows"]))
+            for column, about in json.loads((kept[name] / "served-rows.json").read_text()).items()
+        }
+        for name in PARTIES
+    }
+    assert counted["bank"] == {"a": (True, ROWS), "b": (False, ROWS)}
+    assert counted["shop"] == {"a": (False, ROWS), "b": (False, ROWS)}
+    assert not list(tmp_path.glob("lender/**/served-rows.json"))
+    said = [line for line in session.flower.said if "inputs drifted" in line]
+    assert any(line.startswith("party bank") and "1 of 2 inputs" in line for line in said)
+    assert any(line.startswith("party shop") and "0 of 2 inputs" in line for line in said)
 
 
 def client_certificate():

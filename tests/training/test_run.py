@@ -22,7 +22,7 @@ from vfl.session.party_folder import own_data
 from vfl.session.trace import Trace
 from vfl.training.run import evaluate, load_data, predict, train
 
-OWN_FILES = ("weights.safetensors", "party.json", "encoder.json", "card.json")
+OWN_FILES = ("weights.safetensors", "party.json", "encoder.json", "card.json", "bins.json")
 PARTIES = {"bank": {"width": 8, "bottom": "mlp:hidden=16"}, "shop": {"width": 8}}
 
 
@@ -55,7 +55,7 @@ def test_what_a_run_leaves_behind(trained):
         *(".lock", "run.json", "config.toml", "environment.json"),
         *("metrics.jsonl", "progress.json", "traffic.csv", "summary.json"),
         *("parties/lender/weights.safetensors", "parties/lender/party.json"),
-        "parties/lender/card.json",
+        *("parties/lender/card.json", "parties/lender/bins.json"),
     }
 
 

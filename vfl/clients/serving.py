@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import torch
+
 from vfl.clients.feature_party import FeatureParty
 from vfl.core.errors import ProtocolError
 from vfl.core.frame import Frame, Kind
 from vfl.session import Exchange
+from vfl.session.drift import DRIFTED, Drift
 from vfl.session.serving import Refused, Requests
 
 _SAY_EVERY_S = 60.0
@@ -20,10 +23,13 @@ class ServedParty:
     Args:
         feature: the party, with the weights of its training.
         requests: what it is asked for, and may refuse.
+        drift: counts its own inputs that are asked; it tells nobody but its own log and folder.
     """
 
-    def __init__(self, feature: FeatureParty, requests: Requests) -> None:
-        self.requests = requests
+    def __init__(
+        self, feature: FeatureParty, requests: Requests, drift: Drift | None = None
+    ) -> None:
+        self.requests, self._drift = requests, drift or Drift(None, None)
         self._feature = feature
         self._step = 0
         self._sent: Exchange | None = None
@@ -53,6 +59,7 @@ class ServedParty:
         self._sent = Exchange(frame.step, "predict", 0, rows, last=True)
         self._feature.begin(self._sent)
         self._feature.answer(self._sent)
+        self._drift.add(self._feature.inputs.index_select(0, torch.from_numpy(rows)))
         return True
 
     def finish(self) -> None:
@@ -68,6 +75,13 @@ class ServedParty:
             self.finish()
             if time.monotonic() - at > _SAY_EVERY_S:
                 at = time.monotonic()
-                if said != (said := self.requests.summary()):
+                if said != (said := self._summary()):
                     say(f"party {self._feature.name} {said}")
-        say(f"party {self._feature.name} {self.requests.summary()}")
+        say(f"party {self._feature.name} {self._summary()}")
+
+    def _summary(self) -> str:
+        if self._drift.inputs is None:
+            return self.requests.summary()
+        drifted = int((self._drift.inputs.stability() > DRIFTED).sum())
+        counted = len(self._drift.inputs.names)
+        return f"{self.requests.summary()}; {drifted} of {counted} inputs drifted"

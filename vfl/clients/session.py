@@ -140,7 +140,11 @@ class _PartySession:
             self._agree_on_keys(feature.end)
         if terms.mode == "serve":
             requests = Requests(data.split.test, self.party.consent, meter)
-            ServedParty(feature, requests).run(self.say)
+            drift = self.folder.drift()
+            try:
+                ServedParty(feature, requests, drift).run(self.say)
+            finally:
+                self.folder.save_served(drift)
             return self._conclude(feature, link)
         limits = self._limits()
         if (layers := feature.end.layers) is not None:  # their bytes are known by now

@@ -444,6 +444,7 @@ class AnyLabelParty:
 
     Attributes:
         outputs: what a prediction gave, a batch each.
+        tested: answers of the test rows, a batch each.
         progress: what was counted.
     """
 
@@ -461,6 +462,7 @@ class AnyLabelParty:
         self.terms = terms
         self.ledger = ledger or Ledger()
         self.outputs: list[Tensor] = []
+        self.tested: list[Tensor] = []
         self.progress = Progress(task, self.ledger, on_epoch)
         self.stopping = stopping
         self._task = task
@@ -519,6 +521,8 @@ class AnyLabelParty:
         else:
             loss = float(self._task(outputs, labels))
             self.progress.meter(exchange.phase).add(outputs, labels, loss)
+            if exchange.phase == "test":
+                self.tested.append(self._task.answers(outputs).cpu())
             if exchange.phase == "test" and self._complete is not None:
                 self._note_apart(outputs, labels, self._complete[exchange.rows])
         if not self.stopping.judges(exchange):

@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from flwr.serverapp import Grid
 
 from vfl.config import Experiment, PartyFile
@@ -36,6 +37,7 @@ from vfl.server.whole_network import WholeNetworkLabel
 from vfl.session import Exchange, PartyFolder, PartyReport, Terms, secure, unexpected
 from vfl.session.checkpoint import newest_common
 from vfl.session.consent import frame_limits, most_of_an_epoch
+from vfl.session.drift import Drift
 from vfl.session.exchange import Own
 from vfl.session.ledger import Meter
 from vfl.session.party_folder import (
@@ -69,7 +71,12 @@ class Front(Protocol):
     was_ready: bool
 
     def show(
-        self, version: str, parties: list[str], data: PartyData, classes: Classes | None
+        self,
+        version: str,
+        parties: list[str],
+        data: PartyData,
+        classes: Classes | None,
+        drift: Drift,
     ) -> None:
         """What the next session serves."""
 
@@ -210,7 +217,8 @@ class LabelSession:
         if front is not None:
             require_servable(terms)
             classes = own_folder(party, terms).classes()
-            front.show(terms.run, terms.feature_parties, self.data, classes)
+            drift = own_folder(party, terms).drift()
+            front.show(terms.run, terms.feature_parties, self.data, classes, drift)
             self.say(front.welcome)
 
     def _tell(self, report: ProgressReport) -> None:
@@ -379,7 +387,8 @@ def _conclude(
     if terms.mode == "evaluate":
         folder.evaluated(summary)
         return
-    own.save(label.data, terms, label.weights(), test_figures(summary))
+    answers = torch.cat(label.tested) if label.tested else None
+    own.save(label.data, terms, label.weights(), test_figures(summary), answers)
     folder.finish(summary, label.ledger)
 
 

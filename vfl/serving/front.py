@@ -34,6 +34,7 @@ from vfl.datasets import PartyData
 from vfl.datasets.table import Classes
 from vfl.server.serving import ServingParty
 from vfl.serving.service import Service, Unavailable
+from vfl.session.drift import Drift
 from vfl.session.schedule import QUERY_ROWS
 from vfl.transport.stream import require_loopback
 
@@ -447,10 +448,15 @@ class HttpFront:
         write_json(self._state, {"address": self.address, "process": os.getpid()})
 
     def show(
-        self, version: str, parties: list[str], data: PartyData, classes: Classes | None
+        self,
+        version: str,
+        parties: list[str],
+        data: PartyData,
+        classes: Classes | None,
+        drift: Drift,
     ) -> None:
         """What the next session serves; see `Model`."""
-        self.service.show(Model(version, Rows(data), classes), parties)
+        self.service.show(Model(version, Rows(data), classes), parties, drift)
 
     def following(self) -> Path | None:
         """The folder of the run to go on with, told once; None ends the service."""

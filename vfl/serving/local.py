@@ -13,6 +13,7 @@ from vfl.core.errors import VFLError
 from vfl.core.storage import locked
 from vfl.server.serving import ServingParty
 from vfl.serving.front import HttpFront, ServeSettings
+from vfl.session import PartyFolder
 from vfl.session.ledger import Meter
 from vfl.session.serving import Requests, require_servable
 from vfl.training.local import LocalSession
@@ -56,19 +57,21 @@ def serve(
         RunFolderError, UserError: see `trained` and `HttpFront`.
     """
     first = RunFolder.open(run)
-    session = _session(first)
+    session, folder = _session(first), first
     front = HttpFront(session.label.data.name, settings, first.path)
     version = first.path.name
     try:
         while True:
             label = session.label.data
-            front.show(version, session.terms.feature_parties, label, label.classes)
+            drift = PartyFolder(folder.party(label.name)).drift()
+            front.show(version, session.terms.feature_parties, label, label.classes, drift)
             ready(front)
             front.play(serving_of(session))
             if (following := front.following()) is None:
                 return
             try:
-                session, version = _session(RunFolder.open(following)), following.name
+                opened = RunFolder.open(following)
+                session, folder, version = _session(opened), opened, following.name
             except VFLError as error:  # what cannot be served leaves what was
                 print(f"{error.what}; going on with {version}", flush=True)
     finally:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vfl.core.errors import MissingPartyError, PeerError, VFLError
 from vfl.server.serving import RefusedRequest, ServingParty
+from vfl.session.drift import Drift
 from vfl.session.schedule import QUERY_ROWS
 from vfl.session.serving import Refused
 
@@ -138,13 +139,15 @@ class Service:
         self._ended, self._closed, self.was_ready = ended, False, False
         self._waiting: deque[Request] = deque()
         self._changed = threading.Condition()
+        self._drift, self._counting = Drift(None, None), threading.Lock()
         self._cache: OrderedDict[int, Tensor] = OrderedDict()
         self._cache_rows = cache_rows
         self._serving: ServingParty | None = None
         self._asked_at: float | None = None
 
-    def show(self, model: object, parties: list[str]) -> None:
+    def show(self, model: object, parties: list[str], drift: Drift | None = None) -> None:
         """Serve this model from the next session on; between two sessions."""
+        self._drift = drift or Drift(None, None)
         self.model, self.parties, self.was_ready = model, parties, False
         self.missing = ", ".join(parties)
 
@@ -228,7 +231,9 @@ class Service:
             for party in self.parties
         ]
         gauges += ["# TYPE vfl_waiting_requests gauge", f"vfl_waiting_requests {self.waiting}"]
-        return "\n".join([*gauges, *self.figures.lines(), ""])
+        with self._counting:
+            drift = list(self._drift.metrics())
+        return "\n".join([*gauges, *self.figures.lines(), *drift, ""])
 
     @property
     def waiting(self) -> int:
@@ -304,6 +309,11 @@ class Service:
             answer = serving.ask(asked, inputs)
             self.figures.add("batches_total")
             self.figures.add("asked_rows_total", by=len(asked))
+            own = serving.label.data.inputs if inputs is None else inputs
+            if own is not None and inputs is None:
+                own = own.index_select(0, torch.from_numpy(asked))
+            with self._counting:  # /metrics counts what waits, in another thread
+                self._drift.add(own, answer.outputs)
             fresh = dict(zip(asked.tolist(), answer.outputs, strict=True))
             if inputs is None:
                 self._keep(fresh)

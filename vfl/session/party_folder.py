@@ -38,12 +38,13 @@ from vfl.datasets import (
 from vfl.datasets.alignment.positions import Alignment
 from vfl.session import secure
 from vfl.session.checkpoint import CHECKPOINTS, Checkpoints
+from vfl.session.drift import Drift
 from vfl.session.ledger import Entry, SessionLedger
 from vfl.session.private import PrivacyPlan
 from vfl.session.terms import Mode, Terms
 
 _WEIGHTS, _ENCODER, _RECORD = "weights.safetensors", "encoder.json", "party.json"
-_PREDICTED = "predicted.json"
+_PREDICTED, _BINS, _SERVED = "predicted.json", "bins.json", "served-rows.json"
 CARD = "card.json"
 _KEY_BYTES = 32
 
@@ -68,6 +69,7 @@ class PartyFolder:
         terms: Terms,
         weights: Mapping[str, Tensor],
         figures: Mapping[str, Any] | None = None,
+        answers: Tensor | None = None,
     ) -> None:
         """Keep what evaluation and prediction need, and a card; the record is written last.
 
@@ -76,6 +78,7 @@ class PartyFolder:
             terms: what was agreed on.
             weights: what the training ended with.
             figures: of the test rows, which the label party alone knows.
+            answers: of the test rows, likewise, axes (rows, outputs).
         """
         key = secrets.token_bytes(_KEY_BYTES)
         card = _card(self.path.name, data, terms, weights, figures or {}, key)
@@ -85,6 +88,8 @@ class PartyFolder:
         if encoder is not None:
             seal = self._seal("encoder", terms.run)
             write_sealed_json(self.path / _ENCODER, {"encoder": encoder}, seal)
+        bins = Drift.of(data, answers).record()
+        write_sealed_json(self.path / _BINS, bins, self._seal("bins", terms.run))
         classes = None if data.classes is None else list(data.classes)
         record = {
             "classes": classes,
@@ -124,6 +129,21 @@ class PartyFolder:
         """What `save_predicted` kept of the last prediction; None where there was none."""
         path = self.path / _PREDICTED
         return read_json(path) if path.exists() else None
+
+    def drift(self) -> Drift:
+        """Counters against the rows of the training; of nothing where an earlier vfl trained.
+
+        Raises:
+            RunFolderError: the bins are not as they were written, or of another training.
+        """
+        path = self.path / _BINS
+        if not path.exists():
+            return Drift(None, None)
+        return Drift.restored(read_sealed_json(path, self._seal("bins", self._record()["run"])))
+
+    def save_served(self, drift: Drift) -> None:
+        """Keep what was asked while serving, in counts by bins."""
+        write_json(self.path / _SERVED, drift.told())
 
     def encoder(self) -> Encoder | None:
         """What turned the party's table into inputs; None for a party without columns.

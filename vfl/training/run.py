@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Unpack
 
+import torch
+
 from vfl import defenses
 from vfl.config import Experiment, check_one_process, read_party_file
 from vfl.config.experiment import check_bins_of_parties, is_file_of_party
@@ -249,7 +251,10 @@ def train(
         figures, tasks = test_figures(summary), _tasks(session)
         for party, own in _with_middle(experiment, data).items():
             known = figures if party == label else tasks.get(party)
-            PartyFolder(folder.party(party)).save(own, session.terms, weights[party], known)
+            tested = session.label.tested if party == label else []
+            PartyFolder(folder.party(party)).save(
+                own, session.terms, weights[party], known, torch.cat(tested) if tested else None
+            )
         for party, adversary in (options.get("adversaries") or {}).items():
             _learned(folder, party, experiment).save(0, adversary.training_state())
         summary |= accounts_of(session)

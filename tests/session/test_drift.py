@@ -1,0 +1,88 @@
+"""Counters of what is asked, against numpy's own count and a table that was shifted."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from vfl.datasets import PartyData, Split
+from vfl.session.drift import DRIFTED, Bins, Drift, population_stability_index, scores_of
+
+
+def draw(seed, rows=4000, shift=0.0):
+    """A number, a flag that few rows have, and a flag that few rows lack."""
+    generator = np.random.default_rng(seed)
+    number = generator.normal(shift, size=rows)
+    rare, common = generator.random((2, rows)) < np.array([[0.05], [0.95]])
+    return torch.from_numpy(np.stack([number, rare, common], axis=1)).float()
+
+
+def test_the_index_is_that_of_a_loop():
+    expected, counted = torch.tensor([10, 0, 40, 50, 0]), torch.tensor([0, 5, 20, 15, 0])
+    e = (np.array([10, 0, 40, 50]) + 0.5) / 102
+    a = (np.array([0, 5, 20, 15]) + 0.5) / 42
+    want = sum((y - x) * np.log(y / x) for x, y in zip(e, a, strict=True))
+    assert float(population_stability_index(expected, counted)) == pytest.approx(want)
+    assert float(population_stability_index(expected, torch.zeros(5, dtype=torch.int64))) == 0.0
+
+
+def test_every_row_falls_into_one_bin_and_deciles_hold_a_tenth():
+    bins = Bins.of(draw(0), ["number", "rare", "common"])
+    bins.add(draw(0))
+    bins.count()
+    assert bins.counts.sum(dim=1).tolist() == [4000] * 3
+    assert (bins.counts[0, ::2] - 400).abs().max() <= 2
+    rare = int((draw(0)[:, 1] == 1).sum())
+    assert sorted(bins.counts[1][bins.counts[1] > 0].tolist()) == sorted([rare, 4000 - rare])
+    assert bins.stability().abs().max() < 1e-6
+
+
+def test_other_rows_of_the_same_law_are_stable_and_shifted_ones_are_not():
+    names = ["number", "rare", "common"]
+    same, shifted = Bins.of(draw(0), names), Bins.of(draw(0), names)
+    for start in range(0, 3000, 7):
+        same.add(draw(1)[start : start + 7])
+    shifted.add(draw(2, shift=1.0))
+    assert same.stability().max() < 0.1
+    number, *flags = shifted.stability().tolist()
+    assert number > DRIFTED
+    assert max(flags) < 0.1
+
+
+def test_a_flag_that_turns_common_is_seen():
+    bins = Bins.of(draw(0), ["number", "rare", "common"])
+    other = draw(3)
+    other[:, 1:] = 1 - other[:, 1:]
+    bins.add(other)
+    number, rare, common = bins.stability().tolist()
+    assert number < 0.1
+    assert min(rare, common) > DRIFTED
+
+
+def test_scores_and_a_file_that_gives_the_same_counters():
+    rows = draw(0)
+    split = Split(*np.split(np.arange(4000), [2000, 2500]))
+    data = PartyData("lender", rows, None, (0, 1), split, b"")
+    answers = torch.randn(1500, 2, generator=torch.Generator().manual_seed(0))
+    first = Drift.of(data, answers)
+    again = Drift.restored(json.loads(json.dumps(first.record())))
+    for one in (first, again):
+        one.add(rows[2500:], answers + torch.tensor([0.0, 2.0]))
+    assert first.told() == again.told()
+    told = first.told()
+    assert told["score"]["population_stability_index"] > DRIFTED
+    assert told["input 0"]["population_stability_index"] < 0.1
+    assert sum(told["score"]["rows"]) == 1500
+    text = "\n".join(first.metrics())
+    assert 'vfl_population_stability_index{column="score"}' in text
+    edges = [f"{edge:.4f}" for edge in first.record()["inputs"]["edges"][0]]
+    assert not [edge for edge in edges if edge in text]
+
+
+def test_a_score_is_the_number_the_second_class_or_the_largest():
+    answers = torch.tensor([[0.0, 0.0], [0.0, np.log(3)]])
+    assert scores_of(answers, True)[:, 0].tolist() == pytest.approx([0.5, 0.75])
+    assert scores_of(answers[:, 1:], False)[:, 0].tolist() == pytest.approx([0.0, np.log(3)])
+    three = torch.tensor([[0.0, 0.0, np.log(2)]])
+    assert scores_of(three, True).tolist() == [[pytest.approx(0.5)]]

@@ -1,0 +1,221 @@
+"""Whether the rows asked while serving look like those of the training: counts by bins.
+
+Edges of bins are quantiles of a party's own column, so they stay in its own folder; what is told
+are names of its columns, numbers of bins and counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vfl.datasets import PartyData
+from vfl.datasets.encode import TableEncoder
+
+_DECILES = 9
+_BINS = 2 * _DECILES + 1
+_MOST_INPUTS = 512
+_WAITING = 1024  # rows that are counted together
+#: Above it a column is said to have drifted (Siddiqi 2006).
+DRIFTED = 0.25
+
+
+class Bins:
+    """How many rows fall between deciles of the training rows, and on them, by column.
+
+    A decile that many rows share, as of a category, is a bin of its own; between two deciles is
+    another.
+
+    Args:
+        names: of the columns.
+        edges: nine deciles of each, float32, axes (columns, 9), ascending.
+        expected: rows of the training in each bin, int64, axes (columns, 19).
+    """
+
+    def __init__(self, names: list[str], edges: Tensor, expected: Tensor) -> None:
+        self.names, self._edges, self._expected = names, edges, expected
+        self.counts = torch.zeros_like(expected)
+        self._waiting = list[Tensor]()
+
+    @classmethod
+    def of(cls, values: Tensor, names: list[str]) -> Bins:
+        """Bins of training rows, axes (rows, columns)."""
+        shares = torch.linspace(0, 1, _DECILES + 2, dtype=torch.float64)[1:-1]
+        ordered = values.double().sort(dim=0).values
+        edges = ordered[(shares * (len(ordered) - 1)).round().long()].T.float().contiguous()
+        made = cls(names, edges, torch.zeros(len(names), _BINS, dtype=torch.int64))
+        made._expected = made._counted(values)
+        return made
+
+    def add(self, values: Tensor) -> None:
+        """Count rows, axes (rows, columns); they are held until there are enough to be quick."""
+        self._waiting.append(values.detach().cpu())
+        if sum(map(len, self._waiting)) >= _WAITING:
+            self.count()
+
+    def count(self) -> None:
+        """Count the rows that wait."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self.counts += self._counted(torch.cat(waiting))
+
+    def stability(self) -> Tensor:
+        """The population stability index of every column, axes (columns,); 0 without rows."""
+        self.count()
+        return torch.stack(
+            [
+                population_stability_index(expected, counted)
+                for expected, counted in zip(self._expected, self.counts, strict=True)
+            ]
+        )
+
+    def record(self) -> dict[str, Any]:
+        """For a file of the party's own."""
+        edges, expected = self._edges.tolist(), self._expected.tolist()
+        return {"names": self.names, "edges": edges, "expected": expected}
+
+    @classmethod
+    def restored(cls, record: Mapping[str, Any]) -> Bins:
+        """From `record`."""
+        edges = torch.tensor(record["edges"], dtype=torch.float32)
+        return cls(list(record["names"]), edges, torch.tensor(record["expected"]))
+
+    def _counted(self, values: Tensor) -> Tensor:
+        columns = values.float().T.contiguous()
+        below = torch.searchsorted(self._edges, columns)
+        places = below + torch.searchsorted(self._edges, columns, right=True)
+        counts = torch.zeros(len(self.names), _BINS, dtype=torch.int64)
+        return counts.scatter_add_(1, places, torch.ones_like(places))
+
+
+def population_stability_index(expected: Tensor, counted: Tensor) -> Tensor:
+    """Sum over bins of (a - e) ln(a / e), a and e being shares of rows in a bin.
+
+    The symmetric divergence of Jeffreys 1946, by the name that credit scoring has for it (Siddiqi
+    2006: below 0.1 stable, above 0.25 another population). Half a row is added to each bin that is
+    not empty in both, so that no share is 0.
+
+    Args:
+        expected: rows of the training in each bin, axes (bins,).
+        counted: other rows, likewise.
+
+    >>> round(float(population_stability_index(torch.tensor([50, 50]), torch.tensor([80, 20]))), 3)
+    0.406
+    """
+    if not int(counted.sum()):
+        return torch.zeros((), dtype=torch.float64)
+    used = (expected + counted) > 0
+    e, a = expected[used] + 0.5, counted[used] + 0.5
+    e, a = e.double() / e.sum(), a.double() / a.sum()
+    return ((a - e) * (a / e).log()).sum()
+
+
+class Drift:
+    """A party's counters: of its own inputs, and of the scores at the label party.
+
+    Args:
+        inputs: None where it has no table.
+        scores: None at a feature party.
+    """
+
+    def __init__(self, inputs: Bins | None, scores: Bins | None) -> None:
+        self.inputs, self.scores = inputs, scores
+
+    @classmethod
+    def of(cls, data: PartyData, answers: Tensor | None = None) -> Drift:
+        """Bins of the training rows' inputs, and of the scores that `answers` give.
+
+        Args:
+            data: the rows of the training.
+            answers: of the test rows with the final weights, axes (rows, outputs): outputs of the
+                training rows are better than those of any row to come.
+        """
+        inputs, own, train = None, data.inputs, data.split.train
+        if (held := data.held.get(data.name)) is not None:
+            train = train[held[train]]
+        if own is not None and own.ndim == 2 and own.shape[1] <= _MOST_INPUTS and len(train):
+            inputs = Bins.of(own.index_select(0, torch.from_numpy(train)), _names(data))
+        scores = None
+        if answers is not None and len(answers):
+            scores = Bins.of(scores_of(answers, data.classes is not None), ["score"])
+        return cls(inputs, scores)
+
+    def add(self, inputs: Tensor | None, answers: Tensor | None = None) -> None:
+        """Count rows that were asked; axes (rows, width) and (rows, outputs)."""
+        if self.inputs is not None and inputs is not None:
+            self.inputs.add(inputs)
+        if self.scores is not None and answers is not None:
+            classifies = answers.shape[1] > 1
+            self.scores.add(scores_of(answers, classifies))
+
+    def record(self) -> dict[str, Any]:
+        """For a file of the party's own."""
+        parts = {"inputs": self.inputs, "scores": self.scores}
+        return {name: None if bins is None else bins.record() for name, bins in parts.items()}
+
+    @classmethod
+    def restored(cls, record: Mapping[str, Any]) -> Drift:
+        """From `record`."""
+        inputs, scores = record["inputs"], record["scores"]
+        return cls(
+            None if inputs is None else Bins.restored(inputs),
+            None if scores is None else Bins.restored(scores),
+        )
+
+    def told(self) -> dict[str, dict[str, Any]]:
+        """By column: index, and rows by bin. Neither an edge nor a value."""
+        found = {}
+        for bins in (self.inputs, self.scores):
+            if bins is not None:
+                for name, index, counts in zip(
+                    bins.names, bins.stability().tolist(), bins.counts.tolist(), strict=True
+                ):
+                    found[name] = {"population_stability_index": index, "rows": counts}
+        return found
+
+    def metrics(self) -> Iterator[str]:
+        """Lines of Prometheus' text format."""
+        told = self.told()
+        if told:
+            yield "# TYPE vfl_population_stability_index gauge"
+            for name, about in told.items():
+                index = about["population_stability_index"]
+                yield f'vfl_population_stability_index{{column="{_label(name)}"}} {index:.6f}'
+            yield "# TYPE vfl_served_rows_total counter"
+            for name, about in told.items():
+                for number, rows in enumerate(about["rows"]):
+                    if rows:
+                        where = f'column="{_label(name)}",bin="{number}"'
+                        yield f"vfl_served_rows_total{{{where}}} {rows}"
+
+
+def scores_of(answers: Tensor, classifies: bool) -> Tensor:
+    """One score a row, axes (rows, 1).
+
+    The number of a regression, the probability of the second of two classes, or the largest of
+    more.
+    """
+    if not classifies:
+        return answers[:, :1].float()
+    shares = torch.softmax(answers.float(), dim=1)
+    return shares[:, 1:2] if answers.shape[1] == 2 else shares.amax(dim=1, keepdim=True)
+
+
+def _names(data: PartyData) -> list[str]:
+    """Of inputs: their column, with a number where a column has several."""
+    assert data.inputs is not None, "asked above"
+    width = data.inputs.shape[1]
+    if not isinstance(data.encoder, TableEncoder):
+        return [f"input {number}" for number in range(width)]
+    found = list[str]()
+    for one in data.encoder.columns:
+        found += [one.name] if one.width == 1 else [f"{one.name} {n}" for n in range(one.width)]
+    return found
+
+
+def _label(name: str) -> str:
+    """A name inside the quotes of a label."""
+    return name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
