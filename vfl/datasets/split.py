@@ -154,8 +154,8 @@ def split_apart(complete: np.ndarray, split: Callable[[np.ndarray], Split]) -> S
         complete: which rows all parties have, bool, axes (rows,).
         split: of the rows at some positions, counted from 0 among them.
 
-    >>> split_apart(np.arange(15) < 10, lambda rows: split_rows(len(rows), seed=0))
-    Split(train=11, validation=1, test=3)
+    >>> split_apart(np.arange(30) < 20, lambda rows: split_rows(len(rows), seed=0))
+    Split(train=21, validation=3, test=6)
 
     Raises:
         TooFewRowsError: those that all parties have are too few.

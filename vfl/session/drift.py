@@ -208,12 +208,11 @@ def _names(data: PartyData) -> list[str]:
     """Of inputs: their column, with a number where a column has several."""
     assert data.inputs is not None, "asked above"
     width = data.inputs.shape[1]
-    if not isinstance(data.encoder, TableEncoder):
-        return [f"input {number}" for number in range(width)]
     found = list[str]()
-    for one in data.encoder.columns:
+    for one in data.encoder.columns if isinstance(data.encoder, TableEncoder) else ():
         found += [one.name] if one.width == 1 else [f"{one.name} {n}" for n in range(one.width)]
-    return found
+    # A network in one place has the columns of several encoders.
+    return found if len(found) == width else [f"input {number}" for number in range(width)]
 
 
 def _label(name: str) -> str:
