@@ -330,7 +330,7 @@ def federated(tmp_path, monkeypatch):
     content = {
         "parties": {name: {"width": 4, "bottom": "mlp:hidden=8"} for name in ("bank", "shop")},
         "label": {"party": "lender", "top": "linear"},
-        "train": {"epochs": 2, "batch_size": 3},
+        "train": {"epochs": 2, "batch_size": 1},
         "dp": {"epsilon": 5.0},
         "federation": {"rejoin_window_s": 0.2, "max_restarts": 0, "join_timeout_s": 60.0},
     }

@@ -423,7 +423,7 @@ def test_damaged_files_are_typed_errors(tmp_path):
 
 
 def own_files(party):
-    return [party.weights(), party.encoder(), party.classes(), party.card()]
+    return [party.weights(), party.encoder(), party.classes(), party.card(), party.drift()]
 
 
 def readers_of(run_folder):
