@@ -29,7 +29,7 @@ from vfl.models.decoder import Cache, Decoder, DecoderShape
 from vfl.mpc.channel import Traffic
 from vfl.mpc.private_decoder import PrivateDecoder, PrivateLayers
 from vfl.mpc.rules import P0, P1, Mode
-from vfl.mpc.two_party import Form, Growing, Half, LocalSides, Side
+from vfl.mpc.two_party import Form, Growing, LocalRoles, Role, Shared
 
 _MODES: tuple[Mode, ...] = ("thesis", "fast")
 #: Of Table 6.2: what a token looks at, and the heads of a layer by its width.
@@ -128,13 +128,13 @@ def bench_decoder(
     return rows
 
 
-def _play(parties: LocalSides, program: Callable[[Side], Any]) -> Played:
+def _play(parties: LocalRoles, program: Callable[[Role], Any]) -> Played:
     offline = _sent(parties.traffic(), "offline")[0]
-    material = parties.run(lambda side: side.prepare(program))
+    material = parties.run(lambda party: party.prepare(program))
     offline = _sent(parties.traffic(), "offline")[0] - offline
     before = _sent(parties.traffic(), "online")
     began = time.process_time()
-    found = parties.run(lambda side: side.answer(program, material[side.role]), (P0, P1))
+    found = parties.run(lambda party: party.answer(program, material[party.role]), (P0, P1))
     seconds = time.process_time() - began
     sent, frames = (b - a for a, b in zip(before, _sent(parties.traffic(), "online"), strict=True))
     return Played(found, seconds, sent - HEADER_BYTES * frames, frames, offline)
@@ -146,11 +146,11 @@ def _sent(rows: Sequence[Traffic], phase: str) -> tuple[int, int]:
     return sum(row.wire_bytes for row in of_phase), sum(row.frames for row in of_phase)
 
 
-def _dealt(side: Side, values: Tensor, bits: int = _BITS) -> Half:
+def _dealt(party: Role, values: Tensor, bits: int = _BITS) -> Shared:
     """Values as shares of which P1's is known ahead, as behind a product; nothing is sent."""
     known = torch.arange(values.numel()).reshape(values.shape) * 0x1E3779B97F4A7C15
     exact = (values * 2.0**bits).round().long()
-    return Half(known if side.role == P1 else exact - known, bits, _RING, known=True)
+    return Shared(known if party.role == P1 else exact - known, bits, _RING, known=True)
 
 
 def _timed(turns: int, play: Callable[[], Played]) -> tuple[Played, float]:
@@ -167,7 +167,7 @@ def _plain(turns: int, function: Callable[[], Any]) -> float:
     return median(once() for _ in range(turns))
 
 
-def _value(halves: Sequence[Half]) -> Tensor:
+def _value(halves: Sequence[Shared]) -> Tensor:
     above = 64 - halves[0].ring
     total = ((halves[0].share + halves[1].share) << above) >> above
     return total.double() * 2.0 ** -halves[0].bits
@@ -176,11 +176,11 @@ def _value(halves: Sequence[Half]) -> Tensor:
 def _gelu(mode: Mode, count: int, turns: int) -> DecoderRow:
     values = 2 * torch.randn(1, count, dtype=torch.float64)
 
-    def program(side: Side) -> Half:
-        shared = _dealt(side, values)
-        return side.apply(shared, F.gelu, _RESULT_BITS, _RING, "gelu", "elements")
+    def program(party: Role) -> Shared:
+        shared = _dealt(party, values)
+        return party.apply(shared, F.gelu, _RESULT_BITS, _RING, "gelu", "elements")
 
-    with LocalSides(Form(mode), {}) as parties:
+    with LocalRoles(Form(mode), {}) as parties:
         played, seconds = _timed(turns, lambda: _play(parties, program))
     error = float((_value(played.found) - F.gelu(values)).abs().max())
     plain = _plain(turns, partial(F.gelu, values.float()))
@@ -190,10 +190,10 @@ def _gelu(mode: Mode, count: int, turns: int) -> DecoderRow:
 def _argmax(mode: Mode, count: int, turns: int) -> DecoderRow:
     values = 3 * torch.randn(1, count, dtype=torch.float64)
 
-    def program(side: Side) -> int | None:
-        return side.choose(_dealt(side, values), lambda scores: int(scores.argmax()))
+    def program(party: Role) -> int | None:
+        return party.choose(_dealt(party, values), lambda scores: int(scores.argmax()))
 
-    with LocalSides(Form(mode), {}) as parties:
+    with LocalRoles(Form(mode), {}) as parties:
         played, seconds = _timed(turns, lambda: _play(parties, program))
     same = int(played.found[P1] == int(values.argmax()))
     plain = _plain(turns, partial(torch.argmax, values.float()))
@@ -206,18 +206,18 @@ def _layer(mode: Mode, width: int, turns: int) -> DecoderRow:
     )
     torch.manual_seed(0)
     model, x = Decoder(shape).eval(), torch.randn(1, _CONTEXT, width)
-    with LocalSides(Form(mode), {}, timeout_s=300) as parties:
+    with LocalRoles(Form(mode), {}, timeout_s=300) as parties:
         layers = parties.run(
-            lambda side: PrivateLayers.share(side, shape, model if side.role == P0 else None)
+            lambda party: PrivateLayers.share(party, shape, model if party.role == P0 else None)
         )
 
-        def program(last: int, side: Side) -> tuple[Half, float]:
+        def program(last: int, party: Role) -> tuple[Shared, float]:
             """All steps but the last one at once, and the last one where that is asked for."""
             caches, steps = (Growing(), Growing()), [(0, _CONTEXT - 1), (_CONTEXT - 1, _CONTEXT)]
             for start, end in steps[: 1 + last]:
-                shared = _dealt(side, x[0, start:end].double())
+                shared = _dealt(party, x[0, start:end].double())
                 began = time.thread_time()
-                found = layers[side.role].layer(side, 0, shared, start, caches)
+                found = layers[party.role].layer(party, 0, shared, start, caches)
             return found, time.thread_time() - began
 
         before, both = (

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = Path(__file__).parents[1] / "scripts" / "measure_house"
 FILES = {
     "__init__.py": '"""A house."""\n',
@@ -40,3 +42,13 @@ def test_the_table_ends_with_the_whole(tmp_path):
     *_, whole, entries = measured(tmp_path).splitlines()
     assert whole.split()[:3] == ["all", "5", "51"]
     assert entries == "entries at the top level: 5"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("work", "most"), [("exchange", 10), ("randtopk", 14), ("train", 50), ("cell", 60)]
+)
+def test_one_piece_of_work_enters_few_files(work, most):
+    words = [sys.executable, PROGRAM, "--entered", work, "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
+    assert 0 < len(json.loads(done.stdout)["files"]) <= most

@@ -56,7 +56,7 @@ def test_every_real_table_trains_as_it_was_found(vfl, tmp_path, name):
         assert figures["test_auc"] > 0.65
     if name == "bank-marketing":
         text = Path("project/label/party.toml").read_text()
-        assert "look at 'duration' of shop: tells the label" in text
+        assert "look at 'duration' of shop: predicts the label" in text
 
 
 def test_what_was_found_is_in_the_files(vfl, tmp_path):
@@ -111,7 +111,7 @@ def test_a_label_that_is_measured_is_checked_as_it_was_found(vfl, tmp_path):
     assert vfl("init", "--from", "houses.csv", "--label", "price").code == 0
     done = vfl("check", "party.toml")
     assert done.code == 0, done.err
-    assert "look at 'x': tells the label (R2 0." in done.out or "nearly the label" in done.out
+    assert "look at 'x': predicts the label (R2 0." in done.out or "nearly the label" in done.out
 
 
 def test_ids_that_are_text(vfl, tmp_path):

@@ -106,7 +106,7 @@ def test_columns_that_tell_the_label(written):
     notes = {one.name: one.notes[0] for one in report.columns if one.notes}
     assert set(notes) == {"paid again", "call"}
     assert notes["paid again"].startswith("nearly the label itself (AUC 1.00 alone, on 500")
-    assert notes["call"].startswith("tells the label (AUC 0.")
+    assert notes["call"].startswith("predicts the label (AUC 0.")
 
 
 def test_a_column_of_noise_never_tells_the_label():
@@ -150,7 +150,7 @@ def test_another_partys_columns_tell_the_label_too():
     shop = shop.sample(frac=0.8, random_state=0)
     reports = describe(lender, label="paid"), describe(shop)
     (line,) = tells_label((lender, reports[0]), (shop, reports[1]), "shop")
-    assert line.startswith("look at 'call' of shop: tells the label (AUC 0.")
+    assert line.startswith("look at 'call' of shop: predicts the label (AUC 0.")
 
 
 def test_signs_of_a_missing_cell(tmp_path):

@@ -166,7 +166,7 @@ def test_the_same_question_twice_is_said_differently():
     model = decoder(layers=1)
     seen = []
     with private(model) as hidden:
-        channel = hidden.parties.sides[1].channels[0]
+        channel = hidden.parties.parties[1].channels[0]
         plain = channel.send_bytes
 
         def send(payload, number, phase):

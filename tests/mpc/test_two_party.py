@@ -10,7 +10,7 @@ from vfl.core.frame import HEADER_BYTES
 from vfl.core.storage import Seal
 from vfl.mpc.material import MaterialStore
 from vfl.mpc.private_decoder import gated_silu, mixture, scores_of, softmax
-from vfl.mpc.two_party import Form, Growing, Half, LocalSides, pack_words, unpack_words
+from vfl.mpc.two_party import Form, Growing, LocalRoles, Shared, pack_elements, unpack_elements
 
 MODES = ["fast", "thesis"]
 ROWS, INNER, WIDTH = 3, 40, 16
@@ -23,7 +23,7 @@ def draw(*shape, seed, scale=1.0):
     return scale * torch.randn(*shape, generator=source, dtype=torch.float64)
 
 
-class Table(LocalSides):
+class Table(LocalRoles):
     """Three parties; `frames` are the payloads that went between P0 and P1, with their senders."""
 
     def __init__(self, mode, **form):
@@ -31,19 +31,19 @@ class Table(LocalSides):
         self.frames = []
 
     def prepare(self, program):
-        return self.run(lambda side: side.prepare(program))
+        return self.run(lambda party: party.prepare(program))
 
     def answer(self, program, material):
         self.frames = []
         for role in (0, 1):
-            channel = self.sides[role].channels[1 - role]
+            channel = self.parties[role].channels[1 - role]
 
             def send(payload, number, phase, role=role, channel=channel):
                 self.frames.append((role, bytes(payload)))
                 type(channel).send_bytes(channel, payload, number, phase)
 
             channel.send_bytes = send
-        return self.run(lambda side: side.answer(program, material[side.role]), (0, 1))
+        return self.run(lambda party: party.answer(program, material[party.role]), (0, 1))
 
     def both(self, program):
         return self.answer(program, self.prepare(program))
@@ -68,20 +68,20 @@ def table(request):
 both_modes = pytest.mark.parametrize("table", MODES, indirect=True)
 
 
-def asked(side, values, bits=BITS, ring=RING):
-    return side.question(values.shape, values if side.role == 1 else None, bits, ring, "values")
+def asked(party, values, bits=BITS, ring=RING):
+    return party.question(values.shape, values if party.role == 1 else None, bits, ring, "values")
 
 
-def linear(side, name, weight, bias=None, bits=16):
-    own = (weight, bias) if side.role == 0 else ()
-    return side.constant(name, tuple(weight.shape), bits, *own)
+def linear(party, name, weight, bias=None, bits=16):
+    own = (weight, bias) if party.role == 0 else ()
+    return party.constant(name, tuple(weight.shape), bits, *own)
 
 
 def constants_of(table, **weights):
     found = [{}, {}, {}]
     for name, (weight, bias, bits) in weights.items():
         for role, one in enumerate(
-            table.run(lambda side, w=weight, b=bias, n=bits: linear(side, "layer", w, b, n))
+            table.run(lambda party, w=weight, b=bias, n=bits: linear(party, "layer", w, b, n))
         ):
             found[role][name] = one
     return found
@@ -94,7 +94,7 @@ W, BIAS = draw(INNER, WIDTH, seed=2, scale=0.2), draw(WIDTH, seed=3)
 @both_modes
 def test_a_product_with_a_constant(table):
     kept = constants_of(table, one=(W, BIAS, 16))
-    found = table.value(lambda side: side.multiply(asked(side, X), kept[side.role]["one"]))
+    found = table.value(lambda party: party.multiply(asked(party, X), kept[party.role]["one"]))
     assert (found - (X @ W + BIAS)).abs().max() < 4e-4
     # fast: the question itself; thesis: the question's share, masked. Nothing else.
     assert table.payloads() == [(1, SIZE * ROWS * INNER)]
@@ -103,7 +103,7 @@ def test_a_product_with_a_constant(table):
 @both_modes
 def test_a_product_with_a_constant_reuses_its_initialisation(table):
     kept = constants_of(table, one=(W, None, 16))
-    program = lambda side: side.multiply(asked(side, X), kept[side.role]["one"])  # noqa: E731
+    program = lambda party: party.multiply(asked(party, X), kept[party.role]["one"])  # noqa: E731
     first = table.value(program)
     frames = [payload for _, payload in table.frames]
     assert (table.value(program) - first).abs().max() < 1e-3
@@ -132,18 +132,18 @@ def test_a_product_that_grows(table, which):
         }
         kept_all.append(constants_of(table, **eye))
 
-    def program(side):
+    def program(party):
         cache, results, whole = Growing(), [], 0
         for (more, other), kept in zip(steps, kept_all, strict=True):
             whole += more.shape[1]
             made = []
             for values, name in ((more, "grows"), (other, "other")):
-                flat = side.multiply(asked(side, values.reshape(1, -1)), kept[side.role][name])
+                flat = party.multiply(asked(party, values.reshape(1, -1)), kept[party.role][name])
                 axes = values.shape
                 made.append(flat.map(lambda share, axes=axes: share.reshape(axes)))
             last = HEAD if which == "mixture" else whole
             shape = (HEADS, other.shape[1], last)
-            results.append(side.multiply_growing(cache, *made, product, shape))
+            results.append(party.multiply_growing(cache, *made, product, shape))
         return results
 
     first, second = table.both(program)
@@ -160,7 +160,7 @@ def test_a_product_that_grows(table, which):
         # Only what is new is opened: once in fast mode, by P0, and by both in thesis mode.
         expected_frames += (
             [(0, opened)]
-            if table.sides[0].form.mode == "fast"
+            if table.parties[0].form.mode == "fast"
             else [
                 (0, opened),
                 (1, opened),
@@ -183,24 +183,24 @@ def test_a_function(table, name):
     function, kind, reference = FUNCTIONS[name]
     values = draw(2 if kind == "pairs" else ROWS, INNER, seed=5)
 
-    def program(side):
+    def program(party):
         # 30 fraction bits, as behind a product; P1 looks at 24 bits of the 40.
-        x = asked(side, values, bits=30)
-        return side.apply(x, function, BITS, RING, "layer", kind)
+        x = asked(party, values, bits=30)
+        return party.apply(x, function, BITS, RING, "layer", kind)
 
     found = table.value(program)
     assert found.shape == reference(values).shape
     assert (found - reference(values)).abs().max() < 3e-4
     count, results = values.numel(), reference(values).numel()
     there_and_back = [(0, 3 * count), (1, SIZE * results)]
-    if table.sides[0].form.mode == "fast":
+    if table.parties[0].form.mode == "fast":
         assert table.payloads() == [(1, SIZE * count), *there_and_back]
     else:
         assert table.payloads() == [(1, 4 * count), *there_and_back]
     # Table 6.1: 8 bytes an element in two messages, or 12 in three.
-    seen = [leak for leak in table.sides[1].leakage.leaks() if leak.what == "permuted values"]
+    seen = [leak for leak in table.parties[1].leakage.leaks() if leak.what == "permuted values"]
     assert [leak.elements for leak in seen] == [count]
-    assert not table.sides[0].leakage.leaks()
+    assert not table.parties[0].leakage.leaks()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -209,8 +209,8 @@ def test_more_bytes_show_more(mode):
     for shown in (2, 3, 5):
         with Table(mode, shown_bytes=shown, first_bytes=5) as table:
             found = table.value(
-                lambda side: side.apply(
-                    asked(side, values, bits=30), torch.tanh, 20, 40, "layer", "elements"
+                lambda party: party.apply(
+                    asked(party, values, bits=30), torch.tanh, 20, 40, "layer", "elements"
                 )
             )
             assert (0, 200 * shown) in table.payloads()
@@ -229,8 +229,8 @@ def test_what_p1_sees_is_in_another_order_each_time(table, kind):
         seen.append(x.round())
         return x[:1] if kind == "pairs" else x
 
-    program = lambda side: side.apply(  # noqa: E731
-        asked(side, values, bits=30), look, BITS, RING, "layer", kind
+    program = lambda party: party.apply(  # noqa: E731
+        asked(party, values, bits=30), look, BITS, RING, "layer", kind
     )
     for _ in range(2):
         table.value(program)
@@ -261,8 +261,8 @@ def test_the_order_of_vectors_changes_too():
             return x
 
         table.value(
-            lambda side, look=look: side.apply(
-                asked(side, values, bits=30), look, BITS, RING, "layer", "vectors"
+            lambda party, look=look: party.apply(
+                asked(party, values, bits=30), look, BITS, RING, "layer", "vectors"
             )
         )
         orders.update(seen)
@@ -277,10 +277,10 @@ def test_a_prediction(table, count):
     def pick(seen):
         return int(seen.argmax())
 
-    kept = table.prepare(lambda side: side.choose(asked(side, scores, bits=30), pick))
-    found = table.answer(lambda side: side.choose(asked(side, scores, bits=30), pick), kept)
+    kept = table.prepare(lambda party: party.choose(asked(party, scores, bits=30), pick))
+    found = table.answer(lambda party: party.choose(asked(party, scores, bits=30), pick), kept)
     assert found == [None, int(scores.argmax())]
-    first = 5 if table.sides[0].form.mode == "fast" else 4
+    first = 5 if table.parties[0].form.mode == "fast" else 4
     # The values, then their order opened, the query by a set, the answer.
     assert table.payloads() == [(1, first * count), (0, 3 * count), (1, -(-count // 8)), (0, 4)]
 
@@ -289,8 +289,8 @@ def test_a_prediction_by_any_strategy_gives_that_score_s_index():
     table, scores = Table("fast"), draw(1, 64, seed=8)
     for rank in range(10):
         found = table.both(
-            lambda side, rank=rank: side.choose(
-                asked(side, scores, bits=30), lambda seen: int(seen.argsort()[rank])
+            lambda party, rank=rank: party.choose(
+                asked(party, scores, bits=30), lambda seen: int(seen.argsort()[rank])
             )
         )
         assert found[1] == int(scores[0].argsort()[rank])
@@ -302,17 +302,17 @@ def test_p0_learns_nothing_of_the_query():
     scores[0, 17] = 5.0
     inside = []
     for _ in range(60):
-        places = []
+        positions = []
 
-        def pick(seen, places=places):
-            places.append(int(seen.argmax()))
-            return places[-1]
+        def pick(seen, positions=positions):
+            positions.append(int(seen.argmax()))
+            return positions[-1]
 
-        table.both(lambda side, pick=pick: side.choose(asked(side, scores, bits=30), pick))
+        table.both(lambda party, pick=pick: party.choose(asked(party, scores, bits=30), pick))
         query = next(
             payload for sender, payload in table.frames if sender == 1 and len(payload) == 8
         )
-        inside.append(np.unpackbits(np.frombuffer(query, np.uint8))[places[0]])
+        inside.append(np.unpackbits(np.frombuffer(query, np.uint8))[positions[0]])
     assert 12 < sum(inside) < 48  # 60 fair coins, 4.6 deviations
 
 
@@ -321,8 +321,8 @@ def test_what_is_said_online_is_uniform(table):
     """Of a question that is one number over and over; both ways."""
     values = torch.full((1, 20_000), 1.5, dtype=torch.float64)
     table.value(
-        lambda side: side.apply(
-            asked(side, values, bits=30), torch.relu, BITS, RING, "layer", "elements"
+        lambda party: party.apply(
+            asked(party, values, bits=30), torch.relu, BITS, RING, "layer", "elements"
         )
     )
     assert {sender for sender, _ in table.frames} == {0, 1}
@@ -335,7 +335,7 @@ def test_what_is_said_online_is_uniform(table):
 def test_low_bits_are_dropped_without_a_wrap():
     z = torch.randint(-(2**50), 2**50, (100_000,), generator=torch.Generator().manual_seed(0))
     first = torch.randint(-(2**63), 2**63 - 1, z.shape, generator=torch.Generator().manual_seed(1))
-    one, two = (Half(each, 30, 64).dropped(12) for each in (first, z - first))
+    one, two = (Shared(each, 30, 64).dropped(12) for each in (first, z - first))
     assert (one.bits, one.ring) == (18, 52)
     total = ((one.share + two.share) << 12) >> 12
     assert ((z >> 12) - total).abs().max() <= 1
@@ -344,7 +344,7 @@ def test_low_bits_are_dropped_without_a_wrap():
 @pytest.mark.parametrize(("size", "low"), [(8, 0), (5, 0), (3, 16), (4, 8)])
 def test_words_on_the_wire(size, low):
     elements = torch.randint(-(2**39), 2**39, (50,), generator=torch.Generator().manual_seed(0))
-    back = unpack_words(pack_words(elements, size, low), size, low)
+    back = unpack_elements(pack_elements(elements, size, low), size, low)
     above = 64 - 8 * size - low
     assert torch.equal((back << above) >> above, (elements >> low) << low)
 
@@ -355,8 +355,8 @@ def test_values_beyond_the_range_are_refused_where_they_are_seen():
     values[0, 3] = 400.0
     with pytest.raises(RingRangeError, match="layer 7") as raised:
         table.value(
-            lambda side: side.apply(
-                asked(side, values, bits=30), torch.relu, BITS, RING, "layer 7", "elements"
+            lambda party: party.apply(
+                asked(party, values, bits=30), torch.relu, BITS, RING, "layer 7", "elements"
             )
         )
     assert "400" not in str(raised.value)
@@ -365,17 +365,19 @@ def test_values_beyond_the_range_are_refused_where_they_are_seen():
 def test_few_values_are_not_hidden():
     with pytest.raises(WidthError, match="hide"):
         Table("fast").value(
-            lambda side: side.apply(asked(side, X[:1, :5]), torch.relu, BITS, RING, "x", "elements")
+            lambda party: party.apply(
+                asked(party, X[:1, :5]), torch.relu, BITS, RING, "x", "elements"
+            )
         )
 
 
 @both_modes
 def test_material_is_of_one_program(table):
-    program = lambda side: side.multiply(asked(side, X), kept[side.role]["one"])  # noqa: E731
+    program = lambda party: party.multiply(asked(party, X), kept[party.role]["one"])  # noqa: E731
     kept = constants_of(table, one=(W, None, 16))
     material = table.prepare(program)
     with pytest.raises(ReusedPadError):
-        table.answer(lambda side: (program(side), program(side)), material)
+        table.answer(lambda party: (program(party), program(party)), material)
 
 
 SEAL = Seal("offline material", "P1", "model")
@@ -431,5 +433,5 @@ def test_material_is_private_and_of_its_weights(tmp_path):
 
 def test_headers_are_counted(table):
     kept = constants_of(table, one=(W, None, 16))
-    table.both(lambda side: side.multiply(asked(side, X), kept[side.role]["one"]))
-    assert table.sides[1].channels[0].sent["online"] == SIZE * ROWS * INNER + HEADER_BYTES
+    table.both(lambda party: party.multiply(asked(party, X), kept[party.role]["one"]))
+    assert table.parties[1].channels[0].sent["online"] == SIZE * ROWS * INNER + HEADER_BYTES

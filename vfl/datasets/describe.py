@@ -1,4 +1,4 @@
-"""What a table holds, column by column: how it is written, kinds, ids, dates, what tells the label.
+"""What a table holds, column by column: format, kinds, ids, dates, what predicts the label.
 
 The table is read some rows at a time, one column after another. Of a column there are in memory at
 most its hashes, and the cells of a sample of the rows. What is told are names, kinds and counts.
@@ -74,7 +74,7 @@ class ColumnReport:
         becomes: in words, what is made of it.
         inputs: how many inputs of a model that is; 0 where it is left out.
         notes: what a reader should look at.
-        score: how well it tells the label alone, on rows it was not fitted on: AUC, or R2 of a
+        score: how well it predicts the label alone, on rows it was not fitted on: AUC, or R2 of a
             regression; None without a label.
     """
 
@@ -528,14 +528,14 @@ def _becomes(fact: _Facts, bins: int) -> tuple[Role, str, int]:
 
 
 def _told(table: Table, fact: _Facts, truth: _Truth) -> tuple[float, list[str]]:
-    """How well a column alone tells the label, and what a reader should look at."""
+    """How well a column alone predicts the label, and what a reader should look at."""
     score, error = _alone(table, fact, truth)
     measure = "R2" if truth.task == "regression" else "AUC"
     shown = f"{measure} {score:.2f} alone, on {spaced(int((~truth.fitted).sum()))} other rows"
     if score >= NEARLY:
         return score, [f"nearly the label itself ({shown}); is it known before the label is?"]
     if score >= ALONE and score - 2 * error > (ALONE + 0.5) / 2:  # a few rows prove nothing
-        return score, [f"tells the label ({shown}); is it known before the label is?"]
+        return score, [f"predicts the label ({shown}); is it known before the label is?"]
     return score, []
 
 
@@ -574,7 +574,7 @@ _LABELLED = "the label party"  # no party's name has a space
 
 
 def _alone(table: Table, fact: _Facts, truth: _Truth) -> tuple[float, float]:
-    """How well a column alone tells the label on the rows it was not fitted on, and its error.
+    """How well a column alone predicts the label on the rows it was not fitted on, and its error.
 
     The column is cut into at most 20 bins of equal size, or taken by its texts; a bin's guess is
     the mean of its fitted labels, drawn towards the mean of all as if one more row had it.

@@ -89,8 +89,8 @@ class Rotation:
     def at(start: int, steps: int, head_width: int) -> Rotation:
         """Of so many positions from `start` on; float64."""
         exponents = torch.arange(0, head_width, 2, dtype=torch.float64) / head_width
-        places = torch.arange(start, start + steps, dtype=torch.float64)
-        angles = (places[:, None] * 10000.0**-exponents).repeat(1, 2)
+        positions = torch.arange(start, start + steps, dtype=torch.float64)
+        angles = (positions[:, None] * 10000.0**-exponents).repeat(1, 2)
         return Rotation(angles.cos(), angles.sin())
 
 
@@ -164,7 +164,7 @@ class Decoder(nn.Module):
         self.shape = shape
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
         if shape.positions == "learned":
-            self.places = nn.Embedding(shape.context, shape.width)
+            self.positions = nn.Embedding(shape.context, shape.width)
         self.layers = nn.ModuleList([DecoderLayer(shape) for _ in range(shape.layers)])
         self.norm = _norm(shape)
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
@@ -182,7 +182,7 @@ class Decoder(nn.Module):
         start = cache[0][0].shape[2] if cache else 0
         x = self.tokens(tokens)
         if self.shape.positions == "learned":
-            x = x + self.places(torch.arange(start, start + tokens.shape[1], device=x.device))
+            x = x + self.positions(torch.arange(start, start + tokens.shape[1], device=x.device))
         for index, layer in enumerate(self.layers):
             before = cache[index] if index < len(cache) else None
             x, kept = layer(x, start, before)

@@ -29,7 +29,7 @@ from vfl.mpc.channel import Leak, Traffic
 from vfl.mpc.material import MaterialStore
 from vfl.mpc.ring import encode
 from vfl.mpc.rules import NAMES, P0, P1, P2
-from vfl.mpc.two_party import Constant, Form, Function, Growing, Half, LocalSides, Side
+from vfl.mpc.two_party import Constant, Form, Function, Growing, LocalRoles, Role, Shared
 
 #: Fraction bits. Between layers values have 30 in a ring of 40, so they stay below 2^8; behind a
 #: norm 14. Attention needs 64 bits: 14 + 14 of queries, keys and values, of which 14 are dropped,
@@ -75,15 +75,15 @@ class PrivateLayers:
     Attributes:
         shape: the architecture.
         constants: linear layers by name.
-        places: at P0 the vectors of learned positions, scaled as between layers.
+        positions: at P0 the vectors of learned positions, scaled as between layers.
     """
 
     shape: DecoderShape
     constants: Mapping[str, Constant]
-    places: Tensor | None = None
+    positions: Tensor | None = None
 
     @classmethod
-    def share(cls, side: Side, shape: DecoderShape, model: Decoder | None) -> PrivateLayers:
+    def share(cls, party: Role, shape: DecoderShape, model: Decoder | None) -> PrivateLayers:
         """Initialisation, once per weights; the model is P0's, None elsewhere.
 
         Raises:
@@ -91,26 +91,28 @@ class PrivateLayers:
         """
         own = {} if model is None else linear_layers(model)
         constants = {
-            name: side.constant(name, axes, bits, *own.get(name, ()))
+            name: party.constant(name, axes, bits, *own.get(name, ()))
             for name, axes, bits in layer_shapes(shape)
         }
         learned = model is not None and shape.positions == "learned"
-        places = model.places.weight.detach().double() if model is not None and learned else None
-        return cls(shape, constants, places)
+        positions = (
+            model.positions.weight.detach().double() if model is not None and learned else None
+        )
+        return cls(shape, constants, positions)
 
-    def answer(self, side: Side, asked: Asked) -> list[int]:
+    def answer(self, party: Role, asked: Asked) -> list[int]:
         """All tokens of an answer, at P1; zeros elsewhere."""
         caches = [(Growing(), Growing()) for _ in range(self.shape.layers)]
         found: list[int] = []
         step, start = asked.prompt, 0
         for _ in range(asked.count):
-            found.append(self.next_token(side, step, start, caches, asked.pick) or 0)
+            found.append(self.next_token(party, step, start, caches, asked.pick) or 0)
             start, step = start + len(step), found[-1:]
         return found
 
     def next_token(
         self,
-        side: Side,
+        party: Role,
         tokens: Sequence[int],
         start: int,
         caches: Sequence[tuple[Growing, Growing]],
@@ -119,43 +121,45 @@ class PrivateLayers:
         """What follows some tokens, at P1; at others their number is all that counts."""
         shape, steps = self.shape, len(tokens)
         one_hot = F.one_hot(torch.tensor(tokens), shape.vocabulary).double()
-        x = side.question((steps, shape.vocabulary), one_hot, 0, _SUM_RING, "tokens")
-        x = side.multiply(x, self.constants["tokens"])
-        x = side.plus_own(x, None if self.places is None else self.places[start : start + steps])
+        x = party.question((steps, shape.vocabulary), one_hot, 0, _SUM_RING, "tokens")
+        x = party.multiply(x, self.constants["tokens"])
+        x = party.plus_own(
+            x, None if self.positions is None else self.positions[start : start + steps]
+        )
         for index in range(shape.layers):
-            x = self.layer(side, index, x, start, caches[index])
-        last = self._normed(side, x.map(lambda share: share[-1:]), "norm", _SUM_RING)
-        return side.choose(side.multiply(last, self.constants["head"]), pick)
+            x = self.layer(party, index, x, start, caches[index])
+        last = self._normed(party, x.map(lambda share: share[-1:]), "norm", _SUM_RING)
+        return party.choose(party.multiply(last, self.constants["head"]), pick)
 
     def layer(
-        self, side: Side, index: int, x: Half, start: int, caches: tuple[Growing, Growing]
-    ) -> Half:
+        self, party: Role, index: int, x: Shared, start: int, caches: tuple[Growing, Growing]
+    ) -> Shared:
         """One layer of some new tokens; axes (steps, width)."""
         shape, constants, name = self.shape, self.constants, f"layers.{index}"
-        normed = self._normed(side, x, f"{name}.attention_norm", 64)
-        parts = side.multiply(normed, constants[f"{name}.attention_in"])
-        mixed = self._attention(side, name, parts, start, caches)
-        mixed = side.multiply(mixed, constants[f"{name}.attention_out"])
+        normed = self._normed(party, x, f"{name}.attention_norm", 64)
+        parts = party.multiply(normed, constants[f"{name}.attention_in"])
+        mixed = self._attention(party, name, parts, start, caches)
+        mixed = party.multiply(mixed, constants[f"{name}.attention_out"])
         x = x.plus(mixed.dropped(mixed.bits - _SUM).within(_SUM_RING))
-        normed = self._normed(side, x, f"{name}.mlp_norm", _SUM_RING)
-        inner = side.multiply(normed, constants[f"{name}.mlp_in"])
+        normed = self._normed(party, x, f"{name}.mlp_norm", _SUM_RING)
+        inner = party.multiply(normed, constants[f"{name}.mlp_in"])
         function: Function = F.gelu
         kind, axes = "elements", inner.share.shape
         if shape.mlp == "silu":
             function, kind, axes = gated_silu, "pairs", torch.Size((axes[0], axes[1] // 2))
             inner = inner.map(lambda share: torch.stack(share.chunk(2, -1)).reshape(2, -1))
-        found = side.apply(inner, function, _NORMED, _SUM_RING, f"{name}.mlp", kind)
+        found = party.apply(inner, function, _NORMED, _SUM_RING, f"{name}.mlp", kind)
         found = found.map(lambda share: share.reshape(axes))
-        return x.plus(side.multiply(found, constants[f"{name}.mlp_out"]))
+        return x.plus(party.multiply(found, constants[f"{name}.mlp_out"]))
 
-    def _normed(self, side: Side, x: Half, where: str, ring: int) -> Half:
+    def _normed(self, party: Role, x: Shared, where: str, ring: int) -> Shared:
         norm = F.layer_norm if self.shape.norm == "layer" else F.rms_norm
         function = partial(norm, normalized_shape=(self.shape.width,), eps=1e-5)
-        return side.apply(x, function, _NORMED, ring, where, "vectors")
+        return party.apply(x, function, _NORMED, ring, where, "vectors")
 
     def _attention(
-        self, side: Side, name: str, parts: Half, start: int, caches: tuple[Growing, Growing]
-    ) -> Half:
+        self, party: Role, name: str, parts: Shared, start: int, caches: tuple[Growing, Growing]
+    ) -> Shared:
         shape, steps = self.shape, parts.share.shape[0]
         keys, seen = shape.groups * shape.head_width, start + steps
         q, k, v = (
@@ -167,30 +171,30 @@ class PrivateLayers:
         q, k, v = (each.dropped(each.bits - _FACTOR) for each in (q, k, v))
         q, k = (each.within(_SUM_RING) for each in (q, k))
         axes = (shape.heads, steps, seen)
-        scores = side.multiply_growing(caches[0], k, q, scores_of, axes)
+        scores = party.multiply_growing(caches[0], k, q, scores_of, axes)
         future = torch.ones(steps, seen, dtype=torch.bool).triu(start + 1)
         # Far below every score, and within what P1 accepts: it becomes a probability of zero.
-        low = -(1 << scores.ring - 3) if side.role == P0 else 0
+        low = -(1 << scores.ring - 3) if party.role == P0 else 0
         rows = scores.map(lambda share: share.masked_fill(future, low).reshape(-1, seen))
-        found = side.apply(
+        found = party.apply(
             rows, softmax, _PROBABILITY, _ATTENTION_RING, f"{name}.attention", "vectors"
         )
         found = found.map(lambda share: share.reshape(axes))
         axes = (shape.heads, steps, shape.head_width)
-        mixed = side.multiply_growing(caches[1], v, found, mixture, axes)
+        mixed = party.multiply_growing(caches[1], v, found, mixture, axes)
         return mixed.map(lambda share: share.transpose(0, 1).reshape(steps, shape.width))
 
     def _heads(self, share: Tensor) -> Tensor:
         return share.reshape(len(share), -1, self.shape.head_width).transpose(0, 1).contiguous()
 
 
-def _turned(heads: Half, start: int) -> Half:
+def _turned(heads: Shared, start: int) -> Shared:
     """Rotary positions, which are public: each holder turns its share."""
     _, steps, width = heads.share.shape
     turned = Rotation.at(start, steps, width)
     cos, sin = (encode(each, _TURN, "positions") for each in (turned.cos, turned.sin))
     share = heads.share * cos + half_turn(heads.share) * sin
-    return Half(share, heads.bits + _TURN, heads.ring, heads.known)
+    return Shared(share, heads.bits + _TURN, heads.ring, heads.known)
 
 
 def layer_shapes(shape: DecoderShape) -> list[tuple[str, tuple[int, int], int]]:
@@ -287,14 +291,16 @@ class PrivateDecoder:
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="vfl-mpc-")
         root = folder or Path(self._temporary.name)  # type: ignore[union-attr]
         terms = {"decoder": repr(model.shape), "form": repr(form)}
-        self.parties = LocalSides(form, terms, timeout_s)
+        self.parties = LocalRoles(form, terms, timeout_s)
         run = weights_digest({**model.state_dict(), repr(terms): torch.zeros(1)})[:32]
         self._stores = [
             MaterialStore(root / NAMES[role], Seal("offline material", NAMES[role], run))
             for role in (P0, P1)
         ]
         self._layers = self.parties.run(
-            lambda side: PrivateLayers.share(side, model.shape, model if side.role == P0 else None)
+            lambda party: PrivateLayers.share(
+                party, model.shape, model if party.role == P0 else None
+            )
         )
 
     def deal(self, prompt_tokens: int, count: int, questions: int = 1) -> None:
@@ -309,11 +315,11 @@ class PrivateDecoder:
         for _ in range(questions):
             name = f"{prompt_tokens}-{count}-{secrets.token_hex(8)}"
 
-            def prepare(side: Side, name: str = name) -> None:
-                layers = self._layers[side.role]
-                material = side.prepare(lambda side: layers.answer(side, asked))
-                if side.role != P2:
-                    self._stores[side.role].put(name, material)
+            def prepare(party: Role, name: str = name) -> None:
+                layers = self._layers[party.role]
+                material = party.prepare(lambda party: layers.answer(party, asked))
+                if party.role != P2:
+                    self._stores[party.role].put(name, material)
 
             self.parties.run(prepare)
 
@@ -350,11 +356,11 @@ class PrivateDecoder:
         count = int(name.split("-")[1])
         taken = [store.take(name) for store in self._stores]
 
-        def answer(side: Side) -> list[int]:
-            own = side.role == P1
+        def answer(party: Role) -> list[int]:
+            own = party.role == P1
             asked = Asked(list(prompt) if own else [0] * len(prompt), count, pick if own else None)
-            layers = self._layers[side.role]
-            found = side.answer(lambda side: layers.answer(side, asked), taken[side.role])
+            layers = self._layers[party.role]
+            found = party.answer(lambda party: layers.answer(party, asked), taken[party.role])
             assert isinstance(found, list), "the program gives tokens"
             return found
 

@@ -10,22 +10,23 @@ from __future__ import annotations
 import queue
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Any, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from vfl.core.errors import LostPeerError, PeerFailedError, ProtocolError, VFLError
 from vfl.core.frame import Frame, Link
 from vfl.mpc.channel import Leak, Traffic
 from vfl.mpc.fast import FastDealer, FastHolder
-from vfl.mpc.party import Party, traffic
-from vfl.mpc.rules import NAMES, P2, Rules
+from vfl.mpc.party import Party, Peer, traffic
+from vfl.mpc.rules import NAMES, P0, P1, P2, Rules
 from vfl.mpc.thesis import ThesisDealer, ThesisHolder
 
 _Result = TypeVar("_Result")
+_Peer = TypeVar("_Peer", bound=Peer)
 _CLOSED = "an in-process link is closed"
 
 
@@ -237,37 +238,34 @@ def make_party(role: int, links: Mapping[int, Link], rules: Rules) -> Party:
     return (FastDealer if role == P2 else FastHolder)(role, links, rules)
 
 
-class Trio:
-    """A context manager; the three threads end with it.
+class LocalParties(Generic[_Peer]):
+    """P0, P1 and P2 as threads of this process; a context manager, with which the threads end.
 
     Args:
-        rules: the same for all.
-        terms: what the parties compare before they begin.
+        make: a party of a role and its links, by role.
         timeout_s: how long a party waits for a message.
-        agreed: False for a program that begins with `Party.agree` of its own.
 
     Attributes:
         parties: P0, P1 and P2.
     """
 
     def __init__(
-        self,
-        rules: Rules,
-        terms: Mapping[str, Any] | None = None,
-        timeout_s: float = 30.0,
-        *,
-        agreed: bool = True,
+        self, make: Callable[[int, Mapping[int, Link]], _Peer], timeout_s: float = 30.0
     ) -> None:
         self._ended = False
         self._links, self._depths = triangle(timeout_s)
-        self.parties = [make_party(role, self._links[role], rules) for role in range(3)]
+        self.parties = [make(role, self._links[role]) for role in range(3)]
         self._pool = ThreadPoolExecutor(3, thread_name_prefix="vfl-mpc")
-        if agreed:
-            session = secrets.token_hex(16)
-            self.run(lambda party: party.agree(terms or {}, session))
 
-    def run(self, program: Callable[[Party], _Result]) -> list[_Result]:
-        """Follow a program at all three parties; what it gave each.
+    def agree(self, terms: Mapping[str, Any]) -> None:
+        """Fresh keys for every pair, for parties that are about to do the same."""
+        session = secrets.token_hex(16)
+        self.run(lambda party: party.agree(terms, session))
+
+    def run(
+        self, program: Callable[[_Peer], _Result], roles: Sequence[int] = (P0, P1, P2)
+    ) -> list[_Result]:
+        """Follow a program at some parties, or all; what it gave each.
 
         Raises:
             VFLError: what went wrong first; the session has then ended.
@@ -275,8 +273,8 @@ class Trio:
         if self._ended:
             raise LostPeerError("this session has ended", fix="begin a new one; its keys are new")
         played = [
-            (NAMES[party.role], partial(program, party), self._links[party.role].values())
-            for party in self.parties
+            (NAMES[role], partial(program, self.parties[role]), self._links[role].values())
+            for role in roles
         ]
         try:
             return together(self._pool, played)
@@ -307,8 +305,31 @@ class Trio:
                 link.close()
         self._pool.shutdown(wait=True)
 
-    def __enter__(self) -> Trio:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class Trio(LocalParties[Party]):
+    """The parties of a mode for private networks.
+
+    Args:
+        rules: the same for all.
+        terms: what the parties compare before they begin.
+        timeout_s: how long a party waits for a message.
+        agreed: False for a program that begins with `Party.agree` of its own.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        terms: Mapping[str, Any] | None = None,
+        timeout_s: float = 30.0,
+        *,
+        agreed: bool = True,
+    ) -> None:
+        super().__init__(lambda role, links: make_party(role, links, rules), timeout_s)
+        if agreed:
+            self.agree(terms or {})

@@ -8,7 +8,7 @@ P0 owns the weights, P1 the text. P2 deals in two phases and sees nothing of a q
 initialisation, once per weights, and offline, once per question. Online are P0 and P1 alone, with
 what the offline phase left each of them: its material, a list of tensors that is read once.
 
-A program is a function of a `Side`. All three call it with the same shapes; offline nobody has a
+A program is a function of a `Role`. All three call it with the same shapes; offline nobody has a
 value of P0's, and what P1 holds is often known already: behind a constant product or a function its
 share is a number that was dealt. In mode "fast" P1 says whatever depends on nothing else ahead of
 time, so that a function takes one round trip and a linear layer none; in mode "thesis" everything
@@ -24,28 +24,24 @@ Bytes below are payloads, online; n elements, s = ceil(ring / 8) bytes of an ele
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vfl.core.errors import LostPeerError, ReusedPadError, WidthError
+from vfl.core.errors import ReusedPadError, WidthError
 from vfl.core.frame import Link
 from vfl.core.registry import require_choice, require_range
-from vfl.mpc.channel import Leak, Traffic
-from vfl.mpc.party import Peer, traffic
+from vfl.mpc.party import Peer
 from vfl.mpc.permuted import permutation
 from vfl.mpc.ring import ELEMENT_BITS, decode, encode, matmul, require_room
 from vfl.mpc.rules import MODES, NAMES, P0, P1, P2, Mode
 from vfl.mpc.shares import blank
 from vfl.mpc.stream import PadStream
-from vfl.mpc.trio import together, triangle
+from vfl.mpc.trio import LocalParties
 
 _Result = TypeVar("_Result")
 
@@ -83,7 +79,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Half:
+class Shared:
     """A shared tensor as one party has it: int64, of which the low `ring` bits count.
 
     Attributes:
@@ -98,11 +94,11 @@ class Half:
     ring: int = ELEMENT_BITS
     known: bool = False
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Half:
+    def map(self, change: Callable[[Tensor], Tensor]) -> Shared:
         """The same with other axes, or some of the elements."""
         return replace(self, share=change(self.share))
 
-    def plus(self, other: Half) -> Half:
+    def plus(self, other: Shared) -> Shared:
         """The sum; of one scale.
 
         Raises:
@@ -111,19 +107,19 @@ class Half:
         if self.bits != other.bits:
             raise ValueError(f"shares of {self.bits} and {other.bits} fraction bits do not join")
         ring, known = min(self.ring, other.ring), self.known and other.known
-        return Half(self.share + other.share, self.bits, ring, known)
+        return Shared(self.share + other.share, self.bits, ring, known)
 
-    def dropped(self, bits: int) -> Half:
+    def dropped(self, bits: int) -> Shared:
         """The same value with fewer fraction bits in a smaller ring, exact to one unit.
 
         >>> z = torch.tensor([5 << 20]); first = torch.tensor([-(2**62)])
-        >>> halves = [Half(each, 30, 64).dropped(10) for each in (first, z - first)]
-        >>> int(halves[0].share + halves[1].share) % 2**54
+        >>> shares = [Shared(each, 30, 64).dropped(10) for each in (first, z - first)]
+        >>> int(shares[0].share + shares[1].share) % 2**54
         5120
         """
         return replace(self, share=self.share >> bits, bits=self.bits - bits, ring=self.ring - bits)
 
-    def within(self, ring: int) -> Half:
+    def within(self, ring: int) -> Shared:
         """The same in a ring that is no larger."""
         return replace(self, ring=min(self.ring, ring))
 
@@ -164,7 +160,7 @@ class Growing:
         return [self.parts[name] for name in new]
 
 
-class Side(Peer):
+class Role(Peer):
     """One of the three; see the module.
 
     Args:
@@ -195,14 +191,14 @@ class Side(Peer):
         """Whether material is gathered."""
         return self._phase == "offline"
 
-    def prepare(self, program: Callable[[Side], object]) -> list[Tensor]:
+    def prepare(self, program: Callable[[Role], object]) -> list[Tensor]:
         """The offline phase of a program; the material it leaves this party, none at P2."""
         self._phase, self.material = "offline", []
         program(self)
         material, self.material, self._phase = self.material, [], "setup"
         return material
 
-    def answer(self, program: Callable[[Side], object], material: Sequence[Tensor]) -> object:
+    def answer(self, program: Callable[[Role], object], material: Sequence[Tensor]) -> object:
         """The online phase of a program, at P0 and P1; what the program gives.
 
         Args:
@@ -248,7 +244,7 @@ class Side(Peer):
 
     def question(
         self, shape: Sequence[int], values: Tensor | None, bits: int, ring: int, where: str
-    ) -> Half:
+    ) -> Shared:
         """P1's own values as shares.
 
         fast: one message, P1 to P0, s n bytes; P1's share is a pad. P0 learns nothing.
@@ -266,25 +262,25 @@ class Side(Peer):
             own = self.role == P1 and not self.offline
             share = encode(_given(values), bits, where, ring - 1 - bits) if own else None
             zeros = torch.zeros(tuple(shape), dtype=torch.int64)
-            return Half(zeros if share is None else share, bits, ring)
+            return Shared(zeros if share is None else share, bits, ring)
         share = blank(shape)
         if self.role == P1:
             share = self._kept(lambda: self.pad(P2, shape, "question", number))
             if not self.offline:
                 exact = encode(_given(values), bits, where, ring - 1 - bits)
-                self._send(P0, [exact - share], words(ring), number)
+                self._send(P0, [exact - share], element_bytes(ring), number)
         elif self.role == P0 and not self.offline:
-            (share,) = self._receive(P1, [shape], words(ring), number)
-        return Half(share, bits, ring, known=True)
+            (share,) = self._receive(P1, [shape], element_bytes(ring), number)
+        return Shared(share, bits, ring, known=True)
 
-    def plus_own(self, shared: Half, values: Tensor | None) -> Half:
+    def plus_own(self, shared: Shared, values: Tensor | None) -> Shared:
         """Add what P0 has in plaintext to its share: a bias, or vectors of positions."""
         if self.role != P0 or self.offline or values is None:
             return shared
         own = encode(values, shared.bits, "a bias", shared.ring - 1 - shared.bits, _FIX)
         return shared.map(lambda share: share + own)
 
-    def multiply(self, shared: Half, constant: Constant) -> Half:
+    def multiply(self, shared: Shared, constant: Constant) -> Shared:
         """SecureMul_F(X, Y) with X a constant of P0 (algorithm 6.1): here Z = Y X, a row a vector.
 
         The printed line 4 sends P1's message to P1; it goes to P0, who recovers Y - V. P0 learns Y
@@ -294,7 +290,7 @@ class Side(Peer):
 
         The plain reference is ``Y @ X + bias``.
         """
-        number, rows, size = self.next_number(), shared.share.shape[0], words(shared.ring)
+        number, rows, size = self.next_number(), shared.share.shape[0], element_bytes(shared.ring)
         v_shape, z_shape = (rows, constant.shape[0]), (rows, constant.shape[1])
         bits, early = shared.bits + constant.bits, self._is_early(shared)
         share = blank(z_shape)
@@ -324,11 +320,11 @@ class Side(Peer):
                 difference = difference + self._receive(P1, [v_shape], size, number)[0]
             share = matmul(shared.share + difference, _given(constant.weight)) + product
         known = self.form.mode == "fast"
-        return self.plus_own(Half(share, bits, shared.ring, known), constant.bias)
+        return self.plus_own(Shared(share, bits, shared.ring, known), constant.bias)
 
     def multiply_growing(
-        self, cache: Growing, more: Half, shared: Half, product: Bilinear, shape: Sequence[int]
-    ) -> Half:
+        self, cache: Growing, more: Shared, shared: Shared, product: Bilinear, shape: Sequence[int]
+    ) -> Shared:
         """SecureMul_G(X, Y) where X grows by X' each time (algorithm 6.2); the product of all X.
 
         Both holders learn uniform differences only. fast: what P1 holds of X' and Y is known ahead
@@ -349,7 +345,7 @@ class Side(Peer):
             ValueError: fast mode, and P1's shares depend on the question.
         """
         number, ring = self.next_number(), min(more.ring, shared.ring)
-        fast, size = self.form.mode == "fast", words(ring)
+        fast, size = self.form.mode == "fast", element_bytes(ring)
         x_shape, y_shape = more.share.shape, shared.share.shape
         if fast and not (more.known and shared.known):
             raise ValueError("both factors of a growing product come from products or functions")
@@ -395,11 +391,11 @@ class Side(Peer):
                 e, f = self._receive(P0, [x_shape, y_shape], size, number)
                 x, e, u = cache.grow(share=more.share, difference=e, mask=u)
                 share = w + product(x, shared.share) + product(u, f) + product(e, v)
-        return Half(share, more.bits + shared.bits, ring)
+        return Shared(share, more.bits + shared.bits, ring)
 
     def apply(
-        self, shared: Half, function: Function, bits: int, ring: int, where: str, kind: str
-    ) -> Half:
+        self, shared: Shared, function: Function, bits: int, ring: int, where: str, kind: str
+    ) -> Shared:
         """SecureNonlinear (algorithm 6.4), with SecurePerm (6.3) there and back.
 
         P1 learns the values in an order it does not know. P0 learns nothing. Of vectors the order
@@ -443,18 +439,18 @@ class Side(Peer):
             if not self.offline:
                 values = self._seen(mine, shared, where).reshape(rows, width)
                 found = encode(function(values), bits, where, ring - 1 - bits, _FIX).reshape(-1)
-                self._send(P0, [found - q0], words(ring), number)
+                self._send(P0, [found - q0], element_bytes(ring), number)
             share = q1
         elif self.offline:
             self._keep(_back(mine, results), *self.channels[P2].receive([(results,)], number))
         else:
             back, delta = self._take(), self._take()
-            share = self._receive(P1, [(results,)], words(ring), number)[0][back] + delta
+            share = self._receive(P1, [(results,)], element_bytes(ring), number)[0][back] + delta
         axes = (1, width) if kind == "pairs" else (rows, width)
-        return Half(share.reshape(axes), bits, ring, known=self.form.mode == "fast")
+        return Shared(share.reshape(axes), bits, ring, known=self.form.mode == "fast")
 
     def choose(
-        self, scores: Half, pick: Callable[[Tensor], int] | None, where: str = "scores"
+        self, scores: Shared, pick: Callable[[Tensor], int] | None, where: str = "scores"
     ) -> int | None:
         """SecurePrediction (algorithm 6.5): an index that P1 picks from permuted scores, at P1.
 
@@ -504,7 +500,7 @@ class Side(Peer):
             return -entry if inside[place] else entry
         return None
 
-    def _show(self, shared: Half, kind: str, number: int) -> Tensor:
+    def _show(self, shared: Shared, kind: str, number: int) -> Tensor:
         """SecurePerm (algorithm 6.3), the result opened to P1, each with the bytes it needs.
 
         Returns:
@@ -513,7 +509,9 @@ class Side(Peer):
         count, early = shared.share.numel(), self._is_early(shared)
         ring, form = shared.ring, self.form
         low, first = (max(0, ring - 8 * each) for each in (form.shown_bytes, form.first_bytes))
-        size, first_size = (min(each, words(ring)) for each in (form.shown_bytes, form.first_bytes))
+        size, first_size = (
+            min(each, element_bytes(ring)) for each in (form.shown_bytes, form.first_bytes)
+        )
         if self.role == P2:
             r0, r1 = self.pad(P1, (2, count), "r", number)
             order = _order(self.pads[P0], shared.share.shape, kind, number)
@@ -523,7 +521,7 @@ class Side(Peer):
             if self.offline:
                 r0, r1 = self.pad(P2, (2, count), "r", number).unbind()
                 if early:
-                    self._send(P0, [shared.share.reshape(-1) - r0], words(ring), number)
+                    self._send(P0, [shared.share.reshape(-1) - r0], element_bytes(ring), number)
                 self._keep(r1, *([] if early else [r0]))
                 return r1
             r1 = self._take()
@@ -537,7 +535,7 @@ class Side(Peer):
             order = _order(self.pads[P2], shared.share.shape, kind, number)
             (delta,) = self.channels[P2].receive([(count,)], number)
             if early:
-                delta = delta + self._receive(P1, [(count,)], words(ring), number)[0][order]
+                delta = delta + self._receive(P1, [(count,)], element_bytes(ring), number)[0][order]
             self._keep(order, delta)
             return order
         order, delta = self._take(), self._take()
@@ -552,7 +550,7 @@ class Side(Peer):
         q0, q1 = self.pad(P1, (2, results), "q", number)
         self.channels[P0].send([q0[_back(order, results)] - q1], number, "offline")
 
-    def _seen(self, elements: Tensor, shared: Half, where: str) -> Tensor:
+    def _seen(self, elements: Tensor, shared: Shared, where: str) -> Tensor:
         """What P1 sees, as reals."""
         self.leakage.count("permuted values", where, elements.numel(), elements.numel())
         above = ELEMENT_BITS - shared.ring
@@ -560,7 +558,7 @@ class Side(Peer):
         require_room(values, shared.ring - 2 - shared.bits, shared.bits, where, _FIX)
         return values
 
-    def _is_early(self, shared: Half) -> bool:
+    def _is_early(self, shared: Shared) -> bool:
         return shared.known and self.form.mode == "fast"
 
     def _keep(self, *tensors: Tensor) -> None:
@@ -583,101 +581,52 @@ class Side(Peer):
         self, peer: int, tensors: Sequence[Tensor], size: int, number: int, low: int = 0
     ) -> None:
         whole = torch.cat([each.reshape(-1) for each in tensors])
-        self.channels[peer].send_bytes(pack_words(whole, size, low), number, self._phase)
+        self.channels[peer].send_bytes(pack_elements(whole, size, low), number, self._phase)
 
     def _receive(
         self, peer: int, shapes: Sequence[Sequence[int]], size: int, number: int, low: int = 0
     ) -> list[Tensor]:
         counts = [torch.Size(shape).numel() for shape in shapes]
         payload = self.channels[peer].receive_bytes(number, size * sum(counts))
-        parts = torch.split(unpack_words(payload, size, low), counts)
+        parts = torch.split(unpack_elements(payload, size, low), counts)
         return [part.reshape(tuple(shape)) for part, shape in zip(parts, shapes, strict=True)]
 
 
-class LocalSides:
-    """The three as threads of this process; a context manager, as `vfl.mpc.trio.Trio`.
+class LocalRoles(LocalParties[Role]):
+    """The three as threads of this process.
 
     Args:
         form: the same for all.
         terms: what the parties compare before they begin.
         timeout_s: how long a party waits for a message.
-
-    Attributes:
-        sides: P0, P1 and P2.
     """
 
     def __init__(self, form: Form, terms: Mapping[str, Any], timeout_s: float = 30.0) -> None:
-        self._ended = False
-        self._links, _ = triangle(timeout_s)
-        self.sides = [Side(role, self._links[role], form) for role in range(3)]
-        self._pool = ThreadPoolExecutor(3, thread_name_prefix="vfl-mpc")
-        session = secrets.token_hex(16)
-        self.run(lambda side: side.agree(terms, session))
-
-    def run(
-        self, program: Callable[[Side], _Result], roles: Sequence[int] = (P0, P1, P2)
-    ) -> list[_Result]:
-        """Follow a program at some parties; what it gave each.
-
-        Raises:
-            VFLError: what went wrong first; the session has then ended.
-        """
-        if self._ended:
-            raise LostPeerError("this session has ended", fix="begin a new one; its keys are new")
-        played = [
-            (NAMES[role], partial(program, self.sides[role]), self._links[role].values())
-            for role in roles
-        ]
-        try:
-            return together(self._pool, played)
-        except BaseException:
-            self.close()
-            raise
-
-    def traffic(self) -> list[Traffic]:
-        """What was sent since the session began."""
-        return [each for side in self.sides for each in traffic(side)]
-
-    def leaks(self) -> list[Leak]:
-        """What the parties saw since the session began."""
-        return [leak for side in self.sides for leak in side.leakage.leaks()]
-
-    def close(self) -> None:
-        """End the session; closing twice is harmless."""
-        self._ended = True
-        for links in self._links:
-            for link in links.values():
-                link.close()
-        self._pool.shutdown(wait=True)
-
-    def __enter__(self) -> LocalSides:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        super().__init__(lambda role, links: Role(role, links, form), timeout_s)
+        self.agree(terms)
 
 
-def words(ring: int) -> int:
+def element_bytes(ring: int) -> int:
     """Bytes of an element of a ring.
 
-    >>> words(64), words(40), words(38)
+    >>> element_bytes(64), element_bytes(40), element_bytes(38)
     (8, 5, 5)
     """
     return -(-ring // 8)
 
 
-def pack_words(elements: Tensor, size: int, low: int = 0) -> memoryview:
+def pack_elements(elements: Tensor, size: int, low: int = 0) -> memoryview:
     """So many bytes of each element, above its `low` lowest bits.
 
-    >>> bytes(pack_words(torch.tensor([0x01020304]), 2, low=8)).hex()
+    >>> bytes(pack_elements(torch.tensor([0x01020304]), 2, low=8)).hex()
     '0302'
     """
     raw = np.ascontiguousarray((elements.reshape(-1) >> low).numpy().astype("<i8", copy=False))
     return np.ascontiguousarray(raw.view(np.uint8).reshape(-1, 8)[:, :size]).reshape(-1).data
 
 
-def unpack_words(payload: memoryview, size: int, low: int = 0) -> Tensor:
-    """The elements of `pack_words`, with zeros elsewhere; int64 of one axis."""
+def unpack_elements(payload: memoryview, size: int, low: int = 0) -> Tensor:
+    """The elements of `pack_elements`, with zeros elsewhere; int64 of one axis."""
     raw = np.zeros((len(payload) // size, 8), np.uint8)
     raw[:, :size] = np.frombuffer(payload, np.uint8).reshape(-1, size)
     return torch.from_numpy(raw.view("<i8").reshape(-1).astype(np.int64, copy=False)) << low

@@ -108,6 +108,19 @@ class PartiesSession:
             for name in parties
         }
 
+    def _feature(
+        self, data: PartyData, link: Link, bottoms: Mapping[str, nn.Module]
+    ) -> FeatureParty:
+        """A feature party with what it brings."""
+        return FeatureParty(
+            data,
+            self.terms,
+            link,
+            self._own[data.name],
+            bottom=bottoms.get(data.name),
+            weights=self._weights.get(data.name),
+        )
+
     def _checkpoints(self, folder: Path | None, party: str) -> Checkpoints | None:
         if folder is None or self.terms.mode != "train":
             return None
@@ -190,17 +203,7 @@ class LocalSession(PartiesSession):
         connect = options.get("connect", lambda party: local_pair())
         links, ends, self.helper = self._links(connect, options.get("observers", ()))
         bottoms = options.get("bottoms") or {}
-        self.clients = [
-            FeatureParty(
-                data[name],
-                self.terms,
-                end,
-                self._own[name],
-                bottom=bottoms.get(name),
-                weights=self._weights.get(name),
-            )
-            for name, end in ends.items()
-        ]
+        self.clients = [self._feature(data[name], end, bottoms) for name, end in ends.items()]
         self.label = LabelParty(
             data[label],
             self.terms,

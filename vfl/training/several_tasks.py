@@ -67,16 +67,7 @@ class SeveralTasksSession(PartiesSession):
                 watching: list[Observer] = [ledgers[name], *also]
                 links[name][party] = Observed(here, party, "label", watching)
                 ends.append(there)
-            self.clients.append(
-                FeatureParty(
-                    data[party],
-                    self.terms,
-                    FanOut(ends),
-                    self._own[party],
-                    bottom=bottoms.get(party),
-                    weights=self._weights.get(party),
-                )
-            )
+            self.clients.append(self._feature(data[party], FanOut(ends), bottoms))
         self.label = LabelParty(
             data[names[0]],
             self.terms,
@@ -109,7 +100,8 @@ class SeveralTasksSession(PartiesSession):
         for client in self.clients:
             client.resume(start, self.terms.in_flight_at(split, start))
         others = [one.steps(self.terms.schedule(split, start)) for one in self.others.values()]
-        for exchange in self.label.steps(self.terms.schedule(split, start), self._begin):
+        schedule = self._watched(self.terms.schedule(split, start))
+        for exchange in self.label.steps(schedule, self._begin):
             for steps in others:
                 next(steps)
             for client in self.clients:

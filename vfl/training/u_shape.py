@@ -54,15 +54,7 @@ class UShapedSession(PartiesSession):
         for party in self.terms.feature_parties:
             here, there = connect(party)
             links[party] = Observed(here, party, "label", watching)
-            client = FeatureParty(
-                data[party],
-                self.terms,
-                there,
-                self._own[party],
-                bottom=bottoms.get(party),
-                weights=self._weights.get(party),
-            )
-            self._features.append(client)
+            self._features.append(self._feature(data[party], there, bottoms))
         here, there = connect(name)
         self.middle = MiddleParty(
             self.terms,
@@ -92,7 +84,7 @@ class UShapedSession(PartiesSession):
         self.label.resume(start)  # last, for its ledger has counted what was just sent again
         for client in self._features:
             client.resume(start, self.terms.in_flight_at(split, start))
-        schedule = self.label.stopping.follow(self.terms.schedule(split, start))
+        schedule = self._watched(self.label.stopping.follow(self.terms.schedule(split, start)))
         self.label.run(schedule, self._begin, self._finish)
         return self
 
