@@ -29,6 +29,7 @@ from benchmarks import harness
 from benchmarks.emulation import LOOPBACK, Network, Wan, choose, open_network
 from benchmarks.emulation.tun import DEVICE
 from benchmarks.mpc_party import (
+    SYSTEMS,
     Assignment,
     Endpoints,
     Go,
@@ -48,7 +49,7 @@ from vfl.core.errors import BadOptionError, ConfigError, UserError, nearest
 from vfl.core.registry import require_choice
 from vfl.core.seeds import use_one_thread
 from vfl.mpc.network import fixed_point_rate
-from vfl.mpc.rules import MODES, NAMES, Mode
+from vfl.mpc.rules import NAMES
 
 TURNS = 5
 _WARM_S = 0.1
@@ -79,7 +80,7 @@ class System:
     command: tuple[str, ...] = ()
 
 
-#: The three parties of `vfl.mpc`; they play either mode.
+#: The three parties of `vfl.mpc`; they play every system of ours.
 OURS = System("vfl")
 
 
@@ -245,7 +246,7 @@ class MpcRow:
 
     Attributes:
         workload: of `benchmarks.mpc_workloads.WORKLOADS`.
-        system: "thesis", "fast", "spu-semi2k", "spu-aby3" or "crypten".
+        system: "thesis", "fast", "holders", "spu-semi2k", "spu-aby3" or "crypten".
         network: "loopback", "tun", "proxy" or "model".
         milliseconds: median over the turns; without compute where lines are computed.
         fastest_ms: the fastest turn.
@@ -292,7 +293,7 @@ _Models = Mapping[str, Modelled]
 
 def bench_mpc(
     workloads: Sequence[str] = tuple(WORKLOADS),
-    modes: Sequence[str] = MODES,
+    modes: Sequence[str] = ("thesis", "fast"),
     *,
     wan: Wan | None = None,
     network: str = "auto",
@@ -305,7 +306,7 @@ def bench_mpc(
 
     Args:
         workloads: names.
-        modes: of `vfl.mpc`.
+        modes: of `benchmarks.mpc_party.SYSTEMS`.
         wan: every party's line; None is the loopback as it is.
         network: how lines are made; see `benchmarks.emulation`.
         turns: of each workload and system.
@@ -318,7 +319,9 @@ def bench_mpc(
         BadOptionError, UnknownNameError: no such network, mode or workload.
         LostPeerError: a process ended early.
     """
-    asked, own = [workload_named(name) for name in workloads], [_mode(mode) for mode in modes]
+    asked, own = [workload_named(name) for name in workloads], list(modes)
+    for mode in own:
+        require_choice("mode", mode, SYSTEMS)
     kind = choose(network) if wan else "loopback"
     if turns < 1 or not asked or not own or (peers and kind == "model"):
         raise ConfigError(
@@ -344,11 +347,6 @@ def bench_mpc(
             taken = _take_turns(running, _task(workload, fresh, folder, bool(peers)), turns)
             rows += _rows(workload, kind, models, taken, fresh)
     return rows
-
-
-def _mode(name: str) -> Mode:
-    require_choice("mode", name, MODES)
-    return "thesis" if name == "thesis" else "fast"
 
 
 def _take_turns(
@@ -407,7 +405,7 @@ def _rows(
         typical = median(turn.milliseconds for turn in turns)
         limit = 1000 * model.limit_s if model and kind != "loopback" else None
         alone = model is not None and kind == "loopback" and not workload.function
-        matmul = matmul_ms(products(workload, _mode(system))) if alone else None
+        matmul = matmul_ms(products(workload, system)) if alone else None
         rows.append(
             MpcRow(
                 workload=workload.name,
@@ -496,7 +494,7 @@ def main() -> None:
     )
     add = options.add_argument
     add("--workload", action="append", help="such as lr100-b64-inference,gelu-1k; all if not given")
-    add("--mode", default="thesis,fast", help="modes to compare; %(default)s")
+    add("--mode", default="thesis,fast", help=f"of {', '.join(SYSTEMS)}; %(default)s")
     add("--turns", type=int, default=TURNS, help="of each workload and system; %(default)s")
     add("--fresh", action="store_true", help="open inputs within the turn, not before")
     add(

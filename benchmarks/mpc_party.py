@@ -22,13 +22,16 @@ from benchmarks.emulation import LinkModel, Wan
 from benchmarks.mpc_workloads import LEARNING_RATE, Example, Workload, workload_named
 from benchmarks.worker import Parent
 from vfl.config.toml import Settings
+from vfl.core.errors import ConfigError
 from vfl.mpc import Rules, Trio, make_party
 from vfl.mpc.channel import bytes_by_phase
+from vfl.mpc.many_parties import LocalMembers, Member
 from vfl.mpc.network import Network
 from vfl.mpc.party import Party, traffic
 from vfl.mpc.permuted import function
 from vfl.mpc.ring import matmul
 from vfl.mpc.rules import NAMES, P0, P1, P2, Mode
+from vfl.mpc.secure_dpsgd import inverse_root
 from vfl.mpc.shares import SharedTensor
 from vfl.transport import Admission, Credential, Hello, TcpHub, TcpLink, TransportLink
 
@@ -77,7 +80,7 @@ class Task(Settings):
     """One run.
 
     Attributes:
-        system: such as "fast"; our parties play either mode.
+        system: such as "fast"; our parties play every system of ours.
         workload: its name.
         session: of this run, for fresh keys.
         rows, widths, training, function: see `benchmarks.mpc_workloads.Workload`.
@@ -220,6 +223,37 @@ class Part:
         return part
 
 
+class RootPart:
+    """One party's part in 1/sqrt by holders to whom, as to their dealer, nothing is shown.
+
+    Args:
+        member: a holder, of two, or the dealer; with keys agreed.
+        workload: the same at all parties.
+        example: at the holders; None at the dealer.
+    """
+
+    def __init__(self, member: Member, workload: Workload, example: Example | None) -> None:
+        self._member, self._workload, self._example = member, workload, example
+
+    def prepare(self, *, fresh: bool = False) -> None:
+        """Share what there is."""
+        own = self._example.inputs if self._example and self._member.role == P0 else None
+        self._inputs = self._member.share(P0, (self._workload.rows,), own, "inputs")
+
+    def deal_ahead(self) -> None:
+        """The dealer waits for nobody, so its part is done within the clock."""
+
+    def execute(self) -> SharedTensor | None:
+        """The workload itself."""
+        return inverse_root(self._member, self._inputs)
+
+    def results(self, outputs: SharedTensor | None) -> dict[str, Tensor]:
+        """What came out, revealed to P1 for comparison."""
+        assert outputs is not None, "a function has outputs"
+        found = self._member.reveal(outputs, "outputs", P1)
+        return {} if found is None else {"": found}
+
+
 @dataclass(frozen=True, slots=True)
 class Modelled:
     """One workload in one mode, while compute takes no time.
@@ -241,26 +275,46 @@ class Modelled:
     max_error: float
 
 
-def rules_of(workload: Workload, mode: Mode) -> Rules:
-    """The mode's own rules; 1/sqrt is steep near 0 and has the bits of thesis mode in both."""
+#: What our parties play: the modes of three parties, and shares among holders (`RootPart`).
+SYSTEMS = ("thesis", "fast", "holders")
+
+
+def rules_of(workload: Workload, system: str) -> Rules | None:
+    """The mode's own rules; 1/sqrt is steep near 0 and has the bits of thesis mode in both.
+
+    Returns:
+        None for holders, who have no modes.
+
+    Raises:
+        ConfigError: holders, and another workload than 1/sqrt.
+    """
+    if system == "holders":
+        if workload.function != "rsqrt":
+            raise ConfigError(
+                "holders play 1/sqrt alone", got=workload.name, want="rsqrt-1, rsqrt-16, rsqrt-128"
+            )
+        return None
+    mode: Mode = "thesis" if system == "thesis" else "fast"
     return Rules(mode, bits=23 if workload.function == "rsqrt" else 0)
 
 
 def modelled(
-    workload: Workload, rules: Rules, wan: Wan, *, fresh: bool = False, ahead: bool = True
+    workload: Workload, rules: Rules | None, wan: Wan, *, fresh: bool = False, ahead: bool = True
 ) -> Modelled:
     """Run it once in this process, with lines between the parties once all is prepared.
 
     Args:
         workload: what.
-        rules: with the mode.
+        rules: with the mode; None for holders.
         wan: every party's line.
         fresh: inputs were not opened before.
         ahead: fast mode: P2 deals before the clocks start.
     """
     example = Example.of(workload)
-    with Trio(rules, {"workload": workload.name}) as trio:
-        parts = [Part(one, workload, None if one.role == P2 else example) for one in trio.parties]
+    terms = {"workload": workload.name}
+    parties: Trio | LocalMembers = Trio(rules, terms) if rules else LocalMembers(2, terms=terms)
+    with parties as trio:
+        parts = [_part(one, workload, None if one.role == P2 else example) for one in trio.parties]
         trio.run(lambda party: parts[party.role].prepare(fresh=fresh))
         before = bytes_by_phase(trio.traffic())
         if ahead:
@@ -281,7 +335,13 @@ def modelled(
     )
 
 
-def products(workload: Workload, mode: Mode) -> list[tuple[int, int, int]]:
+def _part(party: Party | Member, workload: Workload, example: Example | None) -> Part | RootPart:
+    if isinstance(party, Member):
+        return RootPart(party, workload, example)
+    return Part(party, workload, example)
+
+
+def products(workload: Workload, mode: str) -> list[tuple[int, int, int]]:
     """Rows, inner width and columns of a holder's matrix products in an inference or a step.
 
     On shares a product is two of the ring at each holder, e (d + v) + u d; with inputs that fast
@@ -311,7 +371,7 @@ def matmul_ms(shapes: Sequence[tuple[int, int, int]]) -> float:
     return 1000 * min(taken)
 
 
-def _lines(trio: Trio, wan: Wan) -> LinkModel:
+def _lines(trio: Trio | LocalMembers, wan: Wan) -> LinkModel:
     """Put lines into all channels; nothing is on its way at this moment."""
     model = LinkModel(NAMES, wan)
     for one, other in combinations(trio.parties, 2):
@@ -367,12 +427,12 @@ def _example(name: str) -> Example:
 
 def play(rank: int, links: dict[int, TransportLink], task: Task, parent: Parent) -> Turn:
     """Prepare a run, wait for "go", and do it."""
-    mode: Mode = "thesis" if task.system == "thesis" else "fast"
     workload = workload_named(task.workload)
-    party = make_party(rank, links, rules_of(workload, mode))
+    rules = rules_of(workload, task.system)
+    party = make_party(rank, links, rules) if rules else Member(rank, links, holders=2)
     party.agree({"workload": task.workload, "fresh": task.fresh}, task.session)
     example = None if rank == P2 else _example(task.workload)
-    part = Part(party, workload, example)
+    part = _part(party, workload, example)
     part.prepare(fresh=task.fresh)
     before, dealing = bytes_by_phase(traffic(party)), time.monotonic()
     part.deal_ahead()
@@ -392,7 +452,7 @@ def play(rank: int, links: dict[int, TransportLink], task: Task, parent: Parent)
         began=began,
         ended=ended,
         cpu_ms=cpu_ms,
-        offline_ms=offline_ms if mode == "fast" else 0.0,
+        offline_ms=offline_ms if task.system == "fast" else 0.0,
         bytes_setup=before["setup"],
         bytes_offline=after["offline"] - before["offline"],
         bytes_online=after["online"] - before["online"],

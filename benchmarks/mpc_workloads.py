@@ -65,7 +65,7 @@ WORKLOADS = {
             for name in ("relu", "gelu")
             for label, count in (("1k", 1000), ("100k", 100_000))
         ),
-        Workload("rsqrt-128", 128, function="rsqrt"),
+        *(Workload(f"rsqrt-{count}", count, function="rsqrt") for count in (1, 16, 128)),
     )
 }
 

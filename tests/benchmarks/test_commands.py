@@ -17,7 +17,19 @@ from benchmarks.training_step import PATHS
 from benchmarks.wan import WanRow
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("step", "secure", "codecs", "wan", "network", "memory", "mpc", "psi", "serving", "start")
+NAMES = (
+    "step",
+    "secure",
+    "codecs",
+    "wan",
+    "network",
+    "memory",
+    "mpc",
+    "psi",
+    "secure_dpsgd",
+    "serving",
+    "start",
+)
 
 
 @dataclass(frozen=True)

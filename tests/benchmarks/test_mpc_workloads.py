@@ -6,6 +6,7 @@ from benchmarks.emulation import Wan
 from benchmarks.mpc_party import modelled
 from benchmarks.mpc_workloads import WORKLOADS, workload_named
 from vfl.core.errors import UnknownNameError
+from vfl.core.frame import HEADER_BYTES
 from vfl.mpc.rules import Rules
 
 MIB = 2**20
@@ -115,6 +116,15 @@ def test_element_wise_functions(name, mode):
     assert measured.max_error < 2e-5
     each = 24 if mode == "thesis" or name.startswith("rsqrt") else 18
     assert 0 <= total(measured) - each * workload_named(name).rows <= 9 * 16
+
+
+def test_roots_that_nobody_is_shown():
+    measured = measure("rsqrt-16", None)
+    assert measured.hops == 14
+    assert 0 < measured.max_error < 0.01 * 10  # of 1/sqrt(0.01)
+    # Bits, the highest of them, as numbers; three products of 2, 1 and 2 words; three divisions.
+    words = 7 + 3 + 1 + (2 + 1 + 2) + 3
+    assert measured.bytes_online == 2 * (words * 8 * 16 + 14 * HEADER_BYTES)
 
 
 @pytest.mark.parametrize("bits", [8, 10, 14, 16, 20])

@@ -178,7 +178,7 @@ def sent(spec, grad, labels, secret=LENDER, step=2):
 
 @pytest.mark.slow
 def test_norms_and_directions_of_real_gradients():
-    """Li et al. 2022 find both to tell labels of a rare class; hiding them costs 2.5 points here."""
+    """Li et al. 2022 find both to tell labels of a rare class; hiding costs 2.5 points here."""
     plain, hidden = (
         np.mean([figures(spec, epochs=15, rate=0.002, first=3, seed=seed) for seed in range(3)], 0)
         for spec in ("none", "marvell:power=2")

@@ -21,7 +21,7 @@ from vfl.mpc.permuted import function
 from vfl.mpc.ring import matmul
 from vfl.mpc.rules import Rules
 from vfl.mpc.shares import MovedIndices, Truncation
-from vfl.mpc.trio import Trio, make_party, triangle
+from vfl.mpc.trio import Trio, make_party, mesh
 
 MODES = ["thesis", "fast"]
 VALUES = torch.ones(6, 4, dtype=torch.float64)
@@ -86,7 +86,7 @@ def test_who_dies_takes_the_others_along(mode, role):
 
 @pytest.mark.parametrize("role", [0, 1, 2])
 def test_a_link_that_is_gone_ends_a_waiting_party(role):
-    links, _ = triangle(timeout_s=5)
+    links, _ = mesh(timeout_s=5)
     found = []
 
     def wait(peer):
@@ -109,7 +109,7 @@ def test_a_link_that_is_gone_ends_a_waiting_party(role):
 
 @pytest.mark.parametrize("odd", [0, 1, 2])
 def test_parties_with_other_plans_never_begin(odd):
-    links, _ = triangle(timeout_s=5)
+    links, _ = mesh(timeout_s=5)
     errors = {}
 
     def begin(role):
@@ -142,21 +142,21 @@ def test_parties_with_other_plans_never_begin(odd):
     ],
 )
 def test_index_lists_that_cannot_be(tail):
-    links, _ = triangle(timeout_s=1)
+    links, _ = mesh(timeout_s=1)
     links[0][1].send(Frame(Kind.PROTOCOL, 7, np.array(tail, "<u4").tobytes()))
     with pytest.raises(ProtocolError):
         Channel(links[1][0], "P0").receive_moved([], [5], 7)
 
 
 def test_an_index_list_of_broken_numbers():
-    links, _ = triangle(timeout_s=1)
+    links, _ = mesh(timeout_s=1)
     links[0][1].send(Frame(Kind.PROTOCOL, 7, bytes(9)))
     with pytest.raises(ProtocolError, match="no number of indices"):
         Channel(links[1][0], "P0").receive_moved([], [5], 7)
 
 
 def test_index_lists_arrive_as_they_were():
-    links, _ = triangle(timeout_s=1)
+    links, _ = mesh(timeout_s=1)
     words = [torch.arange(6).reshape(2, 3), torch.tensor([-1])]
     moved = [
         MovedIndices(torch.tensor([0, 4]), torch.tensor([2])),
@@ -169,7 +169,7 @@ def test_index_lists_arrive_as_they_were():
 
 
 def test_another_operation_is_refused():
-    links, _ = triangle(timeout_s=1)
+    links, _ = mesh(timeout_s=1)
     links[0][1].send(Frame(Kind.PROTOCOL, 8, bytes(8)))
     with pytest.raises(ProtocolError, match="out of turn"):
         Channel(links[1][0], "P0").receive([(1,)], 7)

@@ -33,7 +33,7 @@ from vfl.mpc.permuted import (
     upper_40_bits,
 )
 from vfl.mpc.ring import Operation, decode, encode, product_shape, require_room
-from vfl.mpc.rules import NAMES, P0, P1, P2, Rules
+from vfl.mpc.rules import P0, P1, P2, Rules, name_of
 from vfl.mpc.shares import (
     MovedIndices,
     SharedTensor,
@@ -99,15 +99,15 @@ class Peer:
     """A party with its channels, the pads it shares with others, and its count of operations.
 
     Args:
-        role: 0, 1 or 2.
+        role: 0, 1 or 2; of more parties, up to their number.
         links: to the others, by role.
         record: what all must have alike, as JSON values, besides the terms of `agree`.
     """
 
     def __init__(self, role: int, links: Mapping[int, Link], record: Mapping[str, Any]) -> None:
         self.role = role
-        self.channels = {peer: Channel(link, NAMES[peer]) for peer, link in links.items()}
-        self.leakage = LeakageLedger(NAMES[role])
+        self.channels = {peer: Channel(link, name_of(peer)) for peer, link in links.items()}
+        self.leakage = LeakageLedger(name_of(role))
         self.pads: dict[int, PadStream] = {}
         self._record = record
         self._number = 0
@@ -144,8 +144,8 @@ class Peer:
             raw = bytes(self.channels[peer].receive_bytes(0, size + len(digest)))
             if not hmac.compare_digest(raw[size:], digest):
                 raise DisagreementError(
-                    f"{NAMES[peer]} is about to compute something else",
-                    want="one network, one set of rules, one session at all three parties",
+                    f"{name_of(peer)} is about to compute something else",
+                    want="one network, one set of rules, one session at all parties",
                     fix="compare the arguments with which the parties were started",
                 )
             if size:
@@ -154,7 +154,7 @@ class Peer:
     def use_key(self, peer: int, secret: bytes, session: str, attempt: int) -> None:
         """Bind a secret of a pair to the pair, the session and the attempt."""
         first, second = sorted((self.role, peer))
-        about = f"vfl.mpc {NAMES[first]}-{NAMES[second]} {len(session)} {session} {attempt}"
+        about = f"vfl.mpc {name_of(first)}-{name_of(second)} {len(session)} {session} {attempt}"
         self.pads[peer] = PadStream(hmac.digest(secret, about.encode(), "sha256"))
 
     def pad(self, peer: int, shape: Sequence[int], *purpose: str | int) -> Tensor:
@@ -435,7 +435,9 @@ class PreparedQuestion:
 def traffic(party: Peer) -> list[Traffic]:
     """What one party has sent so far."""
     return [
-        Traffic(NAMES[party.role], NAMES[peer], phase, channel.frames[phase], channel.sent[phase])
+        Traffic(
+            name_of(party.role), name_of(peer), phase, channel.frames[phase], channel.sent[phase]
+        )
         for peer, channel in sorted(party.channels.items())
         for phase in PHASES
         if channel.frames[phase]

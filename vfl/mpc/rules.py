@@ -28,6 +28,15 @@ _PRODUCT_BITS = 60
 _SPARE_BITS = 7
 
 
+def name_of(role: int) -> str:
+    """What messages and accounts call a party, of three or of more.
+
+    >>> name_of(4)
+    'P4'
+    """
+    return f"P{role}"
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """Terms of one computation.

@@ -1,6 +1,6 @@
-"""The three parties as threads of one process: for tests, for measurements and for `private`.
+"""The parties as threads of one process: for tests, for measurements and for `private`.
 
-One process that plays all three protects nobody; what is real are the messages. Each frame on the
+One process that plays all of them protects nobody; what is real are the messages. Each frame on the
 links between the threads carries how many messages lie before it one after the other; the largest
 such number a party has seen is its depth, and the depth of the last party is the count of hops.
 """
@@ -22,7 +22,7 @@ from vfl.core.frame import Frame, Link
 from vfl.mpc.channel import Leak, Traffic
 from vfl.mpc.fast import FastDealer, FastHolder
 from vfl.mpc.party import Party, Peer, traffic
-from vfl.mpc.rules import NAMES, P0, P1, P2, Rules
+from vfl.mpc.rules import P2, Rules, name_of
 from vfl.mpc.thesis import ThesisDealer, ThesisHolder
 
 _Result = TypeVar("_Result")
@@ -121,14 +121,16 @@ class MemoryLink:
             self._put(error)
 
 
-def triangle(timeout_s: float = 30.0) -> tuple[list[dict[int, MemoryLink]], list[Depth]]:
-    """Links between three parties: of each, by the role at the other end; and their depths."""
-    depths = [Depth() for _ in range(3)]
-    links: list[dict[int, MemoryLink]] = [{} for _ in range(3)]
-    for one, two in combinations(range(3), 2):
+def mesh(
+    timeout_s: float = 30.0, count: int = 3
+) -> tuple[list[dict[int, MemoryLink]], list[Depth]]:
+    """Links between parties: of each, by the role at the other end; and their depths."""
+    depths = [Depth() for _ in range(count)]
+    links: list[dict[int, MemoryLink]] = [{} for _ in range(count)]
+    for one, two in combinations(range(count), 2):
         there: queue.SimpleQueue[_Sent] = queue.SimpleQueue()
         back: queue.SimpleQueue[_Sent] = queue.SimpleQueue()
-        ends = NAMES[one], NAMES[two]
+        ends = name_of(one), name_of(two)
         links[one][two] = MemoryLink(*ends, there.put, back, depths[one], timeout_s)
         links[two][one] = MemoryLink(*ends[::-1], back.put, there, depths[two], timeout_s)
     return links, depths
@@ -239,23 +241,27 @@ def make_party(role: int, links: Mapping[int, Link], rules: Rules) -> Party:
 
 
 class LocalParties(Generic[_Peer]):
-    """P0, P1 and P2 as threads of this process; a context manager, with which the threads end.
+    """All parties as threads of this process; a context manager, with which the threads end.
 
     Args:
         make: a party of a role and its links, by role.
         timeout_s: how long a party waits for a message.
+        count: of parties.
 
     Attributes:
-        parties: P0, P1 and P2.
+        parties: P0, P1, P2 and so on.
     """
 
     def __init__(
-        self, make: Callable[[int, Mapping[int, Link]], _Peer], timeout_s: float = 30.0
+        self,
+        make: Callable[[int, Mapping[int, Link]], _Peer],
+        timeout_s: float = 30.0,
+        count: int = 3,
     ) -> None:
         self._ended = False
-        self._links, self._depths = triangle(timeout_s)
-        self.parties = [make(role, self._links[role]) for role in range(3)]
-        self._pool = ThreadPoolExecutor(3, thread_name_prefix="vfl-mpc")
+        self._links, self._depths = mesh(timeout_s, count)
+        self.parties = [make(role, self._links[role]) for role in range(count)]
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="vfl-mpc")
 
     def agree(self, terms: Mapping[str, Any]) -> None:
         """Fresh keys for every pair, for parties that are about to do the same."""
@@ -263,7 +269,7 @@ class LocalParties(Generic[_Peer]):
         self.run(lambda party: party.agree(terms, session))
 
     def run(
-        self, program: Callable[[_Peer], _Result], roles: Sequence[int] = (P0, P1, P2)
+        self, program: Callable[[_Peer], _Result], roles: Sequence[int] | None = None
     ) -> list[_Result]:
         """Follow a program at some parties, or all; what it gave each.
 
@@ -273,8 +279,8 @@ class LocalParties(Generic[_Peer]):
         if self._ended:
             raise LostPeerError("this session has ended", fix="begin a new one; its keys are new")
         played = [
-            (NAMES[role], partial(program, self.parties[role]), self._links[role].values())
-            for role in roles
+            (name_of(role), partial(program, self.parties[role]), self._links[role].values())
+            for role in (range(len(self.parties)) if roles is None else roles)
         ]
         try:
             return together(self._pool, played)

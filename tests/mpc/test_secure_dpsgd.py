@@ -1,0 +1,236 @@
+"""Roots that never clip too little, noise of many, and a training beside its plain form."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from vfl.core.errors import BadOptionError, PrivacyError
+from vfl.core.seeds import Secret, generator
+from vfl.mpc.many_parties import LocalMembers
+from vfl.mpc.secure_dpsgd import (
+    SecureSgd,
+    inverse_root,
+    noise_share,
+    prepared,
+    record,
+    train,
+)
+from vfl.privacy.accountants import GaussianSteps, epsilon_by
+
+BITS = 20
+
+
+def roots(members, values, form):
+    def program(member):
+        own = values if member.role == 0 else None
+        x = member.share(0, values.shape, own, "values")
+        return member.reveal(inverse_root(member, x, form), "roots")
+
+    return members.run(program)[0]
+
+
+def relative_errors(form, count):
+    """Of roots of numbers whose logarithms are even on [2^-10, 2^20], with both ends."""
+    exponents = torch.rand(count, generator=generator(0, "roots"), dtype=torch.float64) * 30 - 10
+    exponents[:31] = torch.arange(31) - 10.0
+    values = (2.0 ** (exponents + BITS)).round() * 2.0**-BITS
+    with LocalMembers(2) as members:
+        return roots(members, values, form) * values.sqrt() - 1
+
+
+@pytest.mark.parametrize(("form", "least"), [("polynomial", -0.01), ("permuted", -1e-6)])
+def test_roots_are_never_above_the_truth(form, least):
+    found = relative_errors(form, 10_000)
+    assert least < found.min()
+    assert found.max() <= 1e-15
+
+
+@pytest.mark.slow
+def test_a_million_roots_are_never_above_the_truth():
+    found = torch.cat([relative_errors("polynomial", 100_000) for _ in range(10)])
+    assert found.min() > -0.01
+    assert found.max() < 0
+
+
+@pytest.mark.parametrize("form", ["polynomial", "permuted"])
+def test_the_root_of_nothing_is_nothing(form):
+    with LocalMembers(3) as members:
+        assert roots(members, torch.zeros(40), form).abs().max() <= 2.0**-30
+
+
+def test_the_permuted_form_alone_shows_the_dealer_anything():
+    values = torch.full((40,), 2.0, dtype=torch.float64)
+    seen = {}
+    for form in ("polynomial", "permuted"):
+        with LocalMembers(2) as members:
+            roots(members, values, form)
+            seen[form] = [leak.what for leak in members.leaks() if leak.observer == "P2"]
+    assert seen == {"polynomial": [], "permuted": ["permuted values"]}
+
+
+@pytest.mark.parametrize("holders", [2, 3, 5])
+def test_noise_of_all_and_of_two_thirds(holders):
+    """Half as much again as is asked for; what a third of the holders leaves out is spare."""
+    secrets = [Secret.fresh() for _ in range(holders)]
+    deviation, count = 3.0, 40_000
+    with LocalMembers(holders) as members:
+        parts = members.run(
+            lambda m: noise_share(m, (count,), deviation, secrets[m.role % holders], 24)
+        )
+    noise = torch.stack([part.share for part in parts[:-1]]).double() * 2.0**-24
+    assert noise.sum(0).std() == pytest.approx(deviation * 1.5**0.5, rel=0.03)
+    rest = noise[: holders - holders // 3].sum(0)
+    assert rest.std() > deviation * 0.98
+    assert abs(float(np.corrcoef(noise[0], noise[1])[0, 1])) < 0.03
+
+
+@pytest.mark.parametrize("deviation", [1.0, 1.5, 1000.0])
+def test_whole_numbers_follow_the_law(deviation):
+    draws = Secret.of_simulation(0, "a").discrete_normal(100_000, deviation, "law")
+    numbers = np.arange(-math.ceil(6 * deviation), math.ceil(6 * deviation) + 1)
+    law = np.exp(-(numbers**2) / (2 * deviation**2))
+    law /= law.sum()
+    assert abs(draws.mean()) < 5 * deviation / 100_000**0.5
+    assert draws.std() == pytest.approx(math.sqrt((law * numbers**2).sum()), rel=0.015)
+    below = np.searchsorted(np.sort(draws), numbers, side="right") / len(draws)
+    # Kolmogorov and Smirnov, at a chance of 1e-6.
+    assert abs(below - law.cumsum()).max() < math.sqrt(math.log(2e6) / 2 / len(draws))
+
+
+def test_whole_numbers_are_one_stream_a_purpose():
+    secret = Secret.of_simulation(0, "a")
+    draws = secret.discrete_normal(50, 7.0, "noise", 1)
+    assert (draws == secret.discrete_normal(50, 7.0, "noise", 1)).all()
+    assert (draws != secret.discrete_normal(50, 7.0, "noise", 2)).any()
+    with pytest.raises(ValueError, match="deviation"):
+        secret.discrete_normal(5, 0.5, "noise")
+
+
+TERMS = SecureSgd(
+    rows=(150, 150),
+    columns=5,
+    classes=3,
+    steps=12,
+    batch_size=60,
+    learning_rate=3.0,
+    clip=0.5,
+    noise=1e-6,
+    longest=4.0,
+)
+
+
+@pytest.fixture
+def rows():
+    """Rows of three classes, some of them longer than is allowed."""
+    source = generator(0, "secure rows")
+    centres = 2 * torch.randn(3, 5, generator=source, dtype=torch.float64)
+    labels = torch.randint(3, (300,), generator=source)
+    return centres[labels] + torch.randn(300, 5, generator=source, dtype=torch.float64), labels
+
+
+def own_rows(terms, rows, role):
+    if role == len(terms.rows):
+        return None
+    start = sum(terms.rows[:role])
+    return tuple(each[start : start + terms.rows[role]] for each in rows)
+
+
+def trained(terms, rows):
+    """The weights of all holders, and what the parties sent and saw."""
+    holders = len(terms.rows)
+    secrets = [Secret.fresh() for _ in range(holders + 1)]
+    with LocalMembers(holders, terms=record(terms)) as members:
+        found = members.run(
+            lambda m: train(m, terms, own_rows(terms, rows, m.role), secrets[m.role])
+        )
+        return found, members.leaks()
+
+
+def in_clear(terms, rows, clipped=None):
+    """The same without shares and without noise."""
+    inputs, truth, _ = prepared(terms, *rows)
+    weights = torch.zeros(terms.columns + 1, terms.classes, dtype=torch.float64)
+    for step in range(terms.steps):
+        batch = terms.batch(step)
+        errors = (inputs[batch] @ weights / 4 + 0.5).clamp(0, 1) - truth[batch]
+        norms = errors.norm(dim=1, keepdim=True) * inputs[batch].norm(dim=1, keepdim=True)
+        factors = (terms.bound / norms).clamp(max=1)
+        if clipped is not None:
+            clipped.append(float((factors < 1).double().mean()))
+        total = inputs[batch].T @ (errors * factors)
+        weights -= terms.learning_rate / terms.batch_size * total
+    return weights
+
+
+@pytest.mark.parametrize("form", ["polynomial", "permuted"])
+@pytest.mark.parametrize("rows_of", [(150, 150), (60, 140, 100)])
+def test_a_training_computes_what_the_plain_one_does(rows, form, rows_of):
+    terms = replace(TERMS, form=form, rows=rows_of)
+    (*found, dealers), leaks = trained(terms, rows)
+    assert dealers is None
+    assert all(torch.equal(each, found[0]) for each in found)
+    clipped = []
+    plain = in_clear(terms, rows, clipped)
+    assert 0.2 < np.mean(clipped) < 0.9  # both kinds of rows are there
+    # Of the polynomial a clipped gradient is up to 1 % short.
+    assert torch.allclose(found[0], plain, rtol=0.01, atol=0.01 if form == "polynomial" else 1e-3)
+    inputs = torch.cat([rows[0], torch.ones(300, 1)], 1)
+    assert ((inputs @ found[0]).argmax(1) == rows[1]).double().mean() > 0.9
+    shown = {leak.observer: leak.what for leak in leaks}
+    dealer = f"P{len(rows_of)}"
+    assert shown.pop(dealer, None) == ("permuted values" if form == "permuted" else None)
+    assert set(shown.values()) == {"result"}
+
+
+def test_no_gradient_is_longer_than_the_bound(rows):
+    """One row at a time, with hardly any noise: a step is its clipped gradient, rounded."""
+    one = replace(
+        TERMS, rows=(1, 1), steps=1, batch_size=1, learning_rate=1.0, clip=0.05, noise=1e-5
+    )
+    inputs, labels = rows[0] * 3, rows[1]
+    for at in range(0, 40, 2):
+        pair = (inputs[at : at + 2], labels[at : at + 2])
+        seed = next(s for s in range(99) if replace(one, seed=s).batch(0).tolist() == [0])
+        (found, *_), _ = trained(replace(one, seed=seed), pair)
+        assert 0.98 * one.clip < float(found.norm()) < one.clip * (1 + 1e-3)
+
+
+def test_an_empty_batch_is_noise_alone(rows):
+    seed = next(s for s in range(99) if not len(replace(TERMS, batch_size=1, seed=s).batch(0)))
+    terms = replace(TERMS, batch_size=1, seed=seed, steps=1, noise=2.0)
+    (found, *_), _ = trained(terms, rows)
+    wanted = terms.learning_rate * terms.clip * 2.0 * 1.5**0.5
+    assert found.std() == pytest.approx(wanted, rel=0.6)
+
+
+def test_the_statement_is_the_accountants():
+    stated = replace(TERMS, noise=1.5, steps=100).statement(1e-5)
+    least = epsilon_by(GaussianSteps(1.5, 100, 60 / 300), 1e-5, "pld")
+    assert least < stated.epsilon < 1.2 * least
+    assert (stated.unit, stated.adversary) == ("record", "outsider with the model")
+    assert any("leave their noise out" in each for each in stated.assumes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"noise": 0.0},
+        {"noise": 1e-7},
+        {"clip": 1e9},
+        {"rows": (5,)},
+        {"classes": 1},
+        {"form": "exact"},
+        {"batch_size": 1000},
+    ],
+)
+def test_terms_out_of_range(change):
+    with pytest.raises(BadOptionError):
+        replace(TERMS, **change)
+
+
+def test_a_clip_below_rounding_is_refused():
+    with pytest.raises(PrivacyError, match="rounding"):
+        replace(TERMS, clip=1e-6)
