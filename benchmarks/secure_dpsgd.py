@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from sklearn.datasets import load_digits
@@ -22,16 +22,19 @@ from benchmarks import harness
 from benchmarks.emulation import LinkModel, Wan
 from vfl.config.toml import Settings
 from vfl.core.errors import MissingDataError
+from vfl.core.registry import require_choice
 from vfl.core.seeds import Secret, generator, use_one_thread
 from vfl.datasets.picture_sources import read_mnist
 from vfl.mpc.channel import bytes_by_phase
 from vfl.mpc.many_parties import LocalMembers
 from vfl.mpc.rules import name_of
-from vfl.mpc.secure_dpsgd import Form, SecureSgd, prepared, record, train
+from vfl.mpc.secure_dpsgd import Form, LocalStart, Rows, SecureSgd, train, train_alone
 from vfl.privacy.accountants import noise_for
 from vfl.transport import TransportLink
 
 HOLDERS = (2, 3, 5)
+STARTS, SPLITS = ("zero", "average", "best"), ("even", "sorted")
+_PUBLIC = 500
 FORMS: tuple[Form, ...] = ("polynomial", "permuted")
 ROWS, STEPS, BATCH_SIZE, DELTA = 12_000, 120, 512, 1e-5
 _RATE, _CLIP, _LONGEST = 8.0, 1.0, 8.0
@@ -43,6 +46,9 @@ class SecureRow(Settings):
     Attributes:
         holders: how many there are; 0 is the training in clear, with all rows in one place.
         form: of the inverse square root.
+        split: how rows are dealt out: "even", or "sorted" by label.
+        start: "zero", or "average" or "best" of models that holders train alone with half of the
+            epsilon; the best by 500 rows that are public.
         ms: of this process, which plays all parties.
         cpu_ms: likewise.
         online, offline: bytes of all parties, headers of frames included.
@@ -55,6 +61,8 @@ class SecureRow(Settings):
 
     holders: int
     form: str
+    split: str
+    start: str
     ms: float
     cpu_ms: float
     online: int
@@ -64,9 +72,6 @@ class SecureRow(Settings):
     epsilon: float
     accuracy: float
     deviation: float
-
-
-Rows = tuple[Tensor, Tensor]
 
 
 def pictures(rows: int) -> tuple[Rows, Rows]:
@@ -92,26 +97,13 @@ def accuracy(weights: Tensor, rows: Rows) -> float:
     return float((found == labels).double().mean())
 
 
-def in_clear(terms: SecureSgd, rows: Rows, secret: Secret) -> Tensor:
-    """The same training by one who sees all rows and adds the noise that is asked for."""
-    inputs, truth, _ = prepared(terms, *rows)
-    weights = torch.zeros(terms.columns + 1, terms.classes, dtype=torch.float64)
-    for step in range(terms.steps):
-        batch = terms.batch(step)
-        errors = (inputs[batch] @ weights / 4 + 0.5).clamp(0, 1) - truth[batch]
-        norms = errors.norm(dim=1, keepdim=True) * inputs[batch].norm(dim=1, keepdim=True)
-        total = inputs[batch].T @ (errors * (terms.clip / norms.clamp_min(1e-12)).clamp(max=1))
-        noise = torch.from_numpy(secret.normal(tuple(weights.shape), "noise", step))
-        total += terms.clip * terms.noise * noise
-        weights -= terms.learning_rate / terms.batch_size * total
-    return weights
-
-
 def bench_secure_dpsgd(
     holders: Sequence[int] = HOLDERS,
     forms: Sequence[Form] = FORMS,
     epsilons: Sequence[float] = (1.0,),
     *,
+    starts: Sequence[str] = ("zero",),
+    splits: Sequence[str] = ("even",),
     rows: int = ROWS,
     steps: int = STEPS,
     seeds: int = 3,
@@ -124,6 +116,8 @@ def bench_secure_dpsgd(
         holders: how many, one training each.
         forms: of the inverse square root.
         epsilons: of a training.
+        starts: see `SecureRow`.
+        splits: likewise.
         rows: for training, of MNIST.
         steps: of a training.
         seeds: trainings of each kind, of other batches and noise.
@@ -131,77 +125,120 @@ def bench_secure_dpsgd(
         say: told a line about each kind.
     """
     use_one_thread()
+    for start in starts:
+        require_choice("start", start, STARTS)
+    for split in splits:
+        require_choice("split", split, SPLITS)
     known, test = pictures(rows)
-    count, columns = known[0].shape
-    size = min(BATCH_SIZE, count // 4)
+    kinds = [
+        Kind(0, "polynomial", "even", "zero", epsilon, steps, seeds) for epsilon in epsilons
+    ] + [
+        Kind(many, form, split, start, epsilon, steps, seeds)
+        for epsilon in epsilons
+        for many in holders
+        for form in forms
+        for split in splits
+        for start in starts
+    ]
     found = []
-    for epsilon in epsilons:
-        noise = noise_for(epsilon, DELTA, steps, size / count)
-        kinds: list[tuple[int, Form]] = [(0, "polynomial")]
-        kinds += [(each, form) for each in holders for form in forms]
-        for many, form in kinds:
-            among = many or 2  # in clear it does not matter
-            parts = [count // among] * among
-            parts[-1] += count % among
-            terms = SecureSgd(
-                tuple(parts), columns, 10, steps, size, _RATE, _CLIP, noise, _LONGEST, form
-            )
-            say(f"{many or 'no'} holders, {form}, epsilon {epsilon:g}: {seeds} x {steps} steps")
-            found.append(_row(many, terms, known, test, epsilon, seeds, wan or Wan()))
+    for kind in kinds:
+        say(str(kind))
+        found.append(_row(kind, known, test, wan or Wan()))
     return found
 
 
-def _row(
-    holders: int,
-    terms: SecureSgd,
-    known: Rows,
-    test: Rows,
-    epsilon: float,
-    seeds: int,
-    wan: Wan,
-) -> SecureRow:
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is trained; see `SecureRow`."""
+
+    holders: int
+    form: Form
+    split: str
+    start: str
+    epsilon: float
+    steps: int
+    seeds: int
+
+    def terms(self, count: int, columns: int) -> SecureSgd:
+        """Of a training on so many rows."""
+        among = self.holders or 2  # in clear it does not matter
+        parts = [count // among] * among
+        parts[-1] += count % among
+        size, epsilon, delta = min(BATCH_SIZE, count // 4), self.epsilon, DELTA
+        if self.start != "zero":
+            epsilon, delta = epsilon / 2, delta / 2
+        noise = noise_for(epsilon, delta, self.steps, size / count)
+        return SecureSgd(
+            tuple(parts), columns, 10, self.steps, size, _RATE, _CLIP, noise, _LONGEST, self.form
+        )
+
+    def beginning(self, terms: SecureSgd, public: int) -> LocalStart | None:
+        """Models of each holder alone, of as many epochs; with so many public rows."""
+        if self.start == "zero":
+            return None
+        size = max(1, min(terms.rows) * terms.batch_size // sum(terms.rows))
+        rate = size / min(terms.rows)
+        noise = noise_for(self.epsilon / 2, DELTA / 2, self.steps, rate)
+        choice: Literal["average", "best"] = "best" if self.start == "best" else "average"
+        return LocalStart(self.steps, size, _RATE, noise, choice, public_rows=public)
+
+
+def _row(kind: Kind, known: Rows, test: Rows, wan: Wan) -> SecureRow:
+    terms = kind.terms(*known[0].shape)
+    if kind.split == "sorted":
+        order = known[1].argsort(stable=True)
+        known = (known[0][order], known[1][order])
+    # Public rows are none of the training, and none that accuracies are of.
+    few = min(_PUBLIC, len(test[1]) // 4)
+    public, judged = (test[0][:few], test[1][:few]), (test[0][few:], test[1][few:])
+    start = kind.beginning(terms, few)
     accuracies, taken, busy = [], 0.0, 0.0
     sent, hops, line_s = {"online": 0, "offline": 0}, 0, 0.0
-    for seed in range(seeds):
+    for seed in range(kind.seeds):
         again = replace(terms, seed=seed)
         began, cpu = time.monotonic(), time.process_time()
-        if holders:
-            weights, sent, hops, line_s = _on_shares(again, known, wan)
+        if kind.holders:
+            weights, sent, hops, line_s = _on_shares(again, known, wan, start, public)
         else:
-            weights = in_clear(again, known, Secret.fresh())
+            alone = LocalStart(again.steps, again.batch_size, again.learning_rate, again.noise)
+            weights = train_alone(again, alone, known, Secret.fresh())
         taken += time.monotonic() - began
         busy += time.process_time() - cpu
-        accuracies.append(accuracy(weights, test))
-    of_all, steps = torch.tensor(accuracies, dtype=torch.float64), terms.steps
+        accuracies.append(accuracy(weights, judged))
+    of_all, steps = torch.tensor(accuracies, dtype=torch.float64), kind.steps
     return SecureRow(
-        holders=holders,
-        form=terms.form if holders else "in clear",
-        ms=1000 * taken / seeds / steps,
-        cpu_ms=1000 * busy / seeds / steps,
+        holders=kind.holders,
+        form=kind.form if kind.holders else "in clear",
+        split=kind.split,
+        start=kind.start,
+        ms=1000 * taken / kind.seeds / steps,
+        cpu_ms=1000 * busy / kind.seeds / steps,
         online=round(sent["online"] / steps),
         offline=round(sent["offline"] / steps),
         hops=hops / steps,
         line_ms=1000 * line_s / steps,
-        epsilon=epsilon,
+        epsilon=kind.epsilon,
         accuracy=float(of_all.mean()),
-        deviation=float(of_all.std()) if seeds > 1 else 0.0,
+        deviation=float(of_all.std()) if kind.seeds > 1 else 0.0,
     )
 
 
 def _on_shares(
-    terms: SecureSgd, known: Rows, wan: Wan
+    terms: SecureSgd, known: Rows, wan: Wan, start: LocalStart | None, public: Rows
 ) -> tuple[Tensor, dict[str, int], int, float]:
     """The model, bytes by phase, messages one after the other, and seconds on the line."""
     parts = zip(*(torch.split(each, list(terms.rows)) for each in known), strict=True)
-    own: list[tuple[Tensor, Tensor] | None] = [*parts, None]
+    own: list[Rows | None] = [*parts, None]
     secrets = [Secret.fresh() for _ in own]
-    with LocalMembers(len(terms.rows), terms=record(terms), timeout_s=600) as members:
+    with LocalMembers(len(terms.rows), terms=asdict(terms), timeout_s=600) as members:
         model = LinkModel([name_of(one.role) for one in members.parties], wan)
         for one, other in combinations(members.parties, 2):
             there, back = one.channels[other.role], other.channels[one.role]
             ends = cast("tuple[TransportLink, TransportLink]", (there.link, back.link))
             there.link, back.link = model.between(name_of(one.role), name_of(other.role), ends)
-        weights = members.run(lambda m: train(m, terms, own[m.role], secrets[m.role]))[0]
+        weights = members.run(
+            lambda m: train(m, terms, own[m.role], secrets[m.role], start, public)
+        )[0]
         assert weights is not None, "a holder has the model"
         return weights, bytes_by_phase(members.traffic()), model.hops, model.seconds
 
@@ -209,11 +246,12 @@ def _on_shares(
 def format_secure_dpsgd(rows: Sequence[SecureRow]) -> str:
     """One line a row."""
     head = (
-        f"{'holders':<8}{'form':<12}{'epsilon':>8}{'ms':>8}{'CPU ms':>8}{'online':>11}"
-        f"{'offline':>11}{'hops':>6}{'line ms':>9}{'accuracy':>10}{'+-':>7}"
+        f"{'holders':<8}{'form':<12}{'split':<8}{'start':<9}{'epsilon':>8}{'ms':>8}{'CPU ms':>8}"
+        f"{'online':>11}{'offline':>11}{'hops':>6}{'line ms':>9}{'accuracy':>10}{'+-':>7}"
     )
     lines = [
-        f"{row.holders or '-':<8}{row.form:<12}{row.epsilon:>8g}{row.ms:>8.2f}{row.cpu_ms:>8.2f}"
+        f"{row.holders or '-':<8}{row.form:<12}{row.split:<8}{row.start:<9}{row.epsilon:>8g}"
+        f"{row.ms:>8.2f}{row.cpu_ms:>8.2f}"
         f"{row.online:>11}{row.offline:>11}{row.hops:>6.1f}{row.line_ms:>9.0f}{row.accuracy:>10.4f}"
         f"{row.deviation:>7.4f}"
         for row in rows
@@ -227,6 +265,8 @@ def main() -> None:
     add = options.add_argument
     add("--holders", default="2,3,5", help="how many; %(default)s")
     add("--form", default="polynomial,permuted", help="of the inverse root; %(default)s")
+    add("--start", default="zero", help=f"of {', '.join(STARTS)}; %(default)s")
+    add("--split", default="even", help=f"of {', '.join(SPLITS)}; %(default)s")
     add("--epsilon", default="1", help="of a training; %(default)s")
     add("--steps", type=int, default=STEPS, help="of a training; %(default)s")
     add("--rows", type=int, default=ROWS, help="for training, of MNIST; %(default)s")
@@ -238,6 +278,8 @@ def main() -> None:
             harness.numbers(asked.holders),
             asked.form.split(","),
             [float(each) for each in asked.epsilon.split(",")],
+            starts=asked.start.split(","),
+            splits=asked.split.split(","),
             rows=asked.rows,
             steps=asked.steps,
             seeds=asked.seeds,

@@ -13,9 +13,9 @@ Zhang 2017, section 5.3), so that a row's gradient is (p - y) x, of norm |p - y|
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,8 +28,11 @@ from vfl.mpc.ring import inner, matmul
 from vfl.mpc.shares import SharedTensor
 from vfl.privacy import PrivacyStatement
 from vfl.privacy.accountants import GaussianSteps, epsilon_of
+from vfl.privacy.statement import added
 
 Form = Literal["polynomial", "permuted"]
+#: Inputs of axes (rows, columns), and labels of axes (rows,).
+Rows = tuple[Tensor, Tensor]
 
 #: Fraction bits of an inverse root, which is small where its argument is large.
 ROOT_BITS = 30
@@ -37,10 +40,15 @@ ROOT_BITS = 30
 #: Protocol 1, less its offset 0.0048). Coefficients of x', x'^2 with 22 and 44 fraction bits.
 _NORMAL_BITS, _SQUARE, _LINEAR, _CONSTANT = 22, 0.8277, -2.046, 2.2182
 _POLYNOMIAL_BITS, _POWER_BITS = 26, 24
+#: The largest power of two that still is multiplied; of less than 2^-22 the result is too small.
+_MOST_POWER = 11
 #: Of a sum of gradients when noise is added to it, and of a step's size.
 _SUM_BITS, _RATE_BITS = 24, 20
 _LEAST_NOISE = 4 * 2.0**-_SUM_BITS
-#: Bits before the point of what comes in; a product of a root and a norm is for the ring to hold.
+#: Of squares of norms.
+_SQUARE_BITS = 30
+#: What sums of gradients, a step and a row's squares may come to, for the ring to hold them.
+_MOST_SUM, _MOST_STEP, _MOST_SQUARES = 2.0**20, 2.0**16, 2.0**11
 _MOST_CLIP = 2.0**9
 #: Leading ones beyond it have no room to be multiplied.
 _MOST_PLACE = 62
@@ -51,7 +59,8 @@ def inverse_root(
 ) -> SharedTensor:
     """1 / sqrt(x) of every element, never above the truth; 30 fraction bits.
 
-    polynomial: by at most 1 % below it for 2^-10 to 2^20; nobody learns anything. 14 rounds.
+    polynomial: by at most 1 % below it for 2^-10 to 2^20, with 30 fraction bits from 2^-20 on;
+    nobody learns anything. 14 rounds.
     permuted: below it by one unit; two messages, and the dealer sees the multiset of x.
 
     Args:
@@ -67,7 +76,10 @@ def inverse_root(
     # With the leading one at place p, x = x' 2^(p + 1 - bits): shifted up it fills 63 bits.
     leading = member.numbers_of(member.highest_bit(member.bits_of(shared)), places)
     factors = [1 << (_MOST_PLACE - place) for place in places]
-    powers = [math.floor(2.0 ** ((shared.bits - place - 1) / 2 + _POWER_BITS)) for place in places]
+    powers = [
+        math.floor(2.0 ** (min((shared.bits - place - 1) / 2, _MOST_POWER) + _POWER_BITS))
+        for place in places
+    ]
     filled = member.multiply(_weighted(leading, factors), shared.alone())
     normal = member.divide(
         SharedTensor(filled.share, _MOST_PLACE + 1), _MOST_PLACE + 1 - _NORMAL_BITS, positive=True
@@ -156,7 +168,14 @@ class SecureSgd:
         require_range("batch_size", self.batch_size, 1, sum(self.rows))
         require("clip", self.clip, f"above 0, at most {_MOST_CLIP:g}", 0 < self.clip <= _MOST_CLIP)
         require("noise", self.noise, "above 0", 0 < self.noise < math.inf)
-        require("longest", self.longest, "1 to 256", 1 <= self.longest <= 256)
+        squares = self.classes * (self.longest + 1.01) ** 2
+        wanted = f"at least 1, and {_MOST_SQUARES:g} at most: classes * (longest + 1.01)^2"
+        require("longest", self.longest, wanted, self.longest >= 1 and squares <= _MOST_SQUARES)
+        total, step = 2 * self.batch_size * self.clip, self.learning_rate * self.clip
+        wanted = f"at most {_MOST_SUM:g} with twice the batch size"
+        require("clip", self.clip, wanted, total <= _MOST_SUM)
+        wanted = f"above 0, at most {_MOST_STEP:g} times clip"
+        require("learning_rate", self.learning_rate, wanted, 0 < step <= _MOST_STEP)
         require_choice("form", self.form, ("polynomial", "permuted"))
         if self.bound <= 0:
             raise PrivacyError(
@@ -203,8 +222,60 @@ class SecureSgd:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LocalStart:
+    """A beginning from models that every holder trained alone, with noise (PEA 2022, Protocol 4).
+
+    Attributes:
+        steps, batch_size, learning_rate: of a holder's own DP-SGD; else as in `SecureSgd`.
+        noise: of it, over `clip`.
+        choice: "average" of the models, or the "best" of these and their average, which nobody is
+            told.
+        judge_noise: deviation of the noise on what "best" is judged by, for the rows of one batch;
+            0 judges by rows that are public (`public` of `train`), which costs no privacy. The
+            source judges by private rows for nothing.
+        public_rows: how many there are.
+    """
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+    noise: float
+    choice: Literal["average", "best"] = "average"
+    judge_noise: float = 0.0
+    public_rows: int = 0
+
+    def __post_init__(self) -> None:
+        require("noise", self.noise, "above 0", 0 < self.noise < math.inf)
+        require("judge_noise", self.judge_noise, "at least 0", 0 <= self.judge_noise < math.inf)
+        require_choice("choice", self.choice, ("average", "best"))
+        if self.choice == "best" and not self.judge_noise and not self.public_rows:
+            raise PrivacyError(
+                "which model is best would tell of the rows it is judged by",
+                want="noise on what it is judged by, or public rows",
+                fix="judge_noise=2, or public_rows and the rows themselves",
+            )
+
+    def statement(self, terms: SecureSgd, delta: float) -> PrivacyStatement:
+        """What the whole training promises; a third of `delta` for each part, or a half."""
+        parts = 3 if self.choice == "best" and self.judge_noise else 2
+        rest = terms.statement(delta / parts)
+        alone = min(self.batch_size / min(terms.rows), 1.0)
+        spent = [GaussianSteps(self.noise, self.steps, alone)]
+        if parts == 3:
+            spent.append(GaussianSteps(self.judge_noise, 1, terms.batch_size / sum(terms.rows)))
+        return added(
+            [rest, *(replace(rest, epsilon=epsilon_of(each, delta / parts)) for each in spent)]
+        )
+
+
 def train(
-    member: Member, terms: SecureSgd, own: tuple[Tensor, Tensor] | None, secret: Secret
+    member: Member,
+    terms: SecureSgd,
+    own: Rows | None,
+    secret: Secret,
+    start: LocalStart | None = None,
+    public: Rows | None = None,
 ) -> Tensor | None:
     """The weights at every holder, axes (columns + 1, classes), the last row the biases.
 
@@ -213,6 +284,8 @@ def train(
         terms: the same at all.
         own: a holder's rows, axes (rows, columns), and labels, axes (rows,); None at the dealer.
         secret: this holder's own, for its part of the noise; never used for another training.
+        start: the same at all; without it weights begin at 0.
+        public: rows that all holders have, if `start` says so.
 
     Returns:
         float64; None at the dealer.
@@ -220,6 +293,8 @@ def train(
     inputs, truth, squares = _shared_rows(member, terms, own)
     zeros = torch.zeros(terms.columns + 1, terms.classes, dtype=torch.int64)
     weights = member.own(zeros, member.bits)
+    if start is not None:
+        weights = _started(member, terms, start, own, secret, (inputs, truth), public)
     for step in range(terms.steps):
         batch = terms.batch(step)
         total = _clipped_sum(
@@ -237,8 +312,99 @@ def train(
     return member.reveal(weights, "model")
 
 
+def train_alone(terms: SecureSgd, start: LocalStart, own: Rows, secret: Secret) -> Tensor:
+    """DP-SGD of one who sees all of some rows; the weights as `train` has them, float64.
+
+    Args:
+        terms: clip, longest and classes.
+        start: the rest.
+        own: inputs and labels.
+        secret: the owner's; batches and noise follow from it.
+    """
+    inputs, truth, _ = prepared(terms, *own)
+    weights = torch.zeros(inputs.shape[1], terms.classes, dtype=torch.float64)
+    rate = min(start.batch_size / len(inputs), 1.0)
+    for step in range(start.steps):
+        batch = torch.from_numpy(secret.uniform((len(inputs),), "local batch", step) < rate)
+        errors = (inputs[batch] @ weights / 4 + 0.5).clamp(0, 1) - truth[batch]
+        norms = errors.norm(dim=1, keepdim=True) * inputs[batch].norm(dim=1, keepdim=True)
+        total = inputs[batch].T @ (errors * (terms.clip / norms.clamp_min(1e-12)).clamp(max=1))
+        noise = torch.from_numpy(secret.normal(tuple(weights.shape), "local noise", step))
+        total += terms.clip * start.noise * noise
+        weights -= start.learning_rate / start.batch_size * total
+    return weights
+
+
+def _started(
+    member: Member,
+    terms: SecureSgd,
+    start: LocalStart,
+    own: Rows | None,
+    secret: Secret,
+    private: tuple[SharedTensor, SharedTensor],
+    public: Rows | None,
+) -> SharedTensor:
+    """The weights that a training begins with; see `LocalStart`."""
+    mine = None if own is None else train_alone(terms, start, own, secret)
+    shape, holders = (terms.columns + 1, terms.classes), range(member.holders)
+    models = [
+        member.share(each, shape, mine if each == member.role else None, f"model of P{each}")
+        for each in holders
+    ]
+    total = torch.stack([model.share for model in models]).sum(0)
+    part = round(2.0**member.bits / member.holders)
+    average = member.divide(SharedTensor(total * part, 2 * member.bits), member.bits)
+    if start.choice == "average":
+        return average
+    models = [average, *models]
+    if start.judge_noise:
+        batch = terms.batch(terms.steps)
+        scores = _scores(member, terms, models, private[0].rows(batch), private[1].rows(batch))
+        # One row changes every score by 1 at most.
+        deviation = start.judge_noise * math.sqrt(len(models))
+        scores = scores.plus(noise_share(member, scores.shape, deviation, secret, scores.bits))
+    else:
+        values: Sequence[Tensor | None] = [None] * 2
+        if member.role == 0:
+            assert public is not None, "every holder has public rows"
+            values = prepared(terms, *public)
+        inputs, truth = (
+            member.share(0, (start.public_rows, width), value, "public rows")
+            for width, value in zip((terms.columns + 1, terms.classes), values, strict=False)
+        )
+        scores = _scores(member, terms, models, inputs, truth)
+    best, best_score = models[0], scores.share[0]
+    for model, score in zip(models[1:], scores.share[1:], strict=True):
+        better = member.is_negative(SharedTensor((score - best_score).reshape(1), scores.bits))
+        change = torch.cat(
+            [(model.share - best.share).reshape(-1), (score - best_score).reshape(1)]
+        )
+        taken = member.multiply(SharedTensor(change, member.bits), better).share
+        best = SharedTensor(best.share + taken[:-1].reshape(shape), member.bits)
+        best_score = best_score + taken[-1]
+    return best
+
+
+def _scores(
+    member: Member,
+    terms: SecureSgd,
+    models: Sequence[SharedTensor],
+    inputs: SharedTensor,
+    truth: SharedTensor,
+) -> SharedTensor:
+    """Of each model the sum over rows of its mean squared error, at most 1 a row."""
+    together = SharedTensor(torch.cat([each.share for each in models], 1), member.bits)
+    logits = member.divide(member.multiply(inputs, together, matmul), member.bits)
+    errors = _cut_line(member, logits).share - truth.share.repeat(1, len(models))
+    (opened,) = member.open(SharedTensor(errors, member.bits))
+    squares = member.divide(member.multiply(opened, opened), member.bits)
+    sums = squares.share.reshape(-1, len(models), terms.classes).sum((0, 2))
+    scaled = SharedTensor(sums * round(2.0**member.bits / terms.classes), 2 * member.bits)
+    return member.divide(scaled, member.bits)
+
+
 def _shared_rows(
-    member: Member, terms: SecureSgd, own: tuple[Tensor, Tensor] | None
+    member: Member, terms: SecureSgd, own: Rows | None
 ) -> tuple[SharedTensor, SharedTensor, SharedTensor]:
     """All holders' inputs with a column of ones, opened; one-hot labels; squares of norms."""
     parts: list[list[SharedTensor]] = [[], [], []]
@@ -281,9 +447,12 @@ def _clipped_sum(
     logits = member.divide(member.multiply(inputs, weights.alone(), matmul), bits)
     errors = _cut_line(member, logits).minus(truth)
     (errors,) = member.open(errors)
-    lengths = member.divide(member.multiply(errors, errors), bits)
-    lengths = SharedTensor(lengths.share.sum(1, keepdim=True), bits)
-    lengths = member.divide(member.multiply(lengths, squares), bits)
+    # A division is off by a unit, so they are added: no norm is taken for shorter than it is.
+    unit = 2.0**-_SQUARE_BITS
+    lengths = member.divide(member.multiply(errors, errors), 2 * bits - _SQUARE_BITS)
+    lengths = SharedTensor(lengths.share.sum(1, keepdim=True), _SQUARE_BITS)
+    lengths = member.multiply(member.public(lengths, terms.classes * unit), squares)
+    lengths = member.public(member.divide(lengths, bits), unit)
     factors = _scales(member, inverse_root(member, lengths, terms.form), terms.bound)
     scaled = member.divide(member.multiply(errors, factors), bits)
     found = member.multiply(inputs, scaled, inner)
@@ -312,24 +481,27 @@ def _scales(member: Member, roots: SharedTensor, bound: float) -> SharedTensor:
     return member.divide(kept, kept.bits - member.bits, below=True)
 
 
-def train_here(terms: SecureSgd, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+def train_here(
+    terms: SecureSgd,
+    parts: Sequence[Rows],
+    start: LocalStart | None = None,
+    public: Rows | None = None,
+) -> Tensor:
     """All holders and the dealer as threads of this process, which protects nobody.
 
     Args:
         terms: see `SecureSgd`.
         parts: of each holder, inputs and labels; see `train`.
+        start: see `LocalStart`.
+        public: see `train`.
 
     Returns:
         The weights, as each holder has them; see `train`.
     """
     own = [*parts, None]
     secrets = [Secret.fresh() for _ in own]
-    with LocalMembers(len(parts), terms=record(terms)) as members:
-        found = members.run(lambda m: train(m, terms, own[m.role], secrets[m.role]))
+    agreed = {"training": asdict(terms), "start": asdict(start) if start else None}
+    with LocalMembers(len(parts), terms=agreed) as members:
+        found = members.run(lambda m: train(m, terms, own[m.role], secrets[m.role], start, public))
     assert found[0] is not None, "a holder has the model"
     return found[0]
-
-
-def record(terms: SecureSgd) -> Mapping[str, Any]:
-    """The terms as plain values, for parties to compare."""
-    return asdict(terms)
