@@ -30,7 +30,6 @@ def test_the_index_is_that_of_a_loop():
 def test_every_row_falls_into_one_bin_and_deciles_hold_a_tenth():
     bins = Bins.of(draw(0), ["number", "rare", "common"])
     bins.add(draw(0))
-    bins.count()
     assert bins.counts.sum(dim=1).tolist() == [4000] * 3
     assert (bins.counts[0, ::2] - 400).abs().max() <= 2
     rare = int((draw(0)[:, 1] == 1).sum())

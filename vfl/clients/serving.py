@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import torch
-
 from vfl.clients.feature_party import FeatureParty
 from vfl.core.errors import ProtocolError
 from vfl.core.frame import Frame, Kind
 from vfl.session import Exchange
-from vfl.session.drift import DRIFTED, Drift
+from vfl.session.drift import Drift
 from vfl.session.serving import Refused, Requests
 
 _SAY_EVERY_S = 60.0
@@ -32,7 +30,6 @@ class ServedParty:
         self.requests, self._drift = requests, drift or Drift(None, None)
         self._feature = feature
         self._step = 0
-        self._sent: Exchange | None = None
 
     def answer(self) -> bool:
         """Wait for one request and answer it; False when the session is over.
@@ -56,23 +53,16 @@ class ServedParty:
             why = b"" if rows is None else bytes([rows])
             link.send(Frame(Kind.REFUSAL, frame.step, why))
             return True
-        self._sent = Exchange(frame.step, "predict", 0, rows, last=True)
-        self._feature.begin(self._sent)
-        self._feature.answer(self._sent)
-        self._drift.add(self._feature.inputs.index_select(0, torch.from_numpy(rows)))
+        exchange = Exchange(frame.step, "predict", 0, rows, last=True, confirmed=False)
+        self._feature.begin(exchange)
+        self._feature.answer(exchange)
+        self._drift.add(self._feature.inputs, rows=rows)
         return True
-
-    def finish(self) -> None:
-        """Wait until the label party has the cut, if one was sent."""
-        if self._sent is not None:
-            self._feature.finish(self._sent)
-            self._sent = None
 
     def run(self, say: Callable[[str], None]) -> None:
         """Serve until the session is over; say now and then, in counts, what was asked."""
         said, at = "", time.monotonic()
         while self.answer():
-            self.finish()
             if time.monotonic() - at > _SAY_EVERY_S:
                 at = time.monotonic()
                 if said != (said := self._summary()):
@@ -82,6 +72,5 @@ class ServedParty:
     def _summary(self) -> str:
         if self._drift.inputs is None:
             return self.requests.summary()
-        drifted = int((self._drift.inputs.stability() > DRIFTED).sum())
         counted = len(self._drift.inputs.names)
-        return f"{self.requests.summary()}; {drifted} of {counted} inputs drifted"
+        return f"{self.requests.summary()}; {self._drift.drifted()} of {counted} inputs drifted"

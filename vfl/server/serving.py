@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vfl.core.errors import ProtocolError
+from vfl.core.errors import LostPeerError, ProtocolError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.server.label_party import LabelParty
 from vfl.session import Exchange
 from vfl.session.exchange import SUM
 from vfl.session.serving import Refused, request
+from vfl.transport import ObservedPoll
 
 #: Most parties whose contributions are computed: every subset of them takes a pass of the top.
 _MOST_EXPLAINED = 8
@@ -54,106 +55,147 @@ class _Peeked:
     """A link whose next frame was looked at.
 
     Args:
-        link: to a party.
-        waits: called before something may take long, and with False once it has not failed.
+        link: to a party; one of the same process never waits.
     """
 
-    def __init__(self, link: Link, waits: Callable[[bool], object]) -> None:
-        self._link, self._waits = link, waits
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._polled = link if isinstance(link, ObservedPoll) else None
         self._next: Frame | None = None
 
-    def look(self) -> Frame:
+    def look(self) -> Frame | None:
+        """The next frame, once it is there."""
         if self._next is None:
-            self._waits(True)
-            self._next = self._link.receive()
-            self._waits(False)
+            self._next = self._link.receive() if self._polled is None else self._polled.poll()
         return self._next
 
+    def fileno(self) -> int | None:
+        """What to wait for; -1 while the stream is cut, None where nothing is waited for."""
+        return None if self._polled is None else self._polled.fileno()
+
+    @property
+    def patience_s(self) -> float:
+        return math.inf if self._polled is None else self._polled.patience_s
+
     def receive(self) -> Frame:
-        frame, self._next = self.look(), None
-        return frame
+        frame, self._next = self._next, None
+        return self._link.receive() if frame is None else frame
 
     def send(self, frame: Frame) -> None:
-        self._waits(True)
         self._link.send(frame)
-        self._waits(False)
 
     def close(self) -> None:
         self._link.close()
 
 
 class ServingParty:
-    """Asks for rows as they are wanted; used by one thread.
+    """Asks for rows as they are wanted, one request after the other, without ever waiting.
+
+    `begin` asks, `arrived` says whether everybody has answered, `answer` takes that. All three end
+    the session with what they raise: LostPeerError, PeerFailedError, ProtocolError, FrameError.
 
     Args:
         label: the label party, with the weights of its training.
         between: lets parties of the same process answer, after each request.
-        after: lets them take the receipt.
 
     Attributes:
-        waits_for: the party that is waited for now, or that was lost; other threads may read it.
+        waits_for: the party that is waited for now, or that was lost.
     """
 
-    def __init__(
-        self,
-        label: LabelParty,
-        between: Callable[[], object] = lambda: None,
-        after: Callable[[], object] = lambda: None,
-    ) -> None:
+    def __init__(self, label: LabelParty, between: Callable[[], object] = lambda: None) -> None:
         self.label = label
         self.waits_for: str | None = None
-        self._between, self._after = between, after
+        self._between = between
         self._step = 0
+        self._asked = np.empty(0, dtype=np.int64)
+        self._late_at: float | None = None
         self._reference: Mapping[str, Tensor] | None = None
-        self._links = {
-            name: _Peeked(end.link, partial(self._wait_for, name))
-            for name, end in label.ends.items()
-        }
+        self._links = {name: _Peeked(end.link) for name, end in label.ends.items()}
+        self._patience_s = max(link.patience_s for link in self._links.values())
         for name, link in self._links.items():
             label.ends[name].link = link
 
-    def ask(self, rows: np.ndarray, inputs: Tensor | None = None) -> Answer:
-        """Answers for some rows.
+    def streams(self) -> list[int]:
+        """File numbers that say when something has come; -1 for a stream that is cut."""
+        numbers = [link.fileno() for link in self._links.values()]
+        return [number for number in numbers if number is not None]
+
+    def begin(self, rows: np.ndarray) -> None:
+        """Ask every party for some rows; nothing else may be asked for.
 
         Args:
-            rows: positions, ascending; at most `QUERY_ROWS`.
-            inputs: the label party's own inputs of them; those of its table if not given.
+            rows: positions, ascending; at most `QUERY_ROWS`. None at all asks who is there.
+        """
+        self._asked = rows
+        for name, link in self._links.items():
+            self.waits_for = name
+            link.send(request(self._step, rows))
+        self._late_at = time.monotonic() + self._patience_s
+        self._between()
+
+    def arrived(self) -> bool:
+        """Whether everybody has answered what was asked for; without a request nobody may."""
+        away, late_at = list[str](), self._late_at
+        for name, link in self._links.items():
+            self.waits_for = name
+            if late_at is None and link.fileno() is None:
+                continue
+            if link.look() is None:
+                away.append(name)
+            elif late_at is None:
+                raise ProtocolError(f"party '{name}' answers what was not asked")
+        if late_at is None or not away:
+            self.waits_for = None
+            return late_at is not None
+        self.waits_for = away[0]
+        if time.monotonic() > late_at:
+            raise LostPeerError(f"party '{away[0]}' sent nothing for {self._patience_s:g} s")
+        return False
+
+    def answer(self, inputs: Tensor | None = None) -> Answer | None:
+        """What everybody answered, once it has arrived; None to the question who is there.
+
+        Args:
+            inputs: the label party's own inputs of the rows; those of its table if not given.
 
         Raises:
             RefusedRequest: a party sends no cut of them; the session goes on.
-            LostPeerError, PeerFailedError, ProtocolError, FrameError: the session is over.
         """
-        step = self._send(rows)
-        exchange = Exchange(step, "predict", 0, rows, last=True)
-        refused = self._refusals(step)
+        step, rows = self._step, self._asked
+        self._step, self._late_at = step + 1, None
+        refused = self._refusals(step, empty=not len(rows))
         if refused:
             for name in self._links.keys() - refused.keys():
                 self._links[name].receive()
-                self._links[name].send(Frame(Kind.ACK, step))
-            self._after()
             party, code = next(iter(refused.items()))
             raise RefusedRequest(party, code)
+        if not len(rows):
+            return None
         if inputs is None and self.label.data.inputs is not None:
             inputs = self.label.data.inputs.index_select(0, torch.from_numpy(rows))
+        exchange = Exchange(step, "predict", 0, rows, last=True, confirmed=False)
         cuts = self.label.query(exchange, inputs)
-        self._after()
         self.label.progress.asked(len(rows))
         return Answer(self.label.answers(self.label.outputs_of(cuts, step)), cuts)
 
-    def check(self) -> None:
-        """Ask every party whether it is there.
+    def reference_rows(self) -> np.ndarray:
+        """Rows whose mean cut stands for a party that is left out; none once they were asked."""
+        told = self.label.terms.secure == "none" and self._explains(self._links)
+        if self._reference is not None or not told:
+            return self._asked[:0]
+        rows = self.label.data.split.test
+        spread = np.linspace(0, len(rows) - 1, min(_REFERENCE_ROWS, len(rows)))
+        return np.unique(rows[spread.astype(np.int64)])
 
-        Raises:
-            LostPeerError, PeerFailedError, ProtocolError, FrameError: the session is over.
-        """
-        step = self._send(np.empty(0, dtype=np.int64))
-        self._refusals(step, empty=True)
+    def refer_to(self, answer: Answer) -> None:
+        """Take the answer of the reference rows."""
+        self._reference = {name: cut.mean(0) for name, cut in answer.cuts.items()}
 
     def contributions(self, cuts: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
         """The Shapley value of every cut for each output of one row, by party.
 
-        In place of a party that is left out stands the mean cut of a few reference rows, which
-        are asked once (Shapley 1953; Lundberg and Lee 2017, equation 8, with parties as features).
+        In place of a party that is left out stands the mean cut of `reference_rows` (Shapley 1953;
+        Lundberg and Lee 2017, equation 8, with parties as features).
 
         Args:
             cuts: of an answer.
@@ -163,13 +205,8 @@ class ServingParty:
             Axes (outputs,) each; empty where only a sum of cuts is known, or parties are many.
         """
         names = list(cuts)
-        if SUM in cuts or len(names) > _MOST_EXPLAINED:
+        if self._reference is None or not self._explains(names):
             return {}
-        if self._reference is None:
-            rows = self.label.data.split.test
-            spread = np.linspace(0, len(rows) - 1, min(_REFERENCE_ROWS, len(rows)))
-            asked = self.ask(np.unique(rows[spread.astype(np.int64)]))
-            self._reference = {name: cut.mean(0) for name, cut in asked.cuts.items()}
         present = np.array(list(itertools.product([False, True], repeat=len(names))))
         masks = torch.from_numpy(present)
         mixed = {
@@ -185,18 +222,17 @@ class ServingParty:
         for link in self._links.values():
             link.send(Frame(Kind.DONE))
 
-    def _send(self, rows: np.ndarray) -> int:
-        step, self._step = self._step, self._step + 1
-        for link in self._links.values():
-            link.send(request(step, rows))
-        self._between()
-        return step
+    @staticmethod
+    def _explains(names: Collection[str]) -> bool:
+        return SUM not in names and len(names) <= _MOST_EXPLAINED
 
     def _refusals(self, step: int, *, empty: bool = False) -> dict[str, Refused]:
         """Who refuses a request and why, once every party has said something to it."""
         refused = {}
         for name, link in self._links.items():
+            self.waits_for = name
             frame = link.look()
+            assert frame is not None, "it has arrived"
             if frame.kind is not Kind.REFUSAL and not empty:
                 continue  # the round checks it
             link.receive()
@@ -206,10 +242,8 @@ class ServingParty:
                 raise ProtocolError(f"party '{name}' answered a request in an unknown form")
             if code:
                 refused[name] = Refused(code[0])
+        self.waits_for = None
         return refused
-
-    def _wait_for(self, party: str, waits: bool) -> None:
-        self.waits_for = party if waits else None
 
 
 def shapley(names: Iterable[str], values: Tensor) -> dict[str, Tensor]:

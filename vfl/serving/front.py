@@ -7,19 +7,18 @@ import hmac
 import json
 import os
 import secrets
+import socket
 import ssl
 import stat
-import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import pandas as pd
 import torch
 from pydantic import Field
@@ -41,9 +40,8 @@ from vfl.transport.stream import require_loopback
 try:
     import uvicorn
     from fastapi import FastAPI, Request
-    from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
-    from pydantic import BaseModel
+    from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+    from pydantic import BaseModel, ValidationError
 except ImportError as absence:  # they come with Flower today
     raise MissingPackageError(
         "serving needs packages that are not here",
@@ -62,7 +60,7 @@ _TOKEN_FILE, SETTINGS_FILE, STATE_FILE, STOP_FILE, NEXT_FILE = (
 _OPEN = ("/", "/health", "/ready")
 _CLIENTS = 4096  # whose rate is remembered
 _START_S = 10.0
-_SWITCH_S = 0.0002
+PREDICT = "/predict"
 
 
 class ServeSettings(Settings):
@@ -137,13 +135,23 @@ class Guard:
 
     Args:
         app: what is guarded.
+        predict: answers the body of `POST /predict` without the routing of `app`, which takes as
+            long as a model.
         token: what clients show as `Authorization: Bearer TOKEN`.
         settings: the limits.
         service: where refusals are counted.
     """
 
-    def __init__(self, app: Any, token: str, settings: ServeSettings, service: Service) -> None:
-        self._app, self._service, self._settings = app, service, settings
+    def __init__(
+        self,
+        app: FastAPI,
+        predict: Callable[[bytes], Awaitable[Response]],
+        token: str,
+        settings: ServeSettings,
+        service: Service,
+    ) -> None:
+        self._app, self._predict = app, predict
+        self._service, self._settings = service, settings
         self._token = f"Bearer {token}".encode()
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
@@ -174,6 +182,11 @@ class Guard:
         if status:
             self._service.figures.add("responses_total", f'status="{status}"')
             await JSONResponse({"error": why}, status)(scope, receive, send)
+            return
+        if scope["path"] == PREDICT and scope["method"] == "POST":
+            answer = await self._predict(body)
+            self._service.figures.add("responses_total", f'status="{answer.status_code}"')
+            await answer(scope, receive, send)
             return
         given = False
 
@@ -230,11 +243,12 @@ class Rows:
     def __len__(self) -> int:
         return len(self._at)
 
-    def positions(self, ids: list[str | int]) -> np.ndarray | None:
-        """Positions of ids, int64; None where one is not known."""
-        found = [self._at.get(str(each)) for each in ids]
-        known = [row for row in found if row is not None]
-        return np.array(known, dtype=np.int64) if len(known) == len(found) else None
+    def positions(self, ids: list[str | int]) -> list[int] | None:
+        """Positions of ids; None where one is not known."""
+        try:
+            return [self._at[str(each)] for each in ids]
+        except KeyError:
+            return None
 
     def inputs(self, columns: dict[str, list[Any]], rows: int) -> Tensor | None:
         """The label party's inputs from columns of a request; None where they do not fit."""
@@ -267,27 +281,38 @@ class Model:
     rows: Rows
     classes: Classes | None
 
+    def told(self, outputs: Tensor) -> list[str | None]:
+        """See `Served.told`."""
+        return [_json(row) for row in scores(outputs, self.classes)]
 
-def application(service: Service, settings: ServeSettings) -> FastAPI:
-    """The routes.
+
+def _json(content: Mapping[str, Any]) -> str | None:
+    """As JSON; None where that has a number that is none."""
+    try:
+        return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return None
+
+
+def application(
+    service: Service, settings: ServeSettings
+) -> tuple[FastAPI, Callable[[bytes], Awaitable[Response]]]:
+    """The routes, and what the one that predicts does with a body.
 
     Args:
         service: answers them, with the `Model` it has now.
         settings: the limits.
     """
+
+    async def answer(body: bytes) -> Response:
+        try:
+            return await _predicted(body, service, settings)
+        except Unavailable as absence:
+            told = {"error": f"party {absence.party}: {absence.why}", "party": absence.party}
+            return JSONResponse(told, absence.status, {"Retry-After": "1"})
+
     app = FastAPI(title="vfl", version=VERSION, docs_url=None, redoc_url=None)
     page = resources.files("vfl.serving").joinpath("page.html").read_text(encoding="utf-8")
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        """FastAPI's own answer quotes what it was sent."""
-        what = "the body is not {ids: [...], columns?: {...}, explain?: bool}"
-        return JSONResponse({"error": what}, 422)
-
-    @app.exception_handler(Unavailable)
-    async def unavailable(request: Request, absence: Unavailable) -> JSONResponse:
-        told = {"error": f"party {absence.party}: {absence.why}", "party": absence.party}
-        return JSONResponse(told, absence.status, {"Retry-After": "1"})
 
     @app.get("/", response_class=HTMLResponse)
     async def index() -> HTMLResponse:
@@ -314,10 +339,12 @@ def application(service: Service, settings: ServeSettings) -> FastAPI:
         return PlainTextResponse(service.metrics(), media_type="text/plain; version=0.0.4")
 
     @app.get("/model")
-    async def model() -> dict[str, Any]:
+    async def model() -> JSONResponse:
         """What answers: the run, its classes, its parties, the label party's own columns."""
-        now = _model(service)
-        return {
+        now = service.model
+        if not isinstance(now, Model):
+            return JSONResponse({"error": "it is starting", "party": service.owner}, 503)
+        told = {
             "version": now.version,
             "classes": None if now.classes is None else list(now.classes),
             "parties": service.parties,
@@ -325,47 +352,56 @@ def application(service: Service, settings: ServeSettings) -> FastAPI:
             "rows": len(now.rows),
             "explains": settings.explain,
         }
+        return JSONResponse(told)
 
-    @app.post("/predict")
-    async def predict(asked: Asked) -> JSONResponse:
+    schema = {"content": {"application/json": {"schema": Asked.model_json_schema()}}}
+
+    @app.post(PREDICT, openapi_extra={"requestBody": {**schema, "required": True}})
+    async def predict(request: Request) -> Response:
         """Scores of rows, in the order of their ids."""
-        started, now = time.perf_counter(), _model(service)
-        if len(asked.ids) > settings.max_ids:
-            return JSONResponse({"error": f"more than {settings.max_ids} ids"}, 413)
-        if asked.explain and not settings.explain:
-            return JSONResponse({"error": "contributions are not told: --explain"}, 403)
-        found = now.rows.positions(asked.ids)
-        if found is None:
-            return JSONResponse({"error": "an id is not known here"}, 404)
-        inputs = None
-        if asked.columns is not None:
-            inputs = now.rows.inputs(asked.columns, len(asked.ids))
-            if inputs is None or len(set(found.tolist())) < len(found):
-                what = "the columns are not those of the label party's model, or an id came twice"
-                return JSONResponse({"error": what}, 422)
-        result = await service.predict(now, found, inputs, asked.explain)
-        body: dict[str, Any] = {
-            "version": now.version,
-            "predictions": scores(result.outputs, now.classes),
-            "milliseconds": round(1000 * (time.perf_counter() - started), 3),
-        }
-        if result.contributions:
-            shares = {name: value.tolist() for name, value in result.contributions.items()}
-            body["contributions"] = shares
-        return JSONResponse(body)
+        return await answer(await request.body())
 
-    return app
+    return app, answer
 
 
-def _model(service: Service) -> Model:
-    """What is served now.
+async def _predicted(body: bytes, service: Service, settings: ServeSettings) -> Response:
+    """The answer to the body of a request.
 
     Raises:
-        Unavailable: nothing yet.
+        Unavailable: see `Service.predict`.
     """
-    if not isinstance(service.model, Model):
+    started, now = time.perf_counter(), service.model
+    if not isinstance(now, Model):
         raise Unavailable(service.owner, "it is starting")
-    return service.model
+    try:
+        asked = Asked.model_validate_json(body)
+    except ValidationError:  # which quotes what it was sent
+        return _refused("the body is not {ids: [...], columns?: {...}, explain?: bool}", 422)
+    if len(asked.ids) > settings.max_ids:
+        return _refused(f"more than {settings.max_ids} ids", 413)
+    if asked.explain and not settings.explain:
+        return _refused("contributions are not told: --explain", 403)
+    found = now.rows.positions(asked.ids)
+    if found is None:
+        return _refused("an id is not known here", 404)
+    inputs = None
+    if asked.columns is not None:
+        inputs = now.rows.inputs(asked.columns, len(asked.ids))
+        if inputs is None or len(set(found)) < len(found):
+            what = "the columns are not those of the label party's model, or an id came twice"
+            return _refused(what, 422)
+    result = await service.predict(now, found, inputs, asked.explain)
+    more: dict[str, Any] = {"milliseconds": round(1000 * (time.perf_counter() - started), 3)}
+    if result.contributions:
+        shares = {name: value.tolist() for name, value in result.contributions.items()}
+        more["contributions"] = shares
+    # Rows are JSON already: those of a batch are written once, whoever asked for them.
+    head = f'{{"version":{json.dumps(now.version)},"predictions":[{",".join(result.rows)}],'
+    return Response(head + json.dumps(more)[1:], media_type="application/json")
+
+
+def _refused(why: str, status: int) -> JSONResponse:
+    return JSONResponse({"error": why}, status)
 
 
 def scores(outputs: Tensor, classes: Classes | None) -> list[dict[str, Any]]:
@@ -378,6 +414,19 @@ def scores(outputs: Tensor, classes: Classes | None) -> list[dict[str, Any]]:
         {"prediction": classes[index], "probabilities": row}
         for index, row in zip(best, shares.tolist(), strict=True)
     ]
+
+
+class _Server(uvicorn.Server):
+    """An HTTP server whose loop a service runs on."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Before anybody is listened to."""
+        self._service.loop = asyncio.get_running_loop()
+        await super().startup(sockets)
 
 
 class HttpFront:
@@ -414,9 +463,9 @@ class HttpFront:
         )
         token_file = Path(settings.token or folder / _TOKEN_FILE)
         token = token_in(token_file)
-        app = application(self.service, settings)
+        app, predict = application(self.service, settings)
         config = uvicorn.Config(
-            Guard(app, token, settings, self.service),
+            Guard(app, predict, token, settings, self.service),
             host=settings.host,
             port=settings.port,
             ws="none",
@@ -436,9 +485,7 @@ class HttpFront:
             config.load()
             assert config.ssl is not None, "a certificate was given"
             config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
-        # The event loop and the session take turns many times a batch; 5 ms would be most of it.
-        sys.setswitchinterval(_SWITCH_S)
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config, self.service)
         self._thread = threading.Thread(target=self._serve, name="vfl-http", daemon=True)
         self._thread.start()
         self.port = self._listening(settings)

@@ -33,11 +33,7 @@ def serving_of(session: LocalSession) -> ServingParty:
         for party in served:
             party.answer()
 
-    def finish() -> None:
-        for party in served:
-            party.finish()
-
-    return ServingParty(session.label, answer, finish)
+    return ServingParty(session.label, answer)
 
 
 def serve(

@@ -1,32 +1,39 @@
 """What stands between HTTP and a session: requests wait here, and are asked for in batches.
 
-HTTP handlers run on one event loop and submit; one other thread plays the session, takes what
-waits, and answers. Nothing here keeps an id or a cell longer than its request, but for the cache
-where one is asked for.
+All of it runs on the event loop of HTTP, which the parties' streams wake as clients do: a request
+passes from no thread to another. The thread that plays the session waits until it is over. Nothing
+here keeps an id or a cell longer than its request, but for the cache where one is asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
+import os
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vfl.core.errors import MissingPartyError, PeerError, VFLError
-from vfl.server.serving import RefusedRequest, ServingParty
+from vfl.server.serving import Answer, RefusedRequest, ServingParty
 from vfl.session.drift import Drift
 from vfl.session.schedule import QUERY_ROWS
 from vfl.session.serving import Refused
 
 #: How often every party is asked whether it is there while nobody asks for anything.
 _CHECK_EVERY_S = 5.0
-_TICK_S = 0.5
+#: How often the loop looks for the end of the service and for streams that were replaced.
+_TICK_S = 0.1
+#: Before a session that was lost begins anew.
+_PAUSE_S = 0.5
+_NOTHING: Mapping[str, Tensor] = {}
 #: Upper ends of the latency histogram, in seconds.
 _BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
@@ -48,22 +55,23 @@ class Request:
         inputs: the label party's own inputs in place of its table's, axes (rows, ...).
         explain: whether contributions of the first row are wanted.
         model: what positions and answers are of.
-        future: what comes of it, on the event loop.
+        future: what comes of it.
+        alone: whether it was refused together with others.
     """
 
-    rows: np.ndarray
+    rows: list[int]
     inputs: Tensor | None
     explain: bool
-    model: object
+    model: Served
     future: asyncio.Future[Result | Unavailable]
-    dropped: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Outputs of axes (rows, outputs), and each party's contribution to those of the first row."""
+    """Every row's answer as JSON, and each party's contribution to the outputs of the first."""
 
-    outputs: Tensor
+    rows: list[str]
     contributions: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -101,12 +109,38 @@ class Figures:
         yield f"vfl_request_seconds_count {total}"
 
 
+class Served(Protocol):
+    """What is served, as far as this file knows it."""
+
+    def told(self, outputs: Tensor) -> list[str | None]:
+        """Each row of outputs, axes (rows, outputs), as JSON; None where it is no number."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What is asked for at once.
+
+    Attributes:
+        requests: who asked; nobody where the service itself asks.
+        rows: positions that are asked for; none at all asks who is there.
+        known: answers that were in the cache.
+        refers: whether it is about the reference rows of contributions.
+        began: when it was sent.
+    """
+
+    requests: list[Request]
+    rows: np.ndarray
+    known: dict[int, str | None]
+    refers: bool = False
+    began: float = field(default_factory=time.monotonic)
+
+
 class Service:
-    """Takes requests from HTTP, and has them answered by whoever plays a session.
+    """Takes requests from HTTP and has them answered; all of it on the event loop of HTTP.
 
     Args:
         owner: the label party.
-        wait_ms: how long a batch waits for more requests; 0 takes what is there.
+        wait_ms: how long a batch waits for more requests; 0 takes what came together.
         batch_rows: most rows of a batch.
         timeout_s: most time for a request.
         cache_rows: answers that are kept, the one unused for longest leaving first; 0 keeps none.
@@ -118,7 +152,10 @@ class Service:
         model: what is served; answers are of no other, however a switch falls.
         missing: who is waited for; None while rows can be answered.
         was_ready: whether rows of this model could be answered once.
+        loop: where all of this runs; set once it does.
     """
+
+    loop: asyncio.AbstractEventLoop
 
     def __init__(
         self,
@@ -132,48 +169,46 @@ class Service:
     ) -> None:
         self.owner, self.figures = owner, Figures()
         self.parties: list[str] = []
-        self.model: object = None
+        self.model: Served | None = None
         self.missing: str | None = owner
         self.timeout_s = timeout_s
         self._wait_s, self._batch_rows = wait_ms / 1000, min(batch_rows, QUERY_ROWS)
         self._ended, self._closed, self.was_ready = ended, False, False
         self._waiting: deque[Request] = deque()
-        self._changed = threading.Condition()
-        self._drift, self._counting = Drift(None, None), threading.Lock()
-        self._cache: OrderedDict[int, Tensor] = OrderedDict()
+        self._asked: _Batch | None = None
+        self._begins = self._ends = False
+        self._drift = Drift(None, None)
+        self._cache: OrderedDict[int, str | None] = OrderedDict()
         self._cache_rows = cache_rows
         self._serving: ServingParty | None = None
-        self._asked_at: float | None = None
+        self._over: Future[None] = Future()
+        self._watched: dict[int, int] = {}
+        self._checked = 0.0
 
-    def show(self, model: object, parties: list[str], drift: Drift | None = None) -> None:
+    def show(self, model: Served, parties: list[str], drift: Drift | None = None) -> None:
         """Serve this model from the next session on; between two sessions."""
         self._drift = drift or Drift(None, None)
         self.model, self.parties, self.was_ready = model, parties, False
         self.missing = ", ".join(parties)
 
     async def predict(
-        self, model: object, rows: np.ndarray, inputs: Tensor | None = None, explain: bool = False
+        self, model: Served, rows: list[int], inputs: Tensor | None = None, explain: bool = False
     ) -> Result:
-        """Answers for some rows of a model, in their order; called on the event loop.
+        """Answers for some rows of a model, in their order.
 
         Raises:
             Unavailable: a party is missing, refuses or does not answer in time.
         """
-        loop, started = asyncio.get_running_loop(), time.monotonic()
+        started = time.monotonic()
         self._check_here(started)
-        future: asyncio.Future[Result | Unavailable] = loop.create_future()
-        request = Request(rows, inputs, explain, model, future)
-        with self._changed:
-            self._waiting.append(request)
-            self._changed.notify()
+        future: asyncio.Future[Result | Unavailable] = self.loop.create_future()
+        self._waiting.append(Request(rows, inputs, explain, model, future))
+        self._begin_soon()
+        timer = self.loop.call_later(self.timeout_s, self._late, future)
         try:
-            async with asyncio.timeout(self.timeout_s):
-                result = await future
-        except TimeoutError:
-            self.figures.add("timeouts_total")
-            raise Unavailable(self._slowest(), "it did not answer in time") from None
+            result = await future
         finally:
-            request.dropped = True
+            timer.cancel()
         if isinstance(result, Unavailable):
             raise result
         self.figures.add("rows_total", by=len(rows))
@@ -181,31 +216,14 @@ class Service:
         return result
 
     def play(self, serving: ServingParty) -> None:
-        """Answer what is asked until the end is ordered; the session's own thread does this.
+        """Have requests answered until the end is ordered; the session's own thread waits here.
 
         Raises:
             VFLError: what ended the session; everybody who waits is told who is missing.
         """
-        self._cache.clear()
-        self._serving, self.missing, self.was_ready = serving, None, True
-        checked = time.monotonic()
-        try:
-            while not self._stops():
-                batch = self._take()
-                self._asked_at = time.monotonic()
-                if batch:
-                    self._answer(serving, batch)
-                elif self._asked_at - checked > _CHECK_EVERY_S:
-                    serving.check()
-                    checked = self._asked_at
-                self._asked_at = None
-        except BaseException:
-            self._give_up(serving.waits_for or ", ".join(self.parties))
-            raise
-        finally:
-            self._asked_at = self._serving = None
-            if self.missing is None:
-                self._give_up(self.owner)
+        self._over = Future()
+        self.loop.call_soon_threadsafe(self._open, serving)
+        self._over.result()
 
     def lost(self, error: VFLError) -> bool:
         """Whether the session is to be begun again; not before everybody was here once."""
@@ -213,14 +231,12 @@ class Service:
         if self._stops() or refused or not (self.was_ready or isinstance(error, _ABSENT)):
             return False
         self.figures.add("sessions_lost_total")
-        time.sleep(_TICK_S)
+        time.sleep(_PAUSE_S)
         return True
 
     def stop(self) -> None:
         """Have `play` return."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        self._closed = True
 
     def metrics(self) -> str:
         """The text of `/metrics`."""
@@ -230,136 +246,241 @@ class Service:
             f'vfl_party_up{{party="{party}"}} {int(party not in missing.split(", "))}'
             for party in self.parties
         ]
-        gauges += ["# TYPE vfl_waiting_requests gauge", f"vfl_waiting_requests {self.waiting}"]
-        with self._counting:
-            drift = list(self._drift.metrics())
-        return "\n".join([*gauges, *self.figures.lines(), *drift, ""])
-
-    @property
-    def waiting(self) -> int:
-        """Requests that wait to be asked for."""
-        return len(self._waiting)
+        waiting = len(self._waiting)
+        gauges += ["# TYPE vfl_waiting_requests gauge", f"vfl_waiting_requests {waiting}"]
+        return "\n".join([*gauges, *self.figures.lines(), *self._drift.metrics(), ""])
 
     def _check_here(self, now: float) -> None:
         if self.missing is not None:
             raise Unavailable(self.missing, "it is not here")
-        asked_at = self._asked_at
-        if asked_at is not None and now - asked_at > self.timeout_s:
+        if self._asked is not None and now - self._asked.began > self.timeout_s:
             raise Unavailable(self._slowest(), "it does not answer")
 
     def _slowest(self) -> str:
         serving = self._serving
         return (serving and serving.waits_for) or self.missing or self.owner
 
+    def _late(self, future: asyncio.Future[Result | Unavailable]) -> None:
+        if not future.done():
+            self.figures.add("timeouts_total")
+            future.set_result(Unavailable(self._slowest(), "it did not answer in time"))
+
     def _stops(self) -> bool:
         return self._closed or self._ended()
 
+    # What follows runs on the loop while a session is open; `_run` ends it where that fails.
+
+    def _open(self, serving: ServingParty) -> None:
+        self._cache.clear()
+        self._serving, self.missing, self.was_ready = serving, None, True
+        self._begins = self._ends = False
+        self._checked = time.monotonic()
+        self._tick()
+
+    def _tick(self) -> None:
+        """What no request and no stream asks for: the end, who is there, streams that are new."""
+        if self._serving is None:
+            return
+        self._run(self._look_after)
+        self.loop.call_later(_TICK_S, self._tick)
+
+    def _look_after(self, serving: ServingParty) -> None:
+        self._watch(serving)
+        self._take_answer(serving)
+        self._ends = self._stops()
+        if self._asked is not None:
+            return
+        if self._ends:
+            self._close(None)
+        elif self._waiting:  # a stream was cut, and may be mended
+            self._begin_soon()
+        elif time.monotonic() - self._checked > _CHECK_EVERY_S:
+            self._ask(serving, _Batch([], np.empty(0, dtype=np.int64), {}))
+
+    def _run(self, work: Callable[[ServingParty], None]) -> None:
+        if self._serving is not None:
+            try:
+                work(self._serving)
+            except BaseException as error:
+                self._close(error)
+
+    def _close(self, error: BaseException | None) -> None:
+        """The session is over: tell everybody who waits, and the thread that plays it."""
+        serving, self._serving = self._serving, None
+        assert serving is not None, "it is open"
+        for watched in self._watched.values():
+            self._forget(watched)
+        self._watched.clear()
+        party = serving.waits_for or ", ".join(self.parties) if error else self.owner
+        asked, self._asked = self._asked, None
+        left, self._waiting = [*(asked.requests if asked else ()), *self._waiting], deque()
+        self.missing = party
+        for request in left:
+            _settle(request, Unavailable(party, "it went away"))
+        if error is None:
+            self._over.set_result(None)
+        else:
+            self._over.set_exception(error)
+
+    def _watch(self, serving: ServingParty) -> None:
+        """Have every stream wake the loop.
+
+        Each is watched by a number of our own: a stream is closed by another thread, and its
+        number may be another's a moment later.
+        """
+        streams = dict[int, int]()
+        for number in serving.streams():
+            with suppress(OSError):  # it was closed a moment ago
+                streams[os.fstat(number).st_ino] = number
+        for gone in self._watched.keys() - streams.keys():
+            self._forget(self._watched.pop(gone))
+        for new in streams.keys() - self._watched.keys():
+            with suppress(OSError):
+                self._watched[new] = watched = os.dup(streams[new])
+                self.loop.add_reader(watched, self._run, self._arrived)
+
+    def _forget(self, watched: int) -> None:
+        self.loop.remove_reader(watched)
+        os.close(watched)
+
+    def _arrived(self, serving: ServingParty) -> None:
+        self._take_answer(serving)
+        if -1 in serving.streams():  # or it would wake us for ever
+            self._watch(serving)
+
+    def _begin_soon(self) -> None:
+        """Ask once everybody who came at the same time has said what for."""
+        if self._asked is None and not self._begins and self._serving is not None:
+            self._begins = True
+            if self._wait_s:
+                self.loop.call_later(self._wait_s, self._run, self._begin)
+            else:
+                self.loop.call_soon(self._run, self._begin)
+
+    def _begin(self, serving: ServingParty) -> None:
+        self._begins = False
+        while self._may_ask(serving):
+            if self._waiting[0].explain and len(rows := serving.reference_rows()):
+                self._ask(serving, _Batch([], rows, {}, refers=True))
+            elif batch := self._take():
+                self._ask(serving, self._batch(batch))
+
+    def _may_ask(self, serving: ServingParty) -> bool:
+        idle = self._asked is None and not self._ends
+        return idle and bool(self._waiting) and -1 not in serving.streams()
+
     def _take(self) -> list[Request]:
-        """What waits, as many rows as fit; own inputs go alone, for others may be asked too."""
-        with self._changed:
-            if not self._waiting:
-                self._changed.wait(_TICK_S)
-        if self._wait_s and self._waiting:
-            time.sleep(self._wait_s)
+        """What waits, as many rows as fit; who brings inputs or asks for reasons goes alone."""
         taken, rows = list[Request](), 0
-        with self._changed:
-            while self._waiting:
-                first = self._waiting[0]
-                alone = first.inputs is not None
-                if taken and (alone or rows + len(first.rows) > self._batch_rows):
+        while self._waiting:
+            first = self._waiting[0]
+            alone = first.alone or first.explain or first.inputs is not None
+            if taken and (alone or rows + len(first.rows) > self._batch_rows):
+                break
+            self._waiting.popleft()
+            if first.model is not self.model:
+                _settle(first, Unavailable(self.owner, "another model has taken over"))
+            elif not first.future.done():
+                taken.append(first)
+                rows += len(first.rows)
+                if alone:
                     break
-                self._waiting.popleft()
-                if first.model is not self.model:
-                    _settle([(first, Unavailable(self.owner, "another model has taken over"))])
-                elif not first.dropped:
-                    taken.append(first)
-                    rows += len(first.rows)
-                    if alone:
-                        break
         return taken
 
-    def _answer(self, serving: ServingParty, batch: list[Request]) -> None:
-        """Ask for a batch; where it is refused, every request alone, so that none pays for it."""
+    def _batch(self, requests: list[Request]) -> _Batch:
+        rows = sorted({row for request in requests for row in request.rows})
+        plain = all(request.inputs is None and not request.explain for request in requests)
+        known = self._cached(rows) if plain and self._cache else {}
+        asked = [row for row in rows if row not in known] if known else rows
+        return _Batch(requests, np.array(asked, dtype=np.int64), known)
+
+    def _ask(self, serving: ServingParty, batch: _Batch) -> None:
+        if batch.requests and not len(batch.rows):
+            self._settle(batch, {})
+            return
+        self._asked = batch
+        serving.begin(batch.rows)
+        self._take_answer(serving)  # of parties in this process
+
+    def _take_answer(self, serving: ServingParty) -> None:
+        if not serving.arrived() or self._asked is None:
+            return
+        batch, self._asked = self._asked, None
+        self._checked = time.monotonic()
+        inputs = batch.requests[0].inputs if batch.requests else None
+        if inputs is not None:  # of distinct rows in the request's order
+            inputs = inputs[torch.from_numpy(np.argsort(batch.requests[0].rows))]
         try:
-            self._ask(serving, batch)
+            answer = serving.answer(inputs)
         except RefusedRequest as refusal:
-            if len(batch) > 1:
-                for request in batch:
-                    self._answer(serving, [request])
-                return
-            busy = refusal.reason is Refused.BUSY
-            name = refusal.reason.name.lower()
-            self.figures.add("refusals_total", f'party="{refusal.party}",reason="{name}"')
-            why = "it takes no more rows now" if busy else "it does not consent to this request"
-            _settle([(batch[0], Unavailable(refusal.party, why, 429 if busy else 403))])
+            self._refused(batch, refusal)
         except BaseException:
-            gone = Unavailable(serving.waits_for or ", ".join(self.parties), "it went away")
-            _settle([(request, gone) for request in batch])
+            self._asked = batch  # whose requests are told
             raise
+        else:
+            if batch.refers and answer is not None:
+                serving.refer_to(answer)
+            elif answer is not None:
+                self._answered(serving, batch, answer, inputs)
+        self._begin_soon()
 
-    def _ask(self, serving: ServingParty, batch: list[Request]) -> None:
-        inputs = batch[0].inputs
-        rows = np.unique(np.concatenate([request.rows for request in batch]))
-        explains = any(request.explain for request in batch)
-        known = {} if inputs is not None or explains else self._cached(rows)
-        asked = np.array([row for row in rows.tolist() if row not in known], dtype=np.int64)
-        if len(asked):
-            if inputs is not None:  # of distinct rows in the request's order
-                inputs = inputs[torch.from_numpy(np.argsort(batch[0].rows))]
-            answer = serving.ask(asked, inputs)
-            self.figures.add("batches_total")
-            self.figures.add("asked_rows_total", by=len(asked))
-            own = serving.label.data.inputs if inputs is None else inputs
-            if own is not None and inputs is None:
-                own = own.index_select(0, torch.from_numpy(asked))
-            with self._counting:  # /metrics counts what waits, in another thread
-                self._drift.add(own, answer.outputs)
-            fresh = dict(zip(asked.tolist(), answer.outputs, strict=True))
-            if inputs is None:
-                self._keep(fresh)
-            known |= fresh
-        results = list[tuple[Request, Result | Unavailable]]()
-        for request in batch:
-            outputs = torch.stack([known[row] for row in request.rows.tolist()])
-            shares: Mapping[str, Tensor] = {}
-            if request.explain:
-                at = int(np.searchsorted(asked, request.rows[0]))
-                shares = serving.contributions(answer.cuts, at)
-            results.append((request, Result(outputs, shares)))
-        _settle(results)
+    def _refused(self, batch: _Batch, refusal: RefusedRequest) -> None:
+        """Ask for every request alone, so that none pays for another."""
+        requests = [self._waiting.popleft()] if batch.refers else batch.requests
+        if len(requests) > 1:
+            for request in requests:
+                request.alone = True
+            self._waiting.extendleft(reversed(requests))
+            return
+        busy, name = refusal.reason is Refused.BUSY, refusal.reason.name.lower()
+        self.figures.add("refusals_total", f'party="{refusal.party}",reason="{name}"')
+        why = "it takes no more rows now" if busy else "it does not consent to this request"
+        for request in requests:
+            _settle(request, Unavailable(refusal.party, why, 429 if busy else 403))
 
-    def _cached(self, rows: np.ndarray) -> dict[int, Tensor]:
-        found = {row: self._cache[row] for row in rows.tolist() if row in self._cache}
+    def _answered(
+        self, serving: ServingParty, batch: _Batch, answer: Answer, inputs: Tensor | None
+    ) -> None:
+        self.figures.add("batches_total")
+        self.figures.add("asked_rows_total", by=len(batch.rows))
+        if inputs is None:
+            self._drift.add(serving.label.data.inputs, answer.outputs, batch.rows)
+        else:
+            self._drift.add(inputs, answer.outputs)
+        told = batch.requests[0].model.told(answer.outputs)
+        fresh = dict(zip(batch.rows.tolist(), told, strict=True))
+        if inputs is None and self._cache_rows:
+            self._cache.update(fresh)
+            while len(self._cache) > self._cache_rows:
+                self._cache.popitem(last=False)
+        shares: Mapping[str, Tensor] = {}
+        if batch.requests[0].explain:
+            at = int(np.searchsorted(batch.rows, batch.requests[0].rows[0]))
+            shares = serving.contributions(answer.cuts, at)
+        self._settle(batch, fresh, shares)
+
+    def _settle(
+        self, batch: _Batch, fresh: dict[int, str | None], shares: Mapping[str, Tensor] = _NOTHING
+    ) -> None:
+        known = batch.known | fresh if batch.known else fresh
+        for request in batch.requests:
+            rows = [row for each in request.rows if (row := known[each]) is not None]
+            whole = len(rows) == len(request.rows)
+            no_number = Unavailable(self.owner, "its network gives no finite number")
+            _settle(request, Result(rows, shares) if whole else no_number)
+
+    def _cached(self, rows: list[int]) -> dict[int, str | None]:
+        found = {row: self._cache[row] for row in rows if row in self._cache}
         for row in found:
             self._cache.move_to_end(row)
         if found:
             self.figures.add("cached_rows_total", by=len(found))
         return found
 
-    def _keep(self, fresh: Mapping[int, Tensor]) -> None:
-        if self._cache_rows:
-            self._cache.update(fresh)
-            while len(self._cache) > self._cache_rows:
-                self._cache.popitem(last=False)
 
-    def _give_up(self, party: str) -> None:
-        with self._changed:
-            self.missing = party
-            left, self._waiting = self._waiting, deque()
-        gone = Unavailable(party, "it went away")
-        _settle([(request, gone) for request in left])
-
-
-def _settle(results: Sequence[tuple[Request, Result | Unavailable]]) -> None:
-    """Hand over what came of requests, in one call to their event loop."""
-
-    def on_loop() -> None:
-        for request, result in results:
-            if not request.future.done():
-                request.future.set_result(result)
-
-    if results:
-        results[0][0].future.get_loop().call_soon_threadsafe(on_loop)
+def _settle(request: Request, result: Result | Unavailable) -> None:
+    if not request.future.done():
+        request.future.set_result(result)
 
 
 _ABSENT: tuple[type[PeerError], ...] = (MissingPartyError,)

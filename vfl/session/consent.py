@@ -407,10 +407,10 @@ def frame_limits(
     up, down = secure.make(terms.secure).limits(terms, party, rows, layers)
     up |= {Kind.DONE: REPORT_LIMIT_BYTES, Kind.ERROR: ANSWER_LIMIT_BYTES}
     down |= {Kind.DONE: 0, Kind.ERROR: ANSWER_LIMIT_BYTES}
-    if party != terms.dealer:
-        down[Kind.ACK] = _ANSWER_BYTES
     if terms.mode == "serve":
         down[Kind.ASK], up[Kind.REFUSAL] = ROW_BYTES * rows[Kind.QUERY], REFUSAL_BYTES
+    elif party != terms.dealer:
+        down[Kind.ACK] = _ANSWER_BYTES
     return LinkLimits(_at_most_a_frame(up), _at_most_a_frame(down))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,7 +39,6 @@ class Bins:
     def __init__(self, names: list[str], edges: Tensor, expected: Tensor) -> None:
         self.names, self._edges, self._expected = names, edges, expected
         self.counts = torch.zeros_like(expected)
-        self._waiting = list[Tensor]()
 
     @classmethod
     def of(cls, values: Tensor, names: list[str]) -> Bins:
@@ -51,20 +51,11 @@ class Bins:
         return made
 
     def add(self, values: Tensor) -> None:
-        """Count rows, axes (rows, columns); they are held until there are enough to be quick."""
-        self._waiting.append(values.detach().cpu())
-        if sum(map(len, self._waiting)) >= _WAITING:
-            self.count()
-
-    def count(self) -> None:
-        """Count the rows that wait."""
-        waiting, self._waiting = self._waiting, []
-        if waiting:
-            self.counts += self._counted(torch.cat(waiting))
+        """Count rows, axes (rows, columns)."""
+        self.counts += self._counted(values.detach().cpu())
 
     def stability(self) -> Tensor:
         """The population stability index of every column, axes (columns,); 0 without rows."""
-        self.count()
         return torch.stack(
             [
                 population_stability_index(expected, counted)
@@ -116,6 +107,9 @@ def population_stability_index(expected: Tensor, counted: Tensor) -> Tensor:
 class Drift:
     """A party's counters: of its own inputs, and of the scores at the label party.
 
+    What is asked waits until there is enough of it: counting a row alone takes as long as
+    answering it.
+
     Args:
         inputs: None where it has no table.
         scores: None at a feature party.
@@ -123,6 +117,8 @@ class Drift:
 
     def __init__(self, inputs: Bins | None, scores: Bins | None) -> None:
         self.inputs, self.scores = inputs, scores
+        self._waiting = list[tuple[Tensor | None, np.ndarray | None, Tensor | None]]()
+        self._waiting_rows = 0
 
     @classmethod
     def of(cls, data: PartyData, answers: Tensor | None = None) -> Drift:
@@ -143,13 +139,48 @@ class Drift:
             scores = Bins.of(scores_of(answers, data.classes is not None), ["score"])
         return cls(inputs, scores)
 
-    def add(self, inputs: Tensor | None, answers: Tensor | None = None) -> None:
-        """Count rows that were asked; axes (rows, width) and (rows, outputs)."""
-        if self.inputs is not None and inputs is not None:
-            self.inputs.add(inputs)
-        if self.scores is not None and answers is not None:
-            classifies = answers.shape[1] > 1
-            self.scores.add(scores_of(answers, classifies))
+    def add(
+        self,
+        inputs: Tensor | None,
+        answers: Tensor | None = None,
+        rows: np.ndarray | None = None,
+    ) -> None:
+        """Count rows that were asked.
+
+        Args:
+            inputs: of them, axes (rows, width), or of the whole table.
+            answers: of axes (rows, outputs).
+            rows: which of `inputs` they are; all of them if not given.
+        """
+        if self.inputs is None and self.scores is None:
+            return
+        self._waiting.append((inputs, rows, answers))
+        asked = rows if rows is not None else answers if inputs is None else inputs
+        self._waiting_rows += 0 if asked is None else len(asked)
+        if self._waiting_rows >= _WAITING:
+            self.count()
+
+    def count(self) -> None:
+        """Count the rows that wait."""
+        waiting, self._waiting, self._waiting_rows = self._waiting, [], 0
+        if self.inputs is not None:
+            asked = [
+                own if rows is None else own.index_select(0, torch.from_numpy(rows))
+                for own, rows, _ in waiting
+                if own is not None
+            ]
+            if asked:
+                self.inputs.add(torch.cat(asked))
+        if self.scores is not None:
+            answered = [answers for *_, answers in waiting if answers is not None]
+            if answered:
+                answers = torch.cat(answered)
+                self.scores.add(scores_of(answers, answers.shape[1] > 1))
+
+    def drifted(self) -> int:
+        """How many of a party's own inputs have drifted."""
+        self.count()
+        return 0 if self.inputs is None else int((self.inputs.stability() > DRIFTED).sum())
 
     def record(self) -> dict[str, Any]:
         """For a file of the party's own."""
@@ -167,6 +198,7 @@ class Drift:
 
     def told(self) -> dict[str, dict[str, Any]]:
         """By column: index, and rows by bin. Neither an edge nor a value."""
+        self.count()
         found = {}
         for bins in (self.inputs, self.scores):
             if bins is not None:

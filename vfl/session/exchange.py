@@ -839,7 +839,7 @@ class CutAggregator:
         return cut
 
     def _confirm(self, end: LabelEnd, exchange: Exchange) -> None:
-        if not self._stopping.judges(exchange):
+        if exchange.confirmed and not self._stopping.judges(exchange):
             end.confirm(exchange.step)
 
     def _waited(self, name: str, exchange: Exchange, started: float) -> None:

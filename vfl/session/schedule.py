@@ -35,6 +35,7 @@ class Exchange:
         rows: positions into the aligned rows, int64.
         last: whether this exchange ends its phase in this epoch.
         saves: whether every party saves a checkpoint before it, if it saves any.
+        confirmed: whether the label party says that it has a query; while serving it asks on.
     """
 
     step: int
@@ -43,6 +44,7 @@ class Exchange:
     rows: np.ndarray
     last: bool
     saves: bool = False
+    confirmed: bool = True
 
     @property
     def trains(self) -> bool:

@@ -2,7 +2,7 @@
 
     label party     ASK: positions of some rows, in ascending order
     feature party   QUERY: their cut, through the defense and codec of any prediction; or REFUSAL
-    label party     ACK, or the next thing; DONE ends the session
+    label party     the next ASK, which says that it has all of that; DONE ends the session
 
 An ASK without rows asks who is there, and is answered by a REFUSAL without a reason. A feature
 party counts how often each of its rows was asked, and may refuse rows by its own file; a refusal

@@ -473,9 +473,10 @@ class HubLink(_StreamLink):
             return None
 
     def fileno(self) -> int:
-        """Of the current stream; -1 without one."""
+        """Of the current stream; -1 without one, or once a write to it has failed."""
         with self._changed:
-            return -1 if self._stream is None else self._stream.fileno()
+            stream = self._stream if self._lost_at is None else None
+            return -1 if stream is None else stream.fileno()
 
     def _bound(self, stream: Stream) -> None:
         """Take no more than was agreed, and no more at a time than what is kept of it."""
