@@ -4,11 +4,14 @@ Both answer the same requests about the same network over HTTP on the loopback, 
 uvicorn, one thread for torch in each process. Split: the label party and two feature parties, a
 process each, with TLS streams between them, as a federation has them; Flower's one message a
 session is written to a pipe instead. Monolith: the three models in one FastAPI process, a forward
-pass a request. Loads alternate in one run, so that ratios are of neighbours in time.
+pass a request. Loads alternate in one run, so that ratios are of neighbours in time. The floor is
+what no such service can be faster than: one client, a process that listens and two that echo, the
+same hops with the same TLS, and nothing but blocking sockets in any of them.
 
 With ``--kill-s`` one feature party after the other is killed and started again while clients ask:
 every answer is compared with the prediction of its row, every failure must be a 503 that names a
-party, and the memory of the label party is read at the beginning and at the end.
+party, and the memory of the label party is read at the beginning and at the end. With ``--drift``
+two such services take turns, one without the counters of drift.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -41,10 +45,15 @@ from benchmarks import harness
 from vfl import models
 from vfl.config import Experiment, read_party_file
 from vfl.core.errors import VFLError
+from vfl.core.frame import HEADER_BYTES
 from vfl.core.seeds import use_one_thread
 from vfl.datasets import load_own
 from vfl.serving.front import Asked, ServeSettings, scores, settings_file
+from vfl.session.schedule import ROW_BYTES
+from vfl.transport.certificates import session_certificate
+from vfl.transport.stream import client_context
 
+_FLOOR_BYTES = 128  # of an answer
 PARTIES, ROWS, COLUMNS = ("bank", "shop"), 2000, 10
 CLIENTS, SECONDS, ROUNDS = (1, 8, 64), 5.0, 3
 QUICK_SECONDS = 0.5
@@ -64,11 +73,13 @@ class ServingRow:
     """What one load gave.
 
     Attributes:
-        server: "split" or "monolith".
+        server: "split", "monolith" or "floor"; or "counted" and "uncounted", see ``--drift``.
         clients: how many asked at once, each one row at a time.
         requests_per_second: over all rounds.
         p50_ms, p99_ms: of a request, as its client sees it.
-        throughput_ratio, p99_ratio: to the monolith of the same clients; 1 for itself.
+        throughput_ratio, p99_ratio: to the first server of the same clients; 1 for itself.
+        cpu_us: of the process that listens, a request.
+        party_cpu_us: of each feature party, a request; 0 where there is none.
         failed: requests that were answered otherwise than by 200.
     """
 
@@ -79,6 +90,8 @@ class ServingRow:
     p99_ms: float
     throughput_ratio: float
     p99_ratio: float
+    cpu_us: float
+    party_cpu_us: float
     failed: int
 
 
@@ -191,6 +204,10 @@ def play_label(folder: Path, *modes: str) -> None:
     party, pipes = read_party_file(folder / "lender" / "party.toml"), Pipes(folder)
     settings_file_of = party.run_path(RUN)
     for mode in modes:
+        if mode == "uncounted":
+            for bins in folder.glob(f"*/store/runs/{RUN}/parties/*/bins.json"):
+                bins.unlink()
+            continue
         if mode == "serve":
             settings_file(settings_file_of, ServeSettings(port=0, max_requests_per_second=1e9))
         terms = Terms.of(experiment, mode, RUN)  # type: ignore[arg-type]
@@ -240,6 +257,43 @@ def play_monolith(folder: Path) -> None:
     server.run()
 
 
+def play_floor(folder: Path) -> None:
+    """The hops of a request without what is asked: a listener, and two echoes behind TLS."""
+    certificate = session_certificate(["127.0.0.1"])
+    (folder / "ca.pem").write_bytes(certificate.ca_pem)
+    inside, outside = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+    port = inside.getsockname()[1]
+    echoes = [_start("echo", folder, port) for _ in PARTIES]
+    context = certificate.context()
+    streams = [context.wrap_socket(inside.accept()[0], server_side=True) for _ in echoes]
+    address = f"http://127.0.0.1:{outside.getsockname()[1]}"
+    for name, echo in zip(PARTIES, echoes, strict=True):
+        (folder / f"{name}-echo.pid").write_text(str(echo.pid))
+    (folder / "floor.json").write_text(json.dumps({"address": address}))
+    for stream in streams:
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    answer = f"HTTP/1.1 200 OK\r\ncontent-length: {_FLOOR_BYTES}\r\n\r\n{'x' * _FLOOR_BYTES}"
+    while True:
+        client, _ = outside.accept()
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while client.recv(1 << 16):
+            for stream in streams:
+                stream.send(b"x" * (HEADER_BYTES + ROW_BYTES))
+            for stream in streams:
+                stream.recv(1 << 16)
+            client.send(answer.encode())
+
+
+def play_echo(folder: Path, port: str) -> None:
+    """What a feature party sends, without a model."""
+    context = client_context((folder / "ca.pem").read_bytes())
+    with socket.create_connection(("127.0.0.1", int(port))) as plain:
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        stream = context.wrap_socket(plain, server_hostname="127.0.0.1")
+        while stream.recv(1 << 16):
+            stream.send(b"x" * (HEADER_BYTES + _FLOOR_BYTES))
+
+
 def write_tables(folder: Path) -> list[str]:
     """Everybody's folder; the ids."""
     draw, ids = np.random.default_rng(0), [f"r{row:05}" for row in range(ROWS)]
@@ -270,22 +324,35 @@ class Load:
     """What clients met.
 
     Attributes:
+        processes: whose CPU counts: the one that listens, and the feature parties.
         seconds: of each answered request.
         statuses: how many of each.
+        cpu_s: of every process.
         checked: told id, status and body of every answer.
     """
 
     address: str
     token: str
     ids: list[str]
+    processes: list[int] = field(default_factory=list)
     checked: Callable[[str, int, bytes], None] = lambda each, status, body: None
     seconds: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
+    cpu_s: list[float] = field(default_factory=list)
     lasted_s: float = 0.0
 
     def run(self, clients: int, seconds: float) -> None:
         """Ask with so many clients at once, each for one row after the other."""
+        before = [_cpu_s(pid) for pid in self.processes]
         asyncio.run(self._all(clients, seconds))
+        took = [_cpu_s(pid) - since for pid, since in zip(self.processes, before, strict=True)]
+        self.cpu_s = [sum(pair) for pair in zip(self.cpu_s or [0.0] * len(took), took, strict=True)]
+
+    def forget(self) -> None:
+        """What a warm-up met."""
+        self.seconds.clear()
+        self.statuses.clear()
+        self.cpu_s, self.lasted_s = [], 0.0
 
     async def _all(self, clients: int, seconds: float) -> None:
         began = time.perf_counter()
@@ -321,17 +388,21 @@ class Load:
 
 
 class Servers:
-    """Both servers over tables of their own; a context manager that ends every process."""
+    """Servers over tables of their own; a context manager that ends every process.
 
-    def __init__(self, *, monolith: bool = True) -> None:
+    Args:
+        modes: what the label party goes through before it serves.
+        beside: other roles, a process each.
+    """
+
+    def __init__(self, *modes: str, beside: Sequence[str] = ()) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="vfl-serving-")
         self.folder = Path(self._folder.name)
         self.ids = write_tables(self.folder)
         self.run = self.folder / "lender" / "store" / "runs" / RUN
-        modes = ["train", "serve"] if monolith else ["train", "predict", "serve"]
-        self._processes = [_start("label", self.folder, *modes)]
-        if monolith:
-            self._processes.append(_start("monolith", self.folder))
+        label = _start("label", self.folder, "train", *modes, "serve")
+        self._processes = [label, *(_start(role, self.folder) for role in beside)]
+        self._beside = beside
 
     def __enter__(self) -> Servers:
         return self
@@ -351,11 +422,16 @@ class Servers:
 
     def load(self, server: str) -> Load:
         """A load on one of them, which is waited for."""
-        if server == "monolith":
-            return Load(_address(self.folder / "monolith.json"), "", self.ids)
+        if server in self._beside:
+            address = _address(self.folder / f"{server}.json")
+            pids = [self._processes[1 + list(self._beside).index(server)].pid]
+            echoes = self.folder.glob("*-echo.pid") if server == "floor" else ()
+            return Load(address, "", self.ids, [*pids, *(int(each.read_text()) for each in echoes)])
         address = _address(self.run / "serving.json")
         _wait(lambda: _ready(address))
-        return Load(address, (self.run / "serve.token").read_text().strip(), self.ids)
+        pids = [int((self.folder / f"{name}.pid").read_text()) for name in PARTIES]
+        token = (self.run / "serve.token").read_text().strip()
+        return Load(address, token, self.ids, [self.label_pid, *pids])
 
     @property
     def label_pid(self) -> int:
@@ -394,7 +470,7 @@ def bench_serving(
     rounds: int = ROUNDS,
     say: Callable[[str], None] = harness.silent,
 ) -> list[ServingRow]:
-    """Measure both servers in turns.
+    """Measure both servers in turns, and the floor where one client asks.
 
     Args:
         clients: how many ask at once.
@@ -403,21 +479,42 @@ def bench_serving(
         say: told one line about each load.
     """
     rows = []
-    with Servers() as servers:
+    with Servers(beside=("monolith", "floor")) as servers:
         for count in clients:
-            loads = {server: servers.load(server) for server in ("monolith", "split")}
-            for load in loads.values():
-                load.run(count, min(1.0, seconds))  # warm-up
-                load.seconds.clear()
-                load.statuses.clear()
-                load.lasted_s = 0.0
-            for _ in range(rounds):
-                for load in loads.values():
-                    load.run(count, seconds)
+            names = ("monolith", "split", "floor") if count == 1 else ("monolith", "split")
+            loads = {server: servers.load(server) for server in names}
+            rows += _in_turns(loads, count, seconds, rounds)
             say(f"{count} clients: {len(loads['split'].seconds)} requests to the split server")
-            base = loads["monolith"]
-            rows += [_row(server, count, load, base) for server, load in loads.items()]
     return rows
+
+
+def bench_drift(
+    clients: Sequence[int] = CLIENTS,
+    seconds: float = SECONDS,
+    rounds: int = ROUNDS,
+    say: Callable[[str], None] = harness.silent,
+) -> list[ServingRow]:
+    """Measure a service without counters of drift and one with them in turns; see above."""
+    rows = []
+    with Servers("uncounted") as without, Servers() as counted:
+        for count in clients:
+            loads = {"uncounted": without.load("split"), "counted": counted.load("split")}
+            rows += _in_turns(loads, count, seconds, rounds)
+            say(f"{count} clients: {len(loads['counted'].seconds)} requests with counters")
+    return rows
+
+
+def _in_turns(
+    loads: dict[str, Load], clients: int, seconds: float, rounds: int
+) -> list[ServingRow]:
+    for load in loads.values():
+        load.run(clients, min(1.0, seconds))  # warm-up
+        load.forget()
+    for _ in range(rounds):
+        for load in loads.values():
+            load.run(clients, seconds)
+    base = next(iter(loads.values()))
+    return [_row(server, clients, load, base) for server, load in loads.items()]
 
 
 def _row(server: str, clients: int, load: Load, base: Load) -> ServingRow:
@@ -433,6 +530,8 @@ def _row(server: str, clients: int, load: Load, base: Load) -> ServingRow:
         p99_ms=1000 * float(p99),
         throughput_ratio=rate(load) / rate(base),
         p99_ratio=float(p99 / np.percentile(base.seconds, 99)),
+        cpu_us=1e6 * load.cpu_s[0] / len(load.seconds),
+        party_cpu_us=1e6 * sum(load.cpu_s[1:]) / len(PARTIES) / len(load.seconds),
         failed=sum(load.statuses.values()) - load.statuses[200],
     )
 
@@ -453,7 +552,7 @@ def bench_faults(
     """
     counts: Counter[str] = Counter()
     outage = [0.0, 0.0]  # since when, and the longest
-    with Servers(monolith=False) as servers:
+    with Servers("predict") as servers:
         load = servers.load("split")
         table = pd.read_csv(servers.run / "predictions.csv", dtype=str).set_index("id")
         expected = {
@@ -515,6 +614,15 @@ def bench_faults(
     ]
 
 
+def _cpu_s(pid: int) -> float:
+    """CPU of a process so far; 0 where the system has no /proc, or the process has ended."""
+    try:
+        times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    except OSError:
+        return 0.0
+    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+
+
 def _resident_mb(pid: int) -> float:
     """Resident memory of a process; 0 where the system has no /proc."""
     path = Path(f"/proc/{pid}/status")
@@ -527,10 +635,11 @@ def _resident_mb(pid: int) -> float:
 def format_serving(rows: Sequence[ServingRow]) -> str:
     """The rows as a table."""
     lines = [f"{'server':<10}{'clients':>8}{'req/s':>10}{'p50 ms':>9}{'p99 ms':>9}{'x req/s':>9}"
-             f"{'x p99':>8}{'failed':>8}"]  # fmt: skip
+             f"{'x p99':>8}{'cpu us':>8}{'party us':>10}{'failed':>8}"]  # fmt: skip
     lines += [
         f"{row.server:<10}{row.clients:>8}{row.requests_per_second:>10.1f}{row.p50_ms:>9.2f}"
-        f"{row.p99_ms:>9.2f}{row.throughput_ratio:>9.2f}{row.p99_ratio:>8.2f}{row.failed:>8}"
+        f"{row.p99_ms:>9.2f}{row.throughput_ratio:>9.2f}{row.p99_ratio:>8.2f}{row.cpu_us:>8.0f}"
+        f"{row.party_cpu_us:>10.0f}{row.failed:>8}"
         for row in rows
     ]
     return "\n".join(lines)
@@ -554,20 +663,28 @@ def formatted(rows: Sequence[Any]) -> str:
 
 def main() -> None:
     """Measure, or play one process of a measurement."""
-    roles = {"party": play_party, "label": play_label, "monolith": play_monolith}
+    roles = {
+        "party": play_party,
+        "label": play_label,
+        "monolith": play_monolith,
+        "floor": play_floor,
+        "echo": play_echo,
+    }
     if len(sys.argv) > 2 and sys.argv[1] in roles:
         roles[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])  # type: ignore[operator]
         return
     options = harness.parser("serving", __doc__ or "", quick=True)
     options.add_argument("--clients", type=harness.numbers, default=list(CLIENTS), metavar="N,N")
     options.add_argument("--seconds", type=float, help="of one turn, or of the load with --kill-s")
+    options.add_argument("--drift", action="store_true", help="what counters of drift cost instead")
     options.add_argument("--kill-s", type=float, help="kill a party every so many seconds instead")
 
     def measure(asked: Namespace) -> Sequence[ServingRow] | Sequence[FaultRow]:
         if asked.kill_s is not None:
             return bench_faults(asked.seconds or 600.0, asked.kill_s, say=harness.say)
         seconds = asked.seconds or (QUICK_SECONDS if asked.quick else SECONDS)
-        return bench_serving(asked.clients, seconds, 1 if asked.quick else ROUNDS, harness.say)
+        bench = bench_drift if asked.drift else bench_serving
+        return bench(asked.clients, seconds, 1 if asked.quick else ROUNDS, harness.say)
 
     harness.run(options, measure, formatted)
 

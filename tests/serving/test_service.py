@@ -1,6 +1,5 @@
 """A served row is the predicted row: in one process, and over real streams, through HTTP."""
 
-import csv
 import json
 import shutil
 import ssl
@@ -20,8 +19,19 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from played_session import PlayedSession, run_session, stand_in
-from stand_in_flower import Flower
+from played_session import run_session
+from served import (
+    CONTENT,
+    PARTIES,
+    ROWS,
+    Client,
+    Serving,
+    consent,
+    predicted,
+    same,
+    settings,
+    start,
+)
 from websockets.sync.client import connect as websocket
 
 from vfl.clients.serving import ServedParty
@@ -34,94 +44,6 @@ from vfl.session import Terms
 from vfl.session.party_folder import own_ledger
 from vfl.training import run
 from vfl.transport import session_certificate
-
-PARTIES, ROWS = ("bank", "shop"), 90
-CONTENT = {
-    "name": "scored",
-    "parties": {name: {"width": 4} for name in PARTIES},
-    "label": {"party": "lender", "top": "mlp:hidden=8"},
-    "train": {"epochs": 1, "batch_size": 20},
-    "federation": {"step_timeout_s": 5.0, "rejoin_window_s": 1.0},
-}
-
-
-class Client:
-    """What a caller of the service has: its address and the token."""
-
-    def __init__(self, address, token, context=None):
-        self.address, self.token, self._context = address, token, context
-
-    def ask(self, path, body=None, token=None):
-        shown = self.token if token is None else token
-        headers = {"Authorization": f"Bearer {shown}", "Content-Type": "application/json"}
-        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        request = urllib.request.Request(self.address + path, data, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=20, context=self._context) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as refusal:
-            with refusal:
-                return refusal.code, refusal.read().decode()
-
-    def predict(self, *ids, **more):
-        status, text = self.ask("/predict", {"ids": list(ids), **more})
-        return status, json.loads(text)
-
-    def wait_ready(self, ready=True, timeout_s=30.0):
-        deadline = time.monotonic() + timeout_s
-        while (self.ask("/ready")[0] == 200) is not ready:
-            assert time.monotonic() < deadline, self.ask("/ready")
-            time.sleep(0.05)
-
-
-class Serving:
-    """A session that serves, in a thread; `stop` ends it and raises what ended it otherwise."""
-
-    def __init__(self, folder, play, context=None):
-        self.folder, self.problem, self._play = folder, None, play
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-        state = folder / "serving.json"
-        deadline = time.monotonic() + 30
-        while not state.exists() and self._thread.is_alive():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        if self.problem:
-            raise self.problem
-        address = json.loads(state.read_text())["address"]
-        token = (folder / "serve.token").read_text().strip()
-        self.client = Client(address, token, context)
-
-    def _run(self):
-        try:
-            self._play()
-        except BaseException as problem:
-            self.problem = problem
-
-    def stop(self):
-        (self.folder / "serving.stop").touch()
-        self._thread.join(timeout=30)
-        assert not self._thread.is_alive()
-        if self.problem:
-            raise self.problem
-
-
-def predicted(folder):
-    """What `vfl predict` wrote: prediction and probabilities by id, as they stand in the file."""
-    with (folder / "predictions.csv").open(newline="") as file:
-        _, *rows = csv.reader(file)
-    return {row[0]: (row[1], [np.float32(cell) for cell in row[2:]]) for row in rows}
-
-
-def same(answer, expected):
-    """Bit for bit: the same float32 numbers."""
-    got = [np.float32(value) for value in answer["probabilities"]]
-    return str(answer["prediction"]) == expected[0] and got == expected[1]
-
-
-def settings(**more):
-    return ServeSettings(port=0, **more)
-
 
 # In one process
 
@@ -383,31 +305,6 @@ def test_a_person_asks_on_the_page(local, trained_run, browser):
 # Over real streams
 
 
-@pytest.fixture
-def session(tmp_path, monkeypatch):
-    """Three folders, a trained run, and what `vfl predict` says of new rows."""
-    stand_in(monkeypatch)
-    draw, played = np.random.default_rng(0), PlayedSession(tmp_path, Flower(PARTIES), CONTENT)
-    ids = [f"Zq8id{row:03}" for row in range(ROWS)]
-    for name in (*PARTIES, "lender"):
-        (tmp_path / name).mkdir()
-        columns = {"a": draw.normal(size=ROWS), "b": draw.normal(size=ROWS)}
-        if name == "lender":
-            columns = {"paid": [f"class{row % 2}" for row in range(ROWS)]}
-        pd.DataFrame({"id": ids, **columns}).to_csv(tmp_path / name / "data.csv", index=False)
-        more = 'label = "paid"\n' if name == "lender" else ""
-        text = f'party = "{name}"\n[data]\nsource = "data.csv"\nid = "id"\n{more}[consent]\n'
-        text += "" if name == "lender" else 'modes = ["train", "predict", "serve"]\n'
-        played.write(name, text)
-    played.introduce(*PARTIES)
-    return played
-
-
-def start(session, **changes):
-    settings_file(session.run, settings(timeout_s=3.0))
-    return Serving(session.run, lambda: session.play("serve", **changes))
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -441,11 +338,6 @@ def test_streams_answer_as_predicted(session, changes):
         (entry,) = own_ledger(session.flower.files[name]).entries()
         spent = entry.spent["serve"]
         assert (spent.sessions, spent.rows, spent.passes) == (1, 93, 2)
-
-
-def consent(session, name, text):
-    path = session.folder / name / "party.toml"
-    session.write(name, path.read_text() + text + "\n")
 
 
 def test_a_party_that_does_not_serve_refuses_the_session(session):

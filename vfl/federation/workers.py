@@ -313,11 +313,12 @@ def _fork_for_one(listener: socket.socket) -> socket.socket | None:
 
 
 def _first_step() -> None:
-    """The first step of an optimiser imports half of torch."""
+    """What a training's first step sets up, by its own optimiser: torch's imports its compiler."""
     torch = import_module("torch")
+    settings = import_module("vfl.config").TrainSettings()
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
-    torch.optim.Adam([parameter]).step()
+    import_module("vfl.session.exchange").optimizer_factory(settings)([parameter]).step()
 
 
 def _give_back() -> None:

@@ -813,7 +813,7 @@ class LabelParty(AnyLabelParty):
     def outputs_of(self, cuts: Mapping[str, Tensor], step: int) -> Tensor:
         """What the top makes of a query's cuts; axes (rows, outputs)."""
         rows = len(next(iter(cuts.values())))
-        outputs = self._top({name: filled(cut) for name, cut in cuts.items()})[:rows]
+        outputs = self._through_top(filled(self._merged(cuts)))[:rows]
         return self._defense.logits(outputs, StepContext(step))
 
     def answers(self, outputs: Tensor) -> Tensor:
@@ -847,8 +847,13 @@ class LabelParty(AnyLabelParty):
         return cuts
 
     def _top(self, cuts: Mapping[str, Tensor]) -> Tensor:
+        return self._through_top(self._merged(cuts))
+
+    def _merged(self, cuts: Mapping[str, Tensor]) -> Tensor:
         parts, concat = list(cuts.values()), self.terms.merge == "concat"
-        merged = torch.cat(parts, dim=1) if concat else sum(parts[1:], start=parts[0])
+        return torch.cat(parts, dim=1) if concat else sum(parts[1:], start=parts[0])
+
+    def _through_top(self, merged: Tensor) -> Tensor:
         with self._compute.forward():
             logits: Tensor = self.model["top"](merged)
         return logits.float()

@@ -256,6 +256,7 @@ class LabelSession:
         # A run that is resumed may have lost somebody as well; Flower frees its node in a minute.
         resumed = self.checkpoints is not None and self.checkpoints.committed() > 0
         most: int | None = None
+        said = ""
         for attempt in count():
             again = resumed or attempt > 0
             attempt = min(attempt, _MOST_ATTEMPTS)
@@ -265,7 +266,7 @@ class LabelSession:
                 return self._attempt(patience, attempt, start, own, meter)
             except _LOSSES as loss:
                 if self.front is not None and self.front.lost(loss):
-                    self.say(f"{loss.what}; serving goes on when everybody is here")
+                    said = self._goes_on(loss, said)
                     continue
                 if not isinstance(loss, LostPeerError):
                     raise
@@ -277,13 +278,19 @@ class LabelSession:
                 self.say(f"{loss.what}; {where}")
             except PeerFailedError as failure:
                 if self.front is not None and self.front.lost(failure):
-                    self.say(f"{failure.what}; serving goes on when everybody is here")
+                    said = self._goes_on(failure, said)
                     continue
                 if failure.peer_code != CheckpointError.code or start == 0:
                     raise
                 most = start - 1
                 self.say(f"{failure.what}; going back to an older checkpoint")
         raise AssertionError("the attempts have no end")
+
+    def _goes_on(self, error: VFLError, said: str) -> str:
+        """Say why a service waits, unless that was said last: a full disk fails every attempt."""
+        if error.what != said:
+            self.say(f"{error.what}; serving goes on when everybody is here")
+        return error.what
 
     def _start(self, most: int | None) -> int:
         """The exchange to go on with: of the newest checkpoint that is intact here.

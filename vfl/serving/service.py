@@ -400,7 +400,8 @@ class Service:
             return
         self._asked = batch
         serving.begin(batch.rows)
-        self._take_answer(serving)  # of parties in this process
+        if not serving.streams():  # parties in this process have answered
+            self._take_answer(serving)
 
     def _take_answer(self, serving: ServingParty) -> None:
         if not serving.arrived() or self._asked is None:

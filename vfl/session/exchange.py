@@ -258,13 +258,16 @@ def optimizer_factory(settings: TrainSettings) -> OptimizerFactory:
 #: Fewest rows a query's forward pass has. Libraries multiply fewer by other routines, whose last
 #: bits differ, so that a row's answer would tell how many others were asked with it.
 _FULL_ROWS = 32
+#: By how many rows there are: each of them, and the last one again.
+_REPEATED = [torch.arange(_FULL_ROWS).clamp(max=max(rows - 1, 0)) for rows in range(_FULL_ROWS)]
 
 
 def filled(rows: Tensor) -> Tensor:
     """The rows of a query, the last one repeated up to the fewest a forward pass has."""
-    if not 0 < len(rows) < _FULL_ROWS:
+    count = rows.shape[0]
+    if not 0 < count < _FULL_ROWS:
         return rows
-    return torch.cat([rows, rows[-1:].expand(_FULL_ROWS - len(rows), *rows.shape[1:])])
+    return rows.index_select(0, _REPEATED[count].to(rows.device))
 
 
 def set_training(model: nn.Module, training: bool) -> None:

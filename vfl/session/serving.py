@@ -101,17 +101,17 @@ class Requests:
         """
         if not frame.payload:
             return None
-        rows = self._positions(frame)
-        refusal = self._refusal(rows)
+        rows, counts = self._positions(frame)
+        passes = int(counts.max()) + 1
+        refusal = self._refusal(len(rows), passes)
         if refusal is not None:
             self.refused[refusal] += 1
             return refusal
-        counts = self._counts[rows] + 1
-        self._counts[rows] = counts
+        self._counts[rows] = counts + 1
         self._tokens -= len(rows)
         self.rows += len(rows)
-        self.different += int((counts == 1).sum())
-        self.most = max(self.most, int(counts.max()))
+        self.different += len(rows) - int(np.count_nonzero(counts))
+        self.most = max(self.most, passes)
         self._meter.rows, self._meter.passes = self.rows, self.most
         return rows
 
@@ -123,12 +123,15 @@ class Requests:
             f"{self.most} times; refused {refused} requests"
         )
 
-    def _positions(self, frame: Frame) -> np.ndarray:
+    def _positions(self, frame: Frame) -> tuple[np.ndarray, np.ndarray]:
+        """Positions, and how often each was asked before."""
         if len(frame.payload) % ROW_BYTES == 0:
             rows = np.frombuffer(frame.payload, _ROW).astype(np.int64)
-            ascending = bool((np.diff(rows) > 0).all()) and int(rows[-1]) < len(self._counts)
-            if ascending and len(rows) <= QUERY_ROWS and bool((self._counts[rows] >= 0).all()):
-                return rows
+            ascending = len(rows) == 1 or bool((rows[1:] > rows[:-1]).all())
+            if ascending and len(rows) <= QUERY_ROWS and rows[-1] < len(self._counts):
+                counts = self._counts[rows]
+                if counts.min() >= 0:
+                    return rows, counts
         raise ProtocolError(
             "the label party asks for rows that this session does not have",
             where=f"step {frame.step}",
@@ -136,18 +139,18 @@ class Requests:
             want="positions of rows to predict, in ascending order",
         )
 
-    def _refusal(self, rows: np.ndarray) -> Refused | None:
+    def _refusal(self, rows: int, passes: int) -> Refused | None:
         now, rate = self._clock(), self._consent.max_rows_per_second
         self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * rate)
         self._filled_at = now
-        if self._tokens < len(rows):
+        if self._tokens < rows:
             return Refused.BUSY
-        passes, limit = int(self._counts[rows].max()) + 1, self._consent.max_queries
+        limit = self._consent.max_queries
         if limit is not None and passes > limit:
             return Refused.OFTEN
         if sum(self._meter.bytes.values()) > self._consent.max_bytes:
             return Refused.SPENT
-        return None if self._written(len(rows), max(passes, self.most)) else Refused.SPENT
+        return None if self._written(rows, max(passes, self.most)) else Refused.SPENT
 
     def _written(self, rows: int, passes: int) -> bool:
         """Whether the ledger of sessions has what is about to be sent; it may not allow it."""

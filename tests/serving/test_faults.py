@@ -1,0 +1,193 @@
+"""What callers meet, and what is counted, when streams are cut, parties stop and disks are full."""
+
+import os
+import socket
+import subprocess
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+from served import PARTIES, predicted, same, start
+
+from vfl.clients.serving import ServedParty
+from vfl.core.errors import PeerFailedError, StorageError
+from vfl.session.party_folder import own_ledger
+from vfl.transport import TcpLink
+
+IDS = [f"Zq8id{row:03}" for row in range(90)]
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """The feature parties' links, the one attached last at the end."""
+    found, attach = [], TcpLink._attach
+
+    def noting(link):
+        found.append(link)
+        return attach(link)
+
+    monkeypatch.setattr(TcpLink, "_attach", noting)
+    return found
+
+
+def passes_of(played, name):
+    """Rows and passes that a party's own ledger has of serving."""
+    (entry,) = own_ledger(played.flower.files[name]).entries()
+    return entry.spent["serve"].rows, entry.spent["serve"].passes
+
+
+def test_a_cut_stream_is_mended_and_every_answer_is_right(session, streams):
+    session.play("train")
+    session.play("predict")
+    expected = predicted(session.run)
+    streams.clear()
+    serving = start(session)
+    client, seen = serving.client, []
+
+    def ask(first):
+        for each in IDS[first::4]:
+            seen.append((each, *client.predict(each)))
+
+    try:
+        client.wait_ready()
+        askers = [threading.Thread(target=ask, args=(first,)) for first in range(4)]
+        for thread in askers:
+            thread.start()
+        for count in range(6):
+            while len(seen) < 12 * (count + 1):
+                assert any(thread.is_alive() for thread in askers)
+                time.sleep(0.01)
+            streams[count % 2]._stream._socket.shutdown(socket.SHUT_RDWR)
+        for thread in askers:
+            thread.join()
+        assert "vfl_sessions_lost_total" not in client.ask("/metrics")[1]
+    finally:
+        serving.stop()
+    assert sorted(each for each, *_ in seen) == IDS
+    for each, status, told in seen:
+        assert status == 200
+        assert same(told["predictions"][0], expected[each])
+    assert {passes_of(session, name) for name in PARTIES} == {(90, 1)}  # nothing counted twice
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["a moment", "until the session is lost"])
+def test_a_party_that_stops_is_named_and_answers_right_when_it_goes_on(session, monkeypatch, ends):
+    session.play("train")
+    session.play("predict")
+    expected, goes_on, real = predicted(session.run), threading.Event(), ServedParty.answer
+    goes_on.set()
+
+    def answer(self):
+        if self._feature.name == "shop":
+            goes_on.wait(30)
+        return real(self)
+
+    monkeypatch.setattr(ServedParty, "answer", answer)
+    step_timeout_s = 1.5 if ends else 20.0
+    waits = {"step_timeout_s": step_timeout_s, "rejoin_window_s": 1.0}
+    serving = start(session, 0.5, federation=waits)
+    client = serving.client
+    try:
+        client.wait_ready()
+        assert client.predict(IDS[0])[0] == 200
+        goes_on.clear()
+        client.predict(IDS[1])  # it may have been waiting for this one already
+        for each in IDS[2:5]:
+            status, told = client.predict(each)
+            assert (status, told["party"]) == (503, "shop")
+        assert client.ask("/health")[0] == 200
+        if ends:
+            client.wait_ready(ready=False)
+        goes_on.set()
+        client.wait_ready()
+        answers = [client.predict(each) for each in IDS[5:9] for _ in range(3)]
+        good = [told for status, told in answers if status == 200]
+        assert len(good) > 6
+        for each in IDS[10:14]:
+            status, told = client.predict(each)
+            assert status == 200
+            assert same(told["predictions"][0], expected[each])
+        lost = "vfl_sessions_lost_total" in client.ask("/metrics")[1]
+        assert lost is ends
+    finally:
+        goes_on.set()
+        serving.stop()
+
+
+class Disk:
+    """A small file system of one party's store, which can be filled."""
+
+    def __init__(self, folder):
+        self.folder, self._filling = folder, folder / "filling"
+
+    def fill(self):
+        """Leave no byte."""
+        with self._filling.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    def free(self):
+        self._filling.unlink()
+
+
+@pytest.fixture
+def disk(session, request):
+    folder = session.folder / request.param / "store"
+    folder.mkdir(exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "tmpfs", folder]
+    if os.getuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("only root may mount a file system")
+    yield Disk(folder)
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("disk", ["shop"], indirect=True)
+def test_a_party_whose_disk_is_full_sends_nothing_that_it_cannot_count(session, disk, monkeypatch):
+    monkeypatch.setattr("vfl.session.serving._BLOCK_PASSES", 1)  # every pass is written
+    session.flower.tells = True
+    session.play("train")
+    session.play("predict")
+    expected = predicted(session.run)
+    serving = start(session)
+    client, answered = serving.client, 1
+    try:
+        client.wait_ready()
+        assert client.predict(IDS[0])[0] == 200
+        disk.fill()
+        seen = [client.predict(IDS[0]) for _ in range(3)]
+        assert {(status, told["party"]) for status, told in seen} == {(503, "shop")}
+        assert passes_of(session, "shop")[1] >= answered
+        disk.free()
+        client.wait_ready()
+        for each in (IDS[0], IDS[7]):
+            status, told = client.predict(each)
+            assert status == 200
+            assert same(told["predictions"][0], expected[each])
+            answered += each == IDS[0]
+        assert passes_of(session, "shop")[1] >= answered
+    finally:
+        serving.stop()
+    codes = [error.code for error in session.flower.failures]
+    assert StorageError.code in codes
+    notes = (session.run / "notes.txt").read_text().splitlines()
+    assert sum("serving goes on" in line for line in notes) <= 2  # not one an attempt
+
+
+@pytest.mark.parametrize("disk", ["shop", "lender"], indirect=True)
+def test_a_disk_that_is_full_ends_a_prediction_which_is_made_again(session, disk):
+    owner = disk.folder.parent.name
+    session.flower.tells = True
+    session.play("train")
+    session.play("predict")
+    expected = predicted(session.run)
+    (session.run / "predictions.csv").unlink()
+    disk.fill()
+    with pytest.raises(StorageError if owner == "lender" else PeerFailedError) as failure:
+        session.play("predict")
+    assert "V008" in str(failure.value)
+    assert "No space left" in str(failure.value)
+    assert not (session.run / "predictions.csv").exists()
+    disk.free()
+    session.play("predict")
+    assert predicted(session.run) == expected
