@@ -48,3 +48,19 @@ def test_a_protocol_that_is_none_is_refused(vfl, experiment):
     done = vfl("align", "experiment.toml", "-s", "align.protocol=ecd")
     assert done.code == 2
     assert "did you mean 'ecdh'?" in done.err
+
+
+def test_what_joining_buys_without_knowing_who_is_common(vfl, tmp_path, data_root):
+    frame, label = real_table(data_root, "bank")
+    cut(frame, label, tmp_path, overlap=0.9)
+    two = EXPERIMENT.replace('[parties.bank]\nsource = "bank.csv"\n', "")
+    (tmp_path / "experiment.toml").write_text(two)
+    asked = ("align", "experiment.toml", "-s", "data.id_rules=decimal+zeros", "--hidden", "5000")
+    done = vfl(*asked)
+    starts = [line.split()[0] for line in done.out.splitlines()]
+    assert starts == ["common", "explained", "label", "shop", "both", "sent"]
+    found = json.loads(vfl(*asked, "--json").out)
+    assert 3000 < found["common"] < 4521
+    assert found["explained"]["shop"] > 0.1 > abs(found["explained"]["label"])
+    assert not (tmp_path / "alignment").exists()
+    assert vfl(*asked[:-1], "50").code == 2

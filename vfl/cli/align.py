@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vfl.cli.federation import hand_over
 from vfl.cli.output import Json, Set, emit, progress_line, say
 from vfl.core.ledger import size
+
+if TYPE_CHECKING:
+    from vfl.config import Experiment
 
 
 def align(
@@ -27,17 +31,27 @@ def align(
     rules: Annotated[
         str | None, typer.Option(help="Id rules to preview; all of them if not given.")
     ] = None,
+    hidden: Annotated[
+        int | None,
+        typer.Option(
+            metavar="IDS",
+            min=1,
+            help="Find out what joining buys, and not which rows are common: tables seem to have "
+            "so many ids.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Find the rows that all parties have, without showing ids.
 
     Of an experiment every party is played in this process, from its own file; positions go to the
     folder that `data.alignment` names. A project aligns on its SuperLink with the SuperNodes that
-    are connected; every party keeps its own positions under that name. Settings are `data.id_rules`
-    and those of `[align]`, such as align.protocol=ecdh.
+    are connected; every party keeps its own positions under that name. With --hidden nobody learns
+    which rows are common, and the label party gets regressions over them. Settings are
+    `data.id_rules` and those of `[align]`, such as align.protocol=ecdh.
     """
     if path.is_dir():
-        _on_the_federation(path, settings or [], preview, json)
+        _on_the_federation(path, settings or [], preview or hidden is not None, json)
         return
     from vfl.config import read_experiment
     from vfl.config.experiment import UNNAMED_ALIGNMENT
@@ -59,6 +73,9 @@ def align(
             )
             print(f"{gain.rules:<40}{gain.common:>10}{gain.gained:>+10}  {own}")
         return
+    if hidden is not None:
+        _hidden(experiment, hidden, json)
+        return
     folder = Path(experiment.data.alignment or path.resolve().parent / UNNAMED_ALIGNMENT)
     done = alignment.align(experiment, protocol, folder, progress_line.show)
     progress_line.end()
@@ -76,6 +93,23 @@ def align(
         print(f"{'then':<16} vfl train {path} -s data.alignment={folder}")
 
 
+def _hidden(experiment: Experiment, pad: int, json: bool) -> None:
+    from vfl.training.hidden import hidden_statistics
+
+    found = hidden_statistics(experiment, pad)
+    if json:
+        emit(asdict(found))
+        return
+    print(f"{'common rows':<16} {found.common}")
+    print("explained of the label's variance by linear regressions over them")
+    for party, share in found.explained.items():
+        used = f"{found.inputs[party]} inputs" if party in found.inputs else ""
+        if left_out := found.left_out.get(party):
+            used += f", {left_out} that too few rows have are left out"
+        print(f"{party:<16} {share:>7.3f}   {used}".rstrip())
+    print(f"{'sent':<16} {size(sum(found.payload_bytes.values()))}, in all")
+
+
 def _on_the_federation(project: Path, settings: list[str], preview: bool, json: bool) -> None:
     hand_over(project)
     from vfl.config.run_folder import new_run_name
@@ -86,7 +120,7 @@ def _on_the_federation(project: Path, settings: list[str], preview: bool, json: 
 
     if preview:
         raise typer.BadParameter(
-            "only an experiment in one process has one", param_hint="--preview"
+            "only for an experiment in one process", param_hint="--preview, --hidden"
         )
     label = LabelFolder.find(project)
     for warning in label.certificate_warnings():

@@ -1,0 +1,373 @@
+"""Rows that two parties share, without anybody learning which they are, or how many.
+
+Circuit-based private set intersection (Pinkas et al. 2019) with a helper: P0 and P1 have ids, P2
+has none. P0 puts each id into one of many bins by cuckoo hashing (three functions); P1 draws a
+target a bin, and programs a table so that each of its ids leads to the target of every bin it may
+be in. P2 holds the table and looks up what P0 asks; nobody else could look up more than that. So P0
+has one value a bin and P1 one target a bin, and P0's id is common where they are equal. 63 AND
+gates on shared bits find out, on bit triples that P2 deals (Goldreich et al. 1987; Beaver 1991).
+
+What is left are shares: of a weight a bin, 1 where P0's id there is common and else 0, and of P1's
+columns of that row. `moments` is what they are good for here.
+
+Who learns what: nobody learns anything but the size that sets are padded to. P0 receives values
+that are uniform, its ids common or not: the target of a bin is used once, and other answers are
+masked with a key that P0 has not. P2 receives keyed hashes, and a table that is uniform under masks
+of a key that P2 has not. An id is taken for common that is not with a probability of 2^-64 a bin.
+Who works with P2 can test ids, as in `vfl.datasets.alignment.protocols`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl.core.errors import BadOptionError, ConsentError
+from vfl.datasets.table import spaced
+from vfl.mpc.party import Party, shape_only
+from vfl.mpc.ring import ELEMENT_BYTES, inner
+from vfl.mpc.rules import P0, P1, P2
+from vfl.mpc.shares import SharedTensor
+
+#: Fraction bits of columns: sums of products of 2^28 standardised rows stay in the ring.
+BITS = 16
+_FUNCTIONS = 3
+_TAG_WORDS = 2
+_KEY_BYTES = 32
+_LEAST_BINS, _LEAST_SEGMENT = 128, 32
+_MOST_MOVES, _DRAWS = 500, 64
+_DIGEST_WORDS = 8
+_WORD = np.dtype("<u8")
+
+
+@dataclass(frozen=True)
+class HiddenRows:
+    """One party's part of an intersection that nobody knows; one row a bin.
+
+    Attributes:
+        rows: at P0 which of its rows is in each bin, -1 where none is; None elsewhere.
+        weight: 1 where the row is common, else 0; whole numbers, axes (bins, 1).
+        columns: P1's of the row where it is common, else random; axes (bins, columns).
+    """
+
+    rows: np.ndarray | None = field(repr=False)
+    weight: SharedTensor
+    columns: SharedTensor
+
+
+def bins_for(pad: int) -> int:
+    """How many bins sets of so many ids take.
+
+    >>> bins_for(1000)
+    1398
+    """
+    return -(-127 * pad // 100) + _LEAST_BINS
+
+
+def intersect(
+    party: Party,
+    pad: int,
+    columns: int = 0,
+    ids: Sequence[bytes] | None = None,
+    values: Tensor | None = None,
+) -> HiddenRows:
+    """Shares of which of P0's rows are common, and of P1's columns of those.
+
+    Args:
+        party: with keys agreed. Each link is for its two ends alone: P0 must not read what P1 sends
+            P2, nor P2 what the two others send each other.
+        pad: ids that both sets seem to have.
+        columns: how many P1 brings.
+        ids: at P0 and P1 their own, normalised, each once; None at P2.
+        values: P1's columns, standardised, axes (ids, columns); None elsewhere.
+
+    Raises:
+        BadOptionError: a party has more ids than `pad`, or cuckoo hashing fails.
+    """
+    if ids is not None and len(ids) > pad:
+        raise BadOptionError(
+            "a party has more ids than tables seem to have",
+            got=spaced(pad),
+            want="at least as many as any party has",
+        )
+    number, width, bins = party.next_number(), 1 + columns, bins_for(pad)
+    rows: np.ndarray | None = None
+    if party.role == P0:
+        assert ids is not None, "P0 has ids"
+        rows, found = _ask(party, number, ids, bins, width)
+    elif party.role == P1:
+        assert ids is not None, "P1 has ids"
+        found = _program(party, number, ids, pad, bins, values)
+    else:
+        _look_up(party, number, pad, bins, width)
+        found = np.zeros((bins, width), _WORD)
+    equal = _all_ones(party, ~found[:, 0] if party.role == P0 else found[:, 0])
+    weight = _whole(party, np.unpackbits(equal, count=bins))
+    if party.role == P2:
+        return HiddenRows(None, weight, shape_only((bins, columns), BITS))
+    share = torch.from_numpy(found[:, 1:].astype(np.int64))
+    return HiddenRows(rows, weight, SharedTensor(share, BITS))
+
+
+def moments(
+    party: Party, hidden: HiddenRows, own: Tensor | None, columns: int, min_common: int = 1
+) -> Tensor | None:
+    """Sums over the common rows of the products of any two columns, and of 1.
+
+    P1 learns how many rows are common, and accepts that or refuses; then P0 learns the sums.
+
+    Args:
+        party: the one that gave `hidden`.
+        hidden: see `intersect`.
+        own: at P0 its columns, standardised, axes (rows, columns); None elsewhere.
+        columns: how many those are.
+        min_common: with fewer common rows P1 refuses.
+
+    Returns:
+        At P0 float64, axes (1 + all columns, 1 + all columns): of the number 1, P0's columns and
+        P1's. The first element counts the rows. None elsewhere.
+
+    Raises:
+        ConsentError: at P1, fewer rows are common; without a count, for others hear it.
+    """
+    where, bins = "rows that two parties share", hidden.weight.shape[0]
+    placed = None
+    if own is not None:
+        assert hidden.rows is not None, "P0 knows what is in its bins"
+        taken = torch.from_numpy(hidden.rows >= 0)
+        placed = torch.zeros(bins, 1 + columns, dtype=torch.float64)
+        placed[taken, 0] = 1.0
+        placed[taken, 1:] = own.double()[torch.from_numpy(hidden.rows)[taken]]
+    count = party.reveal(hidden.weight.row_sum(), P1, "how many rows are common")
+    if count is not None and int(count) < min_common:
+        raise ConsentError(
+            "a party does not consent to statistics of so few common rows",
+            want=f"at least {spaced(min_common)}",
+            fix="compare how both write their ids; min_common in its own [consent]",
+        )
+    mine = party.share(P0, (bins, 1 + columns), placed, where, bits=BITS).alone()
+    together, weight = party.open(mine.beside(hidden.columns), hidden.weight)
+    weighted, _ = party.multiply(together, weight, torch.mul, where=where)
+    (weighted,) = party.open(weighted)
+    sums, _ = party.multiply(together, weighted, inner, where=where)
+    return party.reveal(sums, P0, where)
+
+
+def _ask(
+    party: Party, number: int, ids: Sequence[bytes], bins: int, width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """P0: what is in each bin, and the value that P2 finds for it."""
+    for _ in range(_DRAWS):
+        key = secrets.token_bytes(_KEY_BYTES)
+        places, tags, masks = _hashed(ids, key, bins, width)
+        if (placed := _placed(places, bins)) is not None:
+            break
+    else:
+        raise BadOptionError("cuckoo hashing fails", fix="each id once, or a larger pad")
+    party.channels[P1].send_bytes(key, number, "online")
+    asked = np.frombuffer(os.urandom(bins * _TAG_WORDS * 8), _WORD).reshape(bins, -1).copy()
+    rows, functions = placed
+    taken = rows >= 0
+    asked[taken] = tags[rows[taken], functions[taken]]
+    party.channels[P2].send_bytes(asked.tobytes(), number, "online")
+    payload = party.channels[P2].receive_bytes(number, bins * width * ELEMENT_BYTES)
+    found = np.frombuffer(payload, _WORD).reshape(bins, width).copy()
+    found[taken] ^= masks[rows[taken], functions[taken]]
+    return rows, found
+
+
+def _program(
+    party: Party,
+    number: int,
+    ids: Sequence[bytes],
+    pad: int,
+    bins: int,
+    values: Tensor | None,
+) -> np.ndarray:
+    """P1: a table for P2 that leads each id to the target of its bins; the targets, and shares."""
+    key = bytes(party.channels[P0].receive_bytes(number, _KEY_BYTES))
+    own = np.zeros((len(ids), 0)) if values is None else values.double().numpy()
+    columns = np.rint(own * 2.0**BITS).astype(np.int64).astype(_WORD)
+    width = 1 + columns.shape[1]
+    places, tags, masks = _hashed(ids, key, bins, width)
+    targets = np.frombuffer(os.urandom(bins * width * 8), _WORD).reshape(bins, width)
+    wanted = targets[places]
+    wanted[..., 1:] = columns[:, None] - wanted[..., 1:]
+    wanted ^= masks
+    dummies = _FUNCTIONS * (pad - len(ids))
+    drawn = np.frombuffer(os.urandom(dummies * (_TAG_WORDS + width) * 8), _WORD)
+    drawn = drawn.reshape(dummies, _TAG_WORDS + width)
+    tags = np.concatenate([tags.reshape(-1, _TAG_WORDS), drawn[:, :_TAG_WORDS]])
+    wanted = np.concatenate([wanted.reshape(-1, width), drawn[:, _TAG_WORDS:]])
+    for _ in range(_DRAWS):
+        seed = secrets.token_bytes(_KEY_BYTES)
+        slots, pads = _slots(tags, seed, pad, width)
+        table = _table(slots, wanted ^ pads, _FUNCTIONS * _segment(pad))
+        if table is not None:
+            break
+    else:
+        raise BadOptionError("no table holds these ids", fix="each id once, or a larger pad")
+    party.channels[P2].send_bytes(seed + table.tobytes(), number, "online")
+    return targets
+
+
+def _look_up(party: Party, number: int, pad: int, bins: int, width: int) -> None:
+    """P2: the table's value at each of P0's tags, under the mask that only P1 has too."""
+    size = _FUNCTIONS * _segment(pad)
+    payload = party.channels[P1].receive_bytes(number, _KEY_BYTES + size * width * ELEMENT_BYTES)
+    table = np.frombuffer(payload[_KEY_BYTES:], _WORD).reshape(size, width)
+    asked = party.channels[P0].receive_bytes(number, bins * _TAG_WORDS * 8)
+    tags = np.frombuffer(asked, _WORD).reshape(bins, _TAG_WORDS)
+    slots, pads = _slots(tags, bytes(payload[:_KEY_BYTES]), pad, width)
+    found = np.bitwise_xor.reduce(table[slots], axis=1) ^ pads
+    party.channels[P0].send_bytes(found.tobytes(), number, "online")
+
+
+def _hashed(
+    ids: Sequence[bytes], key: bytes, bins: int, width: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each id and hash function: its bin, its tag and the mask of its value.
+
+    Axes (ids, functions), (ids, functions, 2) and (ids, functions, width).
+    """
+    each = 1 + _TAG_WORDS + width
+    words = _keyed(ids, key, _FUNCTIONS * each).reshape(len(ids), _FUNCTIONS, each)
+    bin_of = (words[..., 0] % np.uint64(bins)).astype(np.int64)
+    return bin_of, words[..., 1 : 1 + _TAG_WORDS], words[..., 1 + _TAG_WORDS :]
+
+
+def _segment(pad: int) -> int:
+    """A third of the table's slots; 1.3 slots a tag, where tables of 1.23 can be filled."""
+    return -(-13 * pad // 10) + _LEAST_SEGMENT
+
+
+def _slots(tags: np.ndarray, seed: bytes, pad: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Three slots of each tag, one in each third of the table, and the mask of its value."""
+    segment = _segment(pad)
+    raw = np.ascontiguousarray(tags).tobytes()
+    size = _TAG_WORDS * 8
+    words = _keyed(
+        [raw[start : start + size] for start in range(0, len(raw), size)], seed, 3 + width
+    )
+    inside = (words[:, :3] % np.uint64(segment)).astype(np.int64)
+    return inside + segment * np.arange(3), words[:, 3:]
+
+
+def _keyed(items: Sequence[bytes], key: bytes, words: int) -> np.ndarray:
+    """Keyed BLAKE2b (RFC 7693) of each item as uint64, axes (items, words)."""
+    blake, blocks = hashlib.blake2b, []
+    for start in range(0, words, _DIGEST_WORDS):
+        size, person = 8 * min(_DIGEST_WORDS, words - start), start.to_bytes(4, "little")
+        raw = b"".join(
+            [blake(each, digest_size=size, key=key, person=person).digest() for each in items]
+        )
+        blocks.append(np.frombuffer(raw, _WORD).reshape(len(items), size // 8))
+    return np.concatenate(blocks, axis=1)
+
+
+def _placed(places: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Each id in one of its bins, by cuckoo hashing (Pagh and Rodler 2004) as a random walk.
+
+    Returns:
+        The row in each bin, -1 where there is none, and by which function it is there; None where
+        an id found no place.
+    """
+    rows, functions, choices = [-1] * bins, [0] * bins, places.tolist()
+    for first in range(len(choices)):
+        row = first
+        for _ in range(_MOST_MOVES):
+            free = [which for which, place in enumerate(choices[row]) if rows[place] < 0]
+            which = free[0] if free else secrets.randbelow(_FUNCTIONS)
+            place = choices[row][which]
+            row, rows[place], functions[place] = rows[place], row, which
+            if row < 0:
+                break
+        else:
+            return None
+    return np.array(rows), np.array(functions)
+
+
+def _table(slots: np.ndarray, values: np.ndarray, size: int) -> np.ndarray | None:
+    """Random slots of which each key's three add up (by XOR) to its value; None if it cannot be.
+
+    Keys that alone have a slot are taken away, round by round, and filled in backwards (Molloy
+    2005; Garimella et al. 2021, section 4).
+    """
+    keys = np.arange(len(slots))
+    count = np.bincount(slots.ravel(), minlength=size)
+    owner = np.zeros(size, dtype=np.int64)  # XOR of the keys that are left at a slot
+    for each in slots.T:
+        np.bitwise_xor.at(owner, each, keys)
+    rounds = []
+    while len(single := np.flatnonzero(count == 1)):
+        taken, first = np.unique(owner[single], return_index=True)
+        rounds.append((taken, single[first]))
+        for each in slots[taken].T:
+            np.subtract.at(count, each, 1)
+            np.bitwise_xor.at(owner, each, taken)
+    if count.any():
+        return None
+    width = values.shape[1]
+    table = np.frombuffer(os.urandom(size * width * 8), _WORD).reshape(size, width).copy()
+    for taken, free in reversed(rounds):
+        table[free] ^= np.bitwise_xor.reduce(table[slots[taken]], axis=1) ^ values[taken]
+    return table
+
+
+def _all_ones(party: Party, shares: np.ndarray) -> np.ndarray:
+    """Whether all 64 bits of each shared word are 1; shared bits, packed eight a byte."""
+    words = np.ascontiguousarray(shares).view(np.uint8).reshape(len(shares), 8)
+    for half in (4, 2, 1):
+        words = _and(party, words[:, :half], words[:, half:])
+    planes = np.packbits(np.unpackbits(words, axis=1).T, axis=1)
+    for half in (4, 2, 1):
+        planes = _and(party, planes[:half], planes[half:])
+    equal: np.ndarray = planes[0]
+    return equal
+
+
+def _and(party: Party, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Bit by bit, on shares (Beaver 1991); uint8 of any axes, zeros at P2."""
+    number, size = party.next_number(), left.size
+    if party.role == P2:
+        (a, b, c), (more_a, more_b, _) = (_triple(party, peer, size, number) for peer in (P0, P1))
+        dealt = ((a ^ more_a) & (b ^ more_b)) ^ c
+        party.channels[P1].send_bytes(dealt.tobytes(), number, "offline")
+        return left
+    first, other = party.role == P0, party.channels[P1 - party.role]
+    a, b, c = _triple(party, P2, size, number)
+    if not first:
+        c = np.frombuffer(party.channels[P2].receive_bytes(number, size), np.uint8)
+    own = np.stack([left.reshape(-1) ^ a, right.reshape(-1) ^ b])
+    other.send_bytes(own.tobytes(), number, "online")
+    theirs = np.frombuffer(other.receive_bytes(number, own.size), np.uint8)
+    d, e = own ^ theirs.reshape(own.shape)
+    found: np.ndarray = c ^ (d & b) ^ (e & a) ^ ((d & e) if first else np.uint8(0))
+    return found.reshape(left.shape)
+
+
+def _triple(party: Party, peer: int, size: int, number: int) -> np.ndarray:
+    """Three pads of bits that `peer` has too; uint8, axes (3, size)."""
+    words = party.pads[peer].elements64(-(-3 * size // 8), "and", number)
+    bits: np.ndarray = words.view(np.uint8)[: 3 * size]
+    return bits.reshape(3, size)
+
+
+def _whole(party: Party, bits: np.ndarray) -> SharedTensor:
+    """Bits that are shared by XOR, as whole numbers that are shared by addition."""
+    shape, where = (len(bits), 1), "shared bits"
+    own = torch.from_numpy(bits.astype(np.float64))[:, None]
+    halves = [
+        party.share(holder, shape, own if party.role == holder else None, where, bits=0).alone()
+        for holder in (P0, P1)
+    ]
+    left, right = party.open(*halves)
+    product, _ = party.multiply(left, right, torch.mul, where=where)
+    return SharedTensor(halves[0].share + halves[1].share - 2 * product.share, 0)
