@@ -45,7 +45,8 @@ def label_of(parties):
 
 
 def test_every_protocol_is_tested():
-    assert {spec.partition(":")[0] for spec in SPECS} == set(PROTOCOLS.names())
+    others = {"openmined", "spu"}  # tests/datasets/test_alignment_adapters.py
+    assert {spec.partition(":")[0] for spec in SPECS} == set(PROTOCOLS.names()) - others
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -29,7 +29,6 @@ from vfl.core.storage import Seal, locked, read_sealed_json, write_sealed_json
 from vfl.datasets.alignment.ids import check_unique, normalise, read_own_ids
 from vfl.datasets.alignment.positions import Agreed, Alignment, ids_digest, key_of, last_version
 from vfl.datasets.alignment.protocols import PROTOCOLS, Bounds, Own, Receive, Role, Send
-from vfl.datasets.alignment.ristretto import POINT_BYTES
 from vfl.session.consent import PIECE_LIMIT_BYTES
 from vfl.session.identity import Identity, read_pins
 from vfl.session.party_folder import table_format
@@ -254,16 +253,16 @@ class OwnAlignment:
 
     Raises:
         ConsentError: more alignments today than its file allows.
-        ConfigError: a protocol that needs a helper.
+        ConfigError: a protocol that only one process can play.
         DataError: see `read_ids` and `check_unique`; counts only.
     """
 
     def __init__(self, party: PartyFile, terms: AlignTerms) -> None:
         protocol = PROTOCOLS.make(terms.protocol)
-        if protocol.helper:
+        if protocol.refused:
             raise ConfigError(
-                f"alignment '{terms.protocol}' needs a helper that no project has",
-                fix="-s align.protocol=ecdh; an experiment in one process can have one",
+                f"alignment '{terms.protocol}' {protocol.refused}",
+                fix="-s align.protocol=ecdh; an experiment in one process can have it",
             )
         self.party, self.terms = party, terms
         self.folder = party.alignment_path(terms.alignment, of_predicted=terms.table == "predict")
@@ -280,7 +279,7 @@ class OwnAlignment:
         bounds = Bounds(consent.min_ids, consent.max_rows, consent.min_common)
         brought = Own(party.party, keys, bounds)
         self.player = Player(protocol.role(brought, terms.everybody, terms.label_party))
-        self.most_bytes = POINT_BYTES * consent.max_rows + _OFFER_OR_SEAL_BYTES
+        self.most_bytes = protocol.id_bytes * consent.max_rows + _OFFER_OR_SEAL_BYTES
 
     def keep(self, session: str) -> Alignment:
         """Write the result as the next version.

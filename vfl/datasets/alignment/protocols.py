@@ -33,7 +33,7 @@ HELPER = "helper"
 TAG_BYTES = KEY_BYTES = 16
 _INDEX = np.dtype("<u4")
 _MOST_IDS = 2**28
-_YES, _NO = b"\x01", b"\x00"
+YES, NO = b"\x01", b"\x00"
 _LIMITS = struct.Struct("<II")  # the fewest and the most ids of others that a party accepts
 
 
@@ -95,15 +95,19 @@ class Protocol(ABC):
 
     Attributes:
         helper: whether a party without ids of its own, `HELPER`, takes part.
+        refused: why a session cannot have it; empty where it can.
+        id_bytes: of a message, at most, for each id.
     """
 
     helper = False
+    refused = ""
+    id_bytes = ristretto.POINT_BYTES
 
     def __init__(self, pad: int = 0) -> None:
         require_range("pad", pad, 0, _MOST_IDS)
         self.pad = pad
 
-    def _dummies(self, own: Own) -> int:
+    def dummies(self, own: Own) -> int:
         """How many random ones a party adds to its own ids."""
         if self.pad and len(own.ids) > self.pad:
             raise BadOptionError(
@@ -146,6 +150,7 @@ class ServerAided(Protocol):
     """
 
     helper = True
+    refused = "needs a helper that no project has"
 
     def role(self, own: Own, parties: Sequence[str], label_party: str) -> Role:
         key = secrets.token_bytes(KEY_BYTES)
@@ -156,21 +161,21 @@ class ServerAided(Protocol):
         else:
             key = yield Receive(label_party, KEY_BYTES)
             if len(key) != KEY_BYTES:
-                raise _other_size(label_party)
+                raise other_size(label_party)
         tags = tags_of(own.ids, key)
-        tags = np.concatenate([tags, _as_tags(os.urandom(TAG_BYTES * self._dummies(own)))])
+        tags = np.concatenate([tags, _as_tags(os.urandom(TAG_BYTES * self.dummies(own)))])
         order, bounds = _order(*_halves(tags)), own.bounds
         limits = _LIMITS.pack(bounds.min_ids, bounds.max_ids)
         yield Send(HELPER, limits + tags[order].tobytes())
         size = -(-len(tags) // 8)
         answer = yield Receive(HELPER, 1 + size)
-        if answer[:1] == _YES and len(answer) == 1 + size:
+        if answer[:1] == YES and len(answer) == 1 + size:
             packed = np.frombuffer(answer, np.uint8, offset=1)
             positions: np.ndarray = order[np.unpackbits(packed, count=len(tags)).astype(bool)]
-        elif answer == _NO:
-            raise _refused_by_others()
+        elif answer == NO:
+            raise refused_by_others()
         else:
-            raise _other_size(HELPER)
+            raise other_size(HELPER)
         if len(positions) and positions.max() >= len(own.ids):
             raise ProtocolError("the helper calls a random tag common")
         yield from _vote(own, len(positions), HELPER)
@@ -182,7 +187,7 @@ class ServerAided(Protocol):
         for each in parties:
             payload = yield Receive(each, _LIMITS.size + TAG_BYTES * _MOST_IDS)
             if len(payload) < _LIMITS.size:
-                raise _other_size(each)
+                raise other_size(each)
             limits.append(_LIMITS.unpack_from(payload))
             tags = _as_tags(payload[_LIMITS.size :], each)
             if not _ascends(tags):
@@ -193,13 +198,13 @@ class ServerAided(Protocol):
             others = sizes[:index] + sizes[index + 1 :]
             if min(others) < least or max(others) > most:
                 for each in parties:
-                    yield Send(each, _NO)
+                    yield Send(each, NO)
                 return np.empty(0, dtype=np.int64)
         answers = {}
         for each, tags, rows in zip(parties, sets, common_rows(sets), strict=True):
             bits = np.zeros(len(tags), dtype=bool)
             bits[rows] = True
-            answers[each] = _YES + np.packbits(bits).tobytes()
+            answers[each] = YES + np.packbits(bits).tobytes()
         yield from _decide(answers, parties, label_party)
         return np.empty(0, dtype=np.int64)
 
@@ -228,7 +233,7 @@ class EcdhPsi(Protocol):
         scalar, me, count = ristretto.fresh_scalar(), own.party, len(own.ids)
         shuffled = np.argsort(np.frombuffer(os.urandom(8 * count), "<u8"), kind="stable")
         points = ristretto.points_of([own.ids[row] for row in shuffled])
-        points += ristretto.random_points(self._dummies(own))
+        points += ristretto.random_points(self.dummies(own))
         sizes = {me: len(points) // ristretto.POINT_BYTES}
         mine = ristretto.multiply(points, scalar)
         routes = {owner: _route(owner, parties, judge) for owner in parties}
@@ -240,7 +245,7 @@ class EcdhPsi(Protocol):
                 payload = yield Receive(routes[owner][hop - 1], most)
                 sizes[owner] = len(payload) // ristretto.POINT_BYTES
                 if sizes[owner] < own.bounds.min_ids:
-                    raise _too_few_ids(own, owner, sizes[owner])
+                    raise too_few_ids(own, owner, sizes[owner])
                 moved = ristretto.multiply(payload, scalar, f"'{owner}'")
                 if hop + 1 < len(parties):
                     yield Send(routes[owner][hop + 1], moved)
@@ -250,10 +255,10 @@ class EcdhPsi(Protocol):
                     finals[owner] = _short(moved)
         if me != judge:
             answer = yield Receive(judge, 1 + _INDEX.itemsize * sizes[me])
-            if answer == _NO:
-                raise _refused_by_others()
-            if answer[:1] != _YES or (len(answer) - 1) % _INDEX.itemsize:
-                raise _other_size(judge)
+            if answer == NO:
+                raise refused_by_others()
+            if answer[:1] != YES or (len(answer) - 1) % _INDEX.itemsize:
+                raise other_size(judge)
             found = np.frombuffer(answer, _INDEX, offset=1).astype(np.int64)
             if len(np.unique(found)) != len(found) or (len(found) and found.max() >= count):
                 raise ProtocolError(f"'{judge}' calls rows common that are not there")
@@ -263,28 +268,46 @@ class EcdhPsi(Protocol):
         payload = yield Receive(routes[me][-1], TAG_BYTES * sizes[me])
         finals[me] = _as_tags(payload, routes[me][-1])
         if len(finals[me]) != sizes[me]:
-            raise _other_size(routes[me][-1])
+            raise other_size(routes[me][-1])
         rows = dict(zip(finals, common_rows(list(finals.values())), strict=True))
         answers = {
-            party: _YES + found.astype(_INDEX).tobytes()
+            party: YES + found.astype(_INDEX).tobytes()
             for party, found in rows.items()
             if party != me
         }
         accepted = len(rows[me]) >= own.bounds.min_common
         yield from _decide(answers, parties, label_party, accepted)
         if not accepted:
-            raise _too_few_common(own, len(rows[me]))
+            raise too_few_common(own, len(rows[me]))
         if len(rows[me]) and rows[me].max() >= count:
             raise ProtocolError("a point that stands for no id is called common")
         positions = shuffled[rows[me]]
         return positions
 
 
-_HERE = "vfl.datasets.alignment.protocols"
+class WholeProtocol(Protocol):
+    """One of another system, which plays all parties at once and on this machine alone."""
+
+    refused = "plays all parties in one process"
+
+    def role(self, own: Own, parties: Sequence[str], label_party: str) -> Role:
+        raise NotImplementedError
+
+    @abstractmethod
+    def find(self, owns: Sequence[Own]) -> dict[str, np.ndarray]:
+        """Int64 positions of each party's rows in the common order, by party."""
+
+
+_ROOM = "vfl.datasets.alignment"
 PROTOCOLS = Registry(
     "alignment",
     Protocol,  # type: ignore[type-abstract]
-    {"ecdh": f"{_HERE}:EcdhPsi", "server_aided": f"{_HERE}:ServerAided"},
+    {
+        "ecdh": f"{_ROOM}.protocols:EcdhPsi",
+        "openmined": f"{_ROOM}.openmined:OpenminedPsi",
+        "server_aided": f"{_ROOM}.protocols:ServerAided",
+        "spu": f"{_ROOM}.spu:Spu",
+    },
     "vfl.alignments",
 )
 
@@ -321,16 +344,23 @@ def play(
         observe: told sender, receiver and payload of every message.
 
     Returns:
-        int64 positions of each party's rows in the common order, by party; and what was sent.
+        int64 positions of each party's rows in the common order, by party; and what was sent, which
+        is not counted of another system that plays all parties.
 
     Raises:
         ConsentError: a party accepts none so small; the first that says so is heard.
         ProtocolError: a message of another form.
         SpecError: no such protocol.
     """
-    parties = [own.party for own in owns]
+    parties, protocol = [own.party for own in owns], PROTOCOLS.make(spec)
+    if isinstance(protocol, WholeProtocol):
+        rows = protocol.find(owns)
+        for own in owns:
+            if len(rows[own.party]) < own.bounds.min_common:
+                raise too_few_common(own, len(rows[own.party]))
+        return rows, Traffic({}, {})
     roles = {own.party: PROTOCOLS.make(spec).role(own, parties, label_party) for own in owns}
-    if PROTOCOLS.make(spec).helper:
+    if protocol.helper:
         roles[HELPER] = PROTOCOLS.make(spec).helping(parties, label_party)
     boxes: dict[tuple[str, str], deque[bytes]] = {}
     sent, messages = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
@@ -348,7 +378,7 @@ def play(
                     continue
                 payload = box.popleft()
                 if len(payload) > wanted.most_bytes:
-                    raise _other_size(wanted.sender)
+                    raise other_size(wanted.sender)
             moved = True
             try:
                 step = next(roles[name]) if wanted is None else roles[name].send(payload)
@@ -439,7 +469,7 @@ def _ascends(tags: np.ndarray) -> bool:
 
 def _as_tags(payload: Payload, sender: str = "this party") -> np.ndarray:
     if len(payload) % TAG_BYTES:
-        raise _other_size(sender)
+        raise other_size(sender)
     return np.frombuffer(payload, np.uint8).reshape(-1, TAG_BYTES)
 
 
@@ -459,11 +489,11 @@ def _route(owner: str, parties: Sequence[str], judge: str) -> list[str]:
 def _vote(own: Own, common: int, judge: str) -> Generator[Send | Receive, bytes, None]:
     """Accept a result or refuse it, and hear whether all accepted."""
     accepted = common >= own.bounds.min_common
-    yield Send(judge, _YES if accepted else _NO)
+    yield Send(judge, YES if accepted else NO)
     if not accepted:
-        raise _too_few_common(own, common)
-    if (yield Receive(judge, 1)) != _YES:
-        raise _refused_by_others()
+        raise too_few_common(own, common)
+    if (yield Receive(judge, 1)) != YES:
+        raise refused_by_others()
 
 
 def _decide(
@@ -473,18 +503,19 @@ def _decide(
     asked = []
     for each in sorted(answers, key=lambda party: (party == label_party, parties.index(party))):
         if each == label_party and not accepted:
-            yield Send(each, _NO)
+            yield Send(each, NO)
             continue
         yield Send(each, answers[each])
         vote = yield Receive(each, 1)
-        accepted = accepted and vote == _YES
-        if vote == _YES:
+        accepted = accepted and vote == YES
+        if vote == YES:
             asked.append(each)
     for each in asked:
-        yield Send(each, _YES if accepted else _NO)
+        yield Send(each, YES if accepted else NO)
 
 
-def _too_few_common(own: Own, common: int) -> ConsentError:
+def too_few_common(own: Own, common: int) -> ConsentError:
+    """Fewer common ids than a party accepts, for its own log alone."""
     return ConsentError(
         f"party '{own.party}' does not consent to so small an intersection",
         got=f"{spaced(common)} ids in common, of {spaced(len(own.ids))} of its own",
@@ -493,7 +524,8 @@ def _too_few_common(own: Own, common: int) -> ConsentError:
     )
 
 
-def _too_few_ids(own: Own, owner: str, count: int) -> ConsentError:
+def too_few_ids(own: Own, owner: str, count: int) -> ConsentError:
+    """A set of another party that is smaller than a party accepts."""
     return ConsentError(
         f"party '{own.party}' does not consent to an intersection with so small a set",
         got=f"{spaced(count)} ids of '{owner}'",
@@ -502,12 +534,14 @@ def _too_few_ids(own: Own, owner: str, count: int) -> ConsentError:
     )
 
 
-def _refused_by_others() -> ConsentError:
+def refused_by_others() -> ConsentError:
+    """What a party says that hears of a refusal, and of no count."""
     return ConsentError(
         "another party does not consent to an alignment with so few ids, or so few in common",
         fix="its own log has the counts; compare how both write their ids",
     )
 
 
-def _other_size(sender: str) -> ProtocolError:
+def other_size(sender: str) -> ProtocolError:
+    """A message that is not of the protocol's form."""
     return ProtocolError(f"an alignment message of another form from '{sender}'")

@@ -1,0 +1,166 @@
+"""openmined-psi as a way to find the common rows of two parties.
+
+Diffie-Hellman on NIST P-256 with a client, who learns, and a server, who does not (Angelou et al.
+2020). Here both learn, the label party last: the other one is the client first, accepts what it
+finds, and is the server afterwards. Messages are the library's own, in those of the session.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Generator, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from vfl.core.errors import ConfigError, MissingPackageError, ProtocolError
+from vfl.datasets.alignment.protocols import (
+    KEY_BYTES,
+    NO,
+    YES,
+    Own,
+    Protocol,
+    Receive,
+    Role,
+    Send,
+    other_size,
+    refused_by_others,
+    tags_of,
+    too_few_common,
+    too_few_ids,
+)
+
+_HEAD_BYTES = 64
+_RATE = 1e-9  # of false positives in its compressed sets, which are not used
+
+_Step = Generator[Send | Receive, bytes, Any]
+
+
+class OpenminedPsi(Protocol):
+    """Diffie-Hellman by openmined-psi, with its raw sets, which make no mistakes.
+
+    The feature party learns which of its rows are common; after it has accepted, the label party
+    learns the same of its own. Both put them into the order of hashes under a key that the label
+    party draws.
+
+    Learned: both, how many ids the other one's set has; with `pad` only that they are no more than
+    that. Nobody can test an id alone (decisional Diffie-Hellman). A label party that does not
+    follow the protocol may ask about other ids the second time, as many as it said to have.
+
+    Bytes of two parties with n ids each: 105 n each way. Multiplications: 6 for each id.
+    """
+
+    id_bytes = 40
+
+    def role(self, own: Own, parties: Sequence[str], label_party: str) -> Role:
+        if len(parties) != 2:
+            raise ConfigError(
+                "openmined-psi finds the common rows of two parties",
+                got=f"{len(parties)} parties",
+                fix="-s align.protocol=ecdh",
+            )
+        other, psi = next(party for party in parties if party != own.party), _library()
+        shuffled = np.argsort(np.frombuffer(os.urandom(8 * len(own.ids)), "<u8"), kind="stable")
+        items = [own.ids[row].hex() for row in shuffled]
+        items += [f"-{os.urandom(KEY_BYTES).hex()}" for _ in range(self.dummies(own))]
+        if own.party == label_party:
+            key = secrets.token_bytes(KEY_BYTES)
+            yield Send(other, key)
+            yield from self._answer(psi, own, other, items)
+            if (yield Receive(other, 1)) != YES:
+                raise refused_by_others()
+            found = yield from self._ask(psi, own, other, items)
+            yield from _say(own, other, len(found))
+        else:
+            key = yield Receive(other, KEY_BYTES)
+            found = yield from self._ask(psi, own, other, items)
+            yield from _say(own, other, len(found))
+            yield from self._answer(psi, own, other, items)
+            if (yield Receive(other, 1)) != YES:
+                raise refused_by_others()
+        rows = shuffled[found]
+        tags = tags_of([own.ids[row] for row in rows], key)
+        ordered: np.ndarray = rows[np.lexsort(tags.T[::-1])]
+        return ordered
+
+    def _ask(self, psi: Any, own: Own, other: str, items: list[str]) -> _Step:
+        """As client: which of the items the other one has too."""
+        client = psi.client.CreateWithNewKey(True)
+        setup = _read(psi.ServerSetup, (yield self._receive(own, other)), other)
+        _check_size(own, other, len(setup.raw.encrypted_elements))
+        yield Send(other, client.CreateRequest(items).SerializeToString())
+        response = _read(psi.Response, (yield self._receive(own, other)), other)
+        answers = response.encrypted_elements
+        if len(answers) != len(items) or len(set(answers)) != len(items):
+            raise ProtocolError(f"'{other}' answers less than it was asked, or an answer twice")
+        try:
+            found = np.array(client.GetIntersection(setup, response), dtype=np.int64)
+        except (RuntimeError, ValueError):  # whose text is the library's
+            raise other_size(other) from None
+        if len(found) and found.max() >= len(own.ids):
+            raise ProtocolError("an item that stands for no id is called common")
+        return found
+
+    def _answer(self, psi: Any, own: Own, other: str, items: list[str]) -> _Step:
+        """As server."""
+        server = psi.server.CreateWithNewKey(True)
+        raw = psi.DataStructure.RAW
+        setup = server.CreateSetupMessage(_RATE, len(items), items, raw)
+        yield Send(other, setup.SerializeToString())
+        request = _read(psi.Request, (yield self._receive(own, other)), other)
+        _check_size(own, other, len(request.encrypted_elements))
+        try:
+            answer = server.ProcessRequest(request)
+        except (RuntimeError, ValueError):
+            raise other_size(other) from None
+        yield Send(other, answer.SerializeToString())
+
+    def _receive(self, own: Own, other: str) -> Receive:
+        return Receive(other, _HEAD_BYTES + self.id_bytes * own.bounds.max_ids)
+
+
+def available() -> bool:
+    """Whether openmined-psi is installed."""
+    try:
+        _library()
+    except MissingPackageError:
+        return False
+    return True
+
+
+def _library() -> Any:
+    try:
+        return import_module("private_set_intersection.python")
+    except ImportError:
+        raise MissingPackageError(
+            "this alignment needs openmined-psi", fix="pip install openmined-psi==2.0.6"
+        ) from None
+
+
+def _read(kind: Any, payload: bytes, sender: str) -> Any:
+    """A message of the library's own form."""
+    message = kind()
+    try:
+        message.ParseFromString(payload)
+    except Exception as problem:  # protobuf's own DecodeError, whose text quotes the message
+        if type(problem).__name__ != "DecodeError":
+            raise
+        raise other_size(sender) from None
+    return message
+
+
+def _say(own: Own, other: str, common: int) -> Generator[Send, bytes, None]:
+    """Accept a result, or refuse it."""
+    accepted = common >= own.bounds.min_common
+    yield Send(other, YES if accepted else NO)
+    if not accepted:
+        raise too_few_common(own, common)
+
+
+def _check_size(own: Own, other: str, count: int) -> None:
+    if count < own.bounds.min_ids:
+        raise too_few_ids(own, other, count)
+    if count > own.bounds.max_ids:
+        raise other_size(other)
