@@ -3,6 +3,8 @@
 No file is edited but for the ports, which tests may not share. Then parties are killed meanwhile.
 """
 
+import os
+import signal
 import sys
 import warnings
 
@@ -190,3 +192,22 @@ def test_a_label_party_that_is_killed_while_aligning_begins_anew(organisations):
     assert again.wait() == 0, again.said()
     training = federation.train("train.epochs=1")
     assert training.wait() == 0, training.said()
+
+
+def test_a_party_that_stands_still_while_aligning_leaves_a_clear_state(organisations):
+    federation = organisations("bank-marketing", 4000, 0.9)
+    words = ("federation.step_timeout_s=5", "federation.rejoin_window_s=2")
+    asked = [part for word in words for part in ("-s", word)]
+    aligned = federation.ask("align", federation.folder, *asked)
+    aligned.wait_for("party bank is here")
+    stopped = federation.kill("flwr-clientapp", "bank", signal.SIGSTOP)
+    try:
+        assert aligned.wait() != 0
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert "'bank'" in aligned.last_words(), aligned.said()
+    assert aligned.last_words().startswith("error[V4"), aligned.said()
+    assert {version_at(federation, party) for party in (LENDER, *OTHERS)} == {0}
+    again = federation.ask("align", federation.folder)
+    assert again.wait() == 0, again.said()
+    assert {version_at(federation, party) for party in (LENDER, *OTHERS)} == {1}

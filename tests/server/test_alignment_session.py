@@ -1,25 +1,32 @@
 """A session that aligns over real streams; only Flower's part is played by a stand-in."""
 
+import shutil
+import subprocess
 import threading
+import time
 import warnings
 
 import pandas as pd
 import pytest
 from cut_tables import TABLES, cut, real_table
+from dealt_project import free_ports
 from stand_in_flower import Envelope, Flower
 
+from benchmarks.emulation import TcpProxy
 from vfl.config import Experiment, read_party_file
 from vfl.core.errors import (
     ConfigError,
     DisagreementError,
+    LostPeerError,
     MissingDataError,
     PeerFailedError,
     ProtocolError,
+    StorageError,
     VFLError,
 )
 from vfl.core.storage import read_json
 from vfl.datasets.alignment import openmined, ristretto
-from vfl.datasets.alignment.positions import Alignment
+from vfl.datasets.alignment.positions import Alignment, last_version
 from vfl.session import Terms
 from vfl.session.alignment import PairSeals, Post
 from vfl.session.identity import Identity
@@ -47,7 +54,7 @@ class Played:
 
     def __init__(self, folder, parties, label, flower):
         self.folder, self.parties, self.label, self.flower = folder, parties, label, flower
-        self.runs = 0
+        self.runs, self.patience, self.stream = 0, 30.0, {}
         self.write()
 
     def write(self, predict="", **consents):
@@ -75,7 +82,12 @@ class Played:
                 "parties": {name: {"width": 4} for name in self.parties},
                 "label": {"party": "label", "top": "linear"},
                 "train": {"epochs": 1, "batch_size": 64},
-                "federation": {"join_timeout_s": 20.0, "rejoin_window_s": 1.0},
+                "federation": {
+                    "join_timeout_s": 20.0,
+                    "rejoin_window_s": 1.0,
+                    "step_timeout_s": self.patience,
+                    **self.stream,
+                },
             }
         )
 
@@ -305,3 +317,123 @@ def test_a_message_of_a_training_is_no_alignment(make):
         run_session(
             federation.flower, federation.experiment(), federation.flower.files["label"], terms
         )
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Lets a feature party stand still once its role has begun, for so many seconds."""
+    frame, waits = Post.frame, []
+
+    def slow(self, **options):
+        mine = threading.current_thread() is not threading.main_thread()
+        if mine and self._count == 3 and waits:
+            time.sleep(waits.pop())
+        return frame(self, **options)
+
+    monkeypatch.setattr(Post, "frame", slow)
+    return waits.append
+
+
+def test_a_party_that_stands_still_for_a_while_is_waited_for(make, held):
+    federation, common = make(parties=("bank",))
+    held(2.0)
+    federation.run("align")
+    assert set(federation.order("bank")) == common
+
+
+def versions(federation):
+    files = federation.flower.files
+    return {
+        name: last_version(files[name].alignment_path("alignment"))
+        for name in (*federation.parties, "label")
+    }
+
+
+def nothing_is_left(federation):
+    return not [path for path in federation.folder.rglob("*") if path.name == "staged"]
+
+
+@pytest.mark.slow
+def test_a_party_that_stands_still_for_long_ends_the_alignment(make, held):
+    federation, common = make()
+    federation.patience = 1.0
+    held(4.0)
+    with pytest.raises(LostPeerError):
+        federation.run("align")
+    assert versions(federation) == {"bank": 0, "shop": 0, "label": 0}
+    assert nothing_is_left(federation)
+    federation.run("align")
+    assert set(federation.order("shop")) == common
+
+
+@pytest.mark.slow
+def test_who_computes_for_long_says_so(make, monkeypatch):
+    """Points of a large set take minutes; a party that says nothing for 30 s is taken for lost."""
+    multiply = ristretto.multiply
+    monkeypatch.setattr("vfl.clients.alignment.PATIENCE_S", 0.1)
+    monkeypatch.setattr("vfl.server.alignment.PATIENCE_S", 0.1)
+    monkeypatch.setattr(ristretto, "multiply", lambda *given: time.sleep(2) or multiply(*given))
+    federation, common = make(parties=("bank",))
+    federation.patience = 1.0
+    federation.run("align")
+    assert set(federation.order("bank")) == common
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """A proxy before the stream, and what cuts it when the label party has sent two frames."""
+    (port,) = free_ports(1)
+    frame, cuts = Post.frame, []
+    with TcpProxy(("127.0.0.2", port), listen=("127.0.0.1", port)) as proxy:
+
+        def counted(self, **options):
+            if self._count == 2 and cuts and threading.current_thread() is threading.main_thread():
+                proxy.shut()
+                if (back_s := cuts.pop()) is not None:
+                    threading.Timer(back_s, proxy.restore).start()
+            return frame(self, **options)
+
+        monkeypatch.setattr(Post, "frame", counted)
+        yield port, cuts.append, proxy.restore
+
+
+@pytest.mark.parametrize("back_s", [0.5, pytest.param(None, marks=pytest.mark.slow)])
+def test_a_line_that_is_cut_while_aligning(make, gate, back_s):
+    port, cut, restore = gate
+    federation, common = make(parties=("bank",))
+    federation.stream = {"stream_port": port, "bind_host": "127.0.0.2", "rejoin_window_s": 3.0}
+    cut(back_s)
+    if back_s is None:
+        with pytest.raises(LostPeerError):
+            federation.run("align")
+        assert versions(federation) == {"bank": 0, "label": 0}
+        assert nothing_is_left(federation)
+        restore()
+    federation.run("align")
+    assert set(federation.order("bank")) == set(federation.order("label")) == common
+
+
+@pytest.mark.parametrize("name", ["bank", "label"])
+def test_a_disk_that_is_full_keeps_no_version_anywhere(make, name):
+    """Really full: a file system of three pages, which locks and the count of alignments take."""
+    federation, common = make()
+    federation.run("align")
+    folder = federation.flower.files[name].store_path / "alignments"
+    shutil.rmtree(folder)
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=12k", "tmpfs", folder]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root may mount a file system")
+    try:
+        with pytest.raises((StorageError, PeerFailedError)) as caught:
+            federation.run("align")
+        assert "No space left" in str(caught.value)
+        assert str(folder) not in str(caught.value) or name == "label"
+        kept = dict.fromkeys((*PARTIES, "label"), 1)
+        assert versions(federation) == kept | {name: 0}
+        assert nothing_is_left(federation)
+        subprocess.run([*mount[:3], "-o", "remount,size=1m", *mount[5:]], check=True)
+        federation.run("align")
+        assert set(federation.order(name)) == common
+    finally:
+        subprocess.run(["umount", folder], check=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from vfl.clients.session import attached
 from vfl.config import PartyFile
@@ -12,7 +13,14 @@ from vfl.core.frame import Kind
 from vfl.core.version import VERSION
 from vfl.datasets.alignment.protocols import Send
 from vfl.session import Introduction, PartyReport, SessionMessage
-from vfl.session.alignment import OwnAlignment, PairSeals, Player, Post, refused
+from vfl.session.alignment import (
+    PATIENCE_S,
+    OwnAlignment,
+    PairSeals,
+    Player,
+    Post,
+    refused,
+)
 from vfl.session.consent import check_alignment, frame_limits
 from vfl.session.terms import AlignTerms
 
@@ -48,39 +56,40 @@ def take_part_in_alignment(
         rows=0,
         row_order="0" * 64,
     )
-    seals = PairSeals(party, terms, message.session)
+    seals, limits = PairSeals(party, terms, message.session), frame_limits(terms, name, None)
     post, kept, asked = Post(terms.everybody, own.most_bytes), None, None
     post.add(seals.offers())
-    with attached(message, introduction, frame_limits(terms, name, None)) as link:
+    with ExitStack() as until_done, attached(message, introduction, limits) as link:
         while True:
-            for sent in _advance(own.player, say):
+            ready = _advance(own.player, say)
+            busy = ready is None
+            for sent in ready or ():
                 post.add(seals.seal(sent))
-            if own.player.positions is not None and kept is None:
-                kept = own.keep(message.session)
-                say(f"{len(kept.positions)} of {kept.ids} rows are common, version {kept.version}")
+            if not busy and own.player.positions is not None and kept is None:
+                kept = until_done.enter_context(own.staged(message.session))
             if asked is not None:
-                link.send(post.frame(done=kept is not None))
+                link.send(post.frame(done=kept is not None, busy=busy))
             asked = link.receive()
-            if asked.kind is Kind.DONE:
+            if asked.kind is Kind.DONE and kept is not None:
                 break
             if (got := post.take(asked)) is not None:
-                content, ready = seals.open(*got)
-                post.add(ready)
+                content, opened = seals.open(*got)
+                post.add(opened)
                 if content is not None:
                     own.player.give(got[0], content)
-    digest = "0" * 64 if kept is None else kept.key
+    say(f"{len(kept.positions)} of {kept.ids} rows are common, version {kept.version}")
     seconds = time.perf_counter() - began
-    return PartyReport(party=name, weights_sha256=digest, seconds=seconds)
+    return PartyReport(party=name, weights_sha256=kept.key, seconds=seconds)
 
 
-def _advance(player: Player, say: Callable[[str], None]) -> list[Send]:
-    """Go on with the role; why it refuses stays in the party's own log.
+def _advance(player: Player, say: Callable[[str], None]) -> list[Send] | None:
+    """Go on with the role, None while it computes; why it refuses stays in the party's own log.
 
     Raises:
         ConsentError: without a count, for every other party would hear it.
     """
     try:
-        return player.advance()
+        return player.advance_within(PATIENCE_S)
     except ConsentError as error:
         say(f"refused: {error.what}; {error.got}; wanted {error.want}")
         raise refused() from None

@@ -15,7 +15,7 @@ from vfl.core.ledger import Ledger
 from vfl.core.storage import write_json
 from vfl.datasets import PartyData, Split
 from vfl.server.federation import Federation
-from vfl.session.alignment import OwnAlignment, Post
+from vfl.session.alignment import PATIENCE_S, OwnAlignment, Post
 from vfl.session.consent import check_alignment
 from vfl.session.progress import AlignmentProgress, ProgressReport, WaitingFor
 from vfl.session.terms import AlignTerms
@@ -62,9 +62,9 @@ def run_alignment(
     ) as federation:
         links = federation.join([ledger, progress.frame])
         _carry(own, links)
-        kept = own.keep(federation.session)
-        for link in links.values():
-            link.send(Frame(Kind.DONE))
+        with own.staged(federation.session) as kept:
+            for link in links.values():
+                link.send(Frame(Kind.DONE))
         federation.collect(_COLLECT_S)
     say(f"{len(kept.positions)} of {kept.ids} rows are common, version {kept.version}")
     sent = dict.fromkeys(links, 0)
@@ -78,24 +78,29 @@ def _carry(own: OwnAlignment, links: dict[str, ObservedPoll]) -> None:
     """Ask every party in turn, until all have their result."""
     terms, me = own.terms, own.party.party
     posts = {name: Post(terms.everybody, own.most_bytes) for name in links}
-    while own.player.positions is None or not all(post.done for post in posts.values()):
-        moved = False
-        for sent in own.player.advance():
+    while True:
+        ready = own.player.advance_within(PATIENCE_S)
+        moved, ended = ready is None, sum(post.done for post in posts.values())
+        for sent in ready or ():
             posts[sent.to].put(me, sent.payload)
         for name, link in links.items():
             asked = posts[name].frame()
             link.send(asked)
             answer = link.receive()
-            moved = moved or max(len(asked.payload), len(answer.payload)) > 2 or posts[name].done
-            if (got := posts[name].take(answer)) is None:
+            got = posts[name].take(answer)
+            moved = moved or posts[name].busy
+            moved = moved or max(len(asked.payload), len(answer.payload)) > 2
+            if got is None:
                 continue
             to, payload = got
-            moved = True
             if to == me:
                 own.player.give(name, payload)
             elif to in posts and to != name:
                 posts[to].put(name, payload)
             else:
                 raise ProtocolError(f"party '{name}' writes to itself")
-        if not moved and not all(post.done for post in posts.values()):
+        done = sum(post.done for post in posts.values())
+        if done == len(posts) and ready is not None and own.player.positions is not None:
+            return
+        if not moved and done == ended:
             raise ProtocolError("the parties of an alignment wait for each other")

@@ -118,7 +118,6 @@ class Federation:
         self._start = start
         self._nodes = self._wait_for_nodes()
         certificate = session_certificate([self.settings.stream_host])
-        aligns = self.terms.mode == "align"  # who multiplies points says nothing for minutes
         self._ca_pem = certificate.ca_pem.decode()
         self._hub = TcpHub(
             self.settings.bind_host or self.settings.stream_host,
@@ -126,7 +125,7 @@ class Federation:
             Admission(self.session, {}, self._admit, self.join_timeout_s, self._limits),
             certificate,
             Timeouts(
-                step_s=IDLE_TIMEOUT_S if aligns else self.settings.step_timeout_s,
+                step_s=self.settings.step_timeout_s,
                 rejoin_window_s=self.settings.rejoin_window_s,
             ),
             self.terms.window_frames,

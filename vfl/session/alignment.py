@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -34,12 +36,14 @@ from vfl.session.identity import Identity, read_pins
 from vfl.session.party_folder import table_format
 from vfl.session.terms import AlignTerms
 
-_PIECE, _LAST, _DONE = 1, 2, 4
+_PIECE, _LAST, _DONE, _BUSY = 1, 2, 4, 8
 _HEAD_BYTES = 2
 _PUBLIC_BYTES = 32
 _OFFER_OR_SEAL_BYTES = 96
 _BEGUN = "begun.json"
 _DAY_S = 24 * 3600.0
+#: A party that computes says so that often; one that says nothing is gone, or stands still.
+PATIENCE_S = 1.0
 
 
 class Post:
@@ -51,10 +55,11 @@ class Post:
 
     Attributes:
         done: whether the other end has its result.
+        busy: whether the other end computes, and will say more.
     """
 
     def __init__(self, parties: Sequence[str], most_bytes: int) -> None:
-        self.done = False
+        self.done = self.busy = False
         self._parties, self._most = list(parties), most_bytes
         self._outgoing: deque[bytes] = deque()
         self._coming = bytearray()
@@ -73,12 +78,13 @@ class Post:
         for sent in messages:
             self.put(sent.to, sent.payload)
 
-    def frame(self, *, done: bool = False) -> Frame:
+    def frame(self, *, done: bool = False, busy: bool = False) -> Frame:
         """The next piece, or a frame without one; a result is told when nothing is left to send."""
         self._count += 1
         if self._outgoing:
             return Frame(Kind.PROTOCOL, self._count, self._outgoing.popleft())
-        return Frame(Kind.PROTOCOL, self._count, bytes([_DONE if done else 0, 0]))
+        flags = (_DONE if done else 0) | (_BUSY if busy else 0)
+        return Frame(Kind.PROTOCOL, self._count, bytes([flags, 0]))
 
     def take(self, frame: Frame) -> tuple[str, bytes] | None:
         """The message that is whole with this frame, and the party it names; None without one.
@@ -90,7 +96,7 @@ class Post:
         if frame.kind is not Kind.PROTOCOL or len(head) < _HEAD_BYTES:
             raise ProtocolError("a message out of turn", got=frame.kind.name, want="PROTOCOL")
         flags, index = head
-        self.done = self.done or bool(flags & _DONE)
+        self.done, self.busy = self.done or bool(flags & _DONE), bool(flags & _BUSY)
         if not flags & _PIECE:
             return None
         self._coming += frame.payload[_HEAD_BYTES:]
@@ -117,10 +123,31 @@ class Player:
         self.positions: np.ndarray | None = None
         self._role, self._inbox = role, dict[str, deque[bytes]]()
         self._waits: Send | Receive | None = None
+        self._thread: threading.Thread | None = None
+        self._outcome: list[Send] | BaseException = []
 
     def give(self, sender: str, payload: bytes) -> None:
         """A message for it."""
         self._inbox.setdefault(sender, deque()).append(payload)
+
+    def advance_within(self, seconds: float) -> list[Send] | None:
+        """As `advance`, in a thread; None where it still computes after so many seconds."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="vfl-align", daemon=True)
+            self._thread.start()
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            return None
+        self._thread = None
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome
+
+    def _work(self) -> None:
+        try:
+            self._outcome = self.advance()
+        except BaseException as problem:
+            self._outcome = problem
 
     def advance(self) -> list[Send]:
         """What it sends until it waits for something that is not there.
@@ -281,8 +308,11 @@ class OwnAlignment:
         self.player = Player(protocol.role(brought, terms.everybody, terms.label_party))
         self.most_bytes = protocol.id_bytes * consent.max_rows + _OFFER_OR_SEAL_BYTES
 
-    def keep(self, session: str) -> Alignment:
-        """Write the result as the next version.
+    @contextmanager
+    def staged(self, session: str) -> Iterator[Alignment]:
+        """The result as the next version, once the block has ended well; no version if it fails.
+
+        So what one party cannot write, or does not hear of, no party keeps.
 
         Args:
             session: names this attempt, the same at every party.
@@ -299,8 +329,12 @@ class OwnAlignment:
             ids=len(self.ids),
             positions=positions,
         )
-        made.keep(self.folder)
-        return made
+        made.stage(self.folder)
+        try:
+            yield made
+            made.commit(self.folder)
+        finally:
+            made.discard(self.folder)
 
     def _count_this(self) -> None:
         """Note that an alignment begins, on the disk before anything is sent."""

@@ -23,6 +23,7 @@ from vfl.datasets.table import Part, Table, spaced
 
 _INDEX = np.dtype("<u4")
 _VERSION = re.compile(r"([0-9]{4})\.positions")
+_STAGED = "staged"
 
 
 @dataclass(frozen=True)
@@ -91,16 +92,34 @@ class Alignment:
         """Whether these are the ids that were aligned, in their order."""
         return len(ids) == self.ids and ids_digest(ids) == self.table
 
-    def keep(self, folder: Path) -> Path:
+    def keep(self, folder: Path) -> None:
         """Write this version; those before it stay."""
+        self.stage(folder)
+        self.commit(folder)
+
+    def stage(self, folder: Path) -> None:
+        """Write it, so that only its name is missing; what was staged before is removed.
+
+        Raises:
+            StorageError: the disk is full, or cannot be written; nothing of it is left.
+        """
         about = asdict(self.agreed) | {"key": self.key, "table": self.table, "ids": self.ids}
         head = json.dumps(about).encode()
         private_folder(folder)
-        path = folder / f"{self.version:04d}.positions"
         with locked(folder):
+            self.discard(folder)
             payload = len(head).to_bytes(4, "little") + head
-            write_sealed(path, payload + self.positions.astype(_INDEX).tobytes(), self._seal())
-        return path
+            payload += self.positions.astype(_INDEX).tobytes()
+            write_sealed(folder / _STAGED, payload, self._seal())
+
+    def commit(self, folder: Path) -> None:
+        """Let what was staged be the last version, which takes no room on the disk."""
+        (folder / _STAGED).replace(folder / f"{self.version:04d}.positions")
+
+    @staticmethod
+    def discard(folder: Path) -> None:
+        """Remove what was staged and will be no version."""
+        (folder / _STAGED).unlink(missing_ok=True)
 
     def _seal(self) -> Seal:
         return Seal("alignment", self.party, self.agreed.name, self.version)
