@@ -12,6 +12,7 @@ import typer
 from vfl.cli import (
     align,
     federation,
+    llm,
     privacy,
     project,
     reference,
@@ -68,6 +69,7 @@ for _panel, _commands in _PANELS.items():
     for _name, _command in _commands.items():
         app.command(_name, rich_help_panel=_panel)(_command)
 app.add_typer(privacy.privacy, name="privacy", rich_help_panel="Compare and attack")
+app.add_typer(llm.llm, name="llm", rich_help_panel="Train and predict")
 app.command("grid-worker", hidden=True)(study.worker)
 app.command("party-worker", hidden=True)(federation.worker)
 for _former in (federation.superlink, federation.supernode):

@@ -7,7 +7,8 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -93,14 +94,19 @@ class ProgressLine:
         if report.is_over:
             self.end()
             self._due = -math.inf
-        elif sys.stderr.isatty():
-            text = progress_text(report)[: shutil.get_terminal_size().columns - 1]
+        else:
+            self.tell(partial(progress_text, report))
+
+    def tell(self, words: Callable[[], str]) -> None:
+        """Show a line if it is time for one."""
+        if sys.stderr.isatty():
+            text = words()[: shutil.get_terminal_size().columns - 1]
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
             self._shown = True
         elif (now := time.monotonic()) >= self._due:
             # Who trains for seconds reads the epochs; the first line waits until it is worth one.
             if self._due > -math.inf:
-                say(progress_text(report))
+                say(words())
             self._due = now + (_PLAIN_EVERY_S if self._due > -math.inf else _PLAIN_FIRST_S)
 
     def end(self) -> None:

@@ -1,0 +1,114 @@
+"""One party's own file where a language model is asked privately: terms, addresses, its model."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, PrivateAttr, StringConstraints
+
+from vfl.config.toml import Settings, read_toml
+from vfl.core.errors import ConfigError
+
+LLM_FILE = "llm.toml"
+LlmParty = Literal["owner", "user", "dealer"]
+Address = Annotated[str, StringConstraints(pattern=r"^\[?[A-Za-z0-9_.:-]{1,253}\]?:[0-9]{1,5}$")]
+_Count = Annotated[int, Field(ge=1, lt=2**31)]
+_Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class LlmLimits(Settings):
+    """What the model owner consents to; more is refused.
+
+    Attributes:
+        max_questions: that are answered with one set of weights, ever: an asker may solve a layer
+            by asking often.
+        questions_per_hour: answered within any hour.
+        max_tokens: of one question and its answer together.
+        max_dealt: questions whose material waits on the disks.
+    """
+
+    max_questions: _Count = 1000
+    questions_per_hour: _Count = 100
+    max_tokens: _Count = 256
+    max_dealt: _Count = 64
+
+
+class LlmTerms(Settings):
+    """What all three parties have alike.
+
+    Attributes:
+        project: drawn when the project was written.
+        shape: the architecture; see `vfl.models.decoder.DecoderShape`.
+        mode, shown_bytes, first_bytes: see `vfl.mpc.two_party.Form`.
+        limits: what the model owner consents to.
+    """
+
+    project: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+    shape: dict[str, int | float | bool | str] = Field(max_length=64)
+    mode: Literal["fast", "thesis"] = "fast"
+    shown_bytes: int = 3
+    first_bytes: int = 4
+    limits: LlmLimits = LlmLimits()
+
+    def digest(self) -> str:
+        """SHA-256 of all of it."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+
+class LlmFile(Settings):
+    """Everything one party says about itself.
+
+    Attributes:
+        party: its role.
+        model: at the owner, the folder with the weights; relative to this file.
+        tokenizer: at the user, the folder with tokenizer.json, without which a token is a byte.
+        listen: where the owner and the dealer wait for the others.
+        owner, dealer: where those who call them find them.
+        store: folder for shares, material and accounts.
+        patience_s: how long another party may take for one message.
+        rejoin_s: how long a stream that was cut may take to come back.
+    """
+
+    party: LlmParty
+    model: str | None = None
+    tokenizer: str = "."
+    listen: Address | None = None
+    owner: Address | None = None
+    dealer: Address | None = None
+    store: str = "store"
+    patience_s: _Seconds = 60.0
+    rejoin_s: _Seconds = 8.0
+    terms: LlmTerms
+    _path: Path | None = PrivateAttr(default=None)
+
+    def beside(self, name: str) -> Path:
+        """A path as the file means it: relative to its own folder."""
+        return self._path.parent / name if self._path else Path(name)
+
+    def address(self, name: Literal["listen", "owner", "dealer"]) -> tuple[str, int]:
+        """Host and port of a setting.
+
+        Raises:
+            ConfigError: it is not set.
+        """
+        text = getattr(self, name)
+        if text is None:
+            raise ConfigError(
+                f"the file of the {self.party} has no '{name}'", where=str(self._path)
+            )
+        host, _, port = text.rpartition(":")
+        return host.strip("[]"), int(port)
+
+
+def read_llm_file(path: Path) -> LlmFile:
+    """Read a party's file, or that of a folder.
+
+    Raises:
+        ConfigError: it is missing, is no TOML, or holds mistakes.
+    """
+    file = path / LLM_FILE if path.is_dir() else path
+    found = read_toml(file, LlmFile)
+    found._path = file.resolve()
+    return found

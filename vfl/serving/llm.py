@@ -1,0 +1,866 @@
+"""A decoder asked over a network: its owner, a user and a dealer as processes of their own.
+
+The protocols are those of `vfl.mpc.two_party`. The owner (P0) and the dealer (P2) stand and listen,
+the user (P1) calls; in the offline phase each pair has a stream, in the online phase the owner and
+the user alone. Every stream is TLS 1.3 with a token of its pair; before anything is shared, all
+have signed fresh keys of this session with the identity keys they pinned of each other.
+
+Whoever takes material marks it as used, on its disk, before it says a word that depends on it.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, ValidationError
+
+from vfl.config.llm_file import LlmFile, LlmParty, LlmTerms
+from vfl.config.toml import Settings
+from vfl.core.errors import (
+    AuthenticationError,
+    ConfigError,
+    ConsentError,
+    DataError,
+    DisagreementError,
+    MissingDataError,
+    ProtocolError,
+    ReusedPadError,
+    VFLError,
+    redacted_traceback,
+)
+from vfl.core.frame import Frame, Kind
+from vfl.core.storage import (
+    Seal,
+    append_line,
+    load_weights,
+    locked,
+    private_folder,
+    read_lines,
+    read_sealed_json,
+    save_weights,
+    weights_digest,
+    write_sealed_json,
+)
+from vfl.core.version import VERSION
+from vfl.models.decoder import Decoder, DecoderShape
+from vfl.mpc.material import MaterialStore
+from vfl.mpc.private_decoder import Pick, PrivateLayers, greedy, layer_shapes
+from vfl.mpc.rules import P0, P1, P2
+from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Binding
+from vfl.mpc.two_party import Constant, Form, Growing, Role
+from vfl.session.identity import Identity, read_pins
+from vfl.transport import (
+    Admission,
+    Credential,
+    Hello,
+    LinkLimits,
+    ServerCertificate,
+    TcpHub,
+    TcpLink,
+    Timeouts,
+    TransportLink,
+)
+
+PARTIES: tuple[LlmParty, ...] = ("owner", "user", "dealer")
+ROLES = dict(zip(PARTIES, (P0, P1, P2), strict=True))
+#: Whom each listens to.
+CALLERS: dict[LlmParty, tuple[LlmParty, ...]] = {
+    "owner": ("user",),
+    "user": (),
+    "dealer": ("owner", "user"),
+}
+_CALLED = {"owner": "the model owner", "user": "the user", "dealer": "the dealer"}
+_WINDOW = 16
+_TALK_BYTES, _ERROR_BYTES = 16 * 1024, 64 * 1024
+_HOUR_S = 3600.0
+_ELSEWHERE = "owner and dealer"
+_PARTS = ("weight", "bias", "masked", "mask")
+
+_Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{32}|)$")]
+_Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,80}$")]
+Say = Callable[[str], None]
+
+
+class Talk(Settings):
+    """What parties say before they compute; sizes and names alone.
+
+    Attributes:
+        version, terms: of vfl, and the digest of what was agreed.
+        task: what the user wants.
+        prompt_tokens, count: of a question and its answer.
+        questions: to deal for.
+        session: this session's name, in halves of both ends.
+        setup: which sharing of the weights the sender has; "" for none.
+        fresh: whether the weights are shared anew.
+        names: of material.
+        spent: bytes and messages between others, by phase.
+    """
+
+    version: str = Field(default=VERSION, max_length=32)
+    terms: str = Field(max_length=64)
+    task: Literal["deal", "ask"]
+    prompt_tokens: int = Field(ge=1, lt=2**31)
+    count: int = Field(ge=1, lt=2**31)
+    questions: int = Field(default=1, ge=0, le=4096)
+    session: str = Field(default="", pattern=r"^[0-9a-f]{0,64}$")
+    setup: _Hex = ""
+    fresh: bool = False
+    names: tuple[_Name, ...] = Field(default=(), max_length=4096)
+    spent: dict[str, tuple[int, int]] = Field(default={}, max_length=4)
+
+
+@dataclass(slots=True)
+class Account:
+    """Bytes and messages that passed one party's links, both ways, headers included, by phase.
+
+    Attributes:
+        phase: what is counted now.
+        spent: by phase, and by who talks with whom.
+    """
+
+    phase: str = "control"
+    spent: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+
+    def add(self, phase: str, pair: str, size: int, messages: int) -> None:
+        """So much more."""
+        before = self.spent.setdefault(phase, {}).get(pair, (0, 0))
+        self.spent[phase][pair] = (before[0] + size, before[1] + messages)
+
+    def facts(self, phase: str, seconds: float, questions: int = 1) -> dict[str, Any]:
+        """A phase's bytes, messages and seconds, of one of so many questions."""
+        pairs = {pair: size / questions for pair, (size, _) in self.spent.get(phase, {}).items()}
+        messages = sum(count for _, count in self.spent.get(phase, {}).values()) / questions
+        return {
+            "bytes": sum(pairs.values()),
+            "messages": messages,
+            "seconds": seconds / questions,
+            "between": pairs,
+        }
+
+
+class Wire:
+    """A link that counts, and whose next frame can be looked at before it is taken.
+
+    Args:
+        link: to another party.
+        account: where it counts.
+        pair: who talks with whom.
+    """
+
+    def __init__(self, link: TransportLink, account: Account, pair: str) -> None:
+        self._link, self._account, self._pair = link, account, pair
+        self._ahead: Frame | None = None
+
+    def send(self, frame: Frame) -> None:
+        """See `vfl.core.frame.Link`."""
+        self._link.send(frame)
+        self._count(frame)
+
+    def receive(self) -> Frame:
+        """See `vfl.core.frame.Link`."""
+        frame, self._ahead = self._ahead, None
+        if frame is None:
+            frame = self._link.receive()
+            self._count(frame)
+        return frame
+
+    def ends(self) -> bool:
+        """Wait for the next frame: whether the other end has no more to say."""
+        self._ahead = self.receive()
+        return self._ahead.kind is Kind.DONE
+
+    def say(self, talk: Talk, kind: Kind = Kind.ASK) -> None:
+        """Send words."""
+        self.send(Frame(kind, payload=talk.model_dump_json().encode()))
+
+    def hear(self, kind: Kind = Kind.ASK) -> Talk:
+        """Wait for words.
+
+        Raises:
+            ProtocolError: something else came.
+        """
+        frame = self.receive()
+        if frame.kind is not kind:
+            raise ProtocolError("a message out of turn", got=frame.kind.name, want=kind.name)
+        try:
+            return Talk.model_validate_json(bytes(frame.payload))
+        except ValidationError:
+            raise ProtocolError("words of an unknown form came before a computation") from None
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the other end what went wrong here, then close; of a bug no more than its type."""
+        if not isinstance(error, VFLError):
+            error = ProtocolError("a party broke off", got=type(error).__name__)
+        self._link.fail(error)
+
+    def close(self) -> None:
+        """See `vfl.core.frame.Link`."""
+        self._link.close()
+
+    def _count(self, frame: Frame) -> None:
+        self._account.add(self._account.phase, self._pair, frame.wire_bytes, 1)
+
+
+class _EnoughError(Exception):
+    """The answer ends before its material does."""
+
+
+def shape_of(terms: LlmTerms) -> DecoderShape:
+    """The architecture that was agreed.
+
+    Raises:
+        ConfigError: the terms name no such shape.
+    """
+    try:
+        return DecoderShape(**terms.shape)  # type: ignore[arg-type]
+    except (TypeError, VFLError) as problem:
+        got = problem.what if isinstance(problem, VFLError) else "a setting that no decoder has"
+        raise ConfigError(
+            "the terms' shape is no decoder's", where="[terms.shape]", got=got
+        ) from None
+
+
+def most_bytes(shape: DecoderShape, tokens: int) -> int:
+    """No message about so many tokens, or of the weights, is larger."""
+    weights = max(rows * outputs for _, (rows, outputs), _ in layer_shapes(shape))
+    widest = max(shape.vocabulary, 3 * shape.width, 2 * shape.inner, shape.heads * tokens)
+    return max(8 * weights, 2 * 8 * tokens * widest, _TALK_BYTES)
+
+
+class Party:
+    """What the three have in common: keys, files, and how a session begins.
+
+    Args:
+        file: the party's own.
+        say: told in one line what happens.
+    """
+
+    def __init__(self, file: LlmFile, say: Say) -> None:
+        self.file, self.terms, self.say = file, file.terms, say
+        self.name: LlmParty = file.party
+        self.role = ROLES[self.name]
+        self.shape = shape_of(file.terms)
+        terms = file.terms
+        self.form = Form(terms.mode, terms.shown_bytes, terms.first_bytes)
+        self.folder = file.beside(file.store)
+        private_folder(self.folder)
+        self._identity = Identity.kept_at(file.beside("identity.key"))
+        self._pins = read_pins(
+            file.beside("peers"), [each for each in PARTIES if each != self.name]
+        )
+        self._timeouts = Timeouts(
+            step_s=file.patience_s, idle_s=file.patience_s, rejoin_window_s=file.rejoin_s
+        )
+        most = most_bytes(self.shape, terms.limits.max_tokens)
+        each = {
+            Kind.ASK: _TALK_BYTES,
+            Kind.DONE: _TALK_BYTES,
+            Kind.PROTOCOL: most,
+            Kind.ERROR: _ERROR_BYTES,
+        }
+        self._limits = LinkLimits(up=each, down=each)
+
+    # Streams.
+
+    def listen(self) -> tuple[TcpHub, dict[str, Credential]]:
+        """The party's hub, and what its callers must show."""
+        files = self.file.beside("certificates")
+        certificate = ServerCertificate(
+            *(_bytes(files / name) for name in ("ca.pem", "server.pem", "server.key"))
+        )
+        credentials: dict[str, Credential] = {
+            name: Credential(name, self._token(name)) for name in CALLERS[self.name]
+        }
+        admission = Admission(self.terms.project, credentials, limits=lambda party: self._limits)
+        host, port = self.file.address("listen")
+        hub = TcpHub(host, port, admission, certificate, self._timeouts, _WINDOW)
+        self.say(f"{_CALLED[self.name]} listens on {host}:{hub.port}; end it with Ctrl-C")
+        return hub, credentials
+
+    def serve(self, poll: Callable[[], None] | None = None) -> None:
+        """Listen, and play every session that begins, until interrupted.
+
+        Args:
+            poll: called every 0.05 s while nobody is here; what it raises ends this.
+        """
+        with locked(self.folder):
+            hub, credentials = self.listen()
+            try:
+                while True:
+                    hub.wait_all(CALLERS[self.name][:1], math.inf, poll)
+                    self._play_one(hub)
+                    for caller, credential in credentials.items():
+                        hub.replace(caller, credential)
+            finally:
+                hub.close()
+
+    def session(self, hub: TcpHub, wires: dict[LlmParty, Wire]) -> None:
+        """One session, from its first word; at a party that listens.
+
+        Args:
+            hub: where the first of the callers has attached.
+            wires: to put the streams into, by the caller's name.
+        """
+        raise NotImplementedError
+
+    def _play_one(self, hub: TcpHub) -> None:
+        wires: dict[LlmParty, Wire] = {}
+        try:
+            self.session(hub, wires)
+        except VFLError as error:
+            self._broke_off(wires, error, str(error))
+        except Exception as bug:  # the next session is another one
+            self._broke_off(wires, bug, redacted_traceback(bug))
+
+    def _broke_off(self, wires: Mapping[LlmParty, Wire], error: Exception, text: str) -> None:
+        for wire in wires.values():
+            wire.fail(error)
+        self.say(f"a session ended early: {text}")
+
+    def call(self, peer: Literal["owner", "dealer"], account: Account) -> Wire:
+        """A stream to who listens.
+
+        Raises:
+            AuthenticationError: wrong token or certificate.
+            LostPeerError: nobody answers there.
+        """
+        host, port = self.file.address(peer)
+        hello = Hello(self.terms.project, self.name, self._token(peer))
+        authority = _bytes(self.file.beside("peers") / f"{peer}.pem")
+        deadline = time.monotonic() + self.file.rejoin_s + 2
+        while True:
+            try:
+                link = TcpLink.connect(
+                    host,
+                    port,
+                    hello,
+                    authority,
+                    self._timeouts,
+                    _WINDOW,
+                    _CALLED[peer],
+                    self._limits,
+                )
+                return Wire(link, account, _pair(self.name, peer))
+            except AuthenticationError as refusal:
+                # It may still wait for an earlier process of ours; a certificate has a place.
+                if refusal.where is not None or time.monotonic() > deadline:
+                    raise
+            time.sleep(1.0)
+
+    def check(self, said: Talk) -> None:
+        """Both ends are about to do the same.
+
+        Raises:
+            DisagreementError: another version, or other terms.
+        """
+        for what, got, want in (
+            ("runs another version of vfl", said.version, VERSION),
+            ("has other terms", said.terms[:16], self.terms.digest()[:16]),
+        ):
+            if got != want:
+                raise DisagreementError(
+                    f"the other end {what}",
+                    where="[terms]",
+                    got=got,
+                    want=want,
+                    fix="compare the [terms] of both files, which are the same in one project",
+                )
+
+    def talk(
+        self, task: Literal["deal", "ask"], prompt_tokens: int, count: int, **more: Any
+    ) -> Talk:
+        """Words of this party."""
+        return Talk(
+            terms=self.terms.digest(), task=task, prompt_tokens=prompt_tokens, count=count, **more
+        )
+
+    def meet(self, wires: Mapping[LlmParty, Wire], session: str) -> Role:
+        """Sign fresh keys and check everybody else's; this party with the keys of each pair.
+
+        Raises:
+            AuthenticationError: a party is not who it was pinned to be.
+        """
+        parties = tuple(each for each in PARTIES if each == self.name or each in wires)
+        binding = Binding(session, 0, self.terms.digest(), parties)
+        agreement = Agreement(self.name, self._identity, self._pins, binding)
+        role = Role(self.role, {ROLES[name]: wire for name, wire in wires.items()}, self.form)
+        for channel in role.channels.values():
+            channel.send_bytes(agreement.offer, 0, "setup")
+        offers: dict[str, bytes] = {self.name: agreement.offer}
+        for name in wires:
+            offers[name] = bytes(role.channels[ROLES[name]].receive_bytes(0, OFFER_BYTES))
+        keys = agreement.keys(b"".join(offers[name] for name in parties))
+        for name in wires:
+            role.use_key(ROLES[name], keys[name], session, 0)
+        return role
+
+    # Files.
+
+    def setup(self) -> dict[str, Any]:
+        """What is known of the sharing of the weights on this disk; empty without one."""
+        path = self.folder / "setup.json"
+        if not path.exists():
+            return {}
+        return read_sealed_json(path, Seal("setup", self.name, None))
+
+    def store(self, setup: str) -> MaterialStore:
+        """The material of a sharing."""
+        seal = Seal("offline material", self.name, setup)
+        return MaterialStore(self.folder / f"material-{setup}", seal)
+
+    def layers(self, setup: str) -> PrivateLayers:
+        """What was shared once per weights.
+
+        Raises:
+            RunFolderError: it is missing or damaged.
+        """
+        found = load_weights(self._layers_path(setup), Seal("shared weights", self.name, setup))
+        constants = {
+            name: Constant(name, axes, bits, **{p: found.get(f"{name} {p}") for p in _PARTS})
+            for name, axes, bits in layer_shapes(self.shape)
+        }
+        return PrivateLayers(self.shape, constants, found.get("positions"))
+
+    def share(
+        self, role: Role, setup: str, model: Decoder | None, account: Account
+    ) -> PrivateLayers:
+        """Initialisation; everything of an earlier sharing is removed afterwards."""
+        account.phase, began = "setup", time.monotonic()
+        layers = PrivateLayers.share(role, self.shape, model)
+        found = {
+            f"{name} {part}": tensor
+            for name, constant in layers.constants.items()
+            for part in _PARTS
+            if (tensor := getattr(constant, part)) is not None
+        }
+        if layers.positions is not None:
+            found["positions"] = layers.positions
+        save_weights(self._layers_path(setup), found, Seal("shared weights", self.name, setup))
+        digest = "" if model is None else weights_digest(model.state_dict())
+        facts = account.facts("setup", time.monotonic() - began)
+        record = {"setup": setup, "weights": digest, "spent": facts}
+        write_sealed_json(self.folder / "setup.json", record, Seal("setup", self.name, setup))
+        for path in self.folder.glob("*-*"):
+            if path.name.startswith(("layers-", "material-")) and setup not in path.name:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return layers
+
+    def _layers_path(self, setup: str) -> Path:
+        return self.folder / f"layers-{setup}.safetensors"
+
+    def _token(self, peer: str) -> str:
+        return _bytes(self.file.beside("peers") / f"{peer}.token").decode(errors="replace").strip()
+
+
+class Owner(Party):
+    """The model owner: has the weights, answers, and consents to so much and no more."""
+
+    def __init__(self, file: LlmFile, model: Decoder, say: Say) -> None:
+        super().__init__(file, say)
+        if model.shape != self.shape:
+            raise ConfigError(
+                "the model has another shape than the terms",
+                where=file.model,
+                got=repr(model.shape),
+                want=repr(self.shape),
+            )
+        self._model = model
+        self._digest = weights_digest(model.state_dict())
+
+    def session(self, hub: TcpHub, wires: dict[LlmParty, Wire]) -> None:
+        account = Account()
+        wire = wires["user"] = Wire(hub.link("user"), account, "owner and user")
+        asked = wire.hear()
+        self.check(asked)
+        limits, tokens = self.terms.limits, asked.prompt_tokens + asked.count
+        if tokens > min(limits.max_tokens, self.shape.context + 1):
+            raise _refused("tokens of a question and its answer", tokens, "max_tokens", limits)
+        if asked.task == "deal":
+            self._deal(wire, asked)
+        else:
+            self._answer(wire, asked, account)
+
+    def _known(self) -> str:
+        """The sharing of these very weights; "" if there is none."""
+        facts = self.setup()
+        return str(facts["setup"]) if facts.get("weights") == self._digest else ""
+
+    def _deal(self, wire: Wire, asked: Talk) -> None:
+        known = self._known()
+        if known:
+            store = self.store(known)
+            for name in set(store.names()) - set(asked.names):
+                store.take(name)  # the user has no half of it: its dealing was cut off
+            waiting = len(store.names()) + asked.questions
+            if waiting > self.terms.limits.max_dealt:
+                raise _refused("questions that are dealt", waiting, "max_dealt", self.terms.limits)
+        account = Account()
+        dealer = self.call("dealer", account)
+        try:
+            session = asked.session + secrets.token_hex(16)
+            plan = asked.model_copy(update={"session": session, "setup": known, "names": ()})
+            dealer.say(plan)
+            theirs = dealer.hear()
+            fresh = not known or {known} != {theirs.setup, asked.setup}
+            setup = secrets.token_hex(16) if fresh else known
+            names = tuple(
+                f"{asked.prompt_tokens}-{asked.count}-{secrets.token_hex(8)}"
+                for _ in range(asked.questions)
+            )
+            plan = plan.model_copy(update={"setup": setup, "fresh": fresh, "names": names})
+            dealer.say(plan)
+            wire.say(plan)
+            self._play(wire, dealer, plan, account)
+        except BaseException as error:
+            dealer.fail(error)
+            raise
+        finally:
+            dealer.close()
+
+    def _play(self, wire: Wire, dealer: Wire, plan: Talk, account: Account) -> None:
+        role = self.meet({"user": wire, "dealer": dealer}, plan.session)
+        if plan.fresh:
+            layers = self.share(role, plan.setup, self._model, account)
+        else:
+            layers = self.layers(plan.setup)
+        store = self.store(plan.setup)
+        account.phase = "offline"
+        for name in plan.names:
+            store.put(name, role.prepare(_program(layers, [0] * plan.prompt_tokens, plan.count)))
+            wire.hear(Kind.DONE)  # it has its half
+        dealer.hear(Kind.DONE)
+        spent = {phase: row[_ELSEWHERE] for phase, row in account.spent.items()}
+        wire.say(plan.model_copy(update={"spent": spent}), Kind.DONE)
+        self.say(
+            f"dealt {len(plan.names)} questions of {plan.prompt_tokens} and {plan.count} tokens"
+        )
+
+    def _answer(self, wire: Wire, asked: Talk, account: Account) -> None:
+        known = self._known()
+        store = self.store(known) if known and known == asked.setup else None
+        kind = f"{asked.prompt_tokens}-{asked.count}-"
+        theirs = [name for name in asked.names if name.startswith(kind)]
+        both = sorted(set(theirs) & set(store.names() if store else ()))
+        session = asked.session + secrets.token_hex(16)
+        plan = asked.model_copy(update={"session": session, "names": tuple(both[:1])})
+        if not both or store is None:
+            wire.say(plan)
+            return
+        self._count(asked)
+        material = store.take(both[0])  # marked as used from here on, whatever happens
+        wire.say(plan)
+        role = self.meet({"user": wire}, session)
+        account.phase = "online"
+        program = _program(
+            self.layers(known), [0] * asked.prompt_tokens, asked.count, ends=wire.ends
+        )
+        began = time.monotonic()
+        with suppress(_EnoughError):
+            role.answer(program, material)
+        wire.hear(Kind.DONE)
+        wire.say(plan, Kind.DONE)
+        seconds = time.monotonic() - began
+        self.say(f"answered a question of {asked.prompt_tokens} tokens in {seconds:.1f} s")
+
+    def _count(self, asked: Talk) -> None:
+        """One more question, on the disk before it is answered.
+
+        Raises:
+            ConsentError: the limits are reached.
+        """
+        path, now, limits = self.folder / "asked.jsonl", time.time(), self.terms.limits
+        path.touch(mode=0o600)
+        before = [one for one in read_lines(path) if one["weights"] == self._digest]
+        recent = sum(one["at"] > now - _HOUR_S for one in before)
+        if len(before) >= limits.max_questions:
+            raise _refused("questions", len(before) + 1, "max_questions", limits)
+        if recent >= limits.questions_per_hour:
+            raise _refused("questions within an hour", recent + 1, "questions_per_hour", limits)
+        tokens = {"prompt_tokens": asked.prompt_tokens, "count": asked.count}
+        append_line(path, {"at": now, "weights": self._digest, **tokens})
+
+
+class Dealer(Party):
+    """The dealer: works before the question is asked and sees nothing of it."""
+
+    def session(self, hub: TcpHub, wires: dict[LlmParty, Wire]) -> None:
+        owner = wires["owner"] = Wire(hub.link("owner"), Account(), "owner and dealer")
+        self.check(owner.hear())
+        known = str(self.setup().get("setup", ""))
+        owner.say(self.talk("deal", 1, 1, setup=known))
+        plan = owner.hear()
+        hub.wait_all(["user"], self.file.patience_s)
+        user = wires["user"] = Wire(hub.link("user"), Account(), "user and dealer")
+        theirs = user.hear()
+        self.check(theirs)
+        limit = self.terms.limits.max_tokens
+        same = (theirs.session, theirs.setup, theirs.names) == (
+            plan.session,
+            plan.setup,
+            plan.names,
+        )
+        if not same or plan.prompt_tokens + plan.count > limit:
+            raise DisagreementError(
+                "the model owner and the user want different things dealt",
+                want=f"one session, and at most {limit} tokens",
+            )
+        role = self.meet(wires, plan.session)
+        if plan.fresh:
+            layers = self.share(role, plan.setup, None, Account())
+        else:
+            layers = self.layers(plan.setup)
+        for _ in plan.names:
+            role.prepare(_program(layers, [0] * plan.prompt_tokens, plan.count))
+        owner.say(plan, Kind.DONE)
+        user.hear(Kind.DONE)
+        self.say(
+            f"dealt {len(plan.names)} questions of {plan.prompt_tokens} and {plan.count} tokens"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a user has of a question.
+
+    Attributes:
+        tokens: the answer's.
+        phases: bytes, messages and seconds of each phase, of all parties together; and the bytes
+            between each two. The first is once for the weights, the second for this question.
+    """
+
+    tokens: list[int]
+    phases: dict[str, dict[str, Any]]
+
+
+class User(Party):
+    """Who asks: has the text, and learns the answer."""
+
+    def deal(self, prompt_tokens: int, count: int, questions: int = 1) -> None:
+        """Have the dealer make material for questions of a length, before they are asked.
+
+        Raises:
+            ConsentError: more than the owner allows.
+            PeerError: a party is not there, or went away.
+        """
+        known = str(self.setup().get("setup", ""))
+        left = tuple(self.store(known).names()) if known else ()
+        account = Account()
+        with ExitStack() as streams:
+            owner = self._open(streams, "owner", account)
+            nonce = secrets.token_hex(16)
+            owner.say(
+                self.talk(
+                    "deal",
+                    prompt_tokens,
+                    count,
+                    questions=questions,
+                    session=nonce,
+                    setup=known,
+                    names=left,
+                )
+            )
+            plan = owner.hear()
+            self._check_plan(plan, nonce, prompt_tokens, count)
+            dealer = self._open(streams, "dealer", account)
+            dealer.say(plan)
+            role = self.meet({"owner": owner, "dealer": dealer}, plan.session)
+            if plan.fresh:
+                layers = self.share(role, plan.setup, None, account)
+            else:
+                layers = self.layers(plan.setup)
+            store, account.phase = self.store(plan.setup), "offline"
+            began = time.monotonic()
+            for done, name in enumerate(plan.names, 1):
+                store.put(name, role.prepare(_program(layers, [0] * prompt_tokens, count)))
+                owner.say(plan.model_copy(update={"names": ()}), Kind.DONE)
+                self.say(f"dealt {done} of {len(plan.names)} questions")
+            dealer.say(plan.model_copy(update={"names": ()}), Kind.DONE)
+            seconds = time.monotonic() - began
+            for phase, spent in owner.hear(Kind.DONE).spent.items():
+                account.add(phase, _ELSEWHERE, *spent)
+        record = self.setup()
+        if plan.fresh:
+            record["spent"] = account.facts("setup", record["spent"]["seconds"])
+        facts = account.facts("offline", seconds, max(1, len(plan.names)))
+        record.setdefault("kinds", {})[f"{prompt_tokens}-{count}"] = facts
+        kept = {name: record[name] for name in ("setup", "weights", "spent", "kinds")}
+        write_sealed_json(self.folder / "setup.json", kept, Seal("setup", self.name, plan.setup))
+
+    def ask(
+        self,
+        prompt: Sequence[int],
+        count: int,
+        pick: Pick = greedy,
+        told: Callable[[int], bool] = lambda token: False,
+    ) -> Reply:
+        """The answer to a question; dealt for now if nothing is left that fits.
+
+        Args:
+            prompt: token ids.
+            count: of tokens to answer, at most.
+            pick: strategy of decoding, on permuted scores.
+            told: told each token when it is there; True ends the answer.
+
+        Raises:
+            DataError: no token, or one the model does not have.
+            ConsentError: more than the owner allows.
+            PeerError: a party is not there, or went away.
+        """
+        if not prompt or not all(0 <= token < self.shape.vocabulary for token in prompt):
+            raise DataError(
+                "a question has tokens of the model",
+                got=f"{len(prompt)} tokens",
+                want=f"at least one, each from 0 to {self.shape.vocabulary - 1}",
+            )
+        reply = self._ask(prompt, count, pick, told)
+        if reply is None:
+            self.say("nothing is dealt for a question of this length; dealing for it now")
+            self.deal(len(prompt), count)
+            reply = self._ask(prompt, count, pick, told)
+        if reply is None:
+            raise ReusedPadError(
+                "the model owner has no material for this question",
+                want="material that both have and nobody used",
+                fix="deal again: vfl llm deal with the user's folder",
+            )
+        return reply
+
+    def left(self) -> dict[str, int]:
+        """How many questions of each kind can be asked without dealing."""
+        known = str(self.setup().get("setup", ""))
+        found: dict[str, int] = {}
+        for name in self.store(known).names() if known else ():
+            kind = name.rpartition("-")[0]
+            found[kind] = found.get(kind, 0) + 1
+        return found
+
+    def _ask(
+        self, prompt: Sequence[int], count: int, pick: Pick, told: Callable[[int], bool]
+    ) -> Reply | None:
+        facts = self.setup()
+        setup = str(facts.get("setup", ""))
+        names = self.store(setup).names() if setup else []
+        kind = f"{len(prompt)}-{count}"
+        own = tuple(name for name in names if name.startswith(f"{kind}-"))
+        account, nonce = Account(), secrets.token_hex(16)
+        with ExitStack() as streams:
+            owner = self._open(streams, "owner", account)
+            owner.say(
+                self.talk("ask", len(prompt), count, session=nonce, setup=setup, names=own[:64])
+            )
+            plan = owner.hear()
+            self._check_plan(plan, nonce, len(prompt), count)
+            if not plan.names:
+                return None
+            if plan.names[0] not in own:
+                raise ProtocolError("the model owner names material that nobody has")
+            material = self.store(setup).take(plan.names[0])
+            role = self.meet({"owner": owner}, plan.session)
+            account.phase, began = "online", time.monotonic()
+            found: list[int] = []
+
+            def heard(token: int) -> bool:
+                found.append(token)
+                return told(token)
+
+            with suppress(_EnoughError):
+                program = _program(self.layers(setup), prompt, count, pick, heard)
+                role.answer(program, material)
+            seconds = time.monotonic() - began
+            account.phase = "control"
+            owner.say(plan.model_copy(update={"names": ()}), Kind.DONE)
+            owner.hear(Kind.DONE)
+        offline = facts.get("kinds", {}).get(kind, {})
+        online = account.facts("online", seconds)
+        return Reply(found, {"setup": facts["spent"], "offline": offline, "online": online})
+
+    @contextmanager
+    def _failing(self, wire: Wire) -> Iterator[Wire]:
+        """A stream whose other end learns why this one stops."""
+        try:
+            yield wire
+        except BaseException as error:
+            wire.fail(error)
+            raise
+        finally:
+            wire.close()
+
+    def _open(self, streams: ExitStack, peer: Literal["owner", "dealer"], account: Account) -> Wire:
+        return streams.enter_context(self._failing(self.call(peer, account)))
+
+    def _check_plan(self, plan: Talk, nonce: str, prompt_tokens: int, count: int) -> None:
+        self.check(plan)
+        wanted = plan.session.startswith(nonce) and len(plan.session) == 2 * len(nonce)
+        if not wanted or (plan.prompt_tokens, plan.count) != (prompt_tokens, count):
+            raise ProtocolError("the model owner answers another request")
+
+
+def _program(
+    layers: PrivateLayers,
+    prompt: Sequence[int],
+    count: int,
+    pick: Pick | None = None,
+    told: Callable[[int], bool] = lambda token: False,
+    ends: Callable[[], bool] = lambda: False,
+) -> Callable[[Role], object]:
+    """An answer token by token, for a party; see `vfl.mpc.private_decoder.PrivateLayers.answer`.
+
+    Args:
+        layers: the party's.
+        prompt: at P1 the tokens, elsewhere as many zeros.
+        count: of tokens, at most.
+        pick: at P1.
+        told: at P1, online: told each token; True ends the answer.
+        ends: at P0, online: whether P1 has ended it.
+    """
+
+    def program(party: Role) -> None:
+        caches = [(Growing(), Growing()) for _ in range(layers.shape.layers)]
+        step, start = list(prompt), 0
+        for done in range(count):
+            if done and ends():
+                raise _EnoughError
+            token = layers.next_token(party, step, start, caches, pick) or 0
+            if told(token) and done + 1 < count:
+                raise _EnoughError
+            start, step = start + len(step), [token]
+
+    return program
+
+
+def _pair(*names: LlmParty) -> str:
+    """Who talks with whom.
+
+    >>> _pair("user", "owner")
+    'owner and user'
+    """
+    return " and ".join(sorted(names, key=PARTIES.index))
+
+
+def _refused(what: str, got: int, limit: str, limits: Any) -> ConsentError:
+    return ConsentError(
+        f"the model owner does not consent to so many {what}",
+        where=f"terms.limits.{limit}",
+        got=str(got),
+        want=f"at most {getattr(limits, limit)}",
+        fix="ask for fewer, or agree with the owner on other terms",
+    )
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise MissingDataError(
+            "a key, token or certificate is missing",
+            where=str(path),
+            fix="vfl llm init writes all of them",
+        ) from None

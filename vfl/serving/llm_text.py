@@ -1,0 +1,136 @@
+"""Text and tokens at the user of a language model, and an answer as it grows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+from vfl.core.errors import DataError
+from vfl.core.storage import write_text
+
+TOKENIZER = "tokenizer.json"
+_PIECE = re.compile(r" ?\S+|\s+")
+_MOST_PIECES = 1 << 16
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of ids; U+FFFD for bytes that are no text yet."""
+
+
+class BytePairs:
+    """Byte-pair encoding (Sennrich et al. 2016) within words; without merges a token is a byte.
+
+    Args:
+        merges: the two tokens of token 256, of 257, and so on.
+
+    >>> pairs = BytePairs([(104, 105)])
+    >>> pairs.encode("hi é"), pairs.decode([256, 32])
+    ([256, 32, 195, 169], 'hi ')
+    """
+
+    def __init__(self, merges: Sequence[tuple[int, int]] = ()) -> None:
+        self._merges = [(int(one), int(two)) for one, two in merges]
+        self._ranks = {pair: 256 + rank for rank, pair in enumerate(self._merges)}
+        self._bytes = [bytes([value]) for value in range(256)]
+        for one, two in self._merges:
+            self._bytes.append(self._bytes[one] + self._bytes[two])
+        self._known: dict[str, list[int]] = {}
+
+    def encode(self, text: str) -> list[int]:
+        return [token for piece in self.pieces(text) for token in self._encoded(piece)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        whole = b"".join(self._bytes[each] for each in tokens if each < len(self._bytes))
+        return whole.decode(errors="replace")
+
+    @staticmethod
+    def pieces(text: str) -> list[str]:
+        """A text's words, each with the space before it."""
+        return _PIECE.findall(text)
+
+    @staticmethod
+    def join(tokens: list[int], pair: tuple[int, int], joined: int) -> None:
+        """Put one token in the place of a pair wherever it stands; in place."""
+        place = 0
+        while place < len(tokens) - 1:
+            if (tokens[place], tokens[place + 1]) == pair:
+                tokens[place : place + 2] = [joined]
+            place += 1
+
+    def save(self, folder: Path) -> None:
+        """Write the merges."""
+        write_text(folder / TOKENIZER, json.dumps({"merges": self._merges}) + "\n")
+
+    def _encoded(self, piece: str) -> list[int]:
+        if piece not in self._known:
+            tokens = list(piece.encode())
+            while found := [
+                (self._ranks[pair], pair) for pair in pairwise(tokens) if pair in self._ranks
+            ]:
+                rank, pair = min(found)
+                self.join(tokens, pair, rank)
+            if len(self._known) >= _MOST_PIECES:
+                self._known.clear()
+            self._known[piece] = tokens
+        return self._known[piece]
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a model's folder; without a file a token is a byte of UTF-8.
+
+    Raises:
+        DataError: the file is no tokenizer's.
+    """
+    path = folder / TOKENIZER
+    if not path.exists():
+        return BytePairs()
+    try:
+        return BytePairs(json.loads(path.read_bytes())["merges"])
+    except (ValueError, KeyError, TypeError, IndexError):
+        raise DataError("this is no tokenizer", where=str(path)) from None
+
+
+class Streamed:
+    """An answer as it grows: text that is final, and whether a stop word has come.
+
+    Args:
+        tokenizer: the user's.
+        stop: texts that end the answer and are not part of it.
+
+    >>> answer = Streamed(BytePairs(), ["."])
+    >>> [answer.add(token) for token in b"a."], answer.text
+    ([('a', False), ('', True)], 'a')
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        self._tokenizer, self._stop = tokenizer, [each for each in stop if each]
+        self._tokens: list[int] = []
+        self._shown = 0
+        self.text = ""
+
+    @property
+    def count(self) -> int:
+        """Tokens so far."""
+        return len(self._tokens)
+
+    def add(self, token: int) -> tuple[str, bool]:
+        """What one more token adds for the reader, and whether the answer ends here."""
+        self._tokens.append(token)
+        self.text = self._tokenizer.decode(self._tokens)
+        found = [at for each in self._stop if (at := self.text.find(each)) >= 0]
+        if found:
+            self.text = self.text[: min(found)]
+        whole = self.text.rstrip("\ufffd")  # the rest of a character may come with the next token
+        new = whole[self._shown :]
+        self._shown = max(self._shown, len(whole))
+        return new, bool(found)
