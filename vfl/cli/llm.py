@@ -259,7 +259,12 @@ def _progress(done: int, total: int, began: float) -> str:
 
 def _show(reply: Reply) -> None:
     """What crossed the wire, phase by phase."""
-    when = {"setup": "once for the weights", "offline": "before the question", "online": "now"}
+    when = {
+        "setup": "once for the weights",
+        "offline": "before the question",
+        "online": "now",
+        "control": "words around it",
+    }
     print(f"\n{'phase':<8} {'bytes':>10} {'messages':>9} {'seconds':>8}  when, and between whom")
     for name, row in reply.phases.items():
         if not row:

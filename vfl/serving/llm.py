@@ -14,9 +14,11 @@ import math
 import secrets
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,6 +39,7 @@ from vfl.core.errors import (
     redacted_traceback,
 )
 from vfl.core.frame import Frame, Kind
+from vfl.core.ledger import CONTROL
 from vfl.core.storage import (
     Seal,
     append_line,
@@ -61,6 +64,7 @@ from vfl.transport import (
     Admission,
     Credential,
     Hello,
+    HubLink,
     LinkLimits,
     ServerCertificate,
     TcpHub,
@@ -81,6 +85,8 @@ _CALLED = {"owner": "the model owner", "user": "the user", "dealer": "the dealer
 _WINDOW = 16
 _TALK_BYTES, _ERROR_BYTES = 16 * 1024, 64 * 1024
 _HOUR_S = 3600.0
+#: How much longer than the rejoin window a refusal may be that of an earlier process of ours.
+_GRACE_S = 2.0
 _ELSEWHERE = "owner and dealer"
 _PARTS = ("weight", "bias", "masked", "mask")
 
@@ -126,7 +132,7 @@ class Account:
         spent: by phase, and by who talks with whom.
     """
 
-    phase: str = "control"
+    phase: str = CONTROL
     spent: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
 
     def add(self, phase: str, pair: str, size: int, messages: int) -> None:
@@ -157,7 +163,7 @@ class Wire:
 
     def __init__(self, link: TransportLink, account: Account, pair: str) -> None:
         self._link, self._account, self._pair = link, account, pair
-        self._ahead: Frame | None = None
+        self._ahead: deque[Frame] = deque()
 
     def send(self, frame: Frame) -> None:
         """See `vfl.core.frame.Link`."""
@@ -166,16 +172,22 @@ class Wire:
 
     def receive(self) -> Frame:
         """See `vfl.core.frame.Link`."""
-        frame, self._ahead = self._ahead, None
-        if frame is None:
-            frame = self._link.receive()
-            self._count(frame)
+        if self._ahead:
+            return self._ahead.popleft()
+        frame = self._link.receive()
+        self._count(frame)
         return frame
 
     def ends(self) -> bool:
         """Wait for the next frame: whether the other end has no more to say."""
-        self._ahead = self.receive()
-        return self._ahead.kind is Kind.DONE
+        self._ahead.append(self.receive())
+        return self._ahead[0].kind is Kind.DONE
+
+    def watch(self, link: HubLink) -> None:
+        """Take what has come, so that an error is met while another party is waited for."""
+        while (frame := link.poll()) is not None:
+            self._count(frame)
+            self._ahead.append(frame)
 
     def say(self, talk: Talk, kind: Kind = Kind.ASK) -> None:
         """Send words."""
@@ -206,7 +218,8 @@ class Wire:
         self._link.close()
 
     def _count(self, frame: Frame) -> None:
-        self._account.add(self._account.phase, self._pair, frame.wire_bytes, 1)
+        phase = self._account.phase if frame.kind is Kind.PROTOCOL else CONTROL
+        self._account.add(phase, self._pair, frame.wire_bytes, 1)
 
 
 class _EnoughError(Exception):
@@ -307,7 +320,7 @@ class Party:
 
         Args:
             hub: where the first of the callers has attached.
-            wires: to put the streams into, by the caller's name.
+            wires: to put the streams into, by the caller's name; what goes wrong is told to them.
         """
         raise NotImplementedError
 
@@ -335,7 +348,7 @@ class Party:
         host, port = self.file.address(peer)
         hello = Hello(self.terms.project, self.name, self._token(peer))
         authority = _bytes(self.file.beside("peers") / f"{peer}.pem")
-        deadline = time.monotonic() + self.file.rejoin_s + 2
+        deadline = time.monotonic() + self.file.rejoin_s + _GRACE_S
         while True:
             try:
                 link = TcpLink.connect(
@@ -495,13 +508,14 @@ class Owner(Party):
 
     def _deal(self, wire: Wire, asked: Talk) -> None:
         known = self._known()
+        waiting, limits = asked.questions, self.terms.limits
         if known:
             store = self.store(known)
             for name in set(store.names()) - set(asked.names):
                 store.take(name)  # the user has no half of it: its dealing was cut off
-            waiting = len(store.names()) + asked.questions
-            if waiting > self.terms.limits.max_dealt:
-                raise _refused("questions that are dealt", waiting, "max_dealt", self.terms.limits)
+            waiting += len(store.names())
+        if waiting > limits.max_dealt:
+            raise _refused("questions that are dealt", waiting, "max_dealt", limits)
         account = Account()
         dealer = self.call("dealer", account)
         try:
@@ -597,7 +611,7 @@ class Dealer(Party):
         known = str(self.setup().get("setup", ""))
         owner.say(self.talk("deal", 1, 1, setup=known))
         plan = owner.hear()
-        hub.wait_all(["user"], self.file.patience_s)
+        hub.wait_all(["user"], self.file.patience_s, partial(owner.watch, hub.link("owner")))
         user = wires["user"] = Wire(hub.link("user"), Account(), "user and dealer")
         theirs = user.hear()
         self.check(theirs)
@@ -633,7 +647,8 @@ class Reply:
     Attributes:
         tokens: the answer's.
         phases: bytes, messages and seconds of each phase, of all parties together; and the bytes
-            between each two. The first is once for the weights, the second for this question.
+            between each two. "setup" is once for the weights, "offline" was before this question,
+            "control" are the words around it; its seconds are the whole question's.
     """
 
     tokens: list[int]
@@ -750,7 +765,7 @@ class User(Party):
         names = self.store(setup).names() if setup else []
         kind = f"{len(prompt)}-{count}"
         own = tuple(name for name in names if name.startswith(f"{kind}-"))
-        account, nonce = Account(), secrets.token_hex(16)
+        account, nonce, met = Account(), secrets.token_hex(16), time.monotonic()
         with ExitStack() as streams:
             owner = self._open(streams, "owner", account)
             owner.say(
@@ -775,12 +790,12 @@ class User(Party):
                 program = _program(self.layers(setup), prompt, count, pick, heard)
                 role.answer(program, material)
             seconds = time.monotonic() - began
-            account.phase = "control"
             owner.say(plan.model_copy(update={"names": ()}), Kind.DONE)
             owner.hear(Kind.DONE)
         offline = facts.get("kinds", {}).get(kind, {})
         online = account.facts("online", seconds)
-        return Reply(found, {"setup": facts["spent"], "offline": offline, "online": online})
+        phases = {"setup": facts["spent"], "offline": offline, "online": online}
+        return Reply(found, phases | {CONTROL: account.facts(CONTROL, time.monotonic() - met)})
 
     @contextmanager
     def _failing(self, wire: Wire) -> Iterator[Wire]:

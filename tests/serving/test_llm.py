@@ -1,0 +1,362 @@
+"""A decoder asked over TLS streams: answers, limits, what is refused, and what no wire carries."""
+
+import contextlib
+import dataclasses
+import json
+import stat
+
+import numpy as np
+import pytest
+from llm_parties import LlmParties, small_model
+
+from benchmarks.emulation import Wan
+from vfl.core.errors import (
+    AuthenticationError,
+    ConfigError,
+    ConsentError,
+    DataError,
+    DisagreementError,
+    LostPeerError,
+    MissingDataError,
+    PeerFailedError,
+    ReusedPadError,
+)
+from vfl.core.frame import HEADER_BYTES
+from vfl.models.decoder_folder import save_decoder
+from vfl.mpc import private
+from vfl.mpc.channel import bytes_by_phase
+from vfl.mpc.ring import encode
+from vfl.serving import llm
+from vfl.serving.llm_text import BytePairs, Streamed, read_tokenizer
+from vfl.session.identity import Identity
+
+PROMPT = [7, 3, 9, 41]
+
+
+@pytest.fixture
+def parties(tmp_path):
+    """Makes a project; whoever stands is let go afterwards."""
+    made = []
+
+    def make(*names, **options):
+        made.append(LlmParties(tmp_path, **options))
+        return made[-1].start(*names)
+
+    yield make
+    for one in made:
+        one.end()
+
+
+@pytest.fixture
+def project(parties):
+    return parties("owner", "dealer")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    """A refusal is believed at once: no test here has an earlier process of a party."""
+    monkeypatch.setattr(llm, "_GRACE_S", -100.0)
+
+
+def test_the_answer_is_that_of_plain_torch_and_comes_token_by_token(project):
+    heard = []
+    reply = project.user().ask(PROMPT, 6, told=lambda token: heard.append(token))
+    assert reply.tokens == heard == project.model.generate(PROMPT, 6)
+    assert len(set(reply.tokens)) > 2
+
+
+def test_what_was_dealt_ahead_needs_no_dealer_and_is_used_once(project):
+    user = project.user()
+    user.deal(len(PROMPT), 3, questions=2)
+    assert user.left() == {"4-3": 2}
+    project.end("dealer")
+    wanted = project.model.generate(PROMPT, 3)
+    assert [project.user().ask(PROMPT, 3).tokens for _ in range(2)] == [wanted, wanted]
+    assert user.left() == {}
+    with pytest.raises(PeerFailedError, match="the dealer cannot be reached"):
+        project.user().ask(PROMPT, 3)
+
+
+def test_unused_material_survives_a_restart_of_everybody_and_the_weights_are_shared_once(project):
+    project.user().deal(len(PROMPT), 2)
+    project.end()
+    project.start("owner", "dealer")
+    reply = project.user().ask(PROMPT, 2)
+    again = project.user().ask(PROMPT, 2)  # dealt again
+    assert reply.tokens == again.tokens == project.model.generate(PROMPT, 2)
+    assert reply.phases["setup"] == again.phases["setup"]
+    assert again.phases["offline"]["bytes"] > again.phases["online"]["bytes"] > 0
+
+
+@pytest.mark.parametrize("taker", ["user", "owner"])
+def test_used_material_never_returns_whoever_was_killed_after_taking_it(project, taker):
+    """Killed before a word: the material is marked, so neither end uses its half again."""
+    user = project.user()
+    user.deal(len(PROMPT), 2)
+    party = user if taker == "user" else llm.Owner(project.file("owner"), project.model, print)
+    setup = user.setup()["setup"]
+    (name,) = user.store(setup).names()
+    party.store(setup).take(name)
+    project.end("dealer")
+    with pytest.raises(PeerFailedError, match="the dealer cannot be reached"):
+        project.user().ask(PROMPT, 2)
+    with pytest.raises(ReusedPadError):
+        party.store(setup).take(name)
+
+
+def test_other_weights_are_shared_anew_and_old_material_is_gone(project):
+    project.user().deal(len(PROMPT), 2)
+    project.end("owner")
+    other = small_model()
+    other.head.weight.data.neg_()
+    save_decoder(project.folder.parent / "model", other)
+    project.start("owner")
+    assert project.user().ask(PROMPT, 2).tokens == other.generate(PROMPT, 2)
+    for name in ("owner", "user"):
+        assert len(list((project.folder / name / "store").glob("material-*"))) == 1
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_stop_ends_the_answer_at_both_ends(project, count):
+    heard = []
+
+    def told(token):
+        heard.append(token)
+        return len(heard) == count
+
+    user = project.user()
+    assert user.ask(PROMPT, 5, told=told).tokens == project.model.generate(PROMPT, count)
+    assert user.ask(PROMPT, 2).tokens == project.model.generate(PROMPT, 2)  # the owner goes on
+
+
+@pytest.mark.parametrize("mode", ["fast", "thesis"])
+def test_bytes_on_the_wire_are_the_model_and_told_framing(parties, mode):
+    """Frames are those of the three in one process; TLS adds what its records and greeting take."""
+    project = parties("owner", "dealer", mode=mode)
+    with private(project.model, mode=mode) as hidden:
+        hidden.generate(PROMPT, 4)
+        told = bytes_by_phase(hidden.traffic())
+    project.user().deal(len(PROMPT), 4)
+    with project.line("owner") as line:
+        reply = project.user(owner=f"127.0.0.1:{line.port}").ask(PROMPT, 4)
+        real = sum(egress.sent_bytes for egress in line._egress.values())
+    phases = {name: row["bytes"] for name, row in reply.phases.items()}
+    assert phases["online"] == told["online"]
+    assert phases["offline"] == told["offline"]
+    weights = 8 * sum(a * b for _, (a, b), _ in llm.layer_shapes(project.model.shape))
+    layers = len(llm.layer_shapes(project.model.shape))
+    assert phases["setup"] == weights + layers * HEADER_BYTES
+    # A record of TLS 1.3 adds header, type and tag; greetings of TLS and ours come once.
+    records = 22 * (reply.phases["online"]["messages"] + reply.phases["control"]["messages"])
+    assert 0 < real - phases["online"] - phases["control"] - records < 2000
+    assert sum(reply.phases["online"]["between"].values()) == phases["online"]
+
+
+def test_a_cut_within_an_answer_changes_nothing(project):
+    with project.line("owner") as line:
+        reply = project.user(owner=f"127.0.0.1:{line.port}").ask(
+            PROMPT, 6, told=lambda token: line.cut()
+        )
+        assert line.connections > 3
+    assert reply.tokens == project.model.generate(PROMPT, 6)
+
+
+def test_a_slow_line_takes_the_hops_and_bytes_it_takes(project):
+    project.user().deal(len(PROMPT), 2)
+    wan = Wan.parse("8mbps,20ms")
+    with project.line("owner", wan) as line:
+        reply = project.user(owner=f"127.0.0.1:{line.port}").ask(PROMPT, 2)
+    online = reply.phases["online"]
+    assert reply.tokens == project.model.generate(PROMPT, 2)
+    assert online["seconds"] > wan.limit_s(online["bytes"] // 2, online["messages"] // 2)
+
+
+@pytest.mark.parametrize("peer", ["owner", "dealer"])
+def test_a_line_that_stays_cut_ends_with_who_is_at_its_end(project, peer, monkeypatch):
+    monkeypatch.setattr(llm, "_GRACE_S", 8.0)  # the owner waits for the one that is gone
+    with project.line(peer) as line:
+        user = project.user(rejoin_s=0.5, **{peer: f"127.0.0.1:{line.port}"})
+        if peer == "owner":
+            with pytest.raises(LostPeerError, match="the model owner cannot be reached"):
+                user.ask(PROMPT, 6, told=lambda token: line.shut())
+        else:
+            line.shut()
+            with pytest.raises(LostPeerError, match="the dealer cannot be reached"):
+                user.ask(PROMPT, 2)
+    assert project.user().ask(PROMPT, 2).tokens == project.model.generate(PROMPT, 2)
+
+
+@pytest.mark.parametrize(
+    ("limits", "setting"),
+    [
+        ({"max_questions": 1}, "max_questions"),
+        ({"questions_per_hour": 1}, "questions_per_hour"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"max_dealt": 1}, "max_dealt"),
+    ],
+)
+def test_more_than_the_owner_consents_to_is_refused_by_name(parties, limits, setting):
+    project = parties("owner", "dealer", limits=limits)
+    user = project.user()
+
+    def too_much():
+        user.deal(len(PROMPT), 1, questions=2 if setting == "max_dealt" else 1)
+        user.ask(PROMPT, 1)
+        project.end("owner")
+        project.start("owner")  # what was counted is on the disk
+        user.ask(PROMPT, 2 if setting == "max_tokens" else 1)
+
+    with pytest.raises((ConsentError, PeerFailedError), match="does not consent") as refusal:
+        too_much()
+    assert refusal.value.where == f"terms.limits.{setting}"
+
+
+def test_limits_are_part_of_the_terms(project):
+    file = project.file("user")
+    limits = file.terms.limits.model_copy(update={"max_tokens": 200})
+    terms = file.terms.model_copy(update={"limits": limits})
+    with pytest.raises((DisagreementError, PeerFailedError), match="other terms"):
+        project.user(terms=terms).ask(PROMPT, 2)
+
+
+@pytest.mark.parametrize("who", ["owner", "user", "dealer"])
+def test_a_party_with_another_identity_is_nobody(parties, who):
+    project = parties()
+    Identity.fresh().keep_at(project.folder / who / "identity.key")
+    project.start("owner", "dealer")
+    with pytest.raises((AuthenticationError, PeerFailedError), match=r"V404|not its own"):
+        project.user().ask(PROMPT, 2)
+
+
+@pytest.mark.parametrize("what", ["owner.token", "owner.pem"])
+def test_a_wrong_token_and_a_wrong_certificate_open_no_stream(project, what):
+    other = {"owner.token": b"0" * 64, "owner.pem": None}[what]
+    peers = project.folder / "user" / "peers"
+    (peers / what).write_bytes(other or (peers / "dealer.pem").read_bytes())
+    with pytest.raises(AuthenticationError):
+        project.user().ask(PROMPT, 2)
+
+
+def test_who_is_not_there_is_named(parties):
+    project = parties("dealer")
+    with pytest.raises(LostPeerError, match="the model owner cannot be reached"):
+        project.user(rejoin_s=0.5).ask(PROMPT, 2)
+
+
+@pytest.mark.parametrize("prompt", [[], [64], [-1]])
+def test_a_token_that_the_model_lacks_is_refused_before_anything_is_sent(parties, prompt):
+    with pytest.raises(DataError, match="tokens of the model"):
+        parties().user().ask(prompt, 2)
+
+
+def test_words_that_are_none_end_a_session_and_not_the_owner(project, monkeypatch):
+    for payload in (b"{", b"[]", b'{"task": "dance"}', b"\xff" * 5000):
+        with contextlib.ExitStack() as streams:
+            wire = project.user()._open(streams, "owner", llm.Account())
+            wire.send(llm.Frame(llm.Kind.ASK, payload=payload))
+            with pytest.raises(PeerFailedError, match="words of an unknown form"):
+                wire.receive()
+    assert project.user().ask(PROMPT, 2).tokens == project.model.generate(PROMPT, 2)
+
+
+def test_a_bug_ends_a_session_and_not_the_owner(project, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.Owner, "_answer", lambda *given: 1 / 0)
+        with pytest.raises(PeerFailedError, match="broke off"):
+            project.user().ask(PROMPT, 2)
+    assert project.user().ask(PROMPT, 2).tokens == project.model.generate(PROMPT, 2)
+    assert any("ZeroDivisionError" in line for line in project.said["owner"])
+
+
+def encodings(values):
+    """A row of numbers as it could stand in a frame or a file."""
+    exact = np.asarray(values, dtype=np.float64)
+    yield from (exact.tobytes(), exact.astype(np.float32).tobytes())
+    for bits in (13, 14, 16, 30):
+        yield np.rint(exact * 2.0**bits).astype("<i8").tobytes()
+
+
+def test_text_and_weights_are_on_no_wire_in_no_other_folder_and_in_no_log(parties, monkeypatch):
+    """Planted: a text, its token ids, and two rows of weights."""
+    carried = []
+    send = llm.Wire.send
+
+    def kept(self, frame):
+        carried.append(bytes(frame.payload))
+        send(self, frame)
+
+    monkeypatch.setattr(llm.Wire, "send", kept)
+    model = small_model(vocabulary=256)
+    rows = [model.layers[0].mlp_in.weight.detach()[5, 3:9], model.tokens.weight.detach()[91, 3:9]]
+    rows += [model.layers[0].mlp_in.weight.detach().t()[5, 3:9]]
+    project = parties("owner", "dealer", model=model)
+    text = b"Zq8 text"
+    reply = project.user().ask(list(text), 8)
+    answer = bytes(reply.tokens)
+    project.end()
+    # None of the words hides in a one-hot: its bytes would be nearly all zero.
+    assert max(np.bincount(np.frombuffer(one, np.uint8)).max() / len(one)
+               for one in carried if len(one) > 1000) < 0.3  # fmt: skip
+    ids = [np.array(list(each), dtype=kind).tobytes()
+           for each in (text, answer) for kind in ("<i8", "<i4", "<u2")]  # fmt: skip
+    words = [text, answer, str(list(text)).encode()[1:-1], *ids]
+    secret = [raw for row in rows for raw in encodings(row)]
+    assert not [raw for raw in (*words, *secret) for one in carried if raw in one]
+
+    def files(name):
+        paths = [path for path in (project.folder / name).rglob("*") if path.is_file()]
+        assert {stat.S_IMODE(path.stat().st_mode) for path in paths} <= {0o600}
+        return [path.read_bytes() for path in paths]
+
+    for name in ("owner", "dealer"):
+        assert not [raw for raw in words for one in files(name) if raw in one]
+    for name in ("user", "dealer"):
+        assert not [raw for raw in secret for one in files(name) if raw in one]
+    said = json.dumps(project.said).encode()
+    assert not [raw for raw in (*words, *secret) if raw in said]
+    owner = [raw for raw in secret for one in files("owner") if raw in one]
+    assert owner  # so the encodings are those that would be found
+
+
+def test_a_decoders_own_scale_is_among_the_encodings():
+    import torch
+
+    assert encode(torch.tensor([0.5]), 30, "x", 30).numpy().tobytes() in encodings([0.5])
+
+
+def test_a_model_of_another_shape_and_a_missing_key_are_found_at_the_start(parties):
+    project = parties()
+    with pytest.raises(ConfigError, match="another shape"):
+        llm.Owner(project.file("owner"), small_model(layers=2), print)
+    (project.folder / "dealer" / "peers" / "owner.pub").unlink()
+    with pytest.raises(MissingDataError):
+        llm.Dealer(project.file("dealer"), print)
+
+
+def test_an_unknown_setting_of_the_shape_is_named(parties):
+    terms = parties().file("user").terms
+    with pytest.raises(ConfigError, match="shape"):
+        llm.shape_of(terms.model_copy(update={"shape": {"vocabulary": 9, "wings": 2}}))
+
+
+def test_byte_pairs_come_back_as_text(tmp_path):
+    pairs = BytePairs([(ord("a"), ord("b")), (256, ord("c")), (32, 257)])
+    for text in ("abc abcab", "é ab\n\n x", ""):
+        assert pairs.decode(pairs.encode(text)) == text
+    assert pairs.encode("abc abc") == [257, 258]
+    pairs.save(tmp_path)
+    assert read_tokenizer(tmp_path).encode("abc abc") == [257, 258]
+    assert read_tokenizer(tmp_path / "none").encode("ab") == [97, 98]
+    (tmp_path / "tokenizer.json").write_text('{"merges": [[1]]}')
+    with pytest.raises(DataError):
+        read_tokenizer(tmp_path)
+
+
+def test_a_character_in_pieces_is_shown_when_it_is_whole():
+    answer = Streamed(BytePairs(), ["stop", ""])
+    shown = [answer.add(token) for token in "né!".encode()]
+    assert [text for text, _ in shown] == ["n", "", "é", "!"]
+    assert dataclasses.astuple(llm.Reply([1], {}))[0] == [1]
+    ended = [answer.add(token)[1] for token in b" stop"]
+    assert ended == [False] * 4 + [True]
+    assert answer.text == "né! "

@@ -1,0 +1,107 @@
+"""A project of a language model in threads, on real TLS streams: owner and dealer stand."""
+
+import contextlib
+import threading
+from dataclasses import replace
+
+import torch
+
+from benchmarks.emulation import TcpProxy
+from vfl.config.llm_file import LlmLimits, read_llm_file
+from vfl.models.decoder import Decoder, DecoderShape
+from vfl.models.decoder_folder import load_decoder, save_decoder
+from vfl.serving.llm import Dealer, Owner, User
+from vfl.serving.llm_demo import free_addresses
+from vfl.serving.llm_project import write_llm_project
+
+SMALL = DecoderShape(vocabulary=64, width=32, layers=1, heads=2, context=32, tied=False)
+
+
+class Over(Exception):
+    """The test is."""
+
+
+def small_model(**changes):
+    """A decoder whose answers are not one token again and again."""
+    torch.manual_seed(0)
+    model = Decoder(replace(SMALL, **changes))
+    for weight in model.parameters():
+        weight.data.mul_(3)
+    return model.eval()
+
+
+class LlmParties:
+    """The folders of a project, and its standing parties while they stand.
+
+    Attributes:
+        said: what each party said, by name.
+    """
+
+    def __init__(self, folder, model=None, **options):
+        self.folder = folder / "project"
+        self.model = model or small_model()
+        save_decoder(folder / "model", self.model)
+        self.owner, self.dealer = free_addresses(2)
+        limits = LlmLimits(**options.pop("limits", {}))
+        write_llm_project(
+            self.folder,
+            self.model.shape,
+            folder / "model",
+            owner=self.owner,
+            dealer=self.dealer,
+            limits=limits,
+            **options,
+        )
+        self.said = {name: [] for name in ("owner", "user", "dealer")}
+        self._standing = {}
+
+    def file(self, name, **changes):
+        """A party's own file, with some settings changed."""
+        file = read_llm_file(self.folder / name)
+        changed = file.model_copy(update={"rejoin_s": 2.0, "patience_s": 20.0} | changes)
+        changed._path = file._path
+        return changed
+
+    def user(self, **changes):
+        """The user; it calls who stands."""
+        return User(self.file("user", **changes), self.said["user"].append)
+
+    def start(self, *names, **changes):
+        """Let parties stand, each in a thread."""
+        for name in names:
+            say, file = self.said[name].append, self.file(name, **changes)
+            if name == "owner":
+                party = Owner(file, load_decoder(file.beside(file.model)), say)
+            else:
+                party = Dealer(file, say)
+            over = threading.Event()
+
+            def poll(over=over):
+                if over.is_set():
+                    raise Over
+
+            def play(party=party, poll=poll):
+                with contextlib.suppress(Over):
+                    party.serve(poll)
+
+            before = len(self.said[name])
+            thread = threading.Thread(target=play)
+            thread.start()
+            self._standing[name] = (over, thread)
+            while not any("listens" in line for line in self.said[name][before:]):
+                assert thread.is_alive()
+                thread.join(0.02)
+        return self
+
+    def end(self, *names):
+        """Let parties go."""
+        for name in names or tuple(self._standing):
+            over, thread = self._standing.pop(name)
+            over.set()
+            thread.join(60)
+            assert not thread.is_alive()
+
+    def line(self, name, wan=None):
+        """A line to a standing party that can be cut, slowed and counted; see `TcpProxy`."""
+        host, _, port = getattr(self, name).rpartition(":")
+        return TcpProxy((host, int(port)), wan)
