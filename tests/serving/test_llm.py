@@ -77,6 +77,7 @@ def test_what_was_dealt_ahead_needs_no_dealer_and_is_used_once(project):
         project.user().ask(PROMPT, 3)
 
 
+@pytest.mark.slow
 def test_unused_material_survives_a_restart_of_everybody_and_the_weights_are_shared_once(project):
     project.user().deal(len(PROMPT), 2)
     project.end()
@@ -88,7 +89,7 @@ def test_unused_material_survives_a_restart_of_everybody_and_the_weights_are_sha
     assert again.phases["offline"]["bytes"] > again.phases["online"]["bytes"] > 0
 
 
-@pytest.mark.parametrize("taker", ["user", "owner"])
+@pytest.mark.parametrize("taker", ["user", pytest.param("owner", marks=pytest.mark.slow)])
 def test_used_material_never_returns_whoever_was_killed_after_taking_it(project, taker):
     """Killed before a word: the material is marked, so neither end uses its half again."""
     user = project.user()
@@ -104,6 +105,7 @@ def test_used_material_never_returns_whoever_was_killed_after_taking_it(project,
         party.store(setup).take(name)
 
 
+@pytest.mark.slow
 def test_other_weights_are_shared_anew_and_old_material_is_gone(project):
     project.user().deal(len(PROMPT), 2)
     project.end("owner")
@@ -116,7 +118,7 @@ def test_other_weights_are_shared_anew_and_old_material_is_gone(project):
         assert len(list((project.folder / name / "store").glob("material-*"))) == 1
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_stop_ends_the_answer_at_both_ends(project, count):
     heard = []
 
@@ -129,7 +131,7 @@ def test_a_stop_ends_the_answer_at_both_ends(project, count):
     assert user.ask(PROMPT, 2).tokens == project.model.generate(PROMPT, 2)  # the owner goes on
 
 
-@pytest.mark.parametrize("mode", ["fast", "thesis"])
+@pytest.mark.parametrize("mode", ["fast", pytest.param("thesis", marks=pytest.mark.slow)])
 def test_bytes_on_the_wire_are_the_model_and_told_framing(parties, mode):
     """Frames are those of the three in one process; TLS adds what its records and greeting take."""
     project = parties("owner", "dealer", mode=mode)
@@ -161,6 +163,7 @@ def test_a_cut_within_an_answer_changes_nothing(project):
     assert reply.tokens == project.model.generate(PROMPT, 6)
 
 
+@pytest.mark.slow
 def test_a_slow_line_takes_the_hops_and_bytes_it_takes(project):
     project.user().deal(len(PROMPT), 2)
     wan = Wan.parse("8mbps,20ms")
@@ -171,6 +174,7 @@ def test_a_slow_line_takes_the_hops_and_bytes_it_takes(project):
     assert online["seconds"] > wan.limit_s(online["bytes"] // 2, online["messages"] // 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peer", ["owner", "dealer"])
 def test_a_line_that_stays_cut_ends_with_who_is_at_its_end(project, peer, monkeypatch):
     monkeypatch.setattr(llm, "_GRACE_S", 8.0)  # the owner waits for the one that is gone
@@ -190,9 +194,9 @@ def test_a_line_that_stays_cut_ends_with_who_is_at_its_end(project, peer, monkey
     ("limits", "setting"),
     [
         ({"max_questions": 1}, "max_questions"),
-        ({"questions_per_hour": 1}, "questions_per_hour"),
-        ({"max_tokens": 5}, "max_tokens"),
-        ({"max_dealt": 1}, "max_dealt"),
+        pytest.param({"questions_per_hour": 1}, "questions_per_hour", marks=pytest.mark.slow),
+        pytest.param({"max_tokens": 5}, "max_tokens", marks=pytest.mark.slow),
+        pytest.param({"max_dealt": 1}, "max_dealt", marks=pytest.mark.slow),
     ],
 )
 def test_more_than_the_owner_consents_to_is_refused_by_name(parties, limits, setting):
@@ -219,7 +223,9 @@ def test_limits_are_part_of_the_terms(project):
         project.user(terms=terms).ask(PROMPT, 2)
 
 
-@pytest.mark.parametrize("who", ["owner", "user", "dealer"])
+@pytest.mark.parametrize(
+    "who", ["user", *(pytest.param(who, marks=pytest.mark.slow) for who in ("owner", "dealer"))]
+)
 def test_a_party_with_another_identity_is_nobody(parties, who):
     project = parties()
     Identity.fresh().keep_at(project.folder / who / "identity.key")
@@ -259,6 +265,7 @@ def test_words_that_are_none_end_a_session_and_not_the_owner(project, monkeypatc
     assert project.user().ask(PROMPT, 2).tokens == project.model.generate(PROMPT, 2)
 
 
+@pytest.mark.slow
 def test_a_bug_ends_a_session_and_not_the_owner(project, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(llm.Owner, "_answer", lambda *given: 1 / 0)

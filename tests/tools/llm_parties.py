@@ -58,7 +58,7 @@ class LlmParties:
     def file(self, name, **changes):
         """A party's own file, with some settings changed."""
         file = read_llm_file(self.folder / name)
-        changed = file.model_copy(update={"rejoin_s": 2.0, "patience_s": 20.0} | changes)
+        changed = file.model_copy(update={"rejoin_s": 1.0, "patience_s": 20.0} | changes)
         changed._path = file._path
         return changed
 

@@ -32,7 +32,7 @@ class LlmLimits(Settings):
     max_questions: _Count = 1000
     questions_per_hour: _Count = 100
     max_tokens: _Count = 256
-    max_dealt: _Count = 64
+    max_dealt: Annotated[int, Field(ge=1, le=256)] = 64
 
 
 class LlmTerms(Settings):

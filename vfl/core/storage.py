@@ -288,6 +288,15 @@ def _aside(path: Path) -> tuple[int, str]:
         os.close(handle)  # swept before it was locked
 
 
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk: new ones, and those that went."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_text(path: Path, content: str, mode: int = PRIVATE_FILE) -> None:
     """Replace a text file atomically."""
     write_bytes(path, content.encode(), mode)

@@ -19,6 +19,7 @@ from vfl.core.storage import (
     locked,
     private_folder,
     save_weights,
+    sync_folder,
     write_text,
 )
 
@@ -65,6 +66,7 @@ class MaterialStore:
                 raise self._gone(name, "never dealt")
             found = load_weights(self._left(name), self._seal)
             write_text(self._used(name), "")
+            sync_folder(self._folder)
             self._left(name).unlink()
         return [found[each] for each in sorted(found)]
 
