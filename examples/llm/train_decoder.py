@@ -16,7 +16,7 @@ import os
 import re
 import tarfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -52,16 +52,26 @@ def learn_pairs(texts: list[str], vocabulary: int, words: int = 20_000) -> ByteP
     for text in texts:
         counts.update(BytePairs.pieces(text))
     table = [(list(piece.encode()), count) for piece, count in counts.most_common(words)]
+    pairs: Counter[tuple[int, int]] = Counter()
+    places: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+
+    def count_word(place: int, sign: int) -> None:
+        tokens, times = table[place]
+        for pair in pairwise(tokens):
+            pairs[pair] += sign * times
+            places[pair].add(place)
+
+    for place in range(len(table)):
+        count_word(place, 1)
     merges: list[tuple[int, int]] = []
     while 256 + len(merges) < vocabulary:
-        pairs: Counter[tuple[int, int]] = Counter()
-        for tokens, count in table:
-            for pair in pairwise(tokens):
-                pairs[pair] += count
-        best = max(pairs, key=lambda pair: (pairs[pair], pair))
+        best = max(pairs, key=pairs.__getitem__)
         merges.append(best)
-        for tokens, _ in table:
-            BytePairs.join(tokens, best, 255 + len(merges))
+        for place in sorted(places.pop(best)):
+            count_word(place, -1)
+            BytePairs.join(table[place][0], best, 255 + len(merges))
+            count_word(place, 1)
+        del pairs[best]
     return BytePairs(merges)
 
 

@@ -161,10 +161,12 @@ def renew(
     """Renew the SuperLink's certificate, or replace a party's key.
 
     PROJECT, or its label folder: a new certificate for the SuperLink under the same authority; no
-    party has to do anything. party.toml: a new key of that party's SuperNode, or with --identity
-    the one the other feature parties know it by. docs/security.md has the whole procedure.
+    party has to do anything. The folder of a party of vfl llm: likewise. party.toml: a new key of
+    that party's SuperNode, or with --identity the one the other feature parties know it by.
+    docs/security.md has the whole procedure.
     """
     from vfl.config import is_party_file, read_party_file
+    from vfl.config.llm_file import LLM_FILE
     from vfl.federation.project import LabelFolder
     from vfl.transport import renew_node_key, renew_server, replace_authority
 
@@ -185,7 +187,11 @@ def renew(
         return
     if identity:
         raise typer.BadParameter("only a feature party has one", param_hint="--identity")
-    certificates = LabelFolder.find(path).certificates
+    stands = "vfl up"
+    if (path / LLM_FILE).exists():
+        certificates, stands = path / "certificates", "vfl llm serve or deal"
+    else:
+        certificates = LabelFolder.find(path).certificates
     if authority:
         replace_authority(certificates)
         say(f"{certificates / 'ca.pem'} trusts a new authority and the old one")
@@ -193,7 +199,7 @@ def renew(
         say("when all have: vfl renew PROJECT")
     else:
         days = renew_server(certificates)
-        say(f"{certificates / 'server.pem'} is good for {days} days; restart vfl up")
+        say(f"{certificates / 'server.pem'} is good for {days} days; restart {stands}")
 
 
 def worker(

@@ -58,8 +58,9 @@ def load_decoder(folder: Path) -> Decoder:
 
 
 def _config(path: Path) -> dict[str, Any]:
+    content = _read(path)[:_MOST_CONFIG_BYTES]
     try:
-        found = json.loads(_read(path)[:_MOST_CONFIG_BYTES])
+        found = json.loads(content)
     except ValueError:
         found = None
     if not isinstance(found, dict) or found.pop("model_type", None) != MODEL_TYPE:

@@ -71,6 +71,7 @@ from vfl.transport import (
     TcpLink,
     Timeouts,
     TransportLink,
+    expiry_warning,
 )
 
 PARTIES: tuple[LlmParty, ...] = ("owner", "user", "dealer")
@@ -289,6 +290,9 @@ class Party:
         certificate = ServerCertificate(
             *(_bytes(files / name) for name in ("ca.pem", "server.pem", "server.key"))
         )
+        renew = f"renew it with: vfl renew {self.file.beside('.')}"
+        if warning := expiry_warning(files / "server.pem", renew):
+            self.say(warning)
         credentials: dict[str, Credential] = {
             name: Credential(name, self._token(name)) for name in CALLERS[self.name]
         }

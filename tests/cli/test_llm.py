@@ -1,0 +1,112 @@
+"""`vfl llm` in this process: folders, options and mistakes; and the demo, three processes."""
+
+import json
+import runpy
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from llm_parties import small_model
+
+from vfl.config.llm_file import read_llm_file
+from vfl.models.decoder_folder import load_decoder, save_decoder
+from vfl.serving.llm_text import BytePairs, read_tokenizer
+
+TRAIN = Path(__file__).parents[2] / "examples" / "llm" / "train_decoder.py"
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    save_decoder(folder, small_model(vocabulary=256))
+    return folder
+
+
+def test_init_writes_a_folder_a_party_for_its_owner_alone(vfl, model, tmp_path):
+    done = vfl("llm", "init", "project", "--model", model, "--max-tokens", 20)
+    assert done.code == 0, done.err
+    paths = [path for path in (tmp_path / "project").rglob("*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {0o600}
+    files = {
+        name: read_llm_file(tmp_path / "project" / name) for name in ("owner", "user", "dealer")
+    }
+    assert len({file.terms.digest() for file in files.values()}) == 1
+    assert files["owner"].terms.limits.max_tokens == 20
+    assert [file.model is None for file in files.values()] == [False, True, True]
+    keys = [path for path in paths if path.name in ("identity.key", "server.key", "ca.key")]
+    assert sorted(path.parent.name for path in keys) == [
+        *("certificates",) * 4, "dealer", "owner", "user",
+    ]  # fmt: skip
+    assert vfl("llm", "init", "project", "--model", model).code == 2  # it is not empty
+    before = (tmp_path / "project" / "owner" / "certificates" / "server.pem").read_bytes()
+    assert "good for" in vfl("renew", "project/owner").err
+    assert (tmp_path / "project" / "owner" / "certificates" / "server.pem").read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["ask", "project/owner", "text"], "this command is for another party"),
+        (["serve", "project/user"], "this command is for another party"),
+        (["ask", "nowhere", "text"], "there is no such file"),
+        (["init", "new", "--model", "nowhere"], "a decoder's file is missing"),
+        (["init", "new", "--model", "model", "--max-tokens", "0"], "max_tokens"),
+        (["demo", "text"], "the model of the demo is not trained yet"),
+    ],
+)
+def test_a_mistake_is_told(vfl, model, monkeypatch, tmp_path, words, said):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert vfl("llm", "init", "project", "--model", model).code == 0
+    done = vfl("llm", *words)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+
+
+@pytest.mark.parametrize("damage", ["config", "weights", "shape"])
+def test_a_damaged_model_is_told(vfl, model, damage):
+    if damage == "config":
+        (model / "config.json").write_text("{}")
+    elif damage == "weights":
+        (model / "model.safetensors").write_bytes(b"\xff" * 20)
+    else:
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"layers": 3}))
+    done = vfl("llm", "init", "project", "--model", model)
+    assert done.code == 2
+    assert "decoder" in done.err
+
+
+@pytest.mark.slow
+def test_the_demo_gives_plain_torchs_tokens_and_says_what_crossed_the_wire(vfl, model):
+    done = vfl("llm", "demo", "a film", "--model", model, "--max-tokens", 5, "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["tokens"] == found["plain_tokens"] == load_decoder(model).generate(b"a film", 5)
+    assert {"setup", "offline", "online"} < set(found["phases"])
+    for row in found["phases"].values():
+        assert {"bytes", "messages", "seconds"} < set(row)
+        assert row["bytes"] > 0
+    done = vfl("llm", "demo", "a film", "--model", model, "--max-tokens", 5, "--mode", "thesis")
+    assert "plain torch gives the same token in 5 of 5 places" in done.out
+    assert "online" in done.out
+
+
+@pytest.mark.slow
+def test_the_demos_model_is_trained_by_one_command(monkeypatch, tmp_path, data_root, capsys):
+    monkeypatch.setattr(
+        sys, "argv", ["train", "--data", str(data_root), "--minutes", "0.1", "--folder", "m"]
+    )
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(TRAIN), run_name="__main__")
+    pairs = read_tokenizer(tmp_path / "m")
+    assert isinstance(pairs, BytePairs)
+    text = "the best film of the year"
+    assert pairs.decode(pairs.encode(text)) == text
+    assert len(pairs.encode(text)) < len(text) / 2
+    shape = load_decoder(tmp_path / "m").shape
+    assert shape.vocabulary == 1024
+    losses = [
+        float(line.split()[4]) for line in capsys.readouterr().out.splitlines() if "loss" in line
+    ]
+    assert losses[-1] < losses[0]
