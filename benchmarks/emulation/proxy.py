@@ -106,6 +106,11 @@ class TcpProxy:
     ) -> None:
         self.close()
 
+    @property
+    def sent_bytes(self) -> int:
+        """What was carried, both ways."""
+        return sum(egress.sent_bytes for egress in self._egress.values())
+
     def cut(self) -> None:
         """Break every connection there is; what was on its way is lost."""
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -54,7 +55,8 @@ class LlmTerms(Settings):
 
     def digest(self) -> str:
         """SHA-256 of all of it."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 class LlmFile(Settings):

@@ -619,17 +619,14 @@ class Dealer(Party):
         user = wires["user"] = Wire(hub.link("user"), Account(), "user and dealer")
         theirs = user.hear()
         self.check(theirs)
-        limit = self.terms.limits.max_tokens
-        same = (theirs.session, theirs.setup, theirs.names) == (
-            plan.session,
-            plan.setup,
-            plan.names,
-        )
-        if not same or plan.prompt_tokens + plan.count > limit:
-            raise DisagreementError(
-                "the model owner and the user want different things dealt",
-                want=f"one session, and at most {limit} tokens",
-            )
+        same = ("session", "setup", "fresh", "names", "prompt_tokens", "count")
+        if any(getattr(theirs, name) != getattr(plan, name) for name in same):
+            raise DisagreementError("the model owner and the user want different things dealt")
+        limits, tokens = self.terms.limits, plan.prompt_tokens + plan.count
+        if tokens > limits.max_tokens:
+            raise _refused("tokens of a question and its answer", tokens, "max_tokens", limits)
+        if len(plan.names) > limits.max_dealt:
+            raise _refused("questions that are dealt", len(plan.names), "max_dealt", limits)
         role = self.meet(wires, plan.session)
         if plan.fresh:
             layers = self.share(role, plan.setup, None, Account())
@@ -866,7 +863,7 @@ def _pair(*names: LlmParty) -> str:
 
 def _refused(what: str, got: int, limit: str, limits: Any) -> ConsentError:
     return ConsentError(
-        f"the model owner does not consent to so many {what}",
+        f"the terms do not allow so many {what}",
         where=f"terms.limits.{limit}",
         got=str(got),
         want=f"at most {getattr(limits, limit)}",
