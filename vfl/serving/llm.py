@@ -186,7 +186,7 @@ class Wire:
 
     def watch(self, link: HubLink) -> None:
         """Take what has come, so that an error is met while another party is waited for."""
-        while (frame := link.poll()) is not None:
+        while len(self._ahead) < _WINDOW and (frame := link.poll()) is not None:
             self._count(frame)
             self._ahead.append(frame)
 
@@ -491,6 +491,7 @@ class Owner(Party):
             )
         self._model = model
         self._digest = weights_digest(model.state_dict())
+        self._asked = self.folder / "asked.jsonl"
 
     def session(self, hub: TcpHub, wires: dict[LlmParty, Wire]) -> None:
         account = Account()
@@ -572,10 +573,12 @@ class Owner(Party):
         if not both or store is None:
             wire.say(plan)
             return
-        self._count(asked)
-        material = store.take(both[0])  # marked as used from here on, whatever happens
+        self._consent()
         wire.say(plan)
         role = self.meet({"user": wire}, session)
+        material = store.take(both[0])  # marked as used from here on, whatever happens
+        tokens = {"prompt_tokens": asked.prompt_tokens, "count": asked.count}
+        append_line(self._asked, {"at": time.time(), "weights": self._digest, **tokens})
         account.phase = "online"
         program = _program(
             self.layers(known), [0] * asked.prompt_tokens, asked.count, ends=wire.ends
@@ -588,22 +591,20 @@ class Owner(Party):
         seconds = time.monotonic() - began
         self.say(f"answered a question of {asked.prompt_tokens} tokens in {seconds:.1f} s")
 
-    def _count(self, asked: Talk) -> None:
-        """One more question, on the disk before it is answered.
+    def _consent(self) -> None:
+        """One more question is within the limits.
 
         Raises:
-            ConsentError: the limits are reached.
+            ConsentError: it is not.
         """
-        path, now, limits = self.folder / "asked.jsonl", time.time(), self.terms.limits
-        path.touch(mode=0o600)
-        before = [one for one in read_lines(path) if one["weights"] == self._digest]
+        now, limits = time.time(), self.terms.limits
+        lines = read_lines(self._asked) if self._asked.exists() else ()
+        before = [one for one in lines if one["weights"] == self._digest]
         recent = sum(one["at"] > now - _HOUR_S for one in before)
         if len(before) >= limits.max_questions:
             raise _refused("questions", len(before) + 1, "max_questions", limits)
         if recent >= limits.questions_per_hour:
             raise _refused("questions within an hour", recent + 1, "questions_per_hour", limits)
-        tokens = {"prompt_tokens": asked.prompt_tokens, "count": asked.count}
-        append_line(path, {"at": now, "weights": self._digest, **tokens})
 
 
 class Dealer(Party):
