@@ -54,8 +54,8 @@ def project(parties):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    """A refusal is believed at once: no test here has an earlier process of a party."""
-    monkeypatch.setattr(llm, "_GRACE_S", -100.0)
+    """A refusal is believed after a second: no test here has killed a process of a party."""
+    monkeypatch.setattr(llm, "_GRACE_S", 0.0)
 
 
 def test_the_answer_is_that_of_plain_torch_and_comes_token_by_token(project):
@@ -279,7 +279,7 @@ def encodings(values):
     """A row of numbers as it could stand in a frame or a file."""
     exact = np.asarray(values, dtype=np.float64)
     yield from (exact.tobytes(), exact.astype(np.float32).tobytes())
-    for bits in (13, 14, 16, 30):
+    for bits in range(8, 33):  # whatever scale a layer has
         yield np.rint(exact * 2.0**bits).astype("<i8").tobytes()
 
 
@@ -301,9 +301,10 @@ def test_text_and_weights_are_on_no_wire_in_no_other_folder_and_in_no_log(partie
     reply = project.user().ask(list(text), 8)
     answer = bytes(reply.tokens)
     project.end()
-    # None of the words hides in a one-hot: its bytes would be nearly all zero.
-    assert max(np.bincount(np.frombuffer(one, np.uint8)).max() / len(one)
-               for one in carried if len(one) > 1000) < 0.3  # fmt: skip
+    # Whatever is packed how: a one-hot, an order or a value that no mask hides has few of its bits.
+    bits = [np.unpackbits(np.frombuffer(one, np.uint8)) for one in carried if len(one) > 1000]
+    assert len(bits) > 50
+    assert all(0.45 < one.mean() < 0.55 for one in bits)
     ids = [np.array(list(each), dtype=kind).tobytes()
            for each in (text, answer) for kind in ("<i8", "<i4", "<u2")]  # fmt: skip
     words = [text, answer, str(list(text)).encode()[1:-1], *ids]

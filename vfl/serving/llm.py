@@ -352,7 +352,7 @@ class Party:
         host, port = self.file.address(peer)
         hello = Hello(self.terms.project, self.name, self._token(peer))
         authority = _bytes(self.file.beside("peers") / f"{peer}.pem")
-        deadline = time.monotonic() + self.file.rejoin_s + _GRACE_S
+        deadline, pause_s = time.monotonic() + self.file.rejoin_s + _GRACE_S, 0.05
         while True:
             try:
                 link = TcpLink.connect(
@@ -370,7 +370,8 @@ class Party:
                 # It may still wait for an earlier process of ours; a certificate has a place.
                 if refusal.where is not None or time.monotonic() > deadline:
                     raise
-            time.sleep(1.0)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1.0)
 
     def check(self, said: Talk) -> None:
         """Both ends are about to do the same.
