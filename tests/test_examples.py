@@ -37,12 +37,14 @@ EXPERIMENTS = [
     "nobodys_network.toml",
     "tampered_digits.toml",
 ]
+#: Read by `vfl horizontal`; tests/horizontal trains what it names.
+HORIZONTAL = ("horizontal.toml", "horizontal_trends.toml")
 SHORT = 80  # lines
 
 
 def test_every_example_is_tested():
     found = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".toml")}
-    assert found == {*PROGRAMS, *EXPERIMENTS}
+    assert found == {*PROGRAMS, *EXPERIMENTS, *HORIZONTAL}
     lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.*")}
     assert max(lines.values()) <= SHORT
 

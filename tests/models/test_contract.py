@@ -20,6 +20,7 @@ CELL_CASES = [
     ("cnn:channels=4-8", (3, 28, 28), 16),
     ("cnn:channels=4-8", (1, 8, 4), 16),
     ("cnn:channels=4-8", (1, 3, 1), 16),
+    ("cnn:channels=4-8,kernels=5-5,hidden=12-6", (3, 32, 32), 10),
     ("resnet20", (3, 16, 16), 10),
     ("resnet20", (1, 8, 4), 64),
     ("efficientnet_b0", (3, 32, 32), 16),

@@ -12,6 +12,7 @@ import typer
 from vfl.cli import (
     align,
     federation,
+    horizontal,
     llm,
     privacy,
     project,
@@ -57,6 +58,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "grid": study.grid,
         "attack": study.attack,
         "compress": study.compress,
+        "horizontal": horizontal.horizontal,
     },
     "Run a party": {
         "up": federation.up,

@@ -11,6 +11,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from vfl.clients.horizontal import add_rounds
 from vfl.clients.session import take_part
 from vfl.config import PartyFile, read_party_file
 from vfl.core.errors import (
@@ -39,6 +40,7 @@ def client_app() -> ClientApp:
             answer = play(message.content, context)
         return Message(RecordDict({"session": answer}), reply_to=message)
 
+    add_rounds(app, lambda context: _own_file(context, None))
     return app
 
 
@@ -75,14 +77,14 @@ def _say(line: str) -> None:
     print(f"vfl: {printable(line)}", flush=True)
 
 
-def _own_file(context: Context, asked: SessionMessage) -> PartyFile:
+def _own_file(context: Context, asked: SessionMessage | None) -> PartyFile:
     if named := context.node_config.get("party-file"):
         return read_party_file(Path(str(named)))
     folder, position = (
         context.run_config.get("party-files"),
         context.node_config.get("partition-id"),
     )
-    if not folder or position is None:
+    if not folder or position is None or asked is None:
         raise ConfigError(
             "this SuperNode does not know its party's file",
             want="--node-config 'party-file=\"/path/to/party.toml\"'",

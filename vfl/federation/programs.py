@@ -61,7 +61,7 @@ READY = "vfl: all ports are open"
 
 #: Between a program's questions for work, and between a SuperNode's looks for a reply.
 POLL_S = 0.1
-_QUIET = {
+QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -117,7 +117,7 @@ def flower_environment(home: Path) -> dict[str, str]:
     # Flower starts its helpers by bare name, so our interpreter's scripts come first.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     inherited = {name: value for name, value in os.environ.items() if name not in _UNGUARDED}
-    return {**inherited, **_QUIET, "FLWR_HOME": str(home), "PATH": path}
+    return {**inherited, **QUIET, "FLWR_HOME": str(home), "PATH": path}
 
 
 def superlink_environment(state: Path, party_file: Path, network_address: str) -> dict[str, str]:

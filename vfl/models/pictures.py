@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vfl.core.errors import BadOptionError, MissingDataError, SpecError
-from vfl.core.registry import require_choice
+from vfl.core.registry import require, require_choice
 from vfl.models.base import (
     Activation,
     Bottom,
@@ -26,7 +26,7 @@ _POOL = 2
 
 
 class CNNBottom(Bottom):
-    """5x5 and 3x3 convolution, each followed by ReLU and 2x2 max pooling, then one linear layer.
+    """Two convolutions, each followed by ReLU and 2x2 max pooling, then linear layers.
 
     A side of one pixel is not pooled, so half a picture of 8x4, or a single line of pixels, still
     has something left to connect.
@@ -37,6 +37,8 @@ class CNNBottom(Bottom):
         pad: convolutions that keep the picture's size: "both", or "first" as in the thesis (section
             4.4, Fashion-MNIST: 64 x 6 x 6 = 2304 values reach the linear layer).
         last: activation of the cut, relu, leaky_relu or none.
+        kernels: sides of the two convolutions, odd numbers.
+        hidden: linear layers before the last, with `activation`.
 
     >>> module = CNNBottom(channels="2-4").build(shape=(1, 8, 4), width=5)
     >>> sum(p.numel() for p in module.parameters())  # 2*(25+1) + 4*(2*9+1) + 5*(4*2*1+1)
@@ -52,8 +54,13 @@ class CNNBottom(Bottom):
         activation: Activation = "relu",
         pad: Literal["both", "first"] = "both",
         last: Literal["relu", "leaky_relu", "none"] = "none",
+        kernels: str = "5-3",
+        hidden: str = "none",
     ) -> None:
         self.channels = parse_sizes(channels, "channels")
+        self.kernels, self.hidden = parse_sizes(kernels, "kernels"), parse_sizes(hidden, "hidden")
+        odd = len(self.kernels) == 2 and all(one % 2 for one in self.kernels)
+        require("kernels", kernels, "two odd numbers, such as 5-3", odd)
         if len(self.channels) != 2:
             raise BadOptionError(
                 "bottom 'cnn' has two convolutions",
@@ -70,8 +77,9 @@ class CNNBottom(Bottom):
     def build(self, shape: Shape, width: int) -> nn.Module:
         channels, *sides = picture_axes(shape, "cnn")
         layers: list[nn.Module] = []
-        kernels, pads = (5, 3), (2, 1 if self.pad == "both" else 0)
-        for outputs, kernel, pad in zip(self.channels, kernels, pads, strict=True):
+        first, second = self.kernels
+        pads = (first // 2, second // 2 if self.pad == "both" else 0)
+        for outputs, kernel, pad in zip(self.channels, self.kernels, pads, strict=True):
             sides = [side + 2 * pad - kernel + 1 for side in sides]
             if min(sides) < 1:
                 raise SpecError(
@@ -83,7 +91,12 @@ class CNNBottom(Bottom):
             layers += [nn.Conv2d(channels, outputs, kernel, padding=pad)]
             layers += [make_activation(self.activation), nn.MaxPool2d(pool)]
             channels, sides = outputs, [s // p for s, p in zip(sides, pool, strict=True)]
-        layers += [nn.Flatten(), nn.Linear(channels * math.prod(sides), width)]
+        layers.append(nn.Flatten())
+        inputs = channels * math.prod(sides)
+        for size in self.hidden:
+            layers += [nn.Linear(inputs, size), make_activation(self.activation)]
+            inputs = size
+        layers.append(nn.Linear(inputs, width))
         if self.last != "none":
             layers.append(make_activation(self.last))
         return channels_last(nn.Sequential(*layers))

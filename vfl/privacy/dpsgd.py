@@ -302,3 +302,38 @@ _RULES: Mapping[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], Tensor]] 
     nn.LayerNorm: _normalisation,
     nn.GroupNorm: _normalisation,
 }
+
+
+def row_norms(
+    output: Tensor, grad: Tensor, calls: Sequence[Call], weights: Sequence[Tensor]
+) -> Tensor:
+    """The 2-norm of each row's gradient over some weights, axes (rows,).
+
+    Without gradients of rows where every layer has a rule, else by one backward pass a row.
+
+    Args:
+        output: of a model, axes (rows, width); its graph stays usable.
+        grad: of each row's own loss; axes (rows, width).
+        calls: what `RowClipper.recording` gave for this output.
+        weights: all of the model that are trained.
+    """
+    ruled = all(
+        type(call.module) in _RULES
+        and _plain(call.module)
+        and len(call.inputs) == len(output)
+        and call.output._version == call.version
+        for call in calls
+    )
+    # Layers that were called twice, share weights or were not seen leave another count or set.
+    seen = [id(one) for call in calls for one in _own_weights(call.module)]
+    if not ruled or sorted(seen) != sorted(id(one) for one in weights):
+        alone = torch.eye(len(output), dtype=grad.dtype, device=grad.device)
+        rows = (_gradients(output, grad * one[:, None], weights) for one in alone)
+        return torch.stack([torch.cat([g.reshape(-1) for g in row]).norm() for row in rows])
+    outputs = [call.output for call in calls]
+    found = torch.autograd.grad(output, outputs, grad, retain_graph=True, allow_unused=True)
+    squares = grad.new_zeros(len(output))
+    for call, of_output in zip(calls, found, strict=True):
+        if of_output is not None:
+            squares += _RULES[type(call.module)](call.module, call.inputs, of_output)
+    return squares.sqrt()

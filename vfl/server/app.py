@@ -22,6 +22,7 @@ from vfl.core.errors import (
     redacted_output,
     redacted_traceback,
 )
+from vfl.server.horizontal import run_horizontal
 from vfl.server.session import run_session
 from vfl.session import Terms
 from vfl.session.party_folder import own_terms
@@ -54,8 +55,12 @@ def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
     """The session that a run's configuration asks for."""
     overrides = json.loads(str(config["overrides"]))
     party = read_party_file(_own_file(str(config["label-file"])))
-    experiment = read_experiment(folder / "experiment.toml", overrides)
     mode, run = str(config["mode"]), str(config["run"])
+    if mode == "horizontal":
+        experiment = read_experiment(folder / "experiment.toml")
+        run_horizontal(grid, experiment, party, overrides, run)
+        return
+    experiment = read_experiment(folder / "experiment.toml", overrides)
     if config["resume"] or mode not in ("train", "align"):
         experiment = _as_trained(experiment, party.run_path(str(config["run"])))
     if mode == "align":

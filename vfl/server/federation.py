@@ -195,7 +195,7 @@ class Federation:
             if self.simulation:
                 named = {f"node {node.node_id}": node.node_id for node in nodes[: len(wanted)]}
             else:
-                named = _by_name([node for node in nodes if node.name in wanted])
+                named = nodes_by_name([node for node in nodes if node.name in wanted])
             if len(named) == len(wanted):
                 return named
             self._waiting([name for name in wanted if name not in named])
@@ -303,7 +303,7 @@ class Federation:
             self._away.add(name)
 
 
-def _by_name(nodes: Sequence[Any]) -> dict[str, int]:
+def nodes_by_name(nodes: Sequence[Any]) -> dict[str, int]:
     """Ids of Flower's nodes by registered name.
 
     Raises:

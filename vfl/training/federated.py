@@ -31,6 +31,7 @@ OUTCOMES = {
     "predict": "predictions.csv",
     "serve": "served.json",
     "align": "alignment.json",
+    "horizontal": "horizontal.json",
 }
 
 
@@ -62,7 +63,7 @@ def run_session(
 
     Args:
         folder: the label party's.
-        mode: train, evaluate, predict, serve or align.
+        mode: train, evaluate, predict, serve, align or horizontal.
         run: name of the run.
         overrides: changes to the experiment, as ``key=value``.
         on_epoch: called with each epoch's record as it comes.
@@ -90,7 +91,7 @@ def run_session(
         _FollowedFile(path / "notes.txt", on_note),
         _FollowedProgress(path / PROGRESS, on_progress),
     ]
-    if mode == "train":
+    if mode in ("train", "horizontal"):
         followed.append(
             _FollowedFile(path / "metrics.jsonl", lambda line: on_epoch(_record(line, path)))
         )

@@ -1,0 +1,256 @@
+"""The same training through Flower's apps: messages, state and the mod, without its processes."""
+
+import warnings
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from vfl.config import PartyFile, read_party_file
+from vfl.config.horizontal import HorizontalSettings
+from vfl.core.errors import PeerFailedError
+from vfl.core.seeds import Secret
+from vfl.horizontal import Averager, NoisePlan, plan_noise, simulate
+from vfl.horizontal.client import build_model
+from vfl.horizontal.simulation import Evaluator, shared_rows
+from vfl.training.horizontal import simulate_on_ray
+
+with warnings.catch_warnings():  # importing typer, as flwr does, uses what newer clicks deprecate
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from vfl.clients.horizontal import add_rounds
+    from vfl.horizontal.flower import (
+        HorizontalStrategy,
+        NoiseMod,
+        arrays_of,
+        simulated_client_app,
+    )
+
+SMALL = {
+    "source": "digits",
+    "model": "mlp:hidden=8",
+    "clients": 6,
+    "sampled": 3,
+    "rounds": 3,
+    "local_steps": 2,
+    "batch_size": 16,
+    "test_every": 1,
+    "epsilon": 8.0,
+}
+KINDS = {
+    "adp_fl": {},
+    "steps": {"noise": "steps", "clip": "quantile", "sensitivity": "rigorous"},
+    "server": {"noise": "server", "clip": "quantile", "sensitivity": "rigorous"},
+    "layers": {"layers": 0.5},
+}
+CLASSES = tuple(map(str, range(10)))
+
+
+@pytest.fixture(autouse=True)
+def within_a_run(monkeypatch):
+    """Messages of Flower name the run whose process makes them."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+@dataclass
+class StandInGrid:
+    """Carries messages to ClientApps by calls; each node has a state of its own."""
+
+    app: ClientApp
+    count: int
+    sent: list = field(default_factory=list)
+    replies: list = field(default_factory=list)
+
+    def __post_init__(self):
+        self.contexts = {
+            node: Context(1, node, {}, RecordDict(), {}) for node in range(100, 100 + self.count)
+        }
+
+    def send_and_receive(self, messages, *, timeout=None):
+        answers = []
+        for message in messages:
+            self.sent.append(message)
+            node = message.metadata.dst_node_id
+            answers.append(self.app(message, self.contexts[node]))
+        self.replies += answers
+        return answers[::-1]  # in no order of the clients
+
+
+def through_flower(asked, app):
+    data = shared_rows(asked)
+    model = build_model(asked, tuple(data.inputs.shape[1:]), data.outputs)
+    secret = Secret.of_simulation(asked.seed, "horizontal server")
+    averager = Averager(asked, plan_noise(asked, data.fewest), model, secret)
+    evaluator = Evaluator(asked, averager, model, data.inputs[data.test], data.labels[data.test])
+    grid = StandInGrid(app, asked.clients)
+    HorizontalStrategy(averager, evaluator, "run", sorted(grid.contexts)).run(grid, 1.0)
+    return evaluator.outcome(), grid
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_flower_ends_in_the_weights_of_one_process(kind):
+    asked = HorizontalSettings(**SMALL | KINDS[kind])
+    found, grid = through_flower(asked, simulated_client_app())
+    same = simulate(asked)
+    assert all(torch.equal(found.layers[number], same.layers[number]) for number in same.layers)
+    assert found.tests == same.tests
+    figures = [dict(one.content.metric_records["figures"]) for one in grid.replies]
+    assert {name for one in figures for name in one} == {"within"}
+
+
+def test_the_mod_is_what_adds_the_noise():
+    asked = HorizontalSettings(**SMALL)
+    app = simulated_client_app()
+    _, grid = through_flower(asked, app)
+    message, context = grid.sent[0], Context(1, 100, {}, RecordDict(), {})
+    kept = []
+
+    def without(given, own):
+        reply = app(given, own)
+        reply.content["figures"] = MetricRecord({"within": 0, "deviation": 2.0})
+        kept.append(reply.content.array_records["update"]["0"].numpy().copy())
+        return reply
+
+    reply = NoiseMod(lambda terms: Secret.fresh())(message, context, without)
+    noise = reply.content.array_records["update"]["0"].numpy() - kept[0]
+    assert noise.std() == pytest.approx(2.0, rel=0.1)
+
+
+@pytest.mark.skipif(not find_spec("ray"), reason="the simulation extra is not installed")
+@pytest.mark.net
+def test_ray_ends_in_the_weights_of_one_process():
+    asked = HorizontalSettings(**SMALL | {"clients": 50, "sampled": 10})
+    found, same = simulate_on_ray(asked), simulate(asked)
+    assert all(torch.equal(found.layers[number], same.layers[number]) for number in same.layers)
+
+
+# --- a party of its own -------------------------------------------------------------------------
+
+
+def write_party(folder, consent="", rows=60):
+    draw = np.random.default_rng(0)
+    table = pd.DataFrame(draw.normal(size=(rows, 4)), columns=list("abcd"))
+    table["digit"] = draw.permutation(np.arange(rows) % 10)
+    table["id"] = [f"r{row}" for row in range(rows)]
+    table.to_csv(folder / "rows.csv", index=False)
+    (folder / "party.toml").write_text(
+        'party = "north"\n[data]\nsource = "rows.csv"\nid = "id"\nlabel = "digit"\n'
+        f'[consent]\nmodes = ["horizontal"]\n{consent}'
+    )
+    return read_party_file(folder / "party.toml")
+
+
+@pytest.fixture
+def asked():
+    more = {"clients": 1, "sampled": 1, "classes": CLASSES, "clip": "fixed"}
+    return HorizontalSettings(**SMALL | more)
+
+
+def one_round(party, asked, number=1, run="run"):
+    app = ClientApp()
+    add_rounds(app, lambda context: party)
+    model = build_model(asked, (4,), 10)
+    averager = Averager(asked, NoisePlan(), model, Secret.fresh())
+    strategy = HorizontalStrategy(
+        averager, Evaluator(asked, averager, model, None, None), run, [100]
+    )
+    arrays = arrays_of(averager.layers)
+    (message,) = strategy.configure_train(number, arrays, ConfigRecord(), None)
+    reply = app(message, Context(1, 100, {}, RecordDict(), {}))
+    return strategy, reply
+
+
+def refusal(party, asked, **more):
+    strategy, reply = one_round(party, asked, **more)
+    with pytest.raises(PeerFailedError) as told:
+        strategy.aggregate_train(1, [reply])
+    return str(told.value)
+
+
+def test_a_party_trains_on_its_own_rows_and_counts_its_rounds(tmp_path, asked):
+    party = write_party(tmp_path)
+    for number in (1, 2, 3):
+        _, reply = one_round(party, asked, number)
+        assert set(reply.content.array_records["update"]) == {"0", "1"}
+    assert "rounds of this training are spent" in refusal(party, asked)
+    kept = list((party.store_path / "sessions" / "horizontal").glob("*.json"))
+    assert [one.stat().st_mode & 0o777 for one in kept] == [0o600]
+
+
+def test_no_two_answers_of_a_party_have_the_same_noise(tmp_path, asked):
+    party = write_party(tmp_path)
+    first, again = (
+        one_round(party, asked)[1].content.array_records["update"]["0"].numpy() for _ in "ab"
+    )
+    assert not np.allclose(first, again, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("consent", "changed", "told"),
+    [
+        ("max_epsilon = 1", {}, "gives no more epsilon"),
+        ("max_epsilon = 1", {"noise": "none", "epsilon": None}, "no epsilon of a record"),
+        ("max_batch_size = 8", {}, "batch_size 16"),
+        ("max_epochs = 1", {"local_steps": 100}, "passes over the rows"),
+        ("max_parameters = 10", {}, "parameters <= 10"),
+    ],
+)
+def test_a_party_refuses_what_it_does_not_consent_to(tmp_path, asked, consent, changed, told):
+    party = write_party(tmp_path, consent)
+    changed = HorizontalSettings(**asked.model_dump() | changed)
+    assert told in refusal(party, changed)
+
+
+def test_a_party_that_never_heard_of_it_refuses(tmp_path, asked):
+    party = write_party(tmp_path)
+    content = party.model_dump(mode="json", exclude_none=True) | {"consent": {}}
+    silent = PartyFile.model_validate(content)
+    silent._path = party._path
+    assert "mode horizontal" in refusal(silent, asked)
+
+
+def test_a_name_is_bound_to_its_settings(tmp_path, asked):
+    party = write_party(tmp_path)
+    one_round(party, asked)
+    weaker = asked.model_copy(update={"epsilon": 800.0})
+    assert "bound to other settings" in refusal(party, weaker)
+    assert "no name of a run" in refusal(party, asked, run="../up")
+
+
+def test_what_a_party_tells_of_its_own_files_is_that_they_failed(tmp_path, asked, capsys):
+    party = write_party(tmp_path)
+    fewer = asked.model_copy(update={"classes": CLASSES[:5]})
+    told = refusal(party, fewer)
+    assert "party 'north' cannot use its own files" in told
+    assert "5 of 10 classes unknown" in capsys.readouterr().out
+
+
+def test_another_network_than_that_of_its_columns_is_refused(tmp_path, asked):
+    party = write_party(tmp_path)
+    app = ClientApp()
+    add_rounds(app, lambda context: party)
+    model = build_model(asked, (9,), 10)
+    averager = Averager(asked, NoisePlan(), model, Secret.fresh())
+    strategy = HorizontalStrategy(
+        averager, Evaluator(asked, averager, model, None, None), "run", [1]
+    )
+    (message,) = strategy.configure_train(1, arrays_of(averager.layers), ConfigRecord(), None)
+    reply = app(message, Context(1, 1, {}, RecordDict(), {}))
+    with pytest.raises(PeerFailedError, match="not one of this party's columns"):
+        strategy.aggregate_train(1, [reply])
+
+
+@pytest.mark.parametrize("content", [{}, {"terms": ConfigRecord({"run": "r", "round": 1})}])
+def test_a_message_of_something_else_is_answered_with_a_refusal(tmp_path, content):
+    app = ClientApp()
+    add_rounds(app, lambda context: write_party(tmp_path))
+    message = Message(RecordDict(content), dst_node_id=1, message_type="train.horizontal")
+    reply = app(message, Context(1, 1, {}, RecordDict(), {}))
+    assert "of no horizontal training" in str(reply.content["failure"]["what"])

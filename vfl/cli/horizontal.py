@@ -1,0 +1,114 @@
+"""``vfl horizontal``: clients hold rows, one network is averaged, with differential privacy."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from vfl.cli.federation import hand_over
+from vfl.cli.output import Json, Set, emit, say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vfl.training.horizontal import Trained
+
+
+def horizontal(
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE.toml", help="A file with [horizontal], sweeps or not.")
+    ],
+    settings: Set = None,
+    project: Annotated[
+        Path | None,
+        typer.Option(help="Train with the parties of a project, on their own tables, by Flower."),
+    ] = None,
+    engine: Annotated[
+        Literal["process", "ray"],
+        typer.Option(help="Who plays the clients: this process, or Flower's simulation on Ray."),
+    ] = "process",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where; otherwise runs/NAME.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the trainings and what they promise.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Train one network over clients that hold rows of the same columns.
+
+    The same command goes on where an earlier one stopped, and trains only what is new. Settings are
+    changed as in -s horizontal.epsilon=2 or -s 'sweep.seed=[0, 1, 2]'.
+    """
+    from vfl.config.horizontal import read_horizontal
+    from vfl.core.seeds import use_one_thread
+
+    use_one_thread()
+    study = read_horizontal(path, settings or [])
+    trainings = study.trainings()
+    if dry_run:
+        _list(trainings)
+        return
+    if project is not None:
+        hand_over(project)
+        _on_the_federation(study.horizontal, project, json)
+        return
+    from vfl.training.horizontal import train_study
+
+    folder = out or Path("runs") / study.horizontal.name
+    say(f"{len(trainings)} trainings in {folder}")
+    done = train_study(study, folder, engine, say)
+    if json:
+        emit([{"title": one.title, **one.record} for one in done])
+        return
+    print("\n".join(_table(done)))
+    for statement in done[0].record["privacy"] if len(done) == 1 else ():
+        print(f"privacy  {statement['text']}")
+
+
+def _list(trainings: Sequence[tuple[str, Any]]) -> None:
+    """Every training with its promises, for the rows that an even share would have."""
+    from vfl.horizontal import plan_noise
+    from vfl.horizontal.simulation import shared_rows
+
+    for title, settings in trainings:
+        print(title or settings.name)
+        for statement in plan_noise(settings, shared_rows(settings).fewest).statements:
+            print(f"  {statement}")
+
+
+def _on_the_federation(settings: Any, project: Path, json: bool) -> None:
+    from vfl.core.storage import read_json
+    from vfl.federation.project import LabelFolder
+    from vfl.training.horizontal import train_project
+
+    folder = train_project(settings, LabelFolder.find(project), say)
+    record = read_json(folder / "horizontal.json")
+    if json:
+        emit(record | {"run": str(folder)})
+        return
+    print(f"accuracy  {record['accuracy']:.4f}\nloss      {record['loss']:.4f}\nrun       {folder}")
+    for statement in record["privacy"]:
+        print(f"privacy   {statement['text']}")
+
+
+def _table(done: Sequence[Trained]) -> list[str]:
+    """Mean accuracy with its interval, over the seeds of each line."""
+    from vfl.experiments.statistics import estimate
+
+    groups: dict[str, list[float]] = {}
+    for one in done:
+        words = [word for word in one.title.split() if not word.startswith("seed=")]
+        groups.setdefault(" ".join(words) or one.settings.name, []).append(one.record["accuracy"])
+    width = max(map(len, groups))
+    lines = [f"{'training':<{width}}  accuracy  95 %    seeds"]
+    for title, values in groups.items():
+        found = estimate(values)
+        half = None if found is None else found.half_width
+        shown = "-     " if half is None else f"{half:.4f}"
+        mean = statistics.fmean(values)
+        lines.append(f"{title:<{width}}  {mean:.4f}    {shown}  {len(values)}")
+    return lines

@@ -1,0 +1,177 @@
+"""A party as a client of a horizontal training: its rows, its consent, and what it has spent."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor
+
+from vfl.config import PartyFile
+from vfl.config.horizontal import HorizontalSettings
+from vfl.core.errors import (
+    ConsentError,
+    DisagreementError,
+    VFLError,
+    redacted_output,
+    redacted_traceback,
+)
+from vfl.core.seeds import Secret
+from vfl.core.storage import Seal, locked, private_folder, read_sealed_json, write_sealed_json
+from vfl.horizontal import ClientTrainer, NoisePlan, most_rounds, plan_noise
+from vfl.horizontal.client import build_model, flat, layers_of
+from vfl.horizontal.flower import ACTION, NoiseMod, Terms, answer
+from vfl.horizontal.simulation import own_rows
+from vfl.session import for_others, unexpected
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_ROUNDING = 1e-9
+_PATIENCE_S = 10.0
+
+
+def add_rounds(app: ClientApp, own_file: Callable[[Context], PartyFile]) -> None:
+    """Let a ClientApp take part in horizontal trainings, one message a round.
+
+    Args:
+        app: of the party.
+        own_file: gives its own file.
+    """
+
+    @app.train(ACTION, mods=[NoiseMod(lambda terms: Secret.fresh())])
+    def play(message: Message, context: Context) -> Message:
+        torch.set_num_threads(1)
+        name = f"of node {context.node_id}"
+        with redacted_output():
+            try:
+                terms, party = Terms(message.content), own_file(context)
+                name = party.party
+                inputs, labels = own_rows(party, terms.settings)
+                plan = check_terms(party, terms, inputs)
+                trainer = ClientTrainer(
+                    terms.settings, plan, inputs, labels, len(terms.settings.classes or ())
+                )
+                spend(party, terms, plan)
+                return answer(message, context, terms, trainer, Secret.fresh())
+            except VFLError as error:
+                print(error, flush=True)
+                failure = for_others(error, name)
+            except Exception as bug:
+                print(redacted_traceback(bug), flush=True)
+                failure = unexpected(bug, name)
+        told = ConfigRecord({"what": str(failure)})
+        return Message(RecordDict({"failure": told}), reply_to=message)
+
+
+def check_terms(party: PartyFile, terms: Terms, inputs: Tensor) -> NoisePlan:
+    """The noise of this party by its own count of rows, if it consents to the training.
+
+    Raises:
+        ConsentError: what is asked, and what the party's own file allows.
+        DisagreementError: the server's network is not one of this party's columns.
+    """
+    settings, consent = terms.settings, party.consent
+    refused: list[tuple[str, str]] = []
+    if "horizontal" not in consent.modes:
+        refused.append(("mode horizontal", f"one of {', '.join(consent.modes)}"))
+    if settings.classes is None:
+        refused.append(("no classes", "the classes by name, in [horizontal]"))
+    if settings.batch_size > consent.max_batch_size:
+        refused.append((f"batch_size {settings.batch_size}", f"<= {consent.max_batch_size}"))
+    passes = most_rounds(settings) * settings.local_steps * settings.batch_size / len(inputs)
+    if passes > consent.max_epochs:
+        refused.append((f"{passes:.4g} passes over the rows", f"epochs <= {consent.max_epochs}"))
+    numbers = sum(len(one) for one in terms.layers.values())
+    if numbers > consent.max_parameters:
+        refused.append((f"{numbers} parameters", f"parameters <= {consent.max_parameters}"))
+    if not refused:
+        with torch.device("meta"):
+            model = build_model(settings, tuple(inputs.shape[1:]), len(settings.classes or ()))
+        sizes = {number: len(flat(one)) for number, one in enumerate(layers_of(model))}
+        if sizes != {number: len(one) for number, one in terms.layers.items()}:
+            raise DisagreementError(
+                "the server's network is not one of this party's columns",
+                where="horizontal.model",
+                fix="the same columns of numbers at every party, and one vfl",
+            )
+    plan = plan_noise(settings, len(inputs))
+    limit = consent.max_epsilon
+    if limit is not None and _counted(plan) is None:
+        refused.append(("no epsilon of a record", f"epsilon <= {limit:g}"))
+    if refused:
+        raise ConsentError(
+            "this party does not consent to the horizontal training",
+            where=terms.run if _NAME.fullmatch(terms.run) else None,
+            got="; ".join(asked for asked, _ in refused),
+            want="; ".join(allowed for _, allowed in refused),
+            fix="other settings, or other limits in [consent] of the party's own file",
+        )
+    return plan
+
+
+def _counted(plan: NoisePlan) -> float | None:
+    """The epsilon of a record that a party counts: the largest that is stated."""
+    stated = [one.epsilon or 0.0 for one in plan.statements if one.unit == "record"]
+    return max(stated) if stated else None
+
+
+def spend(party: PartyFile, terms: Terms, plan: NoisePlan) -> None:
+    """Count one more round, on the disk, before anything of it leaves.
+
+    Raises:
+        ConsentError: more rounds than the training has for one client, or more epsilon than the
+            party gives under all names together.
+        DisagreementError: the name is bound to other settings.
+    """
+    settings = terms.settings
+    if not _NAME.fullmatch(terms.run):
+        raise DisagreementError("this is no name of a run", want=_NAME.pattern)
+    folder = party.store_path / "sessions" / "horizontal"
+    private_folder(folder)
+    with locked(folder, _PATIENCE_S):
+        path, digest = folder / f"{terms.run}.json", _digest(settings)
+        seal = Seal("rounds of a horizontal training", party.party, terms.run)
+        new: dict[str, Any] = {"settings": digest, "rounds": 0, "epsilon": _counted(plan)}
+        known = read_sealed_json(path, seal) if path.exists() else new
+        if known["settings"] != digest:
+            raise DisagreementError(
+                "this name of a run is bound to other settings",
+                where=str(path),
+                fix="another name",
+            )
+        most = settings.rounds if settings.noise == "server" else most_rounds(settings)
+        if known["rounds"] >= most:
+            raise ConsentError(
+                "the rounds of this training are spent",
+                got=f"round {known['rounds'] + 1} of this client",
+                want=f"{most} rounds at most, by settings.seed",
+                fix="another training, under another name",
+            )
+        if party.consent.max_epsilon is not None and path not in (
+            known_paths := sorted(folder.glob("*.json"))
+        ):
+            spent = sum(_epsilon_at(one, party.party) for one in known_paths)
+            planned = _counted(plan) or 0.0
+            if spent + planned > party.consent.max_epsilon * (1 + _ROUNDING):
+                raise ConsentError(
+                    "this party gives no more epsilon",
+                    got=f"epsilon {spent:.4g} under all names, and {planned:.4g} planned",
+                    want=f"epsilon <= {party.consent.max_epsilon:g} in all",
+                    fix="more noise, or a larger max_epsilon in the party's own file",
+                )
+        write_sealed_json(path, known | {"rounds": known["rounds"] + 1}, seal)
+
+
+def _epsilon_at(path: Path, party: str) -> float:
+    """What a name may spend in all; that it began is enough."""
+    seal = Seal("rounds of a horizontal training", party, path.stem)
+    return float(read_sealed_json(path, seal)["epsilon"] or 0.0)
+
+
+def _digest(settings: HorizontalSettings) -> str:
+    return hashlib.sha256(settings.model_dump_json(exclude_none=True).encode()).hexdigest()

@@ -1,0 +1,151 @@
+"""A horizontal training: clients hold rows of the same columns, and one network is averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from vfl.config.experiment import PARTY_NAME, Spec
+from vfl.config.toml import Settings, check, read_toml
+
+Clip = Literal["none", "fixed", "percentile", "quantile"]
+Noise = Literal["none", "client", "steps", "server"]
+
+
+class HorizontalSettings(Settings):
+    """Who trains, how, and what is promised to whom.
+
+    Attributes:
+        source: a data set by name, whose training rows the clients of a simulation share evenly.
+        rows: use only the first rows of it.
+        classes: the labels of the parties' own tables, in one order for all; only in a project.
+        model: the network as the spec of a bottom, whose outputs are the classes.
+        clients: of a simulation; in a project every party with a node is one.
+        sampled: clients of a round; with noise of the server each comes by itself, with probability
+            sampled / clients.
+        rounds: how often weights are averaged.
+        local_steps: gradient steps of a client in one round (E).
+        batch_size: rows of a step; with noise in every step expected ones.
+        learning_rate: of a client's steps, plain SGD.
+        clip: what bounds a gradient: "fixed" is `clip_norm`; "percentile" the percentile of the
+            client's own norms so far, which is neither private nor counted; "quantile" follows the
+            same percentile by a noisy count of each round or step, which is counted.
+        percentile: of norms that are left as they are, in percent.
+        clip_norm: with "fixed", and where "quantile" begins.
+        noise: "client" on what a client uploads (ADP_FL), "steps" in each of its steps (DP-SGD);
+            both clip rows and protect a record from everybody. "server" clips whole updates and
+            protects a client from everybody but the server.
+        epsilon, delta: of the whole training.
+        sensitivity: of noise = "client": "paper" takes a record to change one step alone; it is
+            proven for one local step. "rigorous" is the worst case of several.
+        layers: share of the layers that a client uploads, those it changed most (Layer-Based FL).
+        test_every: rounds between two tests.
+    """
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = (
+        "horizontal"
+    )
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    source: str = "fashion_mnist"
+    rows: int | None = Field(default=None, ge=1)
+    classes: tuple[str, ...] | None = Field(default=None, min_length=2, max_length=10_000)
+    model: Spec = "mlp:hidden=256"
+    clients: int = Field(default=50, ge=1, le=10_000)
+    sampled: int = Field(default=10, ge=1, le=10_000)
+    rounds: int = Field(default=50, ge=1, le=100_000)
+    local_steps: int = Field(default=5, ge=1, le=100_000)
+    batch_size: int = Field(default=256, ge=1, le=1_000_000)
+    learning_rate: float = Field(default=0.1, gt=0, le=1e6)
+    clip: Clip = "percentile"
+    percentile: float = Field(default=50, ge=0, le=100)
+    clip_norm: float = Field(default=1.0, gt=0, le=1e6)
+    noise: Noise = "client"
+    epsilon: float | None = Field(default=None, gt=0, le=10_000)
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    sensitivity: Literal["paper", "rigorous"] = "paper"
+    layers: float = Field(default=1.0, gt=0, le=1)
+    test_every: int = Field(default=10, ge=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> HorizontalSettings:
+        if self.sampled > self.clients:
+            raise ValueError(f"sampled = {self.sampled} of clients = {self.clients}")
+        if mistake := self._dp_mistake():
+            raise ValueError(mistake)
+        return self
+
+    def _dp_mistake(self) -> str | None:
+        """Why settings of privacy do not go together."""
+        if self.noise == "none":
+            if self.epsilon is not None:
+                return "noise = 'none' keeps no epsilon; leave epsilon out, or choose a noise"
+            return None
+        if self.epsilon is None:
+            return f"noise = '{self.noise}' needs epsilon, the budget of the whole training"
+        if self.clip == "none":
+            return f"noise = '{self.noise}' needs a clip: without one no noise bounds anything"
+        private = self.noise != "client" or self.sensitivity == "rigorous"
+        if self.clip == "percentile" and private:
+            which = "sensitivity = 'rigorous'" if self.noise == "client" else f"'{self.noise}'"
+            return (
+                f"clip = 'percentile' looks at norms that nothing protects, and {which} promises "
+                "an epsilon of everything: use clip = 'quantile', its private form, or 'fixed'"
+            )
+        if self.clip == "quantile" and self.sensitivity == "paper" and self.noise == "client":
+            return (
+                "clip = 'quantile' is counted, so noise = 'client' needs sensitivity = 'rigorous'"
+            )
+        if self.clip == "quantile" and not 0 < self.percentile < 100:
+            return "clip = 'quantile' needs a percentile above 0 and below 100"
+        if self.layers < 1 and self.noise in ("server", "steps"):
+            return f"layers below 1 go with noise = 'none' or 'client', got '{self.noise}'"
+        return None
+
+
+class HorizontalStudy(Settings):
+    """A file of `vfl horizontal`: one training, or many.
+
+    Attributes:
+        horizontal: the settings of all.
+        variants: by name, settings that differ.
+        sweep: by setting, values to try; every combination of them is trained with each variant.
+    """
+
+    horizontal: HorizontalSettings = HorizontalSettings(epsilon=1.0)
+    variants: dict[Annotated[str, StringConstraints(pattern=PARTY_NAME)], dict[str, Any]] = Field(
+        default_factory=dict, max_length=64
+    )
+    sweep: dict[str, tuple[Any, ...]] = Field(default_factory=dict, max_length=8)
+
+    def trainings(self) -> list[tuple[str, HorizontalSettings]]:
+        """Every training: variant and swept values as a title, and its settings.
+
+        Raises:
+            ConfigError: a variant or value that is no setting, or does not go with the others.
+        """
+        base = self.horizontal.model_dump(mode="json", exclude_none=True)
+        combinations: list[dict[str, Any]] = [{}]
+        for name, values in self.sweep.items():
+            combinations = [one | {name: value} for one in combinations for value in values]
+        found = []
+        for variant, changed in (self.variants or {"": {}}).items():
+            for combination in combinations:
+                title = " ".join([variant, *(f"{k}={v}" for k, v in combination.items())]).strip()
+                content = base | changed | combination
+                for name, value in list(content.items()):
+                    if value == "unset":  # TOML has no way to say nothing
+                        del content[name]
+                found.append((title, check(content, HorizontalSettings, where=title)))
+        return found
+
+
+def read_horizontal(path: Path, overrides: Sequence[str] = ()) -> HorizontalStudy:
+    """Read a file of `vfl horizontal`.
+
+    Raises:
+        ConfigError: see `vfl.config.toml.read_toml`.
+    """
+    return read_toml(path, HorizontalStudy, overrides)

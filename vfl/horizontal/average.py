@@ -1,0 +1,101 @@
+"""The server's end of a round: who takes part, the mean of what they send, the server's noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vfl.config.horizontal import HorizontalSettings
+from vfl.core.errors import PeerFailedError
+from vfl.core.seeds import Secret, fingerprint
+from vfl.horizontal.client import Update, flat, followed, layers_of
+from vfl.horizontal.plan import NoisePlan, participants
+
+
+class Averager:
+    """Averages changes of weights.
+
+    Args:
+        settings: of the training.
+        plan: its noise.
+        model: with the first weights.
+        secret: the server's own; its noise and who takes part follow from it.
+
+    Attributes:
+        layers: flat weights by number of the layer.
+        norm: of a whole change, where the server adds noise.
+    """
+
+    def __init__(
+        self, settings: HorizontalSettings, plan: NoisePlan, model: nn.Module, secret: Secret
+    ) -> None:
+        self.settings, self.plan, self._secret = settings, plan, secret
+        self.layers = {number: flat(one) for number, one in enumerate(layers_of(model))}
+        self.norm = settings.clip_norm if settings.noise == "server" else math.inf
+
+    def participants(self, round_number: int) -> list[int]:
+        """The clients of a round; with noise of the server each comes by itself, maybe none."""
+        settings = self.settings
+        if settings.noise != "server":
+            return participants(settings, round_number)
+        draws = self._secret.uniform((settings.clients,), "horizontal clients", round_number)
+        return [int(one) for one in (draws < settings.sampled / settings.clients).nonzero()[0]]
+
+    def absorb(self, updates: Sequence[Update], round_number: int) -> None:
+        """Change the weights by the mean of some updates.
+
+        Raises:
+            PeerFailedError: an update that does not fit the network, or is not finite.
+        """
+        for update in updates:
+            self._check(update)
+        settings = self.settings
+        senders: Mapping[int, list[Tensor]] = {
+            number: [one.layers[number] for one in updates if number in one.layers]
+            for number in self.layers
+        }
+        of_server = settings.noise == "server"
+        for number, changes in senders.items():
+            total = torch.zeros_like(self.layers[number])
+            for change in changes:
+                total += change
+            if of_server:
+                total = self._noisy(total, round_number, number)
+            divisor = settings.sampled if of_server else len(changes)
+            if divisor:
+                self.layers[number] = self.layers[number] + total / divisor
+        if of_server and settings.clip == "quantile":
+            self._follow([update.within for update in updates], round_number)
+
+    def _check(self, update: Update) -> None:
+        known = update.layers.keys() <= self.layers.keys()
+        if (
+            not known
+            or not update.layers
+            or any(
+                one.shape != self.layers[number].shape or not bool(torch.isfinite(one).all())
+                for number, one in update.layers.items()
+            )
+        ):
+            raise PeerFailedError(
+                "a client's update does not fit the network, or is not finite",
+                want="finite changes of layers that the server sent",
+                fix="a smaller learning_rate, if the training diverges",
+            )
+
+    def _noisy(self, total: Tensor, round_number: int, number: int) -> Tensor:
+        deviation = self.plan.multiplier * self.norm
+        law = (round_number, number, repr(deviation), fingerprint(total))
+        draws = torch.from_numpy(self._secret.normal((len(total),), "horizontal noise", *law))
+        return (total.double() + deviation * draws).to(total)
+
+    def _follow(self, within: Sequence[int], round_number: int) -> None:
+        """Andrew et al. 2021, algorithm 1: a client counts plus or minus one half."""
+        counted = sum(within) - len(within) / 2
+        law = ("count", round_number, repr(self.norm), repr(counted))
+        draw = float(self._secret.normal((1,), "horizontal noise", *law)[0])
+        share = (counted + self.plan.counts * 0.5 * draw) / self.settings.sampled + 0.5
+        self.norm = followed(self.norm, share, self.settings.percentile / 100)

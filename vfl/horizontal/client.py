@@ -1,0 +1,276 @@
+"""A client's end of a round: clipped steps on its own rows, and the noise on what leaves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vfl.config.horizontal import HorizontalSettings
+from vfl.core import seeds
+from vfl.core.seeds import Secret, fingerprint
+from vfl.horizontal.plan import NoisePlan, update_sensitivity
+from vfl.models import Shape, make_bottom
+from vfl.privacy.dpsgd import RowClipper, row_norms
+
+#: Norms that a client remembers, the newest ones.
+_MOST_NORMS = 100_000
+#: How fast a clip norm follows a quantile (Andrew et al. 2021, section 3.1).
+_QUANTILE_RATE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class ClientState:
+    """What a client keeps from round to round; it stays with the client.
+
+    Attributes:
+        norms: of rows' gradients so far, float32, axes (rows,).
+        norm: the clip norm that follows a quantile; 0 before the first round.
+    """
+
+    norms: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    norm: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """How a client changed the weights.
+
+    Attributes:
+        layers: flat changes by number of the layer; those that are left out do not travel.
+        within: 1 if the whole change was within the server's norm, else 0.
+        deviation: of the noise that must be added before it leaves the client.
+    """
+
+    layers: Mapping[int, Tensor]
+    within: int = 0
+    deviation: float = 0.0
+
+
+def build_model(settings: HorizontalSettings, shape: Shape, outputs: int) -> nn.Module:
+    """The network with its first weights, the same at everybody."""
+    with seeds.scoped(seeds.derive(settings.seed, "model")):
+        return make_bottom(settings.model).build(shape, outputs)
+
+
+def layers_of(model: nn.Module) -> list[list[nn.Parameter]]:
+    """The weights of each layer that has any."""
+    found = [list(module.parameters(recurse=False)) for module in model.modules()]
+    return [weights for weights in found if weights]
+
+
+def flat(weights: list[nn.Parameter]) -> Tensor:
+    """A copy of a layer's weights, axes (numbers,)."""
+    return torch.cat([one.detach().reshape(-1) for one in weights])
+
+
+@torch.no_grad()
+def load(model: nn.Module, layers: Mapping[int, Tensor]) -> None:
+    """Put flat weights into a model."""
+    for number, weights in enumerate(layers_of(model)):
+        parts = torch.split(layers[number], [one.numel() for one in weights])
+        for weight, part in zip(weights, parts, strict=True):
+            weight.copy_(part.view_as(weight))
+
+
+class ClientTrainer:
+    """Trains on the rows of one client.
+
+    Args:
+        settings: of the training.
+        plan: its noise.
+        inputs: axes (rows, *shape); labels: axes (rows,), int64.
+        outputs: how many classes.
+        model: to train with, where several clients of one process share it.
+
+    Raises:
+        PrivacyError: a model whose rows depend on each other, where rows are clipped.
+    """
+
+    def __init__(
+        self,
+        settings: HorizontalSettings,
+        plan: NoisePlan,
+        inputs: Tensor,
+        labels: Tensor,
+        outputs: int,
+        model: nn.Module | None = None,
+    ) -> None:
+        self.settings, self.plan = settings, plan
+        self.inputs, self.labels = inputs, labels
+        self.model = model or build_model(settings, tuple(inputs.shape[1:]), outputs)
+        self.weights = [one for layer in layers_of(self.model) for one in layer]
+        clips_rows = settings.clip != "none" and settings.noise != "server"
+        self.clipper = RowClipper(self.model, 1.0) if clips_rows else None
+
+    def update(
+        self,
+        layers: Mapping[int, Tensor],
+        state: ClientState,
+        round_number: int,
+        secret: Secret,
+        norm: float = math.inf,
+    ) -> tuple[Update, ClientState]:
+        """The change after some local steps, without the noise of `Update.deviation`.
+
+        Args:
+            layers: the weights everybody begins with.
+            state: what the last round left.
+            round_number: draws are bound to it.
+            secret: the client's own; which rows a step has follows from it.
+            norm: of the whole change, where the server adds the noise.
+        """
+        settings = self.settings
+        load(self.model, layers)
+        self.model.train()
+        used: list[float] = []
+        for step, rows in enumerate(self._batches(round_number, secret)):
+            if self.clipper is None:
+                self._plain_step(rows)
+                continue
+            size = float(settings.batch_size if settings.noise == "steps" else len(rows))
+            state, used_norm = self._clipped_step(rows, size, state, (round_number, step), secret)
+            used.append(used_norm)
+        after = [flat(layer) for layer in layers_of(self.model)]
+        changes = {number: one - layers[number] for number, one in enumerate(after)}
+        if settings.noise == "server":
+            return _clipped(changes, norm), state
+        if settings.layers < 1:
+            changes = _most_changed(changes, layers, settings.layers)
+        deviation = 0.0
+        if settings.noise == "client":
+            batch = min(settings.batch_size, len(self.labels))
+            moved = update_sensitivity(used, settings.learning_rate, batch, settings.sensitivity)
+            deviation = self.plan.multiplier * moved
+        return Update(changes, deviation=deviation), state
+
+    def _batches(self, round_number: int, secret: Secret) -> Iterator[Tensor]:
+        """Rows of each local step: a new order every pass, or each row by itself."""
+        settings, rows = self.settings, len(self.labels)
+        if settings.noise == "steps":
+            rate = settings.batch_size / rows
+            for step in range(settings.local_steps):
+                draws = secret.uniform((rows,), "horizontal rows", round_number, step)
+                yield torch.from_numpy(np.flatnonzero(draws < rate))
+            return
+        draw = torch.Generator().manual_seed(secret.number("horizontal rows", round_number))
+        size = min(settings.batch_size, rows)
+        left = torch.zeros(0, dtype=torch.int64)
+        for _ in range(settings.local_steps):
+            if len(left) < size:
+                left = torch.randperm(rows, generator=draw)
+            yield left[:size]
+            left = left[size:]
+
+    def _plain_step(self, rows: Tensor) -> None:
+        loss = F.cross_entropy(self.model(self.inputs[rows]), self.labels[rows])
+        grads = torch.autograd.grad(loss, self.weights)
+        self._descend([one for one in grads])
+
+    def _clipped_step(
+        self, rows: Tensor, size: float, state: ClientState, at: tuple[int, int], secret: Secret
+    ) -> tuple[ClientState, float]:
+        """One step with clipped rows; the state after it, and the norm that clipped."""
+        assert self.clipper is not None
+        settings = self.settings
+        norms, sums = torch.zeros(0), [torch.zeros_like(one) for one in self.weights]
+        norm = state.norm or settings.clip_norm
+        if len(rows):
+            with self.clipper.recording() as calls:
+                output = self.model(self.inputs[rows])
+            loss = F.cross_entropy(output, self.labels[rows], reduction="sum")
+            (grad,) = torch.autograd.grad(loss, [output], retain_graph=True)
+            norms = row_norms(output, grad, calls, self.weights)
+            if settings.clip == "percentile":
+                seen = np.concatenate([state.norms, norms.numpy()])[-_MOST_NORMS:]
+                norm = float(np.percentile(seen, settings.percentile))
+                state = ClientState(seen, norm)
+            factors = (norm / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
+            sums = list(torch.autograd.grad(output, self.weights, grad * factors[:, None]))
+        if settings.noise == "steps":
+            found = torch.cat([one.reshape(-1) for one in sums])
+            law = ("steps", *at, repr(norm), repr(self.plan.multiplier), fingerprint(found))
+            draws = torch.from_numpy(secret.normal((len(found),), "horizontal noise", *law))
+            noisy = (found.double() + self.plan.multiplier * norm * draws).to(found)
+            parts = torch.split(noisy, [one.numel() for one in sums])
+            sums = [part.view_as(one) for part, one in zip(parts, sums, strict=True)]
+        self._descend([one / size for one in sums])
+        if settings.clip == "quantile" and (settings.noise == "steps" or at[1] == 0):
+            # Of the first step alone where one noise is added at the end: a later one's rows all
+            # depend on each row of the first.
+            state = ClientState(state.norms, self._next_norm(norms, norm, size, at, secret))
+        return state, norm
+
+    def _next_norm(
+        self, norms: Tensor, norm: float, size: float, at: tuple[int, int], secret: Secret
+    ) -> float:
+        """The norm after a noisy count of the rows that were within it.
+
+        Andrew et al. 2021, algorithm 1. Each row counts plus or minus one half: half of what one
+        more row can change, and half of what another value of a row can.
+        """
+        counted = float(((norms <= norm).to(torch.float64) - 0.5).sum())
+        moved = 0.5 if self.settings.noise == "steps" else 1.0
+        law = ("count", *at, repr(norm), repr(counted), repr(self.plan.counts))
+        draw = float(secret.normal((1,), "horizontal noise", *law)[0])
+        share = (counted + self.plan.counts * moved * draw) / size + 0.5
+        return followed(norm, share, self.settings.percentile / 100)
+
+    @torch.no_grad()
+    def _descend(self, grads: list[Tensor]) -> None:
+        for weight, grad in zip(self.weights, grads, strict=True):
+            weight.sub_(grad, alpha=self.settings.learning_rate)
+
+
+def followed(norm: float, share_within: float, quantile: float) -> float:
+    """A clip norm one step nearer to a quantile of what it clips.
+
+    C exp(-0.2 (b - gamma)), b the share that was *not* clipped (Andrew et al. 2021, section 3.1).
+
+    >>> round(followed(1.0, share_within=1.0, quantile=0.5), 4)  # all are within: smaller
+    0.9048
+    """
+    share = min(2.0, max(-1.0, share_within))  # noise alone must not move it by a factor
+    return norm * math.exp(-_QUANTILE_RATE * (share - quantile))
+
+
+def add_noise(update: Update, secret: Secret, round_number: int) -> Update:
+    """What may leave the client: the changes with the noise that they need.
+
+    The noise is bound to the changes: two of them never share a draw.
+    """
+    if not update.deviation:
+        return update
+    noisy = {}
+    for number, change in update.layers.items():
+        law = (round_number, number, repr(update.deviation), fingerprint(change))
+        draws = torch.from_numpy(secret.normal((len(change),), "horizontal noise", *law))
+        noisy[number] = (change.double() + update.deviation * draws).to(change)
+    return Update(noisy, update.within)
+
+
+def _clipped(changes: Mapping[int, Tensor], norm: float) -> Update:
+    """A whole change within a norm."""
+    length = math.sqrt(sum(float(one.double().square().sum()) for one in changes.values()))
+    factor = min(1.0, norm / length) if length else 1.0
+    within = int(length <= norm)
+    return Update({number: one * factor for number, one in changes.items()}, within)
+
+
+def _most_changed(
+    changes: Mapping[int, Tensor], layers: Mapping[int, Tensor], share: float
+) -> dict[int, Tensor]:
+    """The layers whose new weights correlate least with the old ones; at least one of them."""
+
+    def correlation(number: int) -> float:
+        old, new = layers[number], layers[number] + changes[number]
+        return float(F.cosine_similarity(old - old.mean(), new - new.mean(), dim=0))
+
+    order = sorted(changes, key=correlation)
+    kept = sorted(order[: max(1, round(share * len(order)))])
+    return {number: changes[number] for number in kept}

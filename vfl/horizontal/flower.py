@@ -1,0 +1,262 @@
+"""A horizontal training over Flower: the strategy, a client's handler, and the mod that noises."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from torch import Tensor
+
+from vfl.config.horizontal import HorizontalSettings
+from vfl.config.toml import check
+from vfl.core.errors import LostPeerError, MissingPartyError, PeerFailedError, ProtocolError
+from vfl.core.seeds import Secret
+from vfl.core.text import printable
+from vfl.horizontal.average import Averager
+from vfl.horizontal.client import ClientState, ClientTrainer, Update, add_noise
+from vfl.horizontal.simulation import Evaluator, secret_of_client, shared_rows, simulated_client
+
+#: The message of one round, as Flower names it: train.horizontal.
+ACTION = "horizontal"
+_WEIGHTS, _TERMS, _UPDATE, _FIGURES = "weights", "terms", "update", "figures"
+_LOOK_S = 0.1
+_STATE, _NORM = "horizontal", "horizontal-norm"
+
+
+class HorizontalStrategy(Strategy):
+    """Flower's rounds around an `Averager`.
+
+    Args:
+        averager: who takes part, and what becomes of what they send.
+        evaluator: told the end of each round.
+        run: name of the training, which parties bind to its settings.
+        nodes: Flower's ids of all clients; the position is a client's number.
+    """
+
+    def __init__(
+        self, averager: Averager, evaluator: Evaluator, run: str, nodes: Iterable[int]
+    ) -> None:
+        self._averager, self._evaluator, self._run = averager, evaluator, run
+        self._nodes = list(nodes)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """A message to each client of the round."""
+        averager = self._averager
+        terms: dict[str, Any] = {
+            "run": self._run,
+            "round": server_round,
+            "settings": averager.settings.model_dump_json(exclude_none=True),
+            "norm": averager.norm,
+        }
+        return [
+            Message(
+                RecordDict({_WEIGHTS: arrays, _TERMS: ConfigRecord({**terms, "client": client})}),
+                dst_node_id=self._nodes[client],
+                message_type=f"train.{ACTION}",
+            )
+            for client in averager.participants(server_round)
+        ]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord, MetricRecord]:
+        """The weights after a round, in the order of the clients' numbers.
+
+        Raises:
+            PeerFailedError: a client failed; averages of the others alone would be of other rows
+                than was agreed.
+            LostPeerError: a client did not answer in time.
+        """
+        answers = sorted(replies, key=lambda one: self._nodes.index(one.metadata.src_node_id))
+        for answer in answers:
+            if answer.has_error():
+                raise PeerFailedError(
+                    "a client of a horizontal training failed",
+                    where=f"node {answer.metadata.src_node_id}, round {server_round}",
+                    got=printable(answer.error.reason or "")[:500],
+                    fix="its own log says why",
+                )
+            _raise_refusal(answer)
+        missing = len(self._averager.participants(server_round)) - len(answers)
+        if missing:
+            raise LostPeerError(
+                f"{missing} clients did not answer in time", where=f"round {server_round}"
+            )
+        self._averager.absorb([_update_of(one.content) for one in answers], server_round)
+        self._evaluator.after(server_round)
+        return arrays_of(self._averager.layers), MetricRecord({"clients": len(answers)})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Nothing: the server tests, on rows of its own."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
+        """Nothing."""
+
+    def summary(self) -> None:
+        """Nothing: `vfl horizontal` prints what is promised."""
+
+    def run(self, grid: Grid, timeout_s: float) -> None:
+        """All rounds."""
+        arrays = arrays_of(self._averager.layers)
+        self.start(grid, arrays, self._averager.settings.rounds, timeout_s)
+
+
+def wait_for_nodes(grid: Grid, count: int, patience_s: float) -> list[int]:
+    """Flower's ids of all nodes, in order, once there are so many.
+
+    Raises:
+        MissingPartyError: they do not come in time.
+    """
+    deadline = time.monotonic() + patience_s
+    while len(nodes := sorted(grid.get_node_ids())) < count:
+        if time.monotonic() > deadline:
+            raise MissingPartyError(
+                "not all clients are connected", got=str(len(nodes)), want=str(count)
+            )
+        time.sleep(_LOOK_S)
+    return nodes
+
+
+def arrays_of(layers: Mapping[int, Tensor]) -> ArrayRecord:
+    """Flat layers as Flower sends them."""
+    return ArrayRecord({str(number): Array(one.numpy()) for number, one in layers.items()})
+
+
+def layers_in(record: Mapping[str, Any]) -> dict[int, Tensor]:
+    """The layers of such a record.
+
+    Raises:
+        ProtocolError: it holds something else.
+    """
+    found = {}
+    for name, array in record.items():
+        values = array.numpy()
+        if not name.isascii() or not name.isdigit() or values.dtype != np.float32:
+            raise ProtocolError("weights of a horizontal training are float32, by number")
+        if values.ndim != 1:
+            raise ProtocolError("weights of a horizontal training are flat")
+        found[int(name)] = torch.from_numpy(values.copy())
+    return found
+
+
+def _update_of(content: RecordDict) -> Update:
+    try:
+        within = int(content[_FIGURES]["within"])  # type: ignore[arg-type]
+        return Update(layers_in(content[_UPDATE]), within)
+    except (KeyError, TypeError, ValueError):
+        raise ProtocolError("a client answered with something that is no update") from None
+
+
+def _raise_refusal(answer: Message) -> None:
+    """The error of a client that answered with one."""
+    told = answer.content.config_records.get("failure")
+    if told is not None:
+        raise PeerFailedError(
+            "a client refuses the horizontal training",
+            where=f"node {answer.metadata.src_node_id}",
+            got=printable(str(told["what"]))[:1000],
+            fix="its own log says why",
+        )
+
+
+class Terms:
+    """What a message of a round says.
+
+    Raises:
+        ProtocolError: it is no such message.
+        ConfigError: its settings are none.
+    """
+
+    def __init__(self, content: RecordDict) -> None:
+        try:
+            told = content.config_records[_TERMS]
+            self.run, self.client = str(told["run"]), int(told["client"])  # type: ignore[arg-type]
+            self.round, self.norm = int(told["round"]), float(told["norm"])  # type: ignore[arg-type]
+            settings = json.loads(str(told["settings"]))
+            self.layers = layers_in(content.array_records[_WEIGHTS])
+        except (KeyError, TypeError, ValueError):
+            raise ProtocolError("this message is of no horizontal training") from None
+        self.settings = check(settings, HorizontalSettings, where="the terms of the training")
+        if not 1 <= self.round <= self.settings.rounds or math.isnan(self.norm):
+            raise ProtocolError("this round is not one of the training's")
+
+
+def answer(
+    message: Message, context: Context, terms: Terms, trainer: ClientTrainer, secret: Secret
+) -> Message:
+    """One round at a client; the mod adds the noise.
+
+    What the client keeps from round to round is in Flower's state of this node, at the node alone.
+    """
+    state = _state_of(context)
+    update, state = trainer.update(terms.layers, state, terms.round, secret, terms.norm)
+    context.state[_STATE] = ArrayRecord({"norms": Array(state.norms)})
+    context.state[_NORM] = MetricRecord({"norm": state.norm})
+    figures = MetricRecord({"within": update.within, "deviation": update.deviation})
+    content = RecordDict({_UPDATE: arrays_of(update.layers), _FIGURES: figures})
+    return Message(content, reply_to=message)
+
+
+def _state_of(context: Context) -> ClientState:
+    if _STATE not in context.state:
+        return ClientState()
+    norms = context.state.array_records[_STATE]["norms"].numpy()
+    return ClientState(norms, float(context.state.metric_records[_NORM]["norm"]))  # type: ignore[arg-type]
+
+
+class NoiseMod:
+    """A client mod: adds the noise that an update needs, and takes out how much that is.
+
+    Args:
+        secret_of: whose draws; of a party one that is fresh for each update.
+    """
+
+    def __init__(self, secret_of: Callable[[Terms], Secret]) -> None:
+        self._secret_of = secret_of
+
+    def __call__(
+        self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+    ) -> Message:
+        """The reply that may leave the node."""
+        reply = call_next(message, context)
+        if reply.has_error() or _UPDATE not in reply.content:
+            return reply
+        terms, figures = Terms(message.content), reply.content.metric_records[_FIGURES]
+        layers = layers_in(reply.content.array_records[_UPDATE])
+        update = Update(layers, int(figures["within"]), float(figures["deviation"]))  # type: ignore[arg-type]
+        noisy = add_noise(update, self._secret_of(terms), terms.round)
+        reply.content[_UPDATE] = arrays_of(noisy.layers)
+        reply.content[_FIGURES] = MetricRecord({"within": noisy.within})
+        return reply
+
+
+def simulated_client_app() -> ClientApp:
+    """The ClientApp of a simulation: a message says whose rows its node plays with."""
+    app = ClientApp()
+
+    @app.train(ACTION, mods=[NoiseMod(_simulated_secret)])
+    def play(message: Message, context: Context) -> Message:
+        torch.set_num_threads(1)
+        terms = Terms(message.content)
+        trainer = simulated_client(terms.settings, shared_rows(terms.settings), terms.client)
+        return answer(message, context, terms, trainer, _simulated_secret(terms))
+
+    return app
+
+
+def _simulated_secret(terms: Terms) -> Secret:
+    return secret_of_client(terms.settings, terms.client)

@@ -1,0 +1,184 @@
+"""How much noise a budget needs, what one record can change, and what that promises to whom."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from vfl.config.horizontal import HorizontalSettings
+from vfl.core import seeds
+from vfl.privacy import PrivacyStatement
+from vfl.privacy.accountants import (
+    ANALYTIC,
+    GaussianSteps,
+    epsilon_of,
+    gaussian_epsilon,
+    noise_for,
+)
+
+#: Noise of the counts that a quantile needs, over that of what is clipped, in sensitivities.
+_COUNTS_NOISE = 2.0
+_PUBLIC_NORMS = "clip norms were public, while they are percentiles of the client's own norms"
+
+
+@dataclass(frozen=True, slots=True)
+class NoisePlan:
+    """Deviations of all that is drawn, in units of what one record or client can change.
+
+    Attributes:
+        multiplier: of gradients or updates; 0 draws none.
+        counts: of the counts that a quantile follows; 0 counts exactly.
+        statements: what it promises; the first is of the settings' epsilon.
+    """
+
+    multiplier: float = 0.0
+    counts: float = 0.0
+    statements: tuple[PrivacyStatement, ...] = ()
+
+
+def participants(settings: HorizontalSettings, round_number: int) -> list[int]:
+    """The clients of a round, which everybody can compute; not used with noise of the server."""
+    order = seeds.permutation(settings.seed, settings.clients, "clients", round_number)
+    return sorted(int(one) for one in order[: settings.sampled])
+
+
+def most_rounds(settings: HorizontalSettings) -> int:
+    """The most rounds that any one client takes part in."""
+    taken: Counter[int] = Counter()
+    for number in range(1, settings.rounds + 1):
+        taken.update(participants(settings, number))
+    return max(taken.values())
+
+
+def update_sensitivity(
+    norms: Sequence[float],
+    learning_rate: float,
+    batch_rows: int,
+    kind: Literal["paper", "rigorous"],
+) -> float:
+    """How far another value of one row moves what a client's local steps give (2-norm).
+
+    "paper" has every step move by the row alone, 2 eta E C / B with equal norms; from the second
+    step on that is no bound, for every row's gradient is at other weights then. "rigorous" takes
+    each later step to move by all it can.
+
+    Args:
+        norms: the clip norm of each local step.
+        learning_rate: of the steps (eta).
+        batch_rows: rows of a step (B).
+        kind: which of the two.
+
+    >>> update_sensitivity([1.0] * 5, 0.1, 100, "paper")  # 2 * 0.1 * 5 / 100
+    0.01
+    >>> round(update_sensitivity([1.0] * 5, 0.1, 100, "rigorous"), 3)  # 0.2 / 100 + 0.2 * 4
+    0.802
+    """
+    if kind == "paper":
+        return 2 * learning_rate * math.fsum(norms) / batch_rows
+    return 2 * learning_rate * (norms[0] / batch_rows + math.fsum(norms[1:]))
+
+
+def classic_multiplier(epsilon: float, delta: float, rounds: int) -> float:
+    """Deviation over sensitivity by the classic formula, the budget shared out over the rounds.
+
+    sqrt(2 ln(1.25 / d)) / e with e = epsilon / T and d = delta / T (Dwork and Roth 2014, theorem
+    A.1), which holds for e up to 1; for a larger one the exact deviation of the mechanism, which is
+    then the larger of the two.
+
+    >>> round(classic_multiplier(0.5, 1e-5, rounds=50), 1)
+    558.8
+    """
+    once, share = epsilon / rounds, delta / rounds
+    classic = math.sqrt(2 * math.log(1.25 / share)) / once
+    return classic if once <= 1 else max(classic, noise_for(once, share, 1))
+
+
+def plan_noise(settings: HorizontalSettings, rows: int) -> NoisePlan:
+    """The noise of a training.
+
+    Args:
+        settings: with a budget, or with noise = "none".
+        rows: of the client that has fewest.
+
+    Raises:
+        PrivacyError: no noise keeps the budget.
+    """
+    if settings.noise == "none":
+        return NoisePlan()
+    assert settings.epsilon is not None, "the settings were checked"
+    if settings.noise == "client" and settings.sensitivity == "paper":
+        return _of_the_paper(settings, rows, settings.epsilon)
+    rate, steps = 1.0, most_rounds(settings)
+    if settings.noise == "steps":
+        rate, steps = min(1.0, settings.batch_size / rows), steps * settings.local_steps
+    elif settings.noise == "server":
+        rate, steps = settings.sampled / settings.clients, settings.rounds
+    multiplier = noise_for(settings.epsilon, settings.delta, steps, rate)
+    spent = epsilon_of(GaussianSteps(multiplier, steps, rate), settings.delta)
+    statement = _statement(settings, spent, ANALYTIC if rate == 1 else "rdp")
+    if settings.clip != "quantile":
+        return NoisePlan(multiplier, 0.0, (statement,))
+    # Both are one Gaussian mechanism: 1/s^2 of the two add up to that of `multiplier`.
+    counts = _COUNTS_NOISE * multiplier
+    return NoisePlan(multiplier / math.sqrt(1 - _COUNTS_NOISE**-2), counts, (statement,))
+
+
+def _of_the_paper(settings: HorizontalSettings, rows: int, epsilon: float) -> NoisePlan:
+    """Its claim, and what the same noise is proven to give."""
+    multiplier = classic_multiplier(epsilon, settings.delta, settings.rounds)
+    one = [1.0] * settings.local_steps
+    batch = min(settings.batch_size, rows)
+    claimed = update_sensitivity(one, settings.learning_rate, batch, "paper")
+    proven = update_sensitivity(one, settings.learning_rate, batch, "rigorous")
+    moved = proven / claimed * math.sqrt(most_rounds(settings))
+    holds = gaussian_epsilon(multiplier, moved, settings.delta)
+    data_norms = (_PUBLIC_NORMS,) if settings.clip == "percentile" else ()
+    chosen = ("layers were chosen without the data",) if settings.layers < 1 else ()
+    several = (
+        ("one record moves an update by 2 eta E C / B at most, proven for one local step alone",)
+        if settings.local_steps > 1
+        else ()
+    )
+    claim = _statement(
+        settings,
+        epsilon,
+        "basic composition of the classic Gaussian formula",
+        several + data_norms + chosen,
+    )
+    proof = _statement(settings, holds, ANALYTIC, data_norms + chosen)
+    return NoisePlan(multiplier, 0.0, (claim, proof))
+
+
+def _statement(
+    settings: HorizontalSettings, epsilon: float, accountant: str, assumes: tuple[str, ...] = ()
+) -> PrivacyStatement:
+    if settings.noise == "server":
+        return PrivacyStatement(
+            protects="model",
+            against="whoever has the model, and is neither the server nor a client",
+            epsilon=epsilon,
+            delta=settings.delta,
+            unit="client",
+            relation="add or remove",
+            adversary="outsider with the model",
+            accountant=accountant,
+            assumes=(
+                "the server adds the noise, and is trusted with every update",
+                "nobody else knows which clients took part in a round",
+                *assumes,
+            ),
+        )
+    return PrivacyStatement(
+        protects="records",
+        against="the server, other clients and whoever has the model",
+        epsilon=epsilon,
+        delta=settings.delta,
+        unit="record",
+        relation="add or remove" if settings.noise == "steps" else "replace",
+        adversary="partner",
+        accountant=accountant,
+        assumes=("a person has one record at one client", *assumes),
+    )

@@ -1,0 +1,264 @@
+"""A horizontal training with every client in this process, and what a test of it tells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vfl.config import PartyFile
+from vfl.config.horizontal import HorizontalSettings
+from vfl.core import seeds
+from vfl.core.errors import DataError, TooFewRowsError
+from vfl.core.seeds import Secret
+from vfl.datasets import load_bundled, load_own
+from vfl.horizontal.average import Averager
+from vfl.horizontal.client import (
+    ClientState,
+    ClientTrainer,
+    Update,
+    add_noise,
+    build_model,
+    load,
+)
+from vfl.horizontal.plan import plan_noise
+from vfl.privacy import PrivacyStatement
+from vfl.session.party_folder import table_format
+
+_TEST_ROWS = 4096
+#: A test: the round, and its figures.
+Tested = Callable[[Mapping[str, float]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a training ended with.
+
+    Attributes:
+        layers: flat weights by number of the layer.
+        tests: figures of each test, with its round; the last is of the end.
+        statements: what was promised, of the settings' epsilon first.
+        seconds: that it took.
+    """
+
+    layers: Mapping[int, Tensor]
+    tests: tuple[Mapping[str, float], ...]
+    statements: tuple[PrivacyStatement, ...]
+    seconds: float
+
+    def record(self) -> dict[str, Any]:
+        """For JSON, without weights."""
+        told = [one.as_dict() for one in self.statements]
+        last = {name: value for name, value in self.tests[-1].items() if name != "round"}
+        tests = [dict(one) for one in self.tests]
+        return {**last, "seconds": self.seconds, "tests": tests, "privacy": told}
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRows:
+    """A data set whose training rows clients share.
+
+    Attributes:
+        inputs: axes (rows, *shape); labels: axes (rows,).
+        train: rows of each client.
+        test: rows that nobody trains on.
+        outputs: how many classes.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    train: tuple[Tensor, ...]
+    test: Tensor
+    outputs: int
+
+    @property
+    def fewest(self) -> int:
+        """Rows of the client that has fewest."""
+        return min(len(one) for one in self.train)
+
+
+def shared_rows(settings: HorizontalSettings) -> SharedRows:
+    """The data set of a simulation, its training rows dealt out evenly by the public seed.
+
+    Raises:
+        TooFewRowsError: fewer rows than clients.
+        DataError: see `vfl.datasets.load_bundled`.
+    """
+    return _shared(settings.source, settings.rows, settings.seed, settings.clients)
+
+
+@lru_cache(maxsize=1)
+def _shared(source: str, rows: int | None, seed: int, clients: int) -> SharedRows:
+    data = load_bundled(source, ["all"], seed, "all", validation=0.0, limit=rows)["all"]
+    assert data.inputs is not None, "its one party has the columns"
+    assert data.labels is not None, "and the labels"
+    train = torch.from_numpy(data.split.train)
+    if len(train) < clients:
+        raise TooFewRowsError(
+            "a client of a simulation has a row at least",
+            where="horizontal.clients",
+            got=f"{len(train)} training rows for {clients} clients",
+        )
+    order = torch.from_numpy(seeds.permutation(seed, len(train), "clients' rows"))
+    dealt = torch.tensor_split(train[order], clients)
+    return SharedRows(
+        data.inputs, data.labels, dealt, torch.from_numpy(data.split.test), data.outputs
+    )
+
+
+@torch.no_grad()
+def figures_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, float]:
+    """Accuracy and loss on some rows."""
+    model.eval()
+    right, loss = 0.0, 0.0
+    for start in range(0, len(labels), _TEST_ROWS):
+        rows = slice(start, start + _TEST_ROWS)
+        output = model(inputs[rows])
+        right += float((output.argmax(1) == labels[rows]).sum())
+        loss += float(F.cross_entropy(output, labels[rows], reduction="sum"))
+    return {"accuracy": right / len(labels), "loss": loss / len(labels)}
+
+
+class Evaluator:
+    """Tests an averager's weights now and then.
+
+    Args:
+        settings: say when.
+        averager: whose weights.
+        model: to load them into.
+        inputs: axes (rows, *shape); labels: axes (rows,).
+        on_test: told every test.
+    """
+
+    def __init__(
+        self,
+        settings: HorizontalSettings,
+        averager: Averager,
+        model: nn.Module,
+        inputs: Tensor,
+        labels: Tensor,
+        on_test: Tested | None = None,
+    ) -> None:
+        self._settings, self._averager, self._model = settings, averager, model
+        self._inputs, self._labels, self._on_test = inputs, labels, on_test
+        self._started = time.monotonic()
+        self.tests: list[Mapping[str, float]] = []
+
+    def after(self, round_number: int) -> None:
+        """Test, if this round's number asks for it."""
+        settings = self._settings
+        if round_number % settings.test_every and round_number != settings.rounds:
+            return
+        load(self._model, self._averager.layers)
+        found: dict[str, float] = {"round": round_number}
+        found |= figures_of(self._model, self._inputs, self._labels)
+        if settings.noise == "server":
+            found["clip_norm"] = self._averager.norm
+        self.tests.append(found)
+        if self._on_test:
+            self._on_test(found)
+
+    def outcome(self) -> Outcome:
+        """What there is at the end."""
+        averager, seconds = self._averager, time.monotonic() - self._started
+        return Outcome(averager.layers, tuple(self.tests), averager.plan.statements, seconds)
+
+
+def simulate(settings: HorizontalSettings, on_test: Tested | None = None) -> Outcome:
+    """Train with every client in this process; its secrets follow from the seed.
+
+    Flower's simulation of the same settings ends in the same weights, bit for bit.
+
+    Raises:
+        PrivacyError: no noise keeps the budget, or rows of the model depend on each other.
+        PeerFailedError: the training diverged.
+        DataError: see `shared_rows`.
+    """
+    data = shared_rows(settings)
+    plan = plan_noise(settings, data.fewest)
+    model = build_model(settings, tuple(data.inputs.shape[1:]), data.outputs)
+    server = Secret.of_simulation(settings.seed, "horizontal server")
+    averager = Averager(settings, plan, model, server)
+    evaluator = Evaluator(
+        settings, averager, model, data.inputs[data.test], data.labels[data.test], on_test
+    )
+    trainers: dict[int, ClientTrainer] = {}
+    states = [ClientState()] * settings.clients
+    for number in range(1, settings.rounds + 1):
+        updates: list[Update] = []
+        for client in averager.participants(number):
+            if client not in trainers:
+                trainers[client] = simulated_client(settings, data, client, model)
+            secret = secret_of_client(settings, client)
+            found, states[client] = trainers[client].update(
+                averager.layers, states[client], number, secret, averager.norm
+            )
+            updates.append(add_noise(found, secret, number))
+        averager.absorb(updates, number)
+        evaluator.after(number)
+    return evaluator.outcome()
+
+
+def simulated_client(
+    settings: HorizontalSettings, data: SharedRows, client: int, model: nn.Module | None = None
+) -> ClientTrainer:
+    """One client of a simulation, with its rows."""
+    rows, plan = data.train[client], plan_noise(settings, data.fewest)
+    return ClientTrainer(settings, plan, data.inputs[rows], data.labels[rows], data.outputs, model)
+
+
+def secret_of_client(settings: HorizontalSettings, client: int) -> Secret:
+    """A repeatable stand-in for a simulation; it protects nobody who knows the seed."""
+    return Secret.of_simulation(settings.seed, f"horizontal client {client}")
+
+
+def own_rows(party: PartyFile, settings: HorizontalSettings) -> tuple[Tensor, Tensor]:
+    """All rows of a party's table: inputs, and labels by their place in the settings' classes.
+
+    Numbers are standardised by the party's own table; what that finds stays with the party.
+
+    Raises:
+        DataError: no label column, a class that the settings do not name, or columns of text, whose
+            categories parties would number each in their own way.
+    """
+    own = party.table
+    if own.label is None:
+        raise DataError(
+            "a client of a horizontal training has labels",
+            where="data.label",
+            fix="name the label column in [data] of the party's own file",
+        )
+    with party.locations.located(PartyFile):
+        data = load_own(
+            party.party,
+            party.source_path,
+            own.id,
+            own.columns or ("*",),
+            own.label,
+            "classification",
+            settings.seed,
+            validation=0.0,
+            test=0.0,
+            shape=own.shape,
+            form=table_format(own),
+        )
+    assert data.inputs is not None, "it has columns"
+    assert data.labels is not None, "and labels"
+    assert data.classes is not None, "of classes"
+    known = {name: number for number, name in enumerate(settings.classes or ())}
+    unknown = sum(str(one) not in known for one in data.classes)
+    if unknown:
+        raise DataError(
+            "a party's table has classes that the training does not name",
+            where="horizontal.classes",
+            got=f"{unknown} of {len(data.classes)} classes unknown",
+            fix="name all classes in [horizontal], as they stand in the tables",
+        )
+    places = torch.tensor([known[str(one)] for one in data.classes])
+    return data.inputs, places[data.labels]

@@ -1,0 +1,122 @@
+"""A horizontal training at the label party: it averages, and tests on rows of its own table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from flwr.serverapp import Grid
+
+from vfl.config import Experiment, PartyFile
+from vfl.config.horizontal import HorizontalSettings
+from vfl.config.run_folder import RunFolder
+from vfl.config.toml import check, override
+from vfl.core.errors import (
+    ConfigError,
+    MissingPartyError,
+    RunFolderError,
+    StorageError,
+    VFLError,
+    redacted_traceback,
+)
+from vfl.core.seeds import Secret
+from vfl.core.storage import (
+    Seal,
+    append_line,
+    locked,
+    private_folder,
+    save_weights,
+    write_json,
+)
+from vfl.horizontal import Averager, plan_noise
+from vfl.horizontal.client import build_model
+from vfl.horizontal.flower import HorizontalStrategy
+from vfl.horizontal.simulation import Evaluator, own_rows
+from vfl.server.federation import nodes_by_name
+from vfl.session import unexpected
+
+_ROUND_S = 3600.0
+_LOOK_S = 0.2
+#: What is there once a training has ended well.
+OUTCOME = "horizontal.json"
+
+
+def run_horizontal(
+    grid: Grid, experiment: Experiment, party: PartyFile, changes: Sequence[str], run: str
+) -> None:
+    """One training, with every party that has columns as a client.
+
+    Args:
+        grid: Flower's way to the nodes.
+        experiment: of the project: its parties, and how long they may take to come.
+        party: the label party's own file.
+        changes: the settings, as ``key=value``.
+        run: its name.
+
+    Raises:
+        VFLError: left in the run's folder as well.
+    """
+    path = party.run_path(run)
+    private_folder(path)
+    with locked(path):
+        try:
+            if (path / OUTCOME).exists():
+                raise RunFolderError("there is a run of that name already", where=str(path))
+            settings = check(override({}, changes), HorizontalSettings, where="[horizontal]")
+            _train(grid, experiment, party, settings, run)
+        except Exception as error:
+            problem = error if isinstance(error, VFLError) else unexpected(error, party.party)
+            if problem is not error:
+                print(redacted_traceback(error), flush=True)
+            print(problem, flush=True)
+            with suppress(StorageError):
+                RunFolder(path).fail(problem)
+            raise problem from None
+
+
+def _train(
+    grid: Grid, experiment: Experiment, party: PartyFile, settings: HorizontalSettings, run: str
+) -> None:
+    folder, clients = RunFolder(party.run_path(run)), experiment.feature_parties
+    if settings.clients != len(clients):
+        raise ConfigError(
+            "every party with a node is a client",
+            where="horizontal.clients",
+            got=str(settings.clients),
+            want=str(len(clients)),
+        )
+    inputs, labels = own_rows(party, settings)
+    model = build_model(settings, tuple(inputs.shape[1:]), len(settings.classes or ()))
+    # What is promised to the parties is by their own counts of rows; the server's noise needs none.
+    plan = plan_noise(settings, settings.batch_size)
+    averager = Averager(settings, plan, model, Secret.fresh())
+
+    def told(figures: Mapping[str, float]) -> None:
+        append_line(folder.path / "metrics.jsonl", dict(figures))
+
+    evaluator = Evaluator(settings, averager, model, inputs, labels, told)
+    nodes = _wait_for(grid, clients, experiment.federation.join_timeout_s)
+    folder.note(f"{len(nodes)} clients: {', '.join(clients)}")
+    HorizontalStrategy(averager, evaluator, run, nodes).run(grid, _ROUND_S)
+    model_state = {str(number): layer for number, layer in averager.layers.items()}
+    save_weights(
+        folder.path / "weights.safetensors", model_state, Seal("weights", party.party, run)
+    )
+    write_json(folder.path / OUTCOME, evaluator.outcome().record())
+
+
+def _wait_for(grid: Grid, names: Sequence[str], patience_s: float) -> list[int]:
+    """Flower's ids of the parties' nodes, in the order of their names."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        found = nodes_by_name([node for node in grid.get_nodes() if node.name in names])
+        missing = [name for name in names if name not in found]
+        if not missing:
+            return [found[name] for name in names]
+        if time.monotonic() > deadline:
+            raise MissingPartyError(
+                f"no SuperNode of {', '.join(missing)} after {patience_s:g} s",
+                fix="vfl up party.toml there, and vfl doctor party.toml where it does not come",
+            )
+        time.sleep(_LOOK_S)

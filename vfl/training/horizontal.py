@@ -1,0 +1,187 @@
+"""Horizontal trainings: a study of many, Flower's simulation on Ray, the parties of a project."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vfl.config.horizontal import HorizontalSettings, HorizontalStudy
+from vfl.config.run_folder import new_run_name
+from vfl.core.errors import ConfigError, MissingPackageError, UserError
+from vfl.core.seeds import Secret
+from vfl.core.storage import private_folder, read_json, write_json
+from vfl.federation.programs import QUIET
+from vfl.federation.project import LabelFolder
+from vfl.horizontal import Averager, Outcome, plan_noise, simulate
+from vfl.horizontal.client import build_model
+from vfl.horizontal.simulation import Evaluator, Tested, shared_rows
+from vfl.training import federated
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+    from flwr.serverapp import Grid
+
+#: How long the clients of one round may take.
+_ROUND_S = 3600.0
+#: How long Flower's simulation may take to start.
+_START_S = 120.0
+_RUN = "simulation"
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """One training of a study.
+
+    Attributes:
+        title: variant and swept values.
+        settings: all of them.
+        record: what `Outcome.record` gave.
+    """
+
+    title: str
+    settings: HorizontalSettings
+    record: Mapping[str, Any]
+
+
+def train_study(
+    study: HorizontalStudy,
+    folder: Path,
+    engine: Literal["process", "ray"] = "process",
+    say: Callable[[str], None] = lambda line: None,
+) -> list[Trained]:
+    """Every training of a study; those whose file is in the folder already are not done again.
+
+    Args:
+        study: of `vfl.config.horizontal`.
+        folder: one file a training, named by a digest of its settings.
+        engine: who plays the clients; both end in the same weights.
+        say: told one line about each.
+
+    Raises:
+        VFLError: a training that failed; the others' files stay.
+    """
+    private_folder(folder)
+    found, trainings = [], study.trainings()
+    for number, (title, settings) in enumerate(trainings, start=1):
+        text = settings.model_dump_json(exclude_none=True)
+        path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+        if not path.exists():
+            run = simulate if engine == "process" else simulate_on_ray
+            record = run(settings, lambda tested: say(_line(tested))).record()
+            settings_told = settings.model_dump(mode="json", exclude_none=True)
+            write_json(path, {"title": title, "settings": settings_told, **record})
+        record = read_json(path)
+        found.append(Trained(title, settings, record))
+        accuracy, seconds = record["accuracy"], record["seconds"]
+        name = title or settings.name
+        say(f"{number} of {len(trainings)}  {name}  accuracy {accuracy:.4f}  {seconds:.0f} s")
+    return found
+
+
+def _line(tested: Mapping[str, float]) -> str:
+    rest = [f"{name.replace('_', ' ')} {value:.4f}" for name, value in tested.items()][1:]
+    return f"  round {tested['round']:.0f}  {'  '.join(rest)}"
+
+
+def train_project(
+    settings: HorizontalSettings,
+    label: LabelFolder,
+    say: Callable[[str], None] = lambda line: None,
+) -> Path:
+    """Train with the parties of a project as clients, on their own tables.
+
+    Args:
+        settings: of the training; every party with a node is a client.
+        label: the label party's folder, whose SuperLink runs.
+        say: told each test, and who came.
+
+    Returns:
+        The run's folder at the label party.
+
+    Raises:
+        VFLError: what ended the training, in the words of who failed.
+    """
+    clients = len(label.experiment().feature_parties)
+    told = settings.model_dump(mode="json", exclude_none=True) | {
+        "clients": clients,
+        "sampled": min(settings.sampled, clients),
+    }
+    if settings.classes is None:
+        raise ConfigError(
+            "the parties' own tables need one order of classes",
+            where="horizontal.classes",
+            fix='-s \'horizontal.classes=["no", "yes"]\'',
+        )
+    overrides = [f"{name}={json.dumps(value)}" for name, value in told.items()]
+    return federated.run_session(
+        label,
+        "horizontal",
+        new_run_name(settings.name),
+        overrides=overrides,
+        on_epoch=lambda record: say(_line(record)),
+        on_note=say,
+    )
+
+
+def simulate_on_ray(settings: HorizontalSettings, on_test: Tested | None = None) -> Outcome:
+    """Train in Flower's simulation, where Ray plays the clients; see `vfl.horizontal.simulate`.
+
+    Nothing is reported to anybody, and nothing listens beyond the loopback.
+
+    Raises:
+        MissingPackageError: Ray is not installed.
+        UserError: Flower was loaded before with its telemetry on.
+    """
+    if find_spec("ray") is None:
+        raise MissingPackageError(
+            "a Flower simulation needs Ray, its engine",
+            want="ray",
+            fix="pip install 'vfl[simulation]', or --engine process",
+        )
+    os.environ |= QUIET
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # run_simulation; Flower is bounded
+        from flwr.serverapp import ServerApp
+        from flwr.simulation import run_simulation
+        from flwr.supercore import telemetry
+
+        from vfl.horizontal.flower import (
+            HorizontalStrategy,
+            simulated_client_app,
+            wait_for_nodes,
+        )
+
+        if telemetry.FLWR_TELEMETRY_ENABLED != "0":
+            raise UserError(
+                "Flower was loaded with its telemetry on",
+                fix="import vfl.training.horizontal before flwr, or set FLWR_TELEMETRY_ENABLED=0",
+            )
+        logging.getLogger("flwr").setLevel(logging.WARNING)
+        data = shared_rows(settings)
+        plan = plan_noise(settings, data.fewest)
+        model = build_model(settings, tuple(data.inputs.shape[1:]), data.outputs)
+        secret = Secret.of_simulation(settings.seed, "horizontal server")
+        averager = Averager(settings, plan, model, secret)
+        tested = data.inputs[data.test], data.labels[data.test]
+        evaluator = Evaluator(settings, averager, model, *tested, on_test)
+        server = ServerApp()
+
+        @server.main()
+        def main(grid: Grid, context: Context) -> None:
+            nodes = wait_for_nodes(grid, settings.clients, _START_S)
+            HorizontalStrategy(averager, evaluator, _RUN, nodes).run(grid, _ROUND_S)
+
+        config: dict[str, Any] = {
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            "init_args": {"include_dashboard": False, "_node_ip_address": "127.0.0.1"},
+        }
+        run_simulation(server, simulated_client_app(), settings.clients, "ray", config)
+    return evaluator.outcome()
