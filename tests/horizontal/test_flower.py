@@ -1,17 +1,22 @@
 """The same training through Flower's apps: messages, state and the mod, without its processes."""
 
+import json
+import subprocess
+import sys
 import warnings
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from io import BytesIO
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from vfl.config import PartyFile, read_party_file
-from vfl.config.horizontal import HorizontalSettings
-from vfl.core.errors import PeerFailedError
+from vfl.config import PartyFile, read_party_file, to_toml
+from vfl.config.horizontal import HorizontalSettings, HorizontalStudy
+from vfl.core.errors import PeerFailedError, ProtocolError, UserError
 from vfl.core.seeds import Secret
 from vfl.horizontal import Averager, NoisePlan, plan_noise, simulate
 from vfl.horizontal.client import build_model
@@ -29,6 +34,7 @@ with warnings.catch_warnings():  # importing typer, as flwr does, uses what newe
         HorizontalStrategy,
         NoiseMod,
         arrays_of,
+        layers_in,
         simulated_client_app,
     )
 
@@ -125,10 +131,24 @@ def test_the_mod_is_what_adds_the_noise():
 
 @pytest.mark.skipif(not find_spec("ray"), reason="the simulation extra is not installed")
 @pytest.mark.net
-def test_ray_ends_in_the_weights_of_one_process():
+def test_ray_ends_in_the_weights_of_one_process(tmp_path):
+    """In a process of its own, for this one has loaded Flower with its telemetry on."""
     asked = HorizontalSettings(**SMALL | {"clients": 50, "sampled": 10})
-    found, same = simulate_on_ray(asked), simulate(asked)
-    assert all(torch.equal(found.layers[number], same.layers[number]) for number in same.layers)
+    (tmp_path / "study.toml").write_text(to_toml(HorizontalStudy(horizontal=asked)))
+    command = [sys.executable, "-m", "vfl", "horizontal", "study.toml", "--engine", "ray", "--json"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)
+    assert found["weights_sha256"] == simulate(asked).record()["weights_sha256"]
+
+
+@pytest.mark.skipif(not find_spec("ray"), reason="the simulation extra is not installed")
+def test_a_flower_with_telemetry_on_plays_nobody(monkeypatch):
+    monkeypatch.setattr("flwr.supercore.telemetry.FLWR_TELEMETRY_ENABLED", "1")
+    with pytest.raises(UserError, match="telemetry"):
+        simulate_on_ray(HorizontalSettings(**SMALL))
 
 
 # --- a party of its own -------------------------------------------------------------------------
@@ -245,6 +265,41 @@ def test_another_network_than_that_of_its_columns_is_refused(tmp_path, asked):
     reply = app(message, Context(1, 1, {}, RecordDict(), {}))
     with pytest.raises(PeerFailedError, match="not one of this party's columns"):
         strategy.aggregate_train(1, [reply])
+
+
+def test_columns_that_are_no_numbers_are_refused(tmp_path, asked, capsys):
+    party = write_party(tmp_path)
+    table = pd.read_csv(tmp_path / "rows.csv").assign(a=[*"xyz"] * 20)
+    table.to_csv(tmp_path / "rows.csv", index=False)
+    assert "party 'north' cannot use its own files" in refusal(party, asked)
+    assert "1 columns of something else" in capsys.readouterr().out
+
+
+def npy(array, **header):
+    """A .npy file whose header says something else than what is behind it."""
+    stream = BytesIO()
+    told = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape} | header
+    np.lib.format.write_array_header_1_0(stream, told)
+    return stream.getvalue() + array.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("0", npy(np.zeros(4, np.float32), shape=(10**15,))),
+        ("0", npy(np.zeros(4, np.float64))),
+        ("0", npy(np.zeros((2, 2), np.float32))),
+        ("0", b"no such file"),
+        ("first", npy(np.zeros(4, np.float32))),
+    ],
+    ids=["too large", "other numbers", "not flat", "no file", "no number"],
+)
+def test_layers_of_another_form_are_refused_before_they_take_memory(name, content):
+    array = SimpleNamespace(data=content)
+    with pytest.raises(ProtocolError):
+        layers_in({name: array})
+    good = SimpleNamespace(data=npy(np.arange(4, dtype=np.float32)))
+    assert layers_in({"0": good})[0].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("content", [{}, {"terms": ConfigRecord({"run": "r", "round": 1})}])

@@ -461,3 +461,12 @@ def test_the_example_names_trainings_that_all_learn():
         budget = {} if asked.noise == "none" else {"epsilon": 10_000.0}
         accuracies[title] = simulate(asked.model_copy(update=budget)).tests[-1]["accuracy"]
     assert min(accuracies.values()) > 0.5, accuracies
+
+
+def test_the_sources_network_for_coloured_pictures():
+    """Wang et al. 2023, section 4.1: 5x5 convolutions of 64 and 128, linear layers of 384, 192."""
+    asked = settings(**NO_DP, model="cnn:channels=64-128,kernels=5-5,hidden=384-192")
+    model = build_model(asked, (3, 32, 32), 10)
+    convolutions = 64 * (25 * 3 + 1) + 128 * (25 * 64 + 1)
+    linear = 384 * (128 * 8 * 8 + 1) + 192 * (384 + 1) + 10 * (192 + 1)
+    assert sum(one.numel() for one in model.parameters()) == convolutions + linear

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -144,13 +145,24 @@ def layers_in(record: Mapping[str, Any]) -> dict[int, Tensor]:
     """
     found = {}
     for name, array in record.items():
-        values = array.numpy()
-        if not name.isascii() or not name.isdigit() or values.dtype != np.float32:
-            raise ProtocolError("weights of a horizontal training are float32, by number")
-        if values.ndim != 1:
-            raise ProtocolError("weights of a horizontal training are flat")
-        found[int(name)] = torch.from_numpy(values.copy())
+        if not name.isascii() or not name.isdigit():
+            raise ProtocolError("layers of a horizontal training have numbers")
+        found[int(name)] = _floats(array.data)
     return found
+
+
+def _floats(content: bytes) -> Tensor:
+    """The numbers of a .npy file, whose size is checked before anything of it is allocated."""
+    stream = BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(stream)
+        shape, _, kind = np.lib.format.read_array_header_1_0(stream)
+    except ValueError:
+        version, shape, kind = (0, 0), (), np.dtype(np.void)
+    there = len(content) - stream.tell()
+    if version != (1, 0) or kind != np.float32 or len(shape) != 1 or 4 * shape[0] != there:
+        raise ProtocolError("a layer of a horizontal training is flat, in float32")
+    return torch.from_numpy(np.frombuffer(content, np.float32, offset=stream.tell()).copy())
 
 
 def _update_of(content: RecordDict) -> Update:

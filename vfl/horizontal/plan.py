@@ -180,5 +180,9 @@ def _statement(
         relation="add or remove" if settings.noise == "steps" else "replace",
         adversary="partner",
         accountant=accountant,
-        assumes=("a person has one record at one client", *assumes),
+        assumes=(
+            "a person has one record at one client",
+            *(("means and deviations of columns were public",) if settings.classes else ()),
+            *assumes,
+        ),
     )

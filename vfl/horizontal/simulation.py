@@ -17,7 +17,9 @@ from vfl.config.horizontal import HorizontalSettings
 from vfl.core import seeds
 from vfl.core.errors import DataError, TooFewRowsError
 from vfl.core.seeds import Secret
+from vfl.core.storage import weights_digest
 from vfl.datasets import load_bundled, load_own
+from vfl.datasets.encode import NumberColumn
 from vfl.horizontal.average import Averager
 from vfl.horizontal.client import (
     ClientState,
@@ -57,7 +59,14 @@ class Outcome:
         told = [one.as_dict() for one in self.statements]
         last = {name: value for name, value in self.tests[-1].items() if name != "round"}
         tests = [dict(one) for one in self.tests]
-        return {**last, "seconds": self.seconds, "tests": tests, "privacy": told}
+        digest = weights_digest({str(number): layer for number, layer in self.layers.items()})
+        return {
+            **last,
+            "weights_sha256": digest,
+            "seconds": self.seconds,
+            "tests": tests,
+            "privacy": told,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +268,16 @@ def own_rows(party: PartyFile, settings: HorizontalSettings) -> tuple[Tensor, Te
             where="horizontal.classes",
             got=f"{unknown} of {len(data.classes)} classes unknown",
             fix="name all classes in [horizontal], as they stand in the tables",
+        )
+    texts = [
+        one for one in getattr(data.encoder, "columns", ()) if not isinstance(one, NumberColumn)
+    ]
+    if texts:
+        raise DataError(
+            "a client of a horizontal training has columns of numbers alone",
+            where="data.columns",
+            got=f"{len(texts)} columns of something else",
+            fix="leave them out, or write them as numbers in one way at every party",
         )
     places = torch.tensor([known[str(one)] for one in data.classes])
     return data.inputs, places[data.labels]

@@ -7,7 +7,8 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -146,8 +147,7 @@ def simulate_on_ray(settings: HorizontalSettings, on_test: Tested | None = None)
             want="ray",
             fix="pip install 'vfl[simulation]', or --engine process",
         )
-    os.environ |= QUIET
-    with warnings.catch_warnings():
+    with _quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # run_simulation; Flower is bounded
         from flwr.serverapp import ServerApp
         from flwr.simulation import run_simulation
@@ -164,7 +164,7 @@ def simulate_on_ray(settings: HorizontalSettings, on_test: Tested | None = None)
                 "Flower was loaded with its telemetry on",
                 fix="import vfl.training.horizontal before flwr, or set FLWR_TELEMETRY_ENABLED=0",
             )
-        logging.getLogger("flwr").setLevel(logging.WARNING)
+        logging.getLogger("flwr").setLevel(logging.ERROR)
         data = shared_rows(settings)
         plan = plan_noise(settings, data.fewest)
         model = build_model(settings, tuple(data.inputs.shape[1:]), data.outputs)
@@ -185,3 +185,15 @@ def simulate_on_ray(settings: HorizontalSettings, on_test: Tested | None = None)
         }
         run_simulation(server, simulated_client_app(), settings.clients, "ray", config)
     return evaluator.outcome()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What keeps Flower and Ray from reporting and listening, in the environment of a block."""
+    before = dict(os.environ)
+    os.environ |= QUIET
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
