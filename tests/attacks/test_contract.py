@@ -20,6 +20,7 @@ from vfl.attacks.view import IN_TRAINING
 from vfl.core.errors import BadOptionError
 from vfl.core.registry import parse
 from vfl.core.seeds import generator, scoped
+from vfl.models.language import DecoderFront
 from vfl.testing import AttackContract, GradientAttackContract, InputAttackContract
 
 SPECS = [
@@ -290,6 +291,40 @@ class TestAttribute(AttackContract):
         return Case(view, values[60:])
 
 
+class TestTexts(Few, AttackContract):
+    """Texts of six words through the front of a decoder; or cuts of other texts."""
+
+    specs = (
+        "text_inversion:steps=150",
+        "text_inversion:steps=150,half=true",
+        "token_search",
+        "token_search:beam=2,prior=0.01",
+        "token_search:candidates=3,steps=60",
+        "token_network:tokens=16,steps=150,hidden=64",
+    )
+    rows, leaks, words = 200, 120, 20
+
+    def case(self, leaking, grants):
+        draw = generator(0, "texts", int(leaking))
+        texts = torch.randint(1, self.words, (self.rows, 6), generator=draw).float()
+        with scoped(7):
+            recipe = DecoderFront(words=self.words, tokens=16, layers=1, heads=2, front=1)
+            front = recipe.build((6,), 96)
+        cuts = through(front, texts)
+        known, rest = slice(self.leaks), slice(self.leaks, None)
+        if not leaking:
+            cuts = cuts[torch.randperm(self.rows, generator=draw)]
+        holdings = Holdings(
+            targets=Evidence(cuts=cuts[rest]),
+            leaked=Evidence(texts[known], cuts[known]),
+            others_bottom=lambda: copy.deepcopy(front),
+            shape=(6,),
+        )
+        threat = ThreatModel("label party", "inference", grants)
+        labels = torch.zeros(self.rows - self.leaks, dtype=torch.long)
+        return Case(View(threat, self.classes, holdings), labels, texts[rest])
+
+
 class TestMembership(Few, AttackContract):
     """Half the rows were trained on, until they were learned by heart; or none of them."""
 
@@ -342,6 +377,7 @@ CONTRACTS = (
     TestUnSplit,
     TestPictures,
     TestAttribute,
+    TestTexts,
     TestMembership,
 )
 

@@ -27,6 +27,7 @@ CELL_CASES = [
     ("vit:patch=4,tokens=16,layers=1,heads=2", (3, 8, 8), 16),
     ("vit:patch=2,tokens=8,layers=2,heads=2,dropout=0.2", (1, 4, 4), 5),
     ("identity", (2, 3), 6),
+    ("decoder_middle:words=31,tokens=4,layers=2,heads=2,front=1", (20,), 4),
     ("periodic", (10,), 7),
     ("periodic:first=2,frequencies=3,size=5,sigma=0.5,hidden=8,dropout=0.2", (10,), 7),
 ]
@@ -35,6 +36,7 @@ NUMBER_CASES = [
     ("gru4rec:items=30", (9,), 6),
     ("gru4rec:items=30,embedding=5,dropout=0.2", (2,), 4),
     ("textcnn:words=31", (9,), 6),
+    ("decoder_front:words=31,tokens=4,layers=2,heads=2,front=1", (9,), 36),
     ("textcnn:words=31,embedding=5,dropout=0.2", (2,), 3),
 ]
 BOTTOM_CASES = [*CELL_CASES, *NUMBER_CASES]
@@ -44,6 +46,7 @@ TOP_CASES = [
     ("mlp:hidden=16-8,activation=tanh,batch_norm=yes,dropout=0.1", 12, 3),
     ("linear", 12, 2),
     ("identity", 3, 3),
+    ("decoder:words=31,tokens=4,layers=2,heads=2,front=1", 20, 3),
 ]
 
 

@@ -23,7 +23,7 @@ from vfl.core.seeds import scoped
 from vfl.defenses.components import principal
 from vfl.defenses.label_free import AnchoredBottom
 
-Goal = Literal["labels", "clusters", "inputs", "scores"]
+Goal = Literal["labels", "clusters", "inputs", "tokens", "scores"]
 
 
 class Attack(ABC):
@@ -32,10 +32,11 @@ class Attack(ABC):
     Attributes:
         goal: what `run` gives. "labels": a score for each class, axes (targets, classes), the
             largest being the guess. "clusters": int64 codes without a meaning, axes (targets,).
-            "inputs": reconstructed columns, axes (targets, ...). "scores": one number a target,
-            larger for what is looked for (a member, or the class that `rarest` names), axes
-            (targets,).
-        needs: every grant it uses; it is given a view of these and no more.
+            "inputs": reconstructed columns, axes (targets, ...). "tokens": int64 words of texts,
+            axes (targets, words), of their beginnings if those are fewer. "scores": one number a
+            target, larger for what is looked for (a member, or the class that `rarest` names),
+            axes (targets,).
+    needs: every grant it uses; it is given a view of these and no more.
     """
 
     goal: Goal = "labels"

@@ -72,6 +72,24 @@ def mean_squared_error(guess: Tensor, inputs: Tensor) -> float:
     return float((guess.double() - inputs.double()).square().mean())
 
 
+_PADDING = 0
+
+
+def token_accuracy(guess: Tensor, texts: Tensor) -> float:
+    """Mean over texts of the share of words that are right, padding left out (thesis eq 6-5).
+
+    Args:
+        guess: int64, axes (texts, words).
+        texts: the true words, alike.
+
+    >>> token_accuracy(torch.tensor([[4, 5, 9], [7, 7, 7]]), torch.tensor([[4, 5, 6], [7, 0, 0]]))
+    0.8333333333333334
+    """
+    real = texts != _PADDING
+    right = ((guess == texts) & real).sum(1).double() / real.sum(1).clamp(min=1)
+    return float(right[real.any(1)].mean())
+
+
 _WINDOW, _SIGMA = 11, 1.5
 _K1, _K2 = 0.01, 0.03
 
@@ -148,8 +166,8 @@ class Score:
     """What a guess was worth, and what guessing without any evidence is worth.
 
     Attributes:
-        measure: "accuracy", "matched_accuracy", "auc" or "mse"; besides them "tpr_at_1_fpr", "psnr"
-            (in decibels) and "ssim".
+        measure: "accuracy", "matched_accuracy", "auc", "mse" or "token_accuracy"; besides them
+            "tpr_at_1_fpr", "psnr" (in decibels), "ssim" and "whole_texts".
         value: of the attack.
         guess: of the best constant guess; for clusters, of one that falls together.
     """
@@ -222,6 +240,8 @@ def scores_of(case: Case, goal: Goal, found: Tensor) -> list[Score]:
         sure = rate_at(found, case.positive)
         return [Score("auc", auc(found, case.positive), 0.5), Score("tpr_at_1_fpr", sure, 0.01)]
     assert case.inputs is not None
+    if goal == "tokens":
+        return _words(found, case.inputs[:, : found.shape[1]].long())
     return _reconstruction(found, case.inputs)
 
 
@@ -234,6 +254,17 @@ def _reconstruction(found: Tensor, inputs: Tensor) -> list[Score]:
     return [
         Score(name, measure(found, inputs), measure(mean, inputs))
         for name, measure in measures.items()
+    ]
+
+
+def _words(found: Tensor, texts: Tensor) -> list[Score]:
+    """Against the most frequent word everywhere; and the share of texts without a mistake."""
+    real = texts != _PADDING
+    constant = torch.full_like(texts, int(texts[real].bincount().argmax()))
+    whole = ((found == texts) | ~real).all(1).double().mean()
+    return [
+        Score("token_accuracy", token_accuracy(found, texts), token_accuracy(constant, texts)),
+        Score("whole_texts", float(whole), 0.0),
     ]
 
 

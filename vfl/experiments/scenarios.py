@@ -91,10 +91,15 @@ TRAINING_TIME = Scenario("training", "feature party", _OF_LABELS, TRAINING, "tra
 #: A label party that recorded the last queries, or the training, and either after an attribute; one
 #: that learned sums, and all feature parties but the victim tell it their cuts.
 RECORDED_QUERIES = Scenario(
-    "recorded queries", "label party", ("inputs",), RECEIVING, "queries", own_columns=True
+    "recorded queries", "label party", ("inputs", "tokens"), RECEIVING, "queries", own_columns=True
 )
 RECORDED_TRAINING = Scenario(
-    "recorded training", "label party", ("inputs",), RECALLING, "training", own_columns=True
+    "recorded training",
+    "label party",
+    ("inputs", "tokens"),
+    RECALLING,
+    "training",
+    own_columns=True,
 )
 QUERIES_ATTRIBUTE = Scenario(
     "attribute from queries", "label party", ("labels",), ATTRIBUTE | {Grant.QUERIES}, "queries",

@@ -28,6 +28,8 @@ BOTTOMS: Registry[Bottom] = Registry(
         "vit": "vfl.models.pictures:ViTBottom",
         "gru4rec": "vfl.models.sequences:GRU4RecBottom",
         "textcnn": "vfl.models.sequences:TextCNNBottom",
+        "decoder_front": "vfl.models.language:DecoderFront",
+        "decoder_middle": "vfl.models.language:DecoderMiddle",
         "periodic": "vfl.models.periodic:PeriodicBottom",
         "identity": "vfl.models.mlp:IdentityBottom",
     },
@@ -40,6 +42,7 @@ TOPS: Registry[Top] = Registry(
     members={
         "mlp": "vfl.models.mlp:MLPTop",
         "linear": "vfl.models.mlp:LinearTop",
+        "decoder": "vfl.models.language:DecoderTop",
         "identity": "vfl.models.mlp:IdentityTop",
     },
     group="vfl.models.tops",

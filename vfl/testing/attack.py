@@ -141,7 +141,7 @@ def require_form(
     """Hold a guess about so many rows to the goal of its attack; see `Attack.goal`."""
     wanted = {"labels": (rows, classes), "clusters": (rows,), "scores": (rows,)}
     assert found.shape == wanted.get(attack.goal, inputs), "a guess of another shape"
-    wanted_type = torch.int64 if attack.goal == "clusters" else torch.float32
+    wanted_type = torch.int64 if attack.goal in ("clusters", "tokens") else torch.float32
     assert found.dtype == wanted_type, "a guess of another type"
     assert torch.isfinite(found).all(), "a guess is not finite"
 

@@ -1,0 +1,110 @@
+"""The parts of a decoder against the whole, and adapters against their formula."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from vfl.core.errors import BadOptionError, MissingDataError, RunFolderError, SpecError, WidthError
+from vfl.core.seeds import scoped
+from vfl.models import make_bottom, make_top
+from vfl.models.decoder import Decoder
+from vfl.models.language import decoder_shape, save_pretrained
+from vfl.models.lora import LoRALinear, adapt
+
+SIZES = "words=30,tokens=8,layers=3,heads=2"
+TEXTS = torch.tensor([[3.0, 29, 1, 7, 0], [2, 2, 5, 11, 8]])
+
+
+@pytest.fixture
+def whole(tmp_path, monkeypatch):
+    """A decoder whose weights are kept under the name 'small'."""
+    monkeypatch.setenv("VFL_MODELS", str(tmp_path))
+    with scoped(1):
+        model = Decoder(decoder_shape(30, 8, 3, 2))
+    assert save_pretrained("small", model) == tmp_path / "small.safetensors"
+    return model
+
+
+@pytest.mark.parametrize("front", [0, 1, 3])
+def test_the_parts_together_are_the_pretrained_whole(whole, front):
+    options = f"{SIZES},front={front},pretrained=small"
+    below = make_bottom(f"decoder_front:{options}").build((5,), 40)
+    above = make_bottom(f"decoder_middle:{options}").build((40,), 8)
+    normed = []
+    whole.norm.register_forward_hook(lambda module, given, found: normed.append(found))
+    whole(TEXTS.long())
+    torch.testing.assert_close(above(below(TEXTS)), normed[0].mean(1))
+    top = make_top(f"decoder:{options}").build(40, 2)
+    torch.testing.assert_close(top[0](below(TEXTS)), normed[0].mean(1))
+
+
+def test_a_narrow_cut_is_about_the_first_words(whole):
+    spec = f"decoder_front:{SIZES},front=2,pretrained=small"
+    cut = make_bottom(spec).build((5,), 24)(TEXTS)
+    torch.testing.assert_close(cut, make_bottom(spec).build((5,), 40)(TEXTS)[:, :24])
+
+
+def test_an_adapter_is_its_formula_and_begins_as_nothing():
+    with scoped(2):
+        base = nn.Linear(6, 4)
+        layer, x = LoRALinear(base, rank=2, alpha=3.0), torch.randn(5, 6)
+        assert torch.equal(layer(x), base(x))
+        nn.init.normal_(layer.b)
+    weight = base.weight + 1.5 * layer.b @ layer.a
+    torch.testing.assert_close(layer(x), x @ weight.T + base.bias)
+    torch.testing.assert_close(layer.merged()(x), layer(x))
+
+
+def test_only_adapters_learn():
+    spec = f"decoder_middle:{SIZES},front=1,rank=2"
+    with scoped(3):
+        module = make_bottom(spec).build((40,), 8)
+        before = {name: value.clone() for name, value in module.state_dict().items()}
+        optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            module(torch.randn(3, 40)).square().sum().backward()
+            optimizer.step()
+    moved = {n for n, value in module.state_dict().items() if not torch.equal(value, before[n])}
+    learned = {name for name, value in module.named_parameters() if value.requires_grad}
+    assert moved == learned
+    assert {name.rpartition(".")[2] for name in learned} == {"a", "b"}
+    assert len(learned) == 2 * 4 * 2  # two matrices at four linear layers of two blocks
+
+
+def test_every_linear_layer_gets_one_adapter():
+    tree = adapt(nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4)), 1, 1.0)
+    assert sum(isinstance(part, LoRALinear) for part in tree.modules()) == 2
+
+
+def test_what_does_not_fit_is_refused(whole):
+    front = make_bottom(f"decoder_front:{SIZES}")
+    with pytest.raises(WidthError, match="multiple of 8"):
+        front.build((5,), 39)
+    with pytest.raises(WidthError, match="width 40 or less"):
+        front.build((5,), 48)
+    with pytest.raises(WidthError, match="one vector a text"):
+        make_bottom(f"decoder_middle:{SIZES}").build((40,), 16)
+    with pytest.raises(SpecError, match="another architecture"):
+        make_bottom("decoder_front:words=31,tokens=8,pretrained=small").build((5,), 40)
+    with pytest.raises(BadOptionError, match="option 'front'"):
+        make_bottom(f"decoder_front:{SIZES},front=4")
+
+
+@pytest.mark.parametrize("name", ["../small", "Small", "a/b", "small.safetensors", "-x"])
+def test_a_name_of_weights_is_no_path(name):
+    with pytest.raises(BadOptionError, match="option 'pretrained'"):
+        make_bottom(f"decoder_front:{SIZES},pretrained={name}")
+
+
+def test_weights_that_are_not_there_or_damaged_are_told(whole, tmp_path):
+    with pytest.raises(MissingDataError, match="no pretrained weights 'large'"):
+        make_bottom(f"decoder_front:{SIZES},pretrained=large").build((5,), 40)
+    kept = tmp_path / "small.safetensors"
+    content = bytearray(kept.read_bytes())
+    content[-1] ^= 1
+    kept.write_bytes(content)
+    with pytest.raises(RunFolderError):
+        make_bottom(f"decoder_front:{SIZES},pretrained=small").build((5,), 40)

@@ -1,0 +1,378 @@
+"""Words out of the cuts of a language model, by optimisation, by search, or by a trained network.
+
+An entry of a cut that a codec left out says nothing and is not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vfl.attacks.base import Attack, Scale, key_of, require_at_least, scale_by
+from vfl.attacks.view import Grant, View
+from vfl.core.errors import UserError
+from vfl.core.registry import require_range
+from vfl.core.seeds import scoped
+from vfl.models.language import Front
+
+
+def closer_vectors(
+    bottom: nn.Module,
+    words: nn.Embedding,
+    cuts: Tensor,
+    rows: Tensor,
+    start: Tensor,
+    steps: int,
+    learning_rate: float,
+    until: float,
+) -> tuple[Tensor, int]:
+    """Vectors of words whose cuts are those given, and the steps it took.
+
+    min ||T_b(H') - h||^2 over H', by Adam from `start` (thesis eq 6-2), each row by itself.
+
+    Args:
+        bottom: M_b; its weights stay. In half precision it computes so, and the search does not.
+        words: its embedding, of which T_b is what follows.
+        cuts: h, axes (rows, width).
+        rows: any rows that the bottom takes, as many; what words they hold makes no difference.
+        start: H', axes (rows, words, tokens), float32.
+        steps: at most so many.
+        learning_rate: of Adam, in units of the spread of all words' vectors.
+        until: the search ends when the cosine between T_b(H') and h is that of every row.
+    """
+    vectors = start.clone().requires_grad_()
+    spread, kept = float(words.weight.detach().float().std()), cuts != 0
+    optimizer = torch.optim.Adam([vectors], lr=learning_rate * spread)
+    taken = 0
+    for taken in range(1, steps + 1):  # noqa: B007
+        with replaced(words, vectors.to(words.weight.dtype)):
+            found = bottom(rows).float() * kept
+        loss = (found - cuts).square().sum()
+        (vectors.grad,) = torch.autograd.grad(loss, vectors)
+        optimizer.step()
+        if until < 1 and bool((F.cosine_similarity(found.detach(), cuts) >= until).all()):
+            break
+    return vectors.detach(), taken
+
+
+@contextmanager
+def replaced(words: nn.Embedding, vectors: Tensor) -> Iterator[None]:
+    """While this lasts, the embedding gives these vectors whatever it is asked for."""
+    hook = words.register_forward_hook(lambda module, given, found: vectors)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def nearest_words(vectors: Tensor, table: Tensor, count: int = 1) -> Tensor:
+    """The words whose vectors are most alike by cosine (thesis eq 6-3); axes (..., count).
+
+    >>> table = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    >>> nearest_words(torch.tensor([[0.1, 7.0]]), table, count=2).tolist()
+    [[1, 2]]
+    """
+    alike = F.normalize(vectors, dim=-1) @ F.normalize(table, dim=-1).T
+    return alike.topk(count, dim=-1).indices
+
+
+def search(
+    front: Front,
+    cuts: Tensor,
+    candidates: Tensor | None,
+    beam: int,
+    prior: float,
+    followers: Tensor | None,
+) -> Tensor:
+    """The words whose cuts are nearest to those given, one word after another.
+
+    A block of a decoder looks back only, so that the first n words decide the first n vectors of a
+    cut; with every word as a candidate and nothing added to the cut, the search is exact.
+
+    Args:
+        front: the whole bottom.
+        cuts: axes (rows, words x tokens).
+        candidates: words to try in each place, int64, axes (rows, words, candidates); None: all.
+        beam: beginnings that are kept; with noise the nearest one may be wrong.
+        prior: weight of what `followers` says: 2 sigma^2 is the maximum a posteriori of noise of
+            deviation sigma.
+        followers: log probability of each word after each other, axes (words, words).
+
+    Returns:
+        int64, axes (rows, words).
+    """
+    count, tokens = len(cuts), front.words.embedding_dim
+    wanted = cuts.view(count, -1, tokens)
+    every = torch.arange(front.words.num_embeddings).expand(count, -1)
+    cost = torch.full((count, beam), torch.inf)
+    cost[:, 0] = 0
+    texts = torch.empty(count, beam, 0, dtype=torch.long)
+    cache: list[tuple[Tensor, Tensor]] = []
+    for place in range(wanted.shape[1]):
+        tried = every if candidates is None else candidates[:, place]
+        choices = tried.shape[1]
+        asked = tried[:, None].expand(count, beam, choices)
+        grown = [tuple(part.repeat_interleave(choices, 0) for part in pair) for pair in cache]
+        found = front.above(front.words(asked.reshape(-1, 1)), grown)  # type: ignore[arg-type]
+        apart = found.view(count, beam, choices, tokens) - wanted[:, place, None, None]
+        kept = wanted[:, place, None, None] != 0
+        added = (apart * kept).square().sum(-1)
+        if followers is not None and place:
+            before = texts[:, :, -1:].expand_as(asked)
+            added = added - prior * followers[before, asked]
+        cost, chosen = (cost[:, :, None] + added).flatten(1).topk(beam, 1, largest=False)
+        parent = chosen // choices
+        words = asked.flatten(1).gather(1, chosen)
+        older = texts.gather(1, parent[:, :, None].expand(-1, -1, place))
+        texts = torch.cat([older, words[:, :, None]], 2)
+        rows = (chosen + torch.arange(count)[:, None] * beam * choices).flatten()
+        cache = [(keys[rows], values[rows]) for keys, values in grown]
+    return texts[:, 0]
+
+
+def follower_table(texts: Tensor, words: int) -> Tensor:
+    """Log probability of each word after each other, of counts in texts; axes (words, words).
+
+    Mixed half and half with how frequent the word is, each with one more of every word.
+
+    >>> table = follower_table(torch.tensor([[1, 2, 1, 2]]), 3)
+    >>> table[1].exp().tolist() == pytest.approx([5 / 28, 5 / 21, 7 / 12])
+    True
+    """
+    alone = torch.bincount(texts.flatten(), minlength=words).double() + 1
+    pairs = torch.zeros(words, words, dtype=torch.float64)
+    ones = torch.ones(texts[:, 1:].numel(), dtype=torch.float64)
+    pairs.index_put_((texts[:, :-1].flatten(), texts[:, 1:].flatten()), ones, accumulate=True)
+    pairs += alone / alone.sum()
+    mixed = (pairs / pairs.sum(1, keepdim=True) + alone / alone.sum()) / 2
+    return mixed.log().float()
+
+
+class TextInversion(Attack):
+    """Vectors of words that give the cuts that were sent, then the nearest words.
+
+    The bottom is the sender's: a model owner that handed it out has it. Works on every bottom that
+    begins with an embedding.
+
+    Source: thesis 6.2.2.1, eq 6-2 and 6-3. The thesis ends a search when the vectors found have a
+    cosine of .98 to the true ones, which an attacker cannot see; this one looks at the cuts.
+
+    Args:
+        steps: Adam steps at most.
+        learning_rate: in units of the spread of the words' vectors.
+        until: cosine between cuts at which a search ends; 1 never.
+        half: the sender computed in float16, and so does the attacker's copy.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    goal = "tokens"
+    needs = frozenset({Grant.CUTS, Grant.OTHERS_BOTTOM})
+
+    def __init__(
+        self,
+        steps: int = 1000,
+        learning_rate: float = 0.1,
+        until: float = 0.9999,
+        half: bool = False,
+    ) -> None:
+        require_at_least(0, steps=steps, learning_rate=learning_rate)
+        require_range("until", until, 0, 1)
+        self.steps, self.learning_rate, self.until, self.half = steps, learning_rate, until, half
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        return self.nearest(view, draw)[..., 0]
+
+    def nearest(self, view: View, draw: torch.Generator, count: int = 1) -> Tensor:
+        """The words nearest to what was found in each place, int64, axes (rows, words, count)."""
+        bottom = view.others_bottom().eval()
+        words, cuts = embedding_of(bottom), view.targets.cuts
+        table = words.weight.detach().clone()
+        if self.half:
+            bottom.half()
+        found = []
+        for some in torch.split(cuts, _ROWS):
+            rows = torch.ones(len(some), *view.shape)
+            with torch.no_grad():
+                axes = embedded(bottom, words, rows[:1])
+            start = torch.randn(len(some), *axes, generator=draw) * table.std()
+            vectors, _ = closer_vectors(
+                bottom, words, some, rows, start, self.steps, self.learning_rate, self.until
+            )
+            found.append(nearest_words(vectors, table, count))
+        return torch.cat(found)
+
+
+_ROWS = 64  # searched for at once
+
+
+def embedding_of(bottom: nn.Module) -> nn.Embedding:
+    """The layer that makes vectors of words.
+
+    Raises:
+        UserError: the bottom has none.
+    """
+    for part in bottom.modules():
+        if isinstance(part, nn.Embedding):
+            return part
+    raise UserError(
+        "this attack is after words, and the bottom takes none",
+        want="a bottom that begins with an embedding: decoder_front, textcnn, gru4rec",
+        fix="white_box_inversion",
+    )
+
+
+def embedded(bottom: nn.Module, words: nn.Embedding, row: Tensor) -> tuple[int, ...]:
+    """Axes (words, tokens) of what the bottom makes of one row's words."""
+    axes: list[tuple[int, ...]] = []
+    hook = words.register_forward_hook(lambda m, given, found: axes.append(tuple(found.shape[1:])))
+    try:
+        bottom(row)
+    finally:
+        hook.remove()
+    return axes[0]
+
+
+class TokenSearch(Attack):
+    """Tries words, one place after another, and keeps those whose cut is nearest.
+
+    With `candidates=0` and no noise it finds every text, for a decoder looks back only: the
+    strongest form here, at vocabulary x words forward steps a text. With candidates it refines
+    what `text_inversion` found. It reads a `decoder_front` that no defense has put layers around.
+
+    Args:
+        candidates: words to try in each place, those nearest to what `text_inversion` found; 0
+            tries all.
+        beam: beginnings that are kept.
+        prior: weight of how often words follow one another in the leaked texts; see `search`.
+        steps: of `text_inversion`.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    goal = "tokens"
+
+    def __init__(
+        self, candidates: int = 0, beam: int = 1, prior: float = 0.0, steps: int = 1000
+    ) -> None:
+        require_at_least(0, candidates=candidates, prior=prior)
+        require_range("beam", beam, 1, 1024)
+        self.candidates, self.beam, self.prior = candidates, beam, prior
+        self.inversion = TextInversion(steps)
+        leaked = {Grant.LEAKED_INPUTS} if prior else set()
+        self.needs = self.inversion.needs | leaked
+
+    @torch.no_grad()
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        front, cuts = front_of(view.others_bottom().eval(), view.shape), view.targets.cuts
+        near, followers = None, None
+        if self.candidates:
+            with torch.enable_grad():
+                near = self.inversion.nearest(view, draw, self.candidates)
+        if self.prior:
+            followers = follower_table(view.leaked.inputs.long(), front.words.num_embeddings)
+        size = max(1, _SEARCHED // (self.beam * (self.candidates or front.words.num_embeddings)))
+        parts = torch.split(torch.arange(len(cuts)), size)
+        return torch.cat(
+            [
+                search(front, cuts[part], None if near is None else near[part],
+                       self.beam, self.prior, followers)
+                for part in parts
+            ]
+        )  # fmt: skip
+
+
+_SEARCHED = 20_000  # words tried at once
+
+
+def front_of(bottom: nn.Module, shape: tuple[int, ...]) -> Front:
+    """The decoder's front that is the whole bottom.
+
+    Raises:
+        UserError: the bottom is something else, or more.
+    """
+    fronts = [part for part in bottom.modules() if isinstance(part, Front)]
+    row = torch.ones(1, *shape)
+    if not fronts or not torch.equal(bottom(row), fronts[0](row)):
+        raise UserError(
+            "this attack goes word by word through a decoder's front, and the bottom is another",
+            want="decoder_front, with no layer of a defense or codec around it",
+            fix="text_inversion",
+        )
+    return fronts[0]
+
+
+class TokenNetwork(Attack):
+    """A network from a word's vector in the cut, and those before it, to the word.
+
+    Trained on leaked texts; it needs nobody's weights, and takes noise and codecs as they come.
+
+    Source: thesis 6.2.2, after its reference 52 (an inversion model trained on pairs).
+
+    Args:
+        tokens: numbers of a word's vector in the cut.
+        before: vectors of earlier words that it is given besides.
+        hidden: units of its layer.
+        steps: Adam steps, each on 512 words.
+        learning_rate: their learning rate.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    goal = "tokens"
+    needs = frozenset({Grant.CUTS, Grant.LEAKED_INPUTS})
+
+    def __init__(
+        self,
+        tokens: int = 64,
+        before: int = 1,
+        hidden: int = 512,
+        steps: int = 1500,
+        learning_rate: float = 0.002,
+    ) -> None:
+        require_at_least(1, tokens=tokens, hidden=hidden)
+        require_at_least(0, before=before, steps=steps, learning_rate=learning_rate)
+        self.tokens, self.before, self.hidden = tokens, before, hidden
+        self.steps, self.learning_rate = steps, learning_rate
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        known, cuts = view.leaked.cuts, view.targets.cuts
+        if known.shape[1] % self.tokens:
+            raise UserError(
+                "a cut is no whole number of words' vectors",
+                got=f"width {known.shape[1]}, tokens={self.tokens}",
+                fix="give 'tokens' the numbers of a word's vector",
+            )
+        texts = view.leaked.inputs.long()[:, : known.shape[1] // self.tokens]
+        scale = scale_by("standard", known.view(-1, self.tokens))
+        given, labels = self._windows(scale, known).flatten(0, 1), texts.flatten()
+        with scoped(key_of(draw)):
+            network = nn.Sequential(
+                nn.Linear(given.shape[1], self.hidden),
+                nn.GELU(),
+                nn.Linear(self.hidden, int(labels.max()) + 1),
+            )
+        optimizer = torch.optim.Adam(network.parameters(), self.learning_rate)
+        for _ in range(self.steps):
+            some = torch.randint(len(given), (512,), generator=draw)
+            optimizer.zero_grad()
+            F.cross_entropy(network(given[some]), labels[some]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        with torch.no_grad():
+            parts = torch.split(self._windows(scale, cuts), _ROWS)
+            return torch.cat([network(part).argmax(-1) for part in parts])
+
+    def _windows(self, scale: Scale, cuts: Tensor) -> Tensor:
+        """Each word's vector beside those before it; axes (rows, words, features)."""
+        vectors = scale(cuts.view(-1, self.tokens)).view(len(cuts), -1, self.tokens)
+        padded = F.pad(vectors, (0, 0, self.before, 0))
+        return torch.cat(
+            [padded[:, at : at + vectors.shape[1]] for at in range(self.before + 1)], 2
+        )
