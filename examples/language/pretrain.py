@@ -1,4 +1,4 @@
-"""Pretrain the decoder that the files of this folder start from; a few minutes on one core.
+"""Pretrain the decoder that the files of this folder start from; a minute of one core.
 
 It learns to name the next word on the training rows of reviews.toml, up to 1,000 words of each,
 and sees no other row. `VFL_MODELS` says where the weights go, ``~/.cache/vfl/models`` if not.
@@ -34,7 +34,7 @@ def main() -> None:
     """Train, and keep the weights under the name."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--name", default="reviews")
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--window", type=int, default=128, help="words of a training text")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=3e-3)

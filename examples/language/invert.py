@@ -1,0 +1,215 @@
+"""What the owner of a split language model reads in the cuts of its user: thesis 6.2.2.
+
+    python examples/language/invert.py --out inversion.csv
+
+It takes the decoder of pretrain.py. Texts are of reviews that the decoder never saw: sentences
+(short) and whole reviews (long). Beside each accuracy stand the guess, which is the most frequent
+word everywhere, and what is left of the task: how often the next word is named first. A line of
+the file is a cell, written when it is done; cells that are there are not done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import csv
+import math
+import tarfile
+import time
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vfl import attacks
+from vfl.attacks import Evidence, Grant, Holdings, ThreatModel, View
+from vfl.attacks.scoring import Case, attempt_all
+from vfl.config import read_experiment
+from vfl.core.seeds import generator
+from vfl.datasets.sources import data_folder
+from vfl.datasets.texts import REVIEWS, Texts
+from vfl.models.decoder import Decoder
+from vfl.models.language import Front, decoder_shape, load_pretrained
+from vfl.training import SplitModule
+from vfl.training.run import load_data
+
+LAYERS, TOKENS, WORDS = 6, 64, 5000
+GRANTS = frozenset({Grant.CUTS, Grant.OTHERS_BOTTOM, Grant.LEAKED_INPUTS})
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure: what was sent how, and who read it."""
+
+    sweep: str
+    texts: str
+    front: int
+    words: int
+    half: bool
+    codec: str
+    defense: str
+    attack: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came of a cell."""
+
+    accuracy: float
+    guess: float
+    whole: float
+    next_word: float
+    perplexity: float
+    seconds: float
+
+
+INVERSION = "text_inversion:steps=400"
+REFINED = "token_search:candidates=50,steps=400"
+SEARCH, NETWORK = "token_search", "token_network:hidden=128,steps=300"
+CODECS = ("quantise:values=4", "quantise:values=2", "quantise:values=1", "topk:k=256",
+          "topk:k=64", "randtopk:k=64,alpha=0.1", "size:k=16")  # fmt: skip
+
+
+def noise(deviation: float) -> str:
+    """Equation 6-4 as a spec."""
+    return f"clipped_noise:norm=inf,sigma={deviation}"
+
+
+def cells() -> Iterator[Cell]:
+    """Every figure of the page."""
+    for front, texts in ((f, t) for f in range(1, LAYERS + 1) for t in ("reviews", "sentences")):
+        strong = (SEARCH, NETWORK) if front in (2, 4) and texts == "reviews" else ()
+        for attack in (INVERSION, REFINED, *strong):
+            yield Cell("depth", texts, front, 16, False, "none", "none", attack)
+    for deviation, front in ((s, f) for s in (0.5, 1, 2, 4) for f in (2, 4)):
+        likely = f"prior={2 * deviation**2:g}"
+        strong = (SEARCH, f"{SEARCH}:{likely}", NETWORK) if front == 2 else (f"{REFINED},{likely}",)
+        for attack in (INVERSION, *strong):
+            yield Cell("noise", "reviews", front, 16, False, "none", noise(deviation), attack)
+    for codec, front in ((c, f) for c in CODECS for f in (2, 4)):
+        for attack in (INVERSION, SEARCH if front == 2 else REFINED):
+            yield Cell("codec", "reviews", front, 16, False, codec, "none", attack)
+    for front in (2, 4):
+        yield Cell("half", "reviews", front, 16, True, "none", "none", f"{INVERSION},half=true")
+    for words, front in ((w, f) for w in (1, 3, 10, 30, 100, 300, 1000) for f in (2, 4)):
+        for attack in (INVERSION, REFINED)[: 2 if words < 300 else 1]:
+            yield Cell("length", "reviews", front, words, False, "none", "none", attack)
+
+
+class Bench:
+    """The decoder, and texts it never saw."""
+
+    def __init__(self, experiment: Path, count: int) -> None:
+        asked = read_experiment(experiment)
+        own = load_data(asked)[asked.feature_parties[0]]
+        train, test = torch.from_numpy(own.split.train), torch.from_numpy(own.split.test)
+        self.known, unseen = own.inputs[train], own.inputs[test]
+        sentences = numbered_sentences(own.inputs, train, test)
+        self.texts = {"reviews": unseen, "sentences": sentences}
+        self.count, shape = count, decoder_shape(WORDS, TOKENS, LAYERS, heads=4)
+        self.model = load_pretrained("reviews", Decoder(shape)).eval()
+        self.model.requires_grad_(requires_grad=False)
+
+    def run(self, cell: Cell) -> Found:
+        """One figure."""
+        count = max(1, self.count * 30 // max(cell.words, 30))
+        rows = self.texts[cell.texts]
+        whole = (rows[:, : cell.words] > 0).all(1)
+        rows = rows[whole][:count, : cell.words]
+        known = self.known[(self.known[:, : cell.words] > 0).all(1)][:600, : cell.words]
+        front = Front(self.model.tokens, self.model.layers[: cell.front], cell.words)
+        sent = SplitModule(
+            {"user": front}, nn.Identity(), {"user": cell.words * TOKENS},
+            codec=cell.codec, defense=cell.defense,
+        ).eval()  # fmt: skip
+        with torch.no_grad():
+            front.to(torch.float16 if cell.half else torch.float32)
+            cuts, leaked = (
+                front(some).float() if cell.half else sent({"user": some}) for some in (rows, known)
+            )
+            front.float()
+            next_word, perplexity = self.task(cell.front, cuts, rows)
+        held = Holdings(
+            Evidence(cuts=cuts), Evidence(known, leaked),
+            others_bottom=lambda: Front(*copied(self.model, cell.front), cell.words),
+            shape=(cell.words,),
+        )  # fmt: skip
+        view = View(ThreatModel("label party", "inference", GRANTS), 2, held)
+        case = Case(view, torch.zeros(len(rows), dtype=torch.long), rows)
+        started = time.perf_counter()
+        accuracy, whole_texts = attempt_all(
+            case, attacks.make(cell.attack), generator(0, "invert", cell.sweep)
+        )
+        seconds = time.perf_counter() - started
+        return Found(
+            accuracy.value, accuracy.guess, whole_texts.value, next_word, perplexity, seconds
+        )
+
+    def task(self, front: int, cuts: Tensor, rows: Tensor) -> tuple[float, float]:
+        """Share of next words that are named first, and the perplexity; NaN of one word."""
+        if rows.shape[1] < 2:
+            return math.nan, math.nan
+        above = Front(self.model.tokens, self.model.layers[front:], rows.shape[1])
+        hidden = above.above(cuts.view(len(rows), -1, TOKENS))
+        logits = self.model.head(self.model.norm(hidden))[:, :-1].flatten(0, 1)
+        wanted = rows[:, 1:].flatten().long()
+        right = float((logits.argmax(1) == wanted).double().mean())
+        return right, float(F.cross_entropy(logits, wanted).exp())
+
+
+def copied(model: Decoder, front: int) -> tuple[nn.Embedding, list[nn.Module]]:
+    """Embedding and first blocks, for an attacker to do with what it likes."""
+    return copy.deepcopy(model.tokens), [copy.deepcopy(one) for one in model.layers[:front]]
+
+
+def numbered_sentences(reviews: Tensor, train: Tensor, test: Tensor) -> Tensor:
+    """Sentences of the test reviews, a line each in the file, by the numbers of known words."""
+    found: dict[tuple[str, str], str] = {}
+    with tarfile.open(data_folder(None) / REVIEWS) as archive:
+        for member in archive:  # in the file's order, which is not that of the rows
+            side, _, name = member.name.removeprefix("txt_sentoken/").partition("/")
+            if side in ("neg", "pos") and name:
+                found[name, side] = archive.extractfile(member).read().decode("latin-1")
+    of_side = [[found[key] for key in sorted(found) if key[1] == side] for side in ("neg", "pos")]
+    texts = [text for pair in zip(*of_side, strict=True) for text in pair]
+    sentences = [line for row in test.tolist() for line in texts[row].splitlines()]
+    rows = torch.from_numpy(Texts.of([*texts, *sentences], 1000, WORDS).rows(train.numpy()))
+    assert torch.equal(rows[: len(texts)], reviews), "the file is another than the experiment's"
+    return rows[len(texts) :]
+
+
+def main() -> None:
+    """Run the cells that the file lacks."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("inversion.csv"))
+    parser.add_argument("--texts", type=int, default=8, help="of a cell; fewer of long ones")
+    parser.add_argument("--sweep", action="append", help="depth, length, half, noise, codec")
+    parser.add_argument("--most", type=int, help="cells; the same command goes on")
+    arguments = parser.parse_args()
+    names = [field.name for kind in (Cell, Found) for field in fields(kind)]
+    done: set[tuple[str, ...]] = set()
+    if arguments.out.exists():
+        with arguments.out.open(newline="") as file:
+            done = {tuple(row[: len(fields(Cell))]) for row in csv.reader(file)}
+    else:
+        with arguments.out.open("w", newline="") as file:
+            csv.writer(file).writerow(names)
+    bench = Bench(Path(__file__).parent / "reviews.toml", arguments.texts)
+    every = ((cell, tuple(str(value) for value in astuple(cell))) for cell in cells())
+    asked = [
+        (cell, about)
+        for cell, about in every
+        if about not in done and (not arguments.sweep or cell.sweep in arguments.sweep)
+    ]
+    for cell, about in asked[: arguments.most]:
+        found = bench.run(cell)
+        print(f"{found.accuracy:.3f} {found.guess:.3f} {found.seconds:6.1f} s ", *about, flush=True)
+        with arguments.out.open("a", newline="") as file:
+            csv.writer(file).writerow([*about, *(f"{value:.4g}" for value in astuple(found))])
+
+
+if __name__ == "__main__":
+    main()
