@@ -24,6 +24,8 @@ from vfl.core.seeds import scoped
 from vfl.training.run import load_data
 from vfl.training.u_shape import UShapedSession
 
+NAMES = ["trained", "codec", "middle_codec", "accuracy", "auc", "guess", "cut_bytes",
+         "output_bytes", "cut_gradient_bytes", "output_gradient_bytes", "seconds"]  # fmt: skip
 #: Codecs of the user's cut and of the server's output.
 CODECS = (
     ("none", "none"),
@@ -57,59 +59,59 @@ def centrally(session: UShapedSession, inputs: Tensor, labels: Tensor, whole: nn
 
 
 def main() -> None:
-    """A line for each training, written when it is done."""
+    """A line for each training, written when it is done; what the file has is not done again."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("fine_tuning.csv"))
     parser.add_argument("-s", "--set", action="append", default=[], help="a setting's change")
+    parser.add_argument("--most", type=int, help="pairs of codecs; the same command goes on")
     arguments = parser.parse_args()
     asked = read_experiment(Path(__file__).parent / "reviews.toml", arguments.set)
     data = load_data(asked)
     user, owner = data["user"], data["user_head"]
     test = torch.from_numpy(owner.split.test)
     truth = owner.labels[test]
-    lines = []
+    done = set()
+    if arguments.out.exists():
+        with arguments.out.open(newline="") as file:
+            done = {(line["codec"], line["middle_codec"]) for line in csv.DictReader(file)}
 
     def tell(where: str, codecs: tuple[str, str], logits: Tensor, *rest: float) -> None:
         accuracy = float((logits.argmax(1) == truth).double().mean())
         area = auc(logits[:, 1] - logits[:, 0], truth == 1)
         guess = float(truth.bincount().max()) / len(truth)
-        lines.append((where, *codecs, *(f"{one:.4g}" for one in (accuracy, area, guess, *rest))))
-        print(*lines[-1], flush=True)
-        with arguments.out.open("w", newline="") as file:
-            names = ["trained", "codec", "middle_codec", "accuracy", "auc", "guess"]
-            csv.writer(file).writerows(
-                [[*names, "cut_bytes", "output_bytes", "gradient_bytes", "seconds"], *lines]
-            )
+        line = [where, *codecs, *(f"{one:.7g}" for one in (accuracy, area, guess, *rest))]
+        print(*line, flush=True)
+        with arguments.out.open("a", newline="") as file:
+            if not file.tell():
+                csv.writer(file).writerow(NAMES)
+            csv.writer(file).writerow(line)
 
-    for codec, middle_codec in CODECS:
+    for codec, middle_codec in [pair for pair in CODECS if pair not in done][: arguments.most]:
         middle = asked.middle.model_copy(update={"codec": middle_codec})
         experiment = asked.model_copy(update={"codec": codec, "middle": middle})
         front, between, head = parts_of(experiment, user.inputs.shape[1])
+        given = {"bottoms": {"user": front, "server": between}, "top": head, "outputs": 2}
         started = time.perf_counter()
-        session = UShapedSession(
-            experiment, data, outputs=2, bottoms={"user": front, "server": between}, top=head
-        ).run()
+        session = UShapedSession(experiment, data, **given).run()
         seconds = time.perf_counter() - started
         up, down = (session.ledger.bytes_by_party(way) for way in ("up", "down"))
-        weights = session.weights()
-        answers = UShapedSession(
-            experiment, data, mode="predict", outputs=2, weights=weights,
-            bottoms={"user": front, "server": between}, top=head,
-        ).run()  # fmt: skip
-        tell("split", (codec, middle_codec), answers.outputs(), up["user"], up["server"],
-             down["user"] + down["server"], seconds)  # fmt: skip
-        if codec == "none":
+        asking = UShapedSession(
+            experiment, data, mode="predict", weights=session.weights(), **given
+        )
+        received = down["user"], down["server"]
+        sent = up["user"], up["server"]
+        tell("split", (codec, middle_codec), asking.run().outputs(), *sent, *received, seconds)
+        if (codec, middle_codec) == ("none", "none"):
             whole = nn.Sequential(*parts_of(experiment, user.inputs.shape[1]))
             started = time.perf_counter()
             centrally(session, user.inputs, owner.labels, whole)
             seconds = time.perf_counter() - started
             ours = nn.Sequential(front, between, head).parameters()
-            equal = all(map(torch.equal, whole.parameters(), ours))
-            if not equal:
+            if not all(map(torch.equal, whole.parameters(), ours)):
                 raise SystemExit("split and central training differ")
             with torch.no_grad():
                 logits = whole.eval()(user.inputs[test])
-            tell("central", ("none", "none"), logits, 0, 0, 0, seconds)
+            tell("central", ("none", "none"), logits, 0, 0, 0, 0, seconds)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ def main() -> None:
     """Train, and keep the weights under the name."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--name", default="reviews")
+    parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--window", type=int, default=128, help="words of a training text")
     parser.add_argument("--batch", type=int, default=16)
@@ -43,7 +44,7 @@ def main() -> None:
     stream = rows[rows != PADDING]
     draw = torch.Generator().manual_seed(0)
     with scoped(0):
-        model = Decoder(decoder_shape(words=5000, tokens=64, layers=6, heads=4))
+        model = Decoder(decoder_shape(words=5000, tokens=64, layers=arguments.layers, heads=4))
         torch.nn.init.normal_(model.tokens.weight, std=0.05)
     optimizer = torch.optim.AdamW(model.parameters(), arguments.learning_rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(

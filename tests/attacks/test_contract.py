@@ -295,14 +295,14 @@ class TestTexts(Few, AttackContract):
     """Texts of six words through the front of a decoder; or cuts of other texts."""
 
     specs = (
-        "text_inversion:steps=150",
-        "text_inversion:steps=150,half=true",
+        "text_inversion:steps=80",
+        "text_inversion:steps=80,half=true",
         "token_search",
         "token_search:beam=2,prior=0.01",
         "token_search:candidates=3,steps=60",
         "token_network:tokens=16,steps=150,hidden=64",
     )
-    rows, leaks, words = 200, 120, 20
+    rows, leaks, words = 160, 120, 20
 
     def case(self, leaking, grants):
         draw = generator(0, "texts", int(leaking))

@@ -88,7 +88,7 @@ def test_entries_that_a_codec_left_out_do_not_count():
     case = case_of(front, texts, decoded)
     assert int((decoded != 0).sum(1).max()) == 24
     assert score("token_search", case) > 0.9
-    assert score("text_inversion:steps=150", case) > 0.25  # of 1 / 40
+    assert score("text_inversion:steps=100,learning_rate=0.1", case) > 0.2  # of 1 / 40
 
 
 def test_vectors_are_found_through_layers_around_the_bottom_and_the_search_ends():

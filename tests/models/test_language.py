@@ -11,7 +11,7 @@ from vfl.core.seeds import scoped
 from vfl.models import make_bottom, make_top
 from vfl.models.decoder import Decoder
 from vfl.models.language import decoder_shape, save_pretrained
-from vfl.models.lora import LoRALinear, adapt
+from vfl.models.lora import LoRAEmbedding, LoRALinear, adapt
 
 SIZES = "words=30,tokens=8,layers=3,heads=2"
 TEXTS = torch.tensor([[3.0, 29, 1, 7, 0], [2, 2, 5, 11, 8]])
@@ -55,6 +55,16 @@ def test_an_adapter_is_its_formula_and_begins_as_nothing():
     weight = base.weight + 1.5 * layer.b @ layer.a
     torch.testing.assert_close(layer(x), x @ weight.T + base.bias)
     torch.testing.assert_close(layer.merged()(x), layer(x))
+
+
+def test_an_adapter_of_words_is_its_formula_too():
+    with scoped(2):
+        base = nn.Embedding(9, 4)
+        words, numbers = LoRAEmbedding(base, rank=2, alpha=3.0), torch.tensor([[0, 8], [8, 3]])
+        assert torch.equal(words(numbers), base(numbers))
+        nn.init.normal_(words.a)
+    torch.testing.assert_close(words(numbers), (base.weight + 1.5 * words.a @ words.b)[numbers])
+    torch.testing.assert_close(words.weight[numbers], words(numbers))
 
 
 def test_only_adapters_learn():

@@ -20,7 +20,7 @@ from vfl.core.registry import require, require_range
 from vfl.core.storage import Seal, load_weights, save_weights
 from vfl.models.base import MOST_NUMBERS, Bottom, Shape, Top, sequence_steps, whole_numbers
 from vfl.models.decoder import Cache, Decoder, DecoderLayer, DecoderShape
-from vfl.models.lora import adapt
+from vfl.models.lora import LoRAEmbedding, adapt
 
 ENVIRONMENT = "VFL_MODELS"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
@@ -156,7 +156,9 @@ class DecoderTop(_Parts, Top):
 class Front(nn.Module):
     """What `DecoderFront` builds; an attacker that has it runs its parts one by one."""
 
-    def __init__(self, words: nn.Embedding, layers: Iterable[nn.Module], steps: int) -> None:
+    def __init__(
+        self, words: nn.Embedding | LoRAEmbedding, layers: Iterable[nn.Module], steps: int
+    ) -> None:
         super().__init__()
         self.words, self.layers, self.steps = words, nn.ModuleList(layers), steps
 

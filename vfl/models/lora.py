@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vfl.core.registry import require_range
@@ -58,8 +59,45 @@ class LoRALinear(nn.Module):
         return layer
 
 
+class LoRAEmbedding(nn.Module):
+    """E[x] + (alpha / rank) A[x] B, E frozen; A is zero at first.
+
+    Args:
+        base: the frozen embedding.
+        rank: columns of A and rows of B.
+        alpha: the scale of what is learned.
+
+    >>> words = LoRAEmbedding(nn.Embedding(10, 6), rank=2, alpha=4.0)
+    >>> sum(p.numel() for p in words.parameters() if p.requires_grad)  # 2 * (10 + 6)
+    32
+
+    Raises:
+        BadOptionError: a rank below 1 or above what the embedding has.
+    """
+
+    def __init__(self, base: nn.Embedding, rank: int, alpha: float) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = base.num_embeddings, base.embedding_dim
+        require_range("rank", rank, 1, min(base.num_embeddings, base.embedding_dim))
+        require_range("alpha", alpha, 0)
+        self.base = base.requires_grad_(requires_grad=False)
+        self.scale = alpha / rank
+        self.a = nn.Parameter(base.weight.new_zeros(base.num_embeddings, rank))
+        self.b = nn.Parameter(base.weight.new_empty(rank, base.embedding_dim).normal_())
+
+    @property
+    def weight(self) -> Tensor:
+        """All words' vectors, axes (words, tokens)."""
+        return self.base.weight + self.scale * self.a @ self.b
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Axes (...) in, (..., tokens) out."""
+        found: Tensor = self.base(numbers) + self.scale * F.embedding(numbers, self.a) @ self.b
+        return found
+
+
 def adapt(module: nn.Module, rank: int, alpha: float) -> nn.Module:
-    """The module with every weight frozen and an adapter at each of its linear layers.
+    """The module with every weight frozen and an adapter at each embedding and linear layer.
 
     >>> layers = adapt(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2)), 1, 1.0)
     >>> [name for name, each in layers.named_parameters() if each.requires_grad]
@@ -68,6 +106,8 @@ def adapt(module: nn.Module, rank: int, alpha: float) -> nn.Module:
     module.requires_grad_(requires_grad=False)
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and not isinstance(parent, LoRALinear):
+            if isinstance(child, nn.Linear):
                 setattr(parent, name, LoRALinear(child, rank, alpha))
+            elif isinstance(child, nn.Embedding):
+                setattr(parent, name, LoRAEmbedding(child, rank, alpha))
     return module

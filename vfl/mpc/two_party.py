@@ -170,7 +170,10 @@ class Role(Peer):
 
     Attributes:
         material: what the offline phase gathers, or what the online phase has left to read.
+        watch: at P1, told of the values it sees and of their layer; for who measures leakage.
     """
+
+    watch: Callable[[str, Tensor], None] | None = None
 
     def __init__(self, role: int, links: Mapping[int, Link], form: Form) -> None:
         super().__init__(role, links, asdict(form))
@@ -556,6 +559,8 @@ class Role(Peer):
         above = ELEMENT_BITS - shared.ring
         values = decode((elements << above) >> above, shared.bits)
         require_room(values, shared.ring - 2 - shared.bits, shared.bits, where, _FIX)
+        if self.watch is not None:
+            self.watch(where, values)
         return values
 
     def _is_early(self, shared: Shared) -> bool:

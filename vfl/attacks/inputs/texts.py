@@ -18,11 +18,12 @@ from vfl.core.errors import UserError
 from vfl.core.registry import require_range
 from vfl.core.seeds import scoped
 from vfl.models.language import Front
+from vfl.models.lora import LoRAEmbedding
 
 
 def closer_vectors(
     bottom: nn.Module,
-    words: nn.Embedding,
+    words: nn.Embedding | LoRAEmbedding,
     cuts: Tensor,
     rows: Tensor,
     start: Tensor,
@@ -32,7 +33,9 @@ def closer_vectors(
 ) -> tuple[Tensor, int]:
     """Vectors of words whose cuts are those given, and the steps it took.
 
-    min ||T_b(H') - h||^2 over H', by Adam from `start` (thesis eq 6-2), each row by itself.
+    min ||T_b(H') - h||^2 over H', by Adam from `start` (thesis eq 6-2), each row by itself. A
+    decoder's blocks outweigh its words, so that the loss is ill-conditioned: a short memory of
+    squared gradients and a rate that falls to 0 along a cosine find twice the words.
 
     Args:
         bottom: M_b; its weights stay. In half precision it computes so, and the search does not.
@@ -41,12 +44,13 @@ def closer_vectors(
         rows: any rows that the bottom takes, as many; what words they hold makes no difference.
         start: H', axes (rows, words, tokens), float32.
         steps: at most so many.
-        learning_rate: of Adam, in units of the spread of all words' vectors.
+        learning_rate: the first one, in units of the spread of all words' vectors.
         until: the search ends when the cosine between T_b(H') and h is that of every row.
     """
     vectors = start.clone().requires_grad_()
     spread, kept = float(words.weight.detach().float().std()), cuts != 0
-    optimizer = torch.optim.Adam([vectors], lr=learning_rate * spread)
+    optimizer = torch.optim.Adam([vectors], lr=learning_rate * spread, betas=(0.9, 0.95))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, steps))
     taken = 0
     for taken in range(1, steps + 1):  # noqa: B007
         with replaced(words, vectors.to(words.weight.dtype)):
@@ -54,13 +58,14 @@ def closer_vectors(
         loss = (found - cuts).square().sum()
         (vectors.grad,) = torch.autograd.grad(loss, vectors)
         optimizer.step()
+        schedule.step()
         if until < 1 and bool((F.cosine_similarity(found.detach(), cuts) >= until).all()):
             break
     return vectors.detach(), taken
 
 
 @contextmanager
-def replaced(words: nn.Embedding, vectors: Tensor) -> Iterator[None]:
+def replaced(words: nn.Embedding | LoRAEmbedding, vectors: Tensor) -> Iterator[None]:
     """While this lasts, the embedding gives these vectors whatever it is asked for."""
     hook = words.register_forward_hook(lambda module, given, found: vectors)
     try:
@@ -163,7 +168,7 @@ class TextInversion(Attack):
 
     Args:
         steps: Adam steps at most.
-        learning_rate: in units of the spread of the words' vectors.
+        learning_rate: the first one, in units of the spread of the words' vectors.
         until: cosine between cuts at which a search ends; 1 never.
         half: the sender computed in float16, and so does the attacker's copy.
 
@@ -177,7 +182,7 @@ class TextInversion(Attack):
     def __init__(
         self,
         steps: int = 1000,
-        learning_rate: float = 0.1,
+        learning_rate: float = 0.3,
         until: float = 0.9999,
         half: bool = False,
     ) -> None:
@@ -211,14 +216,14 @@ class TextInversion(Attack):
 _ROWS = 64  # searched for at once
 
 
-def embedding_of(bottom: nn.Module) -> nn.Embedding:
+def embedding_of(bottom: nn.Module) -> nn.Embedding | LoRAEmbedding:
     """The layer that makes vectors of words.
 
     Raises:
         UserError: the bottom has none.
     """
     for part in bottom.modules():
-        if isinstance(part, nn.Embedding):
+        if isinstance(part, nn.Embedding | LoRAEmbedding):
             return part
     raise UserError(
         "this attack is after words, and the bottom takes none",
@@ -227,7 +232,9 @@ def embedding_of(bottom: nn.Module) -> nn.Embedding:
     )
 
 
-def embedded(bottom: nn.Module, words: nn.Embedding, row: Tensor) -> tuple[int, ...]:
+def embedded(
+    bottom: nn.Module, words: nn.Embedding | LoRAEmbedding, row: Tensor
+) -> tuple[int, ...]:
     """Axes (words, tokens) of what the bottom makes of one row's words."""
     axes: list[tuple[int, ...]] = []
     hook = words.register_forward_hook(lambda m, given, found: axes.append(tuple(found.shape[1:])))

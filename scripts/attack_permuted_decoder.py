@@ -1,0 +1,99 @@
+"""What permuted values of a private decoder give away: tables of docs/language_models.md.
+
+    python scripts/attack_permuted_decoder.py
+
+Orders and rounding are those of `vfl.mpc.two_party`, drawn here; tests/attacks/permuted holds that
+what P1 sees for real is this. The decoder is random: 32 numbers a token, 4,000 tokens, one block.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vfl.attacks.permuted_decoder import (
+    averaged_error,
+    layer_from_questions,
+    permuted_rows,
+    words_from_multisets,
+)
+from vfl.core.seeds import generator, scoped
+from vfl.models.decoder import Decoder, DecoderShape
+from vfl.models.language import Front
+
+WIDTH, WORDS, BITS, TEXTS, LENGTH = 32, 4000, 30, 5, 12
+
+
+def decoder(layers: int) -> Decoder:
+    """A random decoder."""
+    shape = DecoderShape(WORDS, WIDTH, layers, heads=2, positions="rotary", norm="rms", bias=False)
+    with scoped(6):
+        return Decoder(shape).requires_grad_(requires_grad=False)
+
+
+def texts_read(layers: int, deviation: float) -> float:
+    """Share of words that are read from permuted vectors behind some blocks, with noise on them."""
+    model, draw = decoder(max(layers, 1)), generator(0, "texts")
+    front, right = Front(model.tokens, model.layers[:layers], LENGTH), 0
+    for _ in range(TEXTS):
+        text = torch.randint(WORDS, (1, LENGTH), generator=draw)
+        vectors = front.above(front.words(text))[0]
+        vectors = vectors + deviation * torch.randn(vectors.shape, generator=draw)
+        seen = permuted_rows(vectors, BITS, draw)[torch.randperm(LENGTH, generator=draw)]
+        found = torch.tensor(words_from_multisets(front, seen.float()))
+        right += int((found == text[0]).sum())
+    return right / (TEXTS * LENGTH)
+
+
+def left_unknown(change: float, questions: int) -> float:
+    """Share of a fine-tuning's change of a layer that one-word questions leave unknown."""
+    base, draw = decoder(1), generator(0, "orders")
+    owner = copy.deepcopy(base)
+    with scoped(8):
+        for name in ("attention_in", "attention_out", "mlp_in"):
+            weight = getattr(owner.layers[0], name).weight
+            weight += change * weight.std() * torch.randn(weight.shape)
+
+    def normed(vectors: Tensor) -> Tensor:
+        return F.rms_norm(vectors, (WIDTH,), eps=1e-5)
+
+    def maps(model: Decoder) -> tuple[Tensor, Tensor]:
+        """Of attention over one word and of the layer behind it, axes (inputs, outputs)."""
+        block = model.layers[0]
+        value = block.attention_in.weight.double()[2 * WIDTH :].T
+        return value @ block.attention_out.weight.double().T, block.mlp_in.weight.double().T
+
+    (public, start), (secret, wanted) = maps(base), maps(owner)
+    vectors = base.tokens.weight.double()[:questions]
+    middle = vectors + normed(vectors) @ secret
+    attention = layer_from_questions(
+        normed(vectors), permuted_rows(middle, BITS, draw), public, vectors
+    )
+    inputs = normed(vectors + normed(vectors) @ attention)
+    found = layer_from_questions(inputs, permuted_rows(normed(middle) @ wanted, BITS, draw), start)
+    return float((found - wanted).norm() / (start - wanted).norm())
+
+
+def main() -> None:
+    """Print the tables."""
+    print("| vectors behind | noise 0 | 0.1 | 0.3 | guess |\n| --- | --- | --- | --- | --- |")
+    for layers in (0, 1, 2):
+        shares = [f"{100 * texts_read(layers, one):.0f} %" for one in (0, 0.1, 0.3)]
+        print(f"| {layers} blocks | {' | '.join(shares)} | {100 / WORDS:.2f} % |", flush=True)
+    counts = (16, 32, 64, 128, 256, 512, 1024)
+    print(f"\n| change | {' | '.join(map(str, counts))} |\n|{' --- |' * (len(counts) + 1)}")
+    for change in (0.03, 0.1, 0.3, 1.0):
+        shares = [f"{left_unknown(change, one):.3f}" for one in counts]
+        print(f"| {change:g} | {' | '.join(shares)} |", flush=True)
+    times = (1, 100, 10_000, 1_000_000)
+    values, draw = torch.randn(20, generator=generator(0, "values")), generator(0, "shares")
+    shares = [f"{averaged_error(values, 100.0, one, draw):.2f}" for one in times]
+    print(f"\n| shared | {' | '.join(map(str, times))} |\n|{' --- |' * (len(times) + 1)}")
+    print(f"| error | {' | '.join(shares)} |")
+
+
+if __name__ == "__main__":
+    main()

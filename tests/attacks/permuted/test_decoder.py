@@ -1,0 +1,138 @@
+"""Permuted values of a private decoder: what is seen for real, and what it gives away."""
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vfl.attacks.permuted_decoder import (
+    Asker,
+    averaged_error,
+    float_shares,
+    layer_from_questions,
+    permuted_rows,
+    words_from_multisets,
+)
+from vfl.core.seeds import generator, scoped
+from vfl.models.decoder import Decoder, DecoderShape
+from vfl.models.language import Front
+
+WORDS, WIDTH = 60, 32
+
+
+def decoder(layers=2, words=WORDS):
+    shape = DecoderShape(
+        words, WIDTH, layers, heads=2, inner=48, positions="rotary", norm="rms", bias=False
+    )
+    with scoped(6):
+        return Decoder(shape).requires_grad_(requires_grad=False)
+
+
+def tuned(base):
+    """The same with the linear layers of the first block changed, as adapters would."""
+    model = copy.deepcopy(base)
+    with scoped(8):
+        for name in ("attention_in", "attention_out", "mlp_in"):
+            weight = getattr(model.layers[0], name).weight
+            weight += 0.03 * weight.std() * torch.randn(weight.shape)
+    return model
+
+
+@cache
+def asked_for_real(text):
+    with Asker(decoder()) as asker:
+        return asker.ask(text)
+
+
+def test_what_is_seen_is_the_residual_stream_in_another_order():
+    model, text = decoder(), (7, 3, 7, 22)
+    seen = asked_for_real(text)["layers.1.attention_norm"]
+    below = Front(model.tokens, model.layers[:1], 4).above(model.tokens(torch.tensor([text])))[0]
+    wanted, found = (each.sort(1).values.double() for each in (below, seen))
+    apart = torch.cdist(wanted, found, p=torch.inf)
+    assert apart.min(1).values.max() < 1e-3
+    assert sorted(apart.argmin(1).tolist()) == [0, 1, 2, 3]
+    assert not torch.allclose(below.double(), seen.double(), atol=0.1)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_who_knows_the_weights_reads_the_text(layer):
+    text = (7, 3, 7, 22)
+    model = decoder()
+    front = Front(model.tokens, model.layers[:layer], len(text))
+    found = words_from_multisets(front, asked_for_real(text)[f"layers.{layer}.attention_norm"])
+    if layer:  # attention tells the places of words
+        assert found == list(text)
+    assert sorted(found) == sorted(text)
+
+
+def value_map(model):
+    """The weights of attention over one word, axes (inputs, outputs)."""
+    block = model.layers[0]
+    inside = block.attention_in.weight.double()[2 * WIDTH :].T
+    return inside @ block.attention_out.weight.double().T
+
+
+def inner(model):
+    return model.layers[0].mlp_in.weight.double().T
+
+
+def normed(vectors):
+    return F.rms_norm(vectors, (WIDTH,), eps=1e-5)
+
+
+def left_unknown(base, owner, middle, sums, words):
+    """Share of the owner's change of a layer that is not found out, from what P1 sees of words.
+
+    Attention of one word is linear, so that two shuffled regressions follow one another.
+    """
+    vectors = base.tokens.weight.double()[words]
+    attention = layer_from_questions(normed(vectors), middle, value_map(base), vectors)
+    inputs = normed(vectors + normed(vectors) @ attention)
+    found = layer_from_questions(inputs, sums, inner(base))
+    return float((found - inner(owner)).norm() / (inner(base) - inner(owner)).norm())
+
+
+@pytest.mark.parametrize(("questions", "least", "most"), [(16, 0.5, 2.0), (128, 0.0, 1e-3)])
+def test_a_fine_tuned_layer_is_solved_by_four_times_as_many_words_as_inputs(questions, least, most):
+    base, words, draw = decoder(1, 600), torch.arange(questions), generator(0, "orders")
+    owner = tuned(base)
+    vectors = base.tokens.weight.double()[words]
+    middle = vectors + normed(vectors) @ value_map(owner)
+    sums = normed(middle) @ inner(owner)
+    seen = (permuted_rows(each, 30, draw) for each in (middle, sums))
+    assert least <= left_unknown(base, owner, *seen, words) < most
+
+
+@pytest.mark.slow
+def test_it_is_solved_by_questions_that_were_asked_for_real():
+    base, words = decoder(1, 200), torch.arange(160)
+    owner = tuned(base)
+    with Asker(owner) as asker:
+        found = [asker.ask([word]) for word in words.tolist()]
+    middle = torch.cat([one["layers.0.mlp_norm"] for one in found])
+    sums = torch.stack([one["layers.0.mlp"] for one in found])
+    assert left_unknown(base, owner, middle, sums, words) < 0.01
+
+
+def test_without_weights_to_begin_with_it_is_not_solved():
+    draw = generator(0, "cold")
+    inputs, weight = (torch.randn(n, WIDTH, generator=draw) for n in (400, 48))
+    seen = permuted_rows(inputs @ weight.T, 30, draw)
+    start = torch.randn(WIDTH, 48, generator=draw)
+    found = layer_from_questions(inputs, seen, start)
+    ranked = torch.cdist(weight.double(), found.T).min(1).values / weight.norm(dim=1)
+    assert ranked.min() > 0.3
+
+
+def test_averaging_float_shares_is_the_closed_form():
+    draw, values = generator(0, "shares"), torch.randn(400, generator=generator(0, "values"))
+    shares = float_shares(values, 100.0, 64, draw)
+    spread = (shares - values).std() / values.square().mean().sqrt()
+    assert spread == pytest.approx(100, rel=0.05)
+    for times in (100, 2500):
+        assert averaged_error(values, 100.0, times, draw) == pytest.approx(
+            100 / times**0.5, rel=0.15
+        )
