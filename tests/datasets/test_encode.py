@@ -434,3 +434,23 @@ def test_bins_are_of_numbers_alone_and_stay_in_the_encoder():
     assert again == encoder
     assert again.transform(frame).tobytes() == encoder.transform(frame).tobytes()
     assert "77." not in repr(encoder)
+
+
+def test_days_are_told_by_bins_where_numbers_are():
+    days = pd.Series(pd.date_range("2020-01-01", periods=90, freq="D")).sample(90, random_state=0)
+    frame = pd.DataFrame({"since": [*days.dt.strftime("%Y-%m-%d"), None]})
+    encoder = TableEncoder.fit(frame, bins=6, dates={"since": "%Y-%m-%d"})
+    plain = TableEncoder.fit(frame, dates={"since": "%Y-%m-%d"}).transform(frame)
+    got = encoder.transform(frame)
+    assert encoder.width == got.shape[1] == 6 + 4 + 1
+    np.testing.assert_array_equal(got[:, 6:], plain[:, 1:])
+    numbers = number_column((days - days.min()).dt.days.astype(float).tolist(), 6)
+    np.testing.assert_allclose(
+        got[:-1, :6], in_bins(numbers, (days - days.min()).dt.days.astype(float)), atol=1e-6
+    )
+    median = TableEncoder.fit(frame[:-1], bins=6, dates={"since": "%Y-%m-%d"})
+    np.testing.assert_array_equal(
+        got[-1, :6], median.transform(pd.DataFrame({"since": [None]}, dtype=object))[0, :6]
+    )
+    assert got[-1, 6:].tolist() == [0, 0, 0, 0, 1]
+    assert read_encoder(encoder.to_json()) == encoder

@@ -511,8 +511,11 @@ def _becomes(fact: _Facts, bins: int) -> tuple[Role, str, int]:
     if fact.kind == "other":
         return "other", "left out: neither number, text nor date", 0
     if fact.kind == "date":
-        words = "days since the median, month and weekday as points of a circle"
-        return "date", f"{DateColumn.WIDTH + more} inputs: {words}{also}", DateColumn.WIDTH + more
+        days = min(bins, (fact.different or bins + 1) - 1) if bins else 1
+        words = "days in bins" if bins else "days since the median"
+        inputs = days + DateColumn.CIRCLES + more
+        circles = "month and weekday as points of a circle"
+        return "date", f"{inputs} inputs: {words}, {circles}{also}", inputs
     if fact.kind == "number" and bins:
         inputs = min(bins, (fact.different or bins + 1) - 1) + more
         return "number", f"{inputs} input{'s' * (inputs > 1)}: one a bin{also}", inputs

@@ -147,13 +147,17 @@ class BinnedColumn:
         for start, values in _placed(number_blocks(blocks)):
             part = out[start : start + len(values)]
             missing = np.isnan(values)
-            present = np.where(missing, self.median, values)
-            for place, (low, high) in enumerate(pairwise(self.edges)):
-                part[:, place] = ((present - low) / (high - low)).clip(0, 1)
+            _fill_bins(part, np.where(missing, self.median, values), self.edges)
             if self.indicator:
                 part[:, -1] = missing
             else:
                 counter.note(self.name, "new_missing", start, missing)
+
+
+def _fill_bins(out: np.ndarray, values: np.ndarray, edges: Sequence[float]) -> None:
+    """How far each number has come in each bin, in the first inputs of `out`."""
+    for place, (low, high) in enumerate(pairwise(edges)):
+        out[:, place] = ((values - low) / (high - low)).clip(0, 1)
 
 
 def bin_edges(values: np.ndarray, bins: int) -> tuple[float, ...]:
@@ -208,22 +212,31 @@ class TextColumn:
 class DateColumn:
     """``(days - median) / scale``, then sine and cosine of month and of weekday; missing is zeros.
 
+    Where numbers are told by bins, the days are too, and a missing date is the median there.
+
     Attributes:
         written: how texts are written; None where the table holds dates as such.
         median, scale: of the days since 1970 in the training rows; scale 0 where all are alike.
+        edges: of the bins of the days, as of `BinnedColumn`; none standardises them.
     """
 
-    WIDTH: ClassVar[int] = 5
+    CIRCLES: ClassVar[int] = 4
 
     name: str
     indicator: bool
     written: str | None
     median: float = field(repr=False)
     scale: float = field(repr=False)
+    edges: tuple[float, ...] = field(default=(), repr=False)
+
+    @property
+    def days(self) -> int:
+        """How many inputs tell the days."""
+        return max(1, len(self.edges) - 1)
 
     @property
     def width(self) -> int:
-        return self.WIDTH + self.indicator
+        return self.days + self.CIRCLES + self.indicator
 
     def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
         """Fill `out`, axes (rows, width), which holds zeros."""
@@ -231,12 +244,15 @@ class DateColumn:
             part = out[start : start + len(block)]
             dates = as_dates(block, self.written)
             missing = np.asarray(dates.isna())
-            if self.scale:
+            if self.scale and not self.edges:
                 part[:, 0] = (_days(dates) - self.median) / self.scale
-            for first, turns in ((1, (dates.month - 1) / 12), (3, dates.day_of_week / 7)):
-                angle = 2 * math.pi * np.asarray(turns, dtype=float)
+            turns = (dates.month - 1) / 12, dates.day_of_week / 7
+            for first, turn in zip((self.days, self.days + 2), turns, strict=True):
+                angle = 2 * math.pi * np.asarray(turn, dtype=float)
                 part[:, first], part[:, first + 1] = np.sin(angle), np.cos(angle)
             part[missing] = 0.0
+            if self.edges:
+                _fill_bins(part, np.where(missing, self.median, _days(dates)), self.edges)
             if self.indicator:
                 part[:, -1] = missing
             else:
@@ -325,7 +341,9 @@ def _fit_column(column: pd.Series, max_categories: int, written: str | None, bin
         days = _days(as_dates(column, written))
         present = days[~np.isnan(days)]
         median = float(np.median(present)) if present.size else 0.0
-        return DateColumn(name, indicator, written, median, mean_and_std(days)[1])
+        scale = mean_and_std(days)[1]
+        edges = bin_edges(present, bins) if bins and scale else ()
+        return DateColumn(name, indicator, written, median, scale, edges)
     kind = kind_of(column)
     if kind == "text":
         return TextColumn(name, indicator, _categories(column, max_categories))
