@@ -207,3 +207,11 @@ def test_a_table_whose_ids_repeat_is_refused_with_counts():
     with pytest.raises(DataError, match="no column of this table names its rows") as caught:
         describe(frame)
     assert caught.value.got == "'customer_id': 1 missing, 2 different ids, 4 rows"
+
+
+@pytest.mark.parametrize(("text", "said"), [("", "is empty"), ("id,a\n", "has no rows")])
+def test_a_file_with_nothing_in_it_says_so(tmp_path, text, said):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(DataError, match=said) as caught:
+        describe(tmp_path / "t.csv")
+    assert "again" in caught.value.fix

@@ -25,7 +25,7 @@ def loans():
     return pd.DataFrame({"id": keys, "x": draw.normal(size=ROWS), "town": town, "day": day})
 
 
-@pytest.fixture(scope="module", params=["sqlite", "duckdb"])
+@pytest.fixture(scope="module", params=["sqlite", "duckdb", "adbc"])
 def database(request, loans, tmp_path_factory):
     folder = tmp_path_factory.mktemp("database")
     if request.param == "duckdb":
@@ -34,12 +34,12 @@ def database(request, loans, tmp_path_factory):
             connection.register("frame", loans)
             connection.execute("CREATE TABLE loans AS SELECT * FROM frame")
         return f"duckdb:{folder / 'loans.db'}"
-    pytest.importorskip("sqlalchemy")
+    pytest.importorskip({"sqlite": "sqlalchemy", "adbc": "adbc_driver_sqlite"}[request.param])
     connection = sqlite3.connect(folder / "loans.db")
     dated = loans.assign(day=loans["day"].dt.strftime("%Y-%m-%d"))
     dated.to_sql("loans", connection, index=False)
     connection.close()
-    return f"sqlite:///{folder / 'loans.db'}"
+    return f"{'adbc+' * (request.param == 'adbc')}sqlite:///{folder / 'loans.db'}"
 
 
 QUERY = "SELECT * FROM loans WHERE x > -5 ORDER BY id"
@@ -87,9 +87,9 @@ def test_a_wrong_query_is_told_without_its_words(database, query):
     assert "zq8" not in str(caught.value)
 
 
-@pytest.mark.parametrize("scheme", ["duckdb:", "sqlite:///"])
+@pytest.mark.parametrize("scheme", ["duckdb:", "sqlite:///", "adbc+sqlite:///"])
 def test_no_database_is_made_where_none_is(tmp_path, scheme):
-    pytest.importorskip("duckdb" if scheme == "duckdb:" else "sqlalchemy")
+    pytest.importorskip({"d": "duckdb", "s": "sqlalchemy", "a": "adbc_driver_sqlite"}[scheme[0]])
     missing = tmp_path / "none.db"
     with pytest.raises(MissingDataError):
         read_table(f"{scheme}{missing}", TableFormat(query="SELECT 1"))
@@ -105,7 +105,7 @@ def test_a_database_is_only_read(database):
 def test_an_address_may_take_a_password_from_the_environment(monkeypatch, database):
     scheme, _, place = database.partition(":")
     monkeypatch.setenv("PLACE", place.removeprefix("///"))
-    slashes = "///" if scheme == "sqlite" else ""
+    slashes = "///" if scheme.endswith("sqlite") else ""
     table = read_table(f"{scheme}:{slashes}${{PLACE}}", TableFormat(query=QUERY))
     assert len(table) == ROWS
 
@@ -121,5 +121,13 @@ def test_what_is_not_installed_is_named(monkeypatch):
 def test_a_file_lies_beside_the_party_file(tmp_path):
     assert database_beside("sqlite:///a.db", tmp_path) == f"sqlite:///{tmp_path}/a.db"
     assert database_beside("sqlite:////x/a.db", tmp_path) == "sqlite:////x/a.db"
+    assert database_beside("adbc+sqlite:///a.db", tmp_path) == f"adbc+sqlite:///{tmp_path}/a.db"
     for source in ("duckdb:", "duckdb:${PLACE}/a.db", "sqlite:///:memory:", "postgresql://host/a"):
         assert database_beside(source, tmp_path) == source
+
+
+def test_an_address_without_a_driver_of_adbc_is_told_which_have_one():
+    with pytest.raises(DataError, match="no driver") as caught:
+        read_table("adbc+oracle://me:secret@host/loans", TableFormat(query="SELECT 1"))
+    assert "secret" not in str(caught.value)
+    assert "adbc+postgresql://" in caught.value.want

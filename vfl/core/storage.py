@@ -591,7 +591,7 @@ def joint_digest(digests: Iterable[tuple[str, str]]) -> str:
 
 
 #: Databases in a file; `vfl.datasets.sql` reads them.
-DUCKDB, SQLITE = "duckdb:", "sqlite:///"
+DUCKDB, SQLITE, ADBC = "duckdb:", "sqlite:///", "adbc+"
 
 
 def is_database(source: object) -> bool:
@@ -609,7 +609,7 @@ def database_beside(source: str, folder: Path) -> str:
     >>> database_beside("duckdb:loans.db", Path("/data"))
     'duckdb:/data/loans.db'
     """
-    for scheme in (DUCKDB, SQLITE):
+    for scheme in (DUCKDB, SQLITE, ADBC + SQLITE):
         file = source.removeprefix(scheme)
         if file != source and file not in ("", ":memory:") and "$" not in file:
             return f"{scheme}{folder / file}"

@@ -180,7 +180,12 @@ def describe(
         form = replace(form, missing=signs)
         table = read_table(source, form)
     if not len(table):
-        raise DataError("this table has no rows", where="data.source")
+        raise DataError(
+            "this table has no rows",
+            where="the frame" if isinstance(source, pd.DataFrame) else "data.source",
+            got=f"{len(names)} names of columns and nothing below them",
+            fix="write the table again, or look at the query",
+        )
     facts = {name: _facts(table, name, form) for name in table.columns}
     ids = id_column or _id_of(facts, len(table), label)
     if found_out:

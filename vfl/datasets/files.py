@@ -100,6 +100,13 @@ def _existing(source: Path | str, setting: str | None) -> Path:
             want="a .csv, .csv.gz or .parquet file",
             fix=nearest(path.name, beside),
         )
+    if not path.stat().st_size:
+        raise DataError(
+            "this file is empty",
+            where=str(path),
+            want="a line of column names and one line a row",
+            fix="write the table again; was it being written just now?",
+        )
     return path
 
 

@@ -1,8 +1,9 @@
 """Tables that a database answers with, some rows at a time.
 
 A source is ``duckdb:FILE`` (``duckdb:`` alone for a query that reads files), or the URL that
-SQLAlchemy knows a database by; both are the extra ``vfl[sql]``. A password stands in the
-environment, not in a file: ``postgresql://me:${PASSWORD}@host/loans``.
+SQLAlchemy knows a database by; both are the extra ``vfl[sql]``. With ``adbc+`` in front of the URL
+rows come as Arrow from a driver of ADBC, such as the extra ``vfl[adbc]`` brings. A password stands
+in the environment, not in a file: ``postgresql://me:${PASSWORD}@host/loans``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from typing import Any
 import pandas as pd
 
 from vfl.core.errors import DataError, MissingDataError
-from vfl.core.storage import DUCKDB, SQLITE
+from vfl.core.storage import ADBC, DUCKDB, SQLITE
+
+#: Databases whose driver of ADBC takes an address.
+_DRIVERS = ("sqlite", "postgresql", "flightsql", "snowflake")
 
 
 def query_blocks(source: str, query: str | None, rows: int) -> Iterator[pd.DataFrame]:
@@ -33,8 +37,12 @@ def query_blocks(source: str, query: str | None, rows: int) -> Iterator[pd.DataF
             fix='query = "SELECT ... FROM ..." below source',
         )
     address = os.path.expandvars(source)
-    blocks = _duckdb if source.startswith(DUCKDB) else _sqlalchemy
-    found = blocks(address.removeprefix(DUCKDB), query, rows)
+    if source.startswith(DUCKDB):
+        found = _duckdb(address.removeprefix(DUCKDB), query, rows)
+    elif source.startswith(ADBC):
+        found = _adbc(address.removeprefix(ADBC), query, rows)
+    else:
+        found = _sqlalchemy(address, query, rows)
     while True:
         try:
             block = next(found)
@@ -58,18 +66,39 @@ def _duckdb(file: str, query: str, rows: int) -> Iterator[pd.DataFrame]:
     if file and not Path(file).is_file():
         raise MissingDataError("there is no such database", where="data.source", got=file)
     with duckdb.connect(file or ":memory:", read_only=bool(file), config=closed) as connection:
-        reader = connection.sql(query).to_arrow_reader(rows)
-        waiting, found = [], 0  # the reader's batches are of any size: blocks are of `rows`
-        for batch in reader:
-            waiting.append(batch.to_pandas())
-            found += len(batch)
-            if found >= rows:
-                whole = pd.concat(waiting, ignore_index=True)
-                yield whole[:rows]
-                waiting, found = [whole[rows:].reset_index(drop=True)], found - rows
-        if not waiting:
-            waiting = [reader.schema.empty_table().to_pandas()]
-        yield pd.concat(waiting, ignore_index=True)
+        yield from _in_blocks(connection.sql(query).to_arrow_reader(rows), rows)
+
+
+def _adbc(address: str, query: str, rows: int) -> Iterator[pd.DataFrame]:
+    scheme = address.partition(":")[0]
+    if scheme not in _DRIVERS:
+        want = ", ".join(f"{ADBC}{name}://" for name in _DRIVERS)
+        raise DataError("no driver of ADBC for this address", where="data.source", want=want)
+    driver = _installed(f"adbc_driver_{scheme}.dbapi", f"adbc-driver-{scheme}")
+    if address.startswith(SQLITE):
+        file = address.removeprefix(SQLITE)
+        if not Path(file).is_file():  # it would make an empty one
+            raise MissingDataError("there is no such database", where="data.source", got=file)
+        address = f"{Path(file).absolute().as_uri()}?mode=ro"
+    with driver.connect(address) as connection, connection.cursor() as cursor:
+        cursor.execute(query)
+        with cursor.fetch_record_batch() as reader:
+            yield from _in_blocks(reader, rows)
+
+
+def _in_blocks(reader: Any, rows: int) -> Iterator[pd.DataFrame]:
+    """Arrow's batches, which are of any size, as frames of so many rows."""
+    waiting, found = [], 0
+    for batch in reader:
+        waiting.append(batch.to_pandas())
+        found += len(batch)
+        while found >= rows:
+            whole = pd.concat(waiting, ignore_index=True)
+            yield whole[:rows]
+            waiting, found = [whole[rows:].reset_index(drop=True)], found - rows
+    if not waiting:
+        waiting = [reader.schema.empty_table().to_pandas()]
+    yield pd.concat(waiting, ignore_index=True)
 
 
 def _sqlalchemy(address: str, query: str, rows: int) -> Iterator[pd.DataFrame]:
@@ -98,12 +127,12 @@ def _plain(column: pd.Series) -> pd.Series:
     return column
 
 
-def _installed(name: str) -> Any:
+def _installed(name: str, package: str = "'vfl[sql]'") -> Any:
     try:
         return import_module(name)
     except ImportError:
         raise MissingDataError(
             f"reading this database needs {name}",
             where="data.source",
-            fix="pip install 'vfl[sql]'",
+            fix=f"pip install {package}",
         ) from None
