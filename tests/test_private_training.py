@@ -157,19 +157,20 @@ def test_a_check_tells_steps_noise_and_epsilon_before_anything_runs(tmp_path):
     assert facts["steps_per_epoch"] == 10
     assert facts["epochs"] < 40
     assert "for one record in one training" in facts["privacy"]
-    assert facts["privacy"].endswith("noise 1.5 in all")
+    assert facts["privacy"].endswith("joint sensitivity 1.732; noise 1.5 in all")
 
 
 class Killed(Exception):
     """Stands for a process that ends between two frames."""
 
 
+@pytest.mark.parametrize("more", [{}, {"quantile": 0.5, "clip_by": "layer"}], ids=["", "quantile"])
 @pytest.mark.parametrize("in_flight", [1, 3])
 def test_a_killed_training_goes_on_to_the_same_models_and_the_same_budget(
-    data, tmp_path, in_flight
+    data, tmp_path, in_flight, more
 ):
     settings = experiment(
-        {"epsilon": 6.0, "noise": 1.5}, train={"epochs": 40, "in_flight": in_flight}
+        {"epsilon": 6.0, "noise": 1.5} | more, train={"epochs": 40, "in_flight": in_flight}
     )
     undisturbed = session(data, settings).run()
     for at in (7, 16, 23):
@@ -233,7 +234,6 @@ def test_what_would_make_the_promise_untrue_is_refused(data, changes, why):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"secure": "sum", "merge": "sum"}, "an empty batch has nothing to mask"),
         ({"secure": "permuted"}, "no party has a half"),
         ({"dp": {}}, "needs an epsilon"),
         ({"dp": {"epsilon": 1, "noise": 1}, "train": {"keep": "best"}}, "keep = 'last'"),
@@ -262,9 +262,45 @@ def test_a_noisy_cut_beside_shuffled_batches(data):
 def test_a_clip_norm_of_one_party(data):
     dp = {"noise": 1.0, "clips": {"left": 0.25, "label": 2.0}}
     private = session(data, experiment(dp))
-    norms = {one.name: one.end._private.clipper.norm for one in private.clients}
+    norms = {one.name: one.end._private.clipper.norms.item() for one in private.clients}
     assert norms == {"left": 0.25, "right": 1.0}
-    assert private.label._private.clipper.norm == 2.0
+    assert private.label._private.clipper.norms.item() == 2.0
+
+
+def norms_before(session):
+    halves = [one.end._private for one in session.clients] + [session.label._private]
+    return [half.clipper.norms.tolist() for half in halves]
+
+
+def test_clip_norms_that_follow_a_quantile_start_alike_and_part(data):
+    settings = experiment({"noise": 1.0, "quantile": 0.5, "clip_by": "layer", "clip": 3.0})
+    made = session(data, settings)
+    np.testing.assert_allclose(norms_before(made), 3 / np.sqrt(2))
+    followed = norms_before(made.run())
+    assert len({norm for norms in followed for norm in norms}) == 6
+
+
+def test_empty_batches_go_through_a_secure_sum(data):
+    """Sums are exact to 2^-17, so that losses are those of the open sum but for rounding."""
+    train = {"batch_size": 2, "epochs": 1, "optimizer": "sgd", "learning_rate": 0.05}
+    open_sum = session(data, experiment({"noise": 1.0}, merge="sum", train=train)).run()
+    empty = []
+
+    def watch(party, direction, frame):
+        if frame.kind is Kind.CUT and not frame.payload:
+            empty.append(frame.step)
+
+    hidden = experiment({"noise": 1.0}, merge="sum", secure="sum", train=train)
+    masked = session(data, hidden, observers=[watch]).run()
+    assert len(empty) > 10
+    assert masked.label.privacy() == open_sum.label.privacy()
+    assert np.isfinite(masked.label.history[-1]["train_loss"])
+    quiet = [
+        session(data, experiment({"noise": 1e-9, "clip": 100.0}, merge="sum", secure=secure,
+                                 train=train)).run()
+        for secure in ("none", "sum")
+    ]  # fmt: skip
+    assert weights_apart(*(one.weights() for one in quiet)) < 1e-3
 
 
 def test_a_label_party_with_columns_of_its_own(data):

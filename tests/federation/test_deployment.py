@@ -77,6 +77,37 @@ def test_a_secure_sum_computes_what_one_process_computes(deployed):
     assert len(pd.read_csv(path / "predictions.csv")) > 1000
 
 
+PRIVATE = {
+    "poisson": ["dp.noise=1", "dp.epsilon=8"],
+    "pipelined": ["dp.epsilon=8", "train.in_flight=2",
+                  "codec=randtopk:k=8,alpha=0.2,values=8,scale=row"],
+    "quantile": ["dp.epsilon=8", "dp.clip_by=layer", "dp.quantile=0.5"],
+    "sum": ["dp.epsilon=8", "merge=sum", "secure=sum"],
+}  # fmt: skip
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("kind", PRIVATE)
+def test_private_training_computes_and_states_what_one_process_does(deployed, kind):
+    """Each party noises its half by a secret of its own; batches of about two rows, and empty."""
+    folder, label = deployed
+    name = f"private-{kind}"  # rows are drawn by a key of the run's name
+    settings = [f"name={name}", *PRIVATE[kind], "train.batch_size=2", "train.epochs=1"]
+    path, summary, epochs = train(label, name, *settings)
+    alone = run_in_process(folder, label, lambda record: None, settings)
+    same = read_json(alone / "summary.json")
+    (stated,) = summary["privacy"]
+    assert stated == same["privacy"][0]
+    assert stated["unit"] == "record"
+    assert 0 < stated["epsilon"] <= 8
+    assert summary["weights_sha256"] == same["weights_sha256"]
+    assert [one["epsilon"] for one in epochs] == [
+        record["epsilon"] for record in read_lines(alone / "metrics.jsonl")
+    ]
+    federated.run_session(label, "evaluate", name)
+    assert RunFolder.open(path).evaluation()["test_loss"] == summary["test_loss"]
+
+
 @pytest.mark.net
 def test_shared_first_layers_compute_what_one_process_computes(deployed):
     """Shares are drawn anew in every session; what the label party gets of them is the same."""

@@ -31,8 +31,12 @@ def rows_for(spec, shape):
     return torch.randn(ROWS, *shape, generator=draw)
 
 
-def by_loop(model, rows, grad, norm):
+def by_loop(model, rows, grad, norm, by="half"):
     """Every row through the model by itself, its gradient clipped, then summed: in numpy."""
+    layers = [list(part.parameters(recurse=False)) for part in model.modules()]
+    layers = [layer for layer in layers if layer]
+    if by == "layer":
+        norm = norm / np.sqrt(len(layers))
     totals = [np.zeros(tuple(weight.shape)) for weight in model.parameters()]
     norms = []
     for row, of_row in zip(rows, grad, strict=True):
@@ -42,18 +46,21 @@ def by_loop(model, rows, grad, norm):
             np.zeros(tuple(w.shape)) if w.grad is None else w.grad.double().numpy()
             for w in model.parameters()
         ]
-        size = np.sqrt(sum((one**2).sum() for one in found))
-        norms.append(size)
-        for total, one in zip(totals, found, strict=True):
-            total += one * min(1, norm / size)
+        place = {id(weight): at for at, weight in enumerate(model.parameters())}
+        groups = [[place[id(w)] for w in layer] for layer in layers]
+        for group in groups if by == "layer" else [sorted({at for one in groups for at in one})]:
+            size = np.sqrt(sum((found[at] ** 2).sum() for at in group))
+            norms.append(size)
+            for at in group:
+                totals[at] += found[at] * (min(1, norm / size) if size else 1)
     return totals, norms
 
 
-def of_clipper(model, rows, grad, norm):
-    clipper = RowClipper(model, norm)
+def of_clipper(model, rows, grad, norm, by="half"):
+    clipper = RowClipper(model, norm, by)
     with clipper.recording() as calls:
         output = model(rows)
-    has_rule = clipper._norms(output, grad, calls) is not None if calls else None
+    has_rule = clipper._of_outputs(output, grad, calls) is not None if calls else None
     return clipper.sums(output, grad, list(model.parameters()), calls), has_rule
 
 
@@ -66,18 +73,20 @@ def test_every_bottom_is_tried_here():
     assert {*SHAPES, *OVER_THE_BATCH} == set(BOTTOMS.names())
 
 
+@pytest.mark.parametrize("by", ["half", "layer"])
 @pytest.mark.parametrize("norm", [0.02, 1e6])
 @pytest.mark.parametrize("name", sorted(set(SHAPES) - {"identity"}))
-def test_sums_are_those_of_a_loop_over_rows(name, norm):
+def test_sums_are_those_of_a_loop_over_rows(name, norm, by):
     spec, shape, width, quick = SHAPES[name]
     torch.manual_seed(0)
     model = make_bottom(spec).build(shape, width)
     rows, grad = rows_for(spec, shape), torch.randn(ROWS, width)
-    totals, norms = by_loop(model, rows, grad, norm)
-    assert norm > max(norms) or min(norms) > 0.02, "every row is clipped, or none"
-    sums, has_rule = of_clipper(model, rows, grad, norm)
+    totals, norms = by_loop(model, rows, grad, norm, by)
+    assert norm == 1e6 or min(norms) > 0.02 or by == "layer", "every row is clipped, or none"
+    (sums, before), has_rule = of_clipper(model, rows, grad, norm, by)
     assert has_rule is quick
     close(sums, totals)
+    np.testing.assert_allclose(sorted(before.flatten()), sorted(norms), rtol=1e-3, atol=1e-6)
 
 
 MORE = {
@@ -95,6 +104,29 @@ MORE = {
                              nn.Linear(10, 2)), (2, 3)),
     "in place": (nn.Sequential(nn.Linear(3, 5), nn.ReLU(inplace=True), nn.Linear(5, 2)), (3,)),
 }  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+def test_sums_are_those_of_opacus():
+    """Its ghost norms, from the same gradient of the output."""
+    opacus = pytest.importorskip("opacus.grad_sample")
+    torch.manual_seed(0)
+    model = make_bottom("mlp:hidden=16-8").build((6,), 4)
+    rows, grad = torch.randn(ROWS, 6), torch.randn(ROWS, 4)
+    (sums, norms), _ = of_clipper(model, rows, grad, 0.5)
+    theirs = opacus.GradSampleModuleFastGradientClipping(
+        model, batch_first=True, loss_reduction="sum", max_grad_norm=0.5, use_ghost_clipping=True
+    )
+    output = theirs(rows)
+    output.backward(grad, retain_graph=True)
+    factors = theirs.get_clipping_coef()
+    np.testing.assert_allclose(norms[0], theirs.get_norm_sample(), rtol=1e-4)
+    theirs.disable_hooks()
+    model.zero_grad()
+    output.backward(grad * factors[:, None])
+    close(sums, [weight.grad.numpy() for weight in model.parameters()])
+
+
 TWICE = nn.Linear(3, 3)
 MORE["twice"] = (nn.Sequential(TWICE, nn.Tanh(), TWICE), (3,))
 
@@ -106,7 +138,7 @@ def test_layers_of_ones_own(name):
     width = 3 if name == "twice" else 2
     rows, grad = torch.randn(ROWS, *shape), torch.randn(ROWS, width)
     totals, _ = by_loop(model, rows, grad, 0.3)
-    sums, has_rule = of_clipper(model, rows, grad, 0.3)
+    (sums, _), has_rule = of_clipper(model, rows, grad, 0.3)
     assert has_rule is (name not in ("groups", "in place", "twice"))
     close(sums, totals)
 
@@ -121,7 +153,7 @@ def test_frozen_weights_are_in_no_norm():
     with clipper.recording() as calls:
         output = model(rows)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    close(clipper.sums(output, grad, weights, calls), totals[1:])
+    close(clipper.sums(output, grad, weights, calls)[0], totals[1:])
 
 
 @pytest.mark.parametrize("name", sorted(OVER_THE_BATCH))
@@ -156,6 +188,38 @@ def test_noise_has_the_deviation_that_was_asked_for():
     draws = loud.double() - stepped(noise=1e-9, norm=3.0).double()
     assert float(draws.std()) == pytest.approx(2.0 * 3.0 / 4, rel=0.03)
     assert abs(float(draws.mean())) < 4 * 1.5 / np.sqrt(len(draws))
+
+
+def test_a_clip_norm_converges_to_the_quantile_of_row_norms():
+    """Norms of rows are spread evenly; with noise the norm ends within 10 % of each quantile."""
+    for start, quantile in ((0.01, 0.5), (50.0, 0.5), (1.0, 0.8)):
+        model = nn.Linear(1, 1, bias=False)
+        own = Secret(b"3" * 32)
+        half = PrivateHalf(
+            model, norm=start, noise=1.0, batch_size=500, secret=own, party="bank",
+            quantile=quantile,
+        )  # fmt: skip
+        sizes = torch.linspace(0.02, 4.0, 500)[:, None]
+        ends = []
+        for step in range(200):
+            with half.recording() as calls:
+                output = model(sizes)
+            half.give_gradients(output, torch.ones(500, 1), calls, step)
+            ends.append(half.clipper.norms.item())
+        assert np.mean(ends[-50:]) == pytest.approx(4 * quantile, rel=0.1)
+
+
+def test_counts_of_a_quantile_are_paid_for_by_the_noise():
+    """1/s^2 of the sums and of the counts, in their sensitivities, make that of the whole."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    half = PrivateHalf(
+        model, norm=1.0, noise=2.0, batch_size=4.0, secret=Secret(bytes(32)), party="bank",
+        by="layer", quantile=0.5,
+    )  # fmt: skip
+    groups = len(half.clipper.norms)
+    of_sums = half._noise / np.sqrt(groups)  # each has its own norm as a unit
+    of_counts = (half._counts_noise / 2) / (np.sqrt(groups) / 2)
+    assert of_sums**-2 + of_counts**-2 == pytest.approx(2.0**-2)
 
 
 def test_an_empty_batch_gets_noise_alone():

@@ -18,6 +18,7 @@ from vfl.models import BOTTOMS, Bottom, make_bottom
 from vfl.models.footprint import _Allocations, footprint
 from vfl.session import Terms, check_consent, check_dealers_consent
 from vfl.session.consent import expected_bytes
+from vfl.session.terms import DPTerms
 from vfl.training.local import LocalSession
 
 
@@ -64,12 +65,25 @@ def test_a_session_within_every_limit(terms, data, refusal):
         ({}, {"max_epochs": 1}, "epochs 2", "epochs <= 1"),
         ({"version": "9.9"}, {}, "vfl 9.9", f"vfl in {VERSION}"),
         ({}, {"versions": ("8.8",)}, f"vfl {VERSION}", "vfl in 8.8"),
+        ({}, {"min_dp_noise": 1.0}, "no [dp]", "dp noise >= 1"),
+        ({"dp": DPTerms(noise=0.9)}, {"min_dp_noise": 1.0}, "dp noise 0.9", "dp noise >= 1"),
     ],
 )
 def test_each_difference_is_told(terms, refusal, changes, consent, asked, allowed):
     error = refusal(terms.model_copy(update=changes), **consent)
     assert error.what == "party 'bank' does not consent to this session"
     assert (error.got, error.want) == (asked, allowed)
+
+
+def test_models_that_may_cost_a_row_more_than_a_party_allows(terms, data, refusal):
+    rows = len(data["bank"].split.train)
+    private = terms.model_copy(update={"dp": DPTerms(epsilon=2.0)})
+    assert refusal(private, max_dp_epsilon=2.0, min_dp_noise=0.1) is None
+    assert refusal(private, max_dp_epsilon=1.9).want == f"dp epsilon <= 1.9, delta < 1/{rows}"
+    careless = terms.model_copy(update={"dp": DPTerms(epsilon=2.0, delta=2 / rows)})
+    assert "delta" in refusal(careless, max_dp_epsilon=2.0).got
+    evaluation = terms.model_copy(update={"mode": "evaluate"})
+    assert refusal(evaluation, max_dp_epsilon=1.0) is None
 
 
 @pytest.fixture

@@ -248,6 +248,10 @@ class DPSettings(Settings):
         delta: of every epsilon; below one over the training rows.
         clip: bound of one row's gradient at one party, of all its weights together.
         clips: other bounds, by party.
+        clip_by: "half" bounds all weights of a half together; "layer" bounds each of n layers by
+            clip / sqrt(n).
+        quantile: the share of rows whose gradients should stay as they are: each clip norm starts
+            at `clip` and follows it, by noisy counts that the noise pays for; None keeps the norms.
         sampling: "poisson" draws each row for each step by itself, so that batches are uneven and
             some are empty; "shuffled" takes every row once an epoch and gains nothing by sampling.
         accountant: what epsilons are computed with; "pld" needs vfl[dp] at every party.
@@ -260,6 +264,8 @@ class DPSettings(Settings):
     clips: dict[PartyName, Annotated[float, Field(gt=0, le=1e6)]] = Field(
         default_factory=dict, max_length=65
     )
+    clip_by: Literal["half", "layer"] = "half"
+    quantile: float | None = Field(default=None, gt=0, lt=1)
     sampling: Literal["poisson", "shuffled"] = "poisson"
     accountant: Literal["rdp", "pld"] = "rdp"
 
@@ -280,13 +286,9 @@ def dp_mistake(
     """Why settings that are right by themselves do not go with [dp]; None where they do."""
     if dp is None:
         return None
-    if secure != "none":
-        why = (
-            "with 'sum' an empty batch has nothing to mask"
-            if secure.startswith("sum")
-            else ("no party has a half whose gradients it could clip")
-        )
-        return f"[dp] needs secure = 'none': {why}"
+    if secure.partition(":")[0] not in ("none", "sum"):
+        why = "no party has a half whose gradients it could clip"
+        return f"[dp] needs secure = 'none' or 'sum': {why}"
     if middle is not None or tasks:
         return "[dp] counts one top and its bottoms, and neither [middle] nor [[tasks]] is counted"
     if train.precision != "float32":

@@ -88,6 +88,9 @@ class Consent(Settings):
             limit.
         max_epsilon: of one row's inputs, under all names of runs together; a session without an
             epsilon is refused then. None sets no limit.
+        min_dp_noise: a training without DP-SGD, or with less `dp.noise`, is refused.
+        max_dp_epsilon: a training without DP-SGD is refused, and one whose models may cost one row
+            more than this, or whose delta is not below one over the training rows.
         versions: vfl versions the party agrees to run; empty means the installed one.
         bundles: Flower app bundles its SuperNode runs: "vfl" for the one with no code but the
             installed vfl's, or the SHA-256 of another.
@@ -113,6 +116,8 @@ class Consent(Settings):
     max_rows_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10_000.0
     max_queries: Annotated[int, Field(ge=1)] | None = None
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    min_dp_noise: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    max_dp_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     versions: tuple[str, ...] = ()
     bundles: tuple[Annotated[str, StringConstraints(pattern=r"^(vfl|[0-9a-f]{64})$")], ...] = (
         "vfl",

@@ -260,7 +260,10 @@ def _privacy(experiment: Experiment, data: PartyData | None = None) -> str:
     if experiment.dp is not None and data is not None:
         terms = Terms.of(experiment, "train", experiment.name)
         if (plan := PrivacyPlan.of(terms, len(data.split.train))) is not None:
-            stated.append(f"{plan.statement(plan.steps)}; noise {plan.noise:.4g} in all")
+            stated.append(
+                f"{plan.statement(plan.steps)}; joint sensitivity {plan.sensitivity(terms):.4g};"
+                f" noise {plan.noise:.4g} in all"
+            )
     elif experiment.dp is not None:
         stated.append("[dp] promises an epsilon that follows from the training rows")
     return "; ".join(stated) or "promises nothing"

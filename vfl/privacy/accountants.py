@@ -7,7 +7,7 @@ no other package and is what a training uses; `pld` is the tightest, of Google's
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -49,11 +49,25 @@ class GaussianSteps:
         require("sampling_rate", rate, "above 0, at most 1", 0 < rate <= 1)
 
 
+#: Steps of one kind, or of several kinds one after the other.
+Steps = GaussianSteps | Sequence[GaussianSteps]
 #: Epsilon of steps at a delta.
-Accountant = Callable[[GaussianSteps, float], float]
+Accountant = Callable[[Steps, float], float]
 
 
-def moments(mechanism: GaussianSteps, delta: float) -> float:
+def _kinds(mechanism: Steps) -> Sequence[GaussianSteps]:
+    return [mechanism] if isinstance(mechanism, GaussianSteps) else mechanism
+
+
+def _all_moments(mechanism: Steps, orders: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Orders, and the log-moments of all steps at each: those of independent steps add up."""
+    total = np.zeros(len(orders))
+    for one in _kinds(mechanism):
+        total += one.steps * _log_moments(one.sampling_rate, one.noise, orders)
+    return np.array(orders, dtype=float), total
+
+
+def moments(mechanism: Steps, delta: float) -> float:
     """The moments accountant as first published, of moments up to 32.
 
     Abadi et al. 2016, theorem 2 and section 3.2.
@@ -61,29 +75,32 @@ def moments(mechanism: GaussianSteps, delta: float) -> float:
     >>> round(moments(GaussianSteps(4.0, 10_000, 0.01), 1e-5), 4)
     1.2586
     """
-    orders, logs = _log_moments(mechanism.sampling_rate, mechanism.noise, _REFERENCE_ORDERS)
-    found = (mechanism.steps * logs - math.log(delta)) / (orders - 1)
+    orders, logs = _all_moments(mechanism, _REFERENCE_ORDERS)
+    found = (logs - math.log(delta)) / (orders - 1)
     return float(found.min())
 
 
-def strong_composition(mechanism: GaussianSteps, delta: float) -> float:
+def strong_composition(mechanism: Steps, delta: float) -> float:
     """Strong composition of amplified Gaussian steps, delta shared out as well as can be.
 
-    Dwork, Rothblum and Vadhan 2010, theorem III.3; a step has q epsilon and q delta.
+    Dwork, Rothblum and Vadhan 2010, theorem III.3; a step has q epsilon and q delta. Steps of
+    several kinds share delta evenly, and their epsilons add up.
 
     >>> round(strong_composition(GaussianSteps(4.0, 10_000, 0.01), 1e-5), 3)
     9.353
     """
-    rate, steps = mechanism.sampling_rate, mechanism.steps
+    if len(kinds := _kinds(mechanism)) > 1:
+        return sum(strong_composition(one, delta / len(kinds)) for one in kinds)
+    rate, steps, noise = kinds[0].sampling_rate, kinds[0].steps, kinds[0].noise
     share = 1 / (1 + np.exp(np.linspace(-12, 12, 4001)))
-    one = rate * np.sqrt(2 * np.log(1.25 * rate * steps / (share * delta))) / mechanism.noise
+    one = rate * np.sqrt(2 * np.log(1.25 * rate * steps / (share * delta))) / noise
     left = (1 - share) * delta
     with np.errstate(over="ignore"):  # infinite where a step has a large epsilon
         total = one * np.sqrt(2 * steps * np.log(1 / left)) + steps * one * np.expm1(one)
     return float(total.min())
 
 
-def rdp(mechanism: GaussianSteps, delta: float) -> float:
+def rdp(mechanism: Steps, delta: float) -> float:
     """Renyi differential privacy of the sampled Gaussian mechanism.
 
     Mironov, Talwar and Zhang 2019, section 3.3, at whole orders; between them the log-moments are
@@ -93,15 +110,15 @@ def rdp(mechanism: GaussianSteps, delta: float) -> float:
     >>> round(rdp(GaussianSteps(4.0, 10_000, 0.01), 1e-5), 4)
     1.0355
     """
-    whole, logs = _log_moments(mechanism.sampling_rate, mechanism.noise, _ORDERS)
+    whole, logs = _all_moments(mechanism, _ORDERS)
     orders = np.concatenate([np.arange(1.1, 12, 0.1), whole])
     logs = np.interp(orders, np.append(1, whole), np.append(0, logs))
-    renyi = mechanism.steps * logs / (orders - 1)
+    renyi = logs / (orders - 1)
     found = renyi + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
     return max(0.0, float(found.min()))
 
 
-def pld(mechanism: GaussianSteps, delta: float) -> float:
+def pld(mechanism: Steps, delta: float) -> float:
     """Privacy loss distributions, by Google's dp-accounting.
 
     Koskela, Jalko and Honkela 2020; Doroshenko et al. 2022.
@@ -117,10 +134,12 @@ def pld(mechanism: GaussianSteps, delta: float) -> float:
             "the accountant 'pld' needs dp-accounting",
             fix="pip install 'vfl[dp]', or the accountant rdp, whose bound is a little higher",
         ) from None
-    step = events.GaussianDpEvent(mechanism.noise)
-    if mechanism.sampling_rate < 1:
-        step = events.PoissonSampledDpEvent(mechanism.sampling_rate, step)
-    account = PLDAccountant().compose(events.SelfComposedDpEvent(step, mechanism.steps))
+    account = PLDAccountant()
+    for one in _kinds(mechanism):
+        step = events.GaussianDpEvent(one.noise)
+        if one.sampling_rate < 1:
+            step = events.PoissonSampledDpEvent(one.sampling_rate, step)
+        account.compose(events.SelfComposedDpEvent(step, one.steps))
     return float(account.get_epsilon(delta))
 
 
@@ -134,8 +153,12 @@ ACCOUNTANTS: Mapping[str, Accountant] = {
 ANALYTIC = "analytic Gaussian mechanism"
 
 
-def epsilon_by(mechanism: GaussianSteps, delta: float, accountant: str) -> float:
+def epsilon_by(mechanism: Steps, delta: float, accountant: str) -> float:
     """What the steps cost by one accountant.
+
+    >>> projection, training = GaussianSteps(7.0, 1), GaussianSteps(4.0, 10_000, 0.01)
+    >>> round(epsilon_by([projection, training], 1e-5, "moments"), 3)
+    1.447
 
     Raises:
         BadOptionError: an unknown accountant, or delta out of range.
@@ -143,7 +166,8 @@ def epsilon_by(mechanism: GaussianSteps, delta: float, accountant: str) -> float
     """
     require_choice("accountant", accountant, tuple(ACCOUNTANTS))
     require("delta", delta, "between 0 and 1", 0 < delta < 1)
-    return ACCOUNTANTS[accountant](mechanism, delta) if mechanism.steps else 0.0
+    taken = [one for one in _kinds(mechanism) if one.steps]
+    return ACCOUNTANTS[accountant](taken, delta) if taken else 0.0
 
 
 def poisson_steps(rows: int, batch_size: int) -> int:
@@ -250,16 +274,15 @@ def gaussian_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
 
 
 @lru_cache(maxsize=256)
-def _log_moments(
-    rate: float, noise: float, orders: tuple[int, ...]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Orders, and (order - 1) times the Renyi divergence of one step at each.
+def _log_moments(rate: float, noise: float, orders: tuple[int, ...]) -> np.ndarray:
+    """(order - 1) times the Renyi divergence of one step at each order.
 
     ln sum_i binom(a, i) (1 - q)^(a - i) q^i exp((i^2 - i) / (2 noise^2)) at order a.
     """
-    exact = np.array(orders, dtype=float)
     if rate == 1:
-        return exact, exact * (exact - 1) / (2 * noise**2)
+        exact = np.array(orders, dtype=float)
+        logs: np.ndarray = exact * (exact - 1) / (2 * noise**2)
+        return logs
 
     def of(order: int) -> float:
         i = np.arange(order + 1, dtype=float)
@@ -267,4 +290,4 @@ def _log_moments(
         terms = binomial + (order - i) * math.log1p(-rate) + i * math.log(rate)
         return float(logsumexp(terms + (i * i - i) / (2 * noise**2)))
 
-    return exact, np.array([of(order) for order in orders])
+    return np.array([of(order) for order in orders])

@@ -3,8 +3,8 @@
 Abadi et al. 2016, algorithm 1, at each party for its own half. What a half needs is the gradient of
 each row's own loss at its output, which a split round brings anyway. Norms of rows are computed
 without the gradients of rows where a layer allows it (Goodfellow 2015; Li et al. 2022, "ghost"),
-from what went into each layer and the gradient of what came out; a second backward pass, weighted
-by row, then gives the sum of the clipped gradients. Any other model gets one backward pass a row.
+from what went into each layer and the gradient of what came out; the same gradient, weighted by
+row, then gives the layer's sum of clipped gradients. Any other model gets a backward pass a row.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,12 @@ from vfl.core.errors import PrivacyError
 from vfl.core.registry import require
 from vfl.core.seeds import Secret, fingerprint
 
+#: What a clip norm bounds: all weights of a half together, or each layer's by themselves.
+Group = Literal["half", "layer"]
+#: How fast a clip norm follows a quantile (Andrew et al. 2021, section 3.1).
+_QUANTILE_RATE = 0.2
+#: Noise of the counts that a quantile needs, over that of the gradients, in sensitivities.
+_COUNTS_NOISE = 10.0
 _OVER_BATCH = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
@@ -41,13 +48,18 @@ class RowClipper:
     Args:
         model: no row may depend on another.
         norm: bound of a row's gradient, over all weights together (2-norm).
+        by: "half" clips them together; "layer" clips each of n layers to norm / sqrt(n), which
+            bounds them together by the same norm.
+
+    Attributes:
+        norms: of each group of weights, float64, axes (groups,).
 
     Raises:
         PrivacyError: a layer that normalises over the batch, with what to use instead.
         BadOptionError: a norm that bounds nothing.
     """
 
-    def __init__(self, model: nn.Module, norm: float) -> None:
+    def __init__(self, model: nn.Module, norm: float, by: Group = "half") -> None:
         require("clip", norm, "above 0", 0 < norm < math.inf)
         for part in model.modules():
             if isinstance(part, _OVER_BATCH):
@@ -58,10 +70,15 @@ class RowClipper:
                     fix="mlp:batch_norm=no, cnn or vit; in a model of your own GroupNorm or"
                     " LayerNorm in its place",
                 )
-        self.norm = norm
         self._layers = [one for one in model.modules() if _own_weights(one)]
-        owned = [weight for one in self._layers for weight in _own_weights(one)]
-        self._shared = len({id(weight) for weight in owned}) < len(owned)
+        self._weights = [weight for weight in model.parameters() if weight.requires_grad]
+        owner = {id(w): at for at, one in enumerate(self._layers) for w in _own_weights(one)}
+        owned = sum(len(_own_weights(one)) for one in self._layers)
+        self._shared = len(self._weights) < owned
+        groups = max(1, len(self._layers)) if by == "layer" else 1
+        #: Of each weight, in the order of the model's.
+        self.group_of = [owner[id(weight)] if by == "layer" else 0 for weight in self._weights]
+        self.norms = torch.full((groups,), norm / math.sqrt(groups), dtype=torch.float64)
         self._calls: list[Call] | None = None
         for layer in self._layers:
             layer.register_forward_hook(self._note)
@@ -78,21 +95,45 @@ class RowClipper:
 
     def sums(
         self, output: Tensor, grad: Tensor, weights: Sequence[Tensor], calls: Sequence[Call]
-    ) -> list[Tensor]:
-        """The sum over rows of each row's gradient, scaled down to the norm; one of each weight.
+    ) -> tuple[list[Tensor], Tensor]:
+        """The sum over rows of each row's gradient, scaled down to the norms; one of each weight.
 
         Args:
             output: of the model, axes (rows, width); its graph stays usable.
             grad: of each row's own loss, not of a mean; axes (rows, width).
             weights: of the model, or copies that made this output.
             calls: what `recording` gave for this output.
+
+        Returns:
+            The sums, and the norms before clipping, axes (groups, rows).
         """
-        norms = self._norms(output, grad, calls)
-        if norms is None:
+        found = self._of_outputs(output, grad, calls)
+        if found is None:
             return self._row_by_row(output, grad, weights)
+        squares = grad.new_zeros(len(self._layers), len(output))
+        at = {id(layer): index for index, layer in enumerate(self._layers)}
+        for call, of_output in zip(calls, found, strict=True):
+            if of_output is not None:
+                rule = _RULES[type(call.module)]
+                squares[at[id(call.module)]] = rule(call.module, call.inputs, of_output)
+        norms = (squares if len(self.norms) > 1 else squares.sum(0, keepdim=True)).sqrt()
+        factors = self._factors(norms)
+        sums = [torch.zeros_like(one) for one in weights]
+        by_id = {id(weight): index for index, weight in enumerate(self._weights)}
+        for call, of_output in zip(calls, found, strict=True):
+            if of_output is None:
+                continue
+            places = [by_id[id(weight)] for weight in _own_weights(call.module)]
+            factor = factors[self.group_of[places[0]]]
+            weighted = of_output * factor.reshape(-1, *(1,) * (of_output.dim() - 1))
+            mine = [weights[place] for place in places]
+            for place, one in zip(places, _gradients(call.output, weighted, mine), strict=True):
+                sums[place] = one
+        return sums, norms
+
+    def _factors(self, norms: Tensor) -> Tensor:
         smallest = torch.finfo(norms.dtype).tiny
-        factors = (self.norm / norms.clamp_min(smallest)).clamp(max=1.0)
-        return _gradients(output, grad * factors[:, None], weights)
+        return (self.norms[:, None].to(norms) / norms.clamp_min(smallest)).clamp(max=1.0)
 
     def _note(self, module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
         if self._calls is None:
@@ -101,8 +142,10 @@ class RowClipper:
         if isinstance(one, Tensor) and isinstance(output, Tensor):
             self._calls.append(Call(module, one.detach(), output, output._version))
 
-    def _norms(self, output: Tensor, grad: Tensor, calls: Sequence[Call]) -> Tensor | None:
-        """Each row's norm, axes (rows,); None where the layers do not allow it."""
+    def _of_outputs(
+        self, output: Tensor, grad: Tensor, calls: Sequence[Call]
+    ) -> Sequence[Tensor | None] | None:
+        """The gradient of each layer's output; None where the layers do not allow norms of it."""
         if self._shared or [call.module for call in calls] != self._order(calls):
             return None
         for call in calls:
@@ -110,12 +153,7 @@ class RowClipper:
             if not known or call.output._version != call.version or not _plain(call.module):
                 return None
         outputs = [call.output for call in calls]
-        found = torch.autograd.grad(output, outputs, grad, retain_graph=True, allow_unused=True)
-        squares = grad.new_zeros(len(output))
-        for call, of_output in zip(calls, found, strict=True):
-            if of_output is not None:
-                squares += _RULES[type(call.module)](call.module, call.inputs, of_output)
-        return squares.sqrt()
+        return torch.autograd.grad(output, outputs, grad, retain_graph=True, allow_unused=True)
 
     def _order(self, calls: Sequence[Call]) -> list[nn.Module]:
         """The layers in the order of the calls, where each was called once."""
@@ -124,17 +162,22 @@ class RowClipper:
         once = sorted(called) == list(range(len(self._layers)))
         return [self._layers[at] for at in called] if once else []
 
-    def _row_by_row(self, output: Tensor, grad: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    def _row_by_row(
+        self, output: Tensor, grad: Tensor, weights: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Tensor]:
         totals = [torch.zeros_like(weight) for weight in weights]
+        norms = grad.new_zeros(len(self.norms), len(output))
         for row in range(len(output)):
             alone = torch.zeros_like(grad)
             alone[row] = grad[row]
             found = _gradients(output, alone, weights)
-            norm = math.sqrt(sum(float(one.square().sum()) for one in found))
-            factor = min(1.0, self.norm / norm) if norm else 1.0
-            for total, one in zip(totals, found, strict=True):
-                total.add_(one, alpha=factor)
-        return totals
+            for group, one in zip(self.group_of, found, strict=True):
+                norms[group, row] += one.square().sum()
+            norms[:, row].sqrt_()
+            factors = self._factors(norms[:, row : row + 1])
+            for total, group, one in zip(totals, self.group_of, found, strict=True):
+                total.add_(one * factors[group])
+        return totals, norms
 
 
 class PrivateHalf:
@@ -142,11 +185,14 @@ class PrivateHalf:
 
     Args:
         model: the half.
-        norm: bound of a row's gradient.
-        noise: deviation of the noise over `norm`.
+        norm: bound of a row's gradient; where it follows a quantile, the one to start from.
+        noise: deviation of the noise over the sensitivity, of all that is drawn here together.
         batch_size: what the sum is divided by: the expected rows of a batch, not those it has.
         secret: the party's own; the noise follows from it.
         party: keeps two halves of one secret apart.
+        by: see `RowClipper`.
+        quantile: the share of rows whose gradients should be left as they are. Each group's norm
+            follows it by a noisy count of each step (Andrew et al. 2021); None keeps the norms.
     """
 
     def __init__(
@@ -158,16 +204,34 @@ class PrivateHalf:
         batch_size: float,
         secret: Secret,
         party: str,
+        by: Group = "half",
+        quantile: float | None = None,
     ) -> None:
         require("noise", noise, "above 0", 0 < noise < math.inf)
-        self.clipper = RowClipper(model, norm)
+        self.clipper = RowClipper(model, norm, by)
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
-        self._noise, self._batch_size = noise, batch_size
+        # n groups of noise s sqrt(n), each in units of its own norm, are one of noise s.
+        self._noise = noise * math.sqrt(len(self.clipper.norms))
+        self._quantile, self._batch_size = quantile, batch_size
+        if quantile is not None:
+            require("quantile", quantile, "between 0 and 1", 0 < quantile < 1)
+            # With counts of 10 times the noise, 1/s^2 of both is what it was of the sums alone.
+            self._counts_noise = _COUNTS_NOISE * self._noise
+            self._noise /= math.sqrt(1 - _COUNTS_NOISE**-2)
         self._secret, self._party = secret, party
 
     def recording(self) -> AbstractContextManager[list[Call]]:
         """See `RowClipper.recording`."""
         return self.clipper.recording()
+
+    def state(self) -> list[float]:
+        """The norms, where they follow a quantile; for a checkpoint."""
+        return [] if self._quantile is None else self.clipper.norms.tolist()
+
+    def restore(self, norms: Sequence[float]) -> None:
+        """Restore what `state` gave."""
+        if norms:
+            self.clipper.norms = torch.tensor(norms, dtype=torch.float64)
 
     def give_gradients(
         self,
@@ -186,19 +250,42 @@ class PrivateHalf:
             step: number of the exchange.
             weights: copies that made this output; None where the half's own did.
         """
+        clipper = self.clipper
         if not len(output):
             sums = [torch.zeros_like(weight) for weight in self._weights]
+            norms = grad.new_zeros(len(clipper.norms), 0)
         else:
-            sums = self.clipper.sums(output, grad, weights or self._weights, calls)
+            sums, norms = clipper.sums(output, grad, weights or self._weights, calls)
         flat = torch.cat([one.detach().reshape(-1) for one in sums])
-        # Bound to the sum: were a step repeated with other rows, equal noise would show the change.
-        law = (self._party, step, repr(self.clipper.norm), repr(self._noise), fingerprint(flat))
-        draws = torch.from_numpy(self._secret.normal((len(flat),), "dp_sgd", *law))
-        noisy = flat.double().cpu() + self._noise * self.clipper.norm * draws
+        sizes = torch.tensor([one.numel() for one in sums])
+        deviations = (self._noise * clipper.norms)[clipper.group_of].repeat_interleave(sizes)
+        noisy = flat.double().cpu() + deviations * self._draws("dp_sgd", step, flat)
         noisy = (noisy / self._batch_size).to(flat)
-        parts = torch.split(noisy, [one.numel() for one in sums])
-        for weight, part in zip(self._weights, parts, strict=True):
+        for weight, part in zip(self._weights, torch.split(noisy, sizes.tolist()), strict=True):
             weight.grad = part.reshape(weight.shape)
+        if self._quantile is not None:
+            self._follow(norms.detach().double().cpu(), step)
+
+    def _follow(self, norms: Tensor, step: int) -> None:
+        """Move each norm towards the quantile (Andrew et al. 2021, section 3.1).
+
+        A row counts as plus or minus a half, so that counts of n groups move by sqrt(n) / 2.
+        """
+        assert self._quantile is not None, "only where norms follow one"
+        counts = (norms <= self.clipper.norms[:, None]).sum(1) - norms.shape[1] / 2
+        noisy = counts + self._counts_noise / 2 * self._draws("clip_norm", step, counts)
+        share = noisy / self._batch_size + 0.5
+        self.clipper.norms *= torch.exp(_QUANTILE_RATE * (self._quantile - share))
+
+    def _draws(self, purpose: str, step: int, noised: Tensor) -> Tensor:
+        """Standard normal draws for a step.
+
+        Bound to what they are added to: were a step repeated with other rows, equal noise would
+        show the change.
+        """
+        law = (self._party, step, repr(self.clipper.norms.tolist()), repr(self._noise))
+        bound = (*law, fingerprint(noised))
+        return torch.from_numpy(self._secret.normal((len(noised),), purpose, *bound))
 
 
 def _own_weights(module: nn.Module) -> list[nn.Parameter]:

@@ -705,6 +705,7 @@ class LabelParty(AnyLabelParty):
             "course": self.stopping.state(),
             "gradients": {name: end.sent_state() for name, end in self.ends.items()},
             "adversary": self._adversary.training_state(),
+            "clips": self._private.state() if self._private else [],
         }
 
     def resume(self, step: int) -> None:
@@ -722,6 +723,8 @@ class LabelParty(AnyLabelParty):
         if self._optimizer is not None:
             self._optimizer.load_state_dict(saved["optimizer"])
         self.stopping.restore(saved["course"])
+        if self._private is not None:
+            self._private.restore(saved.get("clips", ()))
         self._adversary.load_training_state(saved.get("adversary", {}))
         for name, end in self.ends.items():
             end.send_again(saved["gradients"][name])
@@ -759,7 +762,9 @@ class LabelParty(AnyLabelParty):
         if self._private is None:
             total.backward()
         else:
-            self._give_private_gradients(total, outputs, list(sent.values()), calls, exchange.step)
+            # Of the others, or their sum.
+            leaves = [cut for cut in cuts.values() if cut.is_leaf and cut.requires_grad]
+            self._give_private_gradients(total, outputs, leaves, calls, exchange.step)
         # Gradients leave before our own step, so that the parties work while we do.
         self.aggregator.send_gradients(exchange, labels)
         if self._optimizer is not None:

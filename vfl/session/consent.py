@@ -43,6 +43,8 @@ _NUMBERS_A_VALUE = 32
 _FIT_COPIES = 3
 #: Numbers of every parameter that DP-SGD works with: a sum, and noise in float64.
 _DP_COPIES = 6
+#: Of a noise or an epsilon that was computed from the other.
+_ROUNDING = 1e-6
 #: What may cross in a training exchange, and in a query.
 _TRAINING = (Kind.CUT, Kind.GRAD, Kind.OPENING)
 _ASKING = (Kind.QUERY, Kind.ACK, Kind.QUERY_OPENING)
@@ -207,8 +209,29 @@ def _differences(
         needed = expected_bytes(terms, party, split, shared)
         if needed > consent.max_bytes:
             yield f"up to {needed} bytes", f"bytes <= {consent.max_bytes}"
+    if not too_long:
+        yield from _of_privacy(terms, consent, split)
     yield from _of_layers(terms, consent, split, shared)
     yield from _version(terms, consent)
+
+
+def _of_privacy(terms: Terms, consent: Consent, split: Split) -> Iterator[tuple[str, str]]:
+    """How private the models that a training leaves must be, where the party says so."""
+    noise, epsilon, rows = consent.min_dp_noise, consent.max_dp_epsilon, len(split.train)
+    if terms.mode != "train" or noise is epsilon is None:
+        return
+    wanted = [] if noise is None else [f"dp noise >= {noise:g}"]
+    wanted += [] if epsilon is None else [f"dp epsilon <= {epsilon:g}, delta < 1/{rows}"]
+    plan = PrivacyPlan.of(terms, rows)
+    if plan is None:
+        yield "no [dp]", " and ".join(wanted)
+        return
+    if noise is not None and plan.noise < noise * (1 - _ROUNDING):
+        yield f"dp noise {plan.noise:.4g}", wanted[0]
+    if epsilon is not None:
+        cost = plan.epsilon(plan.steps)
+        if cost > epsilon * (1 + _ROUNDING) or plan.delta * rows >= 1:
+            yield f"dp epsilon {cost:.4g}, delta {plan.delta:g}", wanted[-1]
 
 
 def _of_model(

@@ -562,7 +562,13 @@ class FeatureEnd(_End):
             for pending in self._pending
             if pending.stash is not None
         ]
-        own = {"state": self.state_dict(), "optimizer": optimizer, "in_flight": in_flight}
+        own: dict[str, Any] = {
+            "state": self.state_dict(),
+            "optimizer": optimizer,
+            "in_flight": in_flight,
+        }
+        if self._private is not None:
+            own["clips"] = self._private.state()
         return own | {"adversary": self.adversary.training_state()}
 
     def load_training_state(self, saved: Mapping[str, Any], batch: Callable[[int], Tensor]) -> None:
@@ -577,6 +583,8 @@ class FeatureEnd(_End):
             self.load_state_dict(earlier["state"])
             self._go_forward(batch(earlier["step"]), earlier["step"])
         self.load_state_dict(saved["state"])
+        if self._private is not None:
+            self._private.restore(saved.get("clips", ()))
         self.adversary.load_training_state(saved.get("adversary", {}))
         if self._optimizer is not None:
             self._optimizer.load_state_dict(saved["optimizer"])

@@ -163,6 +163,17 @@ class PrivacyPlan:
             assumes=(*hidden, *_ASSUMES),
         )
 
+    def sensitivity(self, terms: Terms) -> float:
+        """How far one row moves the sums of all halves together (2-norm).
+
+        With `dp.quantile`, at the norms to begin with.
+        """
+        dp = terms.dp
+        assert dp is not None, "only where there is a plan"
+        parties = (*terms.feature_parties, terms.label_party)
+        joint = math.hypot(*(dp.clips.get(party, dp.clip) for party in parties))
+        return 2 * joint if self.shuffled else joint
+
     def half(self, terms: Terms, party: str, model: nn.Module, secret: Secret) -> PrivateHalf:
         """DP-SGD of one party's half; with the others' it has the noise of the plan.
 
@@ -180,6 +191,8 @@ class PrivacyPlan:
             batch_size=self.batch_size,
             secret=secret,
             party=party,
+            by=dp.clip_by,
+            quantile=dp.quantile,
         )
 
 

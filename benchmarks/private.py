@@ -1,0 +1,132 @@
+"""What clipping and noise take of a split step, in CPU time.
+
+Two feature parties and a label party train on digits in halves, in one process with one thread.
+Plain and private trainings take turns; what is reported is the median of the turns, and the ratio
+within a turn, so that others on the machine matter little.
+"""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from benchmarks import harness
+from vfl.config import Experiment
+from vfl.core.errors import BadOptionError
+from vfl.core.seeds import use_one_thread
+from vfl.datasets import load_bundled
+from vfl.training.local import LocalSession
+
+BOTTOMS = ("mlp:hidden=128-64", "cnn:channels=16-32")
+#: Ways to train, by name: [dp] of each.
+WAYS: dict[str, dict[str, Any] | None] = {
+    "plain": None,
+    "private": {"noise": 1.0, "sampling": "shuffled"},
+    "private, by layer": {"noise": 1.0, "sampling": "shuffled", "clip_by": "layer"},
+    "private, quantile": {"noise": 1.0, "sampling": "shuffled", "quantile": 0.5},
+}
+ROWS, BATCH_ROWS, REPEATS = 1797, 256, 5
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateRow:
+    """What a step of one way costs.
+
+    Attributes:
+        bottom: of both feature parties.
+        way: "plain", or how it is private.
+        cpu_ms: of all parties together, median over the turns.
+        cpu_ratio: in times of the plain step of the same turn, median.
+        steps: of one turn.
+    """
+
+    bottom: str
+    way: str
+    cpu_ms: float
+    cpu_ratio: float
+    steps: int
+
+
+def bench_private(
+    bottoms: Sequence[str] = BOTTOMS,
+    *,
+    repeats: int = REPEATS,
+    rows: int = ROWS,
+    epochs: int = 3,
+    say: Callable[[str], None] = harness.silent,
+) -> list[PrivateRow]:
+    """Measure a split step with and without DP-SGD.
+
+    Args:
+        bottoms: specs.
+        repeats: turns.
+        rows: of digits.
+        epochs: of one turn.
+        say: told one line about each bottom.
+
+    Raises:
+        BadOptionError: nothing to measure.
+    """
+    if not bottoms or repeats < 1 or epochs < 1:
+        raise BadOptionError("nothing to measure", want="a bottom, one turn, one epoch")
+    use_one_thread()
+    data = load_bundled("digits", ["left", "right"], 0, "label", limit=rows)
+    found: list[PrivateRow] = []
+    for bottom in bottoms:
+        say(f"{bottom}: {repeats} turns")
+        turns = [
+            {way: _turn(data, bottom, dp, epochs) for way, dp in WAYS.items()}
+            for _ in range(repeats)
+        ]
+        for way in WAYS:
+            ratio = median(turn[way][0] / turn["plain"][0] for turn in turns)
+            cpu_ms = median(turn[way][0] for turn in turns)
+            found.append(PrivateRow(bottom, way, cpu_ms, ratio, turns[0][way][1]))
+    return found
+
+
+def format_private(rows: Sequence[PrivateRow]) -> str:
+    """The rows for people."""
+    lines = [f"digits in halves, batches of {BATCH_ROWS}, one thread"]
+    lines.append(f"{'bottom':<22}{'way':<22}{'CPU ms a step':>14}{'of plain':>10}")
+    for row in rows:
+        lines.append(f"{row.bottom:<22}{row.way:<22}{row.cpu_ms:>14.2f}{row.cpu_ratio:>9.2f}x")
+    return "\n".join(lines)
+
+
+def _turn(data: Any, bottom: str, dp: dict[str, Any] | None, epochs: int) -> tuple[float, int]:
+    """CPU milliseconds of a step, and how many there were; evaluations are in it for every way."""
+    settings = Experiment.model_validate(
+        {
+            "parties": {name: {"width": 32, "bottom": bottom} for name in ("left", "right")},
+            "train": {"epochs": epochs, "batch_size": BATCH_ROWS},
+            "dp": dp,
+        }
+    )
+    session = LocalSession(settings, data, outputs=10)
+    started = time.process_time()
+    session.run()
+    steps = session.label.progress.train_steps
+    return 1000 * (time.process_time() - started) / steps, steps
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    options = harness.parser("private", __doc__.splitlines()[0])
+    options.add_argument("--bottom", nargs="+", default=list(BOTTOMS), help="specs of bottoms")
+    options.add_argument("--repeats", type=int, default=REPEATS, help="turns")
+    options.add_argument("--epochs", type=int, default=3, help="epochs of a turn")
+
+    def measure(asked: Namespace) -> list[PrivateRow]:
+        repeats, epochs = asked.repeats, asked.epochs
+        return bench_private(asked.bottom, repeats=repeats, epochs=epochs, say=harness.say)
+
+    harness.run(options, measure, format_private)
+
+
+if __name__ == "__main__":
+    main()

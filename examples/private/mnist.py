@@ -1,0 +1,203 @@
+"""MNIST under differential privacy as Abadi et al. 2016 trained it, section 5.2, in one process.
+
+    python examples/private/mnist.py --level medium --seeds 0 1 2 --out medium.jsonl
+
+Reads MNIST below the folder in VFL_DATA. Every epoch is one line of --out; a run that was killed
+goes on from its last epoch in --state. Nothing is chosen on test rows: settings are the source's.
+"""
+
+import argparse
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from vfl.core.seeds import Secret, generator, use_one_thread
+from vfl.datasets.named import read_bundled
+from vfl.privacy.accountants import GaussianSteps, epsilon_by
+from vfl.privacy.dpsgd import PrivateHalf
+from vfl.privacy.projection import private_projection
+
+#: Noise of the training, noise of the projection (section 5.2); the last has neither.
+LEVELS = {"small": (2.0, 4.0), "medium": (4.0, 7.0), "large": (8.0, 16.0), "none": (0.0, 0.0)}
+DELTA = 1e-5
+
+
+@dataclass
+class Setting:
+    """One training; the defaults are the source's."""
+
+    level: str = "medium"
+    width: int = 60
+    hidden: int = 1000
+    lot: int = 600
+    clip: float = 4.0  # of each layer
+    first_rate: float = 0.1
+    last_rate: float = 0.052
+    decay_epochs: int = 10
+    by: str = "layer"
+    median: bool = False
+    noise: float | None = None
+    projection: str = "pca"  # or "random", which costs nothing
+
+    def rate(self, epoch):
+        """Linear decay, then constant."""
+        left = max(0.0, 1 - epoch / self.decay_epochs)
+        return self.last_rate + left * (self.first_rate - self.last_rate)
+
+    @property
+    def noises(self):
+        """Of the training and of the projection."""
+        training, projection = LEVELS[self.level]
+        return training if self.noise is None else self.noise, projection
+
+
+def mnist():
+    """Rows of 784 pixels within 0..1, and labels: 60,000 to train, 10,000 to test."""
+    found = read_bundled("mnist")
+    rows = torch.from_numpy(found.cells.reshape(len(found.labels), -1) / np.float32(255))
+    labels, first = torch.from_numpy(found.labels), found.train_rows
+    return [(rows[:first], labels[:first]), (rows[first:], labels[first:])]
+
+
+class Training:
+    """One network, its secret, and where it stands."""
+
+    def __init__(self, setting, seed, train, test):
+        self.setting, self.test, self.step = setting, test, 0
+        secret = Secret.of_simulation(seed, "mnist")
+        noise, of_projection = setting.noises
+        if setting.projection == "random":
+            draws = torch.randn(784, setting.width, generator=generator(seed, "projection"))
+            directions = draws / math.sqrt(setting.width)
+        else:
+            directions = private_projection(
+                train[0], setting.width, noise=of_projection, secret=secret
+            )
+        self.train = (train[0] @ directions, train[1])
+        self.test = (test[0] @ directions, test[1])
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.model = nn.Sequential(
+                nn.Linear(setting.width, setting.hidden), nn.ReLU(), nn.Linear(setting.hidden, 10)
+            )
+        self.secret, self.rows = secret, len(train[0])
+        self.q, self.a_epoch = setting.lot / self.rows, round(self.rows / setting.lot)
+        norm = setting.clip * (math.sqrt(2) if setting.by == "layer" else 1)
+        self.half = None
+        if noise:
+            self.half = PrivateHalf(
+                self.model, norm=norm, noise=noise, batch_size=setting.lot, secret=secret,
+                party="all", by=setting.by, quantile=0.5 if setting.median else None,
+            )  # fmt: skip
+
+    def epoch(self):
+        """One pass of lots."""
+        rate = self.setting.rate(self.step // self.a_epoch)
+        weights = list(self.model.parameters())
+        for _ in range(self.a_epoch):
+            drawn = self.secret.uniform((self.rows,), "rows", self.step) < self.q
+            at = torch.from_numpy(np.flatnonzero(drawn))
+            inputs, labels = self.train[0][at], self.train[1][at]
+            if self.half is None:
+                self.model.zero_grad()
+                loss = nn.functional.cross_entropy(self.model(inputs), labels, reduction="sum")
+                (loss / self.setting.lot).backward()
+            else:
+                with self.half.recording() as calls:
+                    outputs = self.model(inputs)
+                grad = outputs.detach().softmax(1) - nn.functional.one_hot(labels, 10)
+                self.half.give_gradients(outputs, grad, calls, self.step)
+            with torch.no_grad():
+                for weight in weights:
+                    weight -= rate * weight.grad
+            self.step += 1
+
+    def cost(self):
+        """Of projection and steps together, by accountant."""
+        noise, of_projection = self.setting.noises
+        if not noise:
+            return {}
+        spent = [GaussianSteps(noise, self.step, self.q)]
+        if self.setting.projection == "pca":
+            spent.append(GaussianSteps(of_projection, 1))
+        return {name: round(epsilon_by(spent, DELTA, name), 4) for name in ("moments", "rdp")}
+
+    @torch.no_grad()
+    def accuracy(self, part):
+        """Share of a part's first 10,000 rows whose largest output is their label."""
+        inputs, labels = (each[:10_000] for each in getattr(self, part))
+        return round(float((self.model(inputs).argmax(1) == labels).float().mean()), 4)
+
+    def save(self, path):
+        """Keep where it stands, for a run that goes on."""
+        state = {name: one.numpy() for name, one in self.model.state_dict().items()}
+        norms = [] if self.half is None else self.half.state()
+        beside = path.with_suffix(".new.npz")
+        np.savez(beside, step=self.step, norms=norms, **state)
+        beside.replace(path)
+
+    def load(self, path):
+        """Go on from what `save` kept."""
+        with np.load(path, allow_pickle=False) as saved:
+            self.step = int(saved["step"])
+            names = self.model.state_dict()
+            self.model.load_state_dict({name: torch.from_numpy(saved[name]) for name in names})
+            if self.half is not None:
+                self.half.restore(saved["norms"].tolist())
+
+
+def run(setting, seed, most_epsilon, most_epochs, data, out, state, until=math.inf):
+    """Train until the budget is spent by the newer accountant, or the epochs are over."""
+    name = "_".join(str(one) for one in vars(setting).values())
+    path = state / f"{name}_{seed}.npz"
+    training = Training(setting, seed, *data)
+    if path.exists():
+        training.load(path)
+    while training.step < most_epochs * training.a_epoch and time.monotonic() < until:
+        training.epoch()
+        spent = training.cost()
+        if spent and spent["rdp"] > most_epsilon:
+            break
+        record = {"seed": seed, **vars(setting), "epoch": training.step // training.a_epoch}
+        record |= {f"epsilon_{one}": value for one, value in spent.items()}
+        record |= {"train": training.accuracy("train"), "test": training.accuracy("test")}
+        with out.open("a") as lines:
+            print(json.dumps(record), file=lines)
+        training.save(path)
+
+
+def main():
+    """Read the arguments and train."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--level", choices=LEVELS, default="medium")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--epsilon", type=float, default=8.0, help="the budget")
+    parser.add_argument("--epochs", type=int, default=400)
+    parser.add_argument("--out", type=Path, default=Path("mnist.jsonl"))
+    parser.add_argument("--state", type=Path, default=Path("mnist.state"))
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop there, and go on")
+    for name, kind in (("width", int), ("hidden", int), ("lot", int), ("clip", float),
+                       ("noise", float), ("first-rate", float), ("last-rate", float)):  # fmt: skip
+        parser.add_argument(f"--{name}", type=kind, default=None)
+    parser.add_argument("--by", choices=["half", "layer"], default="layer")
+    parser.add_argument("--median", action="store_true", help="clip norms follow the median")
+    parser.add_argument("--projection", choices=["pca", "random"], default="pca")
+    given = vars(parser.parse_args())
+    use_one_thread()
+    given["state"].mkdir(parents=True, exist_ok=True)
+    names = Setting.__dataclass_fields__
+    setting = Setting(**{k: v for k, v in given.items() if k in names and v is not None})
+    until, data = time.monotonic() + 60 * given["minutes"], mnist()
+    for seed in given["seeds"]:
+        run(setting, seed, given["epsilon"], given["epochs"], data, given["out"], given["state"],
+            until)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
