@@ -262,13 +262,13 @@ def test_a_noisy_cut_beside_shuffled_batches(data):
 def test_a_clip_norm_of_one_party(data):
     dp = {"noise": 1.0, "clips": {"left": 0.25, "label": 2.0}}
     private = session(data, experiment(dp))
-    norms = {one.name: one.end._private.clipper.norms.item() for one in private.clients}
+    norms = {one.name: one.end.private.clipper.norms.item() for one in private.clients}
     assert norms == {"left": 0.25, "right": 1.0}
-    assert private.label._private.clipper.norms.item() == 2.0
+    assert private.label.private.clipper.norms.item() == 2.0
 
 
 def norms_before(session):
-    halves = [one.end._private for one in session.clients] + [session.label._private]
+    halves = [one.end.private for one in session.clients] + [session.label.private]
     return [half.clipper.norms.tolist() for half in halves]
 
 

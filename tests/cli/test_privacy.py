@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from vfl.experiments.pages import build_report
 from vfl.privacy.accountants import gaussian_epsilon
 
 KNOWN = {"moments": 1.2586, "strong_composition": 9.3536, "rdp": 1.0355, "pld": 0.947}
@@ -44,3 +45,17 @@ def test_shuffled_batches_gain_nothing_by_sampling(vfl):
 )  # fmt: skip
 def test_the_command_wants_one_plan(vfl, words):
     assert vfl("privacy", "epsilon", "--noise", "1", *words).code == 2
+
+
+def test_an_audit_of_a_run_is_kept_beside_it_and_shown(vfl, tmp_path):
+    lines = ["[parties.left]", "[parties.right]", "[data]", "rows = 400", "[train]", "epochs = 1",
+             "[dp]", "noise = 2.0"]  # fmt: skip
+    (tmp_path / "private.toml").write_text("\n".join(lines))
+    trained = json.loads(vfl("train", "private.toml", "--json").out)
+    asked = ("privacy", "audit", trained["run"], "--canaries", 20)
+    told = json.loads(vfl(*asked, "--json").out)
+    assert told["proved"]["canaries"] == 20
+    assert told["claimed"]["epsilon"] == pytest.approx(trained["privacy"][0]["epsilon"], rel=0.1)
+    assert told["text"] in build_report(tmp_path / trained["run"]).read_text()
+    assert vfl(*asked, "-s", "seed=1").code == 2
+    assert "not refuted" in vfl("privacy", "audit", "private.toml", "--canaries", 20).out

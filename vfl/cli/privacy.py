@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from vfl.cli.output import Json, emit
+from vfl.cli.output import Download, Json, Set, emit, say
 
 privacy = typer.Typer(
     no_args_is_help=True, help="Plan differential privacy: from noise to epsilon, and back."
@@ -87,6 +88,62 @@ def noise(
     least = noise_for(epsilon, delta, plan["steps"], plan["rate"], accountant)
     facts = _facts(plan, delta) | {"epsilon": epsilon, "accountant": accountant}
     _tell({"noise": least * plan["sensitivity"]} | facts, json)
+
+
+@privacy.command()
+def audit(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="EXPERIMENT.toml|RUN", help="An experiment with [dp], or a run of one."
+        ),
+    ],
+    settings: Set = None,
+    canaries: Annotated[
+        int, typer.Option(min=1, help="Rows whose being there is a coin, of one training.")
+    ] = 200,
+    trainings: Annotated[
+        int, typer.Option(min=1, help="More than one: as many trainings with one canary each.")
+    ] = 1,
+    confidence: Annotated[
+        float, typer.Option(min=0.5, max=0.9999, help="Of the lower bound.")
+    ] = 0.95,
+    seed: Annotated[int, typer.Option(help="Of canaries and coins.")] = 0,
+    download: Download = False,
+    json: Json = False,
+) -> None:
+    """Train with canaries, and prove how much epsilon the training costs at least.
+
+    A lower bound above the claimed epsilon refutes the claim. Of a run, the audit is kept beside
+    it and shown in its report; it trains anew in this process, also where the run was federated.
+    Exit code 1 where the claim is refuted.
+    """
+    from vfl.config.run_folder import RunFolder
+    from vfl.core.seeds import use_one_thread
+    from vfl.training.privacy_audit import audit as audited
+    from vfl.training.run import load_data
+    from vfl.training.specs import read_checked
+
+    use_one_thread()
+    folder = RunFolder.open(path) if path.is_dir() else None
+    if folder is not None and settings:
+        raise typer.BadParameter("a run keeps its settings", param_hint="--set")
+    experiment = folder.experiment() if folder else read_checked(path, settings or [])[0]
+    data = load_data(experiment, download=download)
+    report = audited(
+        experiment,
+        data,
+        canaries=canaries,
+        confidence=confidence,
+        trainings=trainings,
+        seed=seed,
+        say=say,
+    )
+    if folder is not None:
+        folder.audited(report.as_dict())
+    emit(report.as_dict()) if json else print(report)
+    if report.refuted:
+        raise typer.Exit(1)
 
 
 def _planned(

@@ -52,6 +52,7 @@ from vfl.core.version import VERSION
 
 PROGRESS = "progress.json"
 _HEAD, _CONFIG, _SUMMARY, _EVALUATION = "run.json", "config.toml", "summary.json", "evaluation.json"
+_AUDIT = "audit.json"
 #: What a seal adds to the figures of a run. They name their run themselves.
 _OF_SEAL = ("format", "vfl", "kind", "party", "step", "sha256", "run_sha256")
 _PACKAGES = ("torch", "numpy", "flwr", "pandas", "scikit-learn", "cryptography")
@@ -157,6 +158,14 @@ class RunFolder:
     def evaluation(self) -> dict[str, Any]:
         """The figures of the last evaluation; see `summary`."""
         return self._figures(_EVALUATION)
+
+    def audit(self) -> dict[str, Any] | None:
+        """What the last audit of its privacy proved; None where there was none. See `summary`."""
+        return self._figures(_AUDIT) if (self.path / _AUDIT).exists() else None
+
+    def audited(self, report: Mapping[str, Any]) -> None:
+        """Keep what an audit proved."""
+        self._write_figures(_AUDIT, report)
 
     def _figures(self, name: str) -> dict[str, Any]:
         record = read_sealed_json(self.path / name, Seal(Path(name).stem, None, None))

@@ -212,7 +212,9 @@ class PrivateHalf:
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
         # n groups of noise s sqrt(n), each in units of its own norm, are one of noise s.
         self._noise = noise * math.sqrt(len(self.clipper.norms))
-        self._quantile, self._batch_size = quantile, batch_size
+        self._quantile, self.batch_size = quantile, batch_size
+        #: Told the step, and what was left at the weights; an audit looks on.
+        self.watch: Callable[[int, Sequence[Tensor]], None] = lambda step, noisy: None
         if quantile is not None:
             require("quantile", quantile, "between 0 and 1", 0 < quantile < 1)
             # With counts of 10 times the noise, 1/s^2 of both is what it was of the sums alone.
@@ -260,9 +262,12 @@ class PrivateHalf:
         sizes = torch.tensor([one.numel() for one in sums])
         deviations = (self._noise * clipper.norms)[clipper.group_of].repeat_interleave(sizes)
         noisy = flat.double().cpu() + deviations * self._draws("dp_sgd", step, flat)
-        noisy = (noisy / self._batch_size).to(flat)
-        for weight, part in zip(self._weights, torch.split(noisy, sizes.tolist()), strict=True):
-            weight.grad = part.reshape(weight.shape)
+        noisy = (noisy / self.batch_size).to(flat)
+        parts = torch.split(noisy, sizes.tolist())
+        left = [one.reshape(of.shape) for one, of in zip(parts, self._weights, strict=True)]
+        for weight, one in zip(self._weights, left, strict=True):
+            weight.grad = one
+        self.watch(step, left)
         if self._quantile is not None:
             self._follow(norms.detach().double().cpu(), step)
 
@@ -274,7 +279,7 @@ class PrivateHalf:
         assert self._quantile is not None, "only where norms follow one"
         counts = (norms <= self.clipper.norms[:, None]).sum(1) - norms.shape[1] / 2
         noisy = counts + self._counts_noise / 2 * self._draws("clip_norm", step, counts)
-        share = noisy / self._batch_size + 0.5
+        share = noisy / self.batch_size + 0.5
         self.clipper.norms *= torch.exp(_QUANTILE_RATE * (self._quantile - share))
 
     def _draws(self, purpose: str, step: int, noised: Tensor) -> Tensor:

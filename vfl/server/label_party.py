@@ -610,10 +610,10 @@ class LabelParty(AnyLabelParty):
         if terms.mode == "train" and self._trainable:
             build = optimizer_factory(terms.train)
             self._optimizer = own.adversary.optimizer(build(self._trainable))
-        self._plan, self._private = PrivacyPlan.of(terms, len(data.split.train)), None
+        self._plan, self.private = PrivacyPlan.of(terms, len(data.split.train)), None
         if self._plan is not None and self._optimizer is not None:
             self._refuse_beside_dp(objective)
-            self._private = self._plan.half(terms, data.name, self.model, own.secret)
+            self.private = self._plan.half(terms, data.name, self.model, own.secret)
         self.aggregator = (
             mode.aggregator(terms, self.ends, links, self.ledger, stopping)
             if missing is None
@@ -705,7 +705,7 @@ class LabelParty(AnyLabelParty):
             "course": self.stopping.state(),
             "gradients": {name: end.sent_state() for name, end in self.ends.items()},
             "adversary": self._adversary.training_state(),
-            "clips": self._private.state() if self._private else [],
+            "clips": self.private.state() if self.private else [],
         }
 
     def resume(self, step: int) -> None:
@@ -723,8 +723,8 @@ class LabelParty(AnyLabelParty):
         if self._optimizer is not None:
             self._optimizer.load_state_dict(saved["optimizer"])
         self.stopping.restore(saved["course"])
-        if self._private is not None:
-            self._private.restore(saved.get("clips", ()))
+        if self.private is not None:
+            self.private.restore(saved.get("clips", ()))
         self._adversary.load_training_state(saved.get("adversary", {}))
         for name, end in self.ends.items():
             end.send_again(saved["gradients"][name])
@@ -745,7 +745,7 @@ class LabelParty(AnyLabelParty):
             inputs = self._adversary.batch(inputs, context)
         set_training(self.model, True)
         rows = len(exchange.rows)
-        with nullcontext([]) if self._private is None else self._private.recording() as calls:
+        with nullcontext([]) if self.private is None else self.private.recording() as calls:
             cuts = self._cuts(exchange, inputs)
             truth = labels.to(self._compute.device)
             with self._draws.at(exchange.step):
@@ -759,7 +759,7 @@ class LabelParty(AnyLabelParty):
         total = loss if extra is None else loss + extra
         check_finite(total, "loss", self.data.name, exchange.step)
         drop_gradients(self._trainable)
-        if self._private is None:
+        if self.private is None:
             total.backward()
         else:
             # Of the others, or their sum.
@@ -781,10 +781,10 @@ class LabelParty(AnyLabelParty):
         self, total: Tensor, outputs: Tensor, cuts: list[Tensor], calls: list[Call], step: int
     ) -> None:
         """Gradients of the cuts as ever, and clipped and noisy ones of this party's own weights."""
-        assert self._private is not None, "only where there is a plan"
+        assert self.private is not None, "only where there is a plan"
         torch.autograd.backward([total], inputs=cuts, retain_graph=True)
         (of_outputs,) = torch.autograd.grad(total, [outputs], retain_graph=True)
-        self._private.give_gradients(outputs, of_outputs * len(outputs), calls, step)
+        self.private.give_gradients(outputs, of_outputs * len(outputs), calls, step)
 
     def _refuse_beside_dp(self, objective: Objective) -> None:
         refuse_beside_dp(self.terms)

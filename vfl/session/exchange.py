@@ -477,9 +477,9 @@ class FeatureEnd(_End):
         self._trainable = [w for w in self.model.parameters() if w.requires_grad]
         if optimizer is not None and self._trainable:
             self._optimizer = own.adversary.optimizer(optimizer(self._trainable))
-        self._private = None
+        self.private = None
         if private is not None and self._optimizer is not None:
-            self._private = private(self.model)
+            self.private = private(self.model)
         self._pending: deque[_Pending] = deque()
 
     def fit(self, inputs: Callable[[], Tensor]) -> None:
@@ -567,8 +567,8 @@ class FeatureEnd(_End):
             "optimizer": optimizer,
             "in_flight": in_flight,
         }
-        if self._private is not None:
-            own["clips"] = self._private.state()
+        if self.private is not None:
+            own["clips"] = self.private.state()
         return own | {"adversary": self.adversary.training_state()}
 
     def load_training_state(self, saved: Mapping[str, Any], batch: Callable[[int], Tensor]) -> None:
@@ -583,8 +583,8 @@ class FeatureEnd(_End):
             self.load_state_dict(earlier["state"])
             self._go_forward(batch(earlier["step"]), earlier["step"])
         self.load_state_dict(saved["state"])
-        if self._private is not None:
-            self._private.restore(saved.get("clips", ()))
+        if self.private is not None:
+            self.private.restore(saved.get("clips", ()))
         self.adversary.load_training_state(saved.get("adversary", {}))
         if self._optimizer is not None:
             self._optimizer.load_state_dict(saved["optimizer"])
@@ -613,11 +613,11 @@ class FeatureEnd(_End):
         calls: Sequence[Call] = ()
         if not len(inputs):
             cut = torch.zeros(0, self.wire_width, device=self._compute.device)
-        elif self._private is None:
+        elif self.private is None:
             with self._draws.at(step):
                 cut = self._forward(inputs, context, stash)
         else:
-            with self._draws.at(step), self._private.recording() as calls:
+            with self._draws.at(step), self.private.recording() as calls:
                 cut = self._forward(inputs, context, stash)
         payload, kept = self._encode(self.adversary.cut(cut.detach().cpu(), context), context)
         self._pending.append(_Pending(cut, inputs, kept, context, stash, calls))
@@ -662,7 +662,7 @@ class FeatureEnd(_End):
         if self._optimizer is None:
             return
         cut, context = pending.cut, pending.context
-        if self._private is not None:
+        if self.private is not None:
             copies = None
             if pending.stash is not None:
                 made = pending.stash.weights
@@ -671,7 +671,7 @@ class FeatureEnd(_End):
                     if weight.requires_grad
                 ]  # fmt: skip
             # What came back is of the mean loss of this batch's rows.
-            self._private.give_gradients(cut, grad * len(cut), pending.calls, context.step, copies)
+            self.private.give_gradients(cut, grad * len(cut), pending.calls, context.step, copies)
             self._optimizer.step()
             return
         roots, grads = [cut], [grad]

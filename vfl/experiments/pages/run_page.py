@@ -81,6 +81,7 @@ class Run:
         sent: bytes of all parties and both directions; None where the run did not end.
         middle: who computed between bottoms and head, if anybody did.
         tasks: figures of further label parties, by party; empty while they are not known.
+        audit: what the last audit of its privacy proved, in words; empty where there was none.
     """
 
     head: Mapping[str, str]
@@ -94,6 +95,7 @@ class Run:
     sent: float | None
     middle: str | None = None
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    audit: str = ""
 
     def last(self, measure: str) -> float | None:
         """The last value of a measure; None where no epoch has one."""
@@ -148,6 +150,7 @@ def read_run(folder: Path) -> Run:
         sent=sum(sum(way.values()) for way in (up, down, *ways)) if up or down else None,
         middle=config.get("middle", {}).get("party"),
         tasks=tasks,
+        audit=str((run.audit() or {}).get("text", "")),
     )
 
 
@@ -438,6 +441,7 @@ def _methods(run: Run, attacked: Sequence[Row]) -> list[tuple[str, str]]:
         ("Secure", _secure(run)),
         ("Privacy", _privacy(attacked)),
         ("Promises", _promises(run)),
+        *([("Privacy audit", run.audit)] if run.audit else []),
     ]
 
 

@@ -1,0 +1,186 @@
+"""What guesses about who was in a training prove: a lower bound of its epsilon.
+
+A claimed epsilon is an upper bound of what a training costs one row. Guesses that are right more
+often than that epsilon allows refute it; what they prove is a lower bound, at a confidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import bdtrc, betaincinv, gammaln
+
+from vfl.core.registry import require
+
+_HALVINGS = 40
+_MOST = 50.0
+#: Shares of the canaries that are guessed about, the surest first.
+_SHARES = (0.05, 0.1, 0.2, 0.4, 1.0)
+#: Fewest guesses that are worth a test.
+_FEWEST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LowerBound:
+    """What an audit proves.
+
+    Attributes:
+        epsilon: no less than this, at the confidence.
+        confidence: that the bound holds, over the coins and the noise of the audit.
+        method: "one run" or "many runs".
+        score: what the guesses were made by; of all that were tried, which the confidence pays for.
+        guesses, right: how many, and how many of them were right.
+        canaries: rows whose being there was a coin.
+        trainings: how many it took.
+    """
+
+    epsilon: float
+    confidence: float
+    method: str
+    score: str
+    guesses: int
+    right: int
+    canaries: int
+    trainings: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def one_run_epsilon(
+    canaries: int, guesses: int, right: int, delta: float, confidence: float = 0.95
+) -> float:
+    """The least epsilon under which so many right guesses are no surprise, of one training.
+
+    Steinke, Nasr and Jagielski 2023, theorem 5.2: every canary's being there is a coin of its own.
+    Of r guesses the right ones are at most Binomial(r, e / (1 + e)), e = exp(epsilon), but for
+    2 delta m max_i P[v - i <= W < v] / i.
+
+    >>> round(one_run_epsilon(1000, 300, 300, 1e-5), 2)
+    4.56
+    >>> one_run_epsilon(1000, 300, 150, 1e-5)
+    0.0
+
+    Raises:
+        BadOptionError: more right guesses than guesses, or numbers out of range.
+    """
+    require("guesses", guesses, "0 to the canaries", 0 <= guesses <= canaries)
+    require("right", right, "0 to the guesses", 0 <= right <= guesses)
+    require("delta", delta, "0 to below 1", 0 <= delta < 1)
+    require("confidence", confidence, "between 0 and 1", 0 < confidence < 1)
+    if not right:
+        return 0.0
+    behind = np.arange(1, right + 1)
+    below = right - behind
+    ways = gammaln(guesses + 1) - gammaln(below + 1) - gammaln(guesses - below + 1)
+
+    def surprise(epsilon: float) -> float:
+        p, q = 1 / (1 + math.exp(-epsilon)), 1 / (1 + math.exp(epsilon))
+        laws = np.exp(ways + below * math.log(p) + (guesses - below) * math.log(q))
+        slack = float((np.cumsum(laws) / behind).max())
+        return float(bdtrc(right - 1, guesses, p)) + 2 * canaries * delta * slack
+
+    return _least(lambda epsilon: surprise(epsilon) > 1 - confidence)
+
+
+def many_runs_epsilon(
+    scores: Sequence[float],
+    included: Sequence[bool],
+    delta: float,
+    confidence: float = 0.95,
+) -> tuple[float, int, int]:
+    """A lower bound from trainings of their own, each with one canary or without; and its guesses.
+
+    Jagielski, Ullman and Oprea 2020, section 4; Nasr et al. 2021: a threshold from the first half
+    of the trainings, and exact bounds (Clopper and Pearson 1934) of both errors in the second.
+
+    Returns:
+        Epsilon, guesses, and how many of them were right.
+    """
+    value, truth = np.asarray(scores, float), np.asarray(included, bool)
+    first = np.arange(len(value)) < len(value) // 2
+    best, threshold = -1.0, 0.0
+    for at in np.unique(value[first]):
+        found = _by_rates(value[first] >= at, truth[first], delta, 0.5)
+        if found > best:
+            best, threshold = found, at
+    guessed, told = value[~first] >= threshold, truth[~first]
+    epsilon = _by_rates(guessed, told, delta, confidence)
+    return epsilon, len(told), int((guessed == told).sum())
+
+
+def bound_of(
+    scores: Mapping[str, np.ndarray], included: np.ndarray, delta: float, confidence: float
+) -> LowerBound:
+    """The best lower bound of one training, by whichever score and number of guesses gives it.
+
+    All that are tried share the risk (Bonferroni), so the confidence holds for the best as well.
+
+    Args:
+        scores: by name, axes (canaries,): higher where a canary is thought to have been there.
+        included: whether it was, axes (canaries,).
+        delta: at which epsilon is meant.
+        confidence: of the bound.
+    """
+    canaries = len(included)
+    counts = sorted({max(min(_FEWEST, canaries), int(share * canaries)) for share in _SHARES})
+    risk = (1 - confidence) / (len(scores) * len(counts))
+    found = []
+    for name, values in scores.items():
+        order = np.argsort(-values, kind="stable")
+        for count in counts:
+            there, absent = order[: count - count // 2], order[canaries - count // 2 :]
+            right = int(included[there].sum() + (~included[absent]).sum())
+            epsilon = one_run_epsilon(canaries, count, right, delta, 1 - risk)
+            found.append((epsilon, -count, name, count, right))
+    epsilon, _, name, count, right = max(found)
+    return LowerBound(epsilon, confidence, "one run", name, count, right, canaries, 1)
+
+
+def bound_of_many(
+    scores: Mapping[str, np.ndarray], included: np.ndarray, delta: float, confidence: float
+) -> LowerBound:
+    """The best lower bound of many trainings with one canary; see `bound_of`."""
+    risk = (1 - confidence) / len(scores)
+    found = []
+    for name, values in scores.items():
+        epsilon, guesses, right = many_runs_epsilon(
+            values.tolist(), included.tolist(), delta, 1 - risk
+        )
+        found.append((epsilon, name, guesses, right))
+    epsilon, name, guesses, right = max(found)
+    runs = len(included)
+    return LowerBound(epsilon, confidence, "many runs", name, guesses, right, 1, runs)
+
+
+def _by_rates(guessed: np.ndarray, told: np.ndarray, delta: float, confidence: float) -> float:
+    """From the two errors: exp(epsilon) >= (true - delta) / false, for both kinds of guesses."""
+    risk = (1 - confidence) / 2
+    there, absent = int(told.sum()), int((~told).sum())
+    if not there or not absent:
+        return 0.0
+    best = 0.0
+    for kind, of, others in ((True, told, absent), (False, ~told, there)):
+        right = int((guessed[of] == kind).sum())
+        wrong = int((guessed[~of] == kind).sum())
+        least = float(betaincinv(right, int(of.sum()) - right + 1, risk)) if right else 0.0
+        most = float(betaincinv(wrong + 1, others - wrong, 1 - risk)) if wrong < others else 1.0
+        if least > delta:
+            best = max(best, math.log((least - delta) / most))
+    return best
+
+
+def _least(allowed: Callable[[float], bool]) -> float:
+    """The smallest epsilon that is allowed; from some epsilon on all are."""
+    if allowed(0.0):
+        return 0.0
+    low, high = 0.0, _MOST
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if allowed(middle) else (middle, high)
+    return low
