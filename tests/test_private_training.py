@@ -164,8 +164,9 @@ class Killed(Exception):
     """Stands for a process that ends between two frames."""
 
 
-@pytest.mark.parametrize("more", [{}, {"quantile": 0.5, "clip_by": "layer"}], ids=["", "quantile"])
-@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize(
+    ("in_flight", "more"), [(1, {}), (3, {}), (3, {"quantile": 0.5, "clip_by": "layer"})]
+)
 def test_a_killed_training_goes_on_to_the_same_models_and_the_same_budget(
     data, tmp_path, in_flight, more
 ):

@@ -3,7 +3,9 @@
     python examples/private/mnist.py --level medium --seeds 0 1 2 --out medium.jsonl
 
 Reads MNIST below the folder in VFL_DATA. Every epoch is one line of --out; a run that was killed
-goes on from its last epoch in --state. Nothing is chosen on test rows: settings are the source's.
+goes on from its last epoch in --state. Settings are the source's unless others are given; --choose
+trains on 50,000 of the training rows and calls the other 10,000 "test", so that settings of one's
+own are chosen on no test row.
 """
 
 import argparse
@@ -44,6 +46,7 @@ class Setting:
     median: bool = False
     noise: float | None = None
     projection: str = "pca"  # or "random", which costs nothing
+    choose: bool = False
 
     def rate(self, epoch):
         """Linear decay, then constant."""
@@ -57,12 +60,13 @@ class Setting:
         return training if self.noise is None else self.noise, projection
 
 
-def mnist():
-    """Rows of 784 pixels within 0..1, and labels: 60,000 to train, 10,000 to test."""
+def mnist(choose=False):
+    """Rows of 784 pixels within 0..1, and labels: to train, and 10,000 others."""
     found = read_bundled("mnist")
     rows = torch.from_numpy(found.cells.reshape(len(found.labels), -1) / np.float32(255))
-    labels, first = torch.from_numpy(found.labels), found.train_rows
-    return [(rows[:first], labels[:first]), (rows[first:], labels[first:])]
+    labels, last = torch.from_numpy(found.labels), 60_000 if choose else 70_000
+    first = last - 10_000
+    return [(rows[:first], labels[:first]), (rows[first:last], labels[first:last])]
 
 
 class Training:
@@ -156,6 +160,7 @@ def run(setting, seed, most_epsilon, most_epochs, data, out, state, until=math.i
     """Train until the budget is spent by the newer accountant, or the epochs are over."""
     name = "_".join(str(one) for one in vars(setting).values())
     path = state / f"{name}_{seed}.npz"
+    state.mkdir(parents=True, exist_ok=True)
     training = Training(setting, seed, *data)
     if path.exists():
         training.load(path)
@@ -186,14 +191,14 @@ def main():
                        ("noise", float), ("first-rate", float), ("last-rate", float)):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, default=None)
     parser.add_argument("--by", choices=["half", "layer"], default="layer")
+    parser.add_argument("--choose", action="store_true", help="look at no test row")
     parser.add_argument("--median", action="store_true", help="clip norms follow the median")
     parser.add_argument("--projection", choices=["pca", "random"], default="pca")
     given = vars(parser.parse_args())
     use_one_thread()
-    given["state"].mkdir(parents=True, exist_ok=True)
     names = Setting.__dataclass_fields__
     setting = Setting(**{k: v for k, v in given.items() if k in names and v is not None})
-    until, data = time.monotonic() + 60 * given["minutes"], mnist()
+    until, data = time.monotonic() + 60 * given["minutes"], mnist(given["choose"])
     for seed in given["seeds"]:
         run(setting, seed, given["epsilon"], given["epochs"], data, given["out"], given["state"],
             until)  # fmt: skip
