@@ -114,9 +114,9 @@ def audit(
 ) -> None:
     """Train with canaries, and prove how much epsilon the training costs at least.
 
-    A lower bound above the claimed epsilon refutes the claim. Of a run, the audit is kept beside
-    it and shown in its report; it trains anew in this process, also where the run was federated.
-    Exit code 1 where the claim is refuted.
+    A lower bound above the claimed epsilon refutes the claim. Of a run that one process
+    trained, the audit is kept beside it and shown in its report. Exit code 1 where the claim is
+    refuted.
     """
     from vfl.config.run_folder import RunFolder
     from vfl.core.seeds import use_one_thread

@@ -114,7 +114,7 @@ def audit(
         raise PrivacyError(
             "so few coins prove nothing, or there are too few rows to be canaries",
             got=f"{canaries} canaries, {trainings} trainings, {rows} training rows",
-            want=f"{FEWEST} canaries, or trainings, and {2 * needed} training rows",
+            want=f"{FEWEST} canaries, or trainings, and {max(2 * needed, FEWEST)} rows",
         )
     train = experiment.train.model_copy(update={"in_flight": 1})
     experiment = experiment.model_copy(update={"train": train})
