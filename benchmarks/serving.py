@@ -8,7 +8,8 @@ pass a request. Loads alternate in one run, so that ratios are of neighbours in 
 what no such service can be faster than: one client, a process that listens and two that echo, the
 same hops with the same TLS, and nothing but blocking sockets in any of them.
 
-With ``--kill-s`` one feature party after the other is killed and started again while clients ask:
+With ``--kill-s`` one feature party after the other is killed and started again while clients ask,
+or with ``--stop-s`` stopped (SIGSTOP) and let go on after so many seconds:
 every answer is compared with the prediction of its row, every failure must be a 503 that names a
 party, and the memory of the label party is read at the beginning and at the end. With ``--drift``
 two such services take turns, one without the counters of drift.
@@ -101,7 +102,7 @@ class FaultRow:
 
     Attributes:
         seconds: of load.
-        kills: parties killed.
+        kills: parties killed, or stopped.
         answered, unavailable: requests with 200, and with a 503 that names a feature party.
         wrong: answers that are not the prediction of their row.
         other: anything else.
@@ -539,14 +540,16 @@ def _row(server: str, clients: int, load: Load, base: Load) -> ServingRow:
 def bench_faults(
     seconds: float,
     every_s: float,
+    stop_s: float | None = None,
     clients: int = 4,
     say: Callable[[str], None] = harness.silent,
 ) -> list[FaultRow]:
-    """Load while one feature party after the other is killed.
+    """Load while one feature party after the other is killed or stopped.
 
     Args:
         seconds: of load.
         every_s: between two kills.
+        stop_s: stop a party for so many seconds instead.
         clients: how many ask at once.
         say: told one line about each kill.
     """
@@ -583,11 +586,14 @@ def bench_faults(
                 name = PARTIES[kills % len(PARTIES)]
                 pid = int((servers.folder / f"{name}.pid").read_text())
                 try:
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL if stop_s is None else signal.SIGSTOP)
                 except ProcessLookupError:
                     continue  # it is on its way back
                 kills += 1
-                say(f"killed {name}")
+                say(f"{'killed' if stop_s is None else 'stopped'} {name}")
+                if stop_s is not None:
+                    time.sleep(stop_s)
+                    os.kill(pid, signal.SIGCONT)
 
         killer = threading.Thread(target=kill)
         killer.start()
@@ -649,7 +655,7 @@ def format_faults(rows: Sequence[FaultRow]) -> str:
     """What happened, a line each."""
     (row,) = rows
     return (
-        f"{row.kills} kills in {row.seconds:g} s: {row.answered} answered as predicted, "
+        f"{row.kills} faults in {row.seconds:g} s: {row.answered} answered as predicted, "
         f"{row.wrong} wrong, {row.unavailable} times a 503 that names a party, {row.other} others;"
         f"\nlongest outage {row.longest_outage_s:.1f} s; label party {row.rss_first_mb:.0f} MB at "
         f"first, {row.rss_last_mb:.0f} MB at last"
@@ -679,9 +685,12 @@ def main() -> None:
     options.add_argument("--drift", action="store_true", help="what counters of drift cost instead")
     options.add_argument("--kill-s", type=float, help="kill a party every so many seconds instead")
 
+    options.add_argument("--stop-s", type=float, help="with --kill-s: stop it so long instead")
+
     def measure(asked: Namespace) -> Sequence[ServingRow] | Sequence[FaultRow]:
         if asked.kill_s is not None:
-            return bench_faults(asked.seconds or 600.0, asked.kill_s, say=harness.say)
+            seconds = asked.seconds or 600.0
+            return bench_faults(seconds, asked.kill_s, asked.stop_s, say=harness.say)
         seconds = asked.seconds or (QUICK_SECONDS if asked.quick else SECONDS)
         bench = bench_drift if asked.drift else bench_serving
         return bench(asked.clients, seconds, 1 if asked.quick else ROUNDS, harness.say)

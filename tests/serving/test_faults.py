@@ -55,10 +55,11 @@ def test_a_cut_stream_is_mended_and_every_answer_is_right(session, streams):
         for thread in askers:
             thread.start()
         for count in range(6):
-            while len(seen) < 12 * (count + 1):
+            link = streams[count % 2]
+            while len(seen) < 12 * (count + 1) or link._stream is None:
                 assert any(thread.is_alive() for thread in askers)
                 time.sleep(0.01)
-            streams[count % 2]._stream._socket.shutdown(socket.SHUT_RDWR)
+            link._stream._socket.shutdown(socket.SHUT_RDWR)
         for thread in askers:
             thread.join()
         assert "vfl_sessions_lost_total" not in client.ask("/metrics")[1]
