@@ -11,7 +11,12 @@ import numpy as np
 import pytest
 
 from vfl.config import read_experiment
+from vfl.experiments import GridFolder
+from vfl.experiments.attack_grid import grid_cells
+from vfl.experiments.attack_results import read_rows, write_attack_results
+from vfl.experiments.pages import build_report
 from vfl.experiments.plan import check_specs
+from vfl.experiments.scheduler import run_cells
 from vfl.training.run import load_data, session_of
 
 FOLDER = Path(__file__).parents[1] / "examples" / "language"
@@ -40,7 +45,9 @@ def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VFL_DATA", str(root))
         patch.setenv("VFL_MODELS", str(root / "models"))
-        played(patch, "pretrain", "--steps", "2", "--batch", "2")
+        few = ("--steps", "2", "--batch", "2")
+        played(patch, "pretrain", *few)
+        played(patch, "pretrain", *few, "--layers", "2", "--name", "reviews2")
         yield root, patch
 
 
@@ -91,3 +98,20 @@ def test_the_experiments_can_be_built(folder):
         check_specs(experiment)
         data = load_data(experiment)
         session_of(experiment, data, "train").run()
+
+
+def test_the_grid_reads_words(folder, tmp_path):
+    changes = ["data.length=60", "data.test=0.2", "train.epochs=1", "parties.user.width=128"]
+    experiment = read_experiment(FOLDER / "inversion.toml", [*changes, "grid.known_columns=5"])
+    short = ("text_inversion:steps=20", "token_network:hidden=8,steps=20")
+    asked = {"defenses": ("clipped_noise:norm=inf,sigma=1",), "codecs": (), "attacks": short}
+    grid = experiment.grid.model_copy(update=asked)
+    experiment = experiment.model_copy(update={"grid": grid})
+    made = GridFolder(tmp_path / "grid")
+    made.write(experiment, grid_cells(experiment), "vfl grid inversion.toml")
+    assert run_cells(made, made.cells()) == []
+    write_attack_results(made)
+    rows = read_rows(made)
+    assert {row.attack for row in rows} == set(short)
+    assert {row.measure for row in rows} == {"token_accuracy", "whole_texts"}
+    assert "token accuracy" in build_report(made.path).read_text().replace("_", " ")

@@ -1,0 +1,66 @@
+"""The curves of docs/language_models.md out of the file that invert.py wrote, each an SVG.
+
+python examples/language/draw.py docs/results/inversion.csv docs
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+from vfl.experiments import pages
+from vfl.experiments.pages.charts import Series, line_drawing
+
+NAMES = {"text_inversion": "optimisation", "token_search": "search", "token_network": "network"}
+
+
+def named(spec: str) -> str:
+    """What an attack is called in a legend."""
+    name, _, options = spec.partition(":")
+    form = "refined" if "candidates" in options else NAMES[name]
+    return f"{form}, prior" if "prior" in options else form
+
+
+def main() -> None:
+    """Write the drawings."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    with arguments.file.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    style = (Path(pages.__file__).parent / "style.css").read_text(encoding="utf-8")
+
+    def draw(sweep: str, title: str, label: str, x_of: Callable[[dict[str, str]], float]) -> None:
+        found: dict[str, list[tuple[float, float]]] = {}
+        for row in (one for one in rows if one["sweep"] == sweep):
+            kind = row["texts"] if sweep == "depth" else f"cut behind {row['front']}"
+            point = x_of(row), 100 * float(row["accuracy"])
+            found.setdefault(f"{named(row['attack'])}, {kind}", []).append(point)
+        lines = [
+            Series(name, sorted(points), 1 + place % 8)
+            for place, (name, points) in enumerate(found.items())
+        ]
+        drawing = line_drawing(title, "words read, percent", lines, label)
+        legend = "".join(
+            f'<text x="452" y="{40 + 20 * place}">{line.name}</text>'
+            f'<path class="line s{line.style}" d="M440 {36 + 20 * place}h8"/>'
+            for place, line in enumerate(lines)
+        )
+        content = str(drawing.chart).replace("</svg>", f"{legend}</svg>")
+        content = content.replace(
+            "<svg ", '<svg xmlns="http://www.w3.org/2000/svg" width="980" ', 1
+        )
+        content = content.replace('viewBox="0 0 440 ', 'viewBox="0 0 640 ', 1)
+        content = content.replace("<title>", f"<style>{style}</style><title>", 1)
+        (arguments.folder / f"inversion_{sweep}.svg").write_text(content, encoding="utf-8")
+
+    draw("depth", "Words read by depth", "blocks below the cut", lambda row: float(row["front"]))
+    draw("noise", "Words read under noise", "deviation of the noise",
+         lambda row: float(row["defense"].rpartition("=")[2]))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
