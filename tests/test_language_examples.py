@@ -61,6 +61,7 @@ def lines_of(path):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_split_and_central_training_are_one(folder, capsys):
     root, patch = folder
     out = root / "fine_tuning.csv"
@@ -75,6 +76,7 @@ def test_split_and_central_training_are_one(folder, capsys):
     assert max(outputs[2:]) < outputs[0] / 3
 
 
+@pytest.mark.slow
 def test_cells_are_done_once(folder, capsys):
     root, patch = folder
     out = root / "inversion.csv"
@@ -100,6 +102,7 @@ def test_the_experiments_can_be_built(folder):
         session_of(experiment, data, "train").run()
 
 
+@pytest.mark.slow
 def test_the_grid_reads_words(folder, tmp_path):
     changes = ["data.length=60", "data.test=0.2", "train.epochs=1", "parties.user.width=128"]
     experiment = read_experiment(FOLDER / "inversion.toml", [*changes, "grid.known_columns=5"])

@@ -31,7 +31,7 @@ CODECS = (
     ("none", "none"),
     ("quantise:values=8", "quantise:values=8"),
     ("quantise:values=4", "quantise:values=4"),
-    ("topk:k=256,values=8", "quantise:values=8"),
+    ("topk:k=256,values=8,packer=index", "quantise:values=8"),
 )
 
 
