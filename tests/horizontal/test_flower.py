@@ -52,6 +52,7 @@ SMALL = {
 KINDS = {
     "adp_fl": {},
     "steps": {"noise": "steps", "clip": "quantile", "sensitivity": "rigorous"},
+    "rigorous": {"clip": "quantile", "sensitivity": "rigorous"},
     "server": {"noise": "server", "clip": "quantile", "sensitivity": "rigorous"},
     "layers": {"layers": 0.5},
 }

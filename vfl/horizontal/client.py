@@ -170,7 +170,7 @@ class ClientTrainer:
     def _plain_step(self, rows: Tensor) -> None:
         loss = F.cross_entropy(self.model(self.inputs[rows]), self.labels[rows])
         grads = torch.autograd.grad(loss, self.weights)
-        self._descend([one for one in grads])
+        self._descend(list(grads))
 
     def _clipped_step(
         self, rows: Tensor, size: float, state: ClientState, at: tuple[int, int], secret: Secret

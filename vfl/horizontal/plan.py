@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from vfl.config.horizontal import HorizontalSettings
@@ -96,6 +97,7 @@ def classic_multiplier(epsilon: float, delta: float, rounds: int) -> float:
     return classic if once <= 1 else max(classic, noise_for(once, share, 1))
 
 
+@lru_cache(maxsize=32)
 def plan_noise(settings: HorizontalSettings, rows: int) -> NoisePlan:
     """The noise of a training.
 
