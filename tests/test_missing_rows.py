@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from served import Serving, predicted, same
 from sklearn.datasets import load_breast_cancer
 
 from vfl.config import Experiment, with_overrides
@@ -20,6 +21,7 @@ from vfl.serving.front import ServeSettings
 from vfl.serving.local import serve
 from vfl.session import Exchange
 from vfl.session.schedule import own_rows
+from vfl.training.alignment import align
 from vfl.training.local import LocalSession
 from vfl.training.run import evaluate, load_data, predict, train
 
@@ -338,7 +340,6 @@ def test_both_ways_on_a_real_table(tmp_path):
 REFUSED = {
     "secure=sum": ("merge=sum", "secure=sum"),
     "a trace": ("trace.phases=train",),
-    "a private alignment": ("data.alignment=alignment",),
 }
 
 
@@ -373,11 +374,48 @@ def test_what_needs_every_cut_refuses_such_a_run(folder, data, tmp_path):
     run = RunFolder.open(tmp_path / "run")
     with pytest.raises(VFLError, match="every party's cut of every row"):
         attack_finished_run(run, experiment(folder, "grid.attacks=kmeans").grid)
-    with pytest.raises(ConfigError, match="serving needs every party's cut"):
-        serve(run.path, ServeSettings())
     cell = Cell(settings, "one", {}, victim="none")
     with pytest.raises(ConfigError, match="every party's cut of every row"):
         run_cells(GridFolder(tmp_path / "grid"), [cell])
+
+
+def test_a_served_row_is_the_predicted_one_and_says_who_lacked_it(folder, data, tmp_path):
+    train(experiment(folder), tmp_path, "run", data=data)
+    run = RunFolder.open(tmp_path / "run")
+    predict(run)
+    expected = predicted(run.path)
+    serving = Serving(run.path, lambda: serve(run.path, ServeSettings(port=0, cache_rows=20)))
+    try:
+        serving.client.wait_ready()
+        for batch in (list(expected), list(expected)[-20:], list(expected)[-20:]):
+            status, told = serving.client.predict(*batch)
+            assert status == 200
+            for answer, row in zip(told["predictions"], batch, strict=True):
+                assert same(answer, expected[row])
+                assert answer["missing"] == [n for n in SHARES if row not in owned(folder, n)]
+    finally:
+        serving.stop()
+
+
+def test_a_private_alignment_finds_the_rows_that_an_open_join_finds(folder, data, tmp_path):
+    settings = experiment(folder)
+    done = align(settings, "ecdh", tmp_path)
+    assert align(settings, "ecdh", tmp_path).reused
+    aligned = load_data(experiment(folder, f"data.alignment={tmp_path}"))
+    registry, private = data["registry"], aligned["registry"]
+    assert done.common == registry.complete.sum() == private.complete.sum()
+    assert set(private.ids) == set(registry.ids)
+    for name in SHARES:
+        has = dict(zip(registry.ids, data[name].held[name], strict=True))
+        np.testing.assert_array_equal(private.held[name], [has[one] for one in private.ids])
+        np.testing.assert_array_equal(aligned[name].held[name], private.held[name])
+        assert torch.isfinite(aligned[name].inputs).all(1).tolist() == private.held[name].tolist()
+    session = LocalSession(settings, aligned, outputs=2).run()
+    assert session.label.history[-1]["test_missing_accuracy"] > 0.7
+    with pytest.raises(MisalignedError, match="another treatment of rows"):
+        load_data(
+            experiment(folder, f"data.alignment={tmp_path}", "data.missing_rows=intersection")
+        )
 
 
 def test_a_pair_without_common_ids_is_named(tmp_path):

@@ -92,6 +92,7 @@ def test_the_bundle_reads_back_as_the_experiment(project):
         "validation",
         "test",
         "id_rules",
+        "missing_rows",
     }
     app = tomllib.loads((label.app / "pyproject.toml").read_text())
     assert app["project"]["name"] == "loans"

@@ -32,6 +32,7 @@ def terms(mode="train"):
         dp=None,
         middle=None,
         tasks={},
+        missing_rows="intersection",
         train={"epochs": 3, "batch_size": 8},
     )
 

@@ -23,6 +23,7 @@ OTHER = {
     "keep": "best",
     "precision": "bfloat16",
     "alignment": "later",
+    "missing_rows": "token",
     "middle": {"party": "compute"},
     "dp": {"noise": 1.0},
     "epsilon": 3.0,

@@ -10,6 +10,7 @@ from vfl.core.errors import ProtocolError
 from vfl.core.ledger import Ledger
 from vfl.session.identity import Identity
 from vfl.session.party_folder import own_terms
+from vfl.session.terms import AlignTerms
 from vfl.transport import HubLink
 
 with warnings.catch_warnings():  # importing Flower uses what newer clicks deprecate
@@ -63,6 +64,7 @@ class PlayedSession:
 
     def __init__(self, folder, flower, content):
         self.folder, self.flower, self._content = folder, flower, content
+        self.alignments = 0
 
     def write(self, name, text):
         """A party's file."""
@@ -86,7 +88,11 @@ class PlayedSession:
         Noting.seen, Noting.enough = [], enough
         experiment = self.experiment(**changes)
         lender = self.flower.files["lender"]
-        terms = own_terms(experiment, mode, "run", lender)
+        if mode == "align":
+            self.alignments += 1
+            terms = AlignTerms.asked(experiment, f"aligned-{self.alignments}")
+        else:
+            terms = own_terms(experiment, mode, "run", lender)
         try:
             run_session(self.flower, experiment, lender, terms, resume=resume)
         finally:

@@ -48,7 +48,9 @@ def align(
     folder that `data.alignment` names. A project aligns on its SuperLink with the SuperNodes that
     are connected; every party keeps its own positions under that name. With --hidden nobody learns
     which rows are common, and the label party gets regressions over them. Settings are
-    `data.id_rules` and those of `[align]`, such as align.protocol=ecdh.
+    `data.id_rules` and those of `[align]`, such as align.protocol=ecdh. With
+    data.missing_rows=token rows that some party lacks are among them, and the label party learns
+    who lacks which.
     """
     if path.is_dir():
         _on_the_federation(path, settings or [], preview or hidden is not None, json)
@@ -138,6 +140,9 @@ def _on_the_federation(project: Path, settings: list[str], preview: bool, json: 
         emit(facts)
         return
     print(f"{'common rows':<16} {facts['common']} of {facts['ids']}, version {facts['version']}")
+    if "rows" in facts:
+        lacking = ", ".join(f"{party} lacks {count}" for party, count in facts["lacking"].items())
+        print(f"{'session rows':<16} {facts['rows']}; {lacking}")
     for party, count in facts["bytes"].items():
         print(f"{party:<16} {size(count)} sent and received")
     if experiment.align.table == "predict":

@@ -13,6 +13,8 @@ from vfl.cli.output import Json, Set, emit, say, say_epoch, show_training
 from vfl.core.ledger import size
 
 _MOST_NOTES = 4  # of a table, on the screen
+#: Rows that some party lacks stay; they are found by an alignment.
+_GAPS = {"alignment": "alignment", "missing_rows": "token"}
 
 if TYPE_CHECKING:
     from vfl.config import Experiment
@@ -90,6 +92,12 @@ def init(
     serve: Annotated[
         bool, typer.Option("--serve", help="Party files consent to serving as well.")
     ] = False,
+    gaps: Annotated[
+        bool,
+        typer.Option(
+            "--gaps", help="Keep rows that some party lacks; party files consent to that as well."
+        ),
+    ] = False,
 ) -> None:
     """Write a project: experiment, Flower app, trial certificates and keys, a file a party.
 
@@ -123,7 +131,7 @@ def init(
                 if dealer
                 else {"parties": {name: {} for name in [*party, *own_columns]}}
             ),
-            "data": _alignment_of(found),
+            "data": _alignment_of(found) | (_GAPS if gaps else {}),
             "label": {"party": label_party} | _task(found.get(label_party)),
             "federation": {
                 "superlink": superlink,
@@ -142,11 +150,13 @@ def init(
     own[label_party] = {"data": table | {"label": label or "label"}}
     for name, one in found.items():
         own[name]["data"] = one.data
-    if serve:
-        for settings in own.values():
-            settings["consent"] = {
-                "modes": [*PartyFile.model_fields["consent"].default.modes, "serve"]
-            }
+    usual = PartyFile.model_fields["consent"].default
+    for settings in own.values():
+        if serve:
+            settings["consent"] = {"modes": [*usual.modes, "serve"]}
+        if gaps:
+            allowed = [*usual.missing_rows, "token"]
+            settings["consent"] = settings.get("consent", {}) | {"missing_rows": allowed}
     files = {
         name: check({"party": name, **settings}, PartyFile, where="the arguments")
         for name, settings in own.items()

@@ -65,7 +65,7 @@ def take_part_in_alignment(
             busy = ready is None
             for sent in ready or ():
                 post.add(seals.seal(sent))
-            if not busy and own.player.positions is not None and kept is None:
+            if not busy and own.player.found is not None and kept is None:
                 kept = until_done.enter_context(own.staged(message.session))
             if asked is not None:
                 link.send(post.frame(done=kept is not None, busy=busy))
@@ -77,7 +77,7 @@ def take_part_in_alignment(
                 post.add(opened)
                 if content is not None:
                     own.player.give(got[0], content)
-    say(f"{len(kept.positions)} of {kept.ids} rows are common, version {kept.version}")
+    say(f"{kept.counts()}, version {kept.version}")
     seconds = time.perf_counter() - began
     return PartyReport(party=name, weights_sha256=kept.key, seconds=seconds)
 

@@ -29,7 +29,7 @@ class ServedParty:
     ) -> None:
         self.requests, self._drift = requests, drift or Drift(None, None)
         self._feature = feature
-        self._step = 0
+        self._step: int | None = None
 
     def answer(self) -> bool:
         """Wait for one request and answer it; False when the session is over.
@@ -41,13 +41,14 @@ class ServedParty:
         frame = link.receive()
         if frame.kind is Kind.DONE:
             return False
-        if frame.kind is not Kind.ASK or frame.step != self._step:
+        first = self._step is None  # it may have come back in the midst of a session
+        if frame.kind is not Kind.ASK or not (first or frame.step == self._step):
             raise ProtocolError(
                 "a message out of turn from the label party",
                 got=f"{frame.kind.name} of step {frame.step}",
                 want=f"ASK of step {self._step}, or DONE",
             )
-        self._step += 1
+        self._step = frame.step + 1
         rows = self.requests.admit(frame)
         if rows is None or isinstance(rows, Refused):
             why = b"" if rows is None else bytes([rows])

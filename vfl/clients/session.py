@@ -139,7 +139,7 @@ class _PartySession:
         if self.mode.needs_keys:
             self._agree_on_keys(feature.end)
         if terms.mode == "serve":
-            requests = Requests(data.split.test, self.party.consent, meter)
+            requests = Requests(data.asked, self.party.consent, meter)
             drift = self.folder.drift()
             try:
                 ServedParty(feature, requests, drift).run(self.say)

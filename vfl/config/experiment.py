@@ -56,6 +56,25 @@ def check_task_terms(
         )
 
 
+#: What becomes of rows that some feature party lacks.
+MissingRows = Literal["intersection", "token"]
+
+
+def token_mistake(
+    secure: str, dp: object, middle: object, tasks: Collection[Any] | None
+) -> str | None:
+    """Why rows that some party lacks cannot stay beside these settings; None where they can."""
+    if secure != "none":
+        return f"under secure = '{secure}' the label party never has a cut to replace"
+    if dp is not None:
+        return "[dp] does not count what a vector for missing cuts learns of a row"
+    if tasks:
+        return "several label parties ([[tasks]]) have rows of their own each"
+    if middle is not None:
+        return "a party in the middle ([middle]) has no vector for a cut that is missing"
+    return None
+
+
 class DataSettings(Settings):
     """Where rows come from when one process plays every party.
 
@@ -89,7 +108,7 @@ class DataSettings(Settings):
     id_type: Literal["text", "number"] = "text"
     id_rules: Spec = "plain"
     alignment: Annotated[str, Field(min_length=1)] | None = None
-    missing_rows: Literal["intersection", "token"] = "intersection"
+    missing_rows: MissingRows = "intersection"
     validation: Share = 0.1
     test: Share = 0.2
     bins: int = Field(default=0, ge=0, le=MAX_BINS)
@@ -458,24 +477,14 @@ class Experiment(Settings):
 
     def _wants_every_row(self) -> str | None:
         """Why rows that some party lacks cannot stay."""
-        if not self.has_own_tables:
+        if not self.has_own_tables and self.data.alignment is None:
             return (
-                "only parties with tables of their own, [parties.NAME] with a source, lack rows, "
-                "and on a federation they keep the rows that all have"
+                "only parties with tables of their own, [parties.NAME] with a source, lack rows; "
+                "those of a federation find them by an alignment, data.alignment = 'NAME'"
             )
-        if self.data.alignment is not None:
-            return "a private alignment (data.alignment) tells the rows that all have, and no other"
-        if self.secure != "none":
-            return f"under secure = '{self.secure}' the label party never has a cut to replace"
-        if self.dp is not None:
-            return "[dp] does not count what a vector for missing cuts learns of a row"
-        if self.tasks is not None:
-            return "several label parties ([[tasks]]) have rows of their own each"
-        if self.middle is not None:
-            return "a party in the middle ([middle]) has no vector for a cut that is missing"
         if self.trace.enabled:
             return "a trace ([trace]) and what reads it take every party to have every row"
-        return None
+        return token_mistake(self.secure, self.dp, self.middle, self.tasks)
 
     def _check_tasks(self, tasks: Sequence[TaskSettings]) -> None:
         """Refuse what does not go with several label parties, with the reason."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, StringConstraints, model_validator
 
-from vfl.config.experiment import MAX_BINS, PartyName, TraceSettings
+from vfl.config.experiment import MAX_BINS, MissingRows, PartyName, TraceSettings
 from vfl.config.toml import Locations, Settings, first_keys, read_toml
 from vfl.core.storage import close_to_others, database_beside, is_database, sweep
 
@@ -83,6 +83,8 @@ class Consent(Settings):
         min_common: ids that all parties of an alignment must have; with fewer nobody is told more.
         min_ids: ids that every other party's set must have in an alignment.
         max_alignments: a day; each may tell whether one more id is here.
+        missing_rows: what may become of rows that some party lacks; with "token" the label party
+            learns which of its rows this party has, those that others lack among them.
         max_rows_per_second: that may be asked while serving; more is refused for the moment.
         max_queries: how often any one row may be asked in one session that serves; None sets no
             limit.
@@ -113,6 +115,7 @@ class Consent(Settings):
     min_common: Annotated[int, Field(ge=1)] = 100
     min_ids: Annotated[int, Field(ge=1)] = 100
     max_alignments: Annotated[int, Field(ge=0)] = 10
+    missing_rows: tuple[MissingRows, ...] = ("intersection",)
     max_rows_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10_000.0
     max_queries: Annotated[int, Field(ge=1)] | None = None
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None

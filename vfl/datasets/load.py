@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,7 @@ from vfl.core.errors import (
     MissingDataError,
     TooFewRowsError,
 )
+from vfl.datasets.alignment.gaps import MissingRows
 from vfl.datasets.alignment.ids import id_columns
 from vfl.datasets.alignment.join import Ids, align, sort_by_id
 from vfl.datasets.alignment.positions import Alignment
@@ -58,10 +59,10 @@ from vfl.datasets.table import (
 )
 from vfl.datasets.texts import Texts
 
+#: Every party has every row.
+NO_GAPS: Mapping[str, np.ndarray] = {}
 #: No label party beside the one.
 NO_MORE: Mapping[str, tuple[str, str]] = {}
-#: What becomes of rows that some feature party lacks.
-MissingRows = Literal["intersection", "token"]
 
 
 def load_bundled(
@@ -315,7 +316,10 @@ def load_parties(
         common, digest = aligned.ids, None
         held = {name: rows for name, rows in aligned.held.items() if name != label_party}
     else:
-        frames, common, digest = _privately_aligned(tables, named, label_party, alignments)
+        found, frames, common = _privately_aligned(
+            tables, named, label_party, alignments, missing_rows
+        )
+        digest, held = found.digest, found.held
         others = {name: _without(named[name], frames[name]) for name in named}
     labels, classes = encode_labels(frames[label_party][label], task)
     if held:
@@ -346,12 +350,12 @@ def _without(table: Table, part: Part) -> Part:
 
 
 def _fit_held(
-    frame: Part,
+    frame: Table,
     columns: Sequence[str],
     split: Split,
     shape: Sequence[int] | None,
-    form: TableFormat,
-    others: Part | None,
+    form: TableFormat | None,
+    others: Table | None,
     held: np.ndarray | None,
     party: str,
 ) -> Inputs:
@@ -372,9 +376,14 @@ def _fit_held(
         )
     found = fit_inputs(frame, columns, own, shape, form, others)
     assert found.array is not None, "a feature party has columns"
-    whole = np.full((len(held), *found.array.shape[1:]), np.nan, dtype=np.float32)
-    whole[held] = found.array
-    return found._replace(array=whole)
+    return found._replace(array=_with_gaps(found.array, held))
+
+
+def _with_gaps(array: np.ndarray, held: np.ndarray) -> np.ndarray:
+    """Inputs of the rows of `held`, and not numbers between them; axes (all rows, ...)."""
+    whole = np.full((len(held), *array.shape[1:]), np.nan, dtype=np.float32)
+    whole[held] = array
+    return whole
 
 
 def _common_id_type(tables: Mapping[str, OwnTable]) -> IdType:
@@ -390,9 +399,13 @@ def _common_id_type(tables: Mapping[str, OwnTable]) -> IdType:
 
 
 def _privately_aligned(
-    tables: Mapping[str, OwnTable], named: Mapping[str, Table], label_party: str, folder: Path
-) -> tuple[dict[str, Part], Ids, bytes]:
-    """Each party's rows in the common order, the label party's ids of them, and their digest."""
+    tables: Mapping[str, OwnTable],
+    named: Mapping[str, Table],
+    label_party: str,
+    folder: Path,
+    missing_rows: MissingRows,
+) -> tuple[Alignment, dict[str, Part], Ids]:
+    """The label party's alignment, each party's rows in its order, and the label party's ids."""
     found = {party: Alignment.newest(folder / party, party) for party in named}
     if len({one.key for one in found.values()}) > 1:
         raise MisalignedError(
@@ -401,12 +414,13 @@ def _privately_aligned(
             got=", ".join(f"'{party}': version {one.version}" for party, one in found.items()),
             fix="vfl align, for all parties together",
         )
+    found[label_party].require(missing_rows)
     applied = {
         party: one.applied(named[party], tables[party].id_column, f"party '{party}'")
         for party, one in found.items()
     }
     frames = {party: frame for party, (frame, _) in applied.items()}
-    return frames, applied[label_party][1], found[label_party].digest
+    return found[label_party], frames, applied[label_party][1]
 
 
 def _check_busy(columns: Mapping[str, Sequence[str]], label_party: str) -> None:
@@ -484,17 +498,30 @@ def load_own(
         raise DataError(f"party '{name}' has neither columns nor a label")
     kept = own if label is None else [*own, label]
     frame, ids = read_sorted(source, id_column, f"party '{name}'", form, columns=kept, by=alignment)
-    split = split_rows(len(frame), seed, validation, test)
+    split_of = partial(split_rows, seed=seed, validation=validation, test=test)
+    split = split_of(len(frame)) if alignment is None else alignment.split(split_of)
     labels: np.ndarray | None = None
     classes: Classes | None = None
     if label is not None:
         labels, classes = encode_labels(frame[label], task)
-    rows = AlignedRows.of(len(frame), split, ids, None if alignment is None else alignment.digest)
-    others = None
+    others, held = None, alignment.held if alignment else NO_GAPS
+    count, digest = (
+        len(split.train) + len(split.validation) + len(split.test),
+        None if alignment is None else alignment.digest,
+    )
+    rows = AlignedRows.of(count, split, None if name in held else ids, digest)
     if unaligned and alignment is not None and isinstance(frame, Part):
         others = _without(frame.table, frame)
-    inputs = fit_inputs(frame, own, split, shape, form, others)
-    return rows.party(name, inputs, labels, classes)
+    inputs = _fit_held(frame, own, split, shape, form, others, held.get(name), name)
+    return replace(rows.party(name, inputs, labels, classes), held=held)
+
+
+def _rows_by(alignment: Alignment | None, count: int, split: Split, ids: Ids | None) -> AlignedRows:
+    """The order of a party's own rows; without ids where it lacks some rows."""
+    if alignment is None:
+        return AlignedRows.of(count, split, ids)
+    gaps = count < len(alignment.positions)
+    return AlignedRows.of(count, split, None if gaps else ids, alignment.digest)
 
 
 def _check_id(
@@ -541,13 +568,17 @@ def load_for_prediction(
     whose, setting = f"party '{name}'", "data.predict"
     frame, ids = read_sorted(source, id_column, whose, form, setting, columns, by=alignment)
     nothing = np.empty(0, dtype=np.int64)
-    split = Split(train=nothing, validation=nothing, test=np.arange(len(frame), dtype=np.int64))
-    counter = Unfamiliar()
+    count = len(frame) if alignment is None else len(alignment.positions)
+    split = Split(train=nothing, validation=nothing, test=np.arange(count, dtype=np.int64))
+    counter, held = Unfamiliar(), alignment.held if alignment else NO_GAPS
     inputs = NO_INPUTS
     if encoder:
-        inputs = Inputs(encoder.transform(frame, counter), encoder, counter.counts)
-    rows = AlignedRows.of(len(frame), split, ids, None if alignment is None else alignment.digest)
-    return rows.party(name, inputs)
+        array = encoder.transform(frame, counter)
+        if name in held:
+            array = _with_gaps(array, held[name])
+        inputs = Inputs(array, encoder, counter.counts)
+    rows = _rows_by(alignment, len(frame), split, ids)
+    return replace(rows.party(name, inputs), held=held)
 
 
 def read_sorted(

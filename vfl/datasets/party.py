@@ -70,6 +70,12 @@ class PartyData:
         return np.logical_and.reduce(list(self.held.values())) if self.held else None
 
     @property
+    def asked(self) -> np.ndarray:
+        """The test rows that this party has, int64."""
+        test, held = self.split.test, self.held.get(self.name)
+        return test if held is None else test[held[test]]
+
+    @property
     def rows(self) -> int:
         """How many rows are aligned."""
         return len(self.split.train) + len(self.split.validation) + len(self.split.test)

@@ -75,8 +75,7 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     }
     facts |= _rows(split) | _labels(experiment, label) | {"inputs": columns}
     facts |= _judges(experiment, split)
-    if label.held:
-        facts["rows_without_a_cut"] = {name: int((~own).sum()) for name, own in label.held.items()}
+    facts |= _gaps(label)
     facts |= _traffic(experiment, split, _shared(experiment, data))
     facts |= comparison_facts(experiment, locations) | attack_facts(experiment, data, locations)
     facts["privacy"] = _privacy(experiment, label)
@@ -103,7 +102,7 @@ def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, A
         split, owners = data.split, {party.party: _label_weights(experiment, terms, data)}
     registered = sorted(key.stem for key in label.keys.glob("*.pub"))
     facts |= _rows(split) | {"keys_of": registered} | _traffic(experiment, split)
-    facts |= _judges(experiment, split)
+    facts |= _judges(experiment, split) | _gaps(data)
     facts |= waiting | {"columns": _columns(_described(party), data)}
     facts["privacy"] = _privacy(experiment, data)
     return facts | _trace(party.trace, terms, split, owners, party.store_path)
@@ -169,6 +168,12 @@ def link_advice(
         "exchanges_per_second": round(1 / cost.period_s(train.batch_size, train.in_flight), 1),
         "advice": lines + advice.warnings(train.batch_size, train.in_flight),
     }
+
+
+def _gaps(label: PartyData) -> dict[str, Any]:
+    """How many rows each feature party lacks, where a vector stands for their cuts."""
+    lacking = {name: int((~own).sum()) for name, own in label.held.items()}
+    return {"rows_without_a_cut": lacking} if lacking else {}
 
 
 def _judges(experiment: Experiment, split: Split) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from vfl.session.secure import third_party
 from vfl.transport import expiry_warning, write_trial_certificates
 
 #: The settings of [data] that a project's experiment has; tables are in each party's own file.
-OF_A_PROJECT = {"validation", "test", "id_rules", "alignment"}
+OF_A_PROJECT = {"validation", "test", "id_rules", "alignment", "missing_rows"}
 
 
 class LabelFolder:
@@ -159,7 +159,7 @@ def write_trial(folder: Path, experiment: Experiment, label_column: str) -> Path
     }
     content = experiment.model_dump(mode="json", exclude_none=True, exclude={"federation", "trace"})
     content["data"] = {"source": "label/party.toml"} | {
-        name: content["data"][name] for name in ("validation", "test", "id_rules")
+        name: content["data"][name] for name in ("validation", "test", "id_rules", "missing_rows")
     }
     content["label"]["column"] = label_column
     for name, source in sources.items():

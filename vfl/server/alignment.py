@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from flwr.serverapp import Grid
@@ -66,11 +67,14 @@ def run_alignment(
             for link in links.values():
                 link.send(Frame(Kind.DONE))
         federation.collect(_COLLECT_S)
-    say(f"{len(kept.positions)} of {kept.ids} rows are common, version {kept.version}")
+    say(f"{kept.counts()}, version {kept.version}")
     sent = dict.fromkeys(links, 0)
     for row in ledger.rows():
         sent[row.party] += row.wire_bytes
-    facts = {"common": len(kept.positions), "ids": kept.ids, "version": kept.version}
+    facts: dict[str, Any] = {"common": kept.common, "ids": kept.ids, "version": kept.version}
+    if kept.complete is not None:
+        facts["rows"] = len(kept.positions)
+        facts["lacking"] = {name: int((~has).sum()) for name, has in kept.held.items()}
     write_json(folder.path / OUTCOME, facts | {"name": terms.alignment, "bytes": sent})
 
 
@@ -100,7 +104,7 @@ def _carry(own: OwnAlignment, links: dict[str, ObservedPoll]) -> None:
             else:
                 raise ProtocolError(f"party '{name}' writes to itself")
         done = sum(post.done for post in posts.values())
-        if done == len(posts) and ready is not None and own.player.positions is not None:
+        if done == len(posts) and ready is not None and own.player.found is not None:
             return
         if not moved and done == ended:
             raise ProtocolError("the parties of an alignment wait for each other")

@@ -6,10 +6,12 @@ Flower carries one session message to each node and one reply back; the rest is 
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -51,6 +53,8 @@ MESSAGE_TYPE = "train.session"
 IDLE_TIMEOUT_S = 3600.0
 _LONGEST_SESSION_S = 30 * 24 * 3600.0  # Flower drops the reply of a message that lives longer
 _POLL_S = 0.2
+_RETURN_S = 2.0  # between two looks for parties that went away
+_AGAIN_S = 30.0  # until one that could not come is told again
 _REPLY_LIMIT = 64 * 1024  # characters; an error of ours is far shorter
 #: Flower's error codes of a node that may come back; any other ends the session.
 _AWAY = {5: "its SuperNode is not online", 8: "its process stopped responding"}
@@ -70,6 +74,7 @@ class Federation:
         waiting: told now and then who has not come yet.
         simulation: nodes have no names, and their positions name the parties. In a deployment a
             node is the party it is registered as, and one without a name is nobody.
+        partial: go on with those that came in time, and let the others come later.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class Federation:
         attempt: int = 0,
         simulation: bool = False,
         waiting: Callable[[Sequence[str]], None] = lambda parties: None,
+        partial: bool = False,
     ) -> None:
         self.grid = grid
         self.terms = terms
@@ -92,7 +98,10 @@ class Federation:
         self.say = say
         self.attempt = attempt
         self.simulation = simulation
-        self._waiting = waiting
+        self._waiting, self._partial = waiting, partial
+        self._observers: list[Observer] = []
+        self._invited: dict[str, float] = {}
+        self._returned_at = 0.0
         self.session = secrets.token_hex(16)
         self._start = 0
         self._nodes: dict[str, int] = {}
@@ -106,6 +115,8 @@ class Federation:
     def join(self, observers: list[Observer], start: int = 0) -> dict[str, ObservedPoll]:
         """Bring every party onto the stream, a third one that deals included; its link by name.
 
+        Of a partial session those that came in time, one at least.
+
         Args:
             observers: told about every frame of these links.
             start: the exchange everybody goes on with.
@@ -115,14 +126,14 @@ class Federation:
             PeerFailedError: a party refused or failed; its own words are passed on.
             DisagreementError, MisalignedError: it holds other rows or another experiment.
         """
-        self._start = start
+        self._start, self._observers = start, observers
         self._nodes = self._wait_for_nodes()
         certificate = session_certificate([self.settings.stream_host])
         self._ca_pem = certificate.ca_pem.decode()
         self._hub = TcpHub(
             self.settings.bind_host or self.settings.stream_host,
             self.settings.stream_port,
-            Admission(self.session, {}, self._admit, self.join_timeout_s, self._limits),
+            Admission(self.session, {}, self._admit, self._token_s, self._limits),
             certificate,
             Timeouts(
                 step_s=self.settings.step_timeout_s,
@@ -135,12 +146,52 @@ class Federation:
         try:
             self._hub.wait_all(list(self._nodes), self.join_timeout_s, poll=self._poll)
         except MissingPartyError as absence:
-            absence.where = f"the stream at {self.settings.stream_host}:{self._hub.port}"
-            raise
-        return {
-            party: ObservedPoll(self._hub.link(self._node_of[party]), party, "label", observers)
-            for party in self.terms.peers
-        }
+            if not (self._partial and self._node_of):
+                absence.where = f"the stream at {self.settings.stream_host}:{self._hub.port}"
+                raise
+        return {party: self._link(party) for party in self.terms.peers if party in self._node_of}
+
+    def lost(self, party: str) -> None:
+        """A party does not answer any more; the session goes on without it, until it is back."""
+        self._node_of.pop(party, None)
+        self._invited.pop(party, None)
+        self._pending = {asked: name for asked, name in self._pending.items() if name != party}
+        self.say(f"party {party} went away; the session goes on without it")
+
+    def returned(self, parties: Collection[str]) -> dict[str, ObservedPoll]:
+        """The links of those of some parties that are here again; the others are told again.
+
+        A party is told of the session when its node is there, and again when its token is worth
+        nothing any more, or when it could not come.
+        """
+        now, found = time.monotonic(), dict[str, ObservedPoll]()
+        for party in parties:
+            if party in self._node_of:
+                with suppress(MissingPartyError):  # it is admitted, and attaches now
+                    found[party] = self._link(party)
+        if now - self._returned_at > _RETURN_S:
+            self._returned_at = now
+            for reply in self.grid.pull_messages(list(self._pending)) if self._pending else ():
+                party = self._pending.pop(reply.metadata.reply_to_message_id, "")
+                self._invited[party] = now - self._token_s + _AGAIN_S
+            wanted = set(parties) - set(found)
+            named = [node for node in self.grid.get_nodes() if node.name in wanted]
+            for party, node in nodes_by_name(named).items():
+                if now - self._invited.get(party, -math.inf) > self._token_s:
+                    self._nodes[party] = node
+                    self._invite(party)
+        return found
+
+    @property
+    def _token_s(self) -> float:
+        """How long a token waits for its first use; Flower frees a node in a minute."""
+        rest = self.settings.restart_timeout_s if self._partial else 0.0
+        return max(self.join_timeout_s, rest)
+
+    def _link(self, party: str) -> ObservedPoll:
+        assert self._hub is not None, "somebody has joined"
+        link = self._hub.link(self._node_of[party])
+        return ObservedPoll(link, party, "label", self._observers)
 
     def agree(self, layers: Mapping[str, Layers]) -> list[LinkLimits]:
         """Let through what layers of these sizes need, by party, from here on and no more.
@@ -200,6 +251,8 @@ class Federation:
                 return named
             self._waiting([name for name in wanted if name not in named])
             if time.monotonic() > deadline:
+                if self._partial and named:
+                    return named
                 missing = [name for name in wanted if name not in named]
                 count = "1 SuperNode" if len(nodes) == 1 else f"{len(nodes)} SuperNodes"
                 nobody = "none of a party we wait for"
@@ -243,6 +296,7 @@ class Federation:
         )
         (identifier,) = self.grid.push_messages([envelope])
         self._pending[identifier] = name
+        self._invited[name] = time.monotonic()
         self.say(f"told {name} about the session")
 
     def _admit(self, name: str, about: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ sends none. What is missing is known to both from the aligned ids, so nothing ab
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import torch
@@ -60,6 +60,9 @@ class PartialCuts(CutAggregator):
         ends, ledger, stopping: see `CutAggregator`.
         held: which aligned rows each feature party has, bool, axes (aligned rows,).
         missing: the vectors.
+
+    Attributes:
+        without: parties that take no part in the next query, whatever rows they have.
     """
 
     def __init__(
@@ -72,12 +75,15 @@ class PartialCuts(CutAggregator):
     ) -> None:
         super().__init__(ends, ledger, stopping)
         self._held, self._missing = held, missing
+        self.without: Collection[str] = ()
 
     def cuts(self, exchange: Exchange) -> dict[str, Tensor]:
         found, rows = dict[str, Tensor](), len(exchange.rows)
         for name, end in self.ends.items():
             at, cut = own_rows(exchange, self._held[name]), None
-            if len(at):
+            if name in self.without:
+                at = at[:0]
+            elif len(at):
                 cut = self._one(name, end, exchange, len(at))
             elif not exchange.trains:  # what a query is answered may be a verdict
                 self._confirm(end, exchange)

@@ -5,16 +5,25 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vfl.core.errors import LostPeerError, ProtocolError
+from vfl.core.errors import (
+    ConsentError,
+    DisagreementError,
+    LostPeerError,
+    PeerError,
+    PeerFailedError,
+    ProtocolError,
+)
 from vfl.core.frame import Frame, Kind, Link
 from vfl.server.label_party import LabelParty
+from vfl.server.missing import PartialCuts
 from vfl.session import Exchange
 from vfl.session.exchange import SUM
 from vfl.session.serving import Refused, request
@@ -23,6 +32,9 @@ from vfl.transport import ObservedPoll
 #: Most parties whose contributions are computed: every subset of them takes a pass of the top.
 _MOST_EXPLAINED = 8
 _REFERENCE_ROWS = 32
+#: A party that went away, and why one that is here ended the session by its own will.
+LOSSES = (LostPeerError, PeerFailedError)
+REFUSALS = (ConsentError.code, DisagreementError.code)
 
 
 class RefusedRequest(Exception):
@@ -45,10 +57,23 @@ class Answer:
     Attributes:
         outputs: as a prediction writes them, axes (rows, outputs).
         cuts: by party, or the feature parties' sum; axes (rows, width) each.
+        missing: for each row, the parties for whose cut a learned vector stands; None where no
+            party may be missing.
     """
 
     outputs: Tensor
     cuts: Mapping[str, Tensor]
+    missing: Sequence[tuple[str, ...]] | None = None
+
+
+class Away(Protocol):
+    """Parties that went away while others go on answering; see `Federation`."""
+
+    def lost(self, party: str) -> None:
+        """It does not answer any more."""
+
+    def returned(self, parties: Collection[str]) -> Mapping[str, Link]:
+        """The links of those that are here again; the others are asked to come now and then."""
 
 
 class _Peeked:
@@ -97,23 +122,35 @@ class ServingParty:
     Args:
         label: the label party, with the weights of its training.
         between: lets parties of the same process answer, after each request.
+        away: follows parties that went away, where a learned vector may stand for their cuts.
+        absent: those that are not here at the start.
 
     Attributes:
         waits_for: the party that is waited for now, or that was lost.
+        absent: parties for all of whose cuts the learned vectors stand now.
     """
 
-    def __init__(self, label: LabelParty, between: Callable[[], object] = lambda: None) -> None:
-        self.label = label
+    def __init__(
+        self,
+        label: LabelParty,
+        between: Callable[[], object] = lambda: None,
+        away: Away | None = None,
+        absent: Collection[str] = (),
+    ) -> None:
+        self.label, self.absent = label, frozenset(absent)
+        self._away, self._held = away, label.data.held
+        self._rows_of: Mapping[str, np.ndarray] = {}
         self.waits_for: str | None = None
         self._between = between
         self._step = 0
         self._asked = np.empty(0, dtype=np.int64)
         self._late_at: float | None = None
         self._reference: Mapping[str, Tensor] | None = None
-        self._links = {name: _Peeked(end.link) for name, end in label.ends.items()}
+        self._links: dict[str, _Peeked] = {}
+        for name, end in label.ends.items():
+            if name not in self.absent:
+                self._take_in(name, end.link)
         self._patience_s = max(link.patience_s for link in self._links.values())
-        for name, link in self._links.items():
-            label.ends[name].link = link
 
     def streams(self) -> list[int]:
         """File numbers that say when something has come; -1 for a stream that is cut."""
@@ -126,21 +163,31 @@ class ServingParty:
         Args:
             rows: positions, ascending; at most `QUERY_ROWS`. None at all asks who is there.
         """
-        self._asked = rows
-        for name, link in self._links.items():
+        self._bring_back()
+        self._asked, held = rows, self._held
+        self._rows_of = {n: rows[held[n][rows]] if held else rows for n in self._links}
+        for name, link in list(self._links.items()):
             self.waits_for = name
-            link.send(request(self._step, rows))
+            try:
+                link.send(request(self._step, self._rows_of[name]))
+            except LOSSES as loss:
+                self._lose(name, loss)
         self._late_at = time.monotonic() + self._patience_s
         self._between()
 
     def arrived(self) -> bool:
         """Whether everybody has answered what was asked for; without a request nobody may."""
         away, late_at = list[str](), self._late_at
-        for name, link in self._links.items():
+        for name, link in list(self._links.items()):
             self.waits_for = name
             if late_at is None and link.fileno() is None:
                 continue
-            if link.look() is None:
+            try:
+                frame = link.look()
+            except LOSSES as loss:
+                self._lose(name, loss)
+                continue
+            if frame is None:
                 away.append(name)
             elif late_at is None:
                 raise ProtocolError(f"party '{name}' answers what was not asked")
@@ -149,7 +196,9 @@ class ServingParty:
             return late_at is not None
         self.waits_for = away[0]
         if time.monotonic() > late_at:
-            raise LostPeerError(f"party '{away[0]}' sent nothing for {self._patience_s:g} s")
+            late = f"party '{away[0]}' sent nothing for {self._patience_s:g} s"
+            self._lose(away[0], LostPeerError(late))
+            return self.arrived()
         return False
 
     def answer(self, inputs: Tensor | None = None) -> Answer | None:
@@ -163,10 +212,11 @@ class ServingParty:
         """
         step, rows = self._step, self._asked
         self._step, self._late_at = step + 1, None
-        refused = self._refusals(step, empty=not len(rows))
+        refused = self._refusals(step)
         if refused:
             for name in self._links.keys() - refused.keys():
-                self._links[name].receive()
+                if len(self._rows_of[name]):
+                    self._links[name].receive()
             party, code = next(iter(refused.items()))
             raise RefusedRequest(party, code)
         if not len(rows):
@@ -174,16 +224,24 @@ class ServingParty:
         if inputs is None and self.label.data.inputs is not None:
             inputs = self.label.data.inputs.index_select(0, torch.from_numpy(rows))
         exchange = Exchange(step, "predict", 0, rows, last=True, confirmed=False)
+        missing, held, aggregator = None, self._held, self.label.aggregator
+        if isinstance(aggregator, PartialCuts):
+            here = self._links.keys() - self.absent
+            aggregator.without = [n for n in held if n not in here or not len(self._rows_of[n])]
+            has = {name: held[name][rows] & (name in here) for name in held}
+            missing = [tuple(name for name in has if not has[name][at]) for at in range(len(rows))]
         cuts = self.label.query(exchange, inputs)
         self.label.progress.asked(len(rows))
-        return Answer(self.label.answers(self.label.outputs_of(cuts, step)), cuts)
+        outputs = self.label.answers(self.label.outputs_of(cuts, step))
+        return Answer(outputs, cuts, missing)
 
     def reference_rows(self) -> np.ndarray:
         """Rows whose mean cut stands for a party that is left out; none once they were asked."""
         told = self.label.terms.secure == "none" and self._explains(self._links)
-        if self._reference is not None or not told:
+        if self._reference is not None or not told or self.absent:
             return self._asked[:0]
-        rows = self.label.data.split.test
+        rows, complete = self.label.data.split.test, self.label.data.complete
+        rows = rows if complete is None else rows[complete[rows]]
         spread = np.linspace(0, len(rows) - 1, min(_REFERENCE_ROWS, len(rows)))
         return np.unique(rows[spread.astype(np.int64)])
 
@@ -205,7 +263,7 @@ class ServingParty:
             Axes (outputs,) each; empty where only a sum of cuts is known, or parties are many.
         """
         names = list(cuts)
-        if self._reference is None or not self._explains(names):
+        if self._reference is None or self.absent or not self._explains(names):
             return {}
         present = np.array(list(itertools.product([False, True], repeat=len(names))))
         masks = torch.from_numpy(present)
@@ -222,16 +280,41 @@ class ServingParty:
         for link in self._links.values():
             link.send(Frame(Kind.DONE))
 
+    def _take_in(self, name: str, link: Link) -> None:
+        """Ask a party from here on."""
+        self._links[name] = _Peeked(link)
+        self.label.ends[name].link = self._links[name]
+
+    def _bring_back(self) -> None:
+        """Take in again who has come back."""
+        if self._away is not None and self.absent:
+            for name, link in self._away.returned(self.absent).items():
+                self.absent -= {name}
+                self._take_in(name, link)
+
+    def _lose(self, name: str, loss: PeerError) -> None:
+        """Go on without a party.
+
+        Raises:
+            PeerError: the loss; no vector stands for its cuts, it refuses, or it was the last one.
+        """
+        refused = getattr(loss, "peer_code", None) in REFUSALS
+        if self._away is None or refused or not self._links.keys() - {name}:
+            raise loss
+        self._links.pop(name)
+        self.absent |= {name}
+        self._away.lost(name)
+
     @staticmethod
     def _explains(names: Collection[str]) -> bool:
         return SUM not in names and len(names) <= _MOST_EXPLAINED
 
-    def _refusals(self, step: int, *, empty: bool = False) -> dict[str, Refused]:
+    def _refusals(self, step: int) -> dict[str, Refused]:
         """Who refuses a request and why, once every party has said something to it."""
         refused = {}
         for name, link in self._links.items():
             self.waits_for = name
-            frame = link.look()
+            frame, empty = link.look(), not len(self._rows_of[name])
             assert frame is not None, "it has arrived"
             if frame.kind is not Kind.REFUSAL and not empty:
                 continue  # the round checks it

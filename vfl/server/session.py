@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from importlib import import_module
 from itertools import count
@@ -52,7 +52,7 @@ from vfl.session.progress import ProgressReport, SessionProgress, WaitingFor
 from vfl.session.serving import require_servable
 from vfl.session.terms import AlignTerms
 from vfl.session.trace import own_recorders, recording
-from vfl.transport import receive_any
+from vfl.transport import local_pair, receive_any
 
 _COLLECT_S = 10.0
 _LOSSES = (LostPeerError, MissingPartyError)
@@ -221,6 +221,11 @@ class LabelSession:
             front.show(terms.run, terms.feature_parties, self.data, classes, drift)
             self.say(front.welcome)
 
+    @property
+    def _partial(self) -> bool:
+        """Whether learned vectors stand for the cuts of parties that are not here."""
+        return self.front is not None and bool(self.data.held)
+
     def _tell(self, report: ProgressReport) -> None:
         self.folder.progress(report.record())
 
@@ -260,6 +265,7 @@ class LabelSession:
         for attempt in count():
             again = resumed or attempt > 0
             attempt = min(attempt, _MOST_ATTEMPTS)
+            again = again and not self._partial  # the others need not wait for it
             patience = settings.restart_timeout_s if again else settings.join_timeout_s
             start = self._start(most)
             try:
@@ -323,8 +329,10 @@ class LabelSession:
             attempt,
             simulation=self.simulation,
             waiting=WaitingFor(terms.mode, self._tell),
+            partial=self._partial,
         ) as federation:
             links = federation.join([ledger, meter, *recorders], start)
+            absent = [name for name in terms.peers if name not in links]
             classes = data.classes if trains else folder.classes()
             objective = Objective.of(self.experiment.label, 1 if classes is None else len(classes))
             more: dict[str, Any] = {"ledger": ledger}
@@ -342,20 +350,24 @@ class LabelSession:
                 whole.play(start, lambda schedule: self._watched(meter.through(schedule)))
                 federation.collect(_COLLECT_S)
                 return whole, whole.reports
-            label = LabelParty(data, terms, links, own, objective, **more)
+            nobody = {name: local_pair()[0] for name in absent}
+            label = LabelParty(data, terms, {**links, **nobody}, own, objective, **more)
             if columns := label.aggregator.begin():
                 layers = mode.layers(columns, terms.merged_width, terms.label_party)
                 meter.most = most_of_an_epoch(terms, data.split, federation.agree(layers))
             label.resume(start)
             if self.front is not None:
-                serving = ServingParty(label)
+                for name in absent:
+                    self.say(f"party {name} is not here; serving begins without it")
+                away = federation if self._partial else None
+                serving = ServingParty(label, away=away, absent=absent)
                 self._tell(ProgressReport("serve"))
                 try:
                     self.front.play(serving)
                 finally:
                     meter.rows += label.progress.asked_rows
                 serving.close()
-                return self._end(label, federation)
+                return self._end(label, federation, serving.absent)
             followed = label.stopping.follow(terms.schedule(data.split, start))
             schedule = self._watched(meter.through(followed))
             weights = {party.party: label.weights}
@@ -364,10 +376,10 @@ class LabelSession:
             return self._end(label, federation)
 
     def _end(
-        self, label: LabelParty, federation: Federation
+        self, label: LabelParty, federation: Federation, absent: Collection[str] = ()
     ) -> tuple[AnyLabelParty, list[PartyReport]]:
-        """Take everybody's last word, and say ours."""
-        ends = label.ends
+        """Take the last word of everybody who is here, and say ours."""
+        ends = {name: end for name, end in label.ends.items() if name not in absent}
         reports = [PartyReport.of(end.link.receive(), name) for name, end in ends.items()]
         for link in [*(end.link for end in ends.values()), *label.aggregator.helpers]:
             link.send(Frame(Kind.DONE))
@@ -382,7 +394,8 @@ def _conclude(
     terms = label.terms
     digests = [(report.party, report.weights_sha256) for report in reports]
     weights = joint_digest([*digests, (label.data.name, label.weights_digest())])
-    if terms.mode != "train":
+    everybody = {name for name, _ in digests} >= set(terms.feature_parties)
+    if terms.mode != "train" and everybody:
         folder.check_weights(weights)
     if terms.mode == "serve":
         return

@@ -330,7 +330,9 @@ def application(
     async def ready() -> JSONResponse:
         """Whether rows can be answered; if not, who is missing."""
         missing = service.missing
-        body = {"ready": missing is None} | ({} if missing is None else {"party": missing})
+        body: dict[str, Any] = {"ready": missing is None}
+        body |= {} if missing is None else {"party": missing}
+        body |= {"without": service.absent} if service.absent else {}
         return JSONResponse(body, 200 if missing is None else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)

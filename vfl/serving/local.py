@@ -7,7 +7,6 @@ from pathlib import Path
 
 from vfl.clients.serving import ServedParty
 from vfl.config import Consent
-from vfl.config.experiment import require_complete_rows
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import VFLError
 from vfl.core.storage import locked
@@ -23,9 +22,10 @@ from vfl.training.run import load_data, trained
 def serving_of(session: LocalSession) -> ServingParty:
     """The label party of a session in this process, its feature parties ready to answer."""
     session.begin()
-    split = session.label.data.split
+    test, held = session.label.data.split.test, session.label.data.held
+    rows = {one.name: test[held[one.name][test]] if held else test for one in session.clients}
     served = [
-        ServedParty(client, Requests(split.test, Consent(max_rows_per_second=1e9), Meter()))
+        ServedParty(client, Requests(rows[client.name], Consent(max_rows_per_second=1e9), Meter()))
         for client in session.clients
     ]
 
@@ -76,7 +76,6 @@ def serve(
 
 def _session(folder: RunFolder) -> LocalSession:
     folder.experiment().refuse_roles("serving")
-    require_complete_rows(folder.experiment(), "serving")
     with locked(folder.path):
         session = trained(folder, load_data(folder.experiment()), "serve")
     require_servable(session.terms)

@@ -8,10 +8,11 @@ here keeps an id or a cell longer than its request, but for the cache where one 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -240,15 +241,19 @@ class Service:
 
     def metrics(self) -> str:
         """The text of `/metrics`."""
-        missing = self.missing or ""
+        missing = {*(self.missing or "").split(", "), *self.absent}
         gauges = ["# TYPE vfl_party_up gauge"]
         gauges += [
-            f'vfl_party_up{{party="{party}"}} {int(party not in missing.split(", "))}'
-            for party in self.parties
+            f'vfl_party_up{{party="{party}"}} {int(party not in missing)}' for party in self.parties
         ]
         waiting = len(self._waiting)
         gauges += ["# TYPE vfl_waiting_requests gauge", f"vfl_waiting_requests {waiting}"]
         return "\n".join([*gauges, *self.figures.lines(), *self._drift.metrics(), ""])
+
+    @property
+    def absent(self) -> list[str]:
+        """Parties without which rows are answered now."""
+        return sorted(self._serving.absent) if self._serving else []
 
     def _check_here(self, now: float) -> None:
         if self.missing is not None:
@@ -449,15 +454,21 @@ class Service:
         else:
             self._drift.add(inputs, answer.outputs)
         told = batch.requests[0].model.told(answer.outputs)
+        if answer.missing is not None:
+            told = [_marked(*pair) for pair in zip(told, answer.missing, strict=True)]
+            for party in (party for row in answer.missing for party in row):
+                self.figures.add("missing_cuts_total", f'party="{party}"')
         fresh = dict(zip(batch.rows.tolist(), told, strict=True))
-        if inputs is None and self._cache_rows:
+        # A party that is back is asked again.
+        if inputs is None and self._cache_rows and not serving.absent:
             self._cache.update(fresh)
             while len(self._cache) > self._cache_rows:
                 self._cache.popitem(last=False)
         shares: Mapping[str, Tensor] = {}
         if batch.requests[0].explain:
             at = int(np.searchsorted(batch.rows, batch.requests[0].rows[0]))
-            shares = serving.contributions(answer.cuts, at)
+            whole = answer.missing is None or not answer.missing[at]
+            shares = _NOTHING if not whole else serving.contributions(answer.cuts, at)
         self._settle(batch, fresh, shares)
 
     def _settle(
@@ -477,6 +488,11 @@ class Service:
         if found:
             self.figures.add("cached_rows_total", by=len(found))
         return found
+
+
+def _marked(row: str | None, missing: Sequence[str]) -> str | None:
+    """A row's answer with the parties whose cut it lacked."""
+    return None if row is None else f'{row[:-1]},"missing":{json.dumps(list(missing))}}}'
 
 
 def _settle(request: Request, result: Result | Unavailable) -> None:

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -28,9 +27,10 @@ from vfl.config import PartyFile
 from vfl.core.errors import AuthenticationError, ConfigError, ConsentError, ProtocolError
 from vfl.core.frame import Frame, Kind
 from vfl.core.storage import Seal, locked, read_sealed_json, write_sealed_json
+from vfl.datasets.alignment.gaps import Found, FoundRole, role_of
 from vfl.datasets.alignment.ids import check_unique, normalise, read_own_ids
-from vfl.datasets.alignment.positions import Agreed, Alignment, ids_digest, key_of, last_version
-from vfl.datasets.alignment.protocols import PROTOCOLS, Bounds, Own, Receive, Role, Send
+from vfl.datasets.alignment.positions import Agreed, Alignment, last_version
+from vfl.datasets.alignment.protocols import PROTOCOLS, Bounds, Own, Receive, Send
 from vfl.session.consent import PIECE_LIMIT_BYTES
 from vfl.session.identity import Identity, read_pins
 from vfl.session.party_folder import table_format
@@ -116,11 +116,11 @@ class Player:
     """A role that goes as far as the messages it was given let it.
 
     Attributes:
-        positions: its result; None until it has one.
+        found: its result; None until it has one.
     """
 
-    def __init__(self, role: Role) -> None:
-        self.positions: np.ndarray | None = None
+    def __init__(self, role: FoundRole) -> None:
+        self.found: Found | None = None
         self._role, self._inbox = role, dict[str, deque[bytes]]()
         self._waits: Send | Receive | None = None
         self._thread: threading.Thread | None = None
@@ -158,7 +158,7 @@ class Player:
         sent: list[Send] = []
         step = self._waits
         try:
-            while self.positions is None:
+            while self.found is None:
                 if step is None:
                     step = next(self._role)
                 elif isinstance(step, Send):
@@ -172,7 +172,7 @@ class Player:
                 else:
                     break
         except StopIteration as end:
-            self.positions = end.value
+            self.found = end.value
         self._waits = step
         return sent
 
@@ -305,7 +305,9 @@ class OwnAlignment:
         consent = party.consent
         bounds = Bounds(consent.min_ids, consent.max_rows, consent.min_common)
         brought = Own(party.party, keys, bounds)
-        self.player = Player(protocol.role(brought, terms.everybody, terms.label_party))
+        rows = terms.missing_rows
+        role = role_of(protocol, brought, terms.everybody, terms.label_party, rows)
+        self.player = Player(role)
         self.most_bytes = protocol.id_bytes * consent.max_rows + _OFFER_OR_SEAL_BYTES
 
     @contextmanager
@@ -317,18 +319,13 @@ class OwnAlignment:
         Args:
             session: names this attempt, the same at every party.
         """
-        terms, positions = self.terms, self.player.positions
-        assert positions is not None, "the role has ended"
-        agreed = Agreed(terms.alignment, terms.everybody, terms.rules, terms.protocol)
-        made = Alignment(
-            party=self.party.party,
-            agreed=agreed,
-            version=last_version(self.folder) + 1,
-            key=key_of(session, agreed, len(positions)),
-            table=ids_digest(self.ids),
-            ids=len(self.ids),
-            positions=positions,
+        terms, found = self.terms, self.player.found
+        assert found is not None, "the role has ended"
+        agreed = Agreed(
+            terms.alignment, terms.everybody, terms.rules, terms.protocol, terms.missing_rows
         )
+        version = last_version(self.folder) + 1
+        made = Alignment.of(self.party.party, agreed, version, session, self.ids, found)
         made.stage(self.folder)
         try:
             yield made

@@ -145,7 +145,8 @@ def check_alignment(terms: Terms, party: str, consent: Consent) -> None:
     Raises:
         ConsentError: every difference, asked and allowed.
     """
-    _refuse(party, [*_of_any_party(terms, consent), *_version(terms, consent)])
+    rows = () if party == terms.label_party else _missing_rows(terms, consent)  # which asks for it
+    _refuse(party, [*_of_any_party(terms, consent), *rows, *_version(terms, consent)])
 
 
 def check_layers(
@@ -188,6 +189,7 @@ def _differences(
     terms: Terms, party: str, consent: Consent, split: Split, shared: Layers | None
 ) -> Iterator[tuple[str, str]]:
     yield from _of_any_party(terms, consent)
+    yield from _missing_rows(terms, consent)
     if not _matches(terms.codec, consent.codecs):
         yield f"codec {terms.codec}", f"codec in {', '.join(consent.codecs)}"
     for defense in parts(terms.defense):
@@ -368,6 +370,13 @@ def _of_any_party(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
         yield f"batch_size {terms.train.batch_size}", f"batch_size <= {consent.max_batch_size}"
     if terms.secure != "none":
         yield from _company(terms, consent)
+
+
+def _missing_rows(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
+    """Whether the label party may learn which of its rows the party has, whoever else has them."""
+    if terms.missing_rows not in consent.missing_rows:
+        allowed = ", ".join(consent.missing_rows)
+        yield f"missing_rows {terms.missing_rows}", f"missing_rows in {allowed}"
 
 
 def _company(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:

@@ -164,7 +164,7 @@ class PartyFolder:
 
     def terms(self) -> Terms:
         """What the training was about."""
-        before = {"dp": None}  # runs of when terms had none
+        before = {"dp": None, "missing_rows": "intersection"}  # runs of when terms had neither
         return Terms.model_validate(before | self._record()["terms"])
 
     def shape(self) -> tuple[int, ...] | None:
@@ -323,7 +323,9 @@ def _own_alignment(party: PartyFile, terms: Terms) -> Alignment | None:
         return None
     of_predicted = terms.mode in ("predict", "serve")
     folder = party.alignment_path(terms.alignment, of_predicted=of_predicted)
-    return Alignment.newest(folder, party.party)
+    found = Alignment.newest(folder, party.party)
+    found.require(terms.missing_rows)
+    return found
 
 
 #: Named by what it does: whoever knows the file's origin knows every draw.

@@ -16,11 +16,13 @@ from vfl.config.experiment import (
     AlignmentName,
     DPSettings,
     MiddleSettings,
+    MissingRows,
     PartyName,
     Share,
     Spec,
     check_task_terms,
     dp_mistake,
+    token_mistake,
 )
 from vfl.config.toml import Settings
 from vfl.core.seeds import Secret
@@ -66,6 +68,7 @@ class Terms(Settings):
             and their order; None takes the rows by their ids.
         middle: who computes between bottoms and head; None without.
         tasks: further label parties, and what their gradients weigh at the feature parties.
+        missing_rows: "token" where the session has rows that some feature party lacks.
         version: vfl version of the label party.
     """
 
@@ -85,6 +88,7 @@ class Terms(Settings):
     alignment: AlignmentName | None
     middle: MiddleSettings | None
     tasks: dict[PartyName, Annotated[float, Field(gt=0, le=1e6)]] = Field(max_length=16)
+    missing_rows: MissingRows
     version: str = Field(default=VERSION, max_length=32, pattern=r"^[ -~]+$")
 
     @model_validator(mode="after")
@@ -104,6 +108,10 @@ class Terms(Settings):
         check_task_terms(self.tasks, self.secure, self.train, middle=self.middle is not None)
         if self.middle is not None:
             self.middle.check(self.label_party, self.parties, self.secure)
+        if self.missing_rows == "token" and (
+            mistake := token_mistake(self.secure, self.dp, self.middle, self.tasks)
+        ):
+            raise ValueError(mistake)
         if mistake := dp_mistake(self.dp, self.secure, self.train, self.middle, self.tasks):
             raise ValueError(mistake)
         return self
@@ -124,6 +132,7 @@ class Terms(Settings):
             tasks={task.party: task.weight for task in experiment.tasks or ()},
             dp=None if experiment.dp is None else DPTerms(**experiment.dp.model_dump()),
             alignment=None if experiment.has_own_tables else experiment.data.alignment,
+            missing_rows=experiment.data.missing_rows,
             **{name: getattr(experiment, name) for name in same},
         )
 
@@ -191,6 +200,7 @@ class Terms(Settings):
     def digest(self, *without: str) -> str:
         """SHA-256 of the terms, equal at two parties exactly when their terms are."""
         left_out = {*without, *(() if self.dp else ("dp",))}  # as before there was any
+        left_out |= {"missing_rows"} if self.missing_rows == "intersection" else set()
         return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()
 
     @property
@@ -271,6 +281,7 @@ class AlignTerms(Terms):
             protocol=align.protocol,
             alignment=data.alignment or UNNAMED_ALIGNMENT,
             table=align.table,
+            missing_rows=data.missing_rows,
         )
 
     @property

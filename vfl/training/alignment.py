@@ -13,10 +13,11 @@ import numpy as np
 from vfl.config import Experiment, check_one_process
 from vfl.config.experiment import UNNAMED_ALIGNMENT
 from vfl.core.errors import ConfigError, MisalignedError, MissingDataError, RunFolderError
+from vfl.datasets.alignment.gaps import Found, role_of
 from vfl.datasets.alignment.ids import check_unique, normalise, prefixes, read_own_ids
 from vfl.datasets.alignment.join import MIN_OVERLAP
-from vfl.datasets.alignment.positions import Agreed, Alignment, ids_digest, key_of, last_version
-from vfl.datasets.alignment.protocols import Bounds, Own, Traffic, play
+from vfl.datasets.alignment.positions import Agreed, Alignment, last_version
+from vfl.datasets.alignment.protocols import PROTOCOLS, Bounds, Own, Traffic, play, run_roles
 from vfl.datasets.table import spaced
 from vfl.session.progress import AlignmentProgress, Tell
 from vfl.training.run import own_tables
@@ -79,9 +80,10 @@ def align(
         DataError, SpecError: see `vfl.datasets` and `Registry.make`.
     """
     ids, rules = _ids(experiment), experiment.data.id_rules
-    agreed = Agreed(UNNAMED_ALIGNMENT, tuple(ids), rules, protocol)
+    rows, label = experiment.data.missing_rows, experiment.label.party
+    agreed = Agreed(UNNAMED_ALIGNMENT, tuple(ids), rules, protocol, rows)
     if kept := _still_good(ids, agreed, folder):
-        common = len(next(iter(kept.values())).positions)
+        common = next(iter(kept.values())).common
         return _aligned(common, ids, {party: one.version for party, one in kept.items()}, None)
     owns = []
     for party, own in ids.items():
@@ -93,8 +95,18 @@ def align(
     def observe(sender: str, to: str, payload: bytes) -> None:
         progress.add(len(payload))
 
-    found, traffic = play(protocol, owns, experiment.label.party, observe)
-    common = len(found[owns[0].party])
+    if rows == "intersection":
+        positions, traffic = play(protocol, owns, label, observe)
+        found = {party: Found(own) for party, own in positions.items()}
+    else:
+        parts = [PROTOCOLS.make(protocol) for _ in owns]
+        roles = {
+            own.party: role_of(part, own, tuple(ids), label, rows)
+            for part, own in zip(parts, owns, strict=True)
+        }
+        found, traffic = run_roles(roles, observe)
+    one = found[label]
+    common = len(one.positions) if one.complete is None else one.complete
     if not common or common < MIN_OVERLAP * min(map(len, ids.values())):
         raise MisalignedError(
             f"{'only ' if common else ''}{spaced(common) if common else 'no'} ids are common",
@@ -103,13 +115,11 @@ def align(
             want="the same ids at every party, alike after the rules",
             fix="vfl align FILE --preview counts what each rule would gain",
         )
-    key = key_of(secrets.token_hex(16), agreed, common)
-    versions = {}
-    for party, positions in found.items():
+    session, versions = secrets.token_hex(16), {}
+    for party, its in found.items():
         versions[party] = last_version(folder / party) + 1
-        table, count = ids_digest(ids[party]), len(ids[party])
-        one = Alignment(party, agreed, versions[party], key, table, count, positions)
-        one.keep(folder / party)
+        made = Alignment.of(party, agreed, versions[party], session, ids[party], its)
+        made.keep(folder / party)
     return _aligned(common, ids, versions, traffic)
 
 

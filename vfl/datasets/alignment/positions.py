@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,14 @@ import numpy as np
 
 from vfl.core.errors import MisalignedError, MissingDataError
 from vfl.core.storage import Seal, damaged, locked, private_folder, read_sealed, write_sealed
+from vfl.datasets.alignment.gaps import Found, MissingRows
 from vfl.datasets.alignment.ids import read_ids
 from vfl.datasets.party import digest_of
+from vfl.datasets.split import Split, split_apart
 from vfl.datasets.table import Part, Table, spaced
 
 _INDEX = np.dtype("<u4")
+_GAP = np.iinfo(_INDEX).max  # stands for -1
 _VERSION = re.compile(r"([0-9]{4})\.positions")
 _STAGED = "staged"
 
@@ -35,12 +39,14 @@ class Agreed:
         parties: with ids, in an order all agree on.
         rules: how ids are written alike.
         protocol: how common ones were found.
+        rows: those that all parties have, or "token": those that some lack as well.
     """
 
     name: str
     parties: tuple[str, ...]
     rules: str
     protocol: str
+    rows: MissingRows = "intersection"
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +60,8 @@ class Alignment:
         key: 32 bytes as hex that stand for the common rows and their order, equal at all parties.
         table: digest of the party's own ids in their order; it leaves the party nowhere.
         ids: how many those are.
-        positions: int64, axes (common rows,).
+        positions: int64, axes (rows,); -1 for a row of the session that the party lacks.
+        complete, held: see `Found`.
     """
 
     party: str
@@ -64,6 +71,48 @@ class Alignment:
     table: str = field(repr=False)
     ids: int
     positions: np.ndarray = field(repr=False)
+    complete: int | None = None
+    held: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls, party: str, agreed: Agreed, version: int, session: str, ids: np.ndarray, found: Found
+    ) -> Alignment:
+        """What a party keeps of what it found.
+
+        Args:
+            party: whose.
+            agreed: what all know.
+            version: of it, at this party.
+            session: a name that is used once, the same at every party.
+            ids: of the party's table.
+            found: what the protocol told it.
+        """
+        key, table = key_of(session, agreed, len(found.positions)), ids_digest(ids)
+        more = (found.positions, found.complete, found.held)
+        return cls(party, agreed, version, key, table, len(ids), *more)
+
+    def require(self, rows: MissingRows) -> None:
+        """Refuse an alignment whose rows are others than a session wants.
+
+        Raises:
+            MisalignedError: it was made with another `data.missing_rows`.
+        """
+        if self.agreed.rows != rows:
+            raise MisalignedError(
+                "this alignment was made for another treatment of rows that some party lacks",
+                where=f"alignment '{self.agreed.name}', version {self.version}",
+                got=f"missing_rows = '{self.agreed.rows}'",
+                want=f"missing_rows = '{rows}'",
+                fix="vfl align, with the same data.missing_rows",
+            )
+
+    def split(self, split: Callable[[int], Split]) -> Split:
+        """The split of the rows, where `split` gives that of so many; see `split_apart`."""
+        if self.complete is None:
+            return split(len(self.positions))
+        everybody = np.arange(len(self.positions)) < self.complete
+        return split_apart(everybody, lambda rows: split(len(rows)))
 
     @property
     def digest(self) -> bytes:
@@ -71,7 +120,7 @@ class Alignment:
         return bytes.fromhex(self.key)
 
     def applied(self, table: Table, id_column: str, where: str) -> tuple[Part, np.ndarray]:
-        """The common rows of the table in the common order, and the party's own ids of them.
+        """Those of the table that are in the session, in its order, and the party's ids of them.
 
         Raises:
             MisalignedError: the table has other ids than those that were aligned.
@@ -85,12 +134,28 @@ class Alignment:
                 want=f"the same ids in the same order, {spaced(self.ids)} rows",
                 fix="vfl align, then train again",
             )
-        own = np.array([text.replace("\x1f", " ") for text in ids[self.positions]], dtype=object)
-        return Part.of(table, self.positions), own
+        has = self.positions[self.positions >= 0]
+        own = np.array([text.replace("\x1f", " ") for text in ids[has]], dtype=object)
+        return Part.of(table, has), own
 
     def holds(self, ids: np.ndarray) -> bool:
         """Whether these are the ids that were aligned, in their order."""
         return len(ids) == self.ids and ids_digest(ids) == self.table
+
+    @property
+    def common(self) -> int:
+        """How many rows everybody has."""
+        return len(self.positions) if self.complete is None else self.complete
+
+    def counts(self) -> str:
+        """How many rows there are, for people."""
+        if self.complete is None:
+            return f"{self.common} of {self.ids} rows are common"
+        own = int((self.positions >= 0).sum())
+        return (
+            f"the session has {len(self.positions)} rows, {own} of the {self.ids} here among them; "
+            f"{self.common} of those everybody has"
+        )
 
     def keep(self, folder: Path) -> None:
         """Write this version; those before it stay."""
@@ -104,12 +169,16 @@ class Alignment:
             StorageError: the disk is full, or cannot be written; nothing of it is left.
         """
         about = asdict(self.agreed) | {"key": self.key, "table": self.table, "ids": self.ids}
+        if self.complete is not None:
+            sizes = {"count": len(self.positions), "complete": self.complete}
+            about |= sizes | {"held": list(self.held)}
         head = json.dumps(about).encode()
+        bits = b"".join(np.packbits(one).tobytes() for one in self.held.values())
         private_folder(folder)
         with locked(folder):
             self.discard(folder)
             payload = len(head).to_bytes(4, "little") + head
-            payload += self.positions.astype(_INDEX).tobytes()
+            payload += self.positions.astype(_INDEX).tobytes() + bits
             write_sealed(folder / _STAGED, payload, self._seal())
 
     def commit(self, folder: Path) -> None:
@@ -144,12 +213,21 @@ class Alignment:
         try:
             start = 4 + int.from_bytes(payload[:4], "little")
             about: dict[str, Any] = json.loads(payload[4:start])
-            rest = {name: about.pop(name) for name in ("key", "table", "ids")}
+            rest: dict[str, Any] = {name: about.pop(name) for name in ("key", "table", "ids")}
+            count, rest["complete"] = about.pop("count", -1), about.pop("complete", None)
+            named = about.pop("held", [])
             agreed = Agreed(**about | {"parties": tuple(about["parties"])})
-            positions = np.frombuffer(payload, _INDEX, offset=start).astype(np.int64)
+            positions = np.frombuffer(payload, _INDEX, count, start).astype(np.int64)
+            positions[positions == _GAP] = -1
+            held, at = {}, start + positions.size * _INDEX.itemsize
+            for name in named:
+                packed = np.frombuffer(payload, np.uint8, -(-count // 8), at)
+                held[name] = np.unpackbits(packed, count=count).astype(bool)
+                at += packed.size
         except (ValueError, KeyError, TypeError):
             raise damaged(path) from None
-        return cls(party=party, agreed=agreed, version=version, positions=positions, **rest)
+        rest |= {"positions": positions, "held": held}
+        return cls(party=party, agreed=agreed, version=version, **rest)
 
 
 def last_version(folder: Path) -> int:

@@ -20,6 +20,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import TypeVar
 
 import numpy as np
 
@@ -362,9 +363,26 @@ def play(
     roles = {own.party: PROTOCOLS.make(spec).role(own, parties, label_party) for own in owns}
     if protocol.helper:
         roles[HELPER] = PROTOCOLS.make(spec).helping(parties, label_party)
+    found, traffic = run_roles(roles, observe)
+    found.pop(HELPER, None)
+    return found, traffic
+
+
+Result = TypeVar("Result")
+
+
+def run_roles(
+    roles: Mapping[str, Generator[Send | Receive, bytes, Result]],
+    observe: Callable[[str, str, bytes], None] = lambda sender, to, payload: None,
+) -> tuple[dict[str, Result], Traffic]:
+    """What roles that are played in this process come to, by party, and what was sent.
+
+    Raises:
+        VFLError: what ended a role first.
+    """
     boxes: dict[tuple[str, str], deque[bytes]] = {}
     sent, messages = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    found: dict[str, np.ndarray] = {}
+    found: dict[str, Result] = {}
     waiting: dict[str, Receive | None] = dict.fromkeys(roles)
     failed: VFLError | None = None
     moved = True
@@ -397,7 +415,6 @@ def play(
                 del waiting[name]
     if failed is not None:
         raise failed
-    found.pop(HELPER, None)
     return found, Traffic(dict(sent), dict(messages))
 
 

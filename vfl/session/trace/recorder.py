@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import Tensor
 
 from vfl.config import PartyFile, TraceSettings
-from vfl.core.errors import ExposedCutError
+from vfl.core.errors import ConfigError, ExposedCutError
 from vfl.core.frame import Frame, Kind
 from vfl.core.ledger import size
 from vfl.core.storage import Seal, pack_weights
@@ -194,7 +194,17 @@ def trace_of_masked_cuts() -> ExposedCutError:
 def own_recorders(
     party: PartyFile, terms: Terms, data: PartyData, checkpoints: Checkpoints | None
 ) -> list[Recorder]:
-    """`recorders_of` a federated party, as its own file says."""
+    """`recorders_of` a federated party, as its own file says.
+
+    Raises:
+        ConfigError: it records, and some party lacks rows.
+    """
+    if data.held and party.trace.enabled:
+        raise ConfigError(
+            "a trace takes every party to have every row, and this session has rows that some lack",
+            where="[trace]",
+            fix="leave [trace] out, or data.missing_rows = 'intersection'",
+        )
     parties = own_folder(party, terms).path.parent
     return recorders_of(party.trace, parties, terms, data, checkpoints)
 

@@ -1,0 +1,142 @@
+"""Rows that some party lacks, on a real federation: aligned, trained on, predicted, served.
+
+Meanwhile a party's processes are killed: an alignment ends with the party's name, and a service
+goes on without it until it is back.
+"""
+
+import sys
+import time
+import warnings
+
+import pandas as pd
+import pytest
+from dealt_project import free_ports
+from organisations import write_organisations
+from real_deployment import Deployment
+from served import Client, predicted, same
+
+from vfl.core.storage import read_json
+from vfl.federation.project import LabelFolder
+
+with warnings.catch_warnings():  # importing typer uses what newer clicks deprecate
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from vfl.cli import main
+
+pytestmark = pytest.mark.net
+
+OTHERS = ("bank", "shop")
+
+
+def written(folder, monkeypatch, rows, overlap):
+    _, label = write_organisations(folder, "bank-marketing", rows, overlap=overlap)
+
+    def write(project, settings):
+        given = []
+        for name in ("lender.csv", "bank.csv", "shop.parquet"):
+            given += ["--from", f"{name.partition('.')[0]}={folder / name}"]
+        words = ["vfl", "init", str(project), *given, "--label-party", "lender", "--label", label]
+        monkeypatch.setattr(sys, "argv", [*words, "--gaps", "--serve"])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert not end.value.code
+        port, stream, *nodes = free_ports(2 + len(OTHERS))
+        app = project / "label" / "app" / "experiment.toml"
+        text = app.read_text().replace(":8000", f":{port}").replace("= 8001", f"= {stream}")
+        app.write_text(text.replace("join_timeout_s = 60.0", "join_timeout_s = 90.0"))
+        for number, party in enumerate(OTHERS):
+            file = project / party / "party.toml"
+            text = file.read_text().replace(":8000", f":{port}")
+            file.write_text(text.replace(f"= {9094 + number}", f"= {nodes[number]}"))
+        return LabelFolder.find(project)
+
+    return write
+
+
+@pytest.fixture
+def federation(tmp_path, data_root, monkeypatch):
+    write = written(tmp_path, monkeypatch, 1500, 0.8)
+    started = Deployment(tmp_path / "project", sides=OTHERS, write=write)
+    try:
+        yield started.start()
+    finally:
+        started.close()
+
+
+def owners(folder):
+    """Who has which row, by the number that is its id."""
+    how = {"sep": ";", "dtype": str, "encoding": "latin-1"}
+    ids = {
+        "lender": pd.read_csv(folder / "lender.csv", **how)["Kundennummer"],
+        "bank": pd.read_csv(folder / "bank.csv")["customer_id"],
+        "shop": pd.read_parquet(folder / "shop.parquet")["id"],
+    }
+    return {party: set(own.astype(float).astype(int)) for party, own in ids.items()}
+
+
+def answered(client, row, missing, timeout_s=150.0):
+    """The answer for a row once these parties are missing; until then a 503 that names the bank."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        status, told = client.predict(row)
+        if status == 200 and told["predictions"][0]["missing"] == missing:
+            return told["predictions"][0]
+        assert status == 200 or (status, told["party"]) == (503, "bank"), told
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_from_tables_with_gaps_to_answers_without_a_party(federation, tmp_path, measured):
+    measured()
+    cut = federation.ask("align", federation.folder)
+    cut.wait_for("party bank is here")
+    federation.kill("flwr-clientapp", "bank")
+    assert cut.wait() != 0
+    assert cut.last_words().startswith("error[V4"), cut.said()
+    measured("an alignment that lost a party")
+
+    aligned = federation.ask("align", federation.folder)
+    assert aligned.wait() == 0, aligned.said()
+    own = owners(tmp_path)
+    rows = own["lender"] & (own["bank"] | own["shop"])
+    assert f"session rows     {len(rows)}; bank lacks {len(rows - own['bank'])}" in aligned.said()
+    training = federation.train("train.epochs=5")
+    assert training.wait() == 0, training.said()
+    run = federation.run(training)
+    summary = read_json(run / "summary.json")
+    assert min(summary["test_complete_auc"], summary["test_missing_auc"]) > 0.6
+    evaluated = federation.ask("evaluate", run)
+    assert evaluated.wait() == 0, evaluated.said()
+    assert read_json(run / "evaluation.json")["test_loss"] == summary["test_loss"]
+    told = federation.ask("predict", run)
+    assert told.wait() == 0, told.said()
+    expected = predicted(run)
+    assert {int(row) for row in expected} == rows
+    measured("aligned, trained, evaluated, predicted")
+
+    serving = federation.ask("serve", run, "--port", "0")
+    serving.wait_for("listens at")
+    token = (run / "serve.token").read_text().strip()
+    client = Client(read_json(run / "serving.json")["address"], token)
+    client.wait_ready(timeout_s=90.0)
+    everybody = own["lender"] & own["bank"] & own["shop"]
+    complete = next(row for row in expected if int(row) in everybody)
+    lacking = next(row for row in expected if int(row) not in own["bank"])
+    for row, missing in ((complete, []), (lacking, ["bank"])):
+        assert same(answered(client, row, missing), expected[row])
+
+    federation.kill("flwr-clientapp", "bank")
+    replaced = answered(client, complete, ["bank"])
+    assert not same(replaced, expected[complete])
+    assert same(answered(client, lacking, ["bank"]), expected[lacking])
+    measured("the bank's process killed, until the vector stands for it")
+    assert same(answered(client, complete, []), expected[complete])
+    measured("until the bank answers again")
+
+    federation.nodes["bank"].stop()
+    assert answered(client, complete, ["bank"]) == replaced
+    measured("the bank stopped, until the vector stands for it")
+    federation.start_supernode("bank")
+    assert same(answered(client, complete, []), expected[complete])
+    measured("the bank started, until it answers again")
+    (run / "serving.stop").touch()
+    assert serving.wait() == 0, serving.said()

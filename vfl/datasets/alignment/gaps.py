@@ -1,0 +1,137 @@
+"""The rows of a session by a protocol: those that all have, or those that some party lacks too.
+
+In the second case the label party plays the protocol with each other party by itself, and orders
+what it found:
+
+    label party, each other   the protocol of two parties: the ids that both have
+    label party -> each       how many rows the session has, and how many of them everybody has
+    each -> label party       whether it accepts so few that everybody has
+    label party -> each       where its rows stand, once all have accepted
+
+So the label party learns which of its rows each other party has. Another party learns which of its
+rows the label party has, which of those everybody has, and the two counts; of a third party's rows
+no more than that.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from vfl.core.errors import BadOptionError, ProtocolError
+from vfl.datasets.alignment import protocols
+from vfl.datasets.alignment.protocols import Own, Protocol, Receive, Send, WholeProtocol
+
+#: What becomes of rows that some feature party lacks.
+MissingRows = Literal["intersection", "token"]
+_COUNTS = struct.Struct("<II")
+_SLOT = np.dtype("<u4")
+_YES, _NO = b"\x01", b"\x00"
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What one party learns of the rows of a session.
+
+    Attributes:
+        positions: of its own rows in the session's order, int64, axes (rows,); -1 for a row that it
+            lacks.
+        complete: how many rows everybody has, which are the first ones; None where those are all
+            that there are.
+        held: which rows each other party has, at the label party; at another its own; bool, axes
+            (rows,).
+    """
+
+    positions: np.ndarray = field(repr=False)
+    complete: int | None = None
+    held: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
+
+
+FoundRole = Generator[Send | Receive, bytes, Found]
+
+
+def role_of(
+    protocol: Protocol, own: Own, parties: Sequence[str], label_party: str, rows: MissingRows
+) -> FoundRole:
+    """The role of a party with ids, until it knows the rows of the session.
+
+    Raises:
+        BadOptionError: the protocol has a helper, who would see which sets are alike, or plays
+            all parties at once.
+        ConsentError, ProtocolError: see `vfl.datasets.alignment.protocols`.
+    """
+    if rows == "intersection":
+        return Found((yield from protocol.role(own, parties, label_party)))
+    if protocol.helper or isinstance(protocol, WholeProtocol):
+        raise BadOptionError(
+            "rows that some party lacks are found two by two, without a helper",
+            where="align.protocol",
+            want="ecdh",
+        )
+    lead = own.party == label_party
+    return (yield from (_lead if lead else _follow)(protocol, own, parties, label_party))
+
+
+def _follow(protocol: Protocol, own: Own, parties: Sequence[str], label_party: str) -> FoundRole:
+    mine = yield from protocol.role(own, (own.party, label_party), label_party)
+    counts = yield Receive(label_party, _COUNTS.size)
+    if len(counts) != _COUNTS.size:
+        raise ProtocolError(f"an alignment message of another form from '{label_party}'")
+    rows, complete = _COUNTS.unpack(counts)
+    accepted = complete >= own.bounds.min_common
+    yield Send(label_party, _YES if accepted else _NO)
+    if not accepted:
+        raise protocols.too_few_common(own, complete)
+    answer = yield Receive(label_party, 1 + _SLOT.itemsize * len(mine))
+    if answer == _NO:
+        raise protocols.refused_by_others()
+    if answer[:1] != _YES or len(answer) != 1 + _SLOT.itemsize * len(mine):
+        raise ProtocolError(f"an alignment message of another form from '{label_party}'")
+    slots = np.frombuffer(answer, _SLOT, offset=1).astype(np.int64)
+    fits = rows <= own.bounds.max_ids and len(np.unique(slots)) == len(slots)
+    if not fits or slots.max(initial=-1) >= rows or int((slots < complete).sum()) != complete:
+        raise ProtocolError(f"'{label_party}' puts rows where no session can have them")
+    positions = np.full(rows, -1, dtype=np.int64)
+    positions[slots] = mine
+    return Found(positions, complete, {own.party: positions >= 0})
+
+
+def _lead(protocol: Protocol, own: Own, parties: Sequence[str], label_party: str) -> FoundRole:
+    others = [party for party in parties if party != label_party]
+    shared: dict[str, np.ndarray] = {}
+    for each in others:
+        shared[each] = yield from protocol.role(own, (each, label_party), label_party)
+    has = np.zeros((len(others), len(own.ids)), dtype=bool)
+    for index, each in enumerate(others):
+        has[index, shared[each]] = True
+    having = has.sum(axis=0)
+    everybody = having == len(others)
+    order = np.concatenate([_shuffled(everybody), _shuffled((having > 0) & ~everybody)])
+    complete = int(everybody.sum())
+    for each in others:
+        yield Send(each, _COUNTS.pack(len(order), complete))
+    accepted = complete >= own.bounds.min_common
+    for each in others:
+        vote = yield Receive(each, 1)
+        accepted = accepted and vote == _YES
+    slots = np.empty(len(own.ids), dtype=_SLOT)
+    slots[order] = np.arange(len(order), dtype=_SLOT)
+    for each in others:
+        yield Send(each, _YES + slots[shared[each]].tobytes() if accepted else _NO)
+    if complete < own.bounds.min_common:
+        raise protocols.too_few_common(own, complete)
+    if not accepted:
+        raise protocols.refused_by_others()
+    held = {each: has[index][order] for index, each in enumerate(others)}
+    return Found(order, complete, held)
+
+
+def _shuffled(chosen: np.ndarray) -> np.ndarray:
+    """The positions of what is chosen, in an order that nobody can foresee."""
+    found = np.flatnonzero(chosen)
+    return found[np.argsort(np.frombuffer(os.urandom(8 * len(found)), "<u8"), kind="stable")]
