@@ -327,7 +327,6 @@ def test_terms_from_elsewhere_are_held_to_the_same():
 def test_where_no_middle_is_played_it_is_refused_and_not_ignored(digits):
     settings, asked = experiment_of(), CompareSettings(codecs=("none",))
     for use in (
-        check_project,
         grid_cells,
         value_cells,
         lambda one: comparison_of(one.model_copy(update={"compare": asked})),
@@ -338,7 +337,9 @@ def test_where_no_middle_is_played_it_is_refused_and_not_ignored(digits):
     terms = Terms.of(settings, "train", "u")
     with pytest.raises(ConsentError, match="does not consent") as refused:
         check_consent(terms, "bank", Consent(), digits["bank"].split)
-    assert "a middle at party 'compute'" in refused.value.got
+    assert "cuts for 'compute' in the middle" in refused.value.got
+    check_consent(terms, "bank", Consent(middle=("compute",)), digits["bank"].split)
+    check_project(settings)
 
 
 def test_a_middle_is_an_option_of_the_file_that_changes_nothing_when_it_is_left_out():

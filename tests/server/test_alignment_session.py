@@ -28,8 +28,9 @@ from vfl.core.storage import read_json
 from vfl.datasets.alignment import openmined, ristretto
 from vfl.datasets.alignment.positions import Alignment, last_version
 from vfl.session import Terms
-from vfl.session.alignment import PairSeals, Post
+from vfl.session.alignment import Post
 from vfl.session.identity import Identity
+from vfl.session.relay import PairSeals
 from vfl.session.terms import AlignTerms
 
 with warnings.catch_warnings():  # importing Flower uses what newer clicks deprecate

@@ -86,6 +86,12 @@ def init(
     dealer: Annotated[
         str, typer.Option(help="A party without data that deals, for shared first layers.")
     ] = "",
+    middle: Annotated[
+        str,
+        typer.Option(
+            help="A party without data that computes between bottoms and head, and sees no label."
+        ),
+    ] = "",
     host: Annotated[
         str, typer.Option(help="Name or address the label party is reached by.")
     ] = "127.0.0.1",
@@ -114,7 +120,7 @@ def init(
     given = (tables or [], ids or [], queries or [])
     found = _described(*given, label, label_party, project=folder is not None)
     if folder is None:
-        _write_party_file(found, label, party or dealer)
+        _write_party_file(found, label, party or dealer or middle)
         return
     party = [*(party or []), *(name for name in found if name not in (label_party, *(party or [])))]
     if not party:
@@ -132,7 +138,10 @@ def init(
                 else {"parties": {name: {} for name in [*party, *own_columns]}}
             ),
             "data": _alignment_of(found) | (_GAPS if gaps else {}),
-            "label": {"party": label_party} | _task(found.get(label_party)),
+            "label": {"party": label_party}
+            | _task(found.get(label_party))
+            | ({"top": "linear"} if middle else {}),
+            **({"middle": {"party": middle}} if middle else {}),
             "federation": {
                 "superlink": superlink,
                 "stream_host": host,
@@ -145,6 +154,7 @@ def init(
     table = {"source": "data.csv", "id": "id"}
     own: dict[str, dict[str, Any]] = {name: {"data": table} for name in party}
     own |= {dealer: {"role": "dealer"}} if dealer else {}
+    own |= {middle: {"role": "middle"}} if middle else {}
     for position, settings in enumerate(own.values()):
         settings["node"] = {"superlink": superlink, "api_port": api_port + position}
     own[label_party] = {"data": table | {"label": label or "label"}}
@@ -157,6 +167,8 @@ def init(
         if gaps:
             allowed = [*usual.missing_rows, "token"]
             settings["consent"] = settings.get("consent", {}) | {"missing_rows": allowed}
+        if middle and settings.get("role") != "middle":
+            settings["consent"] = settings.get("consent", {}) | {"middle": [middle]}
     files = {
         name: check({"party": name, **settings}, PartyFile, where="the arguments")
         for name, settings in own.items()

@@ -16,12 +16,12 @@ from vfl.session import Introduction, PartyReport, SessionMessage
 from vfl.session.alignment import (
     PATIENCE_S,
     OwnAlignment,
-    PairSeals,
     Player,
     Post,
     refused,
 )
 from vfl.session.consent import check_alignment, frame_limits
+from vfl.session.relay import PairSeals
 from vfl.session.terms import AlignTerms
 
 

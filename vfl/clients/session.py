@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
 from vfl.clients.feature_party import FeatureParty
+from vfl.clients.middle_party import MiddleParty
 from vfl.clients.serving import ServedParty
 from vfl.clients.whole_network import WholeNetworkParty
 from vfl.config import PartyFile
 from vfl.core.errors import DisagreementError, ProtocolError, VFLError
-from vfl.core.frame import Kind
+from vfl.core.frame import Kind, Link
 from vfl.core.storage import locked, weights_digest, write_json
+from vfl.datasets import PartyData, Split
 from vfl.session import (
     Introduction,
     PartyReport,
@@ -26,7 +28,14 @@ from vfl.session import (
     secure,
     unexpected,
 )
-from vfl.session.consent import check_layers, check_spent, frame_limits, most_of_an_epoch
+from vfl.session.consent import (
+    check_layers,
+    check_middles_consent,
+    check_spent,
+    frame_limits,
+    link_limits_beside_middle,
+    most_of_an_epoch,
+)
 from vfl.session.exchange import Own
 from vfl.session.ledger import Entry, Meter, Spent
 from vfl.session.party_folder import (
@@ -36,6 +45,7 @@ from vfl.session.party_folder import (
     own_ledger,
     own_secret,
 )
+from vfl.session.relay import PairSeals, SealedLinks
 from vfl.session.secure import FeatureRound, HelperRound, Layers
 from vfl.session.serving import Requests, require_servable
 from vfl.session.terms import AlignTerms
@@ -84,9 +94,15 @@ class _PartySession:
         self.checkpoints = own_checkpoints(party, self.terms)
         self.ledger, self.folder = own_ledger(party), own_folder(party, self.terms)
         self.data, self.recorders = None, list[Recorder]()
+        self.split: Split | None = None
         if self.name == self.terms.dealer:
-            _check_deals(party)
+            _check_role(party, "dealer", "deal")
             check_dealers_consent(self.terms, self.name, party.consent)
+            return
+        if self._in_the_middle:
+            _check_role(party, "middle", "stand in the middle")
+            self.split = self.terms.split_of(message.rows)
+            check_middles_consent(self.terms, self.name, party.consent, self.split)
             return
         _check_asked(party, self.terms)
         if self.terms.mode == "serve":
@@ -103,11 +119,16 @@ class _PartySession:
             unaligned=0 if data.unaligned is None else len(data.unaligned),
         )
         self.recorders = own_recorders(party, self.terms, data, self.checkpoints)
+        self.split = data.split
+
+    @property
+    def _in_the_middle(self) -> bool:
+        return self.terms.middle is not None and self.name == self.terms.middle.party
 
     def play(self) -> PartyReport:
         """Attach, and play the party's part."""
         introduction = Introduction.of(self.data, self.terms, self.message.session)
-        helps = self.data is None and not self.mode.whole_network
+        helps = self.split is None and not self.mode.whole_network
         with (
             nullcontext()
             if helps
@@ -122,16 +143,49 @@ class _PartySession:
             own = Own(secret, device=device, checkpoints=self.checkpoints, sent=sent)
             if self.mode.whole_network:
                 return self._share(stream, link, own, meter, entry)
+            if self._in_the_middle:
+                return self._mediate(link, own, meter)
             return self._play(stream, link, own, meter)
+
+    def _sealed(self, link: Link, others: Sequence[str]) -> SealedLinks:
+        """Links to others, sealed from end to end, through the label party."""
+        terms = self.terms
+        seals = PairSeals(self.party, terms, self.message.session, others)
+        links = SealedLinks(link, seals, terms.peers, terms.window_frames)
+        links.agree()
+        return links
+
+    def _mediate(self, link: Link, own: Own, meter: Meter) -> PartyReport:
+        """Play the party in the middle: every cut comes to it, and its output leaves."""
+        terms, start, split = self.terms, self.message.start, self.split
+        assert split is not None, "the message told how many rows there are"
+        links = self._sealed(link, terms.feature_parties)
+        weights = None if self.trains else self.folder.weights()
+        middle = MiddleParty(terms, links.others, links.direct, own, weights=weights)
+        meter.most = most_of_an_epoch(
+            terms, split, link_limits_beside_middle(terms, self.name, split)
+        )
+        middle.resume(start)
+        middle.run(meter.through(middle.stopping.follow(terms.schedule(split, start))))
+        if self.trains:
+            self.ledger.end(terms.run, middle.weights_digest())
+            rowless = PartyData(self.name, None, None, None, split, b"")
+            self.folder.save(rowless, terms, middle.weights())
+        return self._conclude(middle.weights_digest(), links.direct)
 
     def _play(self, stream: TcpLink, link: Observed, own: Own, meter: Meter) -> PartyReport:
         """Play a feature party."""
         terms, data, start = self.terms, self.data, self.message.start
         assert data is not None, "who has no data deals"
+        direct: Link = link
+        cuts: Link = link
+        if terms.middle is not None:
+            sealed = self._sealed(link, [terms.middle.party])
+            direct, cuts = sealed.direct, sealed.others[terms.middle.party]
         feature = FeatureParty(
             data,
             terms,
-            link,
+            cuts,
             own,
             bottom=self.party.bottom,
             weights=None if self.trains else self.folder.weights(),
@@ -145,13 +199,16 @@ class _PartySession:
                 ServedParty(feature, requests, drift).run(self.say)
             finally:
                 self.folder.save_served(drift)
-            return self._conclude(feature, link)
+            return self._conclude(feature.weights_digest(), direct)
         limits = self._limits()
         if (layers := feature.end.layers) is not None:  # their bytes are known by now
             check_consent(terms, self.name, self.party.consent, data.split, layers)
             limits = self._limits({self.name: layers})
             stream.agree(limits)
-        meter.most = most_of_an_epoch(terms, data.split, [limits])
+        streams = [limits]
+        if terms.middle is not None:
+            streams = link_limits_beside_middle(terms, self.name, data.split)
+        meter.most = most_of_an_epoch(terms, data.split, streams)
         feature.resume(start, terms.in_flight_at(data.split, start))
         schedule = meter.through(feature.stopping.follow(terms.schedule(data.split, start)))
         weights = {self.name: feature.weights}
@@ -162,11 +219,11 @@ class _PartySession:
             self.folder.save(data, terms, feature.weights())
         if terms.mode == "predict":
             self.folder.save_predicted(data)
-        return self._conclude(feature, link)
+        return self._conclude(feature.weights_digest(), direct)
 
-    def _conclude(self, feature: FeatureParty, link: Observed) -> PartyReport:
+    def _conclude(self, weights_sha256: str, link: Link) -> PartyReport:
         """Say the last word, and wait for the label party's."""
-        report = self._report(feature.weights_digest())
+        report = self._report(weights_sha256)
         link.send(report.frame())
         answer = link.receive()
         if answer.kind is not Kind.DONE:
@@ -237,8 +294,7 @@ class _PartySession:
         self.mode.accept(end, keys, self.terms)
 
     def _limits(self, layers: Mapping[str, Layers] | None = None) -> LinkLimits:
-        split = None if self.data is None else self.data.split
-        return frame_limits(self.terms, self.name, split, layers)
+        return frame_limits(self.terms, self.name, self.split, layers)
 
     def _report(self, weights_sha256: str) -> PartyReport:
         seconds = time.perf_counter() - self.started
@@ -252,21 +308,21 @@ def _check_asked(party: PartyFile, terms: Terms) -> None:
             f"party '{party.party}' is not part of this experiment",
             want=", ".join(terms.peers),
         )
-    if party.role == "dealer":
+    if party.role != "data":
         raise DisagreementError(
-            f"party '{party.party}' only deals, and the session asks it for a cut",
-            got="role = 'dealer'",
+            f"party '{party.party}' has no data, and the session asks it for a cut",
+            got=f"role = '{party.role}'",
             want="[data] in its own file, or another party in the experiment's [parties]",
         )
 
 
-def _check_deals(party: PartyFile) -> None:
-    """Refuse a session that asks a party with data to deal."""
-    if party.role != "dealer":
+def _check_role(party: PartyFile, role: str, does: str) -> None:
+    """Refuse a session that asks a party of another role to play this one."""
+    if party.role != role:
         raise DisagreementError(
-            f"party '{party.party}' has data, and the session asks it to deal",
+            f"party '{party.party}' has another role, and the session asks it to {does}",
             got=f"role = '{party.role}'",
-            want="role = 'dealer' in its own file, and no [data]",
+            want=f"role = '{role}' in its own file, and no [data]",
         )
 
 

@@ -511,8 +511,12 @@ class Experiment(Settings):
         """What a label party learns."""
         return next((one for one in self.tasks or () if one.party == party), self.label)
 
-    def refuse_roles(self, what: str) -> None:
+    def refuse_roles(self, what: str, *, middle: bool = False) -> None:
         """Refuse an experiment with a middle, or with several label parties, where it has no place.
+
+        Args:
+            what: has no place for it.
+            middle: whether it has one for a middle.
 
         Raises:
             ConfigError: with what has no place for it.
@@ -525,13 +529,12 @@ class Experiment(Settings):
                 fix="leave [[tasks]] out; vfl train, evaluate, predict and report take them, in "
                 "one process",
             )
-        if self.middle is not None:
+        if self.middle is not None and not middle:
             raise ConfigError(
                 f"{what} has no place for a party in the middle",
                 got=f"[middle] with party = '{self.middle.party}'",
                 want="bottoms at the feature parties and the whole top at the label party",
-                fix="leave [middle] out; vfl train, evaluate, predict and report take it, in one "
-                "process",
+                fix="leave [middle] out; vfl train, evaluate, predict and report take it",
             )
 
 
@@ -650,7 +653,7 @@ def check_project(experiment: Experiment) -> None:
             got="data.folds",
             fix="leave it out; data.test is the share of test rows",
         )
-    experiment.refuse_roles("a federation")
+    experiment.refuse_roles("a federation", middle=True)
     if experiment.trace != TraceSettings():
         raise ConfigError(
             "a project's experiment.toml switches on nobody's trace",

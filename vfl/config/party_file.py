@@ -93,6 +93,7 @@ class Consent(Settings):
         min_dp_noise: a training without DP-SGD, or with less `dp.noise`, is refused.
         max_dp_epsilon: a training without DP-SGD is refused, and one whose models may cost one row
             more than this, or whose delta is not below one over the training rows.
+        middle: parties that may take this party's cuts in the label party's place, without labels.
         versions: vfl versions the party agrees to run; empty means the installed one.
         bundles: Flower app bundles its SuperNode runs: "vfl" for the one with no code but the
             installed vfl's, or the SHA-256 of another.
@@ -121,6 +122,7 @@ class Consent(Settings):
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     min_dp_noise: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     max_dp_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    middle: tuple[PartyName, ...] = ()
     versions: tuple[str, ...] = ()
     bundles: tuple[Annotated[str, StringConstraints(pattern=r"^(vfl|[0-9a-f]{64})$")], ...] = (
         "vfl",
@@ -160,8 +162,9 @@ class PartyFile(Settings):
     """Everything one party says about itself.
 
     Attributes:
-        role: "dealer" has no data and deals what shared first layers of others need.
-        data: its table; a dealer has none.
+        role: "dealer" has no data and deals what shared first layers of others need; "middle" has
+            none and computes between the bottoms of others and the label party's head.
+        data: its table; only the role "data" has one.
         store: folder for this party's weights, secret and run records.
         bottom: a model of its own instead of the experiment's; "package.module:Class" is allowed.
         device: where its models run, such as "cuda".
@@ -169,7 +172,7 @@ class PartyFile(Settings):
     """
 
     party: PartyName
-    role: Literal["data", "dealer"] = "data"
+    role: Literal["data", "dealer", "middle"] = "data"
     data: OwnData | None = None
     store: str = "store"
     bottom: str | None = None
@@ -183,15 +186,15 @@ class PartyFile(Settings):
     @model_validator(mode="after")
     def _consistent(self) -> PartyFile:
         if self.role == "data" and self.data is None:
-            raise ValueError("[data] is missing: which table and columns; or role = 'dealer'")
-        if self.role == "dealer" and self.data is not None:
-            raise ValueError("a dealer has no data: leave [data] out")
+            raise ValueError("[data] is missing: which table; or role = 'dealer' or 'middle'")
+        if self.role != "data" and self.data is not None:
+            raise ValueError(f"a party with role = '{self.role}' has no data: leave [data] out")
         return self
 
     @property
     def table(self) -> OwnData:
         """What it says of its table; only a party with data is asked."""
-        assert self.data is not None, "a dealer has no table"
+        assert self.data is not None, "this party has no table"
         return self.data
 
     def beside(self, name: str) -> Path:

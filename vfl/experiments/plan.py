@@ -115,7 +115,7 @@ def of_party_file(path: Path) -> dict[str, Any]:
         return of_project(LabelFolder(folder))
     party = read_party_file(path)
     facts: dict[str, Any] = {"party": party.party, "consent": party.consent.model_dump(mode="json")}
-    if party.role == "dealer":
+    if party.role != "data":
         return facts | {"role": party.role, "secure_sum": keys_of(party)}
     draft = Experiment.model_validate(
         {"parties": {"other" if party.table.label else party.party: {}}}

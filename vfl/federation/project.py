@@ -171,9 +171,10 @@ def write_trial(folder: Path, experiment: Experiment, label_column: str) -> Path
 
 
 def node_parties(experiment: Experiment) -> list[str]:
-    """The parties that have a SuperNode: the feature parties, and one that only deals."""
-    dealer = third_party(experiment)
-    return [*experiment.feature_parties, *([] if dealer is None else [dealer])]
+    """The parties that have a SuperNode: the feature parties, and one that has no data."""
+    middle = None if experiment.middle is None else experiment.middle.party
+    more = [third_party(experiment), middle]
+    return [*experiment.feature_parties, *(name for name in more if name is not None)]
 
 
 def _write_identities(folder: Path, parties: Sequence[str]) -> None:
@@ -217,5 +218,6 @@ def _write_readme(folder: Path, experiment: Experiment) -> None:
         experiment=experiment,
         features=experiment.feature_parties,
         dealer=third_party(experiment),
+        middle=experiment.middle,
     )
     write_text(folder / "README.md", text)

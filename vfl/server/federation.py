@@ -285,6 +285,7 @@ class Federation:
             rejoin_window_s=self.settings.rejoin_window_s,
             start=self._start,
             attempt=self.attempt,
+            rows=self.own.rows if self._in_the_middle(name) else 0,
             terms=self.terms,
         )
         record = ConfigRecord({"message": message.model_dump_json()})
@@ -299,6 +300,11 @@ class Federation:
         self._invited[name] = time.monotonic()
         self.say(f"told {name} about the session")
 
+    def _in_the_middle(self, name: str) -> bool:
+        """Whether a node is that of a party in the middle; in a simulation any may be."""
+        middle = self.terms.middle
+        return middle is not None and (self.simulation or name == middle.party)
+
     def _admit(self, name: str, about: Mapping[str, Any]) -> Mapping[str, Any]:
         """Called by the hub at a party's first stream."""
         introduction = Introduction.parse(dict(about))
@@ -311,7 +317,9 @@ class Federation:
             )
         check_introduction(introduction, self.terms, self.own, self.session)
         self._node_of[party] = name
-        what = "it deals" if party == self.terms.dealer else f"{introduction.rows} rows, same order"
+        what = f"{introduction.rows} rows, same order"
+        if party == self.terms.rowless:
+            what = "it deals" if self.terms.middle is None else "it stands in the middle"
         what = "it has ids" if self.terms.mode == "align" else what
         self.say(f"party {party} is here: {what}")
         return {}

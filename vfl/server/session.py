@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
 from itertools import count
@@ -23,7 +23,7 @@ from vfl.core.errors import (
     VFLError,
     redacted_traceback,
 )
-from vfl.core.frame import Frame, Kind
+from vfl.core.frame import Frame, Kind, Link
 from vfl.core.ledger import Ledger
 from vfl.core.storage import joint_digest, locked, write_json
 from vfl.datasets import PartyData
@@ -36,7 +36,7 @@ from vfl.server.summary import summarise, test_figures, write_predictions
 from vfl.server.whole_network import WholeNetworkLabel
 from vfl.session import Exchange, PartyFolder, PartyReport, Terms, secure, unexpected
 from vfl.session.checkpoint import newest_common
-from vfl.session.consent import frame_limits, most_of_an_epoch
+from vfl.session.consent import frame_limits, link_limits_beside_middle, most_of_an_epoch
 from vfl.session.drift import Drift
 from vfl.session.exchange import Own
 from vfl.session.ledger import Meter
@@ -49,6 +49,7 @@ from vfl.session.party_folder import (
     own_terms,
 )
 from vfl.session.progress import ProgressReport, SessionProgress, WaitingFor
+from vfl.session.relay import Switchboard
 from vfl.session.serving import require_servable
 from vfl.session.terms import AlignTerms
 from vfl.session.trace import own_recorders, recording
@@ -138,7 +139,7 @@ def run_session(
             label, reports = session.play()
             if terms.mode == "train":
                 session.ledger.end(terms.run, label.weights_digest())
-            _conclude(folder, own_folder(party, terms), label, reports)
+            _conclude(folder, own_folder(party, terms), terms, label, reports)
         except Exception as error:
             problem = error if isinstance(error, VFLError) else unexpected(error, party.party)
             if problem is not error:
@@ -245,12 +246,16 @@ class LabelSession:
             VFLError: what ended the session.
         """
         with self.ledger.session(self.terms) as (entry, meter, sent):
+            terms, split = self.terms, self.data.split
             streams = [
-                frame_limits(self.terms, name, self.data.split)
-                for name in self.terms.feature_parties
-                if not secure.shares_weights(self.terms)
+                frame_limits(terms, name, split)
+                for name in terms.feature_parties
+                if not secure.shares_weights(terms)
             ]
-            meter.most = most_of_an_epoch(self.terms, self.data.split, streams)
+            if terms.middle is not None:
+                links = [link_limits_beside_middle(terms, name, split) for name in terms.peers]
+                streams = [one for own in links for one in own]
+            meter.most = most_of_an_epoch(terms, split, streams)
             secret, device = own_secret(self.party, entry), self.party.device
             own = Own(secret, device=device, checkpoints=self.checkpoints, sent=sent)
             return self._play(own, meter)
@@ -331,27 +336,40 @@ class LabelSession:
             waiting=WaitingFor(terms.mode, self._tell),
             partial=self._partial,
         ) as federation:
-            links = federation.join([ledger, meter, *recorders], start)
+            middle = terms.middle
+
+            def count(party: str, way: str, frame: Frame) -> None:
+                if middle is None or not (frame.branch and party == middle.party):
+                    ledger(party, way, frame)  # what is carried counts where its cut is from
+
+            links = federation.join([count, meter, *recorders], start)
             absent = [name for name in terms.peers if name not in links]
             classes = data.classes if trains else folder.classes()
             objective = Objective.of(self.experiment.label, 1 if classes is None else len(classes))
             more: dict[str, Any] = {"ledger": ledger}
             more |= {"on_epoch": self.folder.epoch} if trains else {"weights": folder.weights()}
             mode = secure.make(terms.secure)
+
+            def receive() -> tuple[str, Frame]:
+                return receive_any(links)
+
             if mode.whole_network:
                 named, agreed = (federation.session, attempt), federation.agree
-
-                def receive() -> tuple[str, Frame]:
-                    return receive_any(links)
-
                 whole = WholeNetworkLabel(
                     data, terms, named, links, receive, own, objective, agreed=agreed, **more
                 )
                 whole.play(start, lambda schedule: self._watched(meter.through(schedule)))
                 federation.collect(_COLLECT_S)
                 return whole, whole.reports
-            nobody = {name: local_pair()[0] for name in absent}
-            label = LabelParty(data, terms, {**links, **nobody}, own, objective, **more)
+            ends: dict[str, Link] = {**links, **{name: local_pair()[0] for name in absent}}
+            if middle is not None:
+
+                def pairs(sender: str, receiver: str) -> bool:
+                    return (sender == middle.party) is not (receiver == middle.party)
+
+                board = Switchboard(links, receive, pairs, terms.window_frames)
+                ends = board.links
+            label = LabelParty(data, terms.at_label(), ends, own, objective, **more)
             if columns := label.aggregator.begin():
                 layers = mode.layers(columns, terms.merged_width, terms.label_party)
                 meter.most = most_of_an_epoch(terms, data.split, federation.agree(layers))
@@ -367,21 +385,22 @@ class LabelSession:
                 finally:
                     meter.rows += label.progress.asked_rows
                 serving.close()
-                return self._end(label, federation, serving.absent)
+                here = {n: end.link for n, end in label.ends.items() if n not in serving.absent}
+                return self._end(label, federation, here)
             followed = label.stopping.follow(terms.schedule(data.split, start))
             schedule = self._watched(meter.through(followed))
             weights = {party.party: label.weights}
             with recording(recorders, schedule, start, weights, _say) as exchanges:
                 label.run(exchanges)
-            return self._end(label, federation)
+            here = ends if middle is not None else {n: one.link for n, one in label.ends.items()}
+            return self._end(label, federation, here)
 
     def _end(
-        self, label: LabelParty, federation: Federation, absent: Collection[str] = ()
+        self, label: LabelParty, federation: Federation, links: Mapping[str, Link]
     ) -> tuple[AnyLabelParty, list[PartyReport]]:
         """Take the last word of everybody who is here, and say ours."""
-        ends = {name: end for name, end in label.ends.items() if name not in absent}
-        reports = [PartyReport.of(end.link.receive(), name) for name, end in ends.items()]
-        for link in [*(end.link for end in ends.values()), *label.aggregator.helpers]:
+        reports = [PartyReport.of(link.receive(), name) for name, link in links.items()]
+        for link in [*links.values(), *label.aggregator.helpers]:
             link.send(Frame(Kind.DONE))
         federation.close()
         federation.collect(_COLLECT_S)
@@ -389,9 +408,12 @@ class LabelSession:
 
 
 def _conclude(
-    folder: RunFolder, own: PartyFolder, label: AnyLabelParty, reports: list[PartyReport]
+    folder: RunFolder,
+    own: PartyFolder,
+    terms: Terms,
+    label: AnyLabelParty,
+    reports: list[PartyReport],
 ) -> None:
-    terms = label.terms
     digests = [(report.party, report.weights_sha256) for report in reports]
     weights = joint_digest([*digests, (label.data.name, label.weights_digest())])
     everybody = {name for name, _ in digests} >= set(terms.feature_parties)
@@ -399,7 +421,7 @@ def _conclude(
         folder.check_weights(weights)
     if terms.mode == "serve":
         return
-    summary = summarise(label, weights, str(folder.path))
+    summary = summarise(label, weights, str(folder.path), terms)
     if terms.mode == "predict":
         own.save_predicted(label.data)
         write_predictions(folder.path / "predictions.csv", label.data, label.outputs, own.classes())

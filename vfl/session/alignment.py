@@ -8,23 +8,15 @@ could compare them without anybody's consent.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
 from vfl.config import PartyFile
-from vfl.core.errors import AuthenticationError, ConfigError, ConsentError, ProtocolError
+from vfl.core.errors import ConfigError, ConsentError, ProtocolError
 from vfl.core.frame import Frame, Kind
 from vfl.core.storage import Seal, locked, read_sealed_json, write_sealed_json
 from vfl.datasets.alignment.gaps import Found, FoundRole, role_of
@@ -32,14 +24,12 @@ from vfl.datasets.alignment.ids import check_unique, normalise, read_own_ids
 from vfl.datasets.alignment.positions import Agreed, Alignment, last_version
 from vfl.datasets.alignment.protocols import PROTOCOLS, Bounds, Own, Receive, Send
 from vfl.session.consent import PIECE_LIMIT_BYTES
-from vfl.session.identity import Identity, read_pins
 from vfl.session.party_folder import table_format
+from vfl.session.relay import OFFER_BYTES
 from vfl.session.terms import AlignTerms
 
 _PIECE, _LAST, _DONE, _BUSY = 1, 2, 4, 8
 _HEAD_BYTES = 2
-_PUBLIC_BYTES = 32
-_OFFER_OR_SEAL_BYTES = 96
 _BEGUN = "begun.json"
 _DAY_S = 24 * 3600.0
 #: A party that computes says so that often; one that says nothing is gone, or stands still.
@@ -177,100 +167,6 @@ class Player:
         return sent
 
 
-class PairSeals:
-    """Keeps messages between feature parties from the label party that carries them.
-
-    Each offers every other an X25519 key (RFC 7748) of this session, signed with its identity key.
-    The two keys of a pair, one a direction, follow by HKDF (RFC 5869) from the shared secret, bound
-    to session, terms and both offers; messages are sealed with AES-256-GCM and counted.
-
-    Args:
-        party: the party's own file, with its identity key and the others' pinned ones.
-        terms: what was agreed.
-        session: names this attempt.
-
-    Raises:
-        MissingDataError, DataError: an identity key or a pin is missing, where one is needed.
-    """
-
-    def __init__(self, party: PartyFile, terms: AlignTerms, session: str) -> None:
-        self._me = party.party
-        self.others = [name for name in terms.feature_parties if name != self._me]
-        facts = [session, terms.digest(), *terms.everybody]
-        self._binding = hashlib.sha256(json.dumps(facts).encode()).digest()
-        self._private = X25519PrivateKey.generate()
-        self._sealing, self._opening = dict[str, AESGCM](), dict[str, AESGCM]()
-        self._counts, self._waiting = Counter[str](), dict[str, list[bytes]]()
-        self._offer = b""
-        if self.others:
-            self._pins = read_pins(party.beside(party.identity.peers), self.others)
-            public = self._private.public_key().public_bytes_raw()
-            identity = Identity.kept_at(party.beside(party.identity.key))
-            self._offer = public + identity.sign(self._signed(self._me, public))
-
-    def offers(self) -> list[Send]:
-        """The first message to every other feature party."""
-        return [Send(name, self._offer) for name in self.others]
-
-    def seal(self, sent: Send) -> list[Send]:
-        """A message as it crosses; nothing while the other one's offer is not here."""
-        if sent.to not in self.others:
-            return [sent]
-        if sent.to not in self._sealing:
-            self._waiting.setdefault(sent.to, []).append(sent.payload)
-            return []
-        sealed = self._sealing[sent.to].encrypt(self._nonce(f"to {sent.to}"), sent.payload, None)
-        return [Send(sent.to, sealed)]
-
-    def open(self, sender: str, payload: bytes) -> tuple[bytes | None, list[Send]]:
-        """A message that came: its content, None for an offer; and what can be sent now.
-
-        Raises:
-            AuthenticationError: its sender has not signed the offer, or sealed the message.
-        """
-        if sender not in self.others:
-            return payload, []
-        if sender not in self._opening:
-            self._agree(sender, payload)
-            held = self._waiting.pop(sender, [])
-            return None, [one for each in held for one in self.seal(Send(sender, each))]
-        try:
-            nonce = self._nonce(f"from {sender}")
-            return self._opening[sender].decrypt(nonce, payload, None), []
-        except InvalidTag:
-            raise _not_of(sender) from None
-
-    def _agree(self, sender: str, offer: bytes) -> None:
-        public, signature = offer[:_PUBLIC_BYTES], offer[_PUBLIC_BYTES:]
-        if not self._pins[sender].has_signed(self._signed(sender, public), signature):
-            raise _not_of(sender)
-        try:
-            shared = self._private.exchange(X25519PublicKey.from_public_bytes(public))
-        except ValueError:
-            raise _not_of(sender) from None
-        for ciphers, one, two, offers in (
-            (self._sealing, self._me, sender, self._offer + offer),
-            (self._opening, sender, self._me, offer + self._offer),
-        ):
-            info = b"vfl alignment pair 1" + json.dumps([one, two]).encode() + offers
-            key = HKDF(hashes.SHA256(), 32, salt=self._binding, info=info).derive(shared)
-            ciphers[sender] = AESGCM(key)
-
-    def _signed(self, party: str, public: bytes) -> bytes:
-        return b"vfl alignment offer 1" + self._binding + party.encode() + b"\0" + public
-
-    def _nonce(self, way: str) -> bytes:
-        self._counts[way] += 1
-        return self._counts[way].to_bytes(12, "big")
-
-
-def _not_of(sender: str) -> AuthenticationError:
-    return AuthenticationError(
-        f"a message of this alignment is not of party '{sender}'",
-        want="a signature by the key that is pinned in peers, and its seal",
-    )
-
-
 class OwnAlignment:
     """One party's part of an alignment: its ids, its consent, and what it keeps.
 
@@ -308,7 +204,7 @@ class OwnAlignment:
         rows = terms.missing_rows
         role = role_of(protocol, brought, terms.everybody, terms.label_party, rows)
         self.player = Player(role)
-        self.most_bytes = protocol.id_bytes * consent.max_rows + _OFFER_OR_SEAL_BYTES
+        self.most_bytes = protocol.id_bytes * consent.max_rows + OFFER_BYTES
 
     @contextmanager
     def staged(self, session: str) -> Iterator[Alignment]:

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from torch import Tensor, nn
 
 from vfl import compression, defenses, models
+from vfl.compression import Codec
 from vfl.config import Consent
 from vfl.core.errors import ConsentError
 from vfl.core.frame import HEADER_BYTES, LIMIT_BYTES, Kind
@@ -27,6 +28,7 @@ from vfl.session import secure
 from vfl.session.handshake import REPORT_LIMIT_BYTES
 from vfl.session.ledger import Spent
 from vfl.session.private import PrivacyPlan
+from vfl.session.relay import OFFER_BYTES, SEAL_BYTES
 from vfl.session.schedule import QUERY_ROWS, REFUSAL_BYTES, ROW_BYTES, steps_per_epoch
 from vfl.session.secure import Layers
 from vfl.session.terms import Terms
@@ -139,6 +141,26 @@ def check_dealers_consent(terms: Terms, party: str, consent: Consent) -> None:
     _refuse(party, [*differences, *_version(terms, consent)])
 
 
+def check_middles_consent(terms: Terms, party: str, consent: Consent, split: Split) -> None:
+    """Refuse a session that asks a party in the middle for more than it allows.
+
+    Its model is counted as a bottom is, over the cuts of all parties side by side.
+
+    Raises:
+        ConsentError: every difference, asked and allowed.
+        SpecError: codec or model cannot be built.
+    """
+    cuts = sum(expected_bytes(terms, name, split) for name in terms.feature_parties)
+    differences = [*_of_any_party(terms, consent)]
+    if not _matches(terms.codec, consent.codecs):
+        differences.append((f"codec {terms.codec}", f"codec in {', '.join(consent.codecs)}"))
+    if cuts > consent.max_bytes:
+        differences.append((f"up to {cuts} bytes of cuts", f"bytes <= {consent.max_bytes}"))
+    _refuse(party, differences)
+    at_label = terms.at_label().model_copy(update={"defense": "none"})
+    check_consent(at_label, party, consent, split, row_shape=(terms.merged_width,))
+
+
 def check_alignment(terms: Terms, party: str, consent: Consent) -> None:
     """Refuse an alignment that asks for more than a party allows; sizes follow as they are seen.
 
@@ -190,6 +212,9 @@ def _differences(
 ) -> Iterator[tuple[str, str]]:
     yield from _of_any_party(terms, consent)
     yield from _missing_rows(terms, consent)
+    if terms.middle is not None and terms.middle.party not in consent.middle:
+        allowed = ", ".join(consent.middle) or "nobody"
+        yield f"cuts for '{terms.middle.party}' in the middle", f"cuts for {allowed} in the middle"
     if not _matches(terms.codec, consent.codecs):
         yield f"codec {terms.codec}", f"codec in {', '.join(consent.codecs)}"
     for defense in parts(terms.defense):
@@ -359,9 +384,6 @@ def _of_any_party(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
     if terms.tasks:
         more = ", ".join(terms.tasks)
         yield f"label parties beside '{terms.label_party}': {more}", "one label party"
-    if terms.middle is not None:
-        middle = f"a middle at party '{terms.middle.party}'"
-        yield middle, "no middle, which parties on several machines do not play"
     if not _matches(terms.secure, consent.secure):
         yield f"secure {terms.secure}", f"secure in {', '.join(consent.secure)}"
     if len(terms.parties) > consent.max_parties:
@@ -436,6 +458,10 @@ def frame_limits(
         pieces = {Kind.PROTOCOL: PIECE_LIMIT_BYTES, Kind.ERROR: ANSWER_LIMIT_BYTES}
         return LinkLimits(pieces, pieces | {Kind.DONE: 0})
     rows = most_rows(terms, split)
+    if terms.middle is not None:
+        own = link_limits_beside_middle(terms, party, split)
+        merged = [_largest([getattr(one, way) for one in own]) for way in ("up", "down")]
+        return LinkLimits(*map(_at_most_a_frame, merged))
     up, down = secure.make(terms.secure).limits(terms, party, rows, layers)
     up |= {Kind.DONE: REPORT_LIMIT_BYTES, Kind.ERROR: ANSWER_LIMIT_BYTES}
     down |= {Kind.DONE: 0, Kind.ERROR: ANSWER_LIMIT_BYTES}
@@ -444,6 +470,48 @@ def frame_limits(
     elif party != terms.dealer:
         down[Kind.ACK] = _ANSWER_BYTES
     return LinkLimits(_at_most_a_frame(up), _at_most_a_frame(down))
+
+
+def link_limits_beside_middle(terms: Terms, party: str, split: Split | None) -> list[LinkLimits]:
+    """The largest payloads of each link of a party, where one stands in the middle.
+
+    Args:
+        terms: what was agreed; they have a middle.
+        party: a feature party, or the one in the middle.
+        split: of the rows; None before it is known, and no cut may cross.
+
+    Returns:
+        That of the words with the label party first; in the middle the output is among those.
+    """
+    middle = terms.middle
+    assert middle is not None, "the terms have a middle"
+    rows = most_rows(terms, split)
+    last = {Kind.DONE: REPORT_LIMIT_BYTES, Kind.ERROR: ANSWER_LIMIT_BYTES}
+    words = LinkLimits(last, {Kind.DONE: 0, Kind.ERROR: ANSWER_LIMIT_BYTES})
+
+    def cuts(codec: Codec, width: int, more: int) -> tuple[dict[Kind, int], dict[Kind, int]]:
+        width = codec.wire_width(width)
+        forward = {kind: codec.payload_limit(count, width) + more for kind, count in rows.items()}
+        back = {Kind.GRAD: forward[Kind.CUT], Kind.ACK: _ANSWER_BYTES + more}
+        return forward, back
+
+    def sealed(name: str) -> tuple[dict[Kind, int], dict[Kind, int]]:
+        forward, back = cuts(compression.make(terms.codec), terms.parties[name].width, SEAL_BYTES)
+        return forward | {Kind.PROTOCOL: OFFER_BYTES}, back | {Kind.PROTOCOL: OFFER_BYTES}
+
+    if party != middle.party:
+        return [words, LinkLimits(*sealed(party))]
+    forward, back = cuts(compression.make(middle.codec), middle.width, 0)
+    output = LinkLimits({**words.up, **forward}, {**words.down, **back})
+    return [output, *(LinkLimits(*reversed(sealed(name))) for name in terms.feature_parties)]
+
+
+def _largest(limits: Iterable[Mapping[Kind, int]]) -> dict[Kind, int]:
+    """The largest of each kind."""
+    most: dict[Kind, int] = {}
+    for kind, size in (pair for one in limits for pair in one.items()):
+        most[kind] = max(size, most.get(kind, 0))
+    return most
 
 
 def most_of_an_epoch(terms: Terms, split: Split, limits: Sequence[LinkLimits]) -> Spent:

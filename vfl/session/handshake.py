@@ -55,9 +55,9 @@ class Introduction(Settings):
 
     @classmethod
     def of(cls, data: PartyData | None, terms: Terms, session: str) -> Introduction:
-        """The introduction of a party that holds `data`; of the dealer, who has no rows."""
+        """The introduction of a party that holds `data`; of the one that has no rows."""
         return cls(
-            party=str(terms.dealer) if data is None else data.name,
+            party=str(terms.rowless) if data is None else data.name,
             version=VERSION,
             terms=terms.digest(),
             settings=terms.settings(),
@@ -108,7 +108,7 @@ def check_introduction(
             want=want,
             fix=f"send both sides the same experiment: terms {digests}",
         )
-    if party == terms.dealer or terms.mode == "align":
+    if party == terms.rowless or terms.mode == "align":
         return  # it has no rows, or they are to be found
     if introduction.rows != own.rows:
         raise MisalignedError(
@@ -168,6 +168,7 @@ class SessionMessage(Settings):
         rejoin_window_s: how long a cut stream may take to come back.
         start: the exchange a resumed training goes on with.
         attempt: how often the session was begun anew; keys are good for one attempt.
+        rows: of the session, for a party in the middle, which has none; 0 for everybody else.
         terms: what the session is about.
     """
 
@@ -181,6 +182,7 @@ class SessionMessage(Settings):
     rejoin_window_s: Seconds
     start: int = Field(default=0, ge=0, lt=MAX_STEPS)
     attempt: int = Field(default=0, ge=0, le=1000)
+    rows: int = Field(default=0, ge=0, lt=2**32)
     terms: AlignTerms | Terms
 
     @field_validator("host")

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hmac
 import math
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -261,7 +261,11 @@ class SessionLedger:
         entry, meter, journal = self.begin(terms, start), Meter(), None
         if notes(terms, self.party):
             closed = entry.state == "ended"
-            peers = terms.peers if self.party == terms.label_party else ("",)
+            peers: Sequence[str] = ("",)
+            if self.party == terms.label_party:
+                peers = terms.peers
+            if terms.middle is not None and self.party == terms.middle.party:
+                peers = ("", *terms.feature_parties)
             path = self._journal(terms.run)
             journal = Journal(path, entry.owner, peers, closed=closed, least=entry.noted)
             meter.counted = entry.spent["train"].passes
@@ -432,6 +436,8 @@ def notes(terms: Terms, party: str) -> bool:
     """
     if terms.mode != "train" or party == terms.dealer:
         return False
+    if terms.middle is not None and party == terms.middle.party:  # its output, and gradients
+        return compression.make(terms.middle.codec).draws or compression.make(terms.codec).draws
     defense = defenses.make(terms.defense)
     if party == terms.label_party:
         return defenses.protects(defense, "label")

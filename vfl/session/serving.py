@@ -18,7 +18,7 @@ from enum import IntEnum
 import numpy as np
 
 from vfl.config import Consent
-from vfl.core.errors import ConsentError, ExposedCutError, ProtocolError
+from vfl.core.errors import ConsentError, DisagreementError, ExposedCutError, ProtocolError
 from vfl.core.frame import Frame, Kind
 from vfl.session import secure
 from vfl.session.ledger import Meter, Spent
@@ -42,8 +42,15 @@ def require_servable(terms: Terms) -> None:
     """Refuse secure modes that cannot answer rows as they are asked.
 
     Raises:
+        DisagreementError: there is a party in the middle.
         ExposedCutError: the mode shares weights between parties.
     """
+    if terms.middle is not None:
+        raise DisagreementError(
+            "a session with a party in the middle is not served row by row",
+            got=f"[middle] with party = '{terms.middle.party}'",
+            want="vfl predict RUN, which answers a whole table",
+        )
     mode = secure.make(terms.secure)
     if mode.shares_weights or mode.whole_network:
         raise ExposedCutError(

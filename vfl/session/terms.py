@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from vfl.config import Experiment, TrainSettings
@@ -28,6 +29,7 @@ from vfl.config.toml import Settings
 from vfl.core.seeds import Secret
 from vfl.core.version import VERSION
 from vfl.datasets import Split
+from vfl.datasets.split import split_rows
 from vfl.session import secure
 from vfl.session.private import PrivacyPlan
 from vfl.session.schedule import Exchange, asking, starting, training
@@ -148,8 +150,24 @@ class Terms(Settings):
 
     @property
     def peers(self) -> list[str]:
-        """Everybody the label party has a stream to: the feature parties, and who only deals."""
-        return [*self.feature_parties, *([] if self.dealer is None else [self.dealer])]
+        """Everybody the label party has a stream to: the feature parties, and who has no rows."""
+        return [*self.feature_parties, *([] if self.rowless is None else [self.rowless])]
+
+    @property
+    def rowless(self) -> str | None:
+        """The third party without rows: one that only deals, or the one in the middle."""
+        return self.dealer if self.middle is None else self.middle.party
+
+    def split_of(self, rows: int) -> Split:
+        """The split of so many rows, as each party makes it.
+
+        Raises:
+            BadOptionError, TooFewRowsError: see `split_rows`.
+        """
+        if self.mode in ("predict", "serve"):
+            nothing = np.empty(0, dtype=np.int64)
+            return Split(nothing, nothing, np.arange(rows, dtype=np.int64))
+        return split_rows(rows, self.seed, self.validation, self.test)
 
     @property
     def masks_cuts(self) -> bool:
@@ -206,7 +224,8 @@ class Terms(Settings):
     @property
     def window_frames(self) -> int:
         """Most frames that may be on their way unread in one direction of a stream."""
-        return secure.make(self.secure).window_frames(self.train)
+        pairs = 1 if self.middle is None else 1 + len(self.feature_parties)
+        return pairs * secure.make(self.secure).window_frames(self.train)
 
     def in_flight_at(self, split: Split, step: int) -> Iterator[Exchange]:
         """The last exchanges before `step`, whose gradients a party may still await there."""

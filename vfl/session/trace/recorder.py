@@ -197,8 +197,14 @@ def own_recorders(
     """`recorders_of` a federated party, as its own file says.
 
     Raises:
-        ConfigError: it records, and some party lacks rows.
+        ConfigError: it records, and some party lacks rows, or one stands in the middle.
     """
+    if terms.middle is not None and party.trace.enabled:
+        raise ConfigError(
+            "a trace replays links to a label party, and with [middle] there are others",
+            where="[trace]",
+            fix="leave [trace] out",
+        )
     if data.held and party.trace.enabled:
         raise ConfigError(
             "a trace takes every party to have every row, and this session has rows that some lack",

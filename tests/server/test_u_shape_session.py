@@ -1,0 +1,214 @@
+"""A party in the middle, over real streams: what is learned, who can read what, who consents."""
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from played_session import PlayedSession, stand_in
+from stand_in_flower import Flower
+
+from vfl.config import Experiment
+from vfl.core.errors import ConfigError, VFLError
+from vfl.core.frame import Frame, Kind
+from vfl.core.seeds import Secret
+from vfl.core.storage import read_json
+from vfl.session.identity import Identity
+from vfl.session.party_folder import INJECTED_SECRET
+from vfl.session.relay import PairSeals, SealedLinks
+from vfl.training.run import load_data, session_of
+
+FEATURES, MIDDLE, ROWS, WIDTH = ("bank", "shop"), "compute", 200, 4
+#: A label whose bytes no other number of the test has: float32 and float64 of these are looked for.
+CONTENT = {
+    "name": "between",
+    "parties": {name: {"width": WIDTH, "bottom": "mlp:hidden=8"} for name in FEATURES},
+    "label": {"party": "lender", "top": "linear", "task": "regression"},
+    "middle": {"party": MIDDLE, "width": 6, "model": "mlp:hidden=8,last=relu"},
+    "train": {"epochs": 2, "batch_size": 32, "checkpoint_every": 4},
+    "federation": {"step_timeout_s": 5.0, "rejoin_window_s": 1.0, "join_timeout_s": 20.0},
+}
+CONSENT = '[consent]\nmiddle = ["compute"]\n'
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch):
+    stand_in(monkeypatch)
+    everybody = (*FEATURES, MIDDLE)
+    played = PlayedSession(tmp_path, Flower(everybody, tells=True), CONTENT)
+    draw, identities = np.random.default_rng(0), {name: Identity.fresh() for name in everybody}
+    ids = [f"Zq8id{row:03}" for row in range(ROWS)]
+    for name in (*everybody, "lender"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        Secret.of_simulation(0, name).keep_at(tmp_path / name / "store" / INJECTED_SECRET)
+        if name in identities:
+            identities[name].keep_at(tmp_path / name / "identity.key")
+            for other in identities.keys() - {name}:
+                identities[name].public.keep_at(tmp_path / other / "peers" / f"{name}.pub")
+        if name == MIDDLE:
+            played.write(name, f'party = "{name}"\nrole = "middle"\n')
+            continue
+        cells = {"a": draw.normal(size=ROWS), "b": draw.normal(size=ROWS)}
+        if name == "lender":
+            cells = {"cost": 71_000.0 + 1000 * draw.normal(size=ROWS)}
+        pd.DataFrame({"id": ids, **cells}).to_csv(tmp_path / name / "data.csv", index=False)
+        label = 'label = "cost"\n' if name == "lender" else ""
+        consent = "" if name == "lender" else CONSENT
+        text = f'party = "{name}"\n[data]\nsource = "data.csv"\nid = "id"\n{label}{consent}'
+        played.write(name, text)
+    return played
+
+
+def alone(session, **changes):
+    """The same in one process."""
+    content = CONTENT | changes
+    content |= {
+        "data": {"source": str(session.folder / "lender/party.toml")},
+        "label": CONTENT["label"] | {"column": "cost"},
+        "parties": {
+            name: own | {"source": str(session.folder / name / "party.toml")}
+            for name, own in CONTENT["parties"].items()
+        },
+    }
+    experiment = Experiment.model_validate(content)
+    return session_of(experiment, load_data(experiment), "train").run()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {
+            "codec": "randtopk:k=2,values=8",
+            "middle": CONTENT["middle"] | {"codec": "topk:k=3"},
+            "train": CONTENT["train"] | {"in_flight": 3, "patience": 1, "keep": "best"},
+        },
+    ],
+    ids=["plain", "codecs, in flight, early stopping"],
+)
+def test_a_federation_trains_what_one_process_trains(session, changes):
+    session.play("train", **changes)
+    summary = read_json(session.run / "summary.json")
+    local = alone(session, **changes)
+    assert summary["weights_sha256"] == local.weights_digest()
+    assert session.flower.failures == []
+    session.play("evaluate", **changes)
+    assert read_json(session.run / "evaluation.json")["test_loss"] == summary["test_loss"]
+    session.play("predict", **changes)
+    assert len(pd.read_csv(session.run / "predictions.csv")) == ROWS
+    for name in (*FEATURES, MIDDLE):  # each half is at its owner
+        run = session.folder / name / "store/runs/run/parties"
+        assert [path.name for path in run.iterdir()] == [name]
+        assert (run / name / "weights.safetensors").exists()
+
+
+def test_a_training_goes_on_where_all_have_a_checkpoint(session, monkeypatch):
+    saved, real = [], SealedLinks._receive
+
+    def receive(self, number):
+        frame = real(self, number)
+        if frame.kind is Kind.GRAD and frame.step == 6 and not saved:
+            saved.append(frame.step)
+            raise SystemExit  # the process of whoever gets it first ends
+        return frame
+
+    monkeypatch.setattr(SealedLinks, "_receive", receive)
+    session.play("train")
+    assert saved
+    notes = (session.run / "notes.txt").read_text()
+    assert re.search(
+        r"party '\w+' went away and did not come back; restart 1 of 3, from exch", notes
+    )
+    digest = read_json(session.run / "summary.json")["weights_sha256"]
+    assert digest == alone(session).weights_digest()
+
+
+def test_nobody_reads_what_is_for_another(session, monkeypatch):
+    """Neither a label nor a cut is in what the label party's streams carry for others."""
+    received = {name: [] for name in (*FEATURES, MIDDLE)}
+    real = SealedLinks._receive
+
+    def note(self, number):
+        frame = real(self, number)
+        received[self._seals._me].append((number, frame.kind, bytes(frame.payload)))
+        return frame
+
+    monkeypatch.setattr(SealedLinks, "_receive", note)
+    sent = {}
+
+    def seal(self, message, about=b""):
+        sent.setdefault((self._me, message.to), []).append(message.payload)
+        return sealing(self, message, about)
+
+    sealing = PairSeals.seal
+    monkeypatch.setattr(PairSeals, "seal", seal)
+    seen = session.play("train")
+    cuts = sent["bank", MIDDLE]
+    assert len(cuts) > 10
+    carried = [payload for *_, payload in seen]
+    assert not any(cut in payload for cut in cuts for payload in carried)
+    # The middle gets both parties' cuts and the output's gradient; a feature party its gradients.
+    kinds = {name: {(number, kind) for number, kind, _ in got} for name, got in received.items()}
+    assert {(1, Kind.CUT), (2, Kind.CUT), (0, Kind.GRAD)} <= kinds[MIDDLE]
+    assert {number for number, kind in kinds["bank"] if kind is Kind.GRAD} == {3}
+    costs = pd.read_csv(session.folder / "lender" / "data.csv")["cost"]
+    marks = [np.array(cost, kind).tobytes() for cost in costs for kind in ("<f4", "<f8")]
+    whole = [payload for got in received.values() for *_, payload in got]
+    whole += [payload for payloads in sent.values() for payload in payloads] + carried
+    assert not any(mark in payload for payload in whole for mark in marks)
+    ids = [f"Zq8id{row:03}".encode() for row in range(ROWS)]
+    assert not any(one in payload for payload in whole for one in ids)
+
+
+def test_a_frame_that_was_changed_on_its_way_ends_the_session(session, monkeypatch):
+    from vfl.session.relay import Switchboard
+
+    real = Switchboard._hand_on
+
+    def hand_on(self, sender, frame):
+        if frame.kind is Kind.CUT and frame.step == 2:
+            changed = bytes([frame.payload[0] ^ 1]) + bytes(frame.payload[1:])
+            frame = Frame(frame.kind, frame.step, changed, frame.branch)
+        real(self, sender, frame)
+
+    monkeypatch.setattr(Switchboard, "_hand_on", hand_on)
+    with pytest.raises(VFLError, match="V404"):
+        session.play("train")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "match"),
+    [
+        ("bank", CONSENT.replace("compute", "other"), "cuts for 'compute' in the middle"),
+        (MIDDLE, "[consent]\nmax_parameters = 50\n", "parameters"),
+        (MIDDLE, "[consent]\nmax_epochs = 1\n", "epochs 2"),
+        (MIDDLE, "[consent]\nmax_bytes = 5000\n", "bytes of cuts"),
+        (MIDDLE, '[consent]\ncodecs = ["topk:*"]\n', "codec none"),
+    ],
+)
+def test_who_does_not_consent_takes_no_part(session, name, text, match):
+    path = session.folder / name / "party.toml"
+    session.write(name, path.read_text().partition("[consent]")[0] + text)
+    with pytest.raises(VFLError, match="stopped with V403"):
+        session.play("train")
+    assert any(match in str(failure) for failure in session.flower.failures)
+
+
+def test_a_party_of_another_role_is_not_asked(session):
+    path = session.folder / MIDDLE / "party.toml"
+    session.write(MIDDLE, path.read_text().replace('"middle"', '"dealer"'))
+    with pytest.raises(VFLError, match="asks it to stand in the middle"):
+        session.play("train")
+
+
+def test_such_a_run_is_not_served(session):
+    session.play("train")
+    with pytest.raises(VFLError, match="not served row by row"):
+        session.play("serve")
+
+
+def test_a_trace_has_no_place_beside_a_middle(session):
+    path = session.folder / "lender" / "party.toml"
+    session.write("lender", path.read_text() + '[trace]\nphases = ["train"]\n')
+    with pytest.raises(ConfigError, match="a trace replays links to a label party"):
+        session.play("train")

@@ -1,0 +1,284 @@
+"""Messages of two parties that each have a stream to the label party only, which carries them.
+
+A frame of such a pair has the other one's number in `branch`, where a frame for the label party has
+0: its place among the parties with a stream, counted from 1. Its payload is sealed from end to end,
+and what it is about, kind and step, with it. The label party hands it on under the sender's number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from vfl.config import PartyFile
+from vfl.core.errors import AuthenticationError, ProtocolError
+from vfl.core.frame import Frame, Kind, Link
+from vfl.datasets.alignment.protocols import Send
+from vfl.session.identity import Identity, read_pins
+from vfl.session.terms import Terms
+
+_PUBLIC_BYTES = 32
+#: Of a key that is offered and its signature.
+OFFER_BYTES = 96
+#: What sealing adds to a payload.
+SEAL_BYTES = 16
+
+
+class PairSeals:
+    """Keeps messages between feature parties from the label party that carries them.
+
+    Each offers every other an X25519 key (RFC 7748) of this session, signed with its identity key.
+    The two keys of a pair, one a direction, follow by HKDF (RFC 5869) from the shared secret, bound
+    to session, terms and both offers; messages are sealed with AES-256-GCM and counted.
+
+    Args:
+        party: the party's own file, with its identity key and the others' pinned ones.
+        terms: what was agreed.
+        session: names this attempt.
+        others: whom it sends sealed messages; every other feature party if not given.
+
+    Raises:
+        MissingDataError, DataError: an identity key or a pin is missing, where one is needed.
+    """
+
+    def __init__(
+        self,
+        party: PartyFile,
+        terms: Terms,
+        session: str,
+        others: Sequence[str] | None = None,
+    ) -> None:
+        self._me = party.party
+        named = terms.feature_parties if others is None else others
+        self.others = [name for name in named if name != self._me]
+        facts = [session, terms.digest(), *terms.peers, terms.label_party]
+        self._binding = hashlib.sha256(json.dumps(facts).encode()).digest()
+        self._private = X25519PrivateKey.generate()
+        self._sealing, self._opening = dict[str, AESGCM](), dict[str, AESGCM]()
+        self._counts, self._waiting = Counter[str](), dict[str, list[bytes]]()
+        self._offer = b""
+        if self.others:
+            self._pins = read_pins(party.beside(party.identity.peers), self.others)
+            public = self._private.public_key().public_bytes_raw()
+            identity = Identity.kept_at(party.beside(party.identity.key))
+            self._offer = public + identity.sign(self._signed(self._me, public))
+
+    def offers(self) -> list[Send]:
+        """The first message to every other feature party."""
+        return [Send(name, self._offer) for name in self.others]
+
+    def seal(self, sent: Send, about: bytes = b"") -> list[Send]:
+        """A message as it crosses; nothing while the other one's offer is not here.
+
+        Args:
+            sent: the message.
+            about: what both ends must mean alike; it is not sent. Nothing before the offers came.
+        """
+        if sent.to not in self.others:
+            return [sent]
+        if sent.to not in self._sealing:
+            self._waiting.setdefault(sent.to, []).append(sent.payload)
+            return []
+        sealed = self._sealing[sent.to].encrypt(self._nonce(f"to {sent.to}"), sent.payload, about)
+        return [Send(sent.to, sealed)]
+
+    def open(
+        self, sender: str, payload: bytes, about: bytes = b""
+    ) -> tuple[bytes | None, list[Send]]:
+        """A message that came: its content, None for an offer; and what can be sent now.
+
+        Raises:
+            AuthenticationError: its sender has not signed the offer, or sealed the message.
+        """
+        if sender not in self.others:
+            return payload, []
+        if sender not in self._opening:
+            self._agree(sender, payload)
+            held = self._waiting.pop(sender, [])
+            return None, [one for each in held for one in self.seal(Send(sender, each))]
+        try:
+            nonce = self._nonce(f"from {sender}")
+            return self._opening[sender].decrypt(nonce, payload, about), []
+        except InvalidTag:
+            raise _not_of(sender) from None
+
+    def _agree(self, sender: str, offer: bytes) -> None:
+        public, signature = offer[:_PUBLIC_BYTES], offer[_PUBLIC_BYTES:]
+        if not self._pins[sender].has_signed(self._signed(sender, public), signature):
+            raise _not_of(sender)
+        try:
+            shared = self._private.exchange(X25519PublicKey.from_public_bytes(public))
+        except ValueError:
+            raise _not_of(sender) from None
+        for ciphers, one, two, offers in (
+            (self._sealing, self._me, sender, self._offer + offer),
+            (self._opening, sender, self._me, offer + self._offer),
+        ):
+            info = b"vfl sealed pair 1" + json.dumps([one, two]).encode() + offers
+            key = HKDF(hashes.SHA256(), 32, salt=self._binding, info=info).derive(shared)
+            ciphers[sender] = AESGCM(key)
+
+    def _signed(self, party: str, public: bytes) -> bytes:
+        return b"vfl sealed offer 1" + self._binding + party.encode() + b"\0" + public
+
+    def _nonce(self, way: str) -> bytes:
+        self._counts[way] += 1
+        return self._counts[way].to_bytes(12, "big")
+
+
+def _not_of(sender: str) -> AuthenticationError:
+    return AuthenticationError(
+        f"a message of this session is not of party '{sender}'",
+        want="a signature by the key that is pinned in peers, and its seal",
+    )
+
+
+class SealedLinks:
+    """The stream of a party, as a link to the label party and sealed ones to others; one thread.
+
+    Args:
+        stream: to the label party.
+        seals: agree on keys with the others.
+        parties: everybody with a stream, in an order all agree on.
+        most: frames that may wait for whoever asks for them, of one sender.
+
+    Attributes:
+        direct: the link to the label party.
+        others: the sealed links, by party.
+    """
+
+    def __init__(self, stream: Link, seals: PairSeals, parties: Sequence[str], most: int) -> None:
+        self._stream, self._seals, self._parties, self._most = stream, seals, list(parties), most
+        self._waiting: dict[int, deque[Frame]] = defaultdict(deque)
+        self.direct: Link = _Pair(stream.send, lambda: self._receive(0))
+        self.others: dict[str, Link] = {
+            name: _Pair(self._sender(name), self._receiver(name)) for name in seals.others
+        }
+
+    def agree(self) -> None:
+        """Agree on keys with all others, who do the same.
+
+        Raises:
+            AuthenticationError: an offer is not of the party that it should be of.
+        """
+        for sent in self._seals.offers():
+            self._stream.send(Frame(Kind.PROTOCOL, 0, sent.payload, self._number(sent.to)))
+        for name in self._seals.others:
+            frame = self._receive(self._number(name))
+            if frame.kind is not Kind.PROTOCOL or len(frame.payload) != OFFER_BYTES:
+                raise _out_of_turn(frame, name)
+            self._seals.open(name, bytes(frame.payload))
+
+    def _sender(self, name: str) -> Callable[[Frame], None]:
+        def send(frame: Frame) -> None:
+            message = Send(name, bytes(frame.payload))
+            (sealed,) = self._seals.seal(message, _about(frame))
+            number = self._number(name)
+            self._stream.send(Frame(frame.kind, frame.step, sealed.payload, number))
+
+        return send
+
+    def _receiver(self, name: str) -> Callable[[], Frame]:
+        def receive() -> Frame:
+            frame = self._receive(self._number(name))
+            opened, _ = self._seals.open(name, bytes(frame.payload), _about(frame))
+            assert opened is not None, "all offers have come"
+            return Frame(frame.kind, frame.step, opened)
+
+        return receive
+
+    def _receive(self, number: int) -> Frame:
+        """The next frame under a number; others wait for who asks for them."""
+        numbers = {0, *map(self._number, self._seals.others)}
+        while not self._waiting[number]:
+            frame = self._stream.receive()
+            if frame.branch not in numbers or len(self._waiting[frame.branch]) >= self._most:
+                raise _out_of_turn(frame, "the label party")
+            self._waiting[frame.branch].append(frame)
+        return self._waiting[number].popleft()
+
+    def _number(self, name: str) -> int:
+        return 1 + self._parties.index(name)
+
+
+class Switchboard:
+    """The label party's streams, of which some frames are for another party; used by one thread.
+
+    It carries frames while it waits for one of its own.
+
+    Args:
+        streams: by party, in the order all agree on.
+        receive_any: the next frame of whoever sends first, and who it is.
+        pairs: whether two parties send each other anything.
+        most: frames of one party that may wait for who asks for them.
+
+    Attributes:
+        links: by party.
+    """
+
+    def __init__(
+        self,
+        streams: Mapping[str, Link],
+        receive_any: Callable[[], tuple[str, Frame]],
+        pairs: Callable[[str, str], bool],
+        most: int,
+    ) -> None:
+        self._streams, self._receive_any, self._pairs = streams, receive_any, pairs
+        self._names, self._most = list(streams), most
+        self._waiting: dict[str, deque[Frame]] = {name: deque() for name in streams}
+        self.links: dict[str, Link] = {
+            name: _Pair(stream.send, self._receiver(name)) for name, stream in streams.items()
+        }
+
+    def _receiver(self, name: str) -> Callable[[], Frame]:
+        def receive() -> Frame:
+            waiting = self._waiting[name]
+            while not waiting:
+                sender, frame = self._receive_any()
+                if frame.branch:
+                    self._hand_on(sender, frame)
+                elif len(self._waiting[sender]) < self._most:
+                    self._waiting[sender].append(frame)
+                else:
+                    raise _out_of_turn(frame, f"party '{sender}'")
+            return waiting.popleft()
+
+        return receive
+
+    def _hand_on(self, sender: str, frame: Frame) -> None:
+        known = frame.branch <= len(self._names)
+        receiver = self._names[frame.branch - 1] if known else sender
+        if not self._pairs(sender, receiver):
+            raise _out_of_turn(frame, f"party '{sender}'")
+        number = 1 + self._names.index(sender)
+        self._streams[receiver].send(Frame(frame.kind, frame.step, frame.payload, number))
+
+
+class _Pair:
+    """One end of a pair, over a stream of several."""
+
+    def __init__(self, send: Callable[[Frame], None], receive: Callable[[], Frame]) -> None:
+        self.send, self.receive = send, receive
+
+    def close(self) -> None:
+        """The stream is closed by who opened it."""
+
+
+def _about(frame: Frame) -> bytes:
+    return f"{frame.kind.name} {frame.step}".encode()
+
+
+def _out_of_turn(frame: Frame, sender: str) -> ProtocolError:
+    return ProtocolError(
+        f"a message out of turn from {sender}",
+        got=f"{frame.kind.name} of step {frame.step}, branch {frame.branch}",
+        want="a frame of this session for this party",
+    )
