@@ -362,9 +362,7 @@ def test_a_label_party_that_leads_may_have_columns_which_stay_with_it(table):
 def test_where_one_label_party_is_played_several_are_refused_and_not_ignored(table):
     settings = experiment_of(table)
     data = load_data(settings)
-    plain = {name: PartySettings() for name in ("bank", "shop")}
     for use in (
-        lambda one: check_project(one.model_copy(update={"parties": plain})),
         grid_cells,
         value_cells,
         lambda one: LocalSession(one, data, outputs=2),
@@ -380,5 +378,9 @@ def test_where_one_label_party_is_played_several_are_refused_and_not_ignored(tab
     with pytest.raises(ConsentError) as refused:
         check_consent(terms, "bank", Consent(), data["bank"].split)
     assert "label parties beside 'clinic': insurer" in refused.value.got
+    check_consent(terms, "bank", Consent(label_parties=("insurer",)), data["bank"].split)
+    plain = {name: PartySettings() for name in ("bank", "shop")}
+    with pytest.raises(ConfigError, match="names no party's table"):
+        check_project(settings.model_copy(update={"parties": plain}))
     with pytest.raises(ValueError, match="another party's name"):
-        Terms.model_validate(terms.model_dump(mode="json") | {"tasks": {"bank": 1.0}})
+        Terms.model_validate(terms.model_dump(mode="json") | {"tasks": {"bank": {"weight": 1.0}}})

@@ -86,6 +86,12 @@ def init(
     dealer: Annotated[
         str, typer.Option(help="A party without data that deals, for shared first layers.")
     ] = "",
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--task", metavar="PARTY", help="A further label party, with a task of its own."
+        ),
+    ] = None,
     middle: Annotated[
         str,
         typer.Option(
@@ -120,7 +126,7 @@ def init(
     given = (tables or [], ids or [], queries or [])
     found = _described(*given, label, label_party, project=folder is not None)
     if folder is None:
-        _write_party_file(found, label, party or dealer or middle)
+        _write_party_file(found, label, party or dealer or middle or tasks)
         return
     party = [*(party or []), *(name for name in found if name not in (label_party, *(party or [])))]
     if not party:
@@ -142,6 +148,7 @@ def init(
             | _task(found.get(label_party))
             | ({"top": "linear"} if middle else {}),
             **({"middle": {"party": middle}} if middle else {}),
+            **({"tasks": [{"party": name} for name in tasks]} if tasks else {}),
             "federation": {
                 "superlink": superlink,
                 "stream_host": host,
@@ -155,6 +162,7 @@ def init(
     own: dict[str, dict[str, Any]] = {name: {"data": table} for name in party}
     own |= {dealer: {"role": "dealer"}} if dealer else {}
     own |= {middle: {"role": "middle"}} if middle else {}
+    own |= {name: {"data": table | {"label": "label"}} for name in tasks or ()}
     for position, settings in enumerate(own.values()):
         settings["node"] = {"superlink": superlink, "api_port": api_port + position}
     own[label_party] = {"data": table | {"label": label or "label"}}
@@ -167,8 +175,9 @@ def init(
         if gaps:
             allowed = [*usual.missing_rows, "token"]
             settings["consent"] = settings.get("consent", {}) | {"missing_rows": allowed}
-        if middle and settings.get("role") != "middle":
-            settings["consent"] = settings.get("consent", {}) | {"middle": [middle]}
+        takes = {"middle": [middle]} if middle else {"label_parties": tasks} if tasks else {}
+        if takes and "role" not in settings and "label" not in settings["data"]:
+            settings["consent"] = settings.get("consent", {}) | takes
     files = {
         name: check({"party": name, **settings}, PartyFile, where="the arguments")
         for name, settings in own.items()

@@ -69,7 +69,7 @@ class FeatureParty:
             if end is None:
                 codec, defense = mode.feature_codec(name, terms), defenses.make(terms.defense)
                 depth, precision = terms.train.in_flight, terms.train.precision
-                shares = (1.0, *terms.tasks.values())
+                shares = (1.0, *(task.weight for task in terms.tasks.values()))
                 agreed = CutTerms(name, asked.width, codec, defense, depth, precision, shares)
                 optimizer = optimizer_factory(terms.train) if terms.mode == "train" else None
                 private = self._private(data, terms, own)

@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from importlib import import_module
 from typing import Any
+
+import torch
 
 from vfl.clients.feature_party import FeatureParty
 from vfl.clients.middle_party import MiddleParty
@@ -15,6 +18,7 @@ from vfl.clients.whole_network import WholeNetworkParty
 from vfl.config import PartyFile
 from vfl.core.errors import DisagreementError, ProtocolError, VFLError
 from vfl.core.frame import Kind, Link
+from vfl.core.ledger import Ledger
 from vfl.core.storage import locked, weights_digest, write_json
 from vfl.datasets import PartyData, Split
 from vfl.session import (
@@ -32,8 +36,9 @@ from vfl.session.consent import (
     check_layers,
     check_middles_consent,
     check_spent,
+    check_tasks_consent,
     frame_limits,
-    link_limits_beside_middle,
+    limits_of_links,
     most_of_an_epoch,
 )
 from vfl.session.exchange import Own
@@ -51,6 +56,7 @@ from vfl.session.serving import Requests, require_servable
 from vfl.session.terms import AlignTerms
 from vfl.session.trace import Recorder, own_recorders, recording
 from vfl.transport import Hello, LinkLimits, Observed, TcpLink, Timeouts
+from vfl.transport.link import FanOut
 
 #: How long an attempt waits for one that lost its stream, and still writes its account.
 _HANDOVER_S = 10.0
@@ -104,6 +110,14 @@ class _PartySession:
             self.split = self.terms.split_of(message.rows)
             check_middles_consent(self.terms, self.name, party.consent, self.split)
             return
+        if self.name in self.terms.tasks:
+            _check_role(party, "data", "learn a task")
+            self.data = data = own_data(party, self.terms, self.terms.tasks[self.name].task)
+            self.split = data.split
+            outputs = self._outputs(data)
+            check_tasks_consent(self.terms, self.name, party.consent, data.split, outputs)
+            own_recorders(party, self.terms, data, None)  # which refuses to record
+            return
         _check_asked(party, self.terms)
         if self.terms.mode == "serve":
             require_servable(self.terms)
@@ -145,6 +159,8 @@ class _PartySession:
                 return self._share(stream, link, own, meter, entry)
             if self._in_the_middle:
                 return self._mediate(link, own, meter)
+            if self.name in self.terms.tasks:
+                return self._learn(link, own, meter)
             return self._play(stream, link, own, meter)
 
     def _sealed(self, link: Link, others: Sequence[str]) -> SealedLinks:
@@ -162,9 +178,7 @@ class _PartySession:
         links = self._sealed(link, terms.feature_parties)
         weights = None if self.trains else self.folder.weights()
         middle = MiddleParty(terms, links.others, links.direct, own, weights=weights)
-        meter.most = most_of_an_epoch(
-            terms, split, link_limits_beside_middle(terms, self.name, split)
-        )
+        meter.most = most_of_an_epoch(terms, split, limits_of_links(terms, self.name, split))
         middle.resume(start)
         middle.run(meter.through(middle.stopping.follow(terms.schedule(split, start))))
         if self.trains:
@@ -173,15 +187,61 @@ class _PartySession:
             self.folder.save(rowless, terms, middle.weights())
         return self._conclude(middle.weights_digest(), links.direct)
 
+    def _outputs(self, data: PartyData) -> int:
+        """Of the top of a further label party."""
+        classes = data.classes if self.terms.mode != "predict" else self.folder.classes()
+        return 1 if classes is None else len(classes)
+
+    def _learn(self, link: Link, own: Own, meter: Meter) -> PartyReport:
+        """Play a further label party: it learns its own task of the cuts.
+
+        Nobody else is told how well: figures and predictions are in its own part of the run.
+        """
+        terms, data, folder, name = self.terms, self.data, self.folder, self.name
+        assert data is not None, "it has labels"
+        # By name: a feature party needs none of it, and a party plays one side.
+        server, summary = map(import_module, ("vfl.server.label_party", "vfl.server.summary"))
+        links, ledger = self._sealed(link, terms.feature_parties), Ledger()
+        counted = {
+            party: Observed(pair, party, "label", [ledger]) for party, pair in links.others.items()
+        }
+        task = terms.tasks[name].settings_of(name)
+        label = server.LabelParty(
+            data,
+            terms.at_label(name),
+            counted,
+            own,
+            server.Objective.of(task, self._outputs(data)),
+            weights=None if self.trains else folder.weights(),
+            ledger=ledger,
+        )
+        meter.most = most_of_an_epoch(terms, data.split, limits_of_links(terms, name, data.split))
+        label.resume(self.message.start)
+        label.run(meter.through(terms.schedule(data.split, self.message.start)))
+        digest: str = label.weights_digest()
+        figures = summary.summarise(label, digest, str(folder.path))
+        if self.trains:
+            self.ledger.end(terms.run, digest)
+            answers = torch.cat(label.tested) if label.tested else None
+            folder.save(data, terms, label.weights(), summary.test_figures(figures), answers)
+            write_json(folder.path / "summary.json", figures | {"history": label.history})
+        elif terms.mode == "evaluate":
+            write_json(folder.path / "evaluation.json", figures)
+        else:
+            path = folder.path / "predictions.csv"
+            summary.write_predictions(path, data, label.outputs, folder.classes())
+        return self._conclude(digest, links.direct)
+
     def _play(self, stream: TcpLink, link: Observed, own: Own, meter: Meter) -> PartyReport:
         """Play a feature party."""
         terms, data, start = self.terms, self.data, self.message.start
         assert data is not None, "who has no data deals"
         direct: Link = link
         cuts: Link = link
-        if terms.middle is not None:
-            sealed = self._sealed(link, [terms.middle.party])
-            direct, cuts = sealed.direct, sealed.others[terms.middle.party]
+        if terms.takers:
+            sealed = self._sealed(link, terms.takers)
+            direct, takers = sealed.direct, list(sealed.others.values())
+            cuts = takers[0] if terms.middle is not None else FanOut([direct, *takers])
         feature = FeatureParty(
             data,
             terms,
@@ -206,8 +266,8 @@ class _PartySession:
             limits = self._limits({self.name: layers})
             stream.agree(limits)
         streams = [limits]
-        if terms.middle is not None:
-            streams = link_limits_beside_middle(terms, self.name, data.split)
+        if terms.takers:
+            streams = limits_of_links(terms, self.name, data.split)
         meter.most = most_of_an_epoch(terms, data.split, streams)
         feature.resume(start, terms.in_flight_at(data.split, start))
         schedule = meter.through(feature.stopping.follow(terms.schedule(data.split, start)))

@@ -496,7 +496,7 @@ class Experiment(Settings):
                 raise ValueError(
                     f"'{task.party}' of [[tasks]] has columns; give them to a feature party"
                 )
-            if task.column is None:
+            if task.column is None and self.is_table:
                 raise ValueError(f"'{task.party}' of [[tasks]] needs the column that it learns")
         if self.data.alignment is not None:
             raise ValueError("data.alignment holds rows of one label party, and [[tasks]] has more")
@@ -511,12 +511,8 @@ class Experiment(Settings):
         """What a label party learns."""
         return next((one for one in self.tasks or () if one.party == party), self.label)
 
-    def refuse_roles(self, what: str, *, middle: bool = False) -> None:
+    def refuse_roles(self, what: str) -> None:
         """Refuse an experiment with a middle, or with several label parties, where it has no place.
-
-        Args:
-            what: has no place for it.
-            middle: whether it has one for a middle.
 
         Raises:
             ConfigError: with what has no place for it.
@@ -526,10 +522,9 @@ class Experiment(Settings):
                 f"{what} has no place for several label parties",
                 got=f"[[tasks]] of {', '.join(task.party for task in self.tasks)}",
                 want="one label party",
-                fix="leave [[tasks]] out; vfl train, evaluate, predict and report take them, in "
-                "one process",
+                fix="leave [[tasks]] out; vfl train, evaluate, predict and report take them",
             )
-        if self.middle is not None and not middle:
+        if self.middle is not None:
             raise ConfigError(
                 f"{what} has no place for a party in the middle",
                 got=f"[middle] with party = '{self.middle.party}'",
@@ -632,6 +627,12 @@ def check_project(experiment: Experiment) -> None:
         for setting in ("columns", "source", "shape")
         if getattr(party, setting) is not None
     ]
+    found += [
+        f"tasks.{setting} of '{task.party}'"
+        for task in experiment.tasks or ()
+        for setting in ("column", "source")
+        if getattr(task, setting) is not None
+    ]
     if found:
         raise ConfigError(
             "a project's experiment.toml names no party's table",
@@ -653,7 +654,6 @@ def check_project(experiment: Experiment) -> None:
             got="data.folds",
             fix="leave it out; data.test is the share of test rows",
         )
-    experiment.refuse_roles("a federation", middle=True)
     if experiment.trace != TraceSettings():
         raise ConfigError(
             "a project's experiment.toml switches on nobody's trace",

@@ -93,6 +93,7 @@ class Consent(Settings):
         min_dp_noise: a training without DP-SGD, or with less `dp.noise`, is refused.
         max_dp_epsilon: a training without DP-SGD is refused, and one whose models may cost one row
             more than this, or whose delta is not below one over the training rows.
+        label_parties: further label parties that may take this party's cuts for their own tasks.
         middle: parties that may take this party's cuts in the label party's place, without labels.
         versions: vfl versions the party agrees to run; empty means the installed one.
         bundles: Flower app bundles its SuperNode runs: "vfl" for the one with no code but the
@@ -122,6 +123,7 @@ class Consent(Settings):
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     min_dp_noise: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     max_dp_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    label_parties: tuple[PartyName, ...] = ()
     middle: tuple[PartyName, ...] = ()
     versions: tuple[str, ...] = ()
     bundles: tuple[Annotated[str, StringConstraints(pattern=r"^(vfl|[0-9a-f]{64})$")], ...] = (

@@ -173,7 +173,7 @@ def write_trial(folder: Path, experiment: Experiment, label_column: str) -> Path
 def node_parties(experiment: Experiment) -> list[str]:
     """The parties that have a SuperNode: the feature parties, and one that has no data."""
     middle = None if experiment.middle is None else experiment.middle.party
-    more = [third_party(experiment), middle]
+    more = [third_party(experiment), middle, *(task.party for task in experiment.tasks or ())]
     return [*experiment.feature_parties, *(name for name in more if name is not None)]
 
 
@@ -219,5 +219,6 @@ def _write_readme(folder: Path, experiment: Experiment) -> None:
         features=experiment.feature_parties,
         dealer=third_party(experiment),
         middle=experiment.middle,
+        tasks=experiment.tasks or (),
     )
     write_text(folder / "README.md", text)

@@ -36,7 +36,7 @@ from vfl.server.summary import summarise, test_figures, write_predictions
 from vfl.server.whole_network import WholeNetworkLabel
 from vfl.session import Exchange, PartyFolder, PartyReport, Terms, secure, unexpected
 from vfl.session.checkpoint import newest_common
-from vfl.session.consent import frame_limits, link_limits_beside_middle, most_of_an_epoch
+from vfl.session.consent import frame_limits, limits_of_links, most_of_an_epoch
 from vfl.session.drift import Drift
 from vfl.session.exchange import Own
 from vfl.session.ledger import Meter
@@ -252,8 +252,8 @@ class LabelSession:
                 for name in terms.feature_parties
                 if not secure.shares_weights(terms)
             ]
-            if terms.middle is not None:
-                links = [link_limits_beside_middle(terms, name, split) for name in terms.peers]
+            if terms.takers:
+                links = [limits_of_links(terms, name, split) for name in terms.peers]
                 streams = [one for own in links for one in own]
             meter.most = most_of_an_epoch(terms, split, streams)
             secret, device = own_secret(self.party, entry), self.party.device
@@ -336,11 +336,12 @@ class LabelSession:
             waiting=WaitingFor(terms.mode, self._tell),
             partial=self._partial,
         ) as federation:
-            middle = terms.middle
+            carried = terms.feature_parties if terms.middle is not None else ()
 
             def count(party: str, way: str, frame: Frame) -> None:
-                if middle is None or not (frame.branch and party == middle.party):
-                    ledger(party, way, frame)  # what is carried counts where its cut is from
+                """Of what is carried for a middle each cut once; of other label parties nothing."""
+                if not frame.branch or party in carried:
+                    ledger(party, way, frame)
 
             links = federation.join([count, meter, *recorders], start)
             absent = [name for name in terms.peers if name not in links]
@@ -362,10 +363,10 @@ class LabelSession:
                 federation.collect(_COLLECT_S)
                 return whole, whole.reports
             ends: dict[str, Link] = {**links, **{name: local_pair()[0] for name in absent}}
-            if middle is not None:
+            if terms.takers:
 
                 def pairs(sender: str, receiver: str) -> bool:
-                    return (sender == middle.party) is not (receiver == middle.party)
+                    return (sender in terms.takers) is not (receiver in terms.takers)
 
                 board = Switchboard(links, receive, pairs, terms.window_frames)
                 ends = board.links
@@ -392,7 +393,7 @@ class LabelSession:
             weights = {party.party: label.weights}
             with recording(recorders, schedule, start, weights, _say) as exchanges:
                 label.run(exchanges)
-            here = ends if middle is not None else {n: one.link for n, one in label.ends.items()}
+            here = ends if terms.takers else {n: one.link for n, one in label.ends.items()}
             return self._end(label, federation, here)
 
     def _end(

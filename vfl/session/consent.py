@@ -161,6 +161,64 @@ def check_middles_consent(terms: Terms, party: str, consent: Consent, split: Spl
     check_consent(at_label, party, consent, split, row_shape=(terms.merged_width,))
 
 
+def check_tasks_consent(
+    terms: Terms, party: str, consent: Consent, split: Split, outputs: int
+) -> None:
+    """Refuse a session that asks a further label party for more than it allows.
+
+    Args:
+        terms: what the session asks for.
+        party: who is asked.
+        consent: what its own file allows.
+        split: of the rows.
+        outputs: of its top.
+
+    Raises:
+        ConsentError: every difference, asked and allowed.
+        SpecError: codec or top cannot be built.
+    """
+    found = [*_of_any_party(terms, consent), *_epochs(terms, consent), *_version(terms, consent)]
+    if not _matches(terms.codec, consent.codecs):
+        found.append((f"codec {terms.codec}", f"codec in {', '.join(consent.codecs)}"))
+    for defense in parts(terms.defense):
+        if not _matches(defense, consent.defenses):
+            found.append((f"defense {defense}", f"defense in {', '.join(consent.defenses)}"))
+    asked = sum(map(len, (split.train, split.validation, split.test)))
+    if asked > consent.max_rows:
+        found.append((f"{asked} rows", f"rows <= {consent.max_rows}"))
+    _refuse(party, found)  # within limits that bound the counting too
+    needed = sum(expected_bytes(terms, name, split) for name in terms.feature_parties)
+    if needed > consent.max_bytes:
+        found.append((f"up to {needed} bytes", f"bytes <= {consent.max_bytes}"))
+    top, rows, mine = terms.tasks[party].top, most_rows(terms, split), terms.at_label(party)
+    counted = footprint(
+        _Top(top),
+        (mine.merged_width,),
+        outputs,
+        batch_size=max(2, rows[Kind.CUT]),
+        query_rows=max(1, rows[Kind.QUERY]),
+    )
+    if counted.parameters > consent.max_parameters:
+        most = f"parameters <= {consent.max_parameters}"
+        found.append((f"{counted.parameters} parameters in top {top}", most))
+    memory = counted.training_bytes(terms.train.optimizer_copies, 1)
+    memory += _value_bytes(max(rows.values()) * mine.merged_width)
+    if memory > consent.max_memory_bytes:
+        most = f"memory_bytes <= {consent.max_memory_bytes}"
+        found.append((f"about {memory} bytes of memory for top {top}", most))
+    _refuse(party, found)
+
+
+class _Top(Bottom):
+    """A top, counted as a bottom is."""
+
+    def __init__(self, spec: str) -> None:
+        self._spec = spec
+
+    def build(self, shape: Shape, width: int) -> nn.Module:
+        return models.make_top(self._spec).build(math.prod(shape), width)
+
+
 def check_alignment(terms: Terms, party: str, consent: Consent) -> None:
     """Refuse an alignment that asks for more than a party allows; sizes follow as they are seen.
 
@@ -212,6 +270,10 @@ def _differences(
 ) -> Iterator[tuple[str, str]]:
     yield from _of_any_party(terms, consent)
     yield from _missing_rows(terms, consent)
+    if more := [name for name in terms.tasks if name not in consent.label_parties]:
+        allowed = ", ".join(consent.label_parties) or "none"
+        wanted = f"label parties beside '{terms.label_party}': {', '.join(more)}"
+        yield wanted, f"further label parties: {allowed}"
     if terms.middle is not None and terms.middle.party not in consent.middle:
         allowed = ", ".join(consent.middle) or "nobody"
         yield f"cuts for '{terms.middle.party}' in the middle", f"cuts for {allowed} in the middle"
@@ -381,9 +443,6 @@ def _of_any_party(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
     """What also concerns a party without columns."""
     if terms.mode not in consent.modes:
         yield f"mode {terms.mode}", f"mode in {', '.join(consent.modes)}"
-    if terms.tasks:
-        more = ", ".join(terms.tasks)
-        yield f"label parties beside '{terms.label_party}': {more}", "one label party"
     if not _matches(terms.secure, consent.secure):
         yield f"secure {terms.secure}", f"secure in {', '.join(consent.secure)}"
     if len(terms.parties) > consent.max_parties:
@@ -458,8 +517,8 @@ def frame_limits(
         pieces = {Kind.PROTOCOL: PIECE_LIMIT_BYTES, Kind.ERROR: ANSWER_LIMIT_BYTES}
         return LinkLimits(pieces, pieces | {Kind.DONE: 0})
     rows = most_rows(terms, split)
-    if terms.middle is not None:
-        own = link_limits_beside_middle(terms, party, split)
+    if terms.takers:
+        own = limits_of_links(terms, party, split)
         merged = [_largest([getattr(one, way) for one in own]) for way in ("up", "down")]
         return LinkLimits(*map(_at_most_a_frame, merged))
     up, down = secure.make(terms.secure).limits(terms, party, rows, layers)
@@ -472,19 +531,18 @@ def frame_limits(
     return LinkLimits(_at_most_a_frame(up), _at_most_a_frame(down))
 
 
-def link_limits_beside_middle(terms: Terms, party: str, split: Split | None) -> list[LinkLimits]:
-    """The largest payloads of each link of a party, where one stands in the middle.
+def limits_of_links(terms: Terms, party: str, split: Split | None) -> list[LinkLimits]:
+    """The largest payloads of each link of a party, where others take cuts through the label party.
 
     Args:
-        terms: what was agreed; they have a middle.
-        party: a feature party, or the one in the middle.
-        split: of the rows; None before it is known, and no cut may cross.
+        terms: what was agreed; they have takers.
+        party: a feature party, or one that takes cuts.
+        split: of the rows.
 
     Returns:
-        That of the words with the label party first; in the middle the output is among those.
+        Those of the link to the label party first.
     """
     middle = terms.middle
-    assert middle is not None, "the terms have a middle"
     rows = most_rows(terms, split)
     last = {Kind.DONE: REPORT_LIMIT_BYTES, Kind.ERROR: ANSWER_LIMIT_BYTES}
     words = LinkLimits(last, {Kind.DONE: 0, Kind.ERROR: ANSWER_LIMIT_BYTES})
@@ -499,11 +557,18 @@ def link_limits_beside_middle(terms: Terms, party: str, split: Split | None) -> 
         forward, back = cuts(compression.make(terms.codec), terms.parties[name].width, SEAL_BYTES)
         return forward | {Kind.PROTOCOL: OFFER_BYTES}, back | {Kind.PROTOCOL: OFFER_BYTES}
 
-    if party != middle.party:
-        return [words, LinkLimits(*sealed(party))]
-    forward, back = cuts(compression.make(middle.codec), middle.width, 0)
-    output = LinkLimits({**words.up, **forward}, {**words.down, **back})
-    return [output, *(LinkLimits(*reversed(sealed(name))) for name in terms.feature_parties)]
+    def beside(forward: Mapping[Kind, int], back: Mapping[Kind, int]) -> LinkLimits:
+        return LinkLimits({**words.up, **forward}, {**words.down, **back})
+
+    theirs = [LinkLimits(*reversed(sealed(name))) for name in terms.feature_parties]
+    if party in terms.feature_parties:
+        own = words
+        if middle is None:
+            own = beside(*cuts(compression.make(terms.codec), terms.parties[party].width, 0))
+        return [own, *(LinkLimits(*sealed(party)) for _ in terms.takers)]
+    if middle is None:
+        return [words, *theirs]
+    return [beside(*cuts(compression.make(middle.codec), middle.width, 0)), *theirs]
 
 
 def _largest(limits: Iterable[Mapping[Kind, int]]) -> dict[Kind, int]:

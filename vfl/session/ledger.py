@@ -264,7 +264,7 @@ class SessionLedger:
             peers: Sequence[str] = ("",)
             if self.party == terms.label_party:
                 peers = terms.peers
-            if terms.middle is not None and self.party == terms.middle.party:
+            if self.party in terms.takers:
                 peers = ("", *terms.feature_parties)
             path = self._journal(terms.run)
             journal = Journal(path, entry.owner, peers, closed=closed, least=entry.noted)
@@ -439,7 +439,7 @@ def notes(terms: Terms, party: str) -> bool:
     if terms.middle is not None and party == terms.middle.party:  # its output, and gradients
         return compression.make(terms.middle.codec).draws or compression.make(terms.codec).draws
     defense = defenses.make(terms.defense)
-    if party == terms.label_party:
+    if party in (terms.label_party, *terms.tasks):
         return defenses.protects(defense, "label")
     if secure.shares_weights(terms):  # a party has no cut, and no defense of one
         return False

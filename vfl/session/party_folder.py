@@ -165,7 +165,10 @@ class PartyFolder:
     def terms(self) -> Terms:
         """What the training was about."""
         before = {"dp": None, "missing_rows": "intersection"}  # runs of when terms had neither
-        return Terms.model_validate(before | self._record()["terms"])
+        found = before | self._record()["terms"]
+        tasks = found["tasks"].items()  # earlier ones told the weights alone
+        found["tasks"] = {n: {"weight": t} if isinstance(t, float) else t for n, t in tasks}
+        return Terms.model_validate(found)
 
     def shape(self) -> tuple[int, ...] | None:
         """Axes of one row of its inputs; None for a label party without columns.

@@ -19,11 +19,12 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from vfl.config import PartyFile
-from vfl.core.errors import AuthenticationError, ProtocolError
+from vfl.core.errors import AuthenticationError, ProtocolError, VFLError
 from vfl.core.frame import Frame, Kind, Link
 from vfl.datasets.alignment.protocols import Send
 from vfl.session.identity import Identity, read_pins
 from vfl.session.terms import Terms
+from vfl.transport.link import TransportLink
 
 _PUBLIC_BYTES = 32
 #: Of a key that is offered and its signature.
@@ -159,7 +160,7 @@ class SealedLinks:
         self._stream, self._seals, self._parties, self._most = stream, seals, list(parties), most
         self._waiting: dict[int, deque[Frame]] = defaultdict(deque)
         self.direct: Link = _Pair(stream.send, lambda: self._receive(0))
-        self.others: dict[str, Link] = {
+        self.others: dict[str, TransportLink] = {
             name: _Pair(self._sender(name), self._receiver(name)) for name in seals.others
         }
 
@@ -267,6 +268,9 @@ class _Pair:
 
     def __init__(self, send: Callable[[Frame], None], receive: Callable[[], Frame]) -> None:
         self.send, self.receive = send, receive
+
+    def fail(self, error: VFLError) -> None:
+        """What went wrong is told on the stream."""
 
     def close(self) -> None:
         """The stream is closed by who opened it."""

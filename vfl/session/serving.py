@@ -42,13 +42,13 @@ def require_servable(terms: Terms) -> None:
     """Refuse secure modes that cannot answer rows as they are asked.
 
     Raises:
-        DisagreementError: there is a party in the middle.
+        DisagreementError: there is a party in the middle, or several label parties.
         ExposedCutError: the mode shares weights between parties.
     """
-    if terms.middle is not None:
+    if terms.takers:
         raise DisagreementError(
-            "a session with a party in the middle is not served row by row",
-            got=f"[middle] with party = '{terms.middle.party}'",
+            "a session in which a third party takes cuts is not served row by row",
+            got=f"cuts for {', '.join(terms.takers)}",
             want="vfl predict RUN, which answers a whole table",
         )
     mode = secure.make(terms.secure)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -16,6 +16,7 @@ from vfl.config.experiment import (
     UNNAMED_ALIGNMENT,
     AlignmentName,
     DPSettings,
+    LabelSettings,
     MiddleSettings,
     MissingRows,
     PartyName,
@@ -46,6 +47,25 @@ class PartyTerms(Settings):
     bottom: Spec
 
 
+class TaskTerms(Settings):
+    """What is agreed on of a further label party; its column is its own.
+
+    Attributes:
+        weight: of its gradients at the feature parties, where those of the first one weigh 1.
+        task, top, class_weight, hits: see `LabelSettings`.
+    """
+
+    weight: float = Field(gt=0, le=1e6)
+    task: Literal["classification", "regression"] = "classification"
+    top: Spec = "mlp:hidden=64"
+    class_weight: Literal["none", "balanced"] = "none"
+    hits: int = Field(default=0, ge=0, le=1_000_000)
+
+    def settings_of(self, party: str) -> LabelSettings:
+        """The same as settings of that party."""
+        return LabelSettings(party=party, **self.model_dump(exclude={"weight"}))
+
+
 class DPTerms(DPSettings):
     """What is agreed on of DP-SGD.
 
@@ -69,7 +89,7 @@ class Terms(Settings):
         alignment: name of the private alignment of which each party's own positions give the rows
             and their order; None takes the rows by their ids.
         middle: who computes between bottoms and head; None without.
-        tasks: further label parties, and what their gradients weigh at the feature parties.
+        tasks: further label parties.
         missing_rows: "token" where the session has rows that some feature party lacks.
         version: vfl version of the label party.
     """
@@ -89,7 +109,7 @@ class Terms(Settings):
     dp: DPTerms | None
     alignment: AlignmentName | None
     middle: MiddleSettings | None
-    tasks: dict[PartyName, Annotated[float, Field(gt=0, le=1e6)]] = Field(max_length=16)
+    tasks: dict[PartyName, TaskTerms] = Field(max_length=16)
     missing_rows: MissingRows
     version: str = Field(default=VERSION, max_length=32, pattern=r"^[ -~]+$")
 
@@ -131,7 +151,10 @@ class Terms(Settings):
                 for name, party in experiment.parties.items()
             },
             test=experiment.data.test,
-            tasks={task.party: task.weight for task in experiment.tasks or ()},
+            tasks={
+                task.party: TaskTerms(**task.model_dump(exclude={"party", "column", "source"}))
+                for task in experiment.tasks or ()
+            },
             dp=None if experiment.dp is None else DPTerms(**experiment.dp.model_dump()),
             alignment=None if experiment.has_own_tables else experiment.data.alignment,
             missing_rows=experiment.data.missing_rows,
@@ -150,8 +173,14 @@ class Terms(Settings):
 
     @property
     def peers(self) -> list[str]:
-        """Everybody the label party has a stream to: the feature parties, and who has no rows."""
-        return [*self.feature_parties, *([] if self.rowless is None else [self.rowless])]
+        """Everybody the label party has a stream to: the feature parties and third parties."""
+        third = [] if self.rowless is None else [self.rowless]
+        return [*self.feature_parties, *third, *self.tasks]
+
+    @property
+    def takers(self) -> list[str]:
+        """Who takes cuts through the label party, sealed: the middle, or further label parties."""
+        return [self.middle.party] if self.middle is not None else list(self.tasks)
 
     @property
     def rowless(self) -> str | None:
@@ -224,7 +253,9 @@ class Terms(Settings):
     @property
     def window_frames(self) -> int:
         """Most frames that may be on their way unread in one direction of a stream."""
-        pairs = 1 if self.middle is None else 1 + len(self.feature_parties)
+        pairs = 1
+        if self.takers:
+            pairs += max(len(self.feature_parties), len(self.takers))
         return pairs * secure.make(self.secure).window_frames(self.train)
 
     def in_flight_at(self, split: Split, step: int) -> Iterator[Exchange]:

@@ -284,7 +284,7 @@ def _tasks(session: AnySession) -> dict[str, dict[str, Any]]:
     for name, one in session.others.items():
         whole = summarise(one, one.weights_digest(), "")
         sent = {way: whole[way] for way in ("bytes_up", "bytes_down")}
-        found[name] = test_figures(whole) | sent | {"weight": session.terms.tasks[name]}
+        found[name] = test_figures(whole) | sent | {"weight": session.terms.tasks[name].weight}
     return found
 
 

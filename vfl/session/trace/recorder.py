@@ -197,11 +197,12 @@ def own_recorders(
     """`recorders_of` a federated party, as its own file says.
 
     Raises:
-        ConfigError: it records, and some party lacks rows, or one stands in the middle.
+        ConfigError: it records, and some party lacks rows, or others than the label party have
+            links to the feature parties.
     """
-    if terms.middle is not None and party.trace.enabled:
+    if terms.takers and party.trace.enabled:
         raise ConfigError(
-            "a trace replays links to a label party, and with [middle] there are others",
+            "a trace replays links to one label party, and this session has others",
             where="[trace]",
             fix="leave [trace] out",
         )

@@ -1,0 +1,60 @@
+"""Two label parties on a real federation: `vfl init --task`, then each party's command."""
+
+import pandas as pd
+import pytest
+from real_deployment import Deployment, results
+from sklearn.datasets import load_breast_cancer
+from taken_project import FEATURES, alone, writer
+
+from vfl.core.storage import read_json
+
+pytestmark = pytest.mark.net
+
+NODES, EPOCHS = (*FEATURES, "insurer"), "train.epochs=3"
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    sizes = load_breast_cancer(as_frame=True).data["mean radius"]
+    large = (sizes > sizes.median()).map({True: "large", False: "small"})
+    write = writer("insurer", "--task", "insurer", labels=large)
+    started = Deployment(tmp_path_factory.mktemp("tasks") / "project", sides=NODES, write=write)
+    try:
+        yield started.start()
+    finally:
+        started.close()
+
+
+def test_both_learn_what_one_process_learns_and_each_keeps_its_own(federation, tmp_path):
+    checked = federation.ask("check", federation.folder)
+    assert checked.wait() == 0, checked.said()
+    assert "clinic and insurer see every cut" in checked.said()
+    training = federation.train(EPOCHS)
+    assert training.wait() == 0, training.said()
+    run = federation.run(training)
+    same = alone(federation, tmp_path, EPOCHS)
+    assert results(run) == results(same)
+    part = federation.folder / "insurer" / "store" / "runs" / run.name / "parties" / "insurer"
+    learned = read_json(part / "summary.json")
+    figures = read_json(same / "summary.json")["tasks"]["insurer"]
+    assert learned["test_accuracy"] == figures["test_accuracy"] > 0.85
+    assert "tasks" not in read_json(run / "summary.json")
+    for what in ("evaluate", "predict"):
+        asked = federation.ask(what, run)
+        assert asked.wait() == 0, asked.said()
+    assert read_json(part / "evaluation.json")["test_loss"] == learned["test_loss"]
+    told = pd.read_csv(part / "predictions.csv")
+    assert set(told["prediction"]) == {"large", "small"}
+    assert set(pd.read_csv(run / "predictions.csv")["prediction"]) == {0, 1}
+
+
+def test_a_label_party_that_dies_is_named_and_the_training_goes_on_later(federation):
+    quick = ("train.epochs=60", "federation.max_restarts=0", "federation.rejoin_window_s=2.0")
+    training = federation.train(*quick)
+    training.wait_for("epoch   3")
+    federation.kill("flwr-clientapp", "insurer")
+    assert training.wait() == 3, training.said()
+    assert "party 'insurer' went away" in training.last_words(), training.said()
+    again = federation.train(resume=training)
+    assert again.wait() == 0, again.said()
+    assert read_json(federation.run(training) / "summary.json")["epochs"] == 60
