@@ -1,7 +1,9 @@
 import stat
 from pathlib import Path
 
-from vfl.config import read_experiment, read_party_file
+import pytest
+
+from vfl.config import check_project, read_experiment, read_party_file
 
 
 def test_a_project_with_the_addresses_that_were_given(vfl):
@@ -56,3 +58,47 @@ def test_a_dealer_has_a_folder_and_no_data(vfl, tmp_path):
     told = vfl("check", folder / "notary" / "party.toml")
     assert told.code == 0, told.err
     assert "pinned: bank" in told.out
+
+
+ROLES = {
+    "--middle": ("compute", {"middle": ("compute",)}, "the model between bottoms and head"),
+    "--task": ("insurer", {"label_parties": ("insurer",)}, "labels of its own, a top model"),
+}
+
+
+@pytest.mark.parametrize("option", ROLES)
+def test_a_third_party_takes_cuts_of_who_consents(vfl, tmp_path, option):
+    name, consents, told = ROLES[option]
+    done = vfl("init", "loans", "--party", "bank", "--party", "shop", option, name)
+    assert done.code == 0, done.err
+    folder = tmp_path / "loans"
+    for party in ("bank", "shop", name):
+        own = read_party_file(folder / party / "party.toml")
+        allowed = {key: getattr(own.consent, key) for key in ("middle", "label_parties")}
+        nobody = {"middle": (), "label_parties": ()}
+        assert allowed == (nobody if party == name else nobody | consents)
+        assert (folder / "label" / "keys" / f"{party}.pub").exists()
+        if party != name:
+            assert (folder / party / "peers" / f"{name}.pub").exists()
+    assert read_party_file(folder / name / "party.toml").role == (
+        "middle" if option == "--middle" else "data"
+    )
+    assert told in (folder / "README.md").read_text()
+    experiment = read_experiment(folder / "label/app/experiment.toml")
+    check_project(experiment)
+    assert (experiment.middle or experiment.tasks[0]).party == name
+    if option == "--middle":
+        shown = vfl("check", folder / name / "party.toml")
+        assert shown.code == 0, shown.err
+
+
+def test_gaps_are_consented_to_and_need_an_alignment(vfl, tmp_path):
+    assert vfl("init", "loans", "--party", "bank", "--gaps", "--serve").code == 0
+    data = read_experiment(tmp_path / "loans/label/app/experiment.toml").data
+    assert (data.missing_rows, data.alignment) == ("token", "alignment")
+    consent = read_party_file(tmp_path / "loans/bank/party.toml").consent
+    assert consent.missing_rows == ("intersection", "token")
+    assert "serve" in consent.modes
+    assert vfl("init", "others", "--party", "bank").code == 0
+    consent = read_party_file(tmp_path / "others/bank/party.toml").consent
+    assert consent.missing_rows == ("intersection",)
