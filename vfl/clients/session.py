@@ -35,6 +35,7 @@ from vfl.session import (
 from vfl.session.consent import (
     check_layers,
     check_middles_consent,
+    check_rows,
     check_spent,
     check_tasks_consent,
     frame_limits,
@@ -107,6 +108,7 @@ class _PartySession:
             return
         if self._in_the_middle:
             _check_role(party, "middle", "stand in the middle")
+            check_rows(self.name, message.rows, party.consent)  # before there is a place for them
             self.split = self.terms.split_of(message.rows)
             check_middles_consent(self.terms, self.name, party.consent, self.split)
             return

@@ -240,6 +240,16 @@ def check_layers(
     _refuse(party, list(_of_layers(terms, consent, split, layers)))
 
 
+def check_rows(party: str, rows: int, consent: Consent) -> None:
+    """Refuse more rows than a party allows that is told their number alone.
+
+    Raises:
+        ConsentError: with both numbers.
+    """
+    if rows > consent.max_rows:
+        _refuse(party, [(f"{rows} rows", f"rows <= {consent.max_rows}")])
+
+
 def check_spent(party: str, spent_bytes: int, most_bytes: int) -> None:
     """Refuse to go on once a party has sent and received as much as it may.
 
