@@ -24,7 +24,7 @@ CONTENT = {
     "label": {"party": "lender", "top": "linear"},
     "tasks": [TASK],
     "train": {"epochs": 2, "batch_size": 32, "checkpoint_every": 4},
-    "federation": {"step_timeout_s": 5.0, "rejoin_window_s": 1.0, "join_timeout_s": 20.0},
+    "federation": {"step_timeout_s": 5.0, "rejoin_window_s": 1.0, "join_timeout_s": 90.0},
 }
 CONSENT = '[consent]\nlabel_parties = ["insurer"]\n'
 

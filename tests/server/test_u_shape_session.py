@@ -26,7 +26,7 @@ CONTENT = {
     "label": {"party": "lender", "top": "linear", "task": "regression"},
     "middle": {"party": MIDDLE, "width": 6, "model": "mlp:hidden=8,last=relu"},
     "train": {"epochs": 2, "batch_size": 32, "checkpoint_every": 4},
-    "federation": {"step_timeout_s": 5.0, "rejoin_window_s": 1.0, "join_timeout_s": 20.0},
+    "federation": {"step_timeout_s": 5.0, "rejoin_window_s": 1.0, "join_timeout_s": 90.0},
 }
 CONSENT = '[consent]\nmiddle = ["compute"]\n'
 
