@@ -16,6 +16,20 @@ from vfl.session.party_folder import own_ledger
 from vfl.transport import TcpLink
 
 IDS = [f"Zq8id{row:03}" for row in range(90)]
+#: A busy machine takes its time to mend a stream.
+PATIENT = {"step_timeout_s": 30.0, "rejoin_window_s": 20.0}
+
+
+def answer_of(client, each):
+    """What an id is answered, once it is; meanwhile nothing but a 503 that names a party."""
+    deadline = time.monotonic() + 30
+    while True:
+        status, told = client.predict(each)
+        if status == 200:
+            return told["predictions"][0]
+        assert (status, set(told["party"].split(", ")) <= set(PARTIES)) == (503, True), told
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -42,7 +56,7 @@ def test_a_cut_stream_is_mended_and_every_answer_is_right(session, streams):
     session.play("predict")
     expected = predicted(session.run)
     streams.clear()
-    serving = start(session)
+    serving = start(session, 30.0, federation=PATIENT)
     client, seen = serving.client, []
 
     def ask(first):
@@ -59,7 +73,8 @@ def test_a_cut_stream_is_mended_and_every_answer_is_right(session, streams):
             while len(seen) < 12 * (count + 1) or link._stream is None:
                 assert any(thread.is_alive() for thread in askers)
                 time.sleep(0.01)
-            link._stream._socket.shutdown(socket.SHUT_RDWR)
+            # As the line would: TLS, whose own shutdown would go on in plaintext, hears nothing.
+            socket.socket.shutdown(link._stream._socket, socket.SHUT_RDWR)
         for thread in askers:
             thread.join()
         assert "vfl_sessions_lost_total" not in client.ask("/metrics")[1]
@@ -85,13 +100,12 @@ def test_a_party_that_stops_is_named_and_answers_right_when_it_goes_on(session, 
         return real(self)
 
     monkeypatch.setattr(ServedParty, "answer", answer)
-    step_timeout_s = 1.5 if ends else 20.0
-    waits = {"step_timeout_s": step_timeout_s, "rejoin_window_s": 1.0}
+    waits = PATIENT | ({"step_timeout_s": 1.5, "rejoin_window_s": 1.0} if ends else {})
     serving = start(session, 0.5, federation=waits)
     client = serving.client
     try:
         client.wait_ready()
-        assert client.predict(IDS[0])[0] == 200
+        answer_of(client, IDS[0])
         goes_on.clear()
         client.predict(IDS[1])  # it may have been waiting for this one already
         for each in IDS[2:5]:
@@ -102,13 +116,8 @@ def test_a_party_that_stops_is_named_and_answers_right_when_it_goes_on(session, 
             client.wait_ready(ready=False)
         goes_on.set()
         client.wait_ready()
-        answers = [client.predict(each) for each in IDS[5:9] for _ in range(3)]
-        good = [told for status, told in answers if status == 200]
-        assert len(good) > 6
-        for each in IDS[10:14]:
-            status, told = client.predict(each)
-            assert status == 200
-            assert same(told["predictions"][0], expected[each])
+        for each in IDS[5:14]:
+            assert same(answer_of(client, each), expected[each])
         lost = "vfl_sessions_lost_total" in client.ask("/metrics")[1]
         assert lost is ends
     finally:
@@ -150,11 +159,11 @@ def test_a_party_whose_disk_is_full_sends_nothing_that_it_cannot_count(session, 
     session.play("train")
     session.play("predict")
     expected = predicted(session.run)
-    serving = start(session)
+    serving = start(session, 30.0)
     client, answered = serving.client, 1
     try:
         client.wait_ready()
-        assert client.predict(IDS[0])[0] == 200
+        answer_of(client, IDS[0])
         disk.fill()
         seen = [client.predict(IDS[0]) for _ in range(3)]
         assert {(status, told["party"]) for status, told in seen} == {(503, "shop")}
@@ -162,9 +171,7 @@ def test_a_party_whose_disk_is_full_sends_nothing_that_it_cannot_count(session, 
         disk.free()
         client.wait_ready()
         for each in (IDS[0], IDS[7]):
-            status, told = client.predict(each)
-            assert status == 200
-            assert same(told["predictions"][0], expected[each])
+            assert same(answer_of(client, each), expected[each])
             answered += each == IDS[0]
         assert passes_of(session, "shop")[1] >= answered
     finally:
