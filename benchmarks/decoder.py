@@ -2,18 +2,22 @@
 
 The rows of Tables 6.1 and 6.2 (thesis, 2025) and a small model, all parties as threads of this
 process, one thread each. Bytes are payloads between P0 and P1 online, and all that was sent
-offline. Seconds are of the processor, of P0 and P1 together, who take turns. Of a line with a width
-and a delay the time is computed, not measured: those seconds, the bytes one after the other, and
-half a round trip a message.
+offline. Seconds are of the processor: online of P0 and P1 together, who take turns, offline of all
+three. Of a line with a width and a delay the time is computed (those seconds, the bytes one after
+the other, and half a round trip a message), and measured where `--wan` says so: both ends wait as
+`benchmarks.emulation` says that bytes arrive. A model of 6 billion weights is computed from the
+widest layer that was measured.
 """
 
 from __future__ import annotations
 
+import queue
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
@@ -22,21 +26,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks import harness
+from benchmarks.emulation import Wan
+from benchmarks.emulation.base import Egress
 from vfl.config.toml import Settings
-from vfl.core.frame import HEADER_BYTES
+from vfl.core.frame import HEADER_BYTES, Frame, Link
 from vfl.core.seeds import use_one_thread
 from vfl.models.decoder import Cache, Decoder, DecoderShape
 from vfl.mpc.channel import Traffic
-from vfl.mpc.private_decoder import PrivateDecoder, PrivateLayers
-from vfl.mpc.rules import P0, P1, Mode
+from vfl.mpc.private_decoder import _GUARD, _SUM, PrivateDecoder, PrivateLayers
+from vfl.mpc.ring import matmul
+from vfl.mpc.rules import P0, P1
 from vfl.mpc.two_party import Form, Growing, LocalRoles, Role, Shared
 
-_MODES: tuple[Mode, ...] = ("thesis", "fast")
+#: By name. Values between layers below 2^6 take two bits less of every element.
+_FORMS = {"thesis": Form("thesis"), "fast": Form("fast"), "fast, room 6": Form("fast", room=6)}
 #: Of Table 6.2: what a token looks at, and the heads of a layer by its width.
 _CONTEXT, _HEADS = 32, {768: 12, 4096: 32}
 _MIB = 2.0**20
 #: The line of the thesis' goals: 80 Mbit/s, 40 ms there and back.
-_LINE_BYTES_S, _HOP_S = 10e6, 0.02
+_LINE = Wan.parse("80mbps,40ms")
+#: ChatGLM-6B as the thesis has it, and its two lines.
+_TOKENS, _LAYERS = 130_528, 28
+_LINES = (Wan.parse("100mbps,20ms"), Wan.parse("1000mbps,10ms"))
 _BITS, _RING, _RESULT_BITS = 30, 40, 14
 
 
@@ -45,12 +56,15 @@ class DecoderRow(Settings):
 
     Attributes:
         what: such as "gelu 100000".
-        mode: "fast" or "thesis".
+        mode: "thesis", "fast", or "fast" with values between layers below 2^6; see `Form.room`.
         online_mib: payload between P0 and P1.
         messages: likewise, one after the other.
         offline_mib: all that all parties sent ahead, headers included.
+        offline_s: all three together.
         cpu_s: online, the median.
         computed_wan_s: see the module.
+        wan_s: measured, the median.
+        ring_s: P0's products of whole numbers alone.
         plain_s: the same by torch in float32.
         error: the largest difference to torch in float64; of tokens, of logits.
         same: of tokens, how many are those of plain torch.
@@ -62,9 +76,12 @@ class DecoderRow(Settings):
     online_mib: float
     messages: int
     offline_mib: float
+    offline_s: float
     cpu_s: float
     computed_wan_s: float
-    plain_s: float
+    wan_s: float | None = None
+    ring_s: float | None = None
+    plain_s: float | None = None
     error: float | None = None
     same: int | None = None
     of: int | None = None
@@ -76,19 +93,24 @@ class Played:
 
     found: list[Any]
     seconds: float
+    wall_s: float
     online_bytes: int
     messages: int
     offline_bytes: int
+    offline_s: float
 
-    def row(self, what: str, mode: str, seconds: float, plain_s: float, **more: Any) -> DecoderRow:
+    def row(
+        self, what: str, mode: str, seconds: float, plain_s: float | None, **more: Any
+    ) -> DecoderRow:
         """With the times of several."""
-        computed = seconds + self.online_bytes / _LINE_BYTES_S + _HOP_S * self.messages
+        computed = seconds + _line_s(_LINE, self.online_bytes, self.messages)
         return DecoderRow(
             what=what,
             mode=mode,
             online_mib=self.online_bytes / _MIB,
             messages=self.messages,
             offline_mib=self.offline_bytes / _MIB,
+            offline_s=self.offline_s,
             cpu_s=seconds,
             computed_wan_s=computed,
             plain_s=plain_s,
@@ -101,6 +123,7 @@ def bench_decoder(
     widths: Sequence[int] = (768,),
     prompts: int = 200,
     turns: int = 5,
+    wan: Wan | None = None,
     *,
     say: Callable[[str], None] = harness.silent,
 ) -> list[DecoderRow]:
@@ -111,33 +134,107 @@ def bench_decoder(
         widths: of layers, one token at a context of 32.
         prompts: of the small model, next tokens each.
         turns: of each function and layer.
+        wan: the line over which times are measured as well.
         say: told one line about each row.
     """
     use_one_thread()
     rows = []
-    for mode in _MODES:
-        for count in elements:
+    for mode, form in _FORMS.items():
+        for count in elements if form.room == Form().room else ():
             say(f"{mode}: {count} elements")
-            rows += [_gelu(mode, count, turns), _argmax(mode, count, turns)]
+            rows.append(_gelu(mode, form, count, turns, wan))
+            rows.append(_argmax(mode, form, count, turns, wan))
+            if find_spec("tenseal"):
+                by_bfv = replace(form, fetch="bfv")
+                rows.append(_argmax(f"{mode}, by BFV", by_bfv, count, turns, wan))
         for width in widths:
             say(f"{mode}: a layer of {width}")
-            rows.append(_layer(mode, width, turns))
+            rows.append(_layer(mode, form, width, turns, wan))
+            if width == max(_HEADS):
+                rows += _six_billion(rows[-1], form)
         if prompts:
             say(f"{mode}: {prompts} prompts")
-            rows.append(_tokens(mode, prompts))
+            rows.append(_tokens(mode, form, prompts, wan))
     return rows
+
+
+class _Waiting:
+    """A link whose frames are received when they would arrive over a party's line."""
+
+    def __init__(self, link: Link, mine: Egress, sent: _Dues, coming: _Dues) -> None:
+        self._link, self._mine, self._sent, self._coming = link, mine, sent, coming
+
+    def send(self, frame: Frame) -> None:
+        self._sent.put(self._mine.arrival(time.perf_counter(), frame.wire_bytes))
+        self._link.send(frame)
+
+    def receive(self) -> Frame:
+        frame = self._link.receive()
+        time.sleep(max(0.0, self._coming.get() - time.perf_counter()))
+        return frame
+
+    def close(self) -> None:
+        self._link.close()
+
+
+_Dues = queue.SimpleQueue[float]
+
+
+def _over(parties: LocalRoles, wan: Wan) -> None:
+    """Put P0 and P1 on a line; nothing may be under way."""
+    ways: list[_Dues] = [queue.SimpleQueue(), queue.SimpleQueue()]
+    for role in (P0, P1):
+        channel = parties.parties[role].channels[P1 - role]
+        channel.link = _Waiting(channel.link, Egress(wan), ways[role], ways[P1 - role])
+
+
+def _line_s(wan: Wan, sent_bytes: int, messages: int) -> float:
+    return sent_bytes * wan.seconds_a_byte + wan.one_way_s * messages
+
+
+def _six_billion(layer: DecoderRow, form: Form) -> list[DecoderRow]:
+    """A next token of ChatGLM-6B's shape at a context of 32: what the measured layer takes, by 28.
+
+    The embedding by one-hot, the last norm, the head and the index are counted: bytes by the
+    model of `tests/mpc/test_private_decoder.py`, seconds by products of whole numbers.
+    """
+    width = max(_HEADS)
+    room = form.room + 2
+    bits = _TOKENS * (24 + room + 14 + room + 1) + width * (11 + room + 30 + room)
+    messages = _LAYERS * layer.messages + 6
+    if form.mode == "thesis":
+        bits += width * (13 + room + 30 + room) + _TOKENS * (16 + room)
+        messages += 3
+    sent = layer.online_mib * _MIB * _LAYERS + bits / 8
+    # Of 12 width^2 products in a layer.
+    alike = _LAYERS + 2 * _TOKENS / (12 * width)
+    return [
+        DecoderRow(
+            what=f"6 billion weights, a token over {wan}, computed",
+            mode=layer.mode,
+            online_mib=sent / _MIB,
+            messages=messages,
+            offline_mib=layer.offline_mib * alike,
+            offline_s=layer.offline_s * alike,
+            cpu_s=layer.cpu_s * alike,
+            computed_wan_s=layer.cpu_s * alike + _line_s(wan, int(sent), messages),
+        )
+        for wan in _LINES
+    ]
 
 
 def _play(parties: LocalRoles, program: Callable[[Role], Any]) -> Played:
     offline = _sent(parties.traffic(), "offline")[0]
+    began = time.process_time()
     material = parties.run(lambda party: party.prepare(program))
+    dealt = time.process_time() - began
     offline = _sent(parties.traffic(), "offline")[0] - offline
     before = _sent(parties.traffic(), "online")
-    began = time.process_time()
+    began, clock = time.process_time(), time.perf_counter()
     found = parties.run(lambda party: party.answer(program, material[party.role]), (P0, P1))
-    seconds = time.process_time() - began
+    seconds, wall = time.process_time() - began, time.perf_counter() - clock
     sent, frames = (b - a for a, b in zip(before, _sent(parties.traffic(), "online"), strict=True))
-    return Played(found, seconds, sent - HEADER_BYTES * frames, frames, offline)
+    return Played(found, seconds, wall, sent - HEADER_BYTES * frames, frames, offline, dealt)
 
 
 def _sent(rows: Sequence[Traffic], phase: str) -> tuple[int, int]:
@@ -146,16 +243,24 @@ def _sent(rows: Sequence[Traffic], phase: str) -> tuple[int, int]:
     return sum(row.wire_bytes for row in of_phase), sum(row.frames for row in of_phase)
 
 
-def _dealt(party: Role, values: Tensor, bits: int = _BITS) -> Shared:
+def _dealt(party: Role, values: Tensor, bits: int = _BITS, ring: int = _RING) -> Shared:
     """Values as shares of which P1's is known ahead, as behind a product; nothing is sent."""
     known = torch.arange(values.numel()).reshape(values.shape) * 0x1E3779B97F4A7C15
     exact = (values * 2.0**bits).round().long()
-    return Shared(known if party.role == P1 else exact - known, bits, _RING, known=True)
+    return Shared(known if party.role == P1 else exact - known, bits, ring, known=True)
 
 
-def _timed(turns: int, play: Callable[[], Played]) -> tuple[Played, float]:
-    played = [play() for _ in range(turns + 1)][1:]
-    return played[-1], median(each.seconds for each in played)
+def _timed(
+    parties: LocalRoles, turns: int, wan: Wan | None, program: Callable[[Role], Any]
+) -> tuple[Played, float, float | None]:
+    """The last time, the median of the processor, and that over the line."""
+    played = [_play(parties, program) for _ in range(turns + 1)][1:]
+    seconds = median(each.seconds for each in played)
+    if wan is None:
+        return played[-1], seconds, None
+    _over(parties, wan)
+    walls = [_play(parties, program).wall_s for _ in range(turns)]
+    return played[-1], seconds, median(walls)
 
 
 def _plain(turns: int, function: Callable[[], Any]) -> float:
@@ -173,81 +278,104 @@ def _value(halves: Sequence[Shared]) -> Tensor:
     return total.double() * 2.0 ** -halves[0].bits
 
 
-def _gelu(mode: Mode, count: int, turns: int) -> DecoderRow:
+def _gelu(mode: str, form: Form, count: int, turns: int, wan: Wan | None) -> DecoderRow:
     values = 2 * torch.randn(1, count, dtype=torch.float64)
 
     def program(party: Role) -> Shared:
         shared = _dealt(party, values)
         return party.apply(shared, F.gelu, _RESULT_BITS, _RING, "gelu", "elements")
 
-    with LocalRoles(Form(mode), {}) as parties:
-        played, seconds = _timed(turns, lambda: _play(parties, program))
+    with LocalRoles(form, {}) as parties:
+        played, seconds, wan_s = _timed(parties, turns, wan, program)
     error = float((_value(played.found) - F.gelu(values)).abs().max())
     plain = _plain(turns, partial(F.gelu, values.float()))
-    return played.row(f"gelu {count}", mode, seconds, plain, error=error)
+    return played.row(f"gelu {count}", mode, seconds, plain, error=error, wan_s=wan_s)
 
 
-def _argmax(mode: Mode, count: int, turns: int) -> DecoderRow:
+def _argmax(mode: str, form: Form, count: int, turns: int, wan: Wan | None) -> DecoderRow:
     values = 3 * torch.randn(1, count, dtype=torch.float64)
 
-    def program(party: Role) -> int | None:
+    def program(party: Role) -> list[int]:
         return party.choose(_dealt(party, values), lambda scores: int(scores.argmax()))
 
-    with LocalRoles(Form(mode), {}) as parties:
-        played, seconds = _timed(turns, lambda: _play(parties, program))
-    same = int(played.found[P1] == int(values.argmax()))
+    with LocalRoles(form, {}) as parties:
+        played, seconds, wan_s = _timed(parties, turns, wan, program)
+    same = int(played.found[P1] == [int(values.argmax())])
     plain = _plain(turns, partial(torch.argmax, values.float()))
-    return played.row(f"argmax {count}", mode, seconds, plain, same=same, of=1)
+    return played.row(f"argmax {count}", mode, seconds, plain, same=same, of=1, wan_s=wan_s)
 
 
-def _layer(mode: Mode, width: int, turns: int) -> DecoderRow:
+def _layer(mode: str, form: Form, width: int, turns: int, wan: Wan | None) -> DecoderRow:
     shape = DecoderShape(
         vocabulary=32, width=width, layers=1, heads=_HEADS.get(width, 8), context=_CONTEXT
     )
     torch.manual_seed(0)
     model, x = Decoder(shape).eval(), torch.randn(1, _CONTEXT, width)
-    with LocalRoles(Form(mode), {}, timeout_s=300) as parties:
+    with LocalRoles(form, {}, timeout_s=300) as parties:
         layers = parties.run(
             lambda party: PrivateLayers.share(party, shape, model if party.role == P0 else None)
         )
 
-        def program(last: int, party: Role) -> tuple[Shared, float]:
+        def program(last: int, party: Role) -> tuple[Shared, float, float]:
             """All steps but the last one at once, and the last one where that is asked for."""
             caches, steps = (Growing(), Growing()), [(0, _CONTEXT - 1), (_CONTEXT - 1, _CONTEXT)]
             for start, end in steps[: 1 + last]:
-                shared = _dealt(party, x[0, start:end].double())
-                began = time.thread_time()
+                values = x[0, start:end].double()
+                shared = _dealt(party, values, _SUM, _SUM + form.room + _GUARD)
+                began, clock = time.thread_time(), time.perf_counter()
                 found = layers[party.role].layer(party, 0, shared, start, caches)
-            return found, time.thread_time() - began
+            return found, time.thread_time() - began, time.perf_counter() - clock
 
         before, both = (
             [_play(parties, partial(program, last)) for _ in range(turns + 1)][1:]
             for last in (0, 1)
         )
-    parts = [
+        wan_s = None
+        if wan is not None:
+            _over(parties, wan)
+            walls = [_play(parties, partial(program, 1)) for _ in range(turns)]
+            wan_s = median(max(wall for _, _, wall in each.found) for each in walls)
+        names = ("attention_in", "attention_out", "mlp_in", "mlp_out")
+        weights = [layers[P0].constants[f"layers.0.{name}"].weight for name in names]
+        inputs = [
+            torch.randint(-(2**33), 2**33, (1, len(each))) for each in weights if each is not None
+        ]
+
+        def products() -> None:
+            for each, weight in zip(inputs, weights, strict=True):
+                assert weight is not None, "P0 has them"
+                matmul(each, weight)
+
+        ring_s = _plain(turns, products)
+    online, messages, offline = (
         getattr(both[-1], name) - getattr(before[-1], name)
         for name in ("online_bytes", "messages", "offline_bytes")
-    ]
-    seconds = median(sum(took for _, took in each.found) for each in both)
+    )
+    dealt = median(each.offline_s for each in both) - median(each.offline_s for each in before)
+    seconds = median(sum(took for _, took, _ in each.found) for each in both)
     with torch.no_grad():
         layer = model.layers[0]
         exact = layer.double()(x.double(), 0, None)[0][0, -1]
         layer.float()
         _, kept = layer(x[:, :-1], 0, None)
         plain = _plain(turns, lambda: layer(x[:, -1:], _CONTEXT - 1, kept))
-    error = float((_value([half for half, _ in both[-1].found])[0] - exact).abs().max())
-    played = Played([], seconds, *parts)
-    return played.row(f"layer {width}, a token", mode, seconds, plain, error=error)
+    error = float((_value([half for half, *_ in both[-1].found])[0] - exact).abs().max())
+    played = Played([], seconds, 0.0, online, messages, offline, dealt)
+    return played.row(
+        f"layer {width}, a token", mode, seconds, plain, error=error, wan_s=wan_s, ring_s=ring_s
+    )
 
 
-def _tokens(mode: Mode, prompts: int) -> DecoderRow:
+def _tokens(mode: str, form: Form, prompts: int, wan: Wan | None) -> DecoderRow:
     """Next tokens of a small random model beside plain torch."""
     torch.manual_seed(0)
     shape = DecoderShape(vocabulary=512, width=64, layers=2, heads=4, tied=False)
     model = Decoder(shape).eval()
     texts = torch.randint(0, shape.vocabulary, (prompts, 8)).tolist()
     same, errors, times, plain_times = 0, [], [], []
-    with PrivateDecoder(model, Form(mode)) as hidden:
+    dealt: list[float] = []
+    wan_s: float | None = None
+    with PrivateDecoder(model, form) as hidden:
         for text in texts:
             seen: list[Tensor] = []
 
@@ -255,7 +383,9 @@ def _tokens(mode: Mode, prompts: int) -> DecoderRow:
                 seen.append(scores.sort().values)
                 return int(scores.argmax())
 
+            began = time.process_time()
             hidden.deal(len(text), 1)
+            dealt.append(time.process_time() - began)
             began = time.process_time()
             (token,) = hidden.generate(text, 1, pick)
             times.append(time.process_time() - began)
@@ -268,12 +398,20 @@ def _tokens(mode: Mode, prompts: int) -> DecoderRow:
             errors.append(float((seen[0] - logits.double().sort().values).abs().max()))
         online, frames = _sent(hidden.traffic(), "online")
         offline, _ = _sent(hidden.traffic(), "offline")
+        if wan is not None:
+            hidden.deal(len(texts[0]), 1)
+            _over(hidden.parties, wan)
+            clock = time.perf_counter()
+            hidden.generate(texts[0], 1)
+            wan_s = time.perf_counter() - clock
     one = Played(
         [],
         median(times),
+        0.0,
         (online - HEADER_BYTES * frames) // prompts,
         frames // prompts,
         offline // prompts,
+        median(dealt),
     )
     return one.row(
         "2 layers of 64, a first token of 8",
@@ -283,25 +421,31 @@ def _tokens(mode: Mode, prompts: int) -> DecoderRow:
         error=max(errors),
         same=same,
         of=prompts,
+        wan_s=wan_s,
     )
 
 
 def format_decoder(rows: Sequence[DecoderRow]) -> str:
     """As a table of Markdown."""
     lines = [
-        "| what | mode | online MiB | messages | offline MiB | CPU s | on the line s, computed | "
-        "plain torch s | error |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| what | mode | online MiB | messages | offline MiB | offline s | CPU s | ring products s "
+        "| over a line s, computed | measured | plain torch s | error |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         error = "" if row.error is None else f"{row.error:.1e}"
         same = "" if row.of is None else f" {row.same} of {row.of} right"
         lines.append(
             f"| {row.what} | {row.mode} | {row.online_mib:.4f} | {row.messages} | "
-            f"{row.offline_mib:.3f} | {row.cpu_s:.4f} | {row.computed_wan_s:.3f} | "
-            f"{row.plain_s:.5f} | {f'{error}{same}'.strip()} |"
+            f"{row.offline_mib:.3f} | {row.offline_s:.4f} | {row.cpu_s:.4f} | "
+            f"{_figure(row.ring_s, 4)} | {row.computed_wan_s:.3f} | {_figure(row.wan_s, 3)} | "
+            f"{_figure(row.plain_s, 5)} | {f'{error}{same}'.strip()} |"
         )
     return "\n".join(lines)
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
 
 
 def main() -> None:
@@ -311,10 +455,11 @@ def main() -> None:
     options.add_argument("--widths", type=harness.numbers, default=[768], help="768 or 768,4096")
     options.add_argument("--prompts", type=int, default=200, help="0 leaves the model out")
     options.add_argument("--turns", type=int, default=5)
+    options.add_argument("--wan", type=Wan.parse, help="a line to measure over, 80mbps,40ms")
 
     def run(asked: Namespace) -> list[DecoderRow]:
         return bench_decoder(
-            asked.elements, asked.widths, asked.prompts, asked.turns, say=harness.say
+            asked.elements, asked.widths, asked.prompts, asked.turns, asked.wan, say=harness.say
         )
 
     harness.run(options, run, format_decoder)

@@ -10,7 +10,15 @@ from vfl.core.frame import HEADER_BYTES
 from vfl.core.storage import Seal
 from vfl.mpc.material import MaterialStore
 from vfl.mpc.private_decoder import gated_silu, mixture, scores_of, softmax
-from vfl.mpc.two_party import Form, Growing, LocalRoles, Shared, pack_elements, unpack_elements
+from vfl.mpc.two_party import (
+    Form,
+    Growing,
+    LocalRoles,
+    Shared,
+    pack_elements,
+    packed_bytes,
+    unpack_elements,
+)
 
 MODES = ["fast", "thesis"]
 ROWS, INNER, WIDTH = 3, 40, 16
@@ -89,6 +97,7 @@ def constants_of(table, **weights):
 
 X = draw(ROWS, INNER, seed=1)
 W, BIAS = draw(INNER, WIDTH, seed=2, scale=0.2), draw(WIDTH, seed=3)
+BIAS_OF_COLUMNS = draw(INNER, seed=5)
 
 
 @both_modes
@@ -220,6 +229,37 @@ def test_more_bytes_show_more(mode):
 
 
 @both_modes
+def test_only_as_many_bits_are_shown_as_are_needed(table):
+    values = draw(1, 300, seed=6)
+    found = table.value(
+        lambda party: party.apply(
+            asked(party, values, bits=30), torch.tanh, 20, 40, "layer", "elements", 11
+        )
+    )
+    # Of the ring of 40 bits 10 before the point and 11 behind it.
+    assert (0, packed_bytes(300, 21)) in table.payloads()
+    assert 1e-5 < (found - torch.tanh(values)).abs().max() < 2**-10
+
+
+@both_modes
+def test_a_product_with_factors_of_columns(table):
+    factors = draw(1, INNER, seed=4)
+    kept = constants_of(table, one=(factors, BIAS_OF_COLUMNS, 16))
+    found = table.value(lambda party: party.scale(asked(party, X), kept[party.role]["one"]))
+    assert (found - (X * factors + BIAS_OF_COLUMNS)).abs().max() < 4e-4
+    assert table.payloads() == [(1, SIZE * ROWS * INNER)]
+
+
+@both_modes
+def test_values_that_are_shown_to_p1_alone(table):
+    values = draw(2, 5, seed=4)
+    found = table.both(lambda party: party.show_all(asked(party, values), "answer"))
+    assert found[0] is None
+    assert (found[1] - values).abs().max() < 2**-BITS
+    assert not table.parties[0].leakage.leaks()
+
+
+@both_modes
 @pytest.mark.parametrize("kind", ["elements", "vectors", "pairs"])
 def test_what_p1_sees_is_in_another_order_each_time(table, kind):
     values = torch.arange(2 * 36, dtype=torch.float64).reshape(2, 36)
@@ -279,10 +319,25 @@ def test_a_prediction(table, count):
 
     kept = table.prepare(lambda party: party.choose(asked(party, scores, bits=30), pick))
     found = table.answer(lambda party: party.choose(asked(party, scores, bits=30), pick), kept)
-    assert found == [None, int(scores.argmax())]
-    first = 5 if table.parties[0].form.mode == "fast" else 4
+    assert found == [[0], [int(scores.argmax())]]
+    first = 40 if table.parties[0].form.mode == "fast" else 32
     # The values, then their order opened, the query by a set, the answer.
-    assert table.payloads() == [(1, first * count), (0, 3 * count), (1, -(-count // 8)), (0, 4)]
+    assert table.payloads() == [
+        (1, packed_bytes(count, first)),
+        (0, 3 * count),
+        (1, packed_bytes(count, 1)),
+        (0, 4),
+    ]
+
+
+@both_modes
+def test_predictions_of_several_rows_in_the_messages_of_one(table):
+    scores = draw(4, 70, seed=8)
+    found = table.both(
+        lambda party: party.choose(asked(party, scores, bits=30), lambda seen: int(seen.argmax()))
+    )
+    assert found == [[0] * 4, scores.argmax(1).tolist()]
+    assert len(table.frames) == 4
 
 
 def test_a_prediction_by_any_strategy_gives_that_score_s_index():
@@ -293,7 +348,7 @@ def test_a_prediction_by_any_strategy_gives_that_score_s_index():
                 asked(party, scores, bits=30), lambda seen: int(seen.argsort()[rank])
             )
         )
-        assert found[1] == int(scores[0].argsort()[rank])
+        assert found[1] == [int(scores[0].argsort()[rank])]
 
 
 def test_p0_learns_nothing_of_the_query():
@@ -314,6 +369,71 @@ def test_p0_learns_nothing_of_the_query():
         )
         inside.append(np.unpackbits(np.frombuffer(query, np.uint8))[positions[0]])
     assert 12 < sum(inside) < 48  # 60 fair coins, 4.6 deviations
+
+
+def joined_attention(table, steps=3):
+    """Steps of `mix`: what both found, and what plain tensors give."""
+    made = [
+        (draw(GROUPS, 1, HEAD, seed=i), draw(HEADS, 1, HEAD, seed=20 + i)) for i in range(steps)
+    ]
+    more = [draw(GROUPS, 1, HEAD, seed=40 + i) for i in range(steps)]
+    eye = {size: torch.eye(size, dtype=torch.float64) for size in (GROUPS * HEAD, HEADS * HEAD)}
+    kept = constants_of(table, **{str(size): (each, None, 0) for size, each in eye.items()})
+
+    def program(party):
+        def known(values, ring):
+            flat = asked(party, values.reshape(1, -1), 8, ring)
+            product = party.multiply(flat, kept[party.role][str(values.numel())])
+            return product.map(lambda share: share.reshape(values.shape))
+
+        caches, results = (Growing(), Growing()), []
+        for step, ((k, q), v) in enumerate(zip(made, more, strict=True)):
+            k, q, v = known(k, RING), known(q, RING), known(v, 42)
+            axes = (HEADS, 1, step + 1)
+            scores = party.multiply_growing(caches[0], k, q, scores_of, axes, (caches[1], v))
+            flat = scores.map(lambda share, n=step + 1: share.reshape(HEADS, n))
+            results.append(party.mix(flat, softmax, 12, "attention", caches[1], v, mixture, 8, 11))
+        return results
+
+    plain = []
+    for step in range(steps):
+        k, v = (torch.cat(each[: step + 1], 1) for each in ([k for k, _ in made], more))
+        plain.append(mixture(v, torch.softmax(scores_of(k, made[step][1]), -1)))
+    return table.both(program), plain
+
+
+def test_a_function_and_a_product_with_what_grows():
+    """What both find together; P1's share is a pad, and what is said is of the sizes told."""
+    with Table("fast") as table:
+        (first, second), plain = joined_attention(table)
+        for one, two, want in zip(first, second, plain, strict=True):
+            assert (one.bits, one.ring, two.known) == (12, 34, True)
+            total = ((one.share + two.share) << 30) >> 30
+            assert (total.double() * 2.0**-12 - want).abs().max() < 3e-2  # of 8 fraction bits
+        last = table.payloads()[-4:]
+        wide, keys = HEADS * HEAD, HEADS * 3
+        opened = packed_bytes(GROUPS * HEAD, RING) + packed_bytes(wide, RING)
+        assert last == [
+            (0, opened + packed_bytes(GROUPS * HEAD, 42)),
+            (1, packed_bytes(keys, 37)),  # of 16 fraction bits 11 are shown, and two more before
+            (0, packed_bytes(keys, 35)),
+            (1, packed_bytes(keys, 42) + 2 * packed_bytes(wide, 34)),
+        ]
+        assert not table.parties[0].leakage.leaks()
+
+
+def test_what_a_function_and_a_product_say_is_uniform():
+    """The same question over and over: each position of each message takes every value."""
+    seen = {}
+    with Table("fast") as table:
+        for _ in range(40):
+            joined_attention(table, steps=2)
+            for place, (_, payload) in enumerate(table.frames):
+                seen.setdefault(place, []).append(np.frombuffer(payload, np.uint8)[:-1])
+    for payloads in seen.values():
+        bits = np.unpackbits(np.stack(payloads), axis=1)
+        assert abs(bits.mean(0) - 0.5).max() < 5.5 * 0.5 / len(payloads) ** 0.5
+        assert abs(bits.mean() - 0.5) < 5.5 * 0.5 / bits.size**0.5
 
 
 @both_modes
@@ -341,12 +461,17 @@ def test_low_bits_are_dropped_without_a_wrap():
     assert ((z >> 12) - total).abs().max() <= 1
 
 
-@pytest.mark.parametrize(("size", "low"), [(8, 0), (5, 0), (3, 16), (4, 8)])
-def test_words_on_the_wire(size, low):
-    elements = torch.randint(-(2**39), 2**39, (50,), generator=torch.Generator().manual_seed(0))
-    back = unpack_elements(pack_elements(elements, size, low), size, low)
-    above = 64 - 8 * size - low
-    assert torch.equal((back << above) >> above, (elements >> low) << low)
+@pytest.mark.parametrize(("bits", "low"), [(64, 0), (40, 0), (34, 0), (24, 16), (21, 13), (1, 0)])
+def test_elements_on_the_wire(bits, low):
+    elements = torch.randint(-(2**62), 2**62, (51,), generator=torch.Generator().manual_seed(0))
+    payload = pack_elements(elements, bits, low)
+    assert len(payload) == packed_bytes(51, bits)
+    kept = [int(each) >> low for each in elements]
+    back = [int(each) >> low for each in unpack_elements(payload, 51, bits, low)]
+    assert [each % 2**bits for each in back] == [each % 2**bits for each in kept]
+    # The same by Python's whole numbers: the lowest bit first.
+    whole = sum((each % 2**bits) << (place * bits) for place, each in enumerate(kept))
+    assert bytes(payload) == whole.to_bytes(len(payload), "little")
 
 
 def test_values_beyond_the_range_are_refused_where_they_are_seen():

@@ -1,4 +1,4 @@
-"""A decoder whose owner sees no text, and whose weights only secret orders hide from the asker.
+"""Transformers whose owner sees no text, and whose weights only secret orders hide from the asker.
 
 What the asker (P1) sees of every layer is permuted, and known attacks on permuted values apply: see
 docs/mpc.md. It may also solve a layer by asking often; nothing here counts questions.
@@ -10,12 +10,14 @@ into the linear layer behind it and stay P0's. All know the architecture and how
 
 from __future__ import annotations
 
+import math
 import secrets
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Generic, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -23,28 +25,91 @@ from torch import Tensor, nn
 
 from vfl.core.errors import DataError
 from vfl.core.registry import require_range
+from vfl.core.seeds import generator
 from vfl.core.storage import Seal, weights_digest
-from vfl.models.decoder import Decoder, DecoderShape, Rotation, half_turn
+from vfl.models.decoder import (
+    APPROXIMATIONS,
+    Decoder,
+    DecoderLayer,
+    DecoderShape,
+    Encoder,
+    EncoderShape,
+    Rotation,
+    half_turn,
+)
 from vfl.mpc.channel import Leak, Traffic
 from vfl.mpc.material import MaterialStore
 from vfl.mpc.ring import encode
 from vfl.mpc.rules import NAMES, P0, P1, P2
 from vfl.mpc.two_party import Constant, Form, Function, Growing, LocalRoles, Role, Shared
 
-#: Fraction bits. Between layers values have 30 in a ring of 40, so they stay below 2^8; behind a
-#: norm 14. Attention needs 64 bits: 14 + 14 of queries, keys and values, of which 14 are dropped,
-#: 13 of a probability and 13 of the weight behind it.
-_SUM, _SUM_RING, _NORMED, _WEIGHT = 30, 40, 14, 16
-_ATTENTION_WEIGHT, _FACTOR, _ATTENTION_RING = 14, 14, 50
-_PROBABILITY, _MIXED_WEIGHT, _TURN = 13, 13, 12
+_Model = TypeVar("_Model", Decoder, Encoder)
+_Result = TypeVar("_Result")
+
+#: Bits of a ring beyond a value's own: its sign, and one that tells it from a value that wrapped.
+_GUARD = 2
+#: Fraction bits of a sum between layers: those of an activation and of a weight (`_normed_bits`).
+_SUM = 24
+#: Attention: of what its linear layer gives, these are kept of queries, keys and values; then a
+#: probability's and, of the mixture, what is kept before the weight behind it. A score has those of
+#: a query and a key. All that is dropped until it is a sum must be there behind the norm.
+_ATTENTION, _QUERY, _KEY, _VALUE, _TURN = 23, 12, 8, 8, 12
+_PROBABILITY, _MIXED, _MIXED_WEIGHT = 12, 12, 12
+_MIXED_DROP = _VALUE + _PROBABILITY - _MIXED
+_ATTENTION_RING = _ATTENTION - _VALUE + _MIXED_DROP
+#: The last layers, of which there is one a token.
+_LAST, _LAST_WEIGHT = 14, 16
+#: What P1 needs to see of a value before a function.
+_SEEN, _SCORE_SEEN = 11, 14
 
 #: At P1: the position of the chosen score, of scores in an order it does not know.
 Pick = Callable[[Tensor], int]
+#: At P1: told a text's number and its next token.
+Told = Callable[[int, int], None]
 
 
 def greedy(scores: Tensor) -> int:
     """The largest score's position."""
     return int(scores.argmax())
+
+
+class Sampling:
+    """A `Pick` that draws: temperature, then the k best, then the best of probability p (nucleus).
+
+    What it draws depends on the seed and the scores, never on their order.
+
+    Args:
+        temperature: divides the scores; below 1 the best are drawn more often.
+        top_k: that many at most; 0 for all.
+        top_p: the fewest best whose probability together is at least this (Holtzman et al. 2020).
+        seed: of the draws, one a token.
+
+    Raises:
+        BadOptionError: a temperature that is not above 0, or a probability that is none.
+
+    >>> Sampling(temperature=0.7, top_k=1)(torch.tensor([0.3, 2.0, -1.0]))
+    1
+    """
+
+    def __init__(
+        self, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0
+    ) -> None:
+        require_range("temperature", temperature, 1e-3)
+        require_range("top_k", top_k, 0)
+        require_range("top_p", top_p, 1e-6, 1)
+        self._temperature, self._top_k, self._top_p = temperature, top_k, top_p
+        self._draws = generator(seed, "next token")
+
+    def __call__(self, scores: Tensor) -> int:
+        """A position."""
+        best, positions = scores.double().sort(descending=True)
+        best = best[: self._top_k or None] / self._temperature
+        chances = torch.softmax(best, -1)
+        before = chances.cumsum(-1) - chances
+        chances = chances[before < self._top_p]
+        drawn = float(torch.rand(1, generator=self._draws, dtype=torch.float64))
+        rank = torch.searchsorted(chances.cumsum(-1), drawn * float(chances.sum()), right=True)
+        return int(positions[min(int(rank), len(chances) - 1)])
 
 
 def scores_of(keys: Tensor, queries: Tensor) -> Tensor:
@@ -63,14 +128,15 @@ def gated_silu(pairs: Tensor) -> Tensor:
     return F.silu(pairs[0]) * pairs[1]
 
 
-def softmax(rows: Tensor) -> Tensor:
-    """Along each row."""
-    return torch.softmax(rows, -1)
+def softmax(rows: Tensor, bits: int = _PROBABILITY) -> Tensor:
+    """Along each row, in units of 2^-bits that are one together: many small ones do not vanish."""
+    whole = torch.softmax(rows, -1).cumsum(-1).mul_(2.0**bits).round_()
+    return torch.diff(whole, dim=-1, prepend=torch.zeros_like(whole[..., :1])).mul_(2.0**-bits)
 
 
 @dataclass(slots=True)
 class PrivateLayers:
-    """One party's view of a decoder after initialisation; its methods are programs for all three.
+    """One party's view of a transformer after initialisation; its methods are programs for all.
 
     Attributes:
         shape: the architecture.
@@ -83,7 +149,7 @@ class PrivateLayers:
     positions: Tensor | None = None
 
     @classmethod
-    def share(cls, party: Role, shape: DecoderShape, model: Decoder | None) -> PrivateLayers:
+    def share(cls, party: Role, shape: DecoderShape, model: Decoder | Encoder | None) -> Self:
         """Initialisation, once per weights; the model is P0's, None elsewhere.
 
         Raises:
@@ -100,14 +166,22 @@ class PrivateLayers:
         )
         return cls(shape, constants, positions)
 
-    def answer(self, party: Role, asked: Asked) -> list[int]:
-        """All tokens of an answer, at P1; zeros elsewhere."""
+    def answer(self, party: Role, asked: Asked) -> list[list[int]]:
+        """All tokens of the answers, at P1; zeros elsewhere."""
         caches = [(Growing(), Growing()) for _ in range(self.shape.layers)]
-        found: list[int] = []
-        step, start = asked.prompt, 0
-        for _ in range(asked.count):
-            found.append(self.next_token(party, step, start, caches, asked.pick) or 0)
-            start, step = start + len(step), found[-1:]
+        found: list[list[int]] = [[] for _ in asked.prompts]
+        step, start = asked.prompts, 0
+        going = [True] * len(found)
+        for done in range(asked.count):
+            if done and asked.stops and not party.tell(any(going)):
+                break
+            tokens = self.next_tokens(party, step, start, caches, asked.pick)
+            for text, token in enumerate(tokens):
+                if going[text]:
+                    found[text].append(token)
+                    asked.told(text, token)
+                    going[text] = token not in asked.stop
+            start, step = start + len(step[0]), [[token] for token in tokens]
         return found
 
     def next_token(
@@ -119,79 +193,195 @@ class PrivateLayers:
         pick: Pick | None,
     ) -> int | None:
         """What follows some tokens, at P1; at others their number is all that counts."""
-        shape, steps = self.shape, len(tokens)
-        one_hot = F.one_hot(torch.tensor(tokens), shape.vocabulary).double()
-        x = party.question((steps, shape.vocabulary), one_hot, 0, _SUM_RING, "tokens")
-        x = party.multiply(x, self.constants["tokens"])
-        x = party.plus_own(
-            x, None if self.positions is None else self.positions[start : start + steps]
+        return self.next_tokens(party, [tokens], start, caches, pick)[0]
+
+    def next_tokens(
+        self,
+        party: Role,
+        texts: Sequence[Sequence[int]],
+        start: int,
+        caches: Sequence[tuple[Growing, Growing]],
+        pick: Pick | None,
+    ) -> list[int]:
+        """Likewise for several texts of one length, in as many messages."""
+        count, steps = len(texts), len(texts[0])
+        tokens = torch.tensor([token for text in texts for token in text])
+        x = self._embedded(party, F.one_hot(tokens, self.shape.vocabulary), start, count)
+        for index in range(self.shape.layers):
+            x = self.layer(party, index, x, start, caches[index], count)
+        x = x.map(lambda share: share[steps - 1 :: steps])
+        ring = _LAST + _LAST_WEIGHT + party.form.room + _GUARD
+        last = self._normed(party, x, "norm", ring, _LAST)
+        scores = party.multiply(last, self.constants["head"])
+        return party.choose(scores, pick, shown=_SCORE_SEEN)
+
+    def classify(self, party: Role, tokens: Sequence[int], segments: Sequence[int]) -> Tensor:
+        """Logits of the classes of one text, at P1; zeros elsewhere. The shape is an encoder's."""
+        shape, ring = self.shape, _sum_ring(party)
+        assert isinstance(shape, EncoderShape), "a classifier's"
+        one_hot = torch.cat(
+            [
+                F.one_hot(torch.tensor(tokens), shape.vocabulary),
+                F.one_hot(torch.tensor(segments), shape.segments),
+            ],
+            -1,
         )
+        x = self._embedded(party, one_hot, 0, 1)
+        normed = self._normed(party, x, "norm", ring + _ATTENTION_RING)
         for index in range(shape.layers):
-            x = self.layer(party, index, x, start, caches[index])
-        last = self._normed(party, x.map(lambda share: share[-1:]), "norm", _SUM_RING)
-        return party.choose(party.multiply(last, self.constants["head"]), pick)
+            name, last = f"layers.{index}", index + 1 == shape.layers
+            mixed = self._attention(party, name, normed, 0, (Growing(), Growing()), 1)
+            x = self._skipped(party, f"{name}.attention", normed.within(ring)).plus(mixed)
+            if last:  # what the first token makes of itself is all that is asked for
+                x = x.map(lambda share: share[:1])
+            normed = self._normed(party, x, f"{name}.attention_norm", ring)
+            x = self._skipped(party, f"{name}.mlp", normed).plus(self._mlp(party, name, normed))
+            ring_next = ring if last else ring + _ATTENTION_RING
+            normed = self._normed(party, x, f"{name}.mlp_norm", ring_next)
+        pooled = party.multiply(normed, self.constants["pooler"])
+        ring = _LAST + _LAST_WEIGHT + party.form.room + _GUARD
+        found = party.apply(pooled, torch.tanh, _LAST, ring, "pooler", "elements")
+        logits = party.show_all(party.multiply(found, self.constants["head"]), "classes")
+        return torch.zeros(1, shape.classes) if logits is None else logits
 
     def layer(
-        self, party: Role, index: int, x: Shared, start: int, caches: tuple[Growing, Growing]
+        self,
+        party: Role,
+        index: int,
+        x: Shared,
+        start: int,
+        caches: tuple[Growing, Growing],
+        texts: int = 1,
     ) -> Shared:
-        """One layer of some new tokens; axes (steps, width)."""
-        shape, constants, name = self.shape, self.constants, f"layers.{index}"
-        normed = self._normed(party, x, f"{name}.attention_norm", 64)
-        parts = party.multiply(normed, constants[f"{name}.attention_in"])
-        mixed = self._attention(party, name, parts, start, caches)
-        mixed = party.multiply(mixed, constants[f"{name}.attention_out"])
-        x = x.plus(mixed.dropped(mixed.bits - _SUM).within(_SUM_RING))
-        normed = self._normed(party, x, f"{name}.mlp_norm", _SUM_RING)
-        inner = party.multiply(normed, constants[f"{name}.mlp_in"])
-        function: Function = F.gelu
-        kind, axes = "elements", inner.share.shape
-        if shape.mlp == "silu":
-            function, kind, axes = gated_silu, "pairs", torch.Size((axes[0], axes[1] // 2))
-            inner = inner.map(lambda share: torch.stack(share.chunk(2, -1)).reshape(2, -1))
-        found = party.apply(inner, function, _NORMED, _SUM_RING, f"{name}.mlp", kind)
-        found = found.map(lambda share: share.reshape(axes))
-        return x.plus(party.multiply(found, constants[f"{name}.mlp_out"]))
+        """One layer of some new tokens; axes (texts x steps, width)."""
+        name, ring = f"layers.{index}", _sum_ring(party)
+        normed = self._normed(party, x, f"{name}.attention_norm", ring + _ATTENTION_RING)
+        x = x.plus(self._attention(party, name, normed, start, caches, texts))
+        normed = self._normed(party, x, f"{name}.mlp_norm", ring)
+        return x.plus(self._mlp(party, name, normed))
 
-    def _normed(self, party: Role, x: Shared, where: str, ring: int) -> Shared:
+    def _embedded(self, party: Role, one_hot: Tensor, start: int, texts: int) -> Shared:
+        ring = _sum_ring(party)
+        x = party.question(one_hot.shape, one_hot.double(), 0, ring, "tokens")
+        x = party.multiply(x, self.constants["tokens"])
+        own = self.positions
+        steps = len(one_hot) // texts
+        return party.plus_own(
+            x, None if own is None else own[start : start + steps].repeat(texts, 1)
+        )
+
+    def _normed(self, party: Role, x: Shared, where: str, ring: int, bits: int = 0) -> Shared:
         norm = F.layer_norm if self.shape.norm == "layer" else F.rms_norm
-        function = partial(norm, normalized_shape=(self.shape.width,), eps=1e-5)
-        return party.apply(x, function, _NORMED, ring, where, "vectors")
+        width, epsilon = self.shape.width, self.shape.epsilon
+        function = partial(norm, normalized_shape=(width,), eps=epsilon)
+        bits = bits or _normed_bits(width)
+        return party.apply(x, function, bits, ring, where, "vectors", _SEEN)
+
+    def _skipped(self, party: Role, name: str, normed: Shared) -> Shared:
+        """Around a part of an encoder's layer: the norm with its own weights."""
+        return party.scale(normed, self.constants[f"{name}_skip"])
+
+    def _mlp(self, party: Role, name: str, normed: Shared) -> Shared:
+        kind, ring = self.shape.mlp, _sum_ring(party)
+        inner = party.multiply(normed, self.constants[f"{name}.mlp_in"])
+        function: Function = gated_silu
+        rows, width = inner.share.shape
+        if kind == "silu":
+            inner = inner.map(lambda share: torch.stack(share.chunk(2, -1)).reshape(2, -1))
+            width //= 2
+        else:
+            function = partial(F.gelu, approximate=APPROXIMATIONS[kind])
+        order = "pairs" if kind == "silu" else "elements"
+        bits = _normed_bits(self.shape.width)
+        found = party.apply(inner, function, bits, ring, f"{name}.mlp", order, _SEEN)
+        found = found.map(lambda share: share.reshape(rows, width))
+        return party.multiply(found, self.constants[f"{name}.mlp_out"])
 
     def _attention(
-        self, party: Role, name: str, parts: Shared, start: int, caches: tuple[Growing, Growing]
+        self,
+        party: Role,
+        name: str,
+        normed: Shared,
+        start: int,
+        caches: tuple[Growing, Growing],
+        texts: int,
     ) -> Shared:
-        shape, steps = self.shape, parts.share.shape[0]
+        shape, ring = self.shape, _sum_ring(party)
+        parts = party.multiply(normed, self.constants[f"{name}.attention_in"])
+        steps = parts.share.shape[0] // texts
         keys, seen = shape.groups * shape.head_width, start + steps
         q, k, v = (
-            replace(parts, share=self._heads(share))
+            replace(parts, share=self._heads(share, texts))
             for share in torch.split(parts.share, [shape.width, keys, keys], -1)
         )
         if shape.positions == "rotary":
-            q, k = (_turned(each, start) for each in (q, k))
-        q, k, v = (each.dropped(each.bits - _FACTOR) for each in (q, k, v))
-        q, k = (each.within(_SUM_RING) for each in (q, k))
-        axes = (shape.heads, steps, seen)
-        scores = party.multiply_growing(caches[0], k, q, scores_of, axes)
-        future = torch.ones(steps, seen, dtype=torch.bool).triu(start + 1)
-        # Far below every score, and within what P1 accepts: it becomes a probability of zero.
-        low = -(1 << scores.ring - 3) if party.role == P0 else 0
-        rows = scores.map(lambda share: share.masked_fill(future, low).reshape(-1, seen))
-        found = party.apply(
-            rows, softmax, _PROBABILITY, _ATTENTION_RING, f"{name}.attention", "vectors"
+            q, k = (_turned(each, start, shape) for each in (q, k))
+        score_ring = _QUERY + _KEY + party.form.room + _GUARD
+        q, k = (
+            each.dropped(each.bits - bits).within(score_ring)
+            for each, bits in ((q, _QUERY), (k, _KEY))
         )
-        found = found.map(lambda share: share.reshape(axes))
-        axes = (shape.heads, steps, shape.head_width)
-        mixed = party.multiply_growing(caches[1], v, found, mixture, axes)
-        return mixed.map(lambda share: share.transpose(0, 1).reshape(steps, shape.width))
+        v = v.dropped(v.bits - _VALUE).within(ring + _MIXED_DROP)
+        rows = texts * shape.heads
+        axes = (rows, steps, seen)
+        # A single step of few keys: what is needed of the values is opened with the scores.
+        joined = party.form.mode == "fast" and steps == 1 and seen <= party.form.joined
+        ahead = (caches[1], v) if joined else None
+        scores = party.multiply_growing(caches[0], k, q, scores_of, axes, ahead)
+        where = f"{name}.attention"
+        if joined:
+            flat = scores.map(lambda share: share.reshape(rows, seen))
+            mixed = party.mix(
+                flat, softmax, _PROBABILITY, where, caches[1], v, mixture, _MIXED_DROP, _SEEN
+            )
+        else:
+            if shape.causal:
+                future = torch.ones(steps, seen, dtype=torch.bool).triu(start + 1)
+                # Far below every score, and within what P1 accepts: a probability of zero.
+                low = -(15 << scores.ring - 6) if party.role == P0 else 0
+                scores = scores.map(lambda share: share.masked_fill(future, low))
+            flat = scores.map(lambda share: share.reshape(-1, seen))
+            found = party.apply(flat, softmax, _PROBABILITY, v.ring, where, "vectors", _SEEN)
+            found = found.map(lambda share: share.reshape(axes))
+            axes = (rows, steps, shape.head_width)
+            mixed = party.multiply_growing(caches[1], v, found, mixture, axes)
+            mixed = mixed.dropped(_MIXED_DROP)
+        mixed = mixed.map(
+            lambda share: (
+                share.reshape(texts, shape.heads, steps, -1)
+                .transpose(1, 2)
+                .reshape(texts * steps, shape.width)
+            )
+        )
+        return party.multiply(mixed, self.constants[f"{name}.attention_out"])
 
-    def _heads(self, share: Tensor) -> Tensor:
-        return share.reshape(len(share), -1, self.shape.head_width).transpose(0, 1).contiguous()
+    def _heads(self, share: Tensor, texts: int) -> Tensor:
+        """Axes (texts x heads, steps, head width)."""
+        width = self.shape.head_width
+        apart = share.reshape(texts, len(share) // texts, -1, width).transpose(1, 2)
+        return apart.reshape(-1, len(share) // texts, width)
 
 
-def _turned(heads: Shared, start: int) -> Shared:
+def _sum_ring(party: Role) -> int:
+    return _SUM + party.form.room + _GUARD
+
+
+def _normed_bits(width: int) -> int:
+    """Fraction bits of what a linear layer takes; its weights have the others of a sum's.
+
+    An output's error is that of its inputs times the weights' norm, about 1, and that of its
+    weights times the inputs' norm, about sqrt(width); so a weight has more. Attention has a bit
+    less.
+
+    >>> _normed_bits(64), _normed_bits(768), _normed_bits(4096)
+    (9, 8, 8)
+    """
+    return round((_ATTENTION - 2 - math.log2(width) / 2) / 2)
+
+
+def _turned(heads: Shared, start: int, shape: DecoderShape) -> Shared:
     """Rotary positions, which are public: each holder turns its share."""
-    _, steps, width = heads.share.shape
-    turned = Rotation.at(start, steps, width)
+    turned = Rotation.at(start, heads.share.shape[1], shape)
     cos, sin = (encode(each, _TURN, "positions") for each in (turned.cos, turned.sin))
     share = heads.share * cos + half_turn(heads.share) * sin
     return Shared(share, heads.bits + _TURN, heads.ring, heads.known)
@@ -200,39 +390,66 @@ def _turned(heads: Shared, start: int) -> Shared:
 def layer_shapes(shape: DecoderShape) -> list[tuple[str, tuple[int, int], int]]:
     """Linear layers in the order in which they are shared: name, (inputs, outputs), bits."""
     width, keys = shape.width, shape.groups * shape.head_width
-    gated = 2 if shape.mlp == "silu" else 1
-    found = [("tokens", (shape.vocabulary, width), _SUM)]
+    gated, normed = 2 if shape.mlp == "silu" else 1, _normed_bits(width)
+    inputs = shape.vocabulary + (shape.segments if isinstance(shape, EncoderShape) else 0)
+    found = [("tokens", (inputs, width), _SUM)]
     for index in range(shape.layers):
         name = f"layers.{index}"
         found += [
-            (f"{name}.attention_in", (width, width + 2 * keys), _ATTENTION_WEIGHT),
+            (f"{name}.attention_in", (width, width + 2 * keys), _ATTENTION - normed),
             (f"{name}.attention_out", (width, width), _MIXED_WEIGHT),
-            (f"{name}.mlp_in", (width, gated * shape.inner), _WEIGHT),
-            (f"{name}.mlp_out", (shape.inner, width), _WEIGHT),
+            (f"{name}.mlp_in", (width, gated * shape.inner), _SUM - normed),
+            (f"{name}.mlp_out", (shape.inner, width), _SUM - normed),
         ]
-    return [*found, ("head", (width, shape.vocabulary), _WEIGHT)]
+        if not shape.causal:
+            skips = (f"{name}.{part}_skip" for part in ("attention", "mlp"))
+            found += [(skip, (1, width), _SUM - normed) for skip in skips]
+    if isinstance(shape, EncoderShape):
+        return [
+            *found,
+            ("pooler", (width, width), _SUM - normed),
+            ("head", (width, shape.classes), _LAST_WEIGHT),
+        ]
+    return [*found, ("head", (width, shape.vocabulary), _LAST_WEIGHT)]
 
 
-def linear_layers(model: Decoder) -> dict[str, tuple[Tensor, Tensor | None]]:
+def linear_layers(model: Decoder | Encoder) -> dict[str, tuple[Tensor, Tensor | None]]:
     """P0's weights, axes (inputs, outputs), and biases, norms folded in; by name.
 
     The scale of attention goes into the queries' weights.
     """
-    shape = model.shape
-    found: dict[str, tuple[Tensor, Tensor | None]] = {
-        "tokens": (model.tokens.weight.detach().double(), None),
-        "head": _folded(model.norm, model.head),
-    }
+    shape, encoder = model.shape, isinstance(model, Encoder)
+    found: dict[str, tuple[Tensor, Tensor | None]] = {}
+    before: nn.Module = model.norm
     for index, layer in enumerate(model.layers):
+        assert isinstance(layer, DecoderLayer), "both models have these"
         name = f"layers.{index}"
-        weight, bias = _folded(layer.attention_norm, layer.attention_in)  # type: ignore[arg-type]
+        attention, mlp = layer.attention_norm, layer.mlp_norm
+        if encoder:  # there a norm stands behind the part it is named for
+            found[f"{name}.attention_skip"] = _norm_weights(before)
+            found[f"{name}.mlp_skip"] = _norm_weights(attention)
+            attention, mlp, before = before, attention, mlp
+        weight, bias = _folded(attention, layer.attention_in)
         scale = torch.ones(weight.shape[1], dtype=torch.float64)
         scale[: shape.width] = shape.head_width**-0.5
         found[f"{name}.attention_in"] = weight * scale, None if bias is None else bias * scale
-        found[f"{name}.mlp_in"] = _folded(layer.mlp_norm, layer.mlp_in)  # type: ignore[arg-type]
+        found[f"{name}.mlp_in"] = _folded(mlp, layer.mlp_in)
         for part in ("attention_out", "mlp_out"):
             found[f"{name}.{part}"] = _folded(None, getattr(layer, part))
+    tokens = model.tokens.weight.detach().double()
+    if isinstance(model, Encoder):
+        found["pooler"] = _folded(before, model.pooler)
+        tokens = torch.cat([tokens, model.segments.weight.detach().double()])
+    found["head"] = _folded(None if encoder else model.norm, model.head)
+    found["tokens"] = tokens, None
     return found
+
+
+def _norm_weights(norm: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Of each column the factor, axes (1, columns), and what is added."""
+    assert isinstance(norm.weight, Tensor), "norms of these models have weights"
+    shift = getattr(norm, "bias", None)
+    return norm.weight.detach().double()[None], None if shift is None else shift.detach().double()
 
 
 def _folded(norm: nn.Module | None, linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
@@ -241,30 +458,35 @@ def _folded(norm: nn.Module | None, linear: nn.Linear) -> tuple[Tensor, Tensor |
     bias = None if linear.bias is None else linear.bias.detach().double()
     if norm is None:
         return weight, bias
-    shift = getattr(norm, "bias", None)
+    factor, shift = _norm_weights(norm)
     if shift is not None:
-        moved = shift.detach().double() @ weight
+        moved = shift @ weight
         bias = moved if bias is None else bias + moved
-    assert isinstance(norm.weight, Tensor), "norms of a decoder have weights"
-    return norm.weight.detach().double()[:, None] * weight, bias
+    return factor.t() * weight, bias
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question: at P1 the tokens, elsewhere as many zeros.
+    """Questions of one length: at P1 the tokens, elsewhere as many zeros.
 
     Attributes:
-        prompt: token ids.
-        count: of tokens to answer.
+        prompts: token ids of each.
+        count: of tokens to answer, at most.
         pick: at P1.
+        stops: whether answers may end before, which P0 then learns.
+        stop: at P1: tokens that end an answer.
+        told: at P1.
     """
 
-    prompt: Sequence[int]
+    prompts: Sequence[Sequence[int]]
     count: int
     pick: Pick | None = None
+    stops: bool = False
+    stop: frozenset[int] = frozenset()
+    told: Told = lambda text, token: None
 
 
-class PrivateDecoder:
+class PrivateTransformer(Generic[_Model]):
     """The three roles as threads of this process; made by `vfl.mpc.private`, a context manager.
 
     Args:
@@ -276,21 +498,15 @@ class PrivateDecoder:
 
     Attributes:
         parties: the session of the three.
-
-    >>> torch.manual_seed(0) and None
-    >>> model = Decoder(DecoderShape(vocabulary=40, width=32, layers=1, heads=2))
-    >>> with PrivateDecoder(model, Form()) as hidden:
-    ...     hidden.generate([7, 3, 9], 2) == model.generate([7, 3, 9], 2)
-    True
     """
 
     def __init__(
-        self, model: Decoder, form: Form, timeout_s: float = 30.0, folder: Path | None = None
+        self, model: _Model, form: Form, timeout_s: float = 30.0, folder: Path | None = None
     ) -> None:
-        self._shape = model.shape
+        self._shape: DecoderShape = model.shape
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="vfl-mpc-")
         root = folder or Path(self._temporary.name)  # type: ignore[union-attr]
-        terms = {"decoder": repr(model.shape), "form": repr(form)}
+        terms = {"model": repr(model.shape), "form": repr(form)}
         self.parties = LocalRoles(form, terms, timeout_s)
         run = weights_digest({**model.state_dict(), repr(terms): torch.zeros(1)})[:32]
         self._stores = [
@@ -303,76 +519,42 @@ class PrivateDecoder:
             )
         )
 
-    def deal(self, prompt_tokens: int, count: int, questions: int = 1) -> None:
-        """The offline phase: material for questions of that length and that many next tokens.
+    def _deal(self, kind: str, program: Callable[[PrivateLayers, Role], object]) -> None:
+        name = f"{kind}-{secrets.token_hex(8)}"
 
-        Raises:
-            BadOptionError: lengths beyond the model's context.
-        """
-        require_range("prompt_tokens", prompt_tokens, 1)
-        require_range("count", count, 1, self._shape.context - prompt_tokens + 1)
-        asked = Asked([0] * prompt_tokens, count)
-        for _ in range(questions):
-            name = f"{prompt_tokens}-{count}-{secrets.token_hex(8)}"
+        def prepare(party: Role) -> None:
+            layers = self._layers[party.role]
+            material = party.prepare(lambda party: program(layers, party))
+            if party.role != P2:
+                self._stores[party.role].put(name, material)
 
-            def prepare(party: Role, name: str = name) -> None:
-                layers = self._layers[party.role]
-                material = party.prepare(lambda party: layers.answer(party, asked))
-                if party.role != P2:
-                    self._stores[party.role].put(name, material)
+        self.parties.run(prepare)
 
-            self.parties.run(prepare)
-
-    def generate(self, prompt: Sequence[int], count: int, pick: Pick = greedy) -> list[int]:
-        """The next tokens, which P1 alone learns; dealt for now if nothing is left that fits.
-
-        Args:
-            prompt: P1's token ids.
-            count: of tokens to answer.
-            pick: P1's strategy, on permuted scores.
-
-        Raises:
-            DataError: no token, or one the model does not have.
-            BadOptionError: more than the model's context.
-            RingRangeError: an activation is too large; it names the layer.
-        """
-        if not prompt or not all(0 <= token < self._shape.vocabulary for token in prompt):
-            raise DataError(
-                "a prompt has tokens of the model",
-                where="prompt",
-                got=f"{len(prompt)} tokens",
-                want=f"at least one, each from 0 to {self._shape.vocabulary - 1}",
-            )
-        if not self.left(len(prompt), count):
-            self.deal(len(prompt), count)
-        return self.ask(self.left(len(prompt), count)[0], prompt, pick)
-
-    def ask(self, name: str, prompt: Sequence[int], pick: Pick = greedy) -> list[int]:
-        """The online phase with material of a name; see `left` and `generate`.
-
-        Raises:
-            ReusedPadError: it was used before, or dealt for something else.
-        """
-        count = int(name.split("-")[1])
+    def _online(self, name: str, program: Callable[[PrivateLayers, Role], _Result]) -> _Result:
+        """What P1 has at the end."""
         taken = [store.take(name) for store in self._stores]
 
-        def answer(party: Role) -> list[int]:
-            own = party.role == P1
-            asked = Asked(list(prompt) if own else [0] * len(prompt), count, pick if own else None)
+        def answer(party: Role) -> object:
             layers = self._layers[party.role]
-            found = party.answer(lambda party: layers.answer(party, asked), taken[party.role])
-            assert isinstance(found, list), "the program gives tokens"
-            return found
+            return party.answer(lambda party: program(layers, party), taken[party.role])
 
-        return self.parties.run(answer, (P0, P1))[P1]
+        found: _Result = self.parties.run(answer, (P0, P1))[P1]  # type: ignore[assignment]
+        return found
 
-    def left(self, prompt_tokens: int, count: int) -> list[str]:
-        """Names of questions of that kind that were dealt and not asked."""
-        kind = f"{prompt_tokens}-{count}-"
+    def _left(self, kind: str) -> list[str]:
         theirs = self._stores[P1].names()  # a dealing that was cut off may have left one of two
         return [
             each for each in self._stores[P0].names() if each.startswith(kind) and each in theirs
         ]
+
+    def _require_tokens(self, tokens: Sequence[int]) -> None:
+        if not tokens or not all(0 <= token < self._shape.vocabulary for token in tokens):
+            raise DataError(
+                "a prompt has tokens of the model",
+                where="prompt",
+                got=f"{len(tokens)} tokens",
+                want=f"at least one, each from 0 to {self._shape.vocabulary - 1}",
+            )
 
     def material_bytes(self) -> int:
         """On the disks of both holders, of what is left."""
@@ -392,8 +574,197 @@ class PrivateDecoder:
         if self._temporary:
             self._temporary.cleanup()
 
-    def __enter__(self) -> PrivateDecoder:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class PrivateDecoder(PrivateTransformer[Decoder]):
+    """A decoder that answers token by token; see `PrivateTransformer`.
+
+    >>> torch.manual_seed(0) and None
+    >>> model = Decoder(DecoderShape(vocabulary=40, width=32, layers=1, heads=2))
+    >>> with PrivateDecoder(model, Form()) as hidden:
+    ...     hidden.generate([7, 3, 9], 2) == model.generate([7, 3, 9], 2)
+    True
+    """
+
+    def deal(self, prompt_tokens: int, count: int, questions: int = 1, texts: int = 1) -> None:
+        """The offline phase: material for questions of that length and that many next tokens.
+
+        Args:
+            prompt_tokens: of a question.
+            count: of tokens to answer.
+            questions: how many may be asked, one after the other.
+            texts: how many texts a question has; see `generate_all`.
+
+        Raises:
+            BadOptionError: lengths beyond the model's context.
+        """
+        require_range("prompt_tokens", prompt_tokens, 1)
+        require_range("count", count, 1, self._shape.context - prompt_tokens + 1)
+        require_range("texts", texts, 1)
+        asked = Asked([[0] * prompt_tokens] * texts, count)
+        for _ in range(questions):
+            self._deal(
+                _kind(prompt_tokens, count, texts),
+                lambda layers, party: layers.answer(party, asked),
+            )
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        count: int,
+        pick: Pick = greedy,
+        stop: Sequence[int] = (),
+        told: Callable[[int], None] | None = None,
+    ) -> list[int]:
+        """The next tokens, which P1 alone learns; dealt for now if nothing is left that fits.
+
+        Args:
+            prompt: P1's token ids.
+            count: of tokens to answer, at most.
+            pick: P1's strategy, on permuted scores: `greedy`, `Sampling(...)` or your own.
+            stop: tokens that end an answer, the last of it. P0 learns how long an answer is.
+            told: told each token as it is there, by P1's thread.
+
+        Raises:
+            DataError: no token, or one the model does not have.
+            BadOptionError: more than the model's context.
+            RingRangeError: an activation is too large; it names the layer.
+        """
+        each = None if told is None else lambda text, token: told(token)
+        return self.generate_all([prompt], count, pick, stop, each)[0]
+
+    def generate_all(
+        self,
+        prompts: Sequence[Sequence[int]],
+        count: int,
+        pick: Pick = greedy,
+        stop: Sequence[int] = (),
+        told: Told | None = None,
+    ) -> list[list[int]]:
+        """Likewise for several texts, those of one length side by side in as many messages as one.
+
+        Args:
+            prompts: of each text.
+            count: see `generate`, as the next two.
+            pick: of all texts, one after the other.
+            stop: ends a text; the answer ends with the last of them.
+            told: told a text's number and its next token.
+        """
+        for prompt in prompts:
+            self._require_tokens(prompt)
+        found: list[list[int]] = [[] for _ in prompts]
+        for length in sorted({len(prompt) for prompt in prompts}):
+            texts = [text for text, prompt in enumerate(prompts) if len(prompt) == length]
+            kind = _kind(length, count, len(texts))
+            if not self._left(kind):
+                self.deal(length, count, texts=len(texts))
+
+            def each(place: int, token: int, texts: list[int] = texts) -> None:
+                if told is not None:
+                    told(texts[place], token)
+
+            own = [list(prompts[text]) for text in texts]
+            answers = self._ask(self._left(kind)[0], own, count, pick, stop, each)
+            for text, answer in zip(texts, answers, strict=True):
+                found[text] = answer
+        return found
+
+    def ask(self, name: str, prompt: Sequence[int], pick: Pick = greedy) -> list[int]:
+        """The online phase with material of a name; see `left` and `generate`.
+
+        Raises:
+            ReusedPadError: it was used before, or dealt for something else.
+        """
+        self._require_tokens(prompt)
+        count = int(name.split("-")[1])
+        return self._ask(name, [list(prompt)], count, pick, (), lambda text, token: None)[0]
+
+    def left(self, prompt_tokens: int, count: int) -> list[str]:
+        """Names of questions of one text of that kind that were dealt and not asked."""
+        return self._left(_kind(prompt_tokens, count, 1))
+
+    def _ask(
+        self,
+        name: str,
+        prompts: list[list[int]],
+        count: int,
+        pick: Pick,
+        stop: Sequence[int],
+        told: Told,
+    ) -> list[list[int]]:
+        blank = Asked([[0] * len(prompts[0])] * len(prompts), count, stops=bool(stop))
+        own = replace(blank, prompts=prompts, pick=pick, stop=frozenset(stop), told=told)
+        return self._online(
+            name,
+            lambda layers, party: layers.answer(party, own if party.role == P1 else blank),
+        )
+
+
+def _kind(prompt_tokens: int, count: int, texts: int) -> str:
+    return f"{prompt_tokens}-{count}-" + (f"{texts}-texts-" if texts > 1 else "")
+
+
+class PrivateEncoder(PrivateTransformer[Encoder]):
+    """A classifier of texts; see `PrivateTransformer`. P1 alone learns the logits.
+
+    >>> torch.manual_seed(0) and None
+    >>> model = Encoder(EncoderShape(vocabulary=40, width=32, layers=1, heads=2)).eval()
+    >>> with PrivateEncoder(model, Form()) as hidden:
+    ...     logits = hidden.classify([7, 3, 9])
+    >>> bool((logits - model(torch.tensor([[7, 3, 9]]))).abs().max() < 0.01)
+    True
+    """
+
+    def deal(self, tokens: int, questions: int = 1) -> None:
+        """The offline phase: material for texts of that length.
+
+        Raises:
+            BadOptionError: a length beyond the model's context.
+        """
+        require_range("tokens", tokens, 1, self._shape.context)
+        blank = [0] * tokens
+        for _ in range(questions):
+            self._deal(f"{tokens}", lambda layers, party: layers.classify(party, blank, blank))
+
+    def classify(self, tokens: Sequence[int], segments: Sequence[int] | None = None) -> Tensor:
+        """Logits, axes (1, classes); dealt for now if nothing is left that fits.
+
+        Args:
+            tokens: P1's token ids.
+            segments: P1's, of each token which text it is of; zeros if not given.
+
+        Raises:
+            DataError: no token, or one the model does not have; or segments of that kind.
+            BadOptionError: more than the model's context.
+            RingRangeError: an activation is too large; it names the layer.
+        """
+        self._require_tokens(tokens)
+        shape, segments = self._shape, [0] * len(tokens) if segments is None else segments
+        assert isinstance(shape, EncoderShape), "a classifier's"
+        if len(segments) != len(tokens) or not all(0 <= one < shape.segments for one in segments):
+            raise DataError(
+                "every token is of a segment of the model",
+                where="segments",
+                got=f"{len(segments)} segments",
+                want=f"{len(tokens)}, each from 0 to {shape.segments - 1}",
+            )
+        if not self.left(len(tokens)):
+            self.deal(len(tokens))
+        own, blank = list(tokens), [0] * len(tokens)
+        return self._online(
+            self.left(len(tokens))[0],
+            lambda layers, party: (
+                layers.classify(party, own, segments)
+                if party.role == P1
+                else layers.classify(party, blank, blank)
+            ),
+        )
+
+    def left(self, tokens: int) -> list[str]:
+        """Names of questions of that length that were dealt and not asked."""
+        return self._left(f"{tokens}-")

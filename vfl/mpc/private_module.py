@@ -18,11 +18,11 @@ from torch.nn.utils.parametrize import is_parametrized
 from vfl.core.errors import BadOptionError, DataError, PrivateLayerError, WidthError
 from vfl.core.registry import require, require_choice, require_range, require_seconds
 from vfl.core.seeds import permutation
-from vfl.models.decoder import Decoder
+from vfl.models.decoder import Decoder, Encoder
 from vfl.mpc.channel import Leak, Traffic
 from vfl.mpc.network import Layer, Loss, Network, share_targets
 from vfl.mpc.party import Party
-from vfl.mpc.private_decoder import PrivateDecoder
+from vfl.mpc.private_decoder import PrivateDecoder, PrivateEncoder
 from vfl.mpc.rules import P0, P1, Mode, Rules
 from vfl.mpc.shares import SharedTensor
 from vfl.mpc.trio import Trio
@@ -70,7 +70,19 @@ def private(  # type: ignore[overload-overlap]  # a decoder is a module too
     *,
     timeout_s: float = 30.0,
     folder: Path | None = None,
+    form: Form | None = None,
 ) -> PrivateDecoder: ...
+
+
+@overload
+def private(  # type: ignore[overload-overlap]
+    module: Encoder,
+    mode: Mode = "fast",
+    *,
+    timeout_s: float = 30.0,
+    folder: Path | None = None,
+    form: Form | None = None,
+) -> PrivateEncoder: ...
 
 
 @overload
@@ -86,21 +98,24 @@ def private(
     rules: Rules | None = None,
     timeout_s: float = 30.0,
     folder: Path | None = None,
-) -> PrivateModule | PrivateDecoder:
+    form: Form | None = None,
+) -> PrivateModule | PrivateDecoder | PrivateEncoder:
     """The module computed by three parties, of which none has both its inputs and its weights.
 
     P1 owns the weights (and the targets of a training), P0 the inputs and outputs, P2 helps. All
     are semi-honest and do not collude; P2 sees the values before every function, permuted. Of a
-    `vfl.models.decoder.Decoder` the roles are those of chapter 6: see `PrivateDecoder`, where P0
-    owns the weights, P1 the text and sees permuted values, and P2 works ahead only.
+    `vfl.models.decoder.Decoder` or `Encoder` the roles are those of chapter 6: see
+    `PrivateTransformer`, where P0 owns the weights, P1 the text and sees permuted values, and P2
+    works ahead only.
 
     Args:
-        module: a `Decoder`, or an `nn.Sequential` of `nn.Linear`, element-wise functions,
-            `nn.Flatten` and `nn.Dropout`, which is left out.
+        module: a `Decoder` or `Encoder`, or an `nn.Sequential` of `nn.Linear`, element-wise
+            functions, `nn.Flatten` and `nn.Dropout`, which is left out.
         mode: "fast", or "thesis" for chapter 5 as written; see `Rules`.
-        rules: instead of the mode's own; a decoder has none.
+        rules: instead of the mode's own; a transformer has none.
         timeout_s: how long a party waits for another; more for wide layers and many rows.
-        folder: of a decoder's offline material; a temporary one if not given.
+        folder: of a transformer's offline material; a temporary one if not given.
+        form: instead of the mode's own; of a transformer alone.
 
     Raises:
         PrivateLayerError: a layer of another kind; it names it and says what to use.
@@ -114,10 +129,12 @@ def private(
     True
     """
     require_seconds("timeout_s", timeout_s)
-    if isinstance(module, Decoder):
-        require("rules", rules, "none for a decoder, whose numbers have one form", rules is None)
-        return PrivateDecoder(module, Form(mode), timeout_s, folder)
-    require("folder", folder, "none: only a decoder is dealt for ahead", folder is None)
+    if isinstance(module, Decoder | Encoder):
+        require("rules", rules, "none for a transformer, which has a form", rules is None)
+        kind = PrivateDecoder if isinstance(module, Decoder) else PrivateEncoder
+        return kind(module, form or Form(mode), timeout_s, folder)  # type: ignore[arg-type]
+    require("folder", folder, "none: only a transformer is dealt for ahead", folder is None)
+    require("form", form, "none: only a transformer has one", form is None)
     return PrivateModule(module, rules or Rules(mode), timeout_s)
 
 

@@ -14,19 +14,20 @@ share is a number that was dealt. In mode "fast" P1 says whatever depends on not
 time, so that a function takes one round trip and a linear layer none; in mode "thesis" everything
 is said as printed, with the printed errors mended.
 
-Numbers: fixed point in the ring 2^ring, ring at most 64, and a message carries that many bits. No
-product is truncated. A scale shrinks when both holders drop low bits of their shares: what is left
-is a sharing in a ring as much smaller, exact to one unit, and no wrap can become a huge error. Of
-values that are only looked at, P1 is sent the upper `shown_bytes` of the ring alone.
+Numbers: fixed point in the ring 2^ring, ring at most 64, and a message carries that many bits of an
+element, one behind the other. No product is truncated. A scale shrinks when both holders drop low
+bits of their shares: what is left is a sharing in a ring as much smaller, exact to one unit, and no
+wrap can become a huge error. Of values that are only looked at, P1 is sent the upper bits alone, as
+many as an operation asks for.
 
-Bytes below are payloads, online; n elements, s = ceil(ring / 8) bytes of an element.
+Bits below are payloads, online; n elements, a ring of s bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -47,7 +48,9 @@ _Result = TypeVar("_Result")
 
 #: Fewer elements are not hidden by an order among them.
 LEAST_PERMUTED = 32
-_ANSWER_BYTES = 4
+_ANSWER_BITS = 32
+#: More than are shown, of what P1 says before; its error then adds a quarter.
+_FIRST_MORE = 2
 #: Bits before the point that a weight may have; a product's are for the ring to hold.
 _WEIGHT_ROOM = 30
 _FIX = "answer with a model whose weights and activations are smaller"
@@ -56,6 +59,9 @@ _FIX = "answer with a model whose weights and activations are smaller"
 Function = Callable[[Tensor], Tensor]
 #: A bilinear map of what grows and what it is multiplied with.
 Bilinear = Callable[[Tensor, Tensor], Tensor]
+#: Of one tensor in a message: elements or axes, bits of each, and above how many if not none.
+Sent = tuple[Tensor, int] | tuple[Tensor, int, int]
+Wanted = tuple[Sequence[int], int] | tuple[Sequence[int], int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +70,32 @@ class Form:
 
     Attributes:
         mode: "fast", or "thesis" for chapter 6 as printed.
-        shown_bytes: of an element that P1 looks at; its error is 2^(ring - bits - 8 shown_bytes).
-        first_bytes: of P1's share of it in thesis mode, and where the share was not known ahead.
+        shown_bytes: of an element that P1 looks at, where an operation does not say what it needs;
+            the error is one unit of what is sent.
+        first_bytes: of P1's share of it in thesis mode, and where the share was not known ahead;
+            likewise.
+        room: bits before the point that values between layers may have. One costs a transformer's
+            layer a bit of every element of every message.
+        joined: tokens that are looked at, up to which a next token's attention takes two messages
+            less in fast mode; the dealer then sends them once more, permuted. 0 never does.
+        fetch: how P1 learns the index of the score it picked: "sets", see `Role.choose`, or "bfv",
+            which hides less: see `vfl.mpc.bfv`.
     """
 
     mode: Mode = "fast"
     shown_bytes: int = 3
     first_bytes: int = 4
+    room: int = 8
+    joined: int = 64
+    fetch: Literal["sets", "bfv"] = "sets"
 
     def __post_init__(self) -> None:
         require_choice("mode", self.mode, MODES)
         require_range("shown_bytes", self.shown_bytes, 2, 8)
         require_range("first_bytes", self.first_bytes, self.shown_bytes, 8)
+        require_range("room", self.room, 4, 15)
+        require_range("joined", self.joined, 0)
+        require_choice("fetch", self.fetch, ("sets", "bfv"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +137,8 @@ class Shared:
         >>> int(shares[0].share + shares[1].share) % 2**54
         5120
         """
-        return replace(self, share=self.share >> bits, bits=self.bits - bits, ring=self.ring - bits)
+        share = _rounded(self.share, bits)
+        return replace(self, share=share, bits=self.bits - bits, ring=self.ring - bits)
 
     def within(self, ring: int) -> Shared:
         """The same in a ring that is no larger."""
@@ -250,7 +271,7 @@ class Role(Peer):
     ) -> Shared:
         """P1's own values as shares.
 
-        fast: one message, P1 to P0, s n bytes; P1's share is a pad. P0 learns nothing.
+        fast: one message, P1 to P0, s n bits; P1's share is a pad. P0 learns nothing.
         thesis: none; P1's share is the value, P0's is zero.
 
         Args:
@@ -271,9 +292,9 @@ class Role(Peer):
             share = self._kept(lambda: self.pad(P2, shape, "question", number))
             if not self.offline:
                 exact = encode(_given(values), bits, where, ring - 1 - bits)
-                self._send(P0, [exact - share], element_bytes(ring), number)
+                self._send(P0, number, (exact - share, ring))
         elif self.role == P0 and not self.offline:
-            (share,) = self._receive(P1, [shape], element_bytes(ring), number)
+            (share,) = self._receive(P1, number, (shape, ring))
         return Shared(share, bits, ring, known=True)
 
     def plus_own(self, shared: Shared, values: Tensor | None) -> Shared:
@@ -287,53 +308,75 @@ class Role(Peer):
         """SecureMul_F(X, Y) with X a constant of P0 (algorithm 6.1): here Z = Y X, a row a vector.
 
         The printed line 4 sends P1's message to P1; it goes to P0, who recovers Y - V. P0 learns Y
-        - V, uniform; P1 nothing. One message, P1 to P0, of s bytes an element of Y; in fast mode
-        none where P1's share of Y is known ahead, for then it was sent offline. Offline: P2 to P1
-        8 bytes an element of Z.
+        - V, uniform; P1 nothing. One message, P1 to P0, of s bits an element of Y; in fast mode
+        none where P1's share of Y is known ahead, for then it was sent offline. Offline: P2 to P1 s
+        bits an element of Z.
 
         The plain reference is ``Y @ X + bias``.
         """
-        number, rows, size = self.next_number(), shared.share.shape[0], element_bytes(shared.ring)
-        v_shape, z_shape = (rows, constant.shape[0]), (rows, constant.shape[1])
+        return self._multiply(shared, constant, matmul, constant.shape)
+
+    def scale(self, shared: Shared, constant: Constant) -> Shared:
+        """Likewise with a factor of its own for each column, axes (1, columns): a norm's weights.
+
+        The plain reference is ``Y * X + bias``.
+        """
+        return self._multiply(shared, constant, torch.mul, (constant.shape[1], constant.shape[1]))
+
+    def _multiply(
+        self,
+        shared: Shared,
+        constant: Constant,
+        operation: Callable[[Tensor, Tensor], Tensor],
+        widths: tuple[int, int],
+    ) -> Shared:
+        number, rows, ring = self.next_number(), shared.share.shape[0], shared.ring
+        v_shape, z_shape = (rows, widths[0]), (rows, widths[1])
         bits, early = shared.bits + constant.bits, self._is_early(shared)
         share = blank(z_shape)
         if self.role == P2:
             v = self.pad(P0, v_shape, "V", number) + self.pad(P1, v_shape, "V", number)
-            w = matmul(v, _given(constant.mask)) - self.pad(P0, z_shape, "W", number)
-            self.channels[P1].send([w], number, "offline")
+            w = operation(v, _given(constant.mask)) - self.pad(P0, z_shape, "W", number)
+            self._send(P1, number, (w, ring))
         elif self.role == P1:
             if self.offline:
                 v = self.pad(P2, v_shape, "V", number)
-                (w,) = self.channels[P2].receive([z_shape], number)
-                share = matmul(v, _given(constant.masked)) + w
+                (w,) = self._receive(P2, number, (z_shape, ring))
+                share = operation(v, _given(constant.masked)) + w
                 self._keep(share, *([] if early else [v]))
                 if early:
-                    self._send(P0, [shared.share - v], size, number)
+                    self._send(P0, number, (shared.share - v, ring))
             else:
                 share = self._take()
                 if not early:
-                    self._send(P0, [shared.share - self._take()], size, number)
+                    self._send(P0, number, (shared.share - self._take(), ring))
         elif self.offline:
             v, w = self.pad(P2, v_shape, "V", number), self.pad(P2, z_shape, "W", number)
-            theirs = self._receive(P1, [v_shape], size, number)[0] if early else 0
-            self._keep(theirs - v, matmul(v, _given(constant.masked)) + w)
+            theirs = self._receive(P1, number, (v_shape, ring))[0] if early else 0
+            self._keep(theirs - v, operation(v, _given(constant.masked)) + w)
         else:
             difference, product = self._take(), self._take()
             if not early:
-                difference = difference + self._receive(P1, [v_shape], size, number)[0]
-            share = matmul(shared.share + difference, _given(constant.weight)) + product
+                difference = difference + self._receive(P1, number, (v_shape, ring))[0]
+            share = operation(shared.share + difference, _given(constant.weight)) + product
         known = self.form.mode == "fast"
         return self.plus_own(Shared(share, bits, shared.ring, known), constant.bias)
 
     def multiply_growing(
-        self, cache: Growing, more: Shared, shared: Shared, product: Bilinear, shape: Sequence[int]
+        self,
+        cache: Growing,
+        more: Shared,
+        shared: Shared,
+        product: Bilinear,
+        shape: Sequence[int],
+        ahead: tuple[Growing, Shared] | None = None,
     ) -> Shared:
         """SecureMul_G(X, Y) where X grows by X' each time (algorithm 6.2); the product of all X.
 
         Both holders learn uniform differences only. fast: what P1 holds of X' and Y is known ahead
-        and was sent masked, so P0 sends X' and Y masked: one message of s bytes an element of X'
-        and Y. thesis: both open X' - U' and Y - V: two messages, each of that size. Offline: P2 to
-        P1 8 bytes an element of the product; in fast mode P1 to P0 s an element of X' and Y.
+        and was sent masked, so P0 sends X' and Y masked: one message of s bits an element of X' and
+        Y. thesis: both open X' - U' and Y - V: two messages, each of that size. Offline: P2 to P1 s
+        bits an element of the product; in fast mode P1 to P0 s an element of X' and Y.
 
         The plain reference is ``product(torch.cat(all X', 1), Y)``.
 
@@ -343,71 +386,86 @@ class Role(Peer):
             shared: Y.
             product: of the whole X with Y.
             shape: of the product.
+            ahead: fast mode: another that grows, opened in the same message for `mix`.
 
         Raises:
             ValueError: fast mode, and P1's shares depend on the question.
         """
         number, ring = self.next_number(), min(more.ring, shared.ring)
-        fast, size = self.form.mode == "fast", element_bytes(ring)
-        x_shape, y_shape = more.share.shape, shared.share.shape
-        if fast and not (more.known and shared.known):
-            raise ValueError("both factors of a growing product come from products or functions")
-        share, own = blank(shape), [more.share, shared.share]
+        fast = self.form.mode == "fast"
+        parts = [(more, ring), (shared, ring)]
+        if ahead is not None:
+            parts.append((ahead[1], ahead[1].ring))
+        if fast and not all(part.known for part, _ in parts):
+            raise ValueError("factors of a growing product come from products or functions")
+        wanted = [(part.share.shape, bits) for part, bits in parts]
+        share = blank(shape)
         if self.role == P2:
-            u0, v0 = (
-                self.pad(P0, each, "G", i, number) for i, each in enumerate((x_shape, y_shape))
+            first, second = (
+                [self.pad(peer, each, "G", i, number) for i, (each, _) in enumerate(wanted)]
+                for peer in (P0, P1)
             )
-            u1, v1 = (
-                self.pad(P1, each, "G", i, number) for i, each in enumerate((x_shape, y_shape))
-            )
-            u0, u1 = cache.grow(first=u0, second=u1)
-            w = product(u1, v0) + product(u0, v1)
+            u0, u1 = cache.grow(first=first[0], second=second[0])
+            w = product(u1, first[1]) + product(u0, second[1])
             if not fast:
-                w += product(u0, v0) + product(u1, v1)
-            w -= self.pad(P0, shape, "W", number)
-            self.channels[P1].send([w], number, "offline")
+                w += product(u0, first[1]) + product(u1, second[1])
+            self._send(P1, number, (w - self.pad(P0, shape, "W", number), ring))
+            if ahead is not None:
+                ahead[0].grow(first=first[2], second=second[2])
         elif self.offline:
-            masks = [
-                self.pad(P2, each, "G", i, number) for i, each in enumerate((x_shape, y_shape))
-            ]
+            masks = [self.pad(P2, each, "G", i, number) for i, (each, _) in enumerate(wanted)]
             if self.role == P0:
-                theirs = self._receive(P1, [x_shape, y_shape], size, number) if fast else []
+                theirs = self._receive(P1, number, *wanted) if fast else []
                 self._keep(*masks, self.pad(P2, shape, "W", number), *theirs)
             else:
                 if fast:
-                    self._send(P0, [a - b for a, b in zip(own, masks, strict=True)], size, number)
-                self._keep(*masks, *self.channels[P2].receive([shape], number))
+                    hidden = [part.share - u for (part, _), u in zip(parts, masks, strict=True)]
+                    self._send_all(P0, number, hidden, wanted)
+                self._keep(*masks, *self._receive(P2, number, (shape, ring)))
         else:
-            u, v, w = self._take(), self._take(), self._take()
-            opened = [more.share - u, shared.share - v]
+            masks = [self._take() for _ in parts]
+            w = self._take()
+            opened = [part.share - u for (part, _), u in zip(parts, masks, strict=True)]
+            u, v = masks[:2]
             if not fast:
-                self._send(P1 - self.role, opened, size, number)
-                theirs = self._receive(P1 - self.role, [x_shape, y_shape], size, number)
+                self._send_all(P1 - self.role, number, opened, wanted)
+                theirs = self._receive(P1 - self.role, number, *wanted)
                 e, f = (a + b for a, b in zip(opened, theirs, strict=True))
                 e, u = cache.grow(difference=e, mask=u)
                 share = w + product(e, f + v if self.role == P0 else v) + product(u, f)
             elif self.role == P0:
-                self._send(P1, opened, size, number)
+                self._send_all(P1, number, opened, wanted)
                 x, d = cache.grow(share=more.share, difference=self._take())
                 share = w + product(x + d, shared.share) + product(x, self._take())
+                if ahead is not None:
+                    ahead[0].grow(share=ahead[1].share, difference=self._take())
             else:
-                e, f = self._receive(P0, [x_shape, y_shape], size, number)
+                e, f, *rest = self._receive(P0, number, *wanted)
                 x, e, u = cache.grow(share=more.share, difference=e, mask=u)
                 share = w + product(x, shared.share) + product(u, f) + product(e, v)
+                if ahead is not None:
+                    ahead[0].grow(share=ahead[1].share, difference=rest[0], mask=masks[2])
         return Shared(share, more.bits + shared.bits, ring)
 
     def apply(
-        self, shared: Shared, function: Function, bits: int, ring: int, where: str, kind: str
+        self,
+        shared: Shared,
+        function: Function,
+        bits: int,
+        ring: int,
+        where: str,
+        kind: str,
+        shown: int | None = None,
     ) -> Shared:
         """SecureNonlinear (algorithm 6.4), with SecurePerm (6.3) there and back.
 
         P1 learns the values in an order it does not know. P0 learns nothing. Of vectors the order
         is one inside each vector, then one of the vectors; of a pair both elements move together.
 
-        fast: two messages, P0 to P1 of `shown_bytes` an element and P1 to P0 of s an element of the
-        result; where P1's share is not known ahead, and in thesis mode, a third, P1 to P0, of
-        `first_bytes` an element. Offline: P2 to P0 8 bytes an element of both; P0's order is drawn
-        from its stream with P2, which algorithm 6.3 sends.
+        fast: two messages, P0 to P1 of the bits that are shown of an element and P1 to P0 of s an
+        element of the result; where P1's share is not known ahead, and in thesis mode, a third, P1
+        to P0, of two bits more than are shown. Offline: P2 to P0 s bits an element of both; P0's
+        order is drawn from its stream with P2, which algorithm 6.3 sends.
 
         The plain reference is ``function(values)``.
 
@@ -418,6 +476,7 @@ class Role(Peer):
             ring: bits of its elements.
             where: the layer, for the account of what P1 saw.
             kind: "elements", "vectors" or "pairs".
+            shown: fraction bits that P1 needs; None shows what the form allows.
 
         Raises:
             WidthError: elements or pairs, and too few to hide one another.
@@ -434,128 +493,307 @@ class Role(Peer):
                 want=f"at least {LEAST_PERMUTED}",
                 fix="ask with more rows, or with a wider layer",
             )
-        share, mine = blank((results,)), self._show(shared, kind, number)
+        share, mine = blank((results,)), self._show(shared, kind, number, shown)
         if self.role == P2:
-            self._deal_back(mine, results, number)
+            self._deal_back(mine, results, ring, number)
         elif self.role == P1:
             q0, q1 = self._kept(lambda: self.pad(P2, (2, results), "q", number))
             if not self.offline:
-                values = self._seen(mine, shared, where).reshape(rows, width)
-                found = encode(function(values), bits, where, ring - 1 - bits, _FIX).reshape(-1)
-                self._send(P0, [found - q0], element_bytes(ring), number)
+                found = self._found(mine, shared, function, bits, ring, where)
+                self._send(P0, number, (found - q0, ring))
             share = q1
         elif self.offline:
-            self._keep(_back(mine, results), *self.channels[P2].receive([(results,)], number))
+            self._keep(_back(mine, results), *self._receive(P2, number, ((results,), ring)))
         else:
             back, delta = self._take(), self._take()
-            share = self._receive(P1, [(results,)], element_bytes(ring), number)[0][back] + delta
+            share = self._receive(P1, number, ((results,), ring))[0][back] + delta
         axes = (1, width) if kind == "pairs" else (rows, width)
         return Shared(share.reshape(axes), bits, ring, known=self.form.mode == "fast")
 
-    def choose(
-        self, scores: Shared, pick: Callable[[Tensor], int] | None, where: str = "scores"
-    ) -> int | None:
-        """SecurePrediction (algorithm 6.5): an index that P1 picks from permuted scores, at P1.
+    def mix(
+        self,
+        scores: Shared,
+        function: Function,
+        bits: int,
+        where: str,
+        cache: Growing,
+        values: Shared,
+        product: Bilinear,
+        drop: int,
+        shown: int | None = None,
+    ) -> Shared:
+        """SecureNonlinear of one row a head, then SecureMul_G with it, in two messages less.
 
-        P1 learns the permuted scores and its index. P0 learns nothing: the query is uniform. The
-        printed protocol fetches the index with a BFV query; here the dealer, who knows the order
-        already (6.3), is the second server of a query by subsets (Chor, Goldreich, Kushilevitz and
-        Sudan 1995, section 3.1): offline it gives P1 a random set S and the sum of the order over
-        S, masked; online P1 sends S with its position flipped, P0 answers with the masked sum. An
-        honest P1 learns one entry. One that does not follow the protocol learns another sum.
+        Fast mode. Of values v and probabilities p both holders know e = v - u0 - v1 (opened before)
+        and m = p - q0, P1 in its own order. What is missing is u1 p, and u1 is P1's: the dealer
+        shares u1 once more in P1's order, g0 + g1, so that m times it is local. P1's part of the
+        product lies in two orders, the heads' own and P1's; it sends both, masked, with m, and its
+        share of the result is a pad.
 
-        n scores; fast: three messages of `shown_bytes` n, ceil(n / 8) and 4 bytes; thesis, or where
-        P1's share is not known ahead: a fourth before them, of `first_bytes` n.
+        Both learn uniform numbers only, and P1 the permuted scores. Three messages: as of `apply`,
+        and 2 s' an element of the product with the last. Offline: P2 to P0 s bits for each element
+        of v and each head that looks at it.
 
-        The plain reference is ``pick(scores)`` for a pick that ignores order.
+        The plain reference is ``product(v, function(scores))``.
 
         Args:
-            scores: axes (1, scores).
+            scores: axes (heads, tokens).
+            function: of each row; see `apply`.
+            bits: fraction bits of its result, in the ring of `values`.
+            where: the layer.
+            cache: of v, whose last rows came with `multiply_growing`.
+            values: those last rows; axes (groups, 1, width).
+            product: of the whole v, axes (groups, tokens, width), with (heads, 1, tokens).
+            drop: bits that the product loses; s' = s - drop.
+            shown: fraction bits of the scores that P1 needs.
+        """
+        number, ring, small = self.next_number(), values.ring, values.ring - drop
+        heads, tokens = scores.share.shape
+        count, width = heads * tokens, values.share.shape[-1]
+        axes, flat, wide = (heads, 1, width), (heads, width), (count, width)
+        mine = self._show(scores, "vectors", number, shown)
+        share = blank(axes)
+
+        def in_order(elements: Tensor) -> Tensor:
+            return elements.reshape(heads, 1, tokens)
+
+        def own_order(part: Tensor, masked: Tensor) -> Tensor:
+            return (masked.reshape(heads, 1, tokens) @ part.reshape(heads, tokens, width))[:, 0]
+
+        if self.role == P2:
+            q0, q1, back = *self._deal_back(mine, count, ring, number), _back(mine, count)
+            u0, u1 = cache.parts["first"], cache.parts["second"]
+            each = u1.repeat_interleave(heads // len(u1), 0).reshape(wide)[mine]
+            w = product(u0, in_order(q1)) + product(u1, in_order(q0[back]))
+            r, t, y = self.pad(P1, (3, *flat), "y", number)
+            self._send(P1, number, (w - self.pad(P0, axes, "W", number), ring))
+            unordered = r[_back(mine[::tokens] // tokens, heads)]
+            g0 = each - self.pad(P1, wide, "g", number)
+            self._send(P0, number, (g0, ring), (unordered + t - y, small))
+        elif self.offline:
+            if self.role == P0:
+                dealt = self._receive(P2, number, ((count,), ring))
+                dealt += self._receive(P2, number, (wide, ring), (flat, small))
+                self._keep(_back(mine, count), *dealt, self.pad(P2, axes, "W", number))
+            else:
+                pads = (((2, count), "q"), (wide, "g"), ((3, *flat), "y"))
+                drawn = [self.pad(P2, each, name, number) for each, name in pads]
+                self._keep(*drawn, *self._receive(P2, number, (axes, ring)))
+                share = drawn[-1][2].reshape(axes)
+        elif self.role == P1:
+            (q0, q1), g1, (r, t, y), w = (self._take() for _ in range(4))
+            masked = self._found(mine, scores, function, bits, ring, where) - q0
+            parts = cache.parts
+            known = parts["difference"] + parts["share"] - parts["mask"]
+            heads_order = (w + product(known, in_order(q1))).reshape(flat)
+            both = _rounded(own_order(g1, masked), drop) - r, _rounded(heads_order, drop) - t
+            self._send(P0, number, (masked, ring), *((each, small) for each in both))
+            share = y.reshape(axes)
+        else:
+            back, delta, g0, moved, w = (self._take() for _ in range(5))
+            wanted = ((count,), ring), (flat, small), (flat, small)
+            masked, theirs, others = self._receive(P1, number, *wanted)
+            heads_back = _back(mine[::tokens] // tokens, heads)
+            whole = cache.parts["share"] + cache.parts["difference"]
+            own = w + product(whole, in_order(masked[back] + delta))
+            own = own.reshape(flat) + own_order(g0, masked)[heads_back]
+            share = (_rounded(own, drop) + theirs[heads_back] + others + moved).reshape(axes)
+        return Shared(share, values.bits + bits - drop, small, known=True)
+
+    def show_all(self, shared: Shared, where: str) -> Tensor | None:
+        """The values themselves, at P1; None elsewhere. P0 sends its share.
+
+        One message, P0 to P1, of s bits an element.
+        """
+        number = self.next_number()
+        if self.offline or self.role == P2:
+            return None
+        if self.role == P0:
+            self._send(P1, number, (shared.share, shared.ring))
+            return None
+        (theirs,) = self._receive(P0, number, (shared.share.shape, shared.ring))
+        return self._seen(theirs + shared.share, shared, where, "values")
+
+    def choose(
+        self,
+        scores: Shared,
+        pick: Callable[[Tensor], int] | None,
+        where: str = "scores",
+        shown: int | None = None,
+    ) -> list[int]:
+        """SecurePrediction (algorithm 6.5): of each row an index that P1 picks, at P1.
+
+        P1 learns the permuted scores and its index. P0 learns nothing: the query is uniform. The
+        printed protocol fetches the index with a BFV query (`Form.fetch`); the other way the
+        dealer, who knows the order already (6.3), is the second server of a query by subsets (Chor,
+        Goldreich, Kushilevitz and Sudan 1995, section 3.1): offline it gives P1 a random set S and
+        the sum of the order over S, masked; online P1 sends S with its position flipped, P0 answers
+        with the masked sum. An honest P1 learns one entry. One that does not follow the protocol
+        learns another sum.
+
+        n scores; fast: three messages, of the bits that are shown of each, n bits and 4 bytes a
+        row; thesis, or where P1's share is not known ahead: a fourth before them, of two bits more
+        than are shown.
+
+        The plain reference is ``[pick(row) for row in scores]`` for a pick that ignores order.
+
+        Args:
+            scores: axes (rows, scores).
             pick: at P1: a position of the scores it is given, by any strategy of decoding.
             where: what the scores are, for the account of what P1 saw.
+            shown: fraction bits that P1 needs; see `apply`.
+
+        Returns:
+            At P1, online, the indices; zeros elsewhere.
         """
-        number, count = self.next_number(), scores.share.numel()
-        mine, set_words = self._show(scores, "elements", number), -(-count // 64)
+        number, (rows, count) = self.next_number(), scores.share.shape
+        mine = self._show(scores, "rows", number, shown)
+        if self.form.fetch == "bfv":
+            return self._fetch_bfv(scores, mine, pick, where, number)
+        size, set_words = -(-rows * count // 8), -(-rows * count // 64)
         if self.role == P2:
-            inside = _as_bits(self.pad(P1, (set_words,), "set", number), count)
-            total = (mine[inside].sum() - self.pad(P0, (1,), "sum", number)).reshape(1)
-            self.channels[P1].send([total], number, "offline")
+            inside = _as_bits(self.pad(P1, (set_words,), "set", number), (rows, count))
+            total = (_within(mine, rows) * inside).sum(1) - self.pad(P0, (rows,), "sum", number)
+            self._send(P1, number, (total, _ANSWER_BITS))
         elif self.role == P0:
-            mask = self._kept(lambda: self.pad(P2, (1,), "sum", number))
+            mask = self._kept(lambda: self.pad(P2, (rows,), "sum", number))
             if not self.offline:
-                query = self.channels[P1].receive_bytes(number, -(-count // 8))
-                packed = np.unpackbits(np.frombuffer(query, np.uint8), count=count).astype(bool)
-                answer = (mine[torch.from_numpy(packed)].sum() - mask).reshape(1)
-                self._send(P1, [answer], _ANSWER_BYTES, number)
+                query = self.channels[P1].receive_bytes(number, size)
+                packed = np.unpackbits(np.frombuffer(query, np.uint8), count=rows * count)
+                asked = torch.from_numpy(packed).reshape(rows, count)
+                answer = (_within(mine, rows) * asked).sum(1) - mask
+                self._send(P1, number, (answer, _ANSWER_BITS))
         elif self.offline:
             self._keep(self.pad(P2, (set_words,), "set", number))
-            self._keep(*self.channels[P2].receive([(1,)], number))
+            self._keep(*self._receive(P2, number, ((rows,), _ANSWER_BITS)))
         else:
-            inside, total = _as_bits(self._take(), count), self._take()
-            values = self._seen(mine, scores, where)
-            assert pick is not None, "P1 picks"
-            place = pick(values)
-            asked = inside.numpy().copy()
-            asked[place] ^= True
-            self.channels[P0].send_bytes(np.packbits(asked).data, number, "online")
-            (answer,) = self._receive(P0, [(1,)], _ANSWER_BYTES, number)
-            entry = int((answer - total).to(torch.int32))
-            return -entry if inside[place] else entry
-        return None
+            inside, total = _as_bits(self._take(), (rows, count)), self._take()
+            places = self._picked(mine, scores, pick, where)
+            flipped = inside.clone()
+            flipped[torch.arange(rows), places] ^= True
+            packed = np.packbits(flipped.numpy().reshape(-1))
+            self.channels[P0].send_bytes(packed.data, number, "online")
+            (answer,) = self._receive(P0, number, ((rows,), _ANSWER_BITS))
+            entries = (answer - total).to(torch.int32).tolist()
+            signs = inside[torch.arange(rows), places].tolist()
+            return [-each if sign else each for each, sign in zip(entries, signs, strict=True)]
+        return [0] * rows
 
-    def _show(self, shared: Shared, kind: str, number: int) -> Tensor:
-        """SecurePerm (algorithm 6.3), the result opened to P1, each with the bytes it needs.
+    def _fetch_bfv(
+        self,
+        scores: Shared,
+        order: Tensor,
+        pick: Callable[[Tensor], int] | None,
+        where: str,
+        number: int,
+    ) -> list[int]:
+        """The index by homomorphic encryption; see `vfl.mpc.bfv`."""
+        rows, count = scores.share.shape
+        if self.role == P2:
+            return [0] * rows
+        from vfl.mpc import bfv
+
+        if self.offline:
+            bfv.library()  # known to be there before a question is asked
+            return [0] * rows
+        channel = self.channels[P1 - self.role]
+        if self.role == P0:
+            query = channel.receive_bytes(number, 0, bfv.most_query_bytes(rows, count))
+            answer = bfv.answer(bytes(query), _within(order, rows).numpy())
+            channel.send_bytes(memoryview(answer), number, "online")
+            return [0] * rows
+        keys, places = bfv.Keys(), self._picked(order, scores, pick, where)
+        channel.send_bytes(memoryview(keys.query(places, count)), number, "online")
+        return keys.read(bytes(channel.receive_bytes(number, 0, bfv.most_answer_bytes(rows))), rows)
+
+    def _picked(
+        self, mine: Tensor, scores: Shared, pick: Callable[[Tensor], int] | None, where: str
+    ) -> list[int]:
+        assert pick is not None, "P1 picks"
+        values = self._seen(mine, scores, where).reshape(scores.share.shape)
+        return [pick(row) for row in values]
+
+    def tell(self, flag: bool) -> bool:
+        """A flag of P1's that P0 learns: whether it asks for more. False ends the material."""
+        number = self.next_number()
+        if self.offline or self.role == P2:
+            return True
+        if self.role == P1:
+            self.channels[P0].send_bytes(memoryview(bytes([flag])), number, "online")
+        else:
+            flag = bool(self.channels[P1].receive_bytes(number, 1)[0])
+        if not flag:
+            self._read = len(self.material)
+        return flag
+
+    def _show(self, shared: Shared, kind: str, number: int, shown: int | None) -> Tensor:
+        """SecurePerm (algorithm 6.3), the result opened to P1, each with the bits it needs.
 
         Returns:
             The order at P0 and P2; at P1, online, the permuted values in the ring.
         """
-        count, early = shared.share.numel(), self._is_early(shared)
-        ring, form = shared.ring, self.form
-        low, first = (max(0, ring - 8 * each) for each in (form.shown_bytes, form.first_bytes))
-        size, first_size = (
-            min(each, element_bytes(ring)) for each in (form.shown_bytes, form.first_bytes)
+        count, early, ring = shared.share.numel(), self._is_early(shared), shared.ring
+        low, first_low = (
+            max(0, ring - 8 * each) for each in (self.form.shown_bytes, self.form.first_bytes)
         )
+        if shown is not None:
+            low = max(0, shared.bits - shown)
+            first_low = max(0, low - _FIRST_MORE)
+        shape = (count,)
+        first, then = (shape, ring - first_low, first_low), (shape, ring - low, low)
         if self.role == P2:
             r0, r1 = self.pad(P1, (2, count), "r", number)
             order = _order(self.pads[P0], shared.share.shape, kind, number)
-            self.channels[P0].send([r0[order] - r1], number, "offline")
+            self._send(P0, number, (r0[order] - r1, ring))
             return order
         if self.role == P1:
             if self.offline:
                 r0, r1 = self.pad(P2, (2, count), "r", number).unbind()
                 if early:
-                    self._send(P0, [shared.share.reshape(-1) - r0], element_bytes(ring), number)
+                    self._send(P0, number, (shared.share.reshape(-1) - r0, ring))
                 self._keep(r1, *([] if early else [r0]))
                 return r1
             r1 = self._take()
-            if not early:
-                hidden = shared.share.reshape(-1) - self._take()
-                self._send(P0, [hidden], first_size, number, first)
-            (found,) = self._receive(P0, [(count,)], size, number, low)
             half = (1 << low) >> 1  # of what may have been cut off
+            if not early:
+                self._send(P0, number, (shared.share.reshape(-1) - self._take(), *first[1:]))
+                half += (1 << first_low) >> 1
+            (found,) = self._receive(P0, number, then)
             return torch.add(found, r1).add_(half)
         if self.offline:
             order = _order(self.pads[P2], shared.share.shape, kind, number)
-            (delta,) = self.channels[P2].receive([(count,)], number)
+            (delta,) = self._receive(P2, number, (shape, ring))
             if early:
-                delta = delta + self._receive(P1, [(count,)], element_bytes(ring), number)[0][order]
+                delta = delta + self._receive(P1, number, (shape, ring))[0][order]
             self._keep(order, delta)
             return order
         order, delta = self._take(), self._take()
         hidden = shared.share.reshape(-1)
         if not early:
-            hidden = hidden + self._receive(P1, [(count,)], first_size, number, first)[0]
-        self._send(P1, [hidden[order] + delta], size, number, low)
+            hidden = hidden + self._receive(P1, number, first)[0]
+        self._send(P1, number, (hidden[order] + delta, *then[1:]))
         return order
 
-    def _deal_back(self, order: Tensor, results: int, number: int) -> None:
-        """SecurePerm of P1's results, by the inverse order."""
+    def _deal_back(
+        self, order: Tensor, results: int, ring: int, number: int
+    ) -> tuple[Tensor, Tensor]:
+        """SecurePerm of P1's results, by the inverse order; P1's masks."""
         q0, q1 = self.pad(P1, (2, results), "q", number)
-        self.channels[P0].send([q0[_back(order, results)] - q1], number, "offline")
+        self._send(P0, number, (q0[_back(order, results)] - q1, ring))
+        return q0, q1
 
-    def _seen(self, elements: Tensor, shared: Shared, where: str) -> Tensor:
+    def _found(
+        self, mine: Tensor, shared: Shared, function: Function, bits: int, ring: int, where: str
+    ) -> Tensor:
+        """At P1: a function of what it sees, in the ring."""
+        values = self._seen(mine, shared, where).reshape(shared.share.shape)
+        return encode(function(values), bits, where, ring - 1 - bits, _FIX).reshape(-1)
+
+    def _seen(
+        self, elements: Tensor, shared: Shared, where: str, what: str = "permuted values"
+    ) -> Tensor:
         """What P1 sees, as reals."""
-        self.leakage.count("permuted values", where, elements.numel(), elements.numel())
+        self.leakage.count(what, where, elements.numel(), elements.numel())
         above = ELEMENT_BITS - shared.ring
         values = decode((elements << above) >> above, shared.bits)
         require_room(values, shared.ring - 2 - shared.bits, shared.bits, where, _FIX)
@@ -582,19 +820,26 @@ class Role(Peer):
             return drawn
         return self._take()
 
-    def _send(
-        self, peer: int, tensors: Sequence[Tensor], size: int, number: int, low: int = 0
-    ) -> None:
-        whole = torch.cat([each.reshape(-1) for each in tensors])
-        self.channels[peer].send_bytes(pack_elements(whole, size, low), number, self._phase)
+    def _send(self, peer: int, number: int, *parts: Sent) -> None:
+        """One message of several tensors, each with so many bits of an element."""
+        payloads = [pack_elements(*part) for part in parts]
+        whole = payloads[0] if len(payloads) == 1 else memoryview(b"".join(payloads))
+        self.channels[peer].send_bytes(whole, number, self._phase)
 
-    def _receive(
-        self, peer: int, shapes: Sequence[Sequence[int]], size: int, number: int, low: int = 0
-    ) -> list[Tensor]:
-        counts = [torch.Size(shape).numel() for shape in shapes]
-        payload = self.channels[peer].receive_bytes(number, size * sum(counts))
-        parts = torch.split(unpack_elements(payload, size, low), counts)
-        return [part.reshape(tuple(shape)) for part, shape in zip(parts, shapes, strict=True)]
+    def _send_all(
+        self, peer: int, number: int, tensors: Sequence[Tensor], wanted: Sequence[Wanted]
+    ) -> None:
+        self._send(peer, number, *((a, *b[1:]) for a, b in zip(tensors, wanted, strict=True)))
+
+    def _receive(self, peer: int, number: int, *parts: Wanted) -> list[Tensor]:
+        sizes = [packed_bytes(torch.Size(part[0]).numel(), part[1]) for part in parts]
+        payload = self.channels[peer].receive_bytes(number, sum(sizes))
+        found, start = [], 0
+        for (shape, *widths), size in zip(parts, sizes, strict=True):
+            part, start = payload[start : start + size], start + size
+            count = torch.Size(shape).numel()
+            found.append(unpack_elements(part, count, *widths).reshape(tuple(shape)))
+        return found
 
 
 class LocalRoles(LocalParties[Role]):
@@ -611,38 +856,51 @@ class LocalRoles(LocalParties[Role]):
         self.agree(terms)
 
 
-def element_bytes(ring: int) -> int:
-    """Bytes of an element of a ring.
+def _rounded(share: Tensor, bits: int) -> Tensor:
+    return share + ((1 << bits) >> 1) >> bits
 
-    >>> element_bytes(64), element_bytes(40), element_bytes(38)
-    (8, 5, 5)
+
+def packed_bytes(count: int, bits: int) -> int:
+    """Of so many elements.
+
+    >>> packed_bytes(3, 34)
+    13
     """
-    return -(-ring // 8)
+    return -(-count * bits // 8)
 
 
-def pack_elements(elements: Tensor, size: int, low: int = 0) -> memoryview:
-    """So many bytes of each element, above its `low` lowest bits.
+def pack_elements(elements: Tensor, bits: int, low: int = 0) -> memoryview:
+    """So many bits of each element, above its `low` lowest; the lowest bit first.
 
-    >>> bytes(pack_elements(torch.tensor([0x01020304]), 2, low=8)).hex()
-    '0302'
+    >>> bytes(pack_elements(torch.tensor([0x01020304, 0x0A0B0C0D]), 12, low=8)).hex()
+    '03c2b0'
     """
-    raw = np.ascontiguousarray((elements.reshape(-1) >> low).numpy().astype("<i8", copy=False))
-    return np.ascontiguousarray(raw.view(np.uint8).reshape(-1, 8)[:, :size]).reshape(-1).data
+    words = np.ascontiguousarray((elements.reshape(-1) >> low).numpy().astype("<i8", copy=False))
+    raw = words.view(np.uint8).reshape(-1, 8)
+    if bits % 8 == 0:
+        return np.ascontiguousarray(raw[:, : bits // 8]).reshape(-1).data
+    return np.packbits(np.unpackbits(raw, 1, bits, "little"), bitorder="little").data
 
 
-def unpack_elements(payload: memoryview, size: int, low: int = 0) -> Tensor:
-    """The elements of `pack_elements`, with zeros elsewhere; int64 of one axis."""
-    raw = np.zeros((len(payload) // size, 8), np.uint8)
-    raw[:, :size] = np.frombuffer(payload, np.uint8).reshape(-1, size)
+def unpack_elements(payload: memoryview, count: int, bits: int, low: int = 0) -> Tensor:
+    """The elements of `pack_elements`, with zeros elsewhere; int64 of axes (count,)."""
+    raw, packed = np.zeros((count, 8), np.uint8), np.frombuffer(payload, np.uint8)
+    if bits % 8 == 0:
+        raw[:, : bits // 8] = packed.reshape(count, -1)
+    else:
+        flat = np.unpackbits(packed, count=count * bits, bitorder="little").reshape(count, bits)
+        raw[:, : -(-bits // 8)] = np.packbits(flat, 1, "little")
     return torch.from_numpy(raw.view("<i8").reshape(-1).astype(np.int64, copy=False)) << low
 
 
 def _order(pads: PadStream, shape: Sequence[int], kind: str, number: int) -> Tensor:
     """A secret order of flat indices: at each place stands the index its element comes from."""
     rows, width = shape
-    if kind == "vectors":
+    if kind in ("vectors", "rows"):
         inside = _orders_inside(pads, rows, width, number) + width * torch.arange(rows)[:, None]
-        return inside[torch.from_numpy(permutation(pads, rows, "vectors", number))].reshape(-1)
+        if kind == "vectors":
+            inside = inside[torch.from_numpy(permutation(pads, rows, "vectors", number))]
+        return inside.reshape(-1)
     count = width if kind == "pairs" else rows * width
     order = torch.from_numpy(permutation(pads, count, "elements", number))
     return torch.cat([order, order + width]) if kind == "pairs" else order
@@ -664,9 +922,15 @@ def _orders_inside(pads: PadStream, rows: int, width: int, number: int) -> Tenso
     return torch.from_numpy((keys & low).astype(np.int64))
 
 
-def _as_bits(elements: Tensor, count: int) -> Tensor:
-    """A uniform set from uniform words; bool of axes (count,)."""
-    return torch.from_numpy(np.unpackbits(elements.numpy().view(np.uint8), count=count) > 0)
+def _within(order: Tensor, rows: int) -> Tensor:
+    """Indices within each row, of an order of "rows"."""
+    return order.reshape(rows, -1) % (order.numel() // rows)
+
+
+def _as_bits(elements: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Uniform sets from uniform words; bool of those axes."""
+    words, count = elements.numpy().view(np.uint8), shape[0] * shape[1]
+    return torch.from_numpy(np.unpackbits(words, count=count) > 0).reshape(shape)
 
 
 def _given(tensor: Tensor | None) -> Tensor:

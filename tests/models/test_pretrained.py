@@ -1,0 +1,137 @@
+"""Weights in the layouts of others, against references of their own."""
+
+import builtins
+import json
+
+import pytest
+import torch
+from model_folders import MODELS, write_model
+from safetensors.torch import save_file
+
+from vfl.core.errors import DataError, MissingDataError, MissingPackageError
+from vfl.models.decoder import Encoder
+from vfl.models.pretrained import load_pretrained, load_tokenizer
+
+TOKENS = [5, 17, 3, 60, 89, 0, 41, 8]
+SEGMENTS = [0, 0, 0, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_are_those_of_the_layout(tmp_path, name, parts):
+    state, config, reference = write_model(tmp_path, name, parts=parts)
+    model, tokens = load_pretrained(tmp_path), torch.tensor([TOKENS])
+    assert not model.training
+    with torch.no_grad():
+        if isinstance(model, Encoder):
+            found = model(tokens, torch.tensor([SEGMENTS]))[0]
+            assert (found - reference(state, config, TOKENS, SEGMENTS)).abs().max() < 1e-5
+        else:
+            found = model(tokens)[0]
+            assert (found - reference(state, config, TOKENS)).abs().max() < 1e-4
+            assert model.shape.tied == (model.head.weight is model.tokens.weight)
+
+
+def test_weights_of_half_precision_are_read(tmp_path):
+    state, config, reference = write_model(tmp_path, "llama", dtype=torch.bfloat16)
+    model = load_pretrained(tmp_path)
+    with torch.no_grad():
+        found = model(torch.tensor([TOKENS]))[0]
+    assert found.dtype == torch.float32
+    assert (found - reference(state, config, TOKENS)).abs().max() < 1e-4
+
+
+def test_names_of_older_files(tmp_path):
+    """Without the prefix of GPT-2; "gamma" and "beta" of BERT's norms."""
+    state, config, reference = write_model(tmp_path / "gpt", "gpt2")
+    short = {name.removeprefix("transformer."): each for name, each in state.items()}
+    save_file(short, tmp_path / "gpt" / "model.safetensors")
+    with torch.no_grad():
+        found = load_pretrained(tmp_path / "gpt")(torch.tensor([TOKENS]))[0]
+        assert (found - reference(state, config, TOKENS)).abs().max() < 1e-4
+    state, config, reference = write_model(tmp_path / "bert", "bert")
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): each
+        for name, each in state.items()
+    }
+    save_file(old, tmp_path / "bert" / "model.safetensors")
+    with torch.no_grad():
+        found = load_pretrained(tmp_path / "bert")(torch.tensor([TOKENS]))[0]
+    assert (found - reference(state, config, TOKENS, [0] * 8)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "told"),
+    [
+        ("gpt2", {"model_type": "mamba"}, "gpt2, llama, bert"),
+        ("gpt2", {"model_type": ["gpt2"]}, "gpt2, llama, bert"),
+        ("gpt2", {"activation_function": "relu"}, "gelu_new"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act"),
+        ("llama", {"head_dim": 32}, "head_dim"),
+        ("llama", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_type"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ("bert", {"num_hidden_layers": 3}, "encoder.layer.2"),
+        ("llama", {"num_hidden_layers": 1}, "weights besides"),
+        ("llama", {"hidden_size": 32}, "shapes"),
+        ("llama", {"hidden_size": "wide"}, "numbers"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(tmp_path, name, settings, told):
+    write_model(tmp_path, name)
+    config = json.loads((tmp_path / "config.json").read_text()) | settings
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DataError, match=told):
+        load_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_files_that_are_missing_or_damaged(tmp_path, file):
+    write_model(tmp_path, "gpt2")
+    (tmp_path / file).write_bytes(b"{ no")
+    with pytest.raises(DataError):
+        load_pretrained(tmp_path)
+    (tmp_path / file).unlink()
+    with pytest.raises(MissingDataError):
+        load_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["../model-00001-of-00003.safetensors", "/etc/passwd", 3])
+def test_parts_lie_in_the_folder(tmp_path, file):
+    write_model(tmp_path / "model", "gpt2", parts=3)
+    index = tmp_path / "model" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"transformer.wte.weight": file}}))
+    with pytest.raises(DataError, match="file names in this folder"):
+        load_pretrained(tmp_path / "model")
+
+
+def test_a_tokenizer_is_read(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers", reason="the extra llm is not installed")
+    words = {"who": 0, "sees": 1, "the": 2, "text": 3, "?": 4}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    found = load_tokenizer(tmp_path)
+    assert found.encode("who sees the text ?").ids == [0, 1, 2, 3, 4]
+    assert found.decode([3, 1]) == "text sees"
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(MissingDataError):
+        load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_needs_the_extra(tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name == "tokenizers":
+            raise ImportError
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingPackageError, match="llm"):
+        load_tokenizer(tmp_path)
