@@ -10,7 +10,9 @@ from safetensors.torch import save_file
 
 from vfl.core.errors import DataError, MissingDataError, MissingPackageError
 from vfl.models.decoder import Encoder
+from vfl.models.decoder_folder import load_decoder
 from vfl.models.pretrained import load_pretrained, load_tokenizer
+from vfl.serving.llm_text import read_tokenizer
 
 TOKENS = [5, 17, 3, 60, 89, 0, 41, 8]
 SEGMENTS = [0, 0, 0, 1, 1, 1, 1, 1]
@@ -30,6 +32,21 @@ def test_outputs_are_those_of_the_layout(tmp_path, name, parts):
             found = model(tokens)[0]
             assert (found - reference(state, config, TOKENS)).abs().max() < 1e-4
             assert model.shape.tied == (model.head.weight is model.tokens.weight)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_vfl_llm_takes_such_folders(tmp_path, name):
+    write_model(tmp_path, name)
+    one, two = load_decoder(tmp_path), load_pretrained(tmp_path)
+    assert one.shape == two.shape
+    with torch.no_grad():
+        assert torch.equal(one(torch.tensor([TOKENS])), two(torch.tensor([TOKENS])))
+
+
+def test_vfl_llm_takes_decoders_alone(tmp_path):
+    write_model(tmp_path, "bert")
+    with pytest.raises(DataError):
+        load_decoder(tmp_path)
 
 
 def test_weights_of_half_precision_are_read(tmp_path):
@@ -116,6 +133,8 @@ def test_a_tokenizer_is_read(tmp_path):
     found = load_tokenizer(tmp_path)
     assert found.encode("who sees the text ?").ids == [0, 1, 2, 3, 4]
     assert found.decode([3, 1]) == "text sees"
+    assert read_tokenizer(tmp_path).encode("who sees") == [0, 1]
+    assert read_tokenizer(tmp_path).decode([3, 1]) == "text sees"
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(DataError):
         load_tokenizer(tmp_path)

@@ -1,4 +1,7 @@
-"""A decoder in a folder: config.json with its shape, model.safetensors with its weights."""
+"""A decoder in a folder: config.json with its shape, model.safetensors with its weights.
+
+Folders of others are read too: see `vfl.models.pretrained`.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,18 @@ def save_decoder(folder: Path, model: Decoder) -> None:
 
 
 def load_decoder(folder: Path) -> Decoder:
-    """Read a decoder.
+    """Read a decoder, of this package or in the Hugging Face layout.
 
     Raises:
         MissingDataError: a file is not there.
         DataError: the files are no decoder's, or do not fit each other.
     """
+    from vfl.models.pretrained import DECODERS, load_pretrained
+
+    if model_type(folder) in DECODERS:
+        found = load_pretrained(folder)
+        assert isinstance(found, Decoder), "of these layouts"
+        return found
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -55,6 +64,16 @@ def load_decoder(folder: Path) -> Decoder:
             want=f"{_CONFIG} with the shape, and {_WEIGHTS} with weights of that shape",
         ) from None
     return model.eval()
+
+
+def model_type(folder: Path) -> object:
+    """What a folder's config.json says it is; None where it says nothing."""
+    try:
+        found = json.loads(_read(folder / _CONFIG)[:_MOST_CONFIG_BYTES])
+    except ValueError:
+        return None
+    kind = found.get("model_type") if isinstance(found, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
 def _config(path: Path) -> dict[str, Any]:

@@ -322,6 +322,8 @@ def _bert(config: _Config, weights: _Weights) -> Encoder:
     return model
 
 
+#: Layouts that are read as a `Decoder`.
+DECODERS = ("gpt2", "llama")
 _LAYOUTS: Mapping[str, Callable[[_Config, _Weights], Decoder | Encoder]] = {
     "gpt2": _gpt2,
     "llama": _llama,

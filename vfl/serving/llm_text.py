@@ -85,17 +85,36 @@ class BytePairs:
         return self._known[piece]
 
 
+class OfPackage:
+    """A tokenizer in the form of the tokenizers package, which the extra "llm" installs."""
+
+    def __init__(self, folder: Path) -> None:
+        from vfl.models.pretrained import load_tokenizer
+
+        self._made = load_tokenizer(folder)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._made.encode(text).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self._made.decode(list(tokens)))
+
+
 def read_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a model's folder; without a file a token is a byte of UTF-8.
 
     Raises:
         DataError: the file is no tokenizer's.
+        MissingPackageError: it is one of the tokenizers package, which is not installed.
     """
     path = folder / TOKENIZER
     if not path.exists():
         return BytePairs()
     try:
-        return BytePairs(json.loads(path.read_bytes())["merges"])
+        found = json.loads(path.read_bytes())
+        if isinstance(found, dict) and "merges" not in found and "model" in found:
+            return OfPackage(folder)
+        return BytePairs(found["merges"])
     except (ValueError, KeyError, TypeError, IndexError):
         raise DataError("this is no tokenizer", where=str(path)) from None
 

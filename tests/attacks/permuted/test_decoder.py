@@ -52,7 +52,7 @@ def test_what_is_seen_is_the_residual_stream_in_another_order():
     below = Front(model.tokens, model.layers[:1], 4).above(model.tokens(torch.tensor([text])))[0]
     wanted, found = (each.sort(1).values.double() for each in (below, seen))
     apart = torch.cdist(wanted, found, p=torch.inf)
-    assert apart.min(1).values.max() < 1e-3
+    assert apart.min(1).values.max() < 5e-3
     assert sorted(apart.argmin(1).tolist()) == [0, 1, 2, 3]
     assert not torch.allclose(below.double(), seen.double(), atol=0.1)
 
