@@ -17,6 +17,13 @@ SHAPES = {
     "vit": ("vit:patch=4,tokens=8,layers=1,heads=2", (1, 8, 8), 3, False),
     "gru4rec": ("gru4rec:items=9,embedding=4", (5,), 3, False),
     "textcnn": ("textcnn:words=10,embedding=4", (7,), 6, True),
+    "decoder_front": ("decoder_front:words=10,tokens=8,layers=2,heads=2,front=1", (5,), 40, False),
+    "decoder_middle": (
+        "decoder_middle:words=10,tokens=8,layers=2,heads=2,front=1",
+        (40,),
+        8,
+        False,
+    ),
     "periodic": ("periodic:hidden=8", (4,), 3, False),
     "identity": ("identity", (4,), 4, True),
 }
@@ -26,7 +33,7 @@ ROWS = 7
 
 def rows_for(spec, shape):
     draw = torch.Generator().manual_seed(3)
-    if spec.startswith(("gru4rec", "textcnn")):
+    if spec.startswith(("gru4rec", "textcnn", "decoder_front")):
         return torch.randint(0, 9, (ROWS, *shape), generator=draw).float()
     return torch.randn(ROWS, *shape, generator=draw)
 

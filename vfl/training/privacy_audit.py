@@ -235,7 +235,7 @@ class _Auditor:
             outputs = self._forward()
         loss = cross_entropy(outputs, self._truth, reduction="none").double()
         found = {
-            "its part in the bottoms' sums": senders.sum(0) / whole.clamp_min(1e-12).sqrt(),
+            "its part in the sums of bottoms": senders.sum(0) / whole.clamp_min(1e-12).sqrt(),
             "its part in all sums": everybody.sum(0) / together.clamp_min(1e-12).sqrt(),
             "its part in what sums differ by": jumps,
             "its loss at the end": -loss,
