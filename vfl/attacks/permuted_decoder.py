@@ -62,8 +62,7 @@ def words_from_multisets(front: Front, seen: Tensor) -> list[int]:
     """The text behind permuted vectors, for who knows the weights and did not ask.
 
     Word by word: that whose sorted vector is nearest to a sorted vector that is left, whichever
-    place it had. No order inside or among vectors protects (Thomas et al. 2025, arXiv 2505.18332,
-    section 4, where vocabulary is matched in the same way).
+    place it had. No order inside or among vectors protects (Thomas et al. 2025, arXiv 2505.18332).
 
     Args:
         front: embedding and the blocks below the values.
