@@ -65,7 +65,7 @@ def source(name, folder):
 
 
 def experiment_of(name, folder, seed, dp, rate):
-    """The table's experiment of examples/value; private ones train to the end, as linear bottoms."""
+    """The table's experiment of examples/value; private ones train to the end, bottoms linear."""
     content = tomllib.loads((Path(__file__).parents[1] / "value" / f"{name}.toml").read_text())
     content.pop("value", None)
     content["seed"] = seed
