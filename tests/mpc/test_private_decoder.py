@@ -79,7 +79,7 @@ def test_logits_are_close(shape):
     prompts = torch.randint(0, 100, (20, 5), generator=torch.Generator().manual_seed(1)).tolist()
     same, worst = logit_errors(decoder(**shape), prompts)
     assert same == len(prompts)
-    assert worst < (8e-3 if shape is LLAMA else 3e-2)
+    assert worst < (2e-2 if shape is LLAMA else 4e-2)
 
 
 def layer_model(mode, width, inner, keys, room=8):
