@@ -27,6 +27,7 @@ COMMANDS = {
     *("grid", "attack", "sessions", "align", "value", "export", "serve", "status"),
     "privacy",
     "llm",
+    "horizontal",
 }
 PANELS = {"Start", "Train and predict", "Compare and attack", "Run a party", "Look up"}
 MOST_SECONDS = 0.6

@@ -31,12 +31,16 @@ def draw(*shape, seed, scale=1.0):
     return scale * torch.randn(*shape, generator=source, dtype=torch.float64)
 
 
+TABLES = []
+
+
 class Table(LocalRoles):
     """Three parties; `frames` are the payloads that went between P0 and P1, with their senders."""
 
     def __init__(self, mode, **form):
         super().__init__(Form(mode, **form), {}, timeout_s=10)
         self.frames = []
+        TABLES.append(self)
 
     def prepare(self, program):
         return self.run(lambda party: party.prepare(program))
@@ -67,10 +71,16 @@ class Table(LocalRoles):
         return [(sender, len(payload)) for sender, payload in self.frames]
 
 
+@pytest.fixture(autouse=True)
+def all_closed():
+    yield
+    while TABLES:
+        TABLES.pop().close()
+
+
 @pytest.fixture
 def table(request):
-    with Table(getattr(request, "param", "fast")) as found:
-        yield found
+    return Table(getattr(request, "param", "fast"))
 
 
 both_modes = pytest.mark.parametrize("table", MODES, indirect=True)

@@ -24,6 +24,8 @@ OTHER = {
     "precision": "bfloat16",
     "alignment": "later",
     "missing_rows": "token",
+    "clip_by": "layer",
+    "quantile": 0.5,
     "middle": {"party": "compute"},
     "dp": {"noise": 1.0},
     "epsilon": 3.0,

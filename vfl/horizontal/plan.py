@@ -90,7 +90,7 @@ def classic_multiplier(epsilon: float, delta: float, rounds: int) -> float:
     then the larger of the two.
 
     >>> round(classic_multiplier(0.5, 1e-5, rounds=50), 1)
-    558.8
+    559.4
     """
     once, share = epsilon / rounds, delta / rounds
     classic = math.sqrt(2 * math.log(1.25 / share)) / once

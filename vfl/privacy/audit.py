@@ -62,7 +62,7 @@ def one_run_epsilon(
     2 delta m max_i P[v - i <= W < v] / i.
 
     >>> round(one_run_epsilon(1000, 300, 300, 1e-5), 2)
-    4.56
+    4.57
     >>> one_run_epsilon(1000, 300, 150, 1e-5)
     0.0
 
